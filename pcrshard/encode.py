@@ -1,0 +1,424 @@
+"""A whole dataset to shards, in parallel.
+
+The plan (which sample is in which shard) is a pure function of the source listing and the seed; each shard is then an independent task, so the
+bytes do not depend on how many workers there are, or on how often the run was stopped.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from . import storage
+from .errors import CorruptJpeg, EncodeError, PCRError
+from .index import DATASET_INDEX, HEAD_STOP, DatasetIndex, ShardEntry
+from .jpeg import SOI, map_jpeg
+from .pixels import to_jpeg
+from .sources import CONVERTIBLE, SampleRef, Source, list_source
+from .writer import (
+    JPEG_EXTENSIONS,
+    EncodedSample,
+    ShardFormat,
+    check_name,
+    encode_sample,
+    shard_name,
+    write_dataset_index,
+    write_shard,
+)
+
+JOURNAL = "encode-journal.json"
+SKIPPED = "skipped.jsonl"
+_SAMPLES_PER_READ = 64
+_SECONDS_PER_JOURNAL = 1.0
+Progress = Callable[[int, int], None]
+T, R = TypeVar("T"), TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodeOptions:
+    """How a dataset is encoded.
+
+    Attributes:
+        name: Shards' name before the number.
+        num_shards: Number of shards; sizes differ by at most one sample.
+        samples_per_shard: At most so many samples a shard, if ``num_shards`` is not given; by default 1024, and at least 8 shards.
+        seed: Of the global shuffle before sharding; ``None`` keeps the source's order.
+        on_error: ``raise``, or ``skip`` to list bad images in ``skipped.jsonl`` and go on.
+        reencode_quality: JPEG quality for sources that are not JPEG; without it they are refused.
+        resize_short: Shorter side in pixels that larger images are resized to. Lossy.
+        prefix_keys: Put a tar's name before its keys.
+        fmt: Script and layout.
+    """
+
+    name: str = "data"
+    num_shards: int | None = None
+    samples_per_shard: int | None = None
+    seed: int | None = 0
+    on_error: str = "raise"
+    reencode_quality: int | None = None
+    resize_short: int | None = None
+    prefix_keys: bool = False
+    fmt: ShardFormat = ShardFormat()
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if self.num_shards is not None and self.samples_per_shard is not None:
+            raise EncodeError("expected num_shards or samples_per_shard, got both")
+        if self.on_error not in ("raise", "skip"):
+            raise EncodeError(f"expected on_error 'raise' or 'skip', got {self.on_error!r}")
+        if min(self.num_shards or 1, self.samples_per_shard or 1, self.resize_short or 1) < 1:
+            raise EncodeError("expected num_shards, samples_per_shard and resize_short above 0")
+        if self.reencode_quality is not None and not 1 <= self.reencode_quality <= 100:
+            raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
+
+
+class Skipped(NamedTuple):
+    """An image that was left out, and why."""
+
+    key: str
+    source: str
+    reason: str
+
+
+class ShardTask(NamedTuple):
+    """One shard to write; picklable, so that any executor can run it."""
+
+    url: str
+    samples: list[SampleRef]
+    names: tuple[tuple[str, ...], tuple[str, ...]]
+    options: EncodeOptions
+    src_options: storage.Options | None
+    dst_options: storage.Options | None
+
+
+class ShardResult(NamedTuple):
+    """What came of a task; no entry if every sample was skipped."""
+
+    entry: ShardEntry | None
+    skipped: tuple[Skipped, ...]
+
+
+def encode(
+    src: str,
+    dst: str,
+    options: EncodeOptions = EncodeOptions(),
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    executor: concurrent.futures.Executor | None = None,
+    progress: Progress | None = None,
+    src_options: storage.Options | None = None,
+    dst_options: storage.Options | None = None,
+) -> DatasetIndex:
+    """Encode a dataset: list, shuffle, split into even shards, write them in parallel, then ``pcr.json``.
+
+    Reads each source file once; holds one shard in memory per worker. The same source and options give the same bytes, for any
+    number of workers, resumed or not.
+
+    Args:
+        src: Images, tars or a list; see :func:`pcrshard.sources.list_source`.
+        dst: Folder for the shards, local or an fsspec URL.
+        options: How.
+        workers: Worker processes; by default one for each core.
+        resume: Go on with an earlier run in ``dst``: shards that are whole are kept.
+        executor: Run the shard tasks on this executor instead of worker processes.
+        progress: Called with (samples done, samples in all) after each shard.
+        src_options: fsspec storage options of the source.
+        dst_options: fsspec storage options of the destination.
+
+    Returns:
+        The dataset index. ``skipped.jsonl`` lists skipped images, if there are any.
+
+    Raises:
+        EncodeError: The source or the destination is not as it should be.
+        CorruptJpeg, UnsupportedJpeg: A bad image, unless ``on_error="skip"``.
+        StorageError: Bytes could not be read or written.
+    """
+    source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
+    source = source._replace(samples=convert_names(source.samples, options))
+    names = field_names(source.samples)
+    shards = plan_shards(source.samples, options)
+    journal = _Journal(dst, _fingerprint(source, options), dst_options)
+    journal.open(resume)
+    tasks = {
+        number: ShardTask(
+            storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options
+        )
+        for number, samples in enumerate(shards)
+        if number not in journal.results
+    }
+    done = len(source.samples) - sum(len(task.samples) for task in tasks.values())
+    with _executor(executor, workers, len(tasks)) as pool, contextlib.closing(journal):
+        for number, result in run_tasks(pool, encode_shard, tasks):
+            journal.add(number, result)
+            done += len(shards[number])
+            if progress:
+                progress(done, len(source.samples))
+    return _finish(dst, journal, options, source.classes, dst_options)
+
+
+def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
+    """Rename the image of samples that have no JPEG but another image, if they are to be re-encoded."""
+    if options.reencode_quality is None:
+        return samples
+    return [_convert_name(sample) for sample in samples]
+
+
+def _convert_name(sample: SampleRef) -> SampleRef:
+    if any(_is_jpeg_name(ref.name) for ref in sample.refs):
+        return sample
+    refs = tuple(ref._replace(name="jpg") if ref.name in CONVERTIBLE else ref for ref in sample.refs)
+    return sample._replace(refs=refs)
+
+
+def _is_jpeg_name(name: str) -> bool:
+    return name.rpartition(".")[2] in JPEG_EXTENSIONS
+
+
+def field_names(samples: Sequence[SampleRef]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All (streams, other fields) of a dataset, each in the order they are first met.
+
+    Raises:
+        EncodeError: There is no JPEG field.
+    """
+    names = dict.fromkeys(
+        name for sample in samples for name in (*(ref.name for ref in sample.refs), *(k for k, _ in sample.known))
+    )
+    streams = tuple(name for name in names if _is_jpeg_name(name))
+    if not streams:
+        raise EncodeError(
+            f"expected a JPEG field, found {sorted(names)}; --reencode-quality Q converts PNG, WebP, BMP (lossy)"
+        )
+    return streams, tuple(name for name in names if not _is_jpeg_name(name))
+
+
+def plan_shards(samples: list[SampleRef], options: EncodeOptions) -> list[list[SampleRef]]:
+    """Shuffle all samples by the seed, then cut them into even shards; pure.
+
+    Returns:
+        Shards whose sizes differ by at most one.
+    """
+    total = len(samples)
+    if options.num_shards is not None:
+        count = options.num_shards
+        if count > total:
+            raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
+    elif options.samples_per_shard is not None:
+        count = -(-total // options.samples_per_shard)
+    else:
+        count = default_num_shards(total)
+    order = list(range(total))
+    if options.seed is not None:
+        random.Random(options.seed).shuffle(order)
+    bounds = [total * i // count for i in range(count + 1)]
+    return [[samples[i] for i in order[a:b]] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def default_num_shards(num_samples: int) -> int:
+    """Shards of at most 1024 samples, and at least 8 of them so that ranks and workers have something to split.
+
+    >>> [default_num_shards(n) for n in (1, 100, 10_000, 1_281_167)]
+    [1, 6, 10, 1252]
+    """
+    return max(-(-num_samples // 1024), min(8, -(-num_samples // 16)))
+
+
+def encode_shard(task: ShardTask) -> ShardResult:
+    """Read, encode and write one shard; runs in a worker."""
+    encoded: list[EncodedSample] = []
+    skipped: list[Skipped] = []
+    for begin in range(0, len(task.samples), _SAMPLES_PER_READ):
+        batch = task.samples[begin : begin + _SAMPLES_PER_READ]
+        for sample, values in zip(batch, _read(batch, task.src_options), strict=True):
+            try:
+                encoded.append(_encode_one(sample, values, task.options))
+            except PCRError as error:
+                source = sample.refs[0].url
+                if task.options.on_error == "raise":
+                    raise type(error)(f"{error}; --on-error skip leaves such files out", url=source) from error
+                skipped.append(Skipped(sample.key, source, str(error)))
+    if not encoded:
+        return ShardResult(None, tuple(skipped))
+    entry = write_shard(task.url, encoded, task.options.fmt, names=task.names, options=task.dst_options)
+    return ShardResult(entry, tuple(skipped))
+
+
+def _read(samples: Sequence[SampleRef], options: storage.Options | None) -> Iterator[list[bytes | PCRError]]:
+    """The bytes of each sample's fields, or why there are none."""
+    ranges = [(ref.url, ref.start, ref.stop) for sample in samples for ref in sample.refs]
+    parts = iter(storage.read_ranges(ranges, options=options))
+    for sample in samples:
+        yield [next(parts) for _ in sample.refs]
+
+
+def _encode_one(sample: SampleRef, values: Sequence[bytes | PCRError], options: EncodeOptions) -> EncodedSample:
+    fields: dict[str, Any] = {"__key__": sample.key}
+    for ref, value in zip(sample.refs, values, strict=True):
+        if isinstance(value, PCRError):
+            raise value
+        fields[ref.name] = _prepare(value, options) if _is_jpeg_name(ref.name) else value
+    return encode_sample(fields | dict(sample.known), options.fmt.scan_script)
+
+
+def _prepare(image: bytes, options: EncodeOptions) -> bytes:
+    """Convert what is not a JPEG, or is to be resized; leave any other image as it is."""
+    if image[:2] == SOI:
+        return image if options.resize_short is None else _resize(image, options)
+    if options.reencode_quality is not None and image:
+        return to_jpeg(image, options.reencode_quality, options.resize_short)
+    try:
+        map_jpeg(image)
+    except CorruptJpeg as error:
+        known = "got a" in str(error)
+        raise CorruptJpeg(f"{error}; --reencode-quality Q converts it (lossy)" if known else str(error)) from error
+    return image
+
+
+def _resize(image: bytes, options: EncodeOptions) -> bytes:
+    frame = map_jpeg(image).frame
+    if min(frame.height, frame.width) <= (options.resize_short or 0):
+        return image
+    return to_jpeg(image, options.reencode_quality, options.resize_short)
+
+
+def _fingerprint(source: Source, options: EncodeOptions) -> str:
+    """Identifies source listing and options; not how errors are treated, so that a stopped run may go on with ``skip``."""
+    digest = hashlib.sha256(repr(dataclasses.replace(options, on_error="raise")).encode())
+    for sample in source.samples:
+        digest.update(repr(sample).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+class _Journal:
+    """Which shards are written; kept in the destination, so that a run can go on where it stopped."""
+
+    def __init__(self, dst: str, fingerprint: str, options: storage.Options | None) -> None:
+        self.dst, self.fingerprint, self.options = dst, fingerprint, options
+        self.url = storage.join(dst, JOURNAL)
+        self.results: dict[int, ShardResult] = {}
+        self._saved = 0.0
+
+    def open(self, resume: bool) -> None:
+        """Take over the whole shards of an earlier run, or make sure there was none."""
+        storage.make_folder(self.dst, options=self.options)
+        used = [name for name in (JOURNAL, DATASET_INDEX) if storage.exists(storage.join(self.dst, name), options=self.options)]
+        if used and not resume:
+            raise EncodeError(f"{self.dst} already holds a dataset ({used[0]}): use --resume, or another folder")
+        if JOURNAL in used:
+            self._load()
+
+    def _load(self) -> None:
+        try:
+            raw = json.loads(storage.read_bytes(self.url, options=self.options))
+            same = raw["fingerprint"] == self.fingerprint
+            results = {int(number): _result_from_json(result) for number, result in raw["shards"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EncodeError(f"not a journal: {error}; remove it to start anew", url=self.url) from error
+        if not same:
+            raise EncodeError("the source or the options differ from the run that --resume would go on with", url=self.url)
+        self.results = {number: result for number, result in results.items() if self._is_whole(result.entry)}
+
+    def _is_whole(self, entry: ShardEntry | None) -> bool:
+        if entry is None:
+            return True
+        url = storage.join(self.dst, entry.name)
+        try:
+            with storage.open_range(url, 0, entry.shard_bytes, options=self.options) as view:
+                return bytes(view[520:524]) == entry.head_crc32c.to_bytes(4, "little") and len(view) > HEAD_STOP
+        except PCRError:
+            return False
+
+    def add(self, number: int, result: ShardResult) -> None:
+        """Note a written shard; the file is saved at most once a second."""
+        self.results[number] = result
+        if time.monotonic() - self._saved > _SECONDS_PER_JOURNAL:
+            self.close()
+
+    def close(self) -> None:
+        """Save."""
+        shards = {str(number): result for number, result in sorted(self.results.items())}
+        with storage.atomic_write(self.url, options=self.options) as file:
+            file.write(json.dumps({"fingerprint": self.fingerprint, "shards": shards}).encode())
+        self._saved = time.monotonic()
+
+
+def _result_from_json(raw: Any) -> ShardResult:
+    entry, skipped = raw
+    if entry is not None:
+        entry = ShardEntry(*entry)
+        entry = entry._replace(prefix_stops=tuple(entry.prefix_stops))
+    return ShardResult(entry, tuple(Skipped(*row) for row in skipped))
+
+
+def _finish(
+    dst: str, journal: _Journal, options: EncodeOptions, classes: tuple[str, ...], dst_options: storage.Options | None
+) -> DatasetIndex:
+    results = [journal.results[number] for number in sorted(journal.results)]
+    skipped = [row for result in results for row in result.skipped]
+    if skipped:
+        with storage.atomic_write(storage.join(dst, SKIPPED), options=dst_options) as file:
+            file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in skipped)
+    entries = tuple(result.entry for result in results if result.entry is not None)
+    if not entries:
+        raise EncodeError(f"every image was skipped; the reasons are in {storage.join(dst, SKIPPED)}")
+    script = options.fmt.scan_script
+    index = DatasetIndex(script.name, script.num_groups, entries, classes)
+    write_dataset_index(dst, index, options=dst_options)
+    return index
+
+
+@contextlib.contextmanager
+def _executor(
+    given: concurrent.futures.Executor | None, workers: int | None, num_tasks: int
+) -> Iterator[concurrent.futures.Executor | None]:
+    """The executor to use; ``None`` runs in this process."""
+    workers = min(workers or len(os.sched_getaffinity(0)), num_tasks)
+    if given is not None or workers <= 1:
+        yield given
+        return
+    # Not fork: the caller may have threads, and libraries that do not survive it.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_tasks(
+    pool: concurrent.futures.Executor | None, function: Callable[[T], R], tasks: dict[int, T]
+) -> Iterator[tuple[int, R]]:
+    """Run tasks on an executor, or here, and yield (number, result) as they end; the first error is raised.
+
+    Tasks are submitted a few at a time, so that a million of them do not wait in memory twice.
+    """
+    if pool is None:
+        for number, task in tasks.items():
+            yield number, function(task)
+        return
+    waiting = iter(tasks.items())
+    running: dict[concurrent.futures.Future[R], int] = {}
+    try:
+        while True:
+            while len(running) < 4 * len(os.sched_getaffinity(0)) and (item := next(waiting, None)):
+                running[pool.submit(function, item[1])] = item[0]
+            if not running:
+                return
+            ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in ended:
+                yield running.pop(future), future.result()
+    except concurrent.futures.BrokenExecutor as error:
+        raise EncodeError(f"a worker process died ({error}); run again with --resume") from error
+    finally:
+        for future in running:
+            future.cancel()

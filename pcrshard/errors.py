@@ -1,0 +1,113 @@
+"""The exceptions of pcrshard.
+
+PCRError
+├── FormatError (ValueError)          bytes break SPEC.md or ITU-T T.81
+│   ├── NotAShard                     not a PCR shard at all (a plain tar, another file)
+│   ├── UnsupportedVersion            a format newer than this reader
+│   ├── CorruptIndex                  an index rule or checksum is broken
+│   ├── CorruptPiece                  a scan's bytes do not match their checksum
+│   ├── TruncatedShard                fewer bytes than the index promises
+│   ├── CorruptJpeg                   a damaged JPEG
+│   └── UnsupportedJpeg               a legal JPEG that cannot be stored losslessly here
+├── ScanUnavailable (LookupError)     scan asked for > scans there are
+├── EncodeError (ValueError)          a dataset that cannot be written as asked
+├── StorageError (OSError)            bytes could not be read or written
+└── MissingDependency (ImportError)   an optional package or library is absent
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CorruptIndex",
+    "CorruptJpeg",
+    "CorruptPiece",
+    "EncodeError",
+    "FormatError",
+    "MissingDependency",
+    "NotAShard",
+    "PCRError",
+    "ScanUnavailable",
+    "StorageError",
+    "TruncatedShard",
+    "UnsupportedJpeg",
+    "UnsupportedVersion",
+]
+
+
+class PCRError(Exception):
+    """Base of every error that pcrshard raises on purpose.
+
+    The context goes into the message, because WebDataset appends to ``args`` and
+    DataLoader workers rebuild an exception as ``type(message)``.
+
+    Args:
+        message: What was expected and what came.
+        url: The shard or file.
+        key: The sample's key.
+        scan: The scan group.
+        offset: Absolute byte offset.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        url: str | None = None,
+        key: str | None = None,
+        scan: int | str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        context = {"shard": url, "key": key, "scan": scan, "offset": offset}
+        named = ", ".join(f"{name}={value}" for name, value in context.items() if value is not None)
+        super().__init__(f"{message} ({named})" if named else message)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class FormatError(PCRError, ValueError):
+    """Bytes break SPEC.md or ITU-T T.81."""
+
+
+class NotAShard(FormatError):
+    """The file is not a PCR shard."""
+
+
+class UnsupportedVersion(FormatError):
+    """The shard's format version is newer than this reader."""
+
+
+class CorruptIndex(FormatError):
+    """A rule or checksum of the index is broken."""
+
+
+class CorruptPiece(FormatError):
+    """A scan's bytes do not match their checksum."""
+
+
+class TruncatedShard(FormatError):
+    """The shard has fewer bytes than its index promises."""
+
+
+class CorruptJpeg(FormatError):
+    """The JPEG is damaged."""
+
+
+class UnsupportedJpeg(FormatError):
+    """The JPEG is legal, but cannot be kept losslessly as progressive scans here."""
+
+
+class ScanUnavailable(PCRError, LookupError):
+    """The scan asked for is not there."""
+
+
+class EncodeError(PCRError, ValueError):
+    """The dataset cannot be written as asked."""
+
+
+class StorageError(PCRError, OSError):
+    """Bytes could not be read or written."""
+
+
+class MissingDependency(PCRError, ImportError):
+    """An optional package or library is absent."""

@@ -1,0 +1,467 @@
+"""The format in code: the index of a shard and of a dataset (SPEC.md sections 2 and 6).
+
+Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used: the head before its numbers are trusted, the
+checksums before anything is parsed, every length before anything of that length is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import crc32c as _crc32c
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from .errors import CorruptIndex, NotAShard, ScanUnavailable, TruncatedShard, UnsupportedVersion
+from .script import parse_scan
+
+VERSION = 1
+MAGIC = b"\x89PCR\r\n\x1a\n"
+BLOCK = 512
+HEAD_STOP = 2 * BLOCK
+MAX_GROUPS = 32
+MAX_SAMPLES = 1 << 24
+MAX_SCHEMA_BYTES = 1 << 16
+MAX_STREAMS = 16
+MAX_FIELDS = 256
+MAX_DATASET_INDEX_BYTES = 1 << 28
+FULL: Literal["full"] = "full"
+DATASET_INDEX = "pcr.json"
+
+_HEAD = struct.Struct("<8sIIIIIIQ")
+_ABSENT = 0xFFFFFFFF
+_FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/]+")
+_KEY = re.compile(r"(?!/)(?:[^\x00\\/]*/)*[^\x00\\/.]+")
+_SHARD_NAME = re.compile(r"[^/\\\x00]+\.tar")
+Scan = int | Literal["full"]
+Buffer = bytes | bytearray | memoryview
+U32 = npt.NDArray[np.uint32]
+
+
+def round512(size: int) -> int:
+    """Round a size in bytes up to tar's block of 512."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def crc32c(data: Buffer) -> int:
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of the bytes."""
+    return int(_crc32c.crc32c(data))
+
+
+def valid_key(key: str) -> bool:
+    """Whether WebDataset splits ``key.field`` as it was joined, and the key stays inside a folder (SPEC 2.3)."""
+    return len(key.encode()) <= 1024 and bool(_KEY.fullmatch(key)) and ".." not in key.split("/")
+
+
+def valid_field(name: str) -> bool:
+    """Whether a field name is legal (SPEC 2.2)."""
+    return len(name.encode()) <= 100 and bool(_FIELD.fullmatch(name))
+
+
+class Head(NamedTuple):
+    """The first 512 bytes of the index: what must be known before the rest is read.
+
+    ``prefix_stops`` has an absolute stop for each of scans 1..N and then for ``"full"``.
+    """
+
+    num_samples: int
+    schema_bytes: int
+    body_bytes: int
+    body_crc32c: int
+    prefix_stops: tuple[int, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """Scan groups N."""
+        return len(self.prefix_stops) - 1
+
+    @property
+    def index_stop(self) -> int:
+        """Where the index member ends, padding included."""
+        return round512(HEAD_STOP + self.body_bytes)
+
+    def prefix_stop(self, scan: Scan) -> int:
+        """End of the prefix that holds scans 1..scan; see :func:`check_scan` for errors."""
+        return self.prefix_stops[check_scan(scan, self.num_groups) - 1]
+
+    def encode(self) -> bytes:
+        """The 512 bytes of SPEC 2.1."""
+        fixed = (VERSION, self.num_samples, self.num_groups, self.schema_bytes, self.body_crc32c, self.body_bytes)
+        stops = struct.pack(f"<{len(self.prefix_stops)}Q", *self.prefix_stops)
+        head = bytearray((_HEAD.pack(MAGIC, 0, *fixed) + stops).ljust(BLOCK, b"\0"))
+        head[8:12] = struct.pack("<I", crc32c(head))
+        return bytes(head)
+
+
+def check_scan(scan: Scan, num_groups: int) -> int:
+    """Turn a scan into a position 1..N, or N + 1 for ``"full"``.
+
+    Raises:
+        ScanUnavailable: The scan is not in 1..N.
+        TypeError: It is neither an int nor ``"full"``.
+    """
+    if scan == FULL:
+        return num_groups + 1
+    if isinstance(scan, bool) or not isinstance(scan, int):
+        raise TypeError(f"expected a scan of 1 to {num_groups} or 'full', got {scan!r}")
+    if not 1 <= scan <= num_groups:
+        raise ScanUnavailable(f"expected a scan of 1 to {num_groups} or 'full', got {scan}")
+    return int(scan)
+
+
+def decode_head(block: Buffer, *, url: str | None = None) -> Head:
+    """Parse and check the head (SPEC 2.1).
+
+    Args:
+        block: The 512 bytes ``[512, 1024)`` of the shard.
+        url: Named in errors.
+
+    Raises:
+        NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard
+    """
+    if bytes(block[:8]) != MAGIC[: len(block)]:
+        raise NotAShard("expected a PCR shard, its magic is not there; make one with `pcrshard encode`", url=url)
+    if len(block) < BLOCK:
+        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}", url=url)
+    _, crc, version, *numbers = _HEAD.unpack_from(block)
+    _require(crc == crc32c(bytes(block[:8]) + bytes(4) + bytes(block[12:BLOCK])), "head checksum does not match", url)
+    if version != VERSION:
+        raise UnsupportedVersion(f"expected format version {VERSION}, got {version}; a newer pcrshard reads it", url=url)
+    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
+    _require(1 <= num_samples <= MAX_SAMPLES, f"num_samples {num_samples} is not in 1..{MAX_SAMPLES}", url)
+    _require(1 <= num_groups <= MAX_GROUPS, f"num_groups {num_groups} is not in 1..{MAX_GROUPS}", url)
+    _require(1 <= schema_bytes <= MAX_SCHEMA_BYTES, f"schema_bytes {schema_bytes} is out of range", url)
+    stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
+    _require(not any(block[_HEAD.size + 8 * len(stops) : BLOCK]), "head padding is not zero", url)
+    head = Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
+    _require(schema_bytes <= body_bytes and head.index_stop <= stops[0], f"body_bytes {body_bytes} do not fit", url)
+    _require(_rising(stops) and stops[-1] < 1 << 63, f"prefix stops {stops} are not rising multiples of 512", url)
+    return head
+
+
+def _rising(stops: Sequence[int]) -> bool:
+    return all(stop % BLOCK == 0 for stop in stops) and all(a <= b for a, b in zip(stops, stops[1:], strict=False))
+
+
+def _require(condition: object, message: str, url: str | None) -> None:
+    if not condition:
+        raise CorruptIndex(message, url=url)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The msgpack part of the index (SPEC 2.2)."""
+
+    script: str
+    groups: tuple[str, ...]
+    layout: str = "compact"
+    base: int = 0
+    streams: tuple[tuple[str, str], ...] = (("jpg", "jpeg"),)
+    fields: tuple[str, ...] = ()
+    preview_fields: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """The schema as canonical msgpack."""
+        return bytes(msgpack.packb(dataclasses.asdict(self)))
+
+
+def decode_schema(data: Buffer, *, url: str | None = None) -> Schema:
+    """Parse and check the schema (SPEC 2.2)."""
+    try:
+        raw = msgpack.unpackb(
+            data, raw=False, strict_map_key=True, max_str_len=1024, max_bin_len=0, max_ext_len=0, max_array_len=MAX_FIELDS
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise CorruptIndex(f"schema is not msgpack within limits: {error}", url=url) from error
+    names = [field.name for field in dataclasses.fields(Schema)]
+    _require(isinstance(raw, dict) and list(raw) == names, f"expected schema keys {names}", url)
+    strings = [raw["script"], raw["layout"], *_list(raw["groups"], url)]
+    strings += [*_list(raw["fields"], url), *_list(raw["preview_fields"], url)]
+    pairs = [tuple(_list(pair, url)) for pair in _list(raw["streams"], url)]
+    _require(all(len(pair) == 2 for pair in pairs), "expected pairs in streams", url)
+    strings += [text for pair in pairs for text in pair]
+    _require(all(type(text) is str for text in strings), "expected strings in the schema", url)
+    _require(type(raw["base"]) is int, "expected base to be an integer", url)
+    lists = {name: tuple(raw[name]) for name in ("groups", "fields", "preview_fields")}
+    schema = Schema(raw["script"], layout=raw["layout"], base=raw["base"], streams=tuple(pairs), **lists)
+    _check_schema(schema, url)
+    return schema
+
+
+def _list(value: Any, url: str | None) -> list[Any]:
+    _require(isinstance(value, list), f"expected a list in the schema, got {type(value).__name__}", url)
+    return list(value)
+
+
+def _check_schema(schema: Schema, url: str | None) -> None:
+    preview = schema.layout == "preview"
+    _require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}", url)
+    _require(1 <= schema.base <= len(schema.groups) if preview else schema.base == 0, "base does not fit layout", url)
+    _require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams", url)
+    codecs = {codec for _, codec in schema.streams}
+    _require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}", url)
+    names = [*(field for field, _ in schema.streams), *schema.fields]
+    _require(len(set(names)) == len(names), "streams and fields are not distinct", url)
+    _require(all(map(valid_field, names)), "a field name is not legal", url)
+    subset = set(schema.preview_fields) <= set(schema.fields) and (preview or not schema.preview_fields)
+    _require(subset and len(set(schema.preview_fields)) == len(schema.preview_fields), "preview_fields do not fit", url)
+    try:
+        for group in schema.groups:
+            list(map(parse_scan, group.split(";")))
+    except ValueError as error:
+        raise CorruptIndex(f"scan script: {error}", url=url) from error
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """Where everything in a shard is; S samples, M streams, N scan groups.
+
+    Attributes:
+        head: Sizes, checksums and prefix stops.
+        schema: Names: script, layout, streams and fields.
+        sizes: (N + 1, S, M) uint32, bytes of each piece; the last row is the tail.
+        crcs: (N + 1, S, M) uint32, CRC-32C of each piece.
+        dims: (S, M, 2) uint16, image height and width in pixels.
+        orientation: (S, M) uint8, EXIF orientation 1-8, 0 if none.
+        base_offsets: (S, M) uint64, where base members' data start; empty in the compact layout.
+        keys: S sample keys.
+        fields: For each other field, S raw values or ``None``.
+    """
+
+    head: Head
+    schema: Schema
+    sizes: U32
+    crcs: U32
+    dims: npt.NDArray[np.uint16]
+    orientation: npt.NDArray[np.uint8]
+    base_offsets: npt.NDArray[np.uint64]
+    keys: tuple[str, ...]
+    fields: dict[str, tuple[bytes | None, ...]]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the shard."""
+        return self.head.num_samples
+
+    @property
+    def num_groups(self) -> int:
+        """Scan groups N."""
+        return self.head.num_groups
+
+    def starts(self, scan: Scan) -> npt.NDArray[np.int64]:
+        """Absolute start of each piece of groups 1..scan: (rows, S, M); ``"full"`` adds the tail as the last row."""
+        rows = check_scan(scan, self.num_groups)
+        starts = np.empty((rows, *self.sizes.shape[1:]), np.int64)
+        for row in range(rows):
+            sizes = self.sizes[row].astype(np.int64)
+            if row < self.schema.base:
+                starts[row] = self.base_offsets.astype(np.int64) + self.sizes[:row].sum(axis=0, dtype=np.int64)
+            else:
+                starts[row] = self.group_start(row) + (sizes.cumsum() - sizes.ravel()).reshape(sizes.shape)
+        return starts
+
+    def group_start(self, row: int) -> int:
+        """Where the data of the group member of this row start, after its 512-byte header."""
+        return (self.head.prefix_stops[row - 1] if row else self.head.index_stop) + BLOCK
+
+
+def encode_body(schema: Schema, index: ShardIndex) -> bytes:
+    """Schema and columns (SPEC 2.2, 2.3); ``index.head`` is not used."""
+    columns = [index.sizes, index.crcs, index.dims, index.orientation]
+    if schema.layout == "preview":
+        columns.append(index.base_offsets)
+    parts = [schema.encode(), *(np.ascontiguousarray(c).astype(c.dtype.newbyteorder("<")).tobytes() for c in columns)]
+    parts += _encode_bytes([key.encode() for key in index.keys])
+    for name in schema.fields:
+        parts += _encode_bytes(index.fields[name])
+    return b"".join(parts)
+
+
+def _encode_bytes(values: Sequence[bytes | None]) -> tuple[bytes, bytes]:
+    sizes = np.array([_ABSENT if value is None else len(value) for value in values], "<u4")
+    return sizes.tobytes(), b"".join(value for value in values if value is not None)
+
+
+def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIndex:
+    """Parse and check the body of the index.
+
+    Args:
+        head: The checked head.
+        body: ``[1024, 1024 + body_bytes)`` of the shard; copied, so that the caller may reuse its buffer.
+        url: Named in errors.
+
+    Raises:
+        CorruptIndex, TruncatedShard
+    """
+    if len(body) < head.body_bytes:
+        raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}", url=url)
+    body = bytes(body[: head.body_bytes])
+    _require(crc32c(body) == head.body_crc32c, "index checksum does not match", url)
+    schema = decode_schema(body[: head.schema_bytes], url=url)
+    _require(len(schema.groups) == head.num_groups, "script and num_groups differ", url)
+    columns = _Columns(body, head.schema_bytes, url)
+    shape = (head.num_samples, len(schema.streams))
+    arrays = [
+        columns.array("<u4", (head.num_groups + 1, *shape)),
+        columns.array("<u4", (head.num_groups + 1, *shape)),
+        columns.array("<u2", (*shape, 2)),
+        columns.array("<u1", shape),
+        columns.array("<u8", shape if schema.layout == "preview" else (0, shape[1])),
+    ]
+    keys = _decode_keys(columns.byte_strings(head.num_samples), url)
+    fields = {name: tuple(columns.byte_strings(head.num_samples)) for name in schema.fields}
+    _require(columns.at_end(), "bytes are left after the last column", url)
+    index = ShardIndex(head, schema, *arrays, keys, fields)  # type: ignore[arg-type]  # a star hides the dtypes
+    _check_pieces(index, url)
+    return index
+
+
+class _Columns:
+    """A cursor over the raw columns; it refuses a length before it takes it."""
+
+    def __init__(self, body: bytes, start: int, url: str | None) -> None:
+        self.body, self.pos, self.url = body, start, url
+
+    def take(self, size: int) -> memoryview:
+        _require(size <= len(self.body) - self.pos, "a column is longer than the index", self.url)
+        self.pos += size
+        return memoryview(self.body)[self.pos - size : self.pos]
+
+    def array(self, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        size = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+        return np.frombuffer(self.take(size), dtype).reshape(shape)
+
+    def byte_strings(self, count: int) -> Iterator[bytes | None]:
+        sizes = self.array("<u4", (count,)).tolist()
+        data = self.take(sum(size for size in sizes if size != _ABSENT))
+        pos = 0
+        for size in sizes:
+            if size == _ABSENT:
+                yield None
+            else:
+                yield bytes(data[pos : pos + size])
+                pos += size
+
+    def at_end(self) -> bool:
+        return self.pos == len(self.body)
+
+
+def _decode_keys(values: Iterator[bytes | None], url: str | None) -> tuple[str, ...]:
+    try:
+        keys = tuple((value if value is not None else b"").decode() for value in values)
+    except UnicodeDecodeError as error:
+        raise CorruptIndex(f"a key is not UTF-8: {error}", url=url) from error
+    bad = next((key for key in keys if not valid_key(key)), None)
+    _require(bad is None, f"key {bad!r} is not legal", url)
+    _require(len(set(keys)) == len(keys), "keys are not distinct", url)
+    return keys
+
+
+def _check_pieces(index: ShardIndex, url: str | None) -> None:
+    """The rules of SPEC sections 2.3 and 3 that tie sizes, offsets and prefix stops together."""
+    head, schema = index.head, index.schema
+    present = index.sizes[0] > 0
+    _require(not (index.sizes.astype(bool) & ~present).any(), "a stream has pieces but no first piece", url)
+    _require(not index.crcs[index.sizes == 0].any(), "an empty piece has a checksum", url)
+    _require(((index.dims > 0).all(axis=2) == present).all(), "dims and pieces differ", url)
+    _require((index.orientation <= 8).all(), "an orientation is above 8", url)
+    if schema.layout == "preview":
+        _check_base(index, present, url)
+    for row in range(schema.base, head.num_groups + 1):
+        stop = round512(index.group_start(row) + int(index.sizes[row].sum(dtype=np.int64)))
+        _require(stop == head.prefix_stops[row], f"group {row + 1} ends at {stop}, not {head.prefix_stops[row]}", url)
+
+
+def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | None) -> None:
+    """Base members are in order, apart by a header at least, and end where the base groups end."""
+    head, base = index.head, index.schema.base
+    _require(len(set(head.prefix_stops[:base])) == 1, "prefix stops of the base groups differ", url)
+    _require(not index.base_offsets[~present].any(), "a missing stream has an offset", url)
+    _require((index.base_offsets < 1 << 63).all(), "a base offset is too large", url)
+    starts = index.base_offsets[present].astype(np.int64)
+    stops = starts + index.sizes[:base].sum(axis=0, dtype=np.int64)[present] + 2
+    ends = -(-stops // BLOCK) * BLOCK
+    floor = np.concatenate(([head.index_stop], ends[:-1])) + BLOCK
+    _require((starts % BLOCK == 0).all() and (starts >= floor).all(), "base members overlap", url)
+    _require(len(ends) > 0 and int(ends[-1]) == head.prefix_stops[0], "base members end elsewhere", url)
+
+
+class ShardEntry(NamedTuple):
+    """What the dataset index knows of a shard; ``head_crc32c`` ties it to the file."""
+
+    name: str
+    num_samples: int
+    head_crc32c: int
+    shard_bytes: int
+    prefix_stops: tuple[int, ...]
+
+    def prefix_stop(self, scan: Scan) -> int:
+        """End of the prefix that holds scans 1..scan."""
+        return self.prefix_stops[check_scan(scan, len(self.prefix_stops) - 1) - 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetIndex:
+    """The shards of a dataset (SPEC section 6); lies beside them as ``pcr.json``."""
+
+    script: str
+    num_groups: int
+    shards: tuple[ShardEntry, ...]
+    classes: tuple[str, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    def prefix_bytes(self, scan: Scan) -> int:
+        """Bytes of all shards' prefixes at a scan."""
+        return sum(shard.prefix_stop(scan) for shard in self.shards)
+
+    def encode(self) -> bytes:
+        """The JSON of SPEC section 6."""
+        head = {"format": "pcrshard", "version": VERSION, "script": self.script, "num_groups": self.num_groups}
+        head |= {"num_samples": self.num_samples} | ({"classes": list(self.classes)} if self.classes else {})
+        lines = ",\n".join("  " + json.dumps(shard._asdict()) for shard in self.shards)
+        return f'{json.dumps(head)[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
+
+    @classmethod
+    def decode(cls, data: Buffer, *, url: str | None = None) -> DatasetIndex:
+        """Parse and check ``pcr.json``.
+
+        Raises:
+            CorruptIndex, UnsupportedVersion
+        """
+        _require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large", url)
+        try:
+            raw = json.loads(bytes(data))
+            _require(raw["format"] == "pcrshard", "expected format 'pcrshard'", url)
+            if raw["version"] != VERSION:
+                raise UnsupportedVersion(f"expected format version {VERSION}, got {raw['version']!r}", url=url)
+            shards = tuple(_decode_entry(shard, raw["num_groups"], url) for shard in raw["shards"])
+            index = cls(str(raw["script"]), int(raw["num_groups"]), shards, tuple(map(str, raw.get("classes", ()))))
+            same = index.num_samples == raw["num_samples"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, CorruptIndex | UnsupportedVersion):
+                raise
+            raise CorruptIndex(f"not a dataset index: {type(error).__name__} {error}", url=url) from error
+        _require(same, "num_samples is not the sum over the shards", url)
+        _require(len({shard.name for shard in shards}) == len(shards), "shard names are not distinct", url)
+        return index
+
+
+def _decode_entry(raw: dict[str, Any], num_groups: int, url: str | None) -> ShardEntry:
+    entry = ShardEntry(*(raw[name] for name in ShardEntry._fields))
+    stops = entry.prefix_stops
+    numbers = [entry.num_samples, entry.head_crc32c, entry.shard_bytes, num_groups, *stops]
+    _require(all(type(number) is int and 0 <= number < 1 << 63 for number in numbers), "expected whole numbers", url)
+    _require(type(entry.name) is str and _SHARD_NAME.fullmatch(entry.name), f"bad shard name {entry.name!r}", url)
+    _require(1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1, "prefix_stops do not fit num_groups", url)
+    _require(_rising(stops) and HEAD_STOP <= stops[0] and stops[-1] <= entry.shard_bytes, "bad prefix_stops", url)
+    return entry._replace(prefix_stops=tuple(stops))

@@ -1,0 +1,165 @@
+"""The one door to pixels: lossless transcoding and decoding through libjpeg-turbo, conversion of other formats through Pillow.
+
+PyTurboJPEG decodes. It exposes no lossless progressive transform, so ``tjTransform`` of the same library is called here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+import io
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import turbojpeg
+
+from .errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+
+Pixels = npt.NDArray[np.uint8]
+_FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
+_UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
+_local = threading.local()
+
+
+@functools.cache
+def _turbojpeg() -> turbojpeg.TurboJPEG:
+    try:
+        return turbojpeg.TurboJPEG()
+    except (RuntimeError, OSError) as error:
+        raise MissingDependency(
+            "libturbojpeg is not installed: `apt-get install libturbojpeg0` or `conda install libjpeg-turbo`"
+        ) from error
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    _turbojpeg()
+    paths = turbojpeg.DEFAULT_LIB_PATHS.get("Linux", [])
+    name = ctypes.util.find_library("turbojpeg") or next((path for path in paths if _loads(path)), None)
+    library = ctypes.CDLL(name)
+    library.tjInitTransform.restype = ctypes.c_void_p
+    library.tjGetErrorStr2.restype = ctypes.c_char_p
+    library.tjGetErrorStr2.argtypes = [ctypes.c_void_p]
+    library.tjFree.argtypes = [ctypes.c_void_p]
+    library.tjTransform.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_ulong,
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_ulong),
+        ctypes.POINTER(turbojpeg.TransformStruct),
+        ctypes.c_int,
+    ]
+    return library
+
+
+def _loads(path: str) -> bool:
+    try:
+        ctypes.CDLL(path)
+    except OSError:
+        return False
+    return True
+
+
+def make_progressive(jpeg: bytes) -> bytes:
+    """Rearrange a JPEG losslessly into libjpeg's progressive script, without metadata.
+
+    Args:
+        jpeg: A JPEG of any coding that libjpeg-turbo reads. Check its size first: see :func:`pcrshard.jpeg.map_jpeg`.
+
+    Returns:
+        A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no restart markers.
+
+    Raises:
+        CorruptJpeg: libjpeg-turbo reports damage, even where it could go on.
+        UnsupportedJpeg: It does not support the sampling factors or the coding.
+    """
+    return _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
+
+
+def make_baseline(jpeg: bytes) -> bytes:
+    """Rearrange a JPEG losslessly into a sequential one, metadata kept; see :func:`make_progressive`."""
+    return _transform(jpeg, 0)
+
+
+def _transform(jpeg: bytes, options: int) -> bytes:
+    library = _library()
+    handle = getattr(_local, "handle", None)
+    if handle is None:
+        handle = _local.handle = library.tjInitTransform()
+    transform = turbojpeg.TransformStruct(options=options)
+    output, size = ctypes.c_void_p(), ctypes.c_ulong()
+    args = (1, ctypes.byref(output), ctypes.byref(size), ctypes.byref(transform), turbojpeg.TJFLAG_LIMITSCANS)
+    try:
+        if library.tjTransform(handle, jpeg, len(jpeg), *args) == 0:
+            return ctypes.string_at(output, size.value)  # type: ignore[arg-type]  # a void pointer is an address
+    finally:
+        library.tjFree(output)
+    message = library.tjGetErrorStr2(handle).decode(errors="replace")
+    unsupported = any(word in message for word in _UNSUPPORTED)
+    raise (UnsupportedJpeg if unsupported else CorruptJpeg)(f"libjpeg-turbo: {message}")
+
+
+def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
+    """Decode a JPEG, complete or at any scan.
+
+    Args:
+        jpeg: A JPEG that ends with EOI.
+        mode: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
+
+    Returns:
+        (H, W, 3), (H, W, 1) or (H, W, 4) uint8. The accurate inverse DCT and fancy upsampling; libjpeg smooths
+        between blocks of an unfinished progressive image.
+
+    Raises:
+        CorruptJpeg: It cannot be decoded.
+    """
+    try:
+        return np.asarray(_turbojpeg().decode(jpeg, pixel_format=_FORMATS[mode]))
+    except OSError as error:
+        raise CorruptJpeg(f"libjpeg-turbo: {error}") from error
+
+
+def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> bytes:
+    """Convert any image that Pillow reads to JPEG; lossy.
+
+    Args:
+        image: JPEG, PNG, WebP, BMP, ... as bytes; its EXIF and ICC profile are kept.
+        quality: JPEG quality 1-100; ``None`` keeps that of a JPEG source, 90 for others.
+        resize_short: If given, the shorter side in pixels of a larger image after an antialiased resize.
+
+    Raises:
+        CorruptJpeg: Pillow cannot read it.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(image)) as picture:
+            picture.load()
+            return _save_jpeg(picture, quality, resize_short)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise CorruptJpeg(f"Pillow: {error}") from error
+
+
+def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> bytes:
+    from PIL import Image
+
+    extra = {name: picture.info[name] for name in ("exif", "icc_profile") if picture.info.get(name)}
+    if quality is None and picture.format == "JPEG":
+        extra |= {"qtables": picture.quantization, "subsampling": "keep"} if resize_short is None else {}
+        extra["qtables"] = picture.quantization
+    else:
+        extra["quality"] = quality or 90
+    if picture.mode not in ("L", "RGB", "CMYK"):
+        picture = picture.convert("L" if picture.mode in ("1", "I;16", "LA") else "RGB")
+    if resize_short is not None and min(picture.size) > resize_short:
+        scale = resize_short / min(picture.size)
+        size = tuple(max(resize_short, round(side * scale)) for side in picture.size)
+        picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    out = io.BytesIO()
+    picture.save(out, "JPEG", **extra)
+    return out.getvalue()

@@ -1,0 +1,104 @@
+"""Scan scripts: which coefficients each scan group holds (SPEC.md section 3).
+
+Pure functions and plain text; the syntax of a scan is that of ``jpegtran -scans``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .jpeg import Scan
+
+_SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d)*)\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
+_UNSENT = 99
+
+
+class ScanScript(NamedTuple):
+    """A named scan script; each group is text, one or more scans separated by ``;``."""
+
+    name: str
+    groups: tuple[str, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """Scan groups, that is, the highest scan that can be asked for."""
+        return len(self.groups)
+
+
+STANDARD = ScanScript(
+    "standard",
+    (
+        "0,1,2: 0-0, 0, 1",
+        "0: 1-5, 0, 2",
+        "2: 1-63, 0, 1",
+        "1: 1-63, 0, 1",
+        "0: 6-63, 0, 2",
+        "0: 1-63, 2, 1",
+        "0,1,2: 0-0, 1, 0",
+        "2: 1-63, 1, 0",
+        "1: 1-63, 1, 0",
+        "0: 1-63, 1, 0",
+    ),
+)
+
+
+def parse_scan(text: str) -> Scan:
+    """Parse one scan of a script.
+
+    >>> parse_scan("0,1,2: 0-0, 0, 1")
+    Scan(components=(0, 1, 2), ss=0, se=0, ah=0, al=1)
+    """
+    match = _SCAN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a scan like '0: 1-5, 0, 2', got {text!r}")
+    ss, se, ah, al = (int(number) for number in match.groups()[1:])
+    if not (ss <= se <= 63 and al <= 13 and ah <= 13):
+        raise ValueError(f"expected a band within 0-63 and bit positions up to 13, got {text!r}")
+    return Scan(tuple(int(c) for c in match[1].split(",")), ss, se, ah, al)
+
+
+def group_scans(script: ScanScript, scans: Sequence[Scan], colour: str) -> list[int]:
+    """Say which scan group each scan of an image belongs to, by fidelity (SPEC.md section 3).
+
+    Args:
+        script: The shard's script, written for a YCbCr image.
+        scans: The image's scans, in file order.
+        colour: Its colour space; components of all but ``ycc`` rank as luma.
+
+    Returns:
+        For each scan a group 1..N, never decreasing.
+
+    >>> gray = [Scan((0,), 0, 0, 0, 1), Scan((0,), 1, 5, 0, 2), Scan((0,), 6, 63, 0, 2)]
+    >>> group_scans(STANDARD, gray, "gray")
+    [1, 2, 5]
+    """
+    return list(_group_scans(script, tuple(scans), colour == "ycc"))
+
+
+@functools.lru_cache(maxsize=256)
+def _group_scans(script: ScanScript, scans: tuple[Scan, ...], ycc: bool) -> tuple[int, ...]:
+    bits = _bits_sent(script)
+    groups: list[int] = []
+    for scan in scans:
+        components = scan.components if ycc else (0,)
+        wanted = [(c, i) for c in components for i in range(scan.ss, scan.se + 1)]
+        first = next(
+            (g for g, sent in enumerate(bits, 1) if all(sent.get(key, _UNSENT) <= scan.al for key in wanted)),
+            script.num_groups,
+        )
+        groups.append(max(first, groups[-1] if groups else 1))
+    return tuple(groups)
+
+
+def _bits_sent(script: ScanScript) -> list[dict[tuple[int, int], int]]:
+    """For each group, the lowest bit position sent so far of each (component, coefficient)."""
+    sent: dict[tuple[int, int], int] = {}
+    result = []
+    for group in script.groups:
+        for scan in map(parse_scan, group.split(";")):
+            sent.update({(c, i): scan.al for c in scan.components for i in range(scan.ss, scan.se + 1)})
+        result.append(dict(sent))
+    return result

@@ -1,0 +1,221 @@
+"""Where samples come from: image folders, WebDataset tars, lists of files.
+
+A source is listed once, cheaply; what is kept of a sample is where its bytes are, so that any worker can read it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import posixpath
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from . import storage
+from .errors import EncodeError
+from .index import valid_field, valid_key
+from .writer import JPEG_EXTENSIONS
+
+CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
+_IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
+_LISTS = (".tsv", ".jsonl", ".ndjson")
+_MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+
+
+class FieldRef(NamedTuple):
+    """Where a field's bytes are: ``[start, stop)`` of a file, to its end if stop is ``None``."""
+
+    name: str
+    url: str
+    start: int = 0
+    stop: int | None = None
+
+
+class SampleRef(NamedTuple):
+    """A sample to encode: fields to read, and fields already known."""
+
+    key: str
+    refs: tuple[FieldRef, ...]
+    known: tuple[tuple[str, bytes], ...] = ()
+
+
+class Source(NamedTuple):
+    """All samples of a source in a stable order; class names if it has classes; files that were left out."""
+
+    samples: list[SampleRef]
+    classes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def list_source(
+    src: str, *, prefix_keys: bool = False, options: storage.Options | None = None
+) -> Source:
+    """List the samples of a source.
+
+    Args:
+        src: A folder of images (its sub-folders are classes if every image is in one); a folder, URL or brace pattern of
+            WebDataset tars; a ``.tsv`` or ``.jsonl`` list of path, label, extra.
+        prefix_keys: Put the tar's name before its keys, for tars that use the same keys.
+        options: fsspec storage options.
+
+    Raises:
+        EncodeError: Nothing to encode was found, or two samples have the same key.
+        StorageError: The source cannot be listed.
+    """
+    if src.endswith(_LISTS):
+        source = _list_file(src, options)
+    else:
+        urls = storage.expand(src)
+        if len(urls) == 1 and not urls[0].endswith(".tar"):
+            source = _list_folder(urls[0].rstrip("/") or "/", prefix_keys, options)
+        else:
+            source = Source(list(_tar_samples(urls, prefix_keys, options)))
+    if not source.samples:
+        raise EncodeError(f"expected images, .tar files, or a .tsv/.jsonl list in {src}, found none")
+    return source
+
+
+def _list_folder(folder: str, prefix_keys: bool, options: storage.Options | None) -> Source:
+    files = [name for name, _ in storage.list_files(folder, options=options) if not _hidden(name)]
+    tars = [name for name in files if name.endswith(".tar")]
+    images = [name for name in files if _extension(name) in _IMAGES]
+    ignored = tuple(name for name in files if name not in set(tars) | set(images))
+    if tars and images:
+        raise EncodeError(f"expected images or tars in {folder}, found both: name the tars by a pattern")
+    if tars:
+        urls = [storage.join(folder, name) for name in tars]
+        return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
+    in_classes = all("/" in name for name in images)
+    classes = tuple(sorted({name.split("/")[0] for name in images})) if in_classes else ()
+    numbers = {name: str(i).encode() for i, name in enumerate(classes)}
+    keys = _unique_keys(images)
+    samples = [
+        SampleRef(
+            key,
+            (FieldRef("jpg", storage.join(folder, name)),),
+            (("cls", numbers[name.split("/")[0]]),) if classes else (),
+        )
+        for key, name in zip(keys, images, strict=True)
+    ]
+    return Source(samples, classes, ignored)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _extension(name: str) -> str:
+    return posixpath.splitext(name)[1][1:].lower()
+
+
+def _unique_keys(paths: Iterable[str]) -> list[str]:
+    """Legal, distinct keys for file names: no dots in the last part, no way out of a folder."""
+    taken: set[str] = set()
+    keys = []
+    for path in paths:
+        path = path.partition("://")[2] or path
+        parts = [part for part in re.split(r"[/\\\0]", path) if part not in ("", ".", "..")]
+        parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
+        stem = key = "/".join(parts).encode("utf-8", "replace").decode()
+        number = 0
+        while key in taken:
+            number += 1
+            key = f"{stem}_{number}"
+        taken.add(key)
+        keys.append(key)
+    return keys
+
+
+def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | None) -> Iterator[SampleRef]:
+    seen: dict[str, str] = {}
+    for url in urls:
+        stem = url.rpartition("/")[2].removesuffix(".tar")
+        for sample in _tar_members(url, options):
+            key = f"{stem}/{sample.key}" if prefix_keys else sample.key
+            if key in seen:
+                raise EncodeError(f"key {key!r} is in {seen[key]} and {url}; --prefix-keys keeps them apart")
+            seen[key] = url
+            yield sample._replace(key=key)
+
+
+def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRef]:
+    """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
+    key, refs = "", list[FieldRef]()
+    try:
+        with storage.open_file(url, options=options) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for info in tar:
+                match = _MEMBER.fullmatch(info.name)
+                if not info.isreg() or match is None or re.match(r"__[^/]*__($|/)", info.name):
+                    continue
+                if match[1] != key:
+                    if refs:
+                        yield SampleRef(key, tuple(refs))
+                    key, refs = match[1], []
+                refs.append(_tar_field(url, info, key, match[2].lower()))
+                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
+    except tarfile.TarError as error:
+        raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
+    if refs:
+        yield SampleRef(key, tuple(refs))
+
+
+def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef:
+    if not valid_key(key) or not valid_field(name):
+        raise EncodeError(f"member {info.name!r} does not make a legal key and field", url=url)
+    return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
+
+
+def _list_file(path: str, options: storage.Options | None) -> Source:
+    text = storage.read_bytes(path, options=options).decode()
+    rows = list(_tsv_rows(text) if path.endswith(".tsv") else _jsonl_rows(text, path))
+    folder = path.rpartition("/")[0]
+    labels = {row["label"] for row in rows if "label" in row}
+    names = sorted(label for label in labels if isinstance(label, str))
+    if names and len(names) != len(labels):
+        raise EncodeError("expected labels that are all numbers or all names", url=path)
+    numbers = {name: i for i, name in enumerate(names)}
+    samples = []
+    for key, row in zip(_unique_keys(str(row["path"]) for row in rows), rows, strict=True):
+        known = []
+        if "label" in row:
+            known.append(("cls", str(numbers.get(row["label"], row["label"])).encode()))
+        extra = {name: value for name, value in row.items() if name not in ("path", "label")}
+        if extra:
+            known.append(("json", json.dumps(extra).encode()))
+        url = row["path"]
+        if "://" not in url and not url.startswith("/"):
+            url = storage.join(folder, url) if folder else url
+        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
+    return Source(samples, tuple(names))
+
+
+def _jsonl_rows(text: str, path: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise EncodeError(f"line {number} is not JSON: {error}", url=path) from error
+        if not isinstance(row, dict) or not isinstance(row.get("path"), str):
+            raise EncodeError(f"line {number}: expected an object with a 'path'", url=path)
+        if "label" in row and (isinstance(row["label"], bool) or not isinstance(row["label"], int | str)):
+            raise EncodeError(f"line {number}: expected a label that is a number or a name", url=path)
+        yield row
+
+
+def _tsv_rows(text: str) -> Iterator[dict[str, Any]]:
+    """Rows of path, label, extra; a first line with a ``path`` column names the columns instead."""
+    rows = [row for row in csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE) if row]
+    names = ["path", "label", "extra"]
+    if rows and "path" in rows[0]:
+        names = ["label" if name == "class" and "label" not in rows[0] else name for name in rows.pop(0)]
+    for row in rows:
+        named = {name: value for name, value in zip(names, row, strict=False) if value}
+        if "path" not in named:
+            raise EncodeError(f"expected a path in the row {row}")
+        label = named.get("label", "")
+        yield named | ({"label": int(label)} if label.isdecimal() else {})

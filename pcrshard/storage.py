@@ -1,0 +1,264 @@
+"""The one door to bytes: exact ranged reads, atomic writes, listings, through fsspec.
+
+A range is asked for once, exactly, and what comes is measured: a short or long answer is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
+
+import braceexpand
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from .errors import PCRError, StorageError, TruncatedShard
+
+Options = Mapping[str, Any]
+_idle_buffers: list[bytearray] = []
+_MAX_IDLE_BUFFERS = 2
+
+
+def expand(urls: str | Sequence[str]) -> list[str]:
+    """Expand brace patterns in one URL or several; ``::`` separates URLs in one string, as in WebDataset.
+
+    >>> expand("a-{000..002}.tar::b.tar")
+    ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
+    """
+    patterns = urls.split("::") if isinstance(urls, str) else [str(url) for url in urls]
+    return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
+
+
+def join(folder: str, name: str) -> str:
+    """The URL of a file in a folder."""
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def _resolve(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **(options or {}))
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"cannot open this kind of URL: {error}", url=url) from error
+    return fs, str(path)
+
+
+@contextlib.contextmanager
+def _mapped(url: str, doing: str) -> Iterator[None]:
+    """Turn any storage failure into a :class:`StorageError` that names the URL."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise StorageError(f"cannot {doing}: {type(error).__name__}: {error}", url=url) from error
+
+
+@contextlib.contextmanager
+def open_range(url: str, start: int, stop: int, *, options: Options | None = None) -> Iterator[memoryview]:
+    """Read the bytes ``[start, stop)`` of a file in one request.
+
+    Local files are read into a buffer that is used again after the ``with`` block: copy what must live longer.
+
+    Args:
+        url: Local path or any fsspec URL.
+        start: Absolute first byte.
+        stop: Absolute byte after the last one.
+        options: fsspec storage options.
+
+    Yields:
+        Exactly ``stop - start`` bytes.
+
+    Raises:
+        TruncatedShard: The file ends before ``stop``.
+        StorageError: It cannot be read, or the server sent more than was asked for.
+    """
+    fs, path = _resolve(url, options)
+    if type(fs) is not LocalFileSystem:
+        with _mapped(url, f"read bytes {start} to {stop}"):
+            data = fs.cat_file(path, start=start, end=stop)
+        _check_length(len(data), start, stop, url)
+        yield memoryview(data)
+        return
+    with _mapped(url, "open"):
+        file = fs.open(path, "rb")
+    with file:
+        # The raw file, because a buffered one reads ahead; the size first, because a claim must not take memory.
+        _check_length(min(stop, os.fstat(file.fileno()).st_size) - start, start, stop, url)
+        with _borrow(stop - start) as view:
+            with _mapped(url, f"read bytes {start} to {stop}"):
+                _read_exactly(file.raw, view, start)
+            yield view
+
+
+def _check_length(length: int, start: int, stop: int, url: str) -> None:
+    if length < stop - start:
+        raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(length, 0)} of {stop - start}", url=url)
+    if length > stop - start:
+        raise StorageError(f"asked for {stop - start} bytes, got {length}: the server ignores Range", url=url)
+
+
+def _read_exactly(file: io.RawIOBase, view: memoryview, start: int) -> None:
+    file.seek(start)
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise OSError(f"the file shrank while it was read, at byte {start + done}")
+        done += count
+
+
+@contextlib.contextmanager
+def _borrow(size: int) -> Iterator[memoryview]:
+    """A buffer of ``size`` bytes from a small pool: fresh memory would cost more in page faults than the read itself."""
+    buffer = _idle_buffers.pop() if _idle_buffers else bytearray()
+    if len(buffer) < size:
+        buffer = bytearray(size)
+    view = memoryview(buffer)
+    try:
+        yield view[:size]
+    finally:
+        if len(_idle_buffers) < _MAX_IDLE_BUFFERS:
+            _idle_buffers.append(buffer)
+
+
+def read_bytes(url: str, *, options: Options | None = None) -> bytes:
+    """Read a whole file in one request.
+
+    Raises:
+        StorageError
+    """
+    fs, path = _resolve(url, options)
+    with _mapped(url, "read"):
+        return bytes(fs.cat_file(path))
+
+
+def read_ranges(
+    ranges: Sequence[tuple[str, int, int | None]], *, options: Options | None = None
+) -> list[bytes | PCRError]:
+    """Read several ranges ``(url, start, stop)``, one request each, concurrently where the store can.
+
+    A stop of ``None`` means the end of the file.
+
+    Returns:
+        For each range its bytes, or the :class:`StorageError` or :class:`TruncatedShard` that came instead.
+    """
+    if not ranges:
+        return []
+    fs, _ = _resolve(ranges[0][0], options)
+    paths = [fs._strip_protocol(url) for url, _, _ in ranges]
+    with _mapped(ranges[0][0], "read ranges"):
+        parts = fs.cat_ranges(paths, [r[1] for r in ranges], [r[2] for r in ranges], on_error="return")
+    return [_range_result(url, start, stop, part) for (url, start, stop), part in zip(ranges, parts, strict=True)]
+
+
+def _range_result(url: str, start: int, stop: int | None, part: bytes | Exception) -> bytes | PCRError:
+    if isinstance(part, Exception):
+        return StorageError(f"cannot read: {type(part).__name__}: {part}", url=url)
+    try:
+        if stop is not None:
+            _check_length(len(part), start, stop, url)
+    except PCRError as error:
+        return error
+    return bytes(part)
+
+
+def open_file(url: str, *, options: Options | None = None) -> BinaryIO:
+    """Open a file for seeking reads (a tar's headers); remote ones in blocks of 1 MiB.
+
+    Raises:
+        StorageError
+    """
+    fs, path = _resolve(url, options)
+    with _mapped(url, "open"):
+        return cast(BinaryIO, fs.open(path, "rb", block_size=1 << 20))
+
+
+def exists(url: str, *, options: Options | None = None) -> bool:
+    """Whether a file or folder is there; one request."""
+    fs, path = _resolve(url, options)
+    with _mapped(url, "look up"):
+        return bool(fs.exists(path))
+
+
+def is_folder(url: str, *, options: Options | None = None) -> bool:
+    """Whether the URL is a folder; one request."""
+    fs, path = _resolve(url, options)
+    with _mapped(url, "look up"):
+        return bool(fs.isdir(path))
+
+
+def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str, int]]:
+    """All files under a folder, as (path relative to it, size in bytes), sorted by path.
+
+    Raises:
+        StorageError: There is no such folder.
+    """
+    fs, path = _resolve(folder, options)
+    with _mapped(folder, "list"):
+        if not fs.isdir(path):
+            raise StorageError("expected a folder, there is none", url=folder)
+        found = fs.find(path, detail=True)
+    root = path.rstrip("/") + "/"
+    return sorted((name[len(root) :], int(info["size"])) for name, info in found.items())
+
+
+def make_folder(url: str, *, options: Options | None = None) -> None:
+    """Make a folder and its parents where the store has folders."""
+    fs, path = _resolve(url, options)
+    with _mapped(url, "make the folder"):
+        fs.makedirs(path, exist_ok=True)
+
+
+def remove(url: str, *, options: Options | None = None) -> None:
+    """Remove a file or a folder with all that is in it."""
+    fs, path = _resolve(url, options)
+    with _mapped(url, "remove"):
+        fs.rm(path, recursive=True)
+
+
+@contextlib.contextmanager
+def atomic_write(url: str, *, options: Options | None = None) -> Iterator[BinaryIO]:
+    """Write a file that appears whole or not at all.
+
+    Local: a temporary name in the same folder, fsync, rename, fsync of the folder. Elsewhere: a local temporary file, put as one object.
+
+    Raises:
+        StorageError
+    """
+    fs, path = _resolve(url, options)
+    local = isinstance(fs, LocalFileSystem)
+    folder = os.path.dirname(path) if local else None
+    with _mapped(url, "write"):
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".pcrshard-", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            with _mapped(url, "write"):
+                file.flush()
+                os.fsync(file.fileno())
+        with _mapped(url, "write"):
+            _publish(fs, temporary, path, local)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _publish(fs: fsspec.AbstractFileSystem, temporary: str, path: str, local: bool) -> None:
+    if not local:
+        fs.put_file(temporary, path)
+        return
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(temporary, 0o666 & ~umask)
+    os.replace(temporary, path)
+    handle = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
