@@ -1,0 +1,57 @@
+"""Progressive Compressed Records as WebDataset shards: read only the JPEG fidelity that training needs.
+
+``import pcrshard`` adds ``.pcr_scan(k)`` to ``wds.WebDataset``. Names that need torch or WebDataset are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._on_import import on_import
+from ._version import __version__
+from .encode import EncodeOptions, encode
+from .errors import PCRError
+from .fidelity.level import ScanLevel
+from .index import DatasetIndex, ShardIndex
+from .jpeg import join_scans, split_scans
+from .reader import Shard, open_dataset
+from .writer import ShardFormat, ShardWriter
+
+if TYPE_CHECKING:
+    from .wds import JpegHandler, pcr_scan
+
+__all__ = [
+    "DatasetIndex",
+    "EncodeOptions",
+    "JpegHandler",
+    "PCRError",
+    "ScanLevel",
+    "Shard",
+    "ShardFormat",
+    "ShardIndex",
+    "ShardWriter",
+    "__version__",
+    "encode",
+    "join_scans",
+    "open_dataset",
+    "pcr_scan",
+    "split_scans",
+]
+
+_LAZY = {"pcr_scan": "wds", "JpegHandler": "wds"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def _install() -> None:
+    from .wds import install
+
+    install()
+
+
+on_import("webdataset", _install)

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -40,7 +41,8 @@ SKIPPED = "skipped.jsonl"
 _SAMPLES_PER_READ = 64
 _SECONDS_PER_JOURNAL = 1.0
 Progress = Callable[[int, int], None]
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class EncodeOptions:
     reencode_quality: int | None = None
     resize_short: int | None = None
     prefix_keys: bool = False
-    fmt: ShardFormat = ShardFormat()
+    fmt: ShardFormat = dataclasses.field(default_factory=ShardFormat)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -150,14 +152,12 @@ def encode(
     journal = _Journal(dst, _fingerprint(source, options), dst_options)
     journal.open(resume)
     tasks = {
-        number: ShardTask(
-            storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options
-        )
+        number: ShardTask(storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options)
         for number, samples in enumerate(shards)
         if number not in journal.results
     }
     done = len(source.samples) - sum(len(task.samples) for task in tasks.values())
-    with _executor(executor, workers, len(tasks)) as pool, contextlib.closing(journal):
+    with worker_pool(workers, len(tasks), executor) as pool, contextlib.closing(journal):
         for number, result in run_tasks(pool, encode_shard, tasks):
             journal.add(number, result)
             done += len(shards[number])
@@ -195,9 +195,7 @@ def field_names(samples: Sequence[SampleRef]) -> tuple[tuple[str, ...], tuple[st
     )
     streams = tuple(name for name in names if _is_jpeg_name(name))
     if not streams:
-        raise EncodeError(
-            f"expected a JPEG field, found {sorted(names)}; --reencode-quality Q converts PNG, WebP, BMP (lossy)"
-        )
+        raise EncodeError(f"expected a JPEG field, found {sorted(names)}; --reencode-quality Q converts PNG, WebP, BMP (lossy)")
     return streams, tuple(name for name in names if not _is_jpeg_name(name))
 
 
@@ -220,7 +218,7 @@ def plan_shards(samples: list[SampleRef], options: EncodeOptions) -> list[list[S
     if options.seed is not None:
         random.Random(options.seed).shuffle(order)
     bounds = [total * i // count for i in range(count + 1)]
-    return [[samples[i] for i in order[a:b]] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [[samples[i] for i in order[a:b]] for a, b in itertools.pairwise(bounds)]
 
 
 def default_num_shards(num_samples: int) -> int:
@@ -377,10 +375,10 @@ def _finish(
 
 
 @contextlib.contextmanager
-def _executor(
-    given: concurrent.futures.Executor | None, workers: int | None, num_tasks: int
+def worker_pool(
+    workers: int | None, num_tasks: int, given: concurrent.futures.Executor | None = None
 ) -> Iterator[concurrent.futures.Executor | None]:
-    """The executor to use; ``None`` runs in this process."""
+    """The executor given, or worker processes; ``None`` means to run in this process."""
     workers = min(workers or len(os.sched_getaffinity(0)), num_tasks)
     if given is not None or workers <= 1:
         yield given

@@ -7,6 +7,7 @@ checksums before anything is parsed, every length before anything of that length
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import struct
@@ -146,7 +147,7 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
 
 
 def _rising(stops: Sequence[int]) -> bool:
-    return all(stop % BLOCK == 0 for stop in stops) and all(a <= b for a, b in zip(stops, stops[1:], strict=False))
+    return all(stop % BLOCK == 0 for stop in stops) and all(a <= b for a, b in itertools.pairwise(stops))
 
 
 def _require(condition: object, message: str, url: str | None) -> None:
@@ -273,7 +274,7 @@ class ShardIndex:
 
 def encode_body(schema: Schema, index: ShardIndex) -> bytes:
     """Schema and columns (SPEC 2.2, 2.3); ``index.head`` is not used."""
-    columns = [index.sizes, index.crcs, index.dims, index.orientation]
+    columns: list[npt.NDArray[Any]] = [index.sizes, index.crcs, index.dims, index.orientation]
     if schema.layout == "preview":
         columns.append(index.base_offsets)
     parts = [schema.encode(), *(np.ascontiguousarray(c).astype(c.dtype.newbyteorder("<")).tobytes() for c in columns)]
@@ -307,17 +308,20 @@ def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIn
     _require(len(schema.groups) == head.num_groups, "script and num_groups differ", url)
     columns = _Columns(body, head.schema_bytes, url)
     shape = (head.num_samples, len(schema.streams))
-    arrays = [
-        columns.array("<u4", (head.num_groups + 1, *shape)),
-        columns.array("<u4", (head.num_groups + 1, *shape)),
-        columns.array("<u2", (*shape, 2)),
-        columns.array("<u1", shape),
-        columns.array("<u8", shape if schema.layout == "preview" else (0, shape[1])),
-    ]
-    keys = _decode_keys(columns.byte_strings(head.num_samples), url)
-    fields = {name: tuple(columns.byte_strings(head.num_samples)) for name in schema.fields}
+    pieces = (head.num_groups + 1, *shape)
+    offsets_shape = shape if schema.layout == "preview" else (0, shape[1])
+    index = ShardIndex(
+        head,
+        schema,
+        sizes=columns.array("<u4", pieces),
+        crcs=columns.array("<u4", pieces),
+        dims=columns.array("<u2", (*shape, 2)),
+        orientation=columns.array("<u1", shape),
+        base_offsets=columns.array("<u8", offsets_shape),
+        keys=_decode_keys(columns.byte_strings(head.num_samples), url),
+        fields={name: tuple(columns.byte_strings(head.num_samples)) for name in schema.fields},
+    )
     _require(columns.at_end(), "bytes are left after the last column", url)
-    index = ShardIndex(head, schema, *arrays, keys, fields)  # type: ignore[arg-type]  # a star hides the dtypes
     _check_pieces(index, url)
     return index
 
@@ -463,5 +467,5 @@ def _decode_entry(raw: dict[str, Any], num_groups: int, url: str | None) -> Shar
     _require(all(type(number) is int and 0 <= number < 1 << 63 for number in numbers), "expected whole numbers", url)
     _require(type(entry.name) is str and _SHARD_NAME.fullmatch(entry.name), f"bad shard name {entry.name!r}", url)
     _require(1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1, "prefix_stops do not fit num_groups", url)
-    _require(_rising(stops) and HEAD_STOP <= stops[0] and stops[-1] <= entry.shard_bytes, "bad prefix_stops", url)
+    _require(_rising(stops) and stops[0] >= HEAD_STOP and stops[-1] <= entry.shard_bytes, "bad prefix_stops", url)
     return entry._replace(prefix_stops=tuple(stops))

@@ -76,9 +76,7 @@ class Frame(NamedTuple):
         """8x8 blocks of all components, without padding to whole MCUs."""
         h_max = max(c.h for c in self.components)
         v_max = max(c.v for c in self.components)
-        return sum(
-            -(-self.width * c.h // (8 * h_max)) * -(-self.height * c.v // (8 * v_max)) for c in self.components
-        )
+        return sum(-(-self.width * c.h // (8 * h_max)) * -(-self.height * c.v // (8 * v_max)) for c in self.components)
 
 
 class Scan(NamedTuple):
@@ -238,9 +236,7 @@ def _check_soi(jpeg: bytes) -> None:
     if not jpeg:
         raise CorruptJpeg("expected a JPEG, got an empty file")
     other = next((name for magic, name in _OTHER_FORMATS if jpeg.startswith(magic)), None)
-    raise CorruptJpeg(
-        f"expected a JPEG, got a {other} file" if other else f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}"
-    )
+    raise CorruptJpeg(f"expected a JPEG, got a {other} file" if other else f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 
 
 def _read_segment(jpeg: bytes, pos: int) -> Segment:
@@ -263,9 +259,7 @@ def _read_segment(jpeg: bytes, pos: int) -> Segment:
         raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
     length = int.from_bytes(jpeg[pos + 2 : pos + 4], "big")
     if length < 2 or pos + 2 + length > len(jpeg):
-        raise CorruptJpeg(
-            f"segment FF{code:02X} claims {length} bytes, {len(jpeg) - pos - 2} are there", offset=pos
-        )
+        raise CorruptJpeg(f"segment FF{code:02X} claims {length} bytes, {len(jpeg) - pos - 2} are there", offset=pos)
     # Fill bytes are not part of the segment, so that it can be moved.
     return Segment(code, pos, pos + 4, pos + 2 + length)
 
@@ -281,9 +275,7 @@ def _parse_frame(jpeg: bytes, segment: Segment) -> Frame:
         raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits a sample are supported")
     if num_components not in (1, 3, 4):
         raise UnsupportedJpeg(f"{num_components} components, only 1, 3 or 4 are supported")
-    components = tuple(
-        Component(payload[i], payload[i + 1] >> 4, payload[i + 1] & 15) for i in range(6, len(payload), 3)
-    )
+    components = tuple(Component(payload[i], payload[i + 1] >> 4, payload[i + 1] & 15) for i in range(6, len(payload), 3))
     if any(not (1 <= c.h <= 4 and 1 <= c.v <= 4) for c in components):
         raise CorruptJpeg("expected sampling factors of 1 to 4", offset=segment.start)
     if len({c.id for c in components}) != num_components:

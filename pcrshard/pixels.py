@@ -96,7 +96,7 @@ def _transform(jpeg: bytes, options: int) -> bytes:
     args = (1, ctypes.byref(output), ctypes.byref(size), ctypes.byref(transform), turbojpeg.TJFLAG_LIMITSCANS)
     try:
         if library.tjTransform(handle, jpeg, len(jpeg), *args) == 0:
-            return ctypes.string_at(output, size.value)  # type: ignore[arg-type]  # a void pointer is an address
+            return ctypes.string_at(output, size.value)
     finally:
         library.tjFree(output)
     message = library.tjGetErrorStr2(handle).decode(errors="replace")
@@ -122,6 +122,17 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
         return np.asarray(_turbojpeg().decode(jpeg, pixel_format=_FORMATS[mode]))
     except OSError as error:
         raise CorruptJpeg(f"libjpeg-turbo: {error}") from error
+
+
+def compress(pixels: Pixels, quality: int) -> bytes:
+    """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
+    sampling = turbojpeg.TJSAMP_420
+    return bytes(_turbojpeg().encode(pixels, quality=quality, pixel_format=turbojpeg.TJPF_RGB, jpeg_subsample=sampling))
+
+
+def system() -> dict[str, str]:
+    """The decoders of this machine, for ``pcrshard info --system``."""
+    return {"decoder": "libjpeg-turbo through PyTurboJPEG", "libturbojpeg": str(_library()._name), "numpy": np.__version__}
 
 
 def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> bytes:

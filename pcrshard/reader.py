@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from . import storage
-from .errors import CorruptIndex, CorruptPiece, NotAShard, PCRError, TruncatedShard
+from .errors import CorruptIndex, CorruptPiece, NotAShard, PCRError
 from .index import (
     BLOCK,
     DATASET_INDEX,
@@ -25,7 +25,7 @@ from .index import (
 )
 from .jpeg import join_pieces
 
-Sample = dict[str, str | bytes]
+Sample = dict[str, Any]
 
 
 class Shard:
@@ -150,9 +150,7 @@ class _Prefix:
         units = (index.starts(scan) - base, index.sizes[:rows], index.crcs[:rows])
         self.starts, self.sizes, self.crcs = (a.reshape(rows, -1).T.tolist() for a in units)
 
-    def samples(
-        self, select: Callable[[str, str], bool] | None, on_error: Callable[[PCRError], bool] | None
-    ) -> Iterator[Sample]:
+    def samples(self, select: Callable[[str, str], bool] | None, on_error: Callable[[PCRError], bool] | None) -> Iterator[Sample]:
         streams = [field for field, _ in self.index.schema.streams]
         fields = self.index.fields
         for s, key in enumerate(self.index.keys):
@@ -174,7 +172,7 @@ class _Prefix:
 
     def _jpeg(self, unit: int, key: str) -> bytes:
         view, check = self.view, self.shard.check
-        parts = []
+        parts: list[bytes | memoryview] = []
         for start, size, crc in zip(self.starts[unit], self.sizes[unit], self.crcs[unit], strict=True):
             if not size:
                 parts.append(b"")

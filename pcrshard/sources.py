@@ -50,9 +50,7 @@ class Source(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def list_source(
-    src: str, *, prefix_keys: bool = False, options: storage.Options | None = None
-) -> Source:
+def list_source(src: str, *, prefix_keys: bool = False, options: storage.Options | None = None) -> Source:
     """List the samples of a source.
 
     Args:
@@ -116,8 +114,8 @@ def _unique_keys(paths: Iterable[str]) -> list[str]:
     taken: set[str] = set()
     keys = []
     for path in paths:
-        path = path.partition("://")[2] or path
-        parts = [part for part in re.split(r"[/\\\0]", path) if part not in ("", ".", "..")]
+        local = path.partition("://")[2] or path
+        parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
         parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
         stem = key = "/".join(parts).encode("utf-8", "replace").decode()
         number = 0

@@ -136,9 +136,7 @@ def read_bytes(url: str, *, options: Options | None = None) -> bytes:
         return bytes(fs.cat_file(path))
 
 
-def read_ranges(
-    ranges: Sequence[tuple[str, int, int | None]], *, options: Options | None = None
-) -> list[bytes | PCRError]:
+def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Options | None = None) -> list[bytes | PCRError]:
     """Read several ranges ``(url, start, stop)``, one request each, concurrently where the store can.
 
     A stop of ``None`` means the end of the file.
@@ -174,7 +172,7 @@ def open_file(url: str, *, options: Options | None = None) -> BinaryIO:
     """
     fs, path = _resolve(url, options)
     with _mapped(url, "open"):
-        return cast(BinaryIO, fs.open(path, "rb", block_size=1 << 20))
+        return cast("BinaryIO", fs.open(path, "rb", block_size=1 << 20))
 
 
 def exists(url: str, *, options: Options | None = None) -> bool:

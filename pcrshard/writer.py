@@ -10,13 +10,24 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from . import storage
 from .errors import EncodeError, PCRError
-from .index import DATASET_INDEX, BLOCK, DatasetIndex, Head, Schema, ShardEntry, ShardIndex, crc32c, round512, valid_field, valid_key
+from .index import (
+    DATASET_INDEX,
+    DatasetIndex,
+    Head,
+    Schema,
+    ShardEntry,
+    ShardIndex,
+    crc32c,
+    round512,
+    valid_field,
+    valid_key,
+)
 from .jpeg import cut_tail, fill_in_height, map_jpeg, split_scans
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
@@ -268,7 +279,7 @@ class ShardWriter:
         write_dataset_index(self.dst, index, options=self._options)
         return index
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,0 +1,321 @@
+"""The command line: ``pcrshard encode | info | verify | export | demo``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+import tqdm
+
+from . import __version__, pixels, storage
+from .encode import SKIPPED, EncodeOptions, Skipped, encode, run_tasks, worker_pool
+from .errors import EncodeError, PCRError
+from .export import FORMATS, export_shard
+from .index import DATASET_INDEX, FULL, DatasetIndex, Scan, ShardEntry
+from .reader import Shard, open_dataset
+from .report import scan_costs, scan_table
+from .sources import list_source
+from .verify import VerifyTask, verify_shard
+from .writer import SCRIPTS, ShardFormat
+
+_SECONDS_PER_LOG = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except PCRError as error:
+        print(f"pcrshard {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"pcrshard {args.command}: stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pcrshard", description="Read only the JPEG fidelity that training needs.")
+    parser.add_argument("--version", action="version", version=f"pcrshard {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_encode(commands)
+    _add_info(commands)
+    _add_verify(commands)
+    _add_export(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_command(commands: Any, name: str, run: Any, text: str, example: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_encode(commands: Any) -> None:
+    add = _add_command(
+        commands,
+        "encode",
+        _encode,
+        "Encode images losslessly into PCR shards.",
+        "pcrshard encode imagenet/train /data/train-pcr --samples-per-shard 1024",
+    ).add_argument
+    add("src", help="folder of images (class per sub-folder), folder/URL/brace pattern of WebDataset tars, or a .tsv/.jsonl list")
+    add("dst", help="folder for the shards, local or a URL")
+    add("--name", default="data", help="shards' name before the number (default: %(default)s)")
+    add("--num-shards", type=int, metavar="N", help="number of shards; their sizes differ by at most one sample")
+    add("--samples-per-shard", type=int, metavar="N", help="at most N samples a shard (default: 1024, at least 8 shards)")
+    add("--seed", type=int, default=0, help="seed of the global shuffle (default: %(default)s)")
+    add("--keep-order", action="store_true", help="do not shuffle")
+    add("--workers", type=int, metavar="N", help="worker processes (default: one a core)")
+    add("--resume", action="store_true", help="go on with an earlier run; whole shards are kept")
+    add("--on-error", choices=("raise", "skip"), default="raise", help=f"skip lists bad images in {SKIPPED} and goes on")
+    add("--reencode-quality", type=int, metavar="Q", help="convert PNG, WebP, BMP sources to JPEG of this quality (lossy)")
+    add("--resize-short", type=int, metavar="N", help="resize larger images to a shorter side of N pixels first (lossy)")
+    add("--prefix-keys", action="store_true", help="put the tar's name before its keys")
+    add("--script", choices=sorted(SCRIPTS), default="standard", help="scan script (default: %(default)s)")
+    add("--layout", choices=("compact", "preview"), default="compact", help="preview shows base scans as ordinary image members")
+    add("--base", type=int, default=2, metavar="K", help="scans in a preview member (default: %(default)s)")
+    add("--preview-fields", default="", metavar="A,B", help="fields stored as members too, in the preview layout (cls,json)")
+
+
+def _encode(args: argparse.Namespace) -> int:
+    preview_fields = tuple(name for name in args.preview_fields.split(",") if name)
+    options = EncodeOptions(
+        name=args.name,
+        num_shards=args.num_shards,
+        samples_per_shard=args.samples_per_shard,
+        seed=None if args.keep_order else args.seed,
+        on_error=args.on_error,
+        reencode_quality=args.reencode_quality,
+        resize_short=args.resize_short,
+        prefix_keys=args.prefix_keys,
+        fmt=ShardFormat(args.script, args.layout, args.base, preview_fields),
+    )
+    with _Progress("encode", "images") as progress:
+        index = encode(args.src, args.dst, options, workers=args.workers, resume=args.resume, progress=progress)
+    print(scan_table(scan_costs(index)))
+    print(f"{index.num_samples} samples in {len(index.shards)} shards in {args.dst}")
+    skipped_url = storage.join(args.dst, SKIPPED)
+    if storage.exists(skipped_url):
+        rows = [Skipped(**json.loads(line)) for line in storage.read_bytes(skipped_url).splitlines()]
+        print(f"{len(rows)} images were skipped, listed in {skipped_url}; the first: {rows[0].source}: {rows[0].reason}")
+    return 0
+
+
+def _add_info(commands: Any) -> None:
+    add = _add_command(
+        commands, "info", _info, "Show what each scan of a dataset costs.", "pcrshard info /data/train-pcr --plot sizes.png"
+    ).add_argument
+    add("src", nargs="?", help="dataset folder, its pcr.json, or one shard")
+    add("--json", action="store_true", help="print JSON")
+    add("--plot", metavar="PNG", help="save the table as a picture")
+    add("--system", action="store_true", help="show libraries and decoders of this machine instead")
+
+
+def _info(args: argparse.Namespace) -> int:
+    if args.system:
+        print(json.dumps({"pcrshard": __version__} | pixels.system(), indent=1))
+        return 0
+    if args.src is None:
+        raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
+    index, urls = _open(args.src)
+    costs = scan_costs(index)
+    first = Shard(urls[0]).index.schema
+    about = {
+        "samples": index.num_samples,
+        "shards": len(index.shards),
+        "script": index.script,
+        "layout": first.layout,
+        "streams": [field for field, _ in first.streams],
+        "fields": list(first.fields),
+        "classes": len(index.classes),
+    }
+    if args.plot:
+        from . import plots
+
+        plots.plot_scan_costs(costs, args.plot, title=f"{index.num_samples} samples, script {index.script}")
+    if args.json:
+        print(json.dumps(about | {"classes": index.classes, "scans": [c._asdict() for c in costs]}, indent=1))
+        return 0
+    print("  ".join(f"{name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()))
+    print(scan_table(costs))
+    return 0
+
+
+def _open(url: str) -> tuple[DatasetIndex, list[str]]:
+    """A dataset, or one shard as a dataset."""
+    if not url.endswith(".tar"):
+        if not storage.exists(url if url.endswith(DATASET_INDEX) else storage.join(url, DATASET_INDEX)):
+            raise EncodeError(f"no {DATASET_INDEX} in {url}; make a dataset with `pcrshard encode`, or name one shard")
+        return open_dataset(url)
+    shard = Shard(url)
+    head = shard.head
+    crc = int.from_bytes(head.encode()[8:12], "little")
+    entry = ShardEntry(url.rpartition("/")[2], head.num_samples, crc, head.prefix_stops[-1] + 1024, head.prefix_stops)
+    return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,)), [url]
+
+
+def _add_verify(commands: Any) -> None:
+    add = _add_command(
+        commands,
+        "verify",
+        _verify,
+        "Check every byte of a dataset; with --against, prove that all pixels equal the source's.",
+        "pcrshard verify /data/train-pcr --against imagenet/train",
+    ).add_argument
+    add("src", help="dataset folder, its pcr.json, or one shard")
+    add("--against", metavar="SRC", help="the source that was encoded")
+    add("--prefix-keys", action="store_true", help="as given to encode")
+    add("--workers", type=int, metavar="N", help="worker processes (default: one a core)")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    index, urls = _open(args.src)
+    sources = None
+    if args.against:
+        listed = list_source(args.against, prefix_keys=args.prefix_keys)
+        sources = {sample.key: sample for sample in listed.samples}
+    tasks = {}
+    for i, (url, entry) in enumerate(zip(urls, index.shards, strict=True)):
+        tasks[i] = VerifyTask(url, entry, _sources_of(url, sources))
+    problems: list[str] = []
+    seen: set[str] = set()
+    with _Progress("verify", "images") as progress, worker_pool(args.workers, len(tasks)) as pool:
+        for number, result in run_tasks(pool, verify_shard, tasks):
+            problems += result.problems
+            seen.update(result.keys)
+            progress(progress.done + index.shards[number].num_samples, index.num_samples)
+    missing = sorted(set(sources or ()) - seen)
+    problems += [f"the source's sample {key} is in no shard" for key in missing]
+    return _report_verify(args, index, problems)
+
+
+def _sources_of(url: str, sources: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Only the sources of a shard's samples, so that a task stays small."""
+    if sources is None:
+        return None
+    try:
+        keys = Shard(url).index.keys
+    except PCRError:
+        return {}
+    return {key: sources[key] for key in keys if key in sources}
+
+
+def _report_verify(args: argparse.Namespace, index: DatasetIndex, problems: list[str]) -> int:
+    what = "checksums and layout are right" + (", pixels equal the source's" if args.against else "")
+    if args.json:
+        print(json.dumps({"samples": index.num_samples, "shards": len(index.shards), "problems": problems}, indent=1))
+    elif problems:
+        print("\n".join(problems))
+        print(f"{len(problems)} problems in {index.num_samples} samples")
+    else:
+        print(f"{index.num_samples} samples in {len(index.shards)} shards: {what}")
+    return 1 if problems else 0
+
+
+def _add_export(commands: Any) -> None:
+    add = _add_command(
+        commands,
+        "export",
+        _export,
+        "Write a dataset back as ordinary JPEGs or stock WebDataset tars.",
+        "pcrshard export /data/train-pcr /data/train-5 --scan 5 --format wds --baseline",
+    ).add_argument
+    add("src", help="dataset folder, its pcr.json, or one shard")
+    add("dst", help="target folder")
+    add("--scan", type=_scan, default=FULL, help="scan to export (default: full)")
+    add("--format", choices=FORMATS, default="folder", help="image folder, or WebDataset tars (default: %(default)s)")
+    add("--baseline", action="store_true", help="rearrange losslessly into baseline JPEG, for hardware decoders")
+
+
+def _scan(text: str) -> Scan:
+    return FULL if text == FULL else int(text)
+
+
+def _export(args: argparse.Namespace) -> int:
+    index, urls = _open(args.src)
+    total = 0
+    with _Progress("export", "images") as progress:
+        for url, entry in zip(urls, index.shards, strict=True):
+            shard = Shard(url, entry=entry)
+            total += export_shard(
+                shard, args.dst, scan=args.scan, form=args.format, baseline=args.baseline, classes=index.classes
+            )
+            progress(total, index.num_samples)
+    print(f"{total} samples at scan {args.scan} in {args.dst}")
+    return 0
+
+
+def _add_demo(commands: Any) -> None:
+    add = _add_command(
+        commands,
+        "demo",
+        _demo,
+        "Encode photographs, show what each scan costs, train from scan 2 and from full fidelity.",
+        "pcrshard demo my-photos --out demo-output",
+    ).add_argument
+    add("photos", nargs="?", help="folder of JPEGs, one sub-folder a class (default: crops of two sample photographs)")
+    add("--out", default="demo-output", help="folder for shards and picture (default: %(default)s)")
+    add("--epochs", type=int, default=6, help="epochs of each training (default: %(default)s)")
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from .demo import run_demo
+
+    run_demo(args.photos, args.out, epochs=args.epochs)
+    return 0
+
+
+class _Progress:
+    """A bar on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, name: str, unit: str) -> None:
+        self.name, self.unit, self.done = name, unit, 0
+        self.bar: Any = None
+        self.started = self.logged = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            self.bar = self.bar or tqdm.tqdm(desc=self.name, total=total, unit=f" {self.unit}", smoothing=0.1)
+            self.bar.update(done - self.done)
+        elif time.monotonic() - self.logged > _SECONDS_PER_LOG:
+            self.logged = time.monotonic()
+            rate = done / (self.logged - self.started)
+            left = human_seconds((total - done) / rate) if rate else "?"
+            print(f"{self.name}: {done}/{total} {self.unit}, {rate:.0f} {self.unit}/s, {left} left", file=sys.stderr)
+        self.done = done
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration for people.
+
+    >>> human_seconds(59), human_seconds(3700)
+    ('59 s', '1 h 1 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

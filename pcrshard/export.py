@@ -1,0 +1,95 @@
+"""Shards back to ordinary files: an image folder, or stock WebDataset tars, at any scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from . import storage
+from .errors import EncodeError
+from .index import FULL, Scan, round512
+from .jpeg import SOI
+from .members import TRAILER, tar_header
+from .pixels import make_baseline
+from .reader import Sample, Shard
+
+FORMATS = ("folder", "wds")
+
+
+def export_shard(
+    shard: Shard,
+    dst: str,
+    *,
+    scan: Scan = FULL,
+    form: str = "folder",
+    baseline: bool = False,
+    classes: Iterable[str] = (),
+    options: storage.Options | None = None,
+) -> int:
+    """Write a shard's samples as ordinary files.
+
+    Args:
+        shard: Read once, at ``scan``.
+        dst: Target folder.
+        scan: 1..N or ``"full"``.
+        form: ``folder`` writes ``KEY.jpg`` (under the class name if there is one and the key does not start with it);
+            ``wds`` writes a tar of the shard's name with all fields.
+        baseline: Rearrange images losslessly into baseline JPEGs, for hardware decoders.
+        classes: Class names of the dataset index.
+        options: fsspec storage options of ``dst``.
+
+    Returns:
+        Number of samples.
+
+    Raises:
+        As :meth:`Shard.samples`; EncodeError for an unknown form.
+    """
+    if form not in FORMATS:
+        raise EncodeError(f"expected a form of {FORMATS}, got {form!r}")
+    samples = (_convert(sample, baseline) for sample in shard.samples(scan))
+    if form == "wds":
+        name = shard.url.rpartition("/")[2]
+        with storage.atomic_write(storage.join(dst, name), options=options) as file:
+            return _write_all(samples, lambda path, data: _add_member(file, path, data), TRAILER, file)
+    names = list(classes)
+    return _write_all((_in_class(s, names) for s in samples), lambda path, data: _write_file(dst, path, data, options))
+
+
+def _convert(sample: Sample, baseline: bool) -> Sample:
+    if not baseline:
+        return sample
+    return {k: make_baseline(v) if isinstance(v, bytes) and v[:2] == SOI else v for k, v in sample.items()}
+
+
+def _in_class(sample: Sample, classes: list[str]) -> Sample:
+    """Only the images, under their class's name."""
+    key, label = str(sample["__key__"]), sample.get("cls", b"")
+    number = int(label) if isinstance(label, bytes) and label.isdigit() else -1
+    if 0 <= number < len(classes) and not key.startswith(classes[number] + "/"):
+        key = f"{classes[number].replace('/', '_')}/{key}"
+    return {"__key__": key} | {k: v for k, v in sample.items() if isinstance(v, bytes) and v[:2] == SOI}
+
+
+def _write_all(
+    samples: Iterable[Sample], write: Callable[[str, bytes], None], trailer: bytes = b"", file: BinaryIO | None = None
+) -> int:
+    count = 0
+    for sample in samples:
+        key = sample["__key__"]
+        for field, value in sample.items():
+            if isinstance(value, bytes):
+                write(f"{key}.{field}", value)
+        count += 1
+    if file is not None:
+        file.write(trailer)
+    return count
+
+
+def _add_member(file: BinaryIO, path: str, data: bytes) -> None:
+    file.write(tar_header(path, len(data)) + data + bytes(round512(len(data)) - len(data)))
+
+
+def _write_file(dst: str, path: str, data: bytes, options: storage.Options | None) -> None:
+    # A key has no "..", no leading "/" and no "\" (SPEC 2.3), so this stays inside dst.
+    with storage.atomic_write(storage.join(dst, path), options=options) as file:
+        file.write(data)

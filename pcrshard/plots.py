@@ -1,0 +1,65 @@
+"""The one door to matplotlib: pictures of sizes and scans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import MissingDependency
+from .pixels import Pixels
+from .report import ScanCost, human_bytes
+
+_BLUE, _GREY = "#2b6cb0", "#4a5568"
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDependency("matplotlib is not installed: pip install 'pcrshard[train]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None:
+    """Bars of bytes per sample at each scan, saved as PNG."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    draw_scan_costs(axes, costs)
+    axes.set_title(title)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def draw_scan_costs(axes: Any, costs: Sequence[ScanCost]) -> None:
+    """The bars, with the saving written on each."""
+    bars = axes.bar([str(c.scan) for c in costs], [c.bytes_per_sample / 1000 for c in costs], color=_BLUE)
+    axes.bar_label(bars, [f"{c.saving:.1f}x" for c in costs], padding=2, color=_GREY)
+    axes.set_xlabel("read up to scan (label: times fewer bytes than full)")
+    axes.set_ylabel("bytes per sample (kB)")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plot_ladder(images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanCost], path: str, *, title: str) -> None:
+    """One image at several scans above the bars of :func:`plot_scan_costs`, saved as PNG.
+
+    Args:
+        images: (label, bytes, (H, W, 3) uint8) of each rung.
+        costs: Of the whole dataset.
+        path: Target file.
+        title: Above the figure.
+    """
+    pyplot = _pyplot()
+    figure = pyplot.figure(figsize=(12, 7), layout="constrained")
+    mosaic = [[f"image{i}" for i in range(len(images))], ["bars"] * len(images)]
+    axes = figure.subplot_mosaic(mosaic, height_ratios=[1, 1.4])
+    for i, (label, size, pixels) in enumerate(images):
+        axes[f"image{i}"].imshow(pixels)
+        axes[f"image{i}"].set_title(f"{label}\n{human_bytes(size)}", fontsize=10)
+        axes[f"image{i}"].axis("off")
+    draw_scan_costs(axes["bars"], costs)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
