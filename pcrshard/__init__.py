@@ -48,10 +48,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
-def _install() -> None:
-    from .wds import install
-
-    install()
-
-
-on_import("webdataset", _install)
+on_import("webdataset", lambda: importlib.import_module(".wds", __name__))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 
-def on_import(name: str, callback: Callable[[], None]) -> None:
+def on_import(name: str, callback: Callable[[], object]) -> None:
     """Call ``callback`` after the top-level package ``name`` is imported; at once if it already is."""
     if name in sys.modules:
         callback()
@@ -25,7 +25,7 @@ def on_import(name: str, callback: Callable[[], None]) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds one package, by asking the other finders, and steps aside."""
 
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+    def __init__(self, name: str, callback: Callable[[], object]) -> None:
         self.name, self.callback = name, callback
 
     def find_spec(
@@ -43,7 +43,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Loads as the real loader does, then calls back."""
 
-    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[], None]) -> None:
+    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[], object]) -> None:
         self.loader, self.callback = loader, callback
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:

@@ -57,7 +57,8 @@ class PCRError(Exception):
         scan: int | str | None = None,
         offset: int | None = None,
     ) -> None:
-        context = {"shard": url, "key": key, "scan": scan, "offset": offset}
+        file = "shard" if url is not None and url.endswith(".tar") else "file"
+        context = {file: url, "key": key, "scan": scan, "offset": offset}
         named = ", ".join(f"{name}={value}" for name, value in context.items() if value is not None)
         super().__init__(f"{message} ({named})" if named else message)
 

@@ -7,11 +7,12 @@ checksums before anything is parsed, every length before anything of that length
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import crc32c as _crc32c
@@ -40,6 +41,8 @@ _ABSENT = 0xFFFFFFFF
 _FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/]+")
 _KEY = re.compile(r"(?!/)(?:[^\x00\\/]*/)*[^\x00\\/.]+")
 _SHARD_NAME = re.compile(r"[^/\\\x00]+\.tar")
+# CRC-32C (Castagnoli, RFC 3720 appendix B.4): crc32c(data, start_value=0) -> int; an alias, because it is called for every sample.
+crc32c: Callable[..., int] = _crc32c.crc32c
 Scan = int | Literal["full"]
 Buffer = bytes | bytearray | memoryview
 U32 = npt.NDArray[np.uint32]
@@ -50,14 +53,9 @@ def round512(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def crc32c(data: Buffer) -> int:
-    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of the bytes."""
-    return int(_crc32c.crc32c(data))
-
-
 def valid_key(key: str) -> bool:
     """Whether WebDataset splits ``key.field`` as it was joined, and the key stays inside a folder (SPEC 2.3)."""
-    return len(key.encode()) <= 1024 and bool(_KEY.fullmatch(key)) and ".." not in key.split("/")
+    return bool(_KEY.fullmatch(key)) and len(key.encode()) <= 1024 and not (".." in key and ".." in key.split("/"))
 
 
 def valid_field(name: str) -> bool:
@@ -150,7 +148,7 @@ def _rising(stops: Sequence[int]) -> bool:
     return all(stop % BLOCK == 0 for stop in stops) and all(a <= b for a, b in itertools.pairwise(stops))
 
 
-def _require(condition: object, message: str, url: str | None) -> None:
+def _require(condition: object, message: str, url: str | None = None) -> None:
     if not condition:
         raise CorruptIndex(message, url=url)
 
@@ -172,51 +170,52 @@ class Schema:
         return bytes(msgpack.packb(dataclasses.asdict(self)))
 
 
-def decode_schema(data: Buffer, *, url: str | None = None) -> Schema:
-    """Parse and check the schema (SPEC 2.2)."""
+@functools.lru_cache(maxsize=64)
+def decode_schema(data: bytes) -> Schema:
+    """Parse and check the schema (SPEC 2.2); cached, because all shards of a dataset have the same."""
     try:
         raw = msgpack.unpackb(
             data, raw=False, strict_map_key=True, max_str_len=1024, max_bin_len=0, max_ext_len=0, max_array_len=MAX_FIELDS
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise CorruptIndex(f"schema is not msgpack within limits: {error}", url=url) from error
+        raise CorruptIndex(f"schema is not msgpack within limits: {error}") from error
     names = [field.name for field in dataclasses.fields(Schema)]
-    _require(isinstance(raw, dict) and list(raw) == names, f"expected schema keys {names}", url)
-    strings = [raw["script"], raw["layout"], *_list(raw["groups"], url)]
-    strings += [*_list(raw["fields"], url), *_list(raw["preview_fields"], url)]
-    pairs = [tuple(_list(pair, url)) for pair in _list(raw["streams"], url)]
-    _require(all(len(pair) == 2 for pair in pairs), "expected pairs in streams", url)
+    _require(isinstance(raw, dict) and list(raw) == names, f"expected schema keys {names}")
+    strings = [raw["script"], raw["layout"], *_list(raw["groups"])]
+    strings += [*_list(raw["fields"]), *_list(raw["preview_fields"])]
+    pairs = [tuple(_list(pair)) for pair in _list(raw["streams"])]
+    _require(all(len(pair) == 2 for pair in pairs), "expected pairs in streams")
     strings += [text for pair in pairs for text in pair]
-    _require(all(type(text) is str for text in strings), "expected strings in the schema", url)
-    _require(type(raw["base"]) is int, "expected base to be an integer", url)
+    _require(all(type(text) is str for text in strings), "expected strings in the schema")
+    _require(type(raw["base"]) is int, "expected base to be an integer")
     lists = {name: tuple(raw[name]) for name in ("groups", "fields", "preview_fields")}
     schema = Schema(raw["script"], layout=raw["layout"], base=raw["base"], streams=tuple(pairs), **lists)
-    _check_schema(schema, url)
+    _check_schema(schema)
     return schema
 
 
-def _list(value: Any, url: str | None) -> list[Any]:
-    _require(isinstance(value, list), f"expected a list in the schema, got {type(value).__name__}", url)
+def _list(value: Any) -> list[Any]:
+    _require(isinstance(value, list), f"expected a list in the schema, got {type(value).__name__}")
     return list(value)
 
 
-def _check_schema(schema: Schema, url: str | None) -> None:
+def _check_schema(schema: Schema) -> None:
     preview = schema.layout == "preview"
-    _require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}", url)
-    _require(1 <= schema.base <= len(schema.groups) if preview else schema.base == 0, "base does not fit layout", url)
-    _require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams", url)
+    _require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}")
+    _require(1 <= schema.base <= len(schema.groups) if preview else schema.base == 0, "base does not fit layout")
+    _require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
     codecs = {codec for _, codec in schema.streams}
-    _require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}", url)
+    _require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
     names = [*(field for field, _ in schema.streams), *schema.fields]
-    _require(len(set(names)) == len(names), "streams and fields are not distinct", url)
-    _require(all(map(valid_field, names)), "a field name is not legal", url)
+    _require(len(set(names)) == len(names), "streams and fields are not distinct")
+    _require(all(map(valid_field, names)), "a field name is not legal")
     subset = set(schema.preview_fields) <= set(schema.fields) and (preview or not schema.preview_fields)
-    _require(subset and len(set(schema.preview_fields)) == len(schema.preview_fields), "preview_fields do not fit", url)
+    _require(subset and len(set(schema.preview_fields)) == len(schema.preview_fields), "preview_fields do not fit")
     try:
         for group in schema.groups:
             list(map(parse_scan, group.split(";")))
     except ValueError as error:
-        raise CorruptIndex(f"scan script: {error}", url=url) from error
+        raise CorruptIndex(f"scan script: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -227,7 +226,7 @@ class ShardIndex:
         head: Sizes, checksums and prefix stops.
         schema: Names: script, layout, streams and fields.
         sizes: (N + 1, S, M) uint32, bytes of each piece; the last row is the tail.
-        crcs: (N + 1, S, M) uint32, CRC-32C of each piece.
+        crcs: (N + 1, S, M) uint32, CRC-32C of pieces 1..k concatenated; the last row is that of the tail alone.
         dims: (S, M, 2) uint16, image height and width in pixels.
         orientation: (S, M) uint8, EXIF orientation 1-8, 0 if none.
         base_offsets: (S, M) uint64, where base members' data start; empty in the compact layout.
@@ -304,7 +303,10 @@ def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIn
         raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}", url=url)
     body = bytes(body[: head.body_bytes])
     _require(crc32c(body) == head.body_crc32c, "index checksum does not match", url)
-    schema = decode_schema(body[: head.schema_bytes], url=url)
+    try:
+        schema = decode_schema(body[: head.schema_bytes])
+    except CorruptIndex as error:
+        raise CorruptIndex(str(error), url=url) from error
     _require(len(schema.groups) == head.num_groups, "script and num_groups differ", url)
     columns = _Columns(body, head.schema_bytes, url)
     shape = (head.num_samples, len(schema.streams))
@@ -358,7 +360,7 @@ class _Columns:
 
 def _decode_keys(values: Iterator[bytes | None], url: str | None) -> tuple[str, ...]:
     try:
-        keys = tuple((value if value is not None else b"").decode() for value in values)
+        keys = tuple((value or b"").decode() for value in values)
     except UnicodeDecodeError as error:
         raise CorruptIndex(f"a key is not UTF-8: {error}", url=url) from error
     bad = next((key for key in keys if not valid_key(key)), None)
@@ -372,13 +374,15 @@ def _check_pieces(index: ShardIndex, url: str | None) -> None:
     head, schema = index.head, index.schema
     present = index.sizes[0] > 0
     _require(not (index.sizes.astype(bool) & ~present).any(), "a stream has pieces but no first piece", url)
-    _require(not index.crcs[index.sizes == 0].any(), "an empty piece has a checksum", url)
+    before = np.concatenate((np.zeros_like(index.crcs[:1]), index.crcs[:-2], np.zeros_like(index.crcs[:1])))
+    _require((index.crcs == before)[index.sizes == 0].all(), "an empty piece changes the checksum", url)
     _require(((index.dims > 0).all(axis=2) == present).all(), "dims and pieces differ", url)
     _require((index.orientation <= 8).all(), "an orientation is above 8", url)
     if schema.layout == "preview":
         _check_base(index, present, url)
+    totals = index.sizes.sum(axis=(1, 2), dtype=np.int64).tolist()
     for row in range(schema.base, head.num_groups + 1):
-        stop = round512(index.group_start(row) + int(index.sizes[row].sum(dtype=np.int64)))
+        stop = round512(index.group_start(row) + totals[row])
         _require(stop == head.prefix_stops[row], f"group {row + 1} ends at {stop}, not {head.prefix_stops[row]}", url)
 
 

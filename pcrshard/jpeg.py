@@ -188,13 +188,9 @@ class _Mapper:
         (self.header if needed else self.metadata).append(segment)
 
     def _lines(self, segment: Segment) -> None:
-        """DNL (T.81 B.2.5) gives the height that the frame header left open."""
-        if self.frame is None or len(self.scans) != 1 or segment.stop - segment.payload != 2:
-            raise CorruptJpeg("expected DNL of 2 bytes after the first scan", offset=segment.start)
-        height = int.from_bytes(self.jpeg[segment.payload : segment.stop], "big")
-        if self.frame.height not in (0, height):
-            raise CorruptJpeg(f"expected {self.frame.height} lines, got DNL of {height}", offset=segment.start)
-        self.frame = self.frame._replace(height=height)
+        """DNL (T.81 B.2.5) gives the height that the frame header left open; any other DNL is ignored, as libjpeg does."""
+        if self.frame is not None and self.frame.height == 0 and segment.stop - segment.payload == 2:
+            self.frame = self.frame._replace(height=int.from_bytes(self.jpeg[segment.payload : segment.stop], "big"))
 
     def _scan(self, segment: Segment) -> int:
         if self.frame is None:
@@ -329,6 +325,25 @@ def _colour_space(frame: Frame, *, jfif: bool, adobe: int | None) -> str:
     if adobe is not None:
         return "rgb" if adobe == 0 else "ycc"
     return "rgb" if bytes(c.id for c in frame.components) == b"RGB" else "ycc"
+
+
+def check_complete(found: JpegMap) -> None:
+    """Refuse a progressive JPEG whose scans do not send the low frequencies to the last bit.
+
+    libjpeg smooths such an image when it decodes it (jdcoefct.c looks at coefficients 0-9), and would not smooth the same
+    coefficients in a finished file, so it cannot be kept with the same pixels.
+
+    Raises:
+        UnsupportedJpeg
+    """
+    if not found.frame.progressive:
+        return
+    bits = {(c, i): scan.al for scan in found.scans for c in scan.components for i in range(scan.ss, scan.se + 1)}
+    missing = [c for c in range(len(found.frame.components)) if any(bits.get((c, i), 1) for i in range(10))]
+    if missing:
+        raise UnsupportedJpeg(
+            f"unfinished progressive JPEG: its {len(found.scans)} scans leave component {missing[0]} incomplete"
+        )
 
 
 def exif_orientation(payload: bytes) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import storage
 from .errors import CorruptIndex, CorruptPiece, NotAShard, PCRError
@@ -23,7 +24,7 @@ from .index import (
     decode_head,
     decode_index,
 )
-from .jpeg import join_pieces
+from .jpeg import EOI, join_pieces
 
 Sample = dict[str, Any]
 
@@ -132,12 +133,6 @@ class Shard:
         return head
 
 
-class _Piece(NamedTuple):
-    start: int
-    size: int
-    crc: int
-
-
 class _Prefix:
     """The bytes of a prefix in memory, and where the pieces are in them."""
 
@@ -145,52 +140,59 @@ class _Prefix:
         index = shard.index
         rows = check_scan(scan, index.num_groups)
         self.shard, self.view, self.base, self.index = shard, view, base, index
-        self.full = scan == FULL
-        # Plain lists, piece by piece: indexing numpy arrays one element at a time costs more than the checksums.
-        units = (index.starts(scan) - base, index.sizes[:rows], index.crcs[:rows])
-        self.starts, self.sizes, self.crcs = (a.reshape(rows, -1).T.tolist() for a in units)
+        self.num_scans = min(rows, index.num_groups)
+        starts = index.starts(scan) - base
+        # Plain lists, sample by sample: indexing numpy arrays one element at a time costs more than the checksums.
+        self.starts = starts.reshape(rows, -1).T.tolist()
+        self.stops = (starts + index.sizes[:rows]).reshape(rows, -1).T.tolist()
+        self.crcs = index.crcs[self.num_scans - 1].ravel().tolist()
 
     def samples(self, select: Callable[[str, str], bool] | None, on_error: Callable[[PCRError], bool] | None) -> Iterator[Sample]:
         streams = [field for field, _ in self.index.schema.streams]
-        fields = self.index.fields
+        fields = self.index.fields.items()
         for s, key in enumerate(self.index.keys):
             sample: Sample = {"__key__": key}
             try:
                 for m, field in enumerate(streams):
                     unit = s * len(streams) + m
-                    if self.sizes[unit][0] and (select is None or select(key, field)):
+                    if self.starts[unit][0] < self.stops[unit][0] and (select is None or select(key, field)):
                         sample[field] = self._jpeg(unit, key)
             except PCRError as error:
                 if on_error is None or not on_error(error):
                     raise
                 continue
-            for field, values in fields.items():
+            for field, values in fields:
                 value = values[s]
                 if value is not None and (select is None or select(key, field)):
                     sample[field] = value
             yield sample
 
     def _jpeg(self, unit: int, key: str) -> bytes:
-        view, check = self.view, self.shard.check
-        parts: list[bytes | memoryview] = []
-        for start, size, crc in zip(self.starts[unit], self.sizes[unit], self.crcs[unit], strict=True):
-            if not size:
-                parts.append(b"")
-                continue
-            part = view[start : start + size]
-            if check and crc32c(part) != crc:
-                self._refuse(len(parts) + 1, start, crc, part, key)
-            parts.append(part)
-        tail = bytes(parts.pop()) if self.full else b""
-        return join_pieces(parts, tail)
+        view, scans = self.view, self.num_scans
+        pieces = [view[start:stop] for start, stop in zip(self.starts[unit], self.stops[unit], strict=True)]
+        jpeg = join_pieces(pieces[:scans])
+        # Checked after the join, when the bytes are in the processor's cache, and once for all scans.
+        if self.shard.check and crc32c(memoryview(jpeg)[: -len(EOI)]) != self.crcs[unit]:
+            self._refuse(unit, pieces, key)
+        if len(pieces) == scans or not pieces[scans]:
+            return jpeg
+        tail = bytes(pieces[scans])
+        if self.shard.check and crc32c(tail) != self.index.crcs[-1].flat[unit]:
+            self._refuse(unit, pieces, key)
+        return join_pieces(pieces[:scans], tail)
 
-    def _refuse(self, row: int, start: int, crc: int, part: memoryview, key: str) -> None:
+    def _refuse(self, unit: int, pieces: list[memoryview], key: str) -> None:
+        """Name the first scan whose bytes are not those that were written."""
+        expected = [int(row.flat[unit]) for row in self.index.crcs]
+        got = list(itertools.accumulate(pieces[: self.num_scans], lambda crc, piece: crc32c(piece, crc), initial=0))[1:]
+        bad = next((i for i, crc in enumerate(got) if crc != expected[i]), None)
+        row, crc = (bad, got[bad]) if bad is not None else (-1, crc32c(pieces[-1]))
         raise CorruptPiece(
-            f"expected CRC-32C {crc:08x}, got {crc32c(part):08x} for {len(part)} bytes",
+            f"expected CRC-32C {expected[row]:08x}, got {crc:08x} for {len(pieces[row])} bytes",
             url=self.shard.url,
             key=key,
-            scan="tail" if row > self.index.num_groups else row,
-            offset=start + self.base,
+            scan="tail" if bad is None else bad + 1,
+            offset=self.starts[unit][row] + self.base,
         )
 
 

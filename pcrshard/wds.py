@@ -27,7 +27,7 @@ from .writer import JPEG_EXTENSIONS
 
 Handler = Callable[[Exception], bool]
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
-__all__ = ["JpegHandler", "WebDataset", "WebLoader", "install", "pcr_samples", "pcr_scan"]
+__all__ = ["JpegHandler", "WebDataset", "WebLoader", "pcr_samples", "pcr_scan"]
 _EXPANDERS = (tariterators.tar_file_expander, tariterators.group_by_keys)
 
 
@@ -249,6 +249,5 @@ def _to_torch(pixels: Pixels, floating: bool) -> Any:
     return torch.empty(planes.shape, dtype=torch.float32).copy_(planes).div_(255)
 
 
-def install() -> None:
-    """Add ``.pcr_scan`` to WebDataset's fluent interface."""
-    compat.FluidInterface.pcr_scan = _fluent_pcr_scan
+# Importing this module is what adds the fluent method; `import pcrshard` does so when WebDataset is imported.
+compat.FluidInterface.pcr_scan = _fluent_pcr_scan

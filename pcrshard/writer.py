@@ -7,6 +7,7 @@ stream of samples in one process; :mod:`pcrshard.encode` does it for a whole dat
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -28,7 +29,7 @@ from .index import (
     valid_field,
     valid_key,
 )
-from .jpeg import cut_tail, fill_in_height, map_jpeg, split_scans
+from .jpeg import check_complete, cut_tail, fill_in_height, map_jpeg, split_scans
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
 from .script import STANDARD, ScanScript, group_scans
@@ -91,6 +92,7 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
         CorruptJpeg, UnsupportedJpeg: It is refused; nothing is repaired.
     """
     source = map_jpeg(jpeg)
+    check_complete(source)
     progressive = make_progressive(fill_in_height(jpeg, source))
     header, scans, _ = split_scans(progressive)
     found = map_jpeg(progressive)
@@ -212,7 +214,7 @@ def _make_index(
             if image is None:
                 continue
             sizes[:, s, m] = [len(piece) for piece in image.pieces]
-            crcs[:, s, m] = [crc32c(piece) if piece else 0 for piece in image.pieces]
+            crcs[:, s, m] = _running_crcs(image.pieces)
             dims[s, m] = image.height, image.width
             orientation[s, m] = image.orientation
     offsets = np.zeros(shape if preview else (0, shape[1]), "<u8")
@@ -220,6 +222,12 @@ def _make_index(
     keys = tuple(sample.key for sample in samples)
     head = Head(len(samples), 0, 0, 0, (0,) * num_rows)
     return ShardIndex(head, schema, sizes, crcs, dims, orientation, offsets, keys, values)
+
+
+def _running_crcs(pieces: Sequence[bytes]) -> list[int]:
+    """CRC-32C of each prefix of the scan groups, then that of the tail alone."""
+    *groups, tail = pieces
+    return [*[*itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)][1:], crc32c(tail)]
 
 
 def _union(names: Any) -> list[str]:
