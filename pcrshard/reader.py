@@ -86,7 +86,10 @@ class Shard:
         Raises:
             ScanUnavailable: The scan is not in 1..N.
         """
-        return self.entry.prefix_stop(scan) if self.entry else self.head.prefix_stop(scan)
+        try:
+            return self.entry.prefix_stop(scan) if self.entry else self.head.prefix_stop(scan)
+        except ScanUnavailable as error:
+            raise ScanUnavailable(str(error), url=self.url) from error
 
     def samples(
         self,
@@ -117,8 +120,7 @@ class Shard:
             if self.entry:
                 self.__dict__["head"] = self._decode_head(view[:HEAD_STOP])
             body = view[HEAD_STOP - start :][: self.head.body_bytes]
-            if "index" not in self.__dict__:
-                self.__dict__["index"] = decode_index(self.head, body, url=self.url)
+            self.__dict__["index"] = decode_index(self.head, body, url=self.url)
             yield from _Prefix(self, view, start, scan).samples(select, on_error)
 
     def _decode_head(self, view: memoryview) -> Head:
