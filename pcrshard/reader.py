@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import storage
-from .errors import CorruptIndex, CorruptPiece, NotAShard, PCRError
+from .errors import CorruptIndex, CorruptPiece, NotAShard, PCRError, ScanUnavailable
 from .index import (
     BLOCK,
     DATASET_INDEX,
