@@ -1,0 +1,95 @@
+"""Shared fixtures: real data, synthetic datasets, outside tools."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tarfile
+
+import pytest
+
+import pcrshard
+from pcrshard.testing import make_jpeg
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def _data_folder() -> pathlib.Path | None:
+    folder = pathlib.Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
+    return folder if (folder / "photos.tar").exists() else None
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> pathlib.Path:
+    """The folder of real photographs."""
+    folder = _data_folder()
+    if folder is None:
+        pytest.skip("NO REAL PHOTOGRAPHS: set PCRSHARD_DATA to a folder with photos.tar, classify.tar and odd/")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photos(data_folder, tmp_path_factory) -> pathlib.Path:
+    """photos.tar, unpacked: photos/SET/CLASS/FILE."""
+    target = tmp_path_factory.mktemp("photos")
+    with tarfile.open(data_folder / "photos.tar") as tar:
+        tar.extractall(target, filter="data")
+    return target / "photos"
+
+
+@pytest.fixture(scope="session")
+def synthetic_folder(tmp_path_factory) -> pathlib.Path:
+    """24 synthetic JPEGs in two classes: colour, gray and CMYK."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    for i in range(24):
+        path = folder / ("cat" if i % 2 else "dog") / f"{i:03d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        mode = {5: "L", 6: "CMYK"}.get(i, "RGB")
+        path.write_bytes(make_jpeg(i, 40 + i, 64 - i, mode, quality=90))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dataset(synthetic_folder, tmp_path_factory) -> pathlib.Path:
+    """The synthetic folder as 4 shards; read only."""
+    target = tmp_path_factory.mktemp("dataset")
+    pcrshard.encode(str(synthetic_folder), str(target), pcrshard.EncodeOptions(num_shards=4), workers=1)
+    return target
+
+
+@pytest.fixture(scope="session")
+def shard_urls(dataset) -> list[str]:
+    """The URLs of the synthetic dataset's shards."""
+    return sorted(str(path) for path in dataset.glob("*.tar"))
+
+
+def run_tool(*command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Run djpeg or jpegtran on bytes."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} IS NOT INSTALLED: apt-get install libjpeg-turbo-progs")
+    return subprocess.run(command, input=data, capture_output=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def djpeg():
+    """Decode by djpeg, the oracle: PNM bytes; asserts that it neither fails nor warns."""
+
+    def decode(jpeg: bytes) -> bytes:
+        result = run_tool("djpeg", "-pnm", data=jpeg)
+        assert result.returncode == 0, result.stderr
+        assert result.stderr == b""
+        return result.stdout
+
+    return decode
+
+
+@pytest.fixture(scope="session")
+def jpegtran():
+    """Transcode by jpegtran, the oracle."""
+
+    def transcode(jpeg: bytes, *options: str) -> bytes:
+        result = run_tool("jpegtran", *options, data=jpeg)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return transcode

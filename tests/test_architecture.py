@@ -1,0 +1,99 @@
+"""Who may import whom, how large things may be, and what is public."""
+
+import ast
+import sys
+
+import pytest
+from conftest import ROOT
+
+import pcrshard
+
+PACKAGE = ROOT / "pcrshard"
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+# Each third-party package has one door; numpy and torch are vocabulary.
+DOORS = {
+    "PIL": {"pixels", "testing"},
+    "braceexpand": {"storage"},
+    "crc32c": {"index"},
+    "fsspec": {"storage", "testing"},
+    "matplotlib": {"plots"},
+    "msgpack": {"index"},
+    "sklearn": {"demo"},
+    "tqdm": {"cli"},
+    "turbojpeg": {"pixels"},
+    "webdataset": {"wds"},
+}
+# Training side; wds hands tensors to torch users, and WebDataset imports torch itself.
+MAY_USE_TORCH = {"demo", "wds"}
+# What each module may import of the package: nothing that stands further down.
+ORDER = [
+    "_version", "_on_import", "errors", "jpeg", "script", "index", "storage", "members", "pixels", "fidelity.level", "fidelity.__init__",
+    "writer", "reader", "sources", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "cli", "__init__",
+]  # fmt: skip
+
+
+def imports(name):
+    """(package, module) of every import, relative ones as the module's name in this package."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.partition(".")[0], None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.partition(".")[0], None
+        elif isinstance(node, ast.ImportFrom):
+            folder = name.split(".")[: -node.level]
+            base = ".".join([*folder, *(node.module.split(".") if node.module else [])])
+            for target in [base] if base in MODULES else [f"{base}.{a.name}".strip(".") for a in node.names]:
+                yield "pcrshard", target
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_each_dependency_has_one_door(name):
+    """A third-party package is imported by one module, so that it can be replaced there."""
+    for package, _ in imports(name):
+        if package in sys.stdlib_module_names or package in ("numpy", "pcrshard"):
+            continue
+        allowed = MAY_USE_TORCH if package == "torch" else DOORS[package]
+        assert name in allowed, f"{name} imports {package}, whose door is {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name):
+    """No cycles: a module imports only what stands above it."""
+    for package, target in imports(name):
+        if package == "pcrshard" and target not in ("__version__",):
+            target = "__init__" if target.endswith("__version__") else target
+            assert name == "cli" or ORDER.index(target) < ORDER.index(name), f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_and_functions_stay_small(name):
+    """A person can hold a module in the head."""
+    lines = MODULES[name].read_text().count("\n")
+    assert lines <= 520, f"{name}: {lines} lines"
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.FunctionDef):
+            doc = ast.get_docstring(node, clean=False) or ""
+            length = node.end_lineno - node.lineno + 1 - doc.count("\n")
+            arguments = len(node.args.args) + len(node.args.kwonlyargs)
+            assert length <= 45, f"{name}.{node.name}: {length} lines"
+            assert arguments <= 10, f"{name}.{node.name}: {arguments} arguments"
+
+
+def test_public_names_are_these():
+    """What users import does not vanish or grow by accident."""
+    assert sorted(pcrshard.__all__) == [
+        "DatasetIndex", "EncodeOptions", "JpegHandler", "PCRError", "ScanLevel", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
+        "__version__", "encode", "join_scans", "open_dataset", "pcr_scan", "split_scans",
+    ]  # fmt: skip
+    assert all(getattr(pcrshard, name) is not None for name in pcrshard.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = pcrshard.nonsense
+
+
+def test_public_things_are_documented():
+    """Every public function and class says what it is for."""
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and node in tree.body:
+                assert ast.get_docstring(node), f"{name}.{node.name}"

@@ -1,0 +1,33 @@
+"""Errors must survive WebDataset's handlers, DataLoader workers and process pools."""
+
+import pickle
+
+import pytest
+
+from pcrshard import errors
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_rebuilds_from_its_text_and_pickles(name):
+    """An error crosses process borders with its message whole."""
+    kind = getattr(errors, name)
+    error = kind("expected 1, got 2", url="a/b-000001.tar", key="k", scan=3, offset=4)
+    text = "expected 1, got 2 (shard=a/b-000001.tar, key=k, scan=3, offset=4)"
+    assert str(error) == text
+    assert str(kind(text)) == text
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == text
+    assert isinstance(error, errors.PCRError)
+
+
+def test_appended_arguments_do_not_change_the_message():
+    """WebDataset appends the URL to args; the message stays readable."""
+    error = errors.CorruptPiece("bad")
+    error.args = (*error.args, "s3://bucket/x.tar")
+    assert str(error) == "bad"
+
+
+def test_the_tree_is_drawn_in_the_docstring():
+    """Every class is in the tree that users read."""
+    assert all(name in (errors.__doc__ or "") for name in errors.__all__)

@@ -1,0 +1,41 @@
+"""Scans go to groups by fidelity."""
+
+import pytest
+
+from pcrshard.jpeg import Scan, map_jpeg
+from pcrshard.pixels import make_progressive
+from pcrshard.script import STANDARD, ScanScript, group_scans, parse_scan
+from pcrshard.testing import make_jpeg
+
+GROUPS = {
+    "RGB": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+    "L": [1, 2, 5, 6, 7, 10],
+    "CMYK": [1, *[2] * 4, *[5] * 4, *[6] * 4, 7, *[10] * 4],
+}
+
+
+@pytest.mark.parametrize("mode", GROUPS)
+def test_every_colour_space_has_the_same_fidelity_at_a_scan(mode):
+    """Scan 5 of a gray or CMYK image holds the coefficients that scan 5 of a colour image holds."""
+    found = map_jpeg(make_progressive(make_jpeg(mode=mode)))
+    assert group_scans(STANDARD, found.scans, found.colour) == GROUPS[mode]
+
+
+def test_a_group_may_hold_several_scans():
+    """A script with fewer groups puts neighbouring scans together."""
+    coarse = ScanScript("coarse", ("0,1,2: 0-0, 0, 1; 0: 1-5, 0, 2", ";".join(STANDARD.groups[2:])))
+    scans = [parse_scan(text) for text in STANDARD.groups]
+    assert group_scans(coarse, scans, "ycc") == [1, 1, *[2] * 8]
+
+
+def test_groups_never_decrease():
+    """A scan that the script would send earlier stays behind the one before it, so that prefixes decode."""
+    scans = [Scan((0, 1, 2), 0, 0, 0, 1), Scan((0,), 6, 63, 0, 2), Scan((0,), 1, 5, 0, 2)]
+    assert group_scans(STANDARD, scans, "ycc") == [1, 5, 5]
+
+
+@pytest.mark.parametrize("text", ["", "0: 5-1, 0, 0", "0: 1-64, 0, 0", "0: 1-5, 0, 14", "x: 1-5, 0, 0", "0 1-5 0 0"])
+def test_refuses_what_is_not_a_scan(text):
+    """A typing error in a script is named."""
+    with pytest.raises(ValueError, match="expected a"):
+        parse_scan(text)
