@@ -5,11 +5,12 @@ PyTurboJPEG decodes. It exposes no lossless progressive transform, so ``tjTransf
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import functools
 import io
-import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,20 @@ from .errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 Pixels = npt.NDArray[np.uint8]
 _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
-_local = threading.local()
+_NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
+
+
+class _Strict(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is untyped
+    """PyTurboJPEG that raises where it would warn, for corrupt data too."""
+
+    def _TurboJPEG__report_error(self, handle: int) -> None:  # noqa: N802  # overrides a private method by its mangled name
+        raise OSError(_library().tjGetErrorStr2(handle).decode(errors="replace"))
 
 
 @functools.cache
 def _turbojpeg() -> turbojpeg.TurboJPEG:
     try:
-        return turbojpeg.TurboJPEG()
+        return _Strict()
     except (RuntimeError, OSError) as error:
         raise MissingDependency(
             "libturbojpeg is not installed: `apt-get install libturbojpeg0` or `conda install libjpeg-turbo`"
@@ -43,6 +51,7 @@ def _library() -> ctypes.CDLL:
     library.tjInitTransform.restype = ctypes.c_void_p
     library.tjGetErrorStr2.restype = ctypes.c_char_p
     library.tjGetErrorStr2.argtypes = [ctypes.c_void_p]
+    library.tjDestroy.argtypes = [ctypes.c_void_p]
     library.tjFree.argtypes = [ctypes.c_void_p]
     library.tjTransform.argtypes = [
         ctypes.c_void_p,
@@ -88,18 +97,18 @@ def make_baseline(jpeg: bytes) -> bytes:
 
 def _transform(jpeg: bytes, options: int) -> bytes:
     library = _library()
-    handle = getattr(_local, "handle", None)
-    if handle is None:
-        handle = _local.handle = library.tjInitTransform()
     transform = turbojpeg.TransformStruct(options=options)
     output, size = ctypes.c_void_p(), ctypes.c_ulong()
+    # A handle for each image: a used one keeps the last image's Huffman tables, and a baseline transform would write by them.
+    handle = library.tjInitTransform()
     args = (1, ctypes.byref(output), ctypes.byref(size), ctypes.byref(transform), turbojpeg.TJFLAG_LIMITSCANS)
     try:
         if library.tjTransform(handle, jpeg, len(jpeg), *args) == 0:
             return ctypes.string_at(output, size.value)
+        message = library.tjGetErrorStr2(handle).decode(errors="replace")
     finally:
         library.tjFree(output)
-    message = library.tjGetErrorStr2(handle).decode(errors="replace")
+        library.tjDestroy(handle)
     unsupported = any(word in message for word in _UNSUPPORTED)
     raise (UnsupportedJpeg if unsupported else CorruptJpeg)(f"libjpeg-turbo: {message}")
 
@@ -113,7 +122,7 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
 
     Returns:
         (H, W, 3), (H, W, 1) or (H, W, 4) uint8. The accurate inverse DCT and fancy upsampling; libjpeg smooths
-        between blocks of an unfinished progressive image.
+        between blocks of an unfinished progressive image. CMYK sources become RGB or gray as in Pillow.
 
     Raises:
         CorruptJpeg: It cannot be decoded.
@@ -121,7 +130,31 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
     try:
         return np.asarray(_turbojpeg().decode(jpeg, pixel_format=_FORMATS[mode]))
     except OSError as error:
+        if mode != "cmyk" and any(word in str(error) for word in _NEEDS_PILLOW):
+            return _decode_by_pillow(jpeg, mode)
         raise CorruptJpeg(f"libjpeg-turbo: {error}") from error
+
+
+def _decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
+    """Decode what the TurboJPEG interface does not: CMYK to RGB, rare sampling factors."""
+    with _open_image(jpeg) as picture:
+        pixels = np.array(picture.convert("L" if mode == "gray" else "RGB"))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+@contextlib.contextmanager
+def _open_image(image: bytes) -> Iterator[Any]:
+    """Read an image with Pillow; its errors become :class:`CorruptJpeg`."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
+    try:
+        with Image.open(io.BytesIO(image)) as picture:
+            picture.load()
+            yield picture
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise CorruptJpeg(f"Pillow: {error}") from error
 
 
 def compress(pixels: Pixels, quality: int) -> bytes:
@@ -146,14 +179,8 @@ def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> byte
     Raises:
         CorruptJpeg: Pillow cannot read it.
     """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(image)) as picture:
-            picture.load()
-            return _save_jpeg(picture, quality, resize_short)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise CorruptJpeg(f"Pillow: {error}") from error
+    with _open_image(image) as picture:
+        return _save_jpeg(picture, quality, resize_short)
 
 
 def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> bytes:

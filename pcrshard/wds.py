@@ -75,7 +75,9 @@ def _files(
                     yield {"fname": rename(f"{key}.{field}"), "data": data, **about}
             yield {}
         except PCRError as error:
-            if not on_error.was_asked(error) and on_error(error):
+            if on_error.raised:
+                raise
+            if error is not on_error.last and on_error(error):
                 continue
             return
 
@@ -96,14 +98,15 @@ class _OnError:
     def __init__(self, handler: Handler, url: str) -> None:
         self.handler, self.url = handler, url
         self.last: Exception | None = None
+        self.raised = False
 
     def __call__(self, error: Exception) -> bool:
         self.last = error
         error.args = (*error.args, self.url)
-        return bool(self.handler(error))
-
-    def was_asked(self, error: Exception) -> bool:
-        return self.last is error
+        self.raised = True
+        go_on = bool(self.handler(error))
+        self.raised = False
+        return go_on
 
 
 def _path(url: str) -> str:
@@ -211,7 +214,7 @@ class JpegHandler:
 
     Args:
         imagespec: As in WebDataset: ``l8``, ``rgb8`` give (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1;
-            ``torchl8``, ``torchrgb8``, ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (1, H, W) and (3, H, W).
+            ``torchl8``, ``torchrgb8``, ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (H, W) and (3, H, W).
     """
 
     def __init__(self, imagespec: str) -> None:
@@ -242,7 +245,7 @@ def _to_numpy(pixels: Pixels, floating: bool) -> Any:
 def _to_torch(pixels: Pixels, floating: bool) -> Any:
     import torch
 
-    planes = torch.from_numpy(pixels).permute(2, 0, 1)
+    planes = torch.from_numpy(pixels[..., 0] if pixels.shape[2] == 1 else pixels.transpose(2, 0, 1))
     if not floating:
         return planes.contiguous()
     # One pass to floats and planes: half the time of doing the two one after the other.

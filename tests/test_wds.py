@@ -112,7 +112,7 @@ def test_resampled_and_mixed(shard_urls, dataset):
     """Resampled shards and RandomMix work as ever."""
     resampled = dataset_of(shard_urls, resampled=True, shardshuffle=None).pcr_scan(1, index=str(dataset))
     assert len([None for _, _ in zip(range(60), resampled, strict=False)]) == 60
-    mixed = wds.RandomMix([dataset_of(shard_urls[:2]).pcr_scan(1), dataset_of(shard_urls[2:]).pcr_scan(5)])
+    mixed = wds.RandomMix([dataset_of(shard_urls[:2]).pcr_scan(1), dataset_of(shard_urls[2:]).pcr_scan(5)], longest=True)
     assert len(list(mixed)) == 24
 
 
