@@ -12,7 +12,7 @@ from typing import Any, Self
 import tqdm
 
 from . import __version__, pixels, storage
-from .encode import SKIPPED, EncodeOptions, Skipped, encode, run_tasks, worker_pool
+from .encode import SKIPPED, EncodeOptions, encode, read_skipped, run_tasks, worker_pool
 from .errors import EncodeError, PCRError
 from .export import FORMATS, export_shard
 from .index import DATASET_INDEX, FULL, DatasetIndex, Scan, ShardEntry
@@ -110,10 +110,9 @@ def _encode(args: argparse.Namespace) -> int:
         index = encode(args.src, args.dst, options, workers=args.workers, resume=args.resume, progress=progress)
     print(scan_table(scan_costs(index)))
     print(f"{index.num_samples} samples in {len(index.shards)} shards in {args.dst}")
-    skipped_url = storage.join(args.dst, SKIPPED)
-    if storage.exists(skipped_url):
-        rows = [Skipped(**json.loads(line)) for line in storage.read_bytes(skipped_url).splitlines()]
-        print(f"{len(rows)} images were skipped, listed in {skipped_url}; the first: {rows[0].source}: {rows[0].reason}")
+    if rows := read_skipped(args.dst):
+        listed = storage.join(args.dst, SKIPPED)
+        print(f"{len(rows)} images were skipped, listed in {listed}; the first: {rows[0].source}: {rows[0].reason}")
     return 0
 
 
@@ -201,8 +200,9 @@ def _verify(args: argparse.Namespace) -> int:
             problems += result.problems
             seen.update(result.keys)
             progress(progress.done + index.shards[number].num_samples, index.num_samples)
-    missing = sorted(set(sources or ()) - seen)
-    problems += [f"the source's sample {key} is in no shard" for key in missing]
+    missing = set() if args.src.endswith(".tar") else set(sources or ()) - seen
+    missing -= {row.key for row in read_skipped(args.src.removesuffix(DATASET_INDEX))} if missing else set()
+    problems += [f"the source's sample {key} is in no shard" for key in sorted(missing)]
     return _report_verify(args, index, problems)
 
 

@@ -242,7 +242,9 @@ def encode_shard(task: ShardTask) -> ShardResult:
             except PCRError as error:
                 source = sample.refs[0].url
                 if task.options.on_error == "raise":
-                    raise type(error)(f"{error}; --on-error skip leaves such files out", url=source) from error
+                    raise type(error)(
+                        f"{error}; run again with --resume --on-error skip to leave such files out", url=source
+                    ) from error
                 skipped.append(Skipped(sample.key, source, str(error)))
     if not encoded:
         return ShardResult(None, tuple(skipped))
@@ -309,21 +311,21 @@ class _Journal:
         """Take over the whole shards of an earlier run, or make sure there was none."""
         storage.make_folder(self.dst, options=self.options)
         used = [name for name in (JOURNAL, DATASET_INDEX) if storage.exists(storage.join(self.dst, name), options=self.options)]
-        if used and not resume:
-            raise EncodeError(f"{self.dst} already holds a dataset ({used[0]}): use --resume, or another folder")
-        if JOURNAL in used:
-            self._load()
+        results = self._load() if JOURNAL in used else {}
+        if not resume and (results or DATASET_INDEX in used):
+            raise EncodeError(f"{self.dst} already holds shards ({used[0]}): use --resume, or another folder")
+        self.results = {number: result for number, result in results.items() if self._is_whole(result.entry)}
 
-    def _load(self) -> None:
+    def _load(self) -> dict[int, ShardResult]:
         try:
             raw = json.loads(storage.read_bytes(self.url, options=self.options))
             same = raw["fingerprint"] == self.fingerprint
             results = {int(number): _result_from_json(result) for number, result in raw["shards"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EncodeError(f"not a journal: {error}; remove it to start anew", url=self.url) from error
-        if not same:
+        if results and not same:
             raise EncodeError("the source or the options differ from the run that --resume would go on with", url=self.url)
-        self.results = {number: result for number, result in results.items() if self._is_whole(result.entry)}
+        return results
 
     def _is_whole(self, entry: ShardEntry | None) -> bool:
         if entry is None:
@@ -347,6 +349,14 @@ class _Journal:
         with storage.atomic_write(self.url, options=self.options) as file:
             file.write(json.dumps({"fingerprint": self.fingerprint, "shards": shards}).encode())
         self._saved = time.monotonic()
+
+
+def read_skipped(dst: str, *, options: storage.Options | None = None) -> list[Skipped]:
+    """The images that ``--on-error skip`` left out of a dataset, with the reasons."""
+    url = storage.join(dst, SKIPPED)
+    if not storage.exists(url, options=options):
+        return []
+    return [Skipped(**json.loads(line)) for line in storage.read_bytes(url, options=options).splitlines()]
 
 
 def _result_from_json(raw: Any) -> ShardResult:
