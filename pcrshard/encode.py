@@ -372,7 +372,7 @@ def _finish(
 ) -> DatasetIndex:
     results = [journal.results[number] for number in sorted(journal.results)]
     skipped = [row for result in results for row in result.skipped]
-    if skipped:
+    if skipped or read_skipped(dst, options=dst_options):
         with storage.atomic_write(storage.join(dst, SKIPPED), options=dst_options) as file:
             file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in skipped)
     entries = tuple(result.entry for result in results if result.entry is not None)

@@ -38,8 +38,8 @@ DATASET_INDEX = "pcr.json"
 
 _HEAD = struct.Struct("<8sIIIIIIQ")
 _ABSENT = 0xFFFFFFFF
-_FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/]+")
-_KEY = re.compile(r"(?!/)(?:[^\x00\\/]*/)*[^\x00\\/.]+")
+_FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
+_KEY = re.compile(r"(?!/)(?:[^\x00\\/\ud800-\udfff]*/)*[^\x00\\/.\ud800-\udfff]+")
 _SHARD_NAME = re.compile(r"[^/\\\x00]+\.tar")
 # CRC-32C (Castagnoli, RFC 3720 appendix B.4): crc32c(data, start_value=0) -> int; an alias, because it is called for every sample.
 crc32c: Callable[..., int] = _crc32c.crc32c
@@ -55,12 +55,13 @@ def round512(size: int) -> int:
 
 def valid_key(key: str) -> bool:
     """Whether WebDataset splits ``key.field`` as it was joined, and the key stays inside a folder (SPEC 2.3)."""
-    return bool(_KEY.fullmatch(key)) and len(key.encode()) <= 1024 and not (".." in key and ".." in key.split("/"))
+    parts_ok = not (".." in key and ".." in key.split("/"))
+    return parts_ok and bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= 1024
 
 
 def valid_field(name: str) -> bool:
     """Whether a field name is legal (SPEC 2.2)."""
-    return len(name.encode()) <= 100 and bool(_FIELD.fullmatch(name))
+    return len(name.encode("utf-8", "surrogatepass")) <= 100 and bool(_FIELD.fullmatch(name))
 
 
 class Head(NamedTuple):

@@ -5,18 +5,16 @@ A source is listed once, cheaply; what is kept of a sample is where its bytes ar
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple
 
 from . import storage
 from .errors import EncodeError
-from .index import valid_field, valid_key
+from .index import BLOCK, valid_field, valid_key
 from .writer import JPEG_EXTENSIONS
 
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
@@ -141,7 +139,7 @@ def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | 
 
 def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRef]:
     """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
-    key, refs = "", list[FieldRef]()
+    key, refs = "", dict[str, FieldRef]()
     try:
         with storage.open_file(url, options=options) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for info in tar:
@@ -150,25 +148,53 @@ def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRe
                     continue
                 if match[1] != key:
                     if refs:
-                        yield SampleRef(key, tuple(refs))
-                    key, refs = match[1], []
-                refs.append(_tar_field(url, info, key, match[2].lower()))
+                        yield SampleRef(key, tuple(refs.values()))
+                    key, refs = match[1], {}
+                ref = _tar_field(url, info, key, match[2].lower())
+                if ref.name in refs:
+                    raise EncodeError(f"two members {info.name!r} in one sample", url=url)
+                refs[ref.name] = ref
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
+            _check_tar_end(file, tar.offset, url)
     except tarfile.TarError as error:
         raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
     if refs:
-        yield SampleRef(key, tuple(refs))
+        yield SampleRef(key, tuple(refs.values()))
+
+
+def _check_tar_end(file: BinaryIO, offset: int, url: str) -> None:
+    """Python's tarfile takes a damaged header for the end of the tar; a shorter dataset must not come of that."""
+    file.seek(offset)
+    block = file.read(BLOCK)
+    if block not in (b"", bytes(BLOCK)):
+        raise EncodeError("expected a tar header or the end of the tar, got a damaged header", url=url, offset=offset)
 
 
 def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef:
     if not valid_key(key) or not valid_field(name):
         raise EncodeError(f"member {info.name!r} does not make a legal key and field", url=url)
+    if info.issparse():
+        raise EncodeError(f"member {info.name!r} is stored with holes; make the tar without --sparse", url=url)
     return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
 
 
 def _list_file(path: str, options: storage.Options | None) -> Source:
-    text = storage.read_bytes(path, options=options).decode()
-    rows = list(_tsv_rows(text) if path.endswith(".tsv") else _jsonl_rows(text, path))
+    lines = storage.read_bytes(path, options=options).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    parse: Callable[[str], dict[str, Any] | None] = _TsvParser() if path.endswith(".tsv") else _parse_json
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse(line.removesuffix(b"\r").decode()) if line.strip() else None
+            if row is not None:
+                _check_row(row)
+                rows.append(row)
+        except (ValueError, RecursionError) as error:
+            reason = str(error).replace("\n", " ")
+            raise EncodeError(f"line {number}: {reason}", url=path) from error
+    return _rows_to_source(rows, path)
+
+
+def _rows_to_source(rows: list[dict[str, Any]], path: str) -> Source:
     folder = path.rpartition("/")[0]
     labels = {row["label"] for row in rows if "label" in row}
     names = sorted(label for label in labels if isinstance(label, str))
@@ -176,7 +202,7 @@ def _list_file(path: str, options: storage.Options | None) -> Source:
         raise EncodeError("expected labels that are all numbers or all names", url=path)
     numbers = {name: i for i, name in enumerate(names)}
     samples = []
-    for key, row in zip(_unique_keys(str(row["path"]) for row in rows), rows, strict=True):
+    for key, row in zip(_unique_keys(row["path"] for row in rows), rows, strict=True):
         known = []
         if "label" in row:
             known.append(("cls", str(numbers.get(row["label"], row["label"])).encode()))
@@ -190,30 +216,38 @@ def _list_file(path: str, options: storage.Options | None) -> Source:
     return Source(samples, tuple(names))
 
 
-def _jsonl_rows(text: str, path: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise EncodeError(f"line {number} is not JSON: {error}", url=path) from error
-        if not isinstance(row, dict) or not isinstance(row.get("path"), str):
-            raise EncodeError(f"line {number}: expected an object with a 'path'", url=path)
-        if "label" in row and (isinstance(row["label"], bool) or not isinstance(row["label"], int | str)):
-            raise EncodeError(f"line {number}: expected a label that is a number or a name", url=path)
-        yield row
+def _check_row(row: dict[str, Any]) -> None:
+    """Raise :class:`EncodeError` unless the row has a path to a file and, if any, a label that is a number or a name."""
+    path, label = row.get("path"), row.get("label", 0)
+    if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
+        raise EncodeError(f"expected a path to a file, got {path!r}")
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
 
 
-def _tsv_rows(text: str) -> Iterator[dict[str, Any]]:
+def _parse_json(line: str) -> dict[str, Any]:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise EncodeError("expected a JSON object")
+    return row
+
+
+class _TsvParser:
     """Rows of path, label, extra; a first line with a ``path`` column names the columns instead."""
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE) if row]
-    names = ["path", "label", "extra"]
-    if rows and "path" in rows[0]:
-        names = ["label" if name == "class" and "label" not in rows[0] else name for name in rows.pop(0)]
-    for row in rows:
-        named = {name: value for name, value in zip(names, row, strict=False) if value}
-        if "path" not in named:
-            raise EncodeError(f"expected a path in the row {row}")
-        label = named.get("label", "")
-        yield named | ({"label": int(label)} if label.isdecimal() else {})
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, line: str) -> dict[str, Any] | None:
+        cells = line.split("\t")
+        if not self.names:
+            self.names = ["path", "label", "extra"]
+            if "path" in cells:
+                self.names = ["label" if name == "class" and "label" not in cells else name for name in cells]
+                return None
+        if len(cells) > len(self.names) or "\r" in line:
+            raise ValueError(f"expected the columns {', '.join(self.names)}, got {len(cells)}")
+        row: dict[str, Any] = {name: value for name, value in zip(self.names, cells, strict=False) if value}
+        if str(row.get("label", "")).isdecimal():
+            row["label"] = int(row["label"])
+        return row

@@ -30,7 +30,10 @@ def expand(urls: str | Sequence[str]) -> list[str]:
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """
     patterns = urls.split("::") if isinstance(urls, str) else [str(url) for url in urls]
-    return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
+    try:
+        return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
+    except ValueError as error:
+        raise StorageError(f"not a brace pattern: {error}") from error
 
 
 def join(folder: str, name: str) -> str:
@@ -39,6 +42,10 @@ def join(folder: str, name: str) -> str:
 
 
 def _resolve(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
+    if "://" not in url:
+        # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
+        local = fsspec.filesystem("file", **(options or {}))
+        return local, str(local._strip_protocol(url))
     try:
         fs, path = fsspec.core.url_to_fs(url, **(options or {}))
     except (ImportError, ValueError) as error:
@@ -48,12 +55,12 @@ def _resolve(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSyst
 
 @contextlib.contextmanager
 def _mapped(url: str, doing: str) -> Iterator[None]:
-    """Turn any storage failure into a :class:`StorageError` that names the URL."""
+    """Turn any failure of a store into a :class:`StorageError` that names the URL; each library has errors of its own."""
     try:
         yield
-    except StorageError:
+    except PCRError:
         raise
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
         raise StorageError(f"cannot {doing}: {type(error).__name__}: {error}", url=url) from error
 
 
@@ -114,7 +121,10 @@ def _read_exactly(file: io.RawIOBase, view: memoryview, start: int) -> None:
 @contextlib.contextmanager
 def _borrow(size: int) -> Iterator[memoryview]:
     """A buffer of ``size`` bytes from a small pool: fresh memory would cost more in page faults than the read itself."""
-    buffer = _idle_buffers.pop() if _idle_buffers else bytearray()
+    try:
+        buffer = _idle_buffers.pop()
+    except IndexError:
+        buffer = bytearray()
     if len(buffer) < size:
         buffer = bytearray(size)
     view = memoryview(buffer)
@@ -123,6 +133,17 @@ def _borrow(size: int) -> Iterator[memoryview]:
     finally:
         if len(_idle_buffers) < _MAX_IDLE_BUFFERS:
             _idle_buffers.append(buffer)
+
+
+@contextlib.contextmanager
+def _mapped_os_errors(url: str) -> Iterator[None]:
+    """A full disk is a :class:`StorageError`; any other error of the block passes."""
+    try:
+        yield
+    except PCRError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=url) from error
 
 
 def read_bytes(url: str, *, options: Options | None = None) -> bytes:
@@ -144,13 +165,20 @@ def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Optio
     Returns:
         For each range its bytes, or the :class:`StorageError` or :class:`TruncatedShard` that came instead.
     """
-    if not ranges:
-        return []
-    fs, _ = _resolve(ranges[0][0], options)
-    paths = [fs._strip_protocol(url) for url, _, _ in ranges]
-    with _mapped(ranges[0][0], "read ranges"):
-        parts = fs.cat_ranges(paths, [r[1] for r in ranges], [r[2] for r in ranges], on_error="return")
-    return [_range_result(url, start, stop, part) for (url, start, stop), part in zip(ranges, parts, strict=True)]
+    results: dict[int, bytes | PCRError] = {}
+    by_store: dict[int, tuple[fsspec.AbstractFileSystem, list[tuple[int, str]]]] = {}
+    for i, (url, start, stop) in enumerate(ranges):
+        if start == stop:
+            results[i] = b""
+            continue
+        fs, path = _resolve(url, options)
+        by_store.setdefault(id(fs), (fs, []))[1].append((i, path))
+    for fs, wanted in by_store.values():
+        starts, stops = ([ranges[i][field] for i, _ in wanted] for field in (1, 2))
+        with _mapped(ranges[wanted[0][0]][0], "read ranges"):
+            parts = fs.cat_ranges([path for _, path in wanted], starts, stops, on_error="return")
+        results |= {i: _range_result(*ranges[i], part) for (i, _), part in zip(wanted, parts, strict=True)}
+    return [results[i] for i in range(len(ranges))]
 
 
 def _range_result(url: str, start: int, stop: int | None, part: bytes | Exception) -> bytes | PCRError:
@@ -199,9 +227,28 @@ def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str
     with _mapped(folder, "list"):
         if not fs.isdir(path):
             raise StorageError("expected a folder, there is none", url=folder)
+        if isinstance(fs, LocalFileSystem):
+            return sorted(_walk(path))
         found = fs.find(path, detail=True)
     root = path.rstrip("/") + "/"
     return sorted((name[len(root) :], int(info["size"])) for name, info in found.items())
+
+
+def _walk(root: str) -> Iterator[tuple[str, int]]:
+    """Local files with their sizes; links to folders are followed, each folder once."""
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if _is_new(os.path.join(folder, name), seen)]
+        for name in files:
+            path = os.path.join(folder, name)
+            yield os.path.relpath(path, root), os.stat(path).st_size
+
+
+def _is_new(folder: str, seen: set[str]) -> bool:
+    real = os.path.realpath(folder)
+    known = real in seen
+    seen.add(real)
+    return not known
 
 
 def make_folder(url: str, *, options: Options | None = None) -> None:
@@ -235,11 +282,10 @@ def atomic_write(url: str, *, options: Options | None = None) -> Iterator[Binary
             os.makedirs(folder, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".pcrshard-", suffix=".tmp", dir=folder)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with _mapped_os_errors(url), os.fdopen(handle, "wb") as file:
             yield file
-            with _mapped(url, "write"):
-                file.flush()
-                os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())
         with _mapped(url, "write"):
             _publish(fs, temporary, path, local)
     finally:
