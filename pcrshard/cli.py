@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from . import __version__, pixels, storage
 from .encode import SKIPPED, EncodeOptions, encode, read_skipped, run_tasks, worker_pool
 from .errors import EncodeError, PCRError
 from .export import FORMATS, export_shard
-from .index import DATASET_INDEX, FULL, DatasetIndex, Scan, ShardEntry
+from .index import DATASET_INDEX, FULL, DatasetIndex, Scan, ShardEntry, crc32c
 from .reader import Shard, open_dataset
 from .report import scan_costs, scan_table
 from .sources import list_source
@@ -32,8 +35,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
     args = _parser().parse_args(argv)
+    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
+    for stream in (sys.stdout, sys.stderr):
+        # A file's name need not be UTF-8, and must not stop the report about it.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has seen enough (| head); python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except PCRError as error:
         print(f"pcrshard {args.command}: {error}", file=sys.stderr)
         return 1
@@ -165,7 +179,10 @@ def _open(url: str) -> tuple[DatasetIndex, list[str]]:
     shard = Shard(url)
     head = shard.head
     crc = int.from_bytes(head.encode()[8:12], "little")
-    entry = ShardEntry(url.rpartition("/")[2], head.num_samples, crc, head.prefix_stops[-1] + 1024, head.prefix_stops)
+    size = storage.file_bytes(url)
+    with storage.open_range(url, 0, size) as view:
+        whole = crc32c(view)
+    entry = ShardEntry(url.rpartition("/")[2], head.num_samples, crc, size, whole, head.prefix_stops)
     return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,)), [url]
 
 
@@ -195,12 +212,15 @@ def _verify(args: argparse.Namespace) -> int:
         tasks[i] = VerifyTask(url, entry, _sources_of(url, sources))
     problems: list[str] = []
     seen: set[str] = set()
+    unread = 0
     with _Progress("verify", "images") as progress, worker_pool(args.workers, len(tasks)) as pool:
         for number, result in run_tasks(pool, verify_shard, tasks):
             problems += result.problems
             seen.update(result.keys)
+            unread += not result.keys
             progress(progress.done + index.shards[number].num_samples, index.num_samples)
-    missing = set() if args.src.endswith(".tar") else set(sources or ()) - seen
+    # Of a shard that could not be read nobody knows what is missing.
+    missing = set() if unread or args.src.endswith(".tar") else set(sources or ()) - seen
     missing -= {row.key for row in read_skipped(args.src.removesuffix(DATASET_INDEX))} if missing else set()
     problems += [f"the source's sample {key} is in no shard" for key in sorted(missing)]
     return _report_verify(args, index, problems)
@@ -245,18 +265,21 @@ def _add_export(commands: Any) -> None:
 
 
 def _scan(text: str) -> Scan:
+    if text != FULL and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
     return FULL if text == FULL else int(text)
 
 
 def _export(args: argparse.Namespace) -> int:
     index, urls = _open(args.src)
-    total = 0
+    if os.path.realpath(args.dst) == os.path.realpath(os.path.dirname(urls[0])):
+        raise EncodeError(f"expected another folder than the dataset's own, got {args.dst}")
+    total, taken = 0, set[str]()
     with _Progress("export", "images") as progress:
         for url, entry in zip(urls, index.shards, strict=True):
             shard = Shard(url, entry=entry)
-            total += export_shard(
-                shard, args.dst, scan=args.scan, form=args.format, baseline=args.baseline, classes=index.classes
-            )
+            form = {"scan": args.scan, "form": args.format, "baseline": args.baseline}
+            total += export_shard(shard, args.dst, classes=index.classes, taken=taken, **form)
             progress(total, index.num_samples)
     print(f"{total} samples at scan {args.scan} in {args.dst}")
     return 0

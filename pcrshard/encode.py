@@ -12,16 +12,18 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from . import storage
 from .errors import CorruptJpeg, EncodeError, PCRError
-from .index import DATASET_INDEX, HEAD_STOP, DatasetIndex, ShardEntry
+from .index import DATASET_INDEX, DatasetIndex, ShardEntry, crc32c
 from .jpeg import SOI, map_jpeg
 from .pixels import to_jpeg
 from .sources import CONVERTIBLE, SampleRef, Source, list_source
@@ -36,6 +38,7 @@ from .writer import (
     write_shard,
 )
 
+_log = logging.getLogger("pcrshard")
 JOURNAL = "encode-journal.json"
 SKIPPED = "skipped.jsonl"
 _SAMPLES_PER_READ = 64
@@ -77,8 +80,10 @@ class EncodeOptions:
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ("raise", "skip"):
             raise EncodeError(f"expected on_error 'raise' or 'skip', got {self.on_error!r}")
-        if min(self.num_shards or 1, self.samples_per_shard or 1, self.resize_short or 1) < 1:
-            raise EncodeError("expected num_shards, samples_per_shard and resize_short above 0")
+        for name in ("num_shards", "samples_per_shard", "resize_short"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EncodeError(f"expected {name} above 0, got {value}")
         if self.reencode_quality is not None and not 1 <= self.reencode_quality <= 100:
             raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
 
@@ -148,8 +153,12 @@ def encode(
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     source = source._replace(samples=convert_names(source.samples, options))
     names = field_names(source.samples)
+    if unknown := set(options.fmt.preview_fields) - set(names[1]):
+        raise EncodeError(f"expected preview fields of {list(names[1])}, got {sorted(unknown)}")
+    if source.ignored:
+        _log.warning("%s: left out %d files that are not images: %s", src, len(source.ignored), _some(source.ignored))
     shards = plan_shards(source.samples, options)
-    journal = _Journal(dst, _fingerprint(source, options), dst_options)
+    journal = _Journal(dst, _fingerprint(source, options), options.on_error, dst_options)
     journal.open(resume)
     tasks = {
         number: ShardTask(storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options)
@@ -166,6 +175,10 @@ def encode(
     return _finish(dst, journal, options, source.classes, dst_options)
 
 
+def _some(names: Sequence[str], count: int = 5) -> str:
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+
+
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
     """Rename the image of samples that have no JPEG but another image, if they are to be re-encoded."""
     if options.reencode_quality is None:
@@ -176,8 +189,8 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
 def _convert_name(sample: SampleRef) -> SampleRef:
     if any(_is_jpeg_name(ref.name) for ref in sample.refs):
         return sample
-    refs = tuple(ref._replace(name="jpg") if ref.name in CONVERTIBLE else ref for ref in sample.refs)
-    return sample._replace(refs=refs)
+    image = next((ref for ref in sample.refs if ref.name in CONVERTIBLE), None)
+    return sample._replace(refs=tuple(ref._replace(name="jpg") if ref is image else ref for ref in sample.refs))
 
 
 def _is_jpeg_name(name: str) -> bool:
@@ -278,7 +291,7 @@ def _prepare(image: bytes, options: EncodeOptions) -> bytes:
     try:
         map_jpeg(image)
     except CorruptJpeg as error:
-        known = "got a" in str(error)
+        known = "got a " in str(error)
         raise CorruptJpeg(f"{error}; --reencode-quality Q converts it (lossy)" if known else str(error)) from error
     return image
 
@@ -301,8 +314,8 @@ def _fingerprint(source: Source, options: EncodeOptions) -> str:
 class _Journal:
     """Which shards are written; kept in the destination, so that a run can go on where it stopped."""
 
-    def __init__(self, dst: str, fingerprint: str, options: storage.Options | None) -> None:
-        self.dst, self.fingerprint, self.options = dst, fingerprint, options
+    def __init__(self, dst: str, fingerprint: str, on_error: str, options: storage.Options | None) -> None:
+        self.dst, self.fingerprint, self.on_error, self.options = dst, fingerprint, on_error, options
         self.url = storage.join(dst, JOURNAL)
         self.results: dict[int, ShardResult] = {}
         self._saved = 0.0
@@ -311,29 +324,37 @@ class _Journal:
         """Take over the whole shards of an earlier run, or make sure there was none."""
         storage.make_folder(self.dst, options=self.options)
         used = [name for name in (JOURNAL, DATASET_INDEX) if storage.exists(storage.join(self.dst, name), options=self.options)]
-        results = self._load() if JOURNAL in used else {}
+        fingerprint, results = self._load() if JOURNAL in used else (self.fingerprint, {})
         if not resume and (results or DATASET_INDEX in used):
-            raise EncodeError(f"{self.dst} already holds shards ({used[0]}): use --resume, or another folder")
-        self.results = {number: result for number, result in results.items() if self._is_whole(result.entry)}
+            raise EncodeError(f"{self.dst} already holds a dataset ({used[0]}): use --resume, or another folder")
+        if DATASET_INDEX in used and JOURNAL not in used:
+            raise EncodeError(f"{self.dst} holds a dataset that --resume cannot go on with: it has no {JOURNAL}")
+        if results and fingerprint != self.fingerprint:
+            raise EncodeError("the source or the options differ from the run that --resume would go on with", url=self.url)
+        storage.remove_temporary_files(self.dst, options=self.options)
+        self.results = {number: result for number, result in results.items() if self._is_kept(result)}
 
-    def _load(self) -> dict[int, ShardResult]:
+    def _load(self) -> tuple[str, dict[int, ShardResult]]:
         try:
             raw = json.loads(storage.read_bytes(self.url, options=self.options))
-            same = raw["fingerprint"] == self.fingerprint
+            fingerprint = str(raw["fingerprint"])
             results = {int(number): _result_from_json(result) for number, result in raw["shards"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EncodeError(f"not a journal: {error}; remove it to start anew", url=self.url) from error
-        if results and not same:
-            raise EncodeError("the source or the options differ from the run that --resume would go on with", url=self.url)
-        return results
+        return fingerprint, results
 
-    def _is_whole(self, entry: ShardEntry | None) -> bool:
+    def _is_kept(self, result: ShardResult) -> bool:
+        """Whether a shard need not be made again: every byte is there, and nothing was skipped that is to raise now."""
+        entry = result.entry
+        if result.skipped and self.on_error == "raise":
+            return False
         if entry is None:
             return True
         url = storage.join(self.dst, entry.name)
         try:
             with storage.open_range(url, 0, entry.shard_bytes, options=self.options) as view:
-                return bytes(view[520:524]) == entry.head_crc32c.to_bytes(4, "little") and len(view) > HEAD_STOP
+                whole = crc32c(view) == entry.shard_crc32c
+            return whole and storage.file_bytes(url, options=self.options) == entry.shard_bytes
         except PCRError:
             return False
 
@@ -389,18 +410,32 @@ def worker_pool(
     workers: int | None, num_tasks: int, given: concurrent.futures.Executor | None = None
 ) -> Iterator[concurrent.futures.Executor | None]:
     """The executor given, or worker processes; ``None`` means to run in this process."""
+    if workers is not None and workers < 1:
+        raise EncodeError(f"expected at least one worker, got {workers}")
     workers = min(workers or len(os.sched_getaffinity(0)), num_tasks)
     if given is not None or workers <= 1:
         yield given
         return
     # Not fork: the caller may have threads, and libraries that do not survive it.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, context, _die_with_parent) as pool:
         try:
             yield pool
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _die_with_parent() -> None:
+    """End this worker when its parent is killed, which cannot tell it so."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def run_tasks(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
 from . import storage
 from .errors import EncodeError
-from .index import FULL, Scan, round512
-from .jpeg import SOI
+from .index import FULL, Scan, round512, valid_key
 from .members import TRAILER, tar_header
 from .pixels import make_baseline
 from .reader import Sample, Shard
@@ -23,7 +22,8 @@ def export_shard(
     scan: Scan = FULL,
     form: str = "folder",
     baseline: bool = False,
-    classes: Iterable[str] = (),
+    classes: Sequence[str] = (),
+    taken: set[str] | None = None,
     options: storage.Options | None = None,
 ) -> int:
     """Write a shard's samples as ordinary files.
@@ -36,6 +36,7 @@ def export_shard(
             ``wds`` writes a tar of the shard's name with all fields.
         baseline: Rearrange images losslessly into baseline JPEGs, for hardware decoders.
         classes: Class names of the dataset index.
+        taken: Keys already written by earlier calls, so that no image overwrites another; added to.
         options: fsspec storage options of ``dst``.
 
     Returns:
@@ -46,28 +47,36 @@ def export_shard(
     """
     if form not in FORMATS:
         raise EncodeError(f"expected a form of {FORMATS}, got {form!r}")
-    samples = (_convert(sample, baseline) for sample in shard.samples(scan))
+    streams = {field for field, _ in shard.index.schema.streams}
+    samples = (_convert(sample, streams, baseline) for sample in shard.samples(scan))
     if form == "wds":
         name = shard.url.rpartition("/")[2]
         with storage.atomic_write(storage.join(dst, name), options=options) as file:
             return _write_all(samples, lambda path, data: _add_member(file, path, data), TRAILER, file)
-    names = list(classes)
-    return _write_all((_in_class(s, names) for s in samples), lambda path, data: _write_file(dst, path, data, options))
+    taken = set() if taken is None else taken
+    images = ({"__key__": _path(s, classes, taken)} | {k: v for k, v in s.items() if k in streams} for s in samples)
+    return _write_all(images, lambda path, data: _write_file(dst, path, data, options))
 
 
-def _convert(sample: Sample, baseline: bool) -> Sample:
+def _convert(sample: Sample, streams: set[str], baseline: bool) -> Sample:
     if not baseline:
         return sample
-    return {k: make_baseline(v) if isinstance(v, bytes) and v[:2] == SOI else v for k, v in sample.items()}
+    return {k: make_baseline(v) if k in streams else v for k, v in sample.items()}
 
 
-def _in_class(sample: Sample, classes: list[str]) -> Sample:
-    """Only the images, under their class's name."""
-    key, label = str(sample["__key__"]), sample.get("cls", b"")
-    number = int(label) if isinstance(label, bytes) and label.isdigit() else -1
+def _path(sample: Sample, classes: Sequence[str], taken: set[str]) -> str:
+    """The sample's path without extension: its key, under its class's name, with a number if another sample has it."""
+    key, label = str(sample["__key__"]), sample.get("cls", b"").strip()
+    number = int(label) if label.isdigit() and len(label) < 10 else -1
     if 0 <= number < len(classes) and not key.startswith(classes[number] + "/"):
-        key = f"{classes[number].replace('/', '_')}/{key}"
-    return {"__key__": key} | {k: v for k, v in sample.items() if isinstance(v, bytes) and v[:2] == SOI}
+        name = classes[number].replace("/", "_")
+        key = f"{name if valid_key(f'{name}/x') else f'class{number}'}/{key}"
+    path, count = key, 0
+    while path in taken:
+        count += 1
+        path = f"{key}_{count}"
+    taken.add(path)
+    return path
 
 
 def _write_all(

@@ -39,7 +39,7 @@ DATASET_INDEX = "pcr.json"
 _HEAD = struct.Struct("<8sIIIIIIQ")
 _ABSENT = 0xFFFFFFFF
 _FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
-_KEY = re.compile(r"(?!/)(?:[^\x00\\/\ud800-\udfff]*/)*[^\x00\\/.\ud800-\udfff]+")
+_KEY = re.compile(r"(?:(?!\.\.?/)[^\x00\\/\ud800-\udfff]+/)*[^\x00\\/.\ud800-\udfff]+")
 _SHARD_NAME = re.compile(r"[^/\\\x00]+\.tar")
 # CRC-32C (Castagnoli, RFC 3720 appendix B.4): crc32c(data, start_value=0) -> int; an alias, because it is called for every sample.
 crc32c: Callable[..., int] = _crc32c.crc32c
@@ -55,8 +55,7 @@ def round512(size: int) -> int:
 
 def valid_key(key: str) -> bool:
     """Whether WebDataset splits ``key.field`` as it was joined, and the key stays inside a folder (SPEC 2.3)."""
-    parts_ok = not (".." in key and ".." in key.split("/"))
-    return parts_ok and bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= 1024
+    return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= 1024
 
 
 def valid_field(name: str) -> bool:
@@ -191,7 +190,7 @@ def decode_schema(data: bytes) -> Schema:
     _require(type(raw["base"]) is int, "expected base to be an integer")
     lists = {name: tuple(raw[name]) for name in ("groups", "fields", "preview_fields")}
     schema = Schema(raw["script"], layout=raw["layout"], base=raw["base"], streams=tuple(pairs), **lists)
-    _check_schema(schema)
+    check_schema(schema)
     return schema
 
 
@@ -200,13 +199,15 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-def _check_schema(schema: Schema) -> None:
+def check_schema(schema: Schema) -> None:
+    """Check names and numbers of a schema (SPEC 2.2); raises :class:`CorruptIndex`."""
     preview = schema.layout == "preview"
     _require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}")
     _require(1 <= schema.base <= len(schema.groups) if preview else schema.base == 0, "base does not fit layout")
     _require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
     codecs = {codec for _, codec in schema.streams}
     _require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
+    _require(len(schema.fields) <= MAX_FIELDS, "expected at most 256 fields")
     names = [*(field for field, _ in schema.streams), *schema.fields]
     _require(len(set(names)) == len(names), "streams and fields are not distinct")
     _require(all(map(valid_field, names)), "a field name is not legal")
@@ -408,6 +409,7 @@ class ShardEntry(NamedTuple):
     num_samples: int
     head_crc32c: int
     shard_bytes: int
+    shard_crc32c: int
     prefix_stops: tuple[int, ...]
 
     def prefix_stop(self, scan: Scan) -> int:
@@ -460,6 +462,7 @@ class DatasetIndex:
             if isinstance(error, CorruptIndex | UnsupportedVersion):
                 raise
             raise CorruptIndex(f"not a dataset index: {type(error).__name__} {error}", url=url) from error
+        _require(shards, "expected at least one shard", url)
         _require(same, "num_samples is not the sum over the shards", url)
         _require(len({shard.name for shard in shards}) == len(shards), "shard names are not distinct", url)
         return index
@@ -468,7 +471,7 @@ class DatasetIndex:
 def _decode_entry(raw: dict[str, Any], num_groups: int, url: str | None) -> ShardEntry:
     entry = ShardEntry(*(raw[name] for name in ShardEntry._fields))
     stops = entry.prefix_stops
-    numbers = [entry.num_samples, entry.head_crc32c, entry.shard_bytes, num_groups, *stops]
+    numbers = [num_groups, *entry[1:-1], *stops]
     _require(all(type(number) is int and 0 <= number < 1 << 63 for number in numbers), "expected whole numbers", url)
     _require(type(entry.name) is str and _SHARD_NAME.fullmatch(entry.name), f"bad shard name {entry.name!r}", url)
     _require(1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1, "prefix_stops do not fit num_groups", url)

@@ -192,8 +192,11 @@ def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> b
         extra["qtables"] = picture.quantization
     else:
         extra["quality"] = quality or 90
-    if picture.mode not in ("L", "RGB", "CMYK"):
-        picture = picture.convert("L" if picture.mode in ("1", "I;16", "LA") else "RGB")
+    if picture.mode.startswith("I"):
+        # Pillow would clip 16 bits to 8 instead of scaling them.
+        picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
+    elif picture.mode not in ("L", "RGB", "CMYK"):
+        picture = picture.convert("L" if picture.mode in ("1", "LA") else "RGB")
     if resize_short is not None and min(picture.size) > resize_short:
         scale = resize_short / min(picture.size)
         size = tuple(max(resize_short, round(side * scale)) for side in picture.size)

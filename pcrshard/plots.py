@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import MissingDependency
+from .errors import MissingDependency, StorageError
 from .pixels import Pixels
 from .report import ScanCost, human_bytes
 
@@ -29,8 +29,16 @@ def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     draw_scan_costs(axes, costs)
     axes.set_title(title)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: str) -> None:
+    try:
+        figure.savefig(path, dpi=100)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot save the picture: {error}", url=path) from error
+    finally:
+        _pyplot().close(figure)
 
 
 def draw_scan_costs(axes: Any, costs: Sequence[ScanCost]) -> None:
@@ -61,5 +69,4 @@ def plot_ladder(images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanC
         axes[f"image{i}"].axis("off")
     draw_scan_costs(axes["bars"], costs)
     figure.suptitle(title)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    _save(figure, path)

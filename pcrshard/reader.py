@@ -128,7 +128,8 @@ class Shard:
             raise NotAShard("expected a PCR shard, got something that is not a tar", url=self.url)
         head = decode_head(view[BLOCK:HEAD_STOP], url=self.url)
         crc = int.from_bytes(view[BLOCK + 8 : BLOCK + 12], "little")
-        if self.entry and (crc != self.entry.head_crc32c or head.prefix_stops != self.entry.prefix_stops):
+        known = self.entry
+        if known and (crc, head.num_samples, head.prefix_stops) != (known.head_crc32c, known.num_samples, known.prefix_stops):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, or the index is old", url=self.url
             )

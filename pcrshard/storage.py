@@ -6,6 +6,7 @@ A range is asked for once, exactly, and what comes is measured: a short or long 
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import os
 import tempfile
@@ -21,6 +22,7 @@ from .errors import PCRError, StorageError, TruncatedShard
 Options = Mapping[str, Any]
 _idle_buffers: list[bytearray] = []
 _MAX_IDLE_BUFFERS = 2
+_TEMPORARY = ".pcrshard-"
 
 
 def expand(urls: str | Sequence[str]) -> list[str]:
@@ -203,6 +205,13 @@ def open_file(url: str, *, options: Options | None = None) -> BinaryIO:
         return cast("BinaryIO", fs.open(path, "rb", block_size=1 << 20))
 
 
+def file_bytes(url: str, *, options: Options | None = None) -> int:
+    """Size of a file in bytes; one request."""
+    fs, path = _resolve(url, options)
+    with _mapped(url, "look up"):
+        return int(fs.size(path))
+
+
 def exists(url: str, *, options: Options | None = None) -> bool:
     """Whether a file or folder is there; one request."""
     fs, path = _resolve(url, options)
@@ -265,6 +274,15 @@ def remove(url: str, *, options: Options | None = None) -> None:
         fs.rm(path, recursive=True)
 
 
+def remove_temporary_files(folder: str, *, options: Options | None = None) -> None:
+    """Remove what a killed process left of :func:`atomic_write`; no other process may be writing to the folder."""
+    fs, path = _resolve(folder, options)
+    if isinstance(fs, LocalFileSystem):
+        with _mapped(folder, "remove temporary files"):
+            for left in glob.glob(os.path.join(glob.escape(path), f"{_TEMPORARY}*.tmp")):
+                os.unlink(left)
+
+
 @contextlib.contextmanager
 def atomic_write(url: str, *, options: Options | None = None) -> Iterator[BinaryIO]:
     """Write a file that appears whole or not at all.
@@ -280,7 +298,7 @@ def atomic_write(url: str, *, options: Options | None = None) -> Iterator[Binary
     with _mapped(url, "write"):
         if folder:
             os.makedirs(folder, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".pcrshard-", suffix=".tmp", dir=folder)
+        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, suffix=".tmp", dir=folder)
     try:
         with _mapped_os_errors(url), os.fdopen(handle, "wb") as file:
             yield file

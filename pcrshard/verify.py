@@ -9,7 +9,7 @@ import numpy as np
 
 from . import storage
 from .errors import PCRError
-from .index import BLOCK, FULL, HEAD_STOP, ShardEntry, ShardIndex, round512
+from .index import BLOCK, DATASET_INDEX, FULL, HEAD_STOP, ShardEntry, ShardIndex, crc32c, round512
 from .jpeg import SOI, map_jpeg
 from .members import TRAILER, index_name, plan_members, tar_header
 from .pixels import decode
@@ -49,9 +49,12 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         stop = head.prefix_stops[-1] + len(TRAILER)
         with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
             problems += _check_bytes(task.url, index, view)
-        if task.entry and task.entry.shard_bytes != stop:
-            problems.append(f"expected {stop} bytes by its own index, got {task.entry.shard_bytes} (shard={task.url})")
+            whole = (stop, crc32c(view))
+        if (size := storage.file_bytes(task.url, options=task.storage_options)) != stop:
+            problems.append(f"expected {stop} bytes, the file has {size} (shard={task.url})")
         problems += _check_samples(shard, task)
+        if not problems and task.entry and (task.entry.shard_bytes, task.entry.shard_crc32c) != whole:
+            problems.append(f"size or checksum of the file differ from {DATASET_INDEX}; is the index old? (shard={task.url})")
     except PCRError as error:
         return VerifyResult(0, (*problems, str(error)), ())
     return VerifyResult(index.num_samples, tuple(problems), index.keys)

@@ -11,12 +11,12 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
 from . import storage
-from .errors import EncodeError, PCRError
+from .errors import CorruptIndex, EncodeError, PCRError
 from .index import (
     DATASET_INDEX,
     DatasetIndex,
@@ -24,6 +24,7 @@ from .index import (
     Schema,
     ShardEntry,
     ShardIndex,
+    check_schema,
     crc32c,
     round512,
     valid_field,
@@ -125,6 +126,8 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
         if name.rpartition(".")[2] not in JPEG_EXTENSIONS:
             fields[name] = _to_bytes(name, value, key)
             continue
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}", key=key)
         try:
             images[name] = encode_jpeg(bytes(value), script)
         except PCRError as error:
@@ -135,12 +138,15 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
 def _to_bytes(name: str, value: object, key: str) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, int):
-        return str(int(value)).encode()
-    if isinstance(value, list | dict | float) and name.rpartition(".")[2] in ("json", "jsn"):
-        return json.dumps(value).encode()
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, int):
+            return str(int(value)).encode()
+        if isinstance(value, list | dict | float) and name.rpartition(".")[2] in ("json", "jsn"):
+            return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise EncodeError(f"cannot store field {name!r}: {error}", key=key) from error
     raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}", key=key)
 
 
@@ -168,19 +174,31 @@ def write_shard(
     stem = name.removesuffix(".tar")
     index = _make_index(samples, fmt, names)
     index, index_bytes = lay_out(index, stem)
-    with storage.atomic_write(url, options=options) as file:
+    with storage.atomic_write(url, options=options) as raw:
+        file = _Checksummed(raw)
         _write_member(file, tar_header(index_name(index.schema, stem), len(index_bytes)), [index_bytes])
         streams = [field for field, _ in index.schema.streams]
         for member in plan_members(index, stem):
             parts = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
             _write_member(file, member.header(), [*parts, member.literal])
         file.write(TRAILER)
-        shard_bytes = file.tell()
     head_crc = int.from_bytes(index_bytes[8:12], "little")
-    return ShardEntry(name, len(samples), head_crc, shard_bytes, index.head.prefix_stops)
+    return ShardEntry(name, len(samples), head_crc, file.size, file.crc, index.head.prefix_stops)
 
 
-def _write_member(file: Any, header: bytes, parts: Sequence[bytes]) -> None:
+class _Checksummed:
+    """A file to write to, with the size and CRC-32C of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size, self.crc = file, 0, 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        self.crc = crc32c(data, self.crc)
+        return self.file.write(data)
+
+
+def _write_member(file: _Checksummed, header: bytes, parts: Sequence[bytes]) -> None:
     file.write(header)
     size = 0
     for part in parts:
@@ -206,6 +224,10 @@ def _make_index(
         tuple(field for field in fmt.preview_fields if field in fields) if preview else (),
     )
     num_rows, shape = fmt.scan_script.num_groups + 1, (len(samples), len(streams))
+    try:
+        check_schema(schema)
+    except CorruptIndex as error:
+        raise EncodeError(f"cannot write samples of so many or such fields: {error}") from error
     sizes, crcs = np.zeros((2, num_rows, *shape), "<u4")
     dims, orientation = np.zeros((*shape, 2), "<u2"), np.zeros(shape, "<u1")
     for s, sample in enumerate(samples):
@@ -283,6 +305,8 @@ class ShardWriter:
         """Write the last shard and the dataset index."""
         if self._pending:
             self._flush()
+        if not self._entries:
+            raise EncodeError(f"no sample was written to {self.dst}")
         index = DatasetIndex(self.fmt.script, self.fmt.scan_script.num_groups, tuple(self._entries), self.classes)
         write_dataset_index(self.dst, index, options=self._options)
         return index

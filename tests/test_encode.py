@@ -163,14 +163,18 @@ def test_the_order_of_the_listing_does_not_change_bytes(synthetic_folder, datase
     class Shuffled:
         def __init__(self, path):
             with scandir(path) as entries:
-                self.entries = list(entries)
-            random.Random(7).shuffle(self.entries)
+                shuffled = list(entries)
+            random.Random(7).shuffle(shuffled)
+            self.entries = iter(shuffled)
 
         def __enter__(self):
-            return iter(self.entries)
+            return self
 
         def __iter__(self):
-            return iter(self.entries)
+            return self
+
+        def __next__(self):
+            return next(self.entries)
 
         def __exit__(self, *error):
             return None
