@@ -30,7 +30,7 @@ from .index import (
     valid_field,
     valid_key,
 )
-from .jpeg import check_complete, cut_tail, fill_in_height, map_jpeg, split_scans
+from .jpeg import check_complete, cut_scans, cut_tail, fill_in_height, map_jpeg
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
 from .script import STANDARD, ScanScript, group_scans
@@ -95,8 +95,8 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     source = map_jpeg(jpeg)
     check_complete(source)
     progressive = make_progressive(fill_in_height(jpeg, source))
-    header, scans, _ = split_scans(progressive)
     found = map_jpeg(progressive)
+    header, scans, _ = cut_scans(progressive, found)
     groups: list[list[bytes]] = [[] for _ in range(script.num_groups)]
     groups[0].append(header)
     for group, scan in zip(group_scans(script, found.scans, found.colour), scans, strict=True):
