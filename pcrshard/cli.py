@@ -15,10 +15,12 @@ from typing import Any, Self
 import tqdm
 
 from . import __version__, pixels, storage
-from .encode import SKIPPED, EncodeOptions, encode, read_skipped, run_tasks, worker_pool
+from .encode import EncodeOptions, encode
 from .errors import EncodeError, PCRError
 from .export import FORMATS, export_shard
 from .index import DATASET_INDEX, FULL, DatasetIndex, Scan, ShardEntry, crc32c
+from .journal import SKIPPED, read_skipped
+from .parallel import run_tasks, worker_pool
 from .reader import Shard, open_dataset
 from .report import scan_costs, scan_table
 from .sources import list_source

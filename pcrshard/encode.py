@@ -13,18 +13,16 @@ import hashlib
 import itertools
 import json
 import logging
-import multiprocessing
-import os
 import random
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from . import storage
 from .errors import CorruptJpeg, EncodeError, PCRError
-from .index import DATASET_INDEX, DatasetIndex, ShardEntry, crc32c
+from .index import DatasetIndex
+from .journal import SKIPPED, Journal, ShardResult, Skipped, read_skipped
 from .jpeg import SOI, map_jpeg
+from .parallel import run_tasks, worker_pool
 from .pixels import to_jpeg
 from .sources import CONVERTIBLE, SampleRef, Source, list_source
 from .writer import (
@@ -39,13 +37,8 @@ from .writer import (
 )
 
 _log = logging.getLogger("pcrshard")
-JOURNAL = "encode-journal.json"
-SKIPPED = "skipped.jsonl"
 _SAMPLES_PER_READ = 64
-_SECONDS_PER_JOURNAL = 1.0
 Progress = Callable[[int, int], None]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +81,6 @@ class EncodeOptions:
             raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
 
 
-class Skipped(NamedTuple):
-    """An image that was left out, and why."""
-
-    key: str
-    source: str
-    reason: str
-
-
 class ShardTask(NamedTuple):
     """One shard to write; picklable, so that any executor can run it."""
 
@@ -105,13 +90,6 @@ class ShardTask(NamedTuple):
     options: EncodeOptions
     src_options: storage.Options | None
     dst_options: storage.Options | None
-
-
-class ShardResult(NamedTuple):
-    """What came of a task; no entry if every sample was skipped."""
-
-    entry: ShardEntry | None
-    skipped: tuple[Skipped, ...]
 
 
 def encode(
@@ -158,7 +136,7 @@ def encode(
     if source.ignored:
         _log.warning("%s: left out %d files that are not images: %s", src, len(source.ignored), _some(source.ignored))
     shards = plan_shards(source.samples, options)
-    journal = _Journal(dst, _fingerprint(source, options), options.on_error, dst_options)
+    journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options)
     journal.open(resume)
     tasks = {
         number: ShardTask(storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options)
@@ -311,85 +289,8 @@ def _fingerprint(source: Source, options: EncodeOptions) -> str:
     return digest.hexdigest()
 
 
-class _Journal:
-    """Which shards are written; kept in the destination, so that a run can go on where it stopped."""
-
-    def __init__(self, dst: str, fingerprint: str, on_error: str, options: storage.Options | None) -> None:
-        self.dst, self.fingerprint, self.on_error, self.options = dst, fingerprint, on_error, options
-        self.url = storage.join(dst, JOURNAL)
-        self.results: dict[int, ShardResult] = {}
-        self._saved = 0.0
-
-    def open(self, resume: bool) -> None:
-        """Take over the whole shards of an earlier run, or make sure there was none."""
-        storage.make_folder(self.dst, options=self.options)
-        used = [name for name in (JOURNAL, DATASET_INDEX) if storage.exists(storage.join(self.dst, name), options=self.options)]
-        fingerprint, results = self._load() if JOURNAL in used else (self.fingerprint, {})
-        if not resume and (results or DATASET_INDEX in used):
-            raise EncodeError(f"{self.dst} already holds a dataset ({used[0]}): use --resume, or another folder")
-        if DATASET_INDEX in used and JOURNAL not in used:
-            raise EncodeError(f"{self.dst} holds a dataset that --resume cannot go on with: it has no {JOURNAL}")
-        if results and fingerprint != self.fingerprint:
-            raise EncodeError("the source or the options differ from the run that --resume would go on with", url=self.url)
-        storage.remove_temporary_files(self.dst, options=self.options)
-        self.results = {number: result for number, result in results.items() if self._is_kept(result)}
-
-    def _load(self) -> tuple[str, dict[int, ShardResult]]:
-        try:
-            raw = json.loads(storage.read_bytes(self.url, options=self.options))
-            fingerprint = str(raw["fingerprint"])
-            results = {int(number): _result_from_json(result) for number, result in raw["shards"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EncodeError(f"not a journal: {error}; remove it to start anew", url=self.url) from error
-        return fingerprint, results
-
-    def _is_kept(self, result: ShardResult) -> bool:
-        """Whether a shard need not be made again: every byte is there, and nothing was skipped that is to raise now."""
-        entry = result.entry
-        if result.skipped and self.on_error == "raise":
-            return False
-        if entry is None:
-            return True
-        url = storage.join(self.dst, entry.name)
-        try:
-            with storage.open_range(url, 0, entry.shard_bytes, options=self.options) as view:
-                whole = crc32c(view) == entry.shard_crc32c
-            return whole and storage.file_bytes(url, options=self.options) == entry.shard_bytes
-        except PCRError:
-            return False
-
-    def add(self, number: int, result: ShardResult) -> None:
-        """Note a written shard; the file is saved at most once a second."""
-        self.results[number] = result
-        if time.monotonic() - self._saved > _SECONDS_PER_JOURNAL:
-            self.close()
-
-    def close(self) -> None:
-        """Save."""
-        shards = {str(number): result for number, result in sorted(self.results.items())}
-        with storage.atomic_write(self.url, options=self.options) as file:
-            file.write(json.dumps({"fingerprint": self.fingerprint, "shards": shards}).encode())
-        self._saved = time.monotonic()
-
-
-def read_skipped(dst: str, *, options: storage.Options | None = None) -> list[Skipped]:
-    """The images that ``--on-error skip`` left out of a dataset, with the reasons."""
-    url = storage.join(dst, SKIPPED)
-    if not storage.exists(url, options=options):
-        return []
-    return [Skipped(**json.loads(line)) for line in storage.read_bytes(url, options=options).splitlines()]
-
-
-def _result_from_json(raw: Any) -> ShardResult:
-    entry, skipped = raw
-    if entry is not None:
-        entry = ShardEntry(*entry)
-        entry = entry._replace(prefix_stops=tuple(entry.prefix_stops))
-    return ShardResult(entry, tuple(Skipped(*row) for row in skipped))
-
-
 def _finish(
-    dst: str, journal: _Journal, options: EncodeOptions, classes: tuple[str, ...], dst_options: storage.Options | None
+    dst: str, journal: Journal, options: EncodeOptions, classes: tuple[str, ...], dst_options: storage.Options | None
 ) -> DatasetIndex:
     results = [journal.results[number] for number in sorted(journal.results)]
     skipped = [row for result in results for row in result.skipped]
@@ -403,65 +304,3 @@ def _finish(
     index = DatasetIndex(script.name, script.num_groups, entries, classes)
     write_dataset_index(dst, index, options=dst_options)
     return index
-
-
-@contextlib.contextmanager
-def worker_pool(
-    workers: int | None, num_tasks: int, given: concurrent.futures.Executor | None = None
-) -> Iterator[concurrent.futures.Executor | None]:
-    """The executor given, or worker processes; ``None`` means to run in this process."""
-    if workers is not None and workers < 1:
-        raise EncodeError(f"expected at least one worker, got {workers}")
-    workers = min(workers or len(os.sched_getaffinity(0)), num_tasks)
-    if given is not None or workers <= 1:
-        yield given
-        return
-    # Not fork: the caller may have threads, and libraries that do not survive it.
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _die_with_parent) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _die_with_parent() -> None:
-    """End this worker when its parent is killed, which cannot tell it so."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def run_tasks(
-    pool: concurrent.futures.Executor | None, function: Callable[[T], R], tasks: dict[int, T]
-) -> Iterator[tuple[int, R]]:
-    """Run tasks on an executor, or here, and yield (number, result) as they end; the first error is raised.
-
-    Tasks are submitted a few at a time, so that a million of them do not wait in memory twice.
-    """
-    if pool is None:
-        for number, task in tasks.items():
-            yield number, function(task)
-        return
-    waiting = iter(tasks.items())
-    running: dict[concurrent.futures.Future[R], int] = {}
-    try:
-        while True:
-            while len(running) < 4 * len(os.sched_getaffinity(0)) and (item := next(waiting, None)):
-                running[pool.submit(function, item[1])] = item[0]
-            if not running:
-                return
-            ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in ended:
-                yield running.pop(future), future.result()
-    except concurrent.futures.BrokenExecutor as error:
-        raise EncodeError(f"a worker process died ({error}); run again with --resume") from error
-    finally:
-        for future in running:
-            future.cancel()

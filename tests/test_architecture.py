@@ -29,7 +29,7 @@ MAY_USE_TORCH = {"demo", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
     "_version", "_on_import", "errors", "jpeg", "script", "index", "storage", "members", "pixels", "fidelity.level", "fidelity.__init__",
-    "writer", "reader", "sources", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "__init__", "cli",
+    "writer", "reader", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "__init__", "cli",
 ]  # fmt: skip
 
 

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcrshard import EncodeOptions, Shard, ShardFormat, ShardWriter, encode, open_dataset, pixels
-from pcrshard.encode import JOURNAL, SKIPPED, plan_shards
+from pcrshard.encode import plan_shards
 from pcrshard.errors import CorruptJpeg, EncodeError, FormatError, PCRError
+from pcrshard.journal import JOURNAL, SKIPPED
 from pcrshard.sources import FieldRef, SampleRef
 from pcrshard.testing import make_jpeg
 
