@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from . import storage
-from .errors import CorruptJpeg, EncodeError, PCRError
+from .errors import CorruptJpeg, EncodeError, FormatError, PCRError
 from .index import DatasetIndex
 from .journal import SKIPPED, Journal, ShardResult, Skipped, read_skipped
 from .jpeg import SOI, map_jpeg
@@ -38,6 +38,8 @@ from .writer import (
 
 _log = logging.getLogger("pcrshard")
 _SAMPLES_PER_READ = 64
+# Tasks given to an executor of the user's at a time: enough for a cluster, few enough for memory.
+_IN_FLIGHT = 1024
 Progress = Callable[[int, int], None]
 
 
@@ -107,7 +109,7 @@ def encode(
     """Encode a dataset: list, shuffle, split into even shards, write them in parallel, then ``pcr.json``.
 
     Reads each source file once; holds one shard in memory per worker. The same source and options give the same bytes, for any
-    number of workers, resumed or not.
+    number of workers, resumed or not. Worker processes may be spawned: a script that calls this needs ``if __name__ == "__main__":``.
 
     Args:
         src: Images, tars or a list; see :func:`pcrshard.sources.list_source`.
@@ -145,7 +147,7 @@ def encode(
     }
     done = len(source.samples) - sum(len(task.samples) for task in tasks.values())
     with worker_pool(workers, len(tasks), executor) as pool, contextlib.closing(journal):
-        for number, result in run_tasks(pool, encode_shard, tasks):
+        for number, result in run_tasks(pool, encode_shard, tasks, in_flight=_IN_FLIGHT if executor else None):
             journal.add(number, result)
             done += len(shards[number])
             if progress:
@@ -232,6 +234,8 @@ def encode_shard(task: ShardTask) -> ShardResult:
                 encoded.append(_encode_one(sample, values, task.options))
             except PCRError as error:
                 source = sample.refs[0].url
+                if not _is_bad_file(error):
+                    raise
                 if task.options.on_error == "raise":
                     raise type(error)(
                         f"{error}; run again with --resume --on-error skip to leave such files out", url=source
@@ -241,6 +245,11 @@ def encode_shard(task: ShardTask) -> ShardResult:
         return ShardResult(None, tuple(skipped))
     entry = write_shard(task.url, encoded, task.options.fmt, names=task.names, options=task.dst_options)
     return ShardResult(entry, tuple(skipped))
+
+
+def _is_bad_file(error: PCRError) -> bool:
+    """Whether one file is to blame; a store that fails must not look like a set of bad images."""
+    return isinstance(error, FormatError) or isinstance(error.__cause__, FileNotFoundError)
 
 
 def _read(samples: Sequence[SampleRef], options: storage.Options | None) -> Iterator[list[bytes | PCRError]]:

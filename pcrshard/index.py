@@ -393,7 +393,7 @@ def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | No
     head, base = index.head, index.schema.base
     _require(len(set(head.prefix_stops[:base])) == 1, "prefix stops of the base groups differ", url)
     _require(not index.base_offsets[~present].any(), "a missing stream has an offset", url)
-    _require((index.base_offsets < 1 << 63).all(), "a base offset is too large", url)
+    _require((index.base_offsets < head.prefix_stops[0]).all(), "a base offset is behind the base members", url)
     starts = index.base_offsets[present].astype(np.int64)
     stops = starts + index.sizes[:base].sum(axis=0, dtype=np.int64)[present] + 2
     ends = -(-stops // BLOCK) * BLOCK
@@ -455,6 +455,7 @@ class DatasetIndex:
             _require(raw["format"] == "pcrshard", "expected format 'pcrshard'", url)
             if raw["version"] != VERSION:
                 raise UnsupportedVersion(f"expected format version {VERSION}, got {raw['version']!r}", url=url)
+            _require(isinstance(raw.get("classes", []), list), "expected classes to be a list", url)
             shards = tuple(_decode_entry(shard, raw["num_groups"], url) for shard in raw["shards"])
             index = cls(str(raw["script"]), int(raw["num_groups"]), shards, tuple(map(str, raw.get("classes", ()))))
             same = index.num_samples == raw["num_samples"]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .errors import EncodeError
 from .index import BLOCK, HEAD_STOP, Head, Schema, ShardIndex, crc32c, encode_body, round512
 from .jpeg import EOI
 
@@ -84,7 +85,7 @@ def lay_out(index: ShardIndex, stem: str) -> tuple[ShardIndex, bytes]:
         The finished index, and its bytes, head included.
 
     Raises:
-        ValueError: A group is larger than a plain tar header can say.
+        EncodeError: A group is larger than a plain tar header can say.
     """
     # Offsets do not change the length of the index, so it is known before they are.
     pos = round512(HEAD_STOP + len(encode_body(index.schema, index)))
@@ -92,7 +93,7 @@ def lay_out(index: ShardIndex, stem: str) -> tuple[ShardIndex, bytes]:
     offsets = np.zeros_like(index.base_offsets)
     for member in plan_members(index, stem):
         if member.size >= MAX_MEMBER_BYTES:
-            raise ValueError(f"{member.name} of {member.size} bytes is larger than 8 GiB; use fewer samples per shard")
+            raise EncodeError(f"{member.name} of {member.size} bytes is larger than 8 GiB; use fewer samples per shard")
         start = pos + len(member.header())
         pos = round512(start + member.size)
         stops[member.row] = pos

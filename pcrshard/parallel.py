@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -27,8 +28,9 @@ def worker_pool(
     if given is not None or workers <= 1:
         yield given
         return
-    # Not fork: the caller may have threads, and libraries that do not survive it.
-    context = multiprocessing.get_context("spawn")
+    # A forked worker starts at once, a spawned one imports everything anew; but threads and torch do not survive a fork.
+    safe = threading.active_count() == 1 and "torch" not in sys.modules
+    context = multiprocessing.get_context("fork" if safe else "spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, context, _die_with_parent) as pool:
         try:
             yield pool
@@ -50,21 +52,22 @@ def _die_with_parent() -> None:
 
 
 def run_tasks(
-    pool: concurrent.futures.Executor | None, function: Callable[[T], R], tasks: dict[int, T]
+    pool: concurrent.futures.Executor | None, function: Callable[[T], R], tasks: dict[int, T], *, in_flight: int | None = None
 ) -> Iterator[tuple[int, R]]:
     """Run tasks on an executor, or here, and yield (number, result) as they end; the first error is raised.
 
-    Tasks are submitted a few at a time, so that a million of them do not wait in memory twice.
+    ``in_flight`` tasks are submitted at a time, four for each core by default, so that a million of them do not wait in memory twice.
     """
     if pool is None:
         for number, task in tasks.items():
             yield number, function(task)
         return
     waiting = iter(tasks.items())
+    limit = in_flight or 4 * len(os.sched_getaffinity(0))
     running: dict[concurrent.futures.Future[R], int] = {}
     try:
         while True:
-            while len(running) < 4 * len(os.sched_getaffinity(0)) and (item := next(waiting, None)):
+            while len(running) < limit and (item := next(waiting, None)):
                 running[pool.submit(function, item[1])] = item[0]
             if not running:
                 return

@@ -22,6 +22,8 @@ from .errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 Pixels = npt.NDArray[np.uint8]
 _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
+# Not every plugin of Pillow: some run other programs on the file.
+_PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 _NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
 
 
@@ -150,7 +152,7 @@ def _open_image(image: bytes) -> Iterator[Any]:
     except ImportError as error:
         raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
     try:
-        with Image.open(io.BytesIO(image)) as picture:
+        with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
             picture.load()
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

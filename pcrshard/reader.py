@@ -172,20 +172,22 @@ class _Prefix:
 
     def _jpeg(self, unit: int, key: str) -> bytes:
         view, scans = self.view, self.num_scans
-        pieces = [view[start:stop] for start, stop in zip(self.starts[unit], self.stops[unit], strict=True)]
-        jpeg = join_pieces(pieces[:scans])
-        # Checked after the join, when the bytes are in the processor's cache, and once for all scans.
-        if self.shard.check and crc32c(memoryview(jpeg)[: -len(EOI)]) != self.crcs[unit]:
-            self._refuse(unit, pieces, key)
-        if len(pieces) == scans or not pieces[scans]:
+        pieces: list[memoryview | bytes] = [view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]
+        tail = bytes(pieces.pop()) if len(pieces) > scans else b""
+        pieces.append(EOI)
+        jpeg = b"".join(pieces)
+        # Checked after the join, when the bytes are in the processor's cache, and once for all scans; EOI runs on from the checksum.
+        if self.shard.check and crc32c(jpeg) != crc32c(EOI, self.crcs[unit]):
+            self._refuse(unit, key)
+        if not tail:
             return jpeg
-        tail = bytes(pieces[scans])
         if self.shard.check and crc32c(tail) != self.index.crcs[-1].flat[unit]:
-            self._refuse(unit, pieces, key)
-        return join_pieces(pieces[:scans], tail)
+            self._refuse(unit, key)
+        return join_pieces(pieces[:-1], tail)
 
-    def _refuse(self, unit: int, pieces: list[memoryview], key: str) -> None:
+    def _refuse(self, unit: int, key: str) -> None:
         """Name the first scan whose bytes are not those that were written."""
+        pieces = [self.view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]
         expected = [int(row.flat[unit]) for row in self.index.crcs]
         got = list(itertools.accumulate(pieces[: self.num_scans], lambda crc, piece: crc32c(piece, crc), initial=0))[1:]
         bad = next((i for i, crc in enumerate(got) if crc != expected[i]), None)

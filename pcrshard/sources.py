@@ -6,6 +6,7 @@ A source is listed once, cheaply; what is kept of a sample is where its bytes ar
 from __future__ import annotations
 
 import json
+import logging
 import posixpath
 import re
 import tarfile
@@ -17,6 +18,7 @@ from .errors import EncodeError
 from .index import BLOCK, valid_field, valid_key
 from .writer import JPEG_EXTENSIONS
 
+_log = logging.getLogger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _LISTS = (".tsv", ".jsonl", ".ndjson")
@@ -75,7 +77,8 @@ def list_source(src: str, *, prefix_keys: bool = False, options: storage.Options
 
 
 def _list_folder(folder: str, prefix_keys: bool, options: storage.Options | None) -> Source:
-    files = [name for name, _ in storage.list_files(folder, options=options) if not _hidden(name)]
+    sizes = {name: size for name, size in storage.list_files(folder, options=options) if not _hidden(name)}
+    files = list(sizes)
     tars = [name for name in files if name.endswith(".tar")]
     images = [name for name in files if _extension(name) in _IMAGES]
     ignored = tuple(name for name in files if name not in set(tars) | set(images))
@@ -84,14 +87,17 @@ def _list_folder(folder: str, prefix_keys: bool, options: storage.Options | None
     if tars:
         urls = [storage.join(folder, name) for name in tars]
         return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
-    in_classes = all("/" in name for name in images)
+    outside = [name for name in images if "/" not in name]
+    in_classes = not outside
+    if outside and len(outside) < len(images):
+        _log.warning("%s: no class labels, because %s and %d others are in no sub-folder", folder, outside[0], len(outside) - 1)
     classes = tuple(sorted({name.split("/")[0] for name in images})) if in_classes else ()
     numbers = {name: str(i).encode() for i, name in enumerate(classes)}
     keys = _unique_keys(images)
     samples = [
         SampleRef(
             key,
-            (FieldRef("jpg", storage.join(folder, name)),),
+            (FieldRef("jpg", storage.join(folder, name), 0, sizes[name]),),
             (("cls", numbers[name.split("/")[0]]),) if classes else (),
         )
         for key, name in zip(keys, images, strict=True)

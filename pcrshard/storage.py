@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import io
+import mmap
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, cast
@@ -20,8 +22,9 @@ from fsspec.implementations.local import LocalFileSystem
 from .errors import PCRError, StorageError, TruncatedShard
 
 Options = Mapping[str, Any]
-_idle_buffers: list[bytearray] = []
+_idle_buffers: list[mmap.mmap] = []
 _MAX_IDLE_BUFFERS = 2
+_HUGE_PAGE = 2 << 20
 _TEMPORARY = ".pcrshard-"
 
 
@@ -126,12 +129,11 @@ def _borrow(size: int) -> Iterator[memoryview]:
     try:
         buffer = _idle_buffers.pop()
     except IndexError:
-        buffer = bytearray()
-    if len(buffer) < size:
-        buffer = bytearray(size)
-    view = memoryview(buffer)
+        buffer = None
+    if buffer is None or len(buffer) < size:
+        buffer = _allocate(size)
     try:
-        yield view[:size]
+        yield memoryview(buffer)[:size]
     finally:
         if len(_idle_buffers) < _MAX_IDLE_BUFFERS:
             _idle_buffers.append(buffer)
@@ -146,6 +148,18 @@ def _mapped_os_errors(url: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=url) from error
+
+
+def _allocate(size: int) -> mmap.mmap:
+    """Anonymous memory in huge pages where the system has them: a hundred times fewer page faults."""
+    size = max(size, 1)
+    buffer = mmap.mmap(
+        -1, -(-size // _HUGE_PAGE) * _HUGE_PAGE if size > _HUGE_PAGE else size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
+    if size > _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
 
 
 def read_bytes(url: str, *, options: Options | None = None) -> bytes:
@@ -185,7 +199,9 @@ def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Optio
 
 def _range_result(url: str, start: int, stop: int | None, part: bytes | Exception) -> bytes | PCRError:
     if isinstance(part, Exception):
-        return StorageError(f"cannot read: {type(part).__name__}: {part}", url=url)
+        error = StorageError(f"cannot read: {type(part).__name__}: {part}", url=url)
+        error.__cause__ = part
+        return error
     try:
         if stop is not None:
             _check_length(len(part), start, stop, url)
@@ -298,7 +314,7 @@ def atomic_write(url: str, *, options: Options | None = None) -> Iterator[Binary
     with _mapped(url, "write"):
         if folder:
             os.makedirs(folder, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, suffix=".tmp", dir=folder)
+        handle, temporary = _open_temporary(folder)
     try:
         with _mapped_os_errors(url), os.fdopen(handle, "wb") as file:
             yield file
@@ -311,13 +327,16 @@ def atomic_write(url: str, *, options: Options | None = None) -> Iterator[Binary
             os.unlink(temporary)
 
 
+def _open_temporary(folder: str | None) -> tuple[int, str]:
+    """A new file; its mode follows the umask, as that of the final file should."""
+    path = os.path.join(folder or tempfile.gettempdir(), f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path
+
+
 def _publish(fs: fsspec.AbstractFileSystem, temporary: str, path: str, local: bool) -> None:
     if not local:
         fs.put_file(temporary, path)
         return
-    umask = os.umask(0)
-    os.umask(umask)
-    os.chmod(temporary, 0o666 & ~umask)
     os.replace(temporary, path)
     handle = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:

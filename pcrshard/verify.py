@@ -37,7 +37,7 @@ class VerifyResult(NamedTuple):
 def verify_shard(task: VerifyTask) -> VerifyResult:
     """Check every byte of a shard: index, checksums, and all that they do not cover.
 
-    Reads the whole shard in one request, and the sources of its samples if given.
+    Reads head, index, the whole shard, and its samples once more as a job would (four requests), and their sources if given.
 
     Returns:
         The problems; none for a shard that is exactly what its index says.

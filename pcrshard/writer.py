@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import numbers
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 
 from . import storage
-from .errors import CorruptIndex, EncodeError, PCRError
+from .errors import CorruptIndex, EncodeError, PCRError, UnsupportedJpeg
 from .index import (
     DATASET_INDEX,
     DatasetIndex,
@@ -35,6 +36,7 @@ from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
 from .script import STANDARD, ScanScript, group_scans
 
+MAX_BYTES = 0xFFFFFFFE
 JPEG_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif"})
 SCRIPTS = {STANDARD.name: STANDARD}
 
@@ -102,6 +104,8 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     for group, scan in zip(group_scans(script, found.scans, found.colour), scans, strict=True):
         groups[group - 1].append(scan)
     pieces = (*(b"".join(group) for group in groups), cut_tail(jpeg, source))
+    if max(map(len, pieces)) > MAX_BYTES:
+        raise UnsupportedJpeg(f"a part of more than {MAX_BYTES} bytes")
     return EncodedImage(pieces, source.frame.height, source.frame.width, source.orientation)
 
 
@@ -136,12 +140,14 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
 
 
 def _to_bytes(name: str, value: object, key: str) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview) and len(value) > MAX_BYTES:
+        raise EncodeError(f"field {name!r} of {len(value)} bytes is larger than {MAX_BYTES}", key=key)
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     try:
         if isinstance(value, str):
             return value.encode()
-        if isinstance(value, int):
+        if isinstance(value, numbers.Integral):
             return str(int(value)).encode()
         if isinstance(value, list | dict | float) and name.rpartition(".")[2] in ("json", "jsn"):
             return json.dumps(value).encode()
@@ -289,6 +295,9 @@ class ShardWriter:
         self._options = storage_options
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
+        for used in (DATASET_INDEX, shard_name(name, 0)):
+            if storage.exists(storage.join(dst, used), options=storage_options):
+                raise EncodeError(f"{dst} already holds a dataset ({used}): use another folder, or remove it")
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`."""
