@@ -18,7 +18,7 @@ from . import plots
 from .encode import EncodeOptions, encode
 from .errors import EncodeError, MissingDependency
 from .index import FULL, DatasetIndex, Scan
-from .pixels import compress, decode
+from .pixels import compress, decode_image
 from .reader import Shard, open_dataset
 from .report import human_bytes, scan_costs, scan_table, table
 from .sources import list_source
@@ -180,5 +180,5 @@ def _draw(out: str, picture: str, costs: Any) -> None:
     for scan in (1, 2, 3, 5, 6, index.num_groups):
         jpeg = next(Shard(urls[0]).samples(scan))["jpg"]
         if isinstance(jpeg, bytes):
-            images.append((f"scan {scan}", len(jpeg), decode(jpeg)))
+            images.append((f"scan {scan}", len(jpeg), decode_image(jpeg)))
     plots.plot_ladder(images, costs, picture, title="One image at each scan, and what a scan costs")

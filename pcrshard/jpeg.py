@@ -334,6 +334,9 @@ def _colour_space(frame: Frame, *, jfif: bool, adobe: int | None) -> str:
     """The colour space as libjpeg guesses it (jdapimin.c, default_decompress_parms)."""
     if len(frame.components) == 1:
         return "gray"
+    known = (None, 0, 1) if len(frame.components) == 3 else (None, 0, 2)
+    if adobe not in known and not (jfif and len(frame.components) == 3):
+        raise CorruptJpeg(f"unknown Adobe transform {adobe} for {len(frame.components)} components")
     if len(frame.components) == 4:
         return "ycck" if adobe == 2 else "cmyk"
     if jfif:

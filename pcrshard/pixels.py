@@ -1,6 +1,7 @@
-"""The one door to pixels: lossless transcoding and decoding through libjpeg-turbo, conversion of other formats through Pillow.
+"""The one door to pixels: lossless transcoding and decoding, conversion of other formats.
 
-PyTurboJPEG decodes. It exposes no lossless progressive transform, so ``tjTransform`` of the same library is called here.
+The native core does the work where it was built; libjpeg-turbo, through PyTurboJPEG, does it elsewhere, and whatever the core does not
+support. PyTurboJPEG exposes no lossless progressive transform, so ``tjTransform`` of the same library is called here. Pillow reads other formats.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import ctypes
 import ctypes.util
 import functools
 import io
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import turbojpeg
 
+from . import native
 from .errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+from .jpeg import EOI, Scan
 
 Pixels = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
 _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 # Not every plugin of Pillow: some run other programs on the file.
@@ -76,19 +80,30 @@ def _loads(path: str) -> bool:
     return True
 
 
-def make_progressive(jpeg: bytes) -> bytes:
-    """Rearrange a JPEG losslessly into libjpeg's progressive script, without metadata.
+def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
+    """Rearrange a JPEG losslessly into progressive scans, without metadata.
+
+    Both backends give the bytes of ``jpegtran -copy none -progressive`` for its script.
 
     Args:
-        jpeg: A JPEG of any coding that libjpeg-turbo reads. Check its size first: see :func:`pcrshard.jpeg.map_jpeg`.
+        jpeg: A JPEG. Check its size first: see :func:`pcrshard.jpeg.map_jpeg`.
+        scans: The scans to make; without the native core those of libjpeg's own script.
 
     Returns:
         A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no restart markers.
 
     Raises:
-        CorruptJpeg: libjpeg-turbo reports damage, even where it could go on.
-        UnsupportedJpeg: It does not support the sampling factors or the coding.
+        CorruptJpeg: The entropy-coded data is damaged, even where decoders could go on.
+        UnsupportedJpeg: Neither backend supports the sampling factors or the coding.
     """
+    if native.available:
+        try:
+            return native.rescan(jpeg, scans)
+        except native.NativeError as error:
+            if not error.unsupported:
+                raise CorruptJpeg(f"native core: {error}") from error
+        except ValueError:
+            pass  # These scans do not fit this image, such as one with too many blocks to interleave; libjpeg may know better.
     return _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
 
 
@@ -115,8 +130,76 @@ def _transform(jpeg: bytes, options: int) -> bytes:
     raise (UnsupportedJpeg if unsupported else CorruptJpeg)(f"libjpeg-turbo: {message}")
 
 
+def decode_image(
+    jpeg: bytes | Sequence[bytes | memoryview],
+    *,
+    crop: Box | None = None,
+    size: tuple[int, int] | None = None,
+    layout: Literal["hwc", "chw"] = "hwc",
+    colour: Literal["rgb", "gray"] = "rgb",
+    smoothing: bool = False,
+    out: Pixels | None = None,
+) -> Pixels:
+    """Decode a JPEG at any scan, and crop and resize it on the way.
+
+    With the native core only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size where the target allows, without the GIL. Without it,
+    libjpeg-turbo decodes the whole image and Pillow resizes.
+
+    Args:
+        jpeg: A JPEG, or its pieces in order; EOI may be missing.
+        crop: (y, x, height, width) in pixels of the full image.
+        size: (height, width) of the result, by antialiased bilinear interpolation.
+        layout: ``hwc`` or ``chw``.
+        colour: ``rgb``, or ``gray`` for one channel.
+        smoothing: Smooth between the blocks of an unfinished image as libjpeg does; slower, always without the native core and for
+            images that it does not support (CMYK, arithmetic coding).
+        out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
+
+    Returns:
+        (H, W, 3) or (3, H, W) uint8, with one channel for gray. Without crop and size the pixels of libjpeg-turbo's accurate inverse
+        DCT and fancy upsampling, bit for bit.
+
+    Raises:
+        CorruptJpeg: It cannot be decoded.
+        ValueError: The crop, the size or ``out`` does not fit.
+    """
+    pieces = [jpeg] if isinstance(jpeg, bytes | memoryview) else list(jpeg)
+    if native.available and not smoothing:
+        try:
+            target = out[..., 0] if out is not None and colour == "gray" and layout == "hwc" else out
+            pixels = native.decode(pieces, crop=crop, size=size, layout=layout, colour=colour, out=target)
+            return pixels[..., None] if pixels.ndim == 2 else pixels
+        except native.NativeError as error:
+            if not error.unsupported:
+                raise CorruptJpeg(f"native core: {error}") from error
+    whole = b"".join(pieces)
+    pixels = decode(whole if whole.endswith(EOI) else whole + EOI, colour)
+    if crop is not None or size is not None:
+        pixels = _crop_and_resize(pixels, crop, size)
+    pixels = pixels if layout == "hwc" else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if out is None:
+        return pixels
+    if out.shape != pixels.shape:
+        raise ValueError(f"expected out of shape {pixels.shape}, got {out.shape}")
+    out[...] = pixels
+    return out
+
+
+def _crop_and_resize(pixels: Pixels, crop: Box | None, size: tuple[int, int] | None) -> Pixels:
+    y, x, height, width = crop or (0, 0, *pixels.shape[:2])
+    if not (0 <= y <= y + height <= pixels.shape[0] and 0 <= x <= x + width <= pixels.shape[1] and height and width):
+        raise ValueError(f"expected a crop within {pixels.shape[:2]}, got {crop}")
+    if size is None:
+        return np.ascontiguousarray(pixels[y : y + height, x : x + width])
+    from PIL import Image
+
+    picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height))
+    return np.array(resized).reshape(*size, pixels.shape[2])
+
+
 def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
-    """Decode a JPEG, complete or at any scan.
+    """Decode a JPEG through libjpeg-turbo, the reference; see :func:`decode_image` for the fast way.
 
     Args:
         jpeg: A JPEG that ends with EOI.
@@ -167,7 +250,8 @@ def compress(pixels: Pixels, quality: int) -> bytes:
 
 def system() -> dict[str, str]:
     """The decoders of this machine, for ``pcrshard info --system``."""
-    return {"decoder": "libjpeg-turbo through PyTurboJPEG", "libturbojpeg": str(_library()._name), "numpy": np.__version__}
+    core = native.backend() if native.available else "not built: install a C compiler, then reinstall pcrshard"
+    return {"native core": core, "libturbojpeg": str(_library()._name), "numpy": np.__version__}
 
 
 def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> bytes:

@@ -60,6 +60,29 @@ def parse_scan(text: str) -> Scan:
     return Scan(tuple(int(c) for c in match[1].split(",")), ss, se, ah, al)
 
 
+def scans_for(script: ScanScript, colour: str, num_components: int) -> list[Scan]:
+    """The scans of an image: those of the script for YCbCr; else each luma scan for every component (SPEC.md section 3).
+
+    Args:
+        script: Written for a YCbCr image.
+        colour: Colour space of the image.
+        num_components: Its components.
+
+    >>> [len(scans_for(STANDARD, *image)) for image in (("ycc", 3), ("gray", 1), ("rgb", 3), ("cmyk", 4))]
+    [10, 6, 14, 18]
+    """
+    scans = [parse_scan(text) for group in script.groups for text in group.split(";")]
+    if colour == "ycc":
+        return scans
+    every = tuple(range(num_components))
+    luma = [scan for scan in scans if 0 in scan.components]
+    return [
+        scan._replace(components=components)
+        for scan in luma
+        for components in ([every] if scan.ss == 0 else [(c,) for c in every])
+    ]
+
+
 def group_scans(script: ScanScript, scans: Sequence[Scan], colour: str) -> list[int]:
     """Say which scan group each scan of an image belongs to, by fidelity (SPEC.md section 3).
 

@@ -34,7 +34,7 @@ from .index import (
 from .jpeg import check_complete, cut_scans, cut_tail, fill_in_height, map_jpeg
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
-from .script import STANDARD, ScanScript, group_scans
+from .script import STANDARD, ScanScript, group_scans, scans_for
 
 MAX_BYTES = 0xFFFFFFFE
 JPEG_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif"})
@@ -96,13 +96,14 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     """
     source = map_jpeg(jpeg)
     check_complete(source)
-    progressive = make_progressive(fill_in_height(jpeg, source))
+    scans = scans_for(script, source.colour, len(source.frame.components))
+    progressive = make_progressive(fill_in_height(jpeg, source), scans)
     found = map_jpeg(progressive)
-    header, scans, _ = cut_scans(progressive, found)
+    header, parts, _ = cut_scans(progressive, found)
     groups: list[list[bytes]] = [[] for _ in range(script.num_groups)]
     groups[0].append(header)
-    for group, scan in zip(group_scans(script, found.scans, found.colour), scans, strict=True):
-        groups[group - 1].append(scan)
+    for group, part in zip(group_scans(script, found.scans, found.colour), parts, strict=True):
+        groups[group - 1].append(part)
     pieces = (*(b"".join(group) for group in groups), cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_BYTES:
         raise UnsupportedJpeg(f"a part of more than {MAX_BYTES} bytes")

@@ -604,9 +604,9 @@ def test_a_missing_file_of_a_list(tmp_path):
 MEMORY = """
 import resource, sys
 from pcrshard import EncodeOptions, encode
-from pcrshard.pixels import make_progressive
+from pcrshard.writer import encode_jpeg
 from pcrshard.testing import make_jpeg
-make_progressive(make_jpeg())
+encode_jpeg(make_jpeg())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 index = encode(sys.argv[1], sys.argv[2], EncodeOptions(num_shards=1), workers=1)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -9,7 +9,14 @@ from PIL import Image
 from pcrshard.errors import CorruptJpeg
 from pcrshard.jpeg import map_jpeg
 from pcrshard.pixels import compress, decode, make_baseline, make_progressive, system, to_jpeg
+from pcrshard.script import STANDARD, scans_for
 from pcrshard.testing import make_jpeg, make_pixels
+
+
+def progressive_of(jpeg):
+    found = map_jpeg(jpeg)
+    return make_progressive(jpeg, scans_for(STANDARD, found.colour, len(found.frame.components)))
+
 
 KINDS = [
     {},
@@ -26,7 +33,7 @@ KINDS = [
 def test_progressive_is_what_jpegtran_makes(options, jpegtran, djpeg):
     """In-process transcoding gives jpegtran's bytes, and baseline again gives the same pixels."""
     jpeg = make_jpeg(2, **options)
-    progressive = make_progressive(jpeg)
+    progressive = progressive_of(jpeg)
     assert progressive == jpegtran(jpeg, "-copy", "none", "-progressive")
     assert djpeg(progressive) == djpeg(jpeg)
     baseline = make_baseline(progressive)
@@ -39,15 +46,15 @@ def test_arithmetic_coding_becomes_huffman(jpegtran, djpeg):
     jpeg = make_jpeg(2)
     arithmetic = jpegtran(jpeg, "-arithmetic")
     assert map_jpeg(arithmetic).frame.arithmetic
-    assert djpeg(make_progressive(arithmetic)) == djpeg(jpeg)
+    assert djpeg(progressive_of(arithmetic)) == djpeg(jpeg)
 
 
 def test_damage_is_an_error_even_where_decoding_could_go_on():
     """A damaged source is refused, not repaired."""
     jpeg = bytearray(make_jpeg(2, 200, 200, quality=95))
     jpeg[len(jpeg) // 2 : len(jpeg) // 2 + 40] = bytes(40)
-    with pytest.raises(CorruptJpeg, match="libjpeg-turbo"):
-        make_progressive(bytes(jpeg))
+    with pytest.raises(CorruptJpeg, match=r"libjpeg-turbo|native core"):
+        progressive_of(bytes(jpeg))
 
 
 @pytest.mark.parametrize(

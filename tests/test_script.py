@@ -4,7 +4,7 @@ import pytest
 
 from pcrshard.jpeg import Scan, map_jpeg
 from pcrshard.pixels import make_progressive
-from pcrshard.script import STANDARD, ScanScript, group_scans, parse_scan
+from pcrshard.script import STANDARD, ScanScript, group_scans, parse_scan, scans_for
 from pcrshard.testing import make_jpeg
 
 GROUPS = {
@@ -17,7 +17,9 @@ GROUPS = {
 @pytest.mark.parametrize("mode", GROUPS)
 def test_every_colour_space_has_the_same_fidelity_at_a_scan(mode):
     """Scan 5 of a gray or CMYK image holds the coefficients that scan 5 of a colour image holds."""
-    found = map_jpeg(make_progressive(make_jpeg(mode=mode)))
+    source = make_jpeg(mode=mode)
+    colour, components = map_jpeg(source).colour, len(map_jpeg(source).frame.components)
+    found = map_jpeg(make_progressive(source, scans_for(STANDARD, colour, components)))
     assert group_scans(STANDARD, found.scans, found.colour) == GROUPS[mode]
 
 

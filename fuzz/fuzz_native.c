@@ -1,0 +1,109 @@
+/* libFuzzer harness: decodes the same bytes with both backends, and rescans them.
+ *
+ * The first 8 bytes choose the request, the rest is the stream. Besides what the sanitizers find, the
+ * backends must agree on success and on every pixel, and a rescan must decode to the same pixels.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pcr.h"
+
+enum { OPTIONS = 8, MAX_SIDE = 96 };
+#define MAX_PIXELS ((int64_t)1 << 20)
+
+static void require(int condition, const char *what) {
+    if (condition) return;
+    fprintf(stderr, "fuzz: %s\n", what);
+    abort();
+}
+
+/* Up to 4 pieces, each in its own allocation so that reading past one is found. */
+static size_t split(const uint8_t *data, size_t size, unsigned step, pcr_piece pieces[4]) {
+    size_t count = 0;
+    while (size > 0 && count < 4) {
+        size_t take = count == 3 || step == 0 || step > size ? size : step;
+        uint8_t *copy = malloc(take);
+        require(copy != NULL, "no memory for a piece");
+        memcpy(copy, data, take);
+        pieces[count++] = (pcr_piece){copy, take};
+        data += take, size -= take;
+    }
+    return count;
+}
+
+static pcr_request choose_request(const uint8_t *options, const pcr_header *header) {
+    pcr_request request = {.max_pixels = MAX_PIXELS, .layout = options[0] & 1, .colour = (options[0] >> 1) % 3};
+    request.scale = options[0] & 8 ? 1 << (options[0] >> 4 & 3) : 0;
+    if (options[1] & 1) {
+        request.crop_y = options[2] * header->height / 256, request.crop_x = options[3] * header->width / 256;
+        request.crop_h = 1 + options[4] * (header->height - request.crop_y - 1) / 255;
+        request.crop_w = 1 + options[5] * (header->width - request.crop_x - 1) / 255;
+    }
+    if (options[1] & 2) request.out_h = 1 + options[6] % MAX_SIDE, request.out_w = 1 + options[7] % MAX_SIDE;
+    return request;
+}
+
+/* Decoded pixels, or NULL. */
+static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count, const pcr_request *request, size_t *size) {
+    pcr_decoder *decoder = pcr_decoder_new(backend);
+    int32_t height, width;
+    uint8_t *out = NULL;
+    require(decoder != NULL, "no decoder");
+    if (pcr_output_size(decoder, pieces, count, request, &height, &width) == PCR_OK) {
+        *size = (size_t)height * (size_t)width * (request->colour == PCR_OUT_GRAY ? 1 : request->colour == PCR_OUT_CMYK ? 4 : 3);
+        out = malloc(*size);
+        require(out != NULL, "no memory for pixels");
+        if (pcr_decode(decoder, pieces, count, request, out, *size)) {
+            require(pcr_message(decoder)[0] != 0, "an error without a message");
+            free(out);
+            out = NULL;
+        }
+    }
+    pcr_decoder_free(decoder);
+    return out;
+}
+
+static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header *header, const uint8_t *pixels,
+                         const pcr_request *request, size_t size) {
+    pcr_scan_spec script[12] = {{.num_components = header->num_components, .component = {0, 1, 2, 3}, .al = 1}};
+    size_t scans = 1, rescanned_size, got_size = 0;
+    for (int c = 0; c < header->num_components; c++) {
+        script[scans++] = (pcr_scan_spec){.num_components = 1, .component = {c}, .ss = 1, .se = 63, .al = 1};
+        script[scans++] = (pcr_scan_spec){.num_components = 1, .component = {c}, .ss = 1, .se = 63, .ah = 1};
+    }
+    script[scans++] = (pcr_scan_spec){.num_components = header->num_components, .component = {0, 1, 2, 3}, .ah = 1};
+    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
+    const uint8_t *rescanned;
+    if (pcr_rescan(decoder, pieces, count, script, scans, &rescanned, &rescanned_size) == PCR_OK) {
+        pcr_piece whole = {rescanned, rescanned_size};
+        uint8_t *got = decode(PCR_BACKEND_PORTABLE, &whole, 1, request, &got_size);
+        require(got != NULL && got_size == size && memcmp(got, pixels, size) == 0, "a rescan changed the pixels");
+        free(got);
+    }
+    pcr_decoder_free(decoder);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < OPTIONS) return 0;
+    pcr_piece pieces[4];
+    pcr_header header;
+    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
+    size_t count = split(data + OPTIONS, size - OPTIONS, data[0] & 128 ? 97 : 0, pieces), size_a = 0, size_b = 0;
+    int refused = pcr_read_header(decoder, pieces, count, &header);
+    pcr_decoder_free(decoder);
+    if (!refused && (int64_t)header.height * header.width <= MAX_PIXELS) {
+        pcr_request request = choose_request(data, &header);
+        uint8_t *a = decode(PCR_BACKEND_AUTO, pieces, count, &request, &size_a);
+        uint8_t *b = decode(PCR_BACKEND_PORTABLE, pieces, count, &request, &size_b);
+        require((a == NULL) == (b == NULL), "one backend refuses what the other decodes");
+        if (a) {
+            require(size_a == size_b && memcmp(a, b, size_a) == 0, "the backends differ");
+            if (!(data[1] & 4)) check_rescan(pieces, count, &header, a, &request, size_a);
+        }
+        free(a);
+        free(b);
+    }
+    for (size_t i = 0; i < count; i++) free((void *)pieces[i].data);
+    return 0;
+}

@@ -1,0 +1,46 @@
+"""Builds ``pcrshard.native._core``: ``cffi_modules=["pcrshard/native/build_native.py:ffibuilder"]``.
+
+By hand, from the project's root: ``python pcrshard/native/build_native.py``. The extension is
+optional: where no compiler works, setuptools warns and installs the package without it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+# Paths are relative to the project's root, because setuptools refuses absolute sources.
+SOURCE_DIR = Path("pcrshard/native/src")
+HEADER = Path(__file__).resolve().parent / "src" / "pcr.h" if "__file__" in globals() else SOURCE_DIR / "pcr.h"
+
+
+def public_declarations(header: str) -> str:
+    """The declarations of the public header, without the preprocessor lines that cffi cannot read."""
+    return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
+
+
+def make_builder() -> FFI:
+    """The cffi builder of the extension, with every C file of the source folder."""
+    builder = FFI()
+    builder.cdef(public_declarations(HEADER.read_text()))
+    windows = os.name == "nt"
+    builder.set_source(
+        "pcrshard.native._core",
+        '#include "pcr.h"',
+        sources=[str(SOURCE_DIR / path.name) for path in sorted(HEADER.parent.glob("*.c"))],
+        depends=[str(SOURCE_DIR / path.name) for path in sorted(HEADER.parent.glob("*.h"))],
+        include_dirs=[str(SOURCE_DIR)],
+        extra_compile_args=[] if windows else ["-std=c11", "-O3", "-fvisibility=hidden"],
+        libraries=[] if windows else ["m"],
+        optional=True,
+    )
+    return builder
+
+
+ffibuilder = make_builder()
+
+if __name__ == "__main__":
+    ffibuilder.compile(tmpdir=str(HEADER.parents[3]), verbose=True)

@@ -1,0 +1,121 @@
+/* The decoder object and its public calls. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "pcr_internal.h"
+
+#if PCR_HAVE_AVX2
+#include <cpuid.h>
+#ifndef bit_ABM
+#define bit_ABM bit_LZCNT
+#endif
+#endif
+
+int pcr_fail(pcr_decoder *dec, int code, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(dec->message, sizeof dec->message, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+#if PCR_HAVE_AVX2
+/* All that avx2.h compiles for. clang 14 cannot ask for lzcnt by name. */
+static bool have_avx2(void) {
+    unsigned a, b, c = 0, d;
+    if (!__get_cpuid(0x80000001, &a, &b, &c, &d) || !(c & bit_ABM)) return false;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("popcnt");
+}
+#endif
+
+static const pcr_kernels *choose_kernels(int backend) {
+#if PCR_HAVE_AVX2
+    if (backend == PCR_BACKEND_AUTO && have_avx2()) return &pcr_kernels_avx2;
+#endif
+    (void)backend;
+    return &pcr_kernels_portable;
+}
+
+pcr_decoder *pcr_decoder_new(int backend) {
+    pcr_decoder *dec = calloc(1, sizeof *dec);
+    if (dec) dec->kernels = choose_kernels(backend);
+    return dec;
+}
+
+static void drop(pcr_buffer *buffer, size_t above) {
+    if (buffer->capacity <= above) return;
+    free(buffer->data);
+    *buffer = (pcr_buffer){0};
+}
+
+static void drop_scratch(pcr_decoder *dec, size_t above) {
+    drop(&dec->coefficients, above);
+    drop(&dec->segment, above);
+    drop(&dec->payload, above);
+    drop(&dec->filters, above);
+    drop(&dec->rows, above);
+}
+
+void pcr_trim(pcr_decoder *dec) { drop_scratch(dec, PCR_KEEP_BYTES); }
+
+void pcr_decoder_free(pcr_decoder *dec) {
+    if (!dec) return;
+    drop_scratch(dec, 0);
+    drop(&dec->output, 0);
+    free(dec);
+}
+
+const char *pcr_decoder_backend(const pcr_decoder *dec) { return dec->kernels->name; }
+
+const char *pcr_message(const pcr_decoder *dec) { return dec->message; }
+
+int pcr_read_header(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, pcr_header *header) {
+    bool found;
+    pcr_start_stream(dec, pieces, num_pieces);
+    int code = pcr_parse_frame(dec);
+    /* An Adobe marker may follow the frame header, and tells the colour space. */
+    if (!code) code = pcr_parse_to_scan(dec, &found);
+    if (code) return code;
+    *header = (pcr_header){.height = dec->height,
+                           .width = dec->width,
+                           .num_components = dec->num_components,
+                           .progressive = dec->progressive,
+                           .colour = dec->colour};
+    for (int c = 0; c < dec->num_components; c++) header->h[c] = dec->comp[c].h, header->v[c] = dec->comp[c].v;
+    return PCR_OK;
+}
+
+static int open_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request) {
+    pcr_start_stream(dec, pieces, num_pieces);
+    dec->want_all = false;
+    if (request->max_pixels > 0) dec->max_pixels = request->max_pixels;
+    int code = pcr_parse_frame(dec);
+    if (!code) code = pcr_check_payable(dec);
+    return code ? code : pcr_plan_geometry(dec, request);
+}
+
+int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request,
+                    int32_t *height, int32_t *width) {
+    int code = open_stream(dec, pieces, num_pieces, request);
+    *height = dec->plan.out_h, *width = dec->plan.out_w;
+    return code;
+}
+
+int pcr_decode(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request, uint8_t *out,
+               size_t out_size) {
+    bool found = false;
+    int code = open_stream(dec, pieces, num_pieces, request);
+    if (code) return code;
+    size_t need = (size_t)dec->plan.out_h * (size_t)dec->plan.out_w * (size_t)dec->plan.channels;
+    if (out_size != need) return pcr_fail(dec, PCR_USAGE, "expected room for %zu bytes, got %zu", need, out_size);
+    code = pcr_parse_to_scan(dec, &found);
+    if (!code && !found) code = pcr_fail(dec, PCR_CORRUPT, "expected at least one scan, got none");
+    if (!code) code = pcr_plan_colour(dec);
+    if (!code) code = pcr_read_scans(dec);
+    if (!code) code = pcr_output(dec, out);
+    pcr_trim(dec);
+    drop(&dec->output, PCR_KEEP_BYTES);
+    return code;
+}

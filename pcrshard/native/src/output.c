@@ -1,0 +1,226 @@
+/* Coefficients to pixels, a row at a time: transform, upsample, convert, resize, all within the cache. */
+#include "pcr_internal.h"
+#include "pixels.h"
+#include "resize.h"
+
+static size_t align(size_t n) { return (n + 63) / 64 * 64; }
+
+static bool in_use(const pcr_decoder *dec, int c) { return dec->comp[c].needed; }
+
+/* Bytes of an output-wide row, with room for vector loads, and for the pair before an odd start. */
+static size_t row_bytes(const pcr_plan_state *plan) { return align((size_t)(plan->x1 - plan->x0) + 16) + 2 * PCR_ROW_PAD; }
+
+static size_t ring_bytes(const pcr_plane *plane) {
+    return plane->stride * (size_t)(plane->ring_blocks * plane->size);
+}
+
+static int reserve_rows(pcr_decoder *dec) {
+    pcr_plan_state *plan = &dec->plan;
+    size_t row = row_bytes(plan), out_row = align((size_t)plan->out_w) + 2 * PCR_ROW_PAD, size = 0;
+    size_t temp = row > out_row ? row : out_row;
+    for (int c = 0; c < dec->num_components; c++)
+        if (in_use(dec, c)) size += ring_bytes(&plan->planes[c]) + row;
+    int code = pcr_reserve(dec, &dec->rows, size + PCR_MAX_COMPONENTS * temp);
+    if (code) return code;
+    uint8_t *at = dec->rows.data;
+    for (int c = 0; c < dec->num_components; c++) {
+        pcr_plane *plane = &plan->planes[c];
+        if (!in_use(dec, c)) continue;
+        plane->data = at + PCR_ROW_PAD;
+        at += ring_bytes(plane);
+        plane->upsampled = at + PCR_ROW_PAD;
+        at += row;
+    }
+    for (int c = 0; c < PCR_MAX_COMPONENTS; c++, at += temp) plan->temp[c] = at + PCR_ROW_PAD;
+    return PCR_OK;
+}
+
+/* Sample `x` of row `y`, which must be in the ring. */
+static uint8_t *sample_at(const pcr_plane *plane, int y, int x) {
+    int row = y % (plane->ring_blocks * plane->size);
+    return plane->data + (size_t)row * plane->stride + (x - plane->block_x0 * plane->size);
+}
+
+static pcr_idct_fn choose_idct(const pcr_kernels *kernels, int size) {
+    return size == 8 ? kernels->idct8 : size == 4 ? kernels->idct4 : size == 2 ? kernels->idct2 : kernels->idct1;
+}
+
+/* The triangle filter looks one sample beyond either end and finds the end's own value there. */
+static void pad_ends(const pcr_plane *plane, int block_row) {
+    for (int y = block_row * plane->size; y < (block_row + 1) * plane->size; y++) {
+        if (plane->block_x0 == 0) *(sample_at(plane, y, 0) - 1) = *sample_at(plane, y, 0);
+        if (plane->width <= plane->block_x1 * plane->size)
+            *sample_at(plane, y, plane->width) = *sample_at(plane, y, plane->width - 1);
+    }
+}
+
+/* Transforms block rows until row `y` of the component is in the ring. */
+static int ensure_samples(pcr_decoder *dec, int c, int y) {
+    pcr_plane *plane = &dec->plan.planes[c];
+    const pcr_component *comp = &dec->comp[c];
+    for (; plane->next_block <= y / plane->size; plane->next_block++) {
+        int code = pcr_ensure_rows(dec, plane->next_block / comp->v);
+        if (code) return code;
+        size_t first = (size_t)(plane->next_block % comp->rows) * (size_t)comp->stride + (size_t)plane->block_x0;
+        uint8_t *dst = sample_at(plane, plane->next_block * plane->size, plane->block_x0 * plane->size);
+        choose_idct(dec->kernels, plane->size)(dst, plane->stride, comp->dc + first, comp->mask + first,
+                                               comp->ac + 64 * first, comp->quant, plane->block_x1 - plane->block_x0);
+        if (plane->kind == PCR_UP_H2V1 || plane->kind == PCR_UP_H2V2) pad_ends(plane, plane->next_block);
+    }
+    return PCR_OK;
+}
+
+/* Output row `y` of one component at full width; *row points at output pixel x0. */
+static int component_row(pcr_decoder *dec, int c, int y, const uint8_t **row) {
+    const pcr_plan_state *plan = &dec->plan;
+    const pcr_plane *plane = &plan->planes[c];
+    int near = y / plane->up_v, far = near, below = 0;
+    if (plane->kind == PCR_UP_H2V2 || plane->kind == PCR_UP_H1V2) {
+        below = y & 1;
+        far = pcr_min(pcr_max(below ? near + 1 : near - 1, 0), plane->height - 1);
+    }
+    int code = ensure_samples(dec, c, pcr_max(near, far));
+    if (code) return code;
+    int x0 = plan->x0 / plane->up_h, count = pcr_ceil_div(plan->x1, plane->up_h) - x0;
+    const uint8_t *near_row = sample_at(plane, near, x0), *far_row = sample_at(plane, far, x0);
+    const pcr_kernels *k = dec->kernels;
+    *row = plane->upsampled + (plan->x0 - x0 * plane->up_h);
+    switch (plane->kind) {
+    case PCR_UP_NONE: *row = near_row; break;
+    case PCR_UP_H2V1: k->up_h2v1(plane->upsampled, near_row, far_row, count, below); break;
+    case PCR_UP_H2V2: k->up_h2v2(plane->upsampled, near_row, far_row, count, below); break;
+    case PCR_UP_H1V2: k->up_h1v2(plane->upsampled, near_row, far_row, count, below); break;
+    default: pcr_replicate(plane->upsampled, near_row, count, plane->up_h);
+    }
+    return PCR_OK;
+}
+
+/* One row per output channel, made in dst[] where it is not there already. */
+static void convert_row(pcr_decoder *dec, const uint8_t *const src[4], uint8_t *const dst[4], const uint8_t *row[4]) {
+    const pcr_plan_state *plan = &dec->plan;
+    int count = plan->x1 - plan->x0;
+    for (int c = 0; c < 4; c++) row[c] = src[dec->num_components == 1 ? 0 : c];
+    if (plan->channels == 1) {
+        if (dec->colour == PCR_COLOUR_RGB) {
+            pcr_rgb_gray(dst[0], src, count);
+            row[0] = dst[0];
+        }
+    } else if (dec->colour == PCR_COLOUR_YCC || dec->colour == PCR_COLOUR_YCCK) {
+        dec->kernels->ycc_rgb_chw(dst, src, count);
+        for (int c = 0; c < 3; c++) {
+            if (dec->colour == PCR_COLOUR_YCCK) pcr_invert(dst[c], count);
+            row[c] = dst[c];
+        }
+    }
+}
+
+/* Row `y` of the output from its channels. */
+static void put_row(const pcr_decoder *dec, uint8_t *out, int y, const uint8_t *const row[4]) {
+    const pcr_plan_state *plan = &dec->plan;
+    size_t width = (size_t)plan->out_w;
+    if (plan->request.layout == PCR_LAYOUT_CHW || plan->channels == 1) {
+        for (int c = 0; c < plan->channels; c++) {
+            uint8_t *to = out + ((size_t)c * (size_t)plan->out_h + (size_t)y) * width;
+            if (to != row[c]) memcpy(to, row[c], width);
+        }
+        return;
+    }
+    uint8_t *to = out + (size_t)y * width * (size_t)plan->channels;
+    if (plan->channels == 3)
+        dec->kernels->interleave3(&to, row, plan->out_w);
+    else
+        pcr_interleave(to, row, plan->channels, plan->out_w);
+}
+
+static int source_rows(pcr_decoder *dec, int y, const uint8_t *src[4]) {
+    for (int c = 0; c < dec->num_components; c++) {
+        src[c] = NULL;
+        int code = in_use(dec, c) ? component_row(dec, c, y, &src[c]) : PCR_OK;
+        if (code) return code;
+    }
+    return PCR_OK;
+}
+
+static int output_whole(pcr_decoder *dec, uint8_t *out) {
+    const pcr_plan_state *plan = &dec->plan;
+    size_t width = (size_t)plan->out_w;
+    bool chw = plan->request.layout == PCR_LAYOUT_CHW;
+    bool direct = !chw && plan->channels == 3 && dec->colour == PCR_COLOUR_YCC;
+    for (int y = 0; y < plan->out_h; y++) {
+        const uint8_t *src[4] = {NULL}, *row[4];
+        uint8_t *dst[4];
+        int code = source_rows(dec, plan->y0 + y, src);
+        if (code) return code;
+        if (direct) {
+            uint8_t *to = out + 3 * width * (size_t)y;
+            dec->kernels->ycc_rgb_hwc(&to, src, plan->out_w);
+            continue;
+        }
+        for (int c = 0; c < 4; c++)
+            dst[c] = chw && c < plan->channels ? out + ((size_t)c * (size_t)plan->out_h + (size_t)y) * width : plan->temp[c];
+        convert_row(dec, src, dst, row);
+        put_row(dec, out, y, row);
+    }
+    return PCR_OK;
+}
+
+/* Rows of the source, resized across, in dec->output: [row][channel][sample]. */
+static int resize_across(pcr_decoder *dec, const pcr_filter *across, size_t pitch) {
+    const pcr_plan_state *plan = &dec->plan;
+    uint8_t *to = dec->output.data;
+    for (int y = plan->y0; y < plan->y1; y++) {
+        const uint8_t *src[4] = {NULL}, *row[4];
+        int code = source_rows(dec, y, src);
+        if (code) return code;
+        convert_row(dec, src, plan->temp, row);
+        for (int c = 0; c < plan->channels; c++, to += pitch) {
+            bool repeated = c > 0 && row[c] == row[c - 1];
+            if (repeated)
+                memcpy(to, to - pitch, pitch);
+            else
+                dec->kernels->resize_row(to, row[c] + (across->first - plan->x0), across);
+        }
+    }
+    return PCR_OK;
+}
+
+static void resize_down(pcr_decoder *dec, const pcr_filter *down, size_t pitch, uint8_t *out) {
+    const pcr_plan_state *plan = &dec->plan;
+    size_t stride = pitch * (size_t)plan->channels;
+    for (int y = 0; y < plan->out_h; y++) {
+        const uint8_t *from = dec->output.data + (size_t)(down->start[y] + down->first - plan->y0) * stride, *row[4];
+        const int16_t *weights = down->weights + (size_t)y * (size_t)down->stride;
+        /* The zero weights that pad an output may lie beyond the last row. */
+        int taps = pcr_min(down->stride, plan->y1 - down->first - down->start[y]);
+        for (int c = 0; c < plan->channels; c++, from += pitch) {
+            dec->kernels->resize_column(plan->temp[c], from, stride, weights, taps, plan->out_w);
+            row[c] = plan->temp[c];
+        }
+        put_row(dec, out, y, row);
+    }
+}
+
+static int output_resized(pcr_decoder *dec, uint8_t *out) {
+    const pcr_plan_state *plan = &dec->plan;
+    pcr_filter across, down;
+    size_t pitch = align((size_t)plan->out_w + 8) + PCR_ROW_PAD;
+    size_t across_bytes = align(pcr_filter_size(plan->box_x0, plan->box_x1, plan->out_w));
+    size_t down_bytes = pcr_filter_size(plan->box_y0, plan->box_y1, plan->out_h);
+    int code = pcr_reserve(dec, &dec->filters, across_bytes + down_bytes);
+    if (!code)
+        code = pcr_reserve(dec, &dec->output, pitch * (size_t)plan->channels * (size_t)(plan->y1 - plan->y0));
+    if (code) return code;
+    pcr_filter_build(&across, dec->filters.data, pcr_ceil_div(dec->width, plan->scale), plan->box_x0, plan->box_x1,
+                     plan->out_w);
+    pcr_filter_build(&down, dec->filters.data + across_bytes, pcr_ceil_div(dec->height, plan->scale), plan->box_y0,
+                     plan->box_y1, plan->out_h);
+    code = resize_across(dec, &across, pitch);
+    if (!code) resize_down(dec, &down, pitch, out);
+    return code;
+}
+
+int pcr_output(pcr_decoder *dec, uint8_t *out) {
+    int code = reserve_rows(dec);
+    if (code) return code;
+    return dec->plan.request.out_h ? output_resized(dec, out) : output_whole(dec, out);
+}

@@ -1,0 +1,65 @@
+/* pcrshard's native core: progressive and baseline JPEG to pixels, and lossless rescan.
+ *
+ * The only header that callers include. No globals: all state lives in a decoder, which one thread
+ * at a time may use. Every function that can fail returns a PCR_* code; pcr_message() explains it.
+ */
+#ifndef PCR_H
+#define PCR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { PCR_OK = 0, PCR_CORRUPT = 1, PCR_UNSUPPORTED = 2, PCR_LIMIT = 3, PCR_MEMORY = 4, PCR_USAGE = 5 };
+enum { PCR_BACKEND_AUTO = 0, PCR_BACKEND_PORTABLE = 1 };
+enum { PCR_COLOUR_GRAY = 0, PCR_COLOUR_YCC = 1, PCR_COLOUR_RGB = 2, PCR_COLOUR_CMYK = 3, PCR_COLOUR_YCCK = 4 };
+enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1, PCR_OUT_CMYK = 2 };
+enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
+
+typedef struct pcr_decoder pcr_decoder;
+
+/* One run of the JPEG's bytes; a stream is an array of them, in order. */
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+} pcr_piece;
+
+typedef struct {
+    int32_t height, width, num_components;
+    int32_t h[4], v[4];
+    int32_t progressive;
+    int32_t colour; /* PCR_COLOUR_* */
+} pcr_header;
+
+/* What to decode. crop_h == 0: the whole image; out_h == 0: no resize. */
+typedef struct {
+    int32_t crop_y, crop_x, crop_h, crop_w;
+    int32_t out_h, out_w;
+    int32_t layout, colour; /* PCR_LAYOUT_*, PCR_OUT_* */
+    int32_t scale;          /* DCT scaling: 0 picks it, 1, 2, 4, 8 force 1/scale */
+    int64_t max_pixels;     /* 0: 2^28 */
+} pcr_request;
+
+/* One scan of a script: T.81 B.2.3's Ns, Csj (as component indexes), Ss, Se, Ah, Al. */
+typedef struct {
+    int32_t num_components;
+    int32_t component[4];
+    int32_t ss, se, ah, al;
+} pcr_scan_spec;
+
+pcr_decoder *pcr_decoder_new(int backend);
+void pcr_decoder_free(pcr_decoder *decoder);
+const char *pcr_decoder_backend(const pcr_decoder *decoder);
+/* Why the last call on this decoder failed; "" after success. */
+const char *pcr_message(const pcr_decoder *decoder);
+
+int pcr_read_header(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, pcr_header *header);
+/* The height and width that pcr_decode would give; refuses sizes that the bytes cannot hold. */
+int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request,
+                    int32_t *height, int32_t *width);
+int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request,
+               uint8_t *out, size_t out_size);
+/* Lossless transcode; the result belongs to the decoder and lives until its next call. */
+int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_scan_spec *script,
+               size_t num_scans, const uint8_t **out, size_t *out_size);
+
+#endif

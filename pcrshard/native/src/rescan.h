@@ -1,0 +1,47 @@
+/* The encoder behind pcr_rescan: coefficients to tokens, tokens to optimal Huffman codes, codes to bytes. */
+#ifndef PCR_RESCAN_H
+#define PCR_RESCAN_H
+
+#include "pcr_internal.h"
+
+enum {
+    PCR_TOKEN_RAW = 2,        /* table field of bits without a symbol */
+    PCR_MAX_CORRECTIONS = 937 /* jcphuff.c's limit; the same one keeps the output the same */
+};
+
+/* value << 16 | symbol << 8 | table << 5 | number of value bits (0..16) */
+typedef struct {
+    uint32_t *data;
+    size_t size, capacity;
+    uint32_t frequency[2][257];
+    bool failed;   /* out of memory */
+    bool overflow; /* a value of more than 15 bits, which no symbol can announce */
+} pcr_tokens;
+
+typedef struct {
+    uint8_t *data;
+    size_t size, capacity;
+    uint64_t bits; /* the low `count` bits are still to be written */
+    int count;
+    bool failed;
+} pcr_writer;
+
+typedef struct {
+    uint16_t code[256];
+    uint8_t length[256];
+    uint8_t counts[17], symbols[256];
+    int num_symbols;
+} pcr_encoder_table;
+
+/* Table of a component: 0 for luma and everything that is not YCbCr, 1 for Cb and Cr, as libjpeg has it. */
+int pcr_table_of(const pcr_decoder *dec, int component);
+
+/* tokens.c: the symbols of one scan and how often each occurs */
+void pcr_tokenise(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens);
+
+/* encode.c */
+void pcr_optimal_table(pcr_encoder_table *table, const uint32_t frequency[257]);
+bool pcr_writer_reserve(pcr_writer *writer, size_t more);
+void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens, const pcr_encoder_table tables[2]);
+
+#endif

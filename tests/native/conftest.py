@@ -1,0 +1,123 @@
+"""Data, and an independent oracle: libjpeg with block smoothing off, compiled for the tests."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pcrshard import native
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
+PHOTO_STEP = int(os.environ.get("PCRSHARD_PHOTO_STEP", "12"))  # 1: every photograph
+
+STANDARD = {
+    3: [
+        ((0, 1, 2), 0, 0, 0, 1),
+        ((0,), 1, 5, 0, 2),
+        ((2,), 1, 63, 0, 1),
+        ((1,), 1, 63, 0, 1),
+        ((0,), 6, 63, 0, 2),
+        ((0,), 1, 63, 2, 1),
+        ((0, 1, 2), 0, 0, 1, 0),
+        ((2,), 1, 63, 1, 0),
+        ((1,), 1, 63, 1, 0),
+        ((0,), 1, 63, 1, 0),
+    ],
+    1: [
+        ((0,), 0, 0, 0, 1),
+        ((0,), 1, 5, 0, 2),
+        ((0,), 6, 63, 0, 2),
+        ((0,), 1, 63, 2, 1),
+        ((0,), 0, 0, 1, 0),
+        ((0,), 1, 63, 1, 0),
+    ],
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips the native tests, saying why, where the extension was not built."""
+    if not native.available:
+        skip = pytest.mark.skip(reason="pcrshard.native._core is not built: python pcrshard/native/build_native.py")
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(skip)
+
+
+def scan_ends(jpeg: bytes) -> list[int]:
+    """Offset behind each scan's entropy data."""
+    ends, at = [], 2
+    while at + 4 <= len(jpeg) and jpeg[at + 1] != 0xD9:
+        marker, at = jpeg[at + 1], at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if marker == 0xDA:
+            at = jpeg.index(b"\xff", at)
+            while jpeg[at + 1] == 0 or 0xD0 <= jpeg[at + 1] <= 0xD7:
+                at = jpeg.index(b"\xff", at + 2)
+            ends.append(at)
+    return ends
+
+
+Oracle = Callable[..., "np.ndarray | None"]
+
+
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    """Decodes with libjpeg: oracle(jpeg, colour=0|1|2, scale=1|2|4|8); None where libjpeg refuses."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    library = tmp_path_factory.mktemp("oracle") / "oracle.so"
+    source = str(Path(__file__).parent / "oracle.c")
+    if compiler is None:
+        pytest.skip("no C compiler for the libjpeg oracle")
+    built = subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), source, "-ljpeg"], check=False)
+    if built.returncode:
+        pytest.skip("the libjpeg oracle does not build: install libjpeg62-turbo-dev")
+    lib = ctypes.CDLL(str(library))
+
+    def decode(jpeg: bytes, colour: int = 0, scale: int = 1) -> np.ndarray | None:
+        pixels, shape = ctypes.c_void_p(), (ctypes.c_int * 3)()
+        if lib.oracle_decode(jpeg, ctypes.c_ulong(len(jpeg)), colour, scale, ctypes.byref(pixels), shape) < 0:
+            return None
+        out = np.ctypeslib.as_array(ctypes.cast(pixels, ctypes.POINTER(ctypes.c_uint8)), tuple(shape)).copy()
+        lib.oracle_free(pixels)
+        return out
+
+    return decode
+
+
+@pytest.fixture(scope="session")
+def photos() -> list[tuple[str, bytes]]:
+    """(name, bytes) of photographs of every set, every PHOTO_STEP-th one."""
+    path = DATA / "photos.tar"
+    if not path.exists():
+        pytest.skip(f"no test photographs at {path}; set PCRSHARD_DATA")
+    with tarfile.open(path) as tar:
+        members = [m for m in tar.getmembers() if m.isfile()][::PHOTO_STEP]
+        return [(m.name, tar.extractfile(m).read()) for m in members]  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="session")
+def odd_files() -> list[Path]:
+    """The odd, tricky and broken files."""
+    folder = DATA / "odd"
+    if not folder.is_dir():
+        pytest.skip(f"no odd files at {folder}; set PCRSHARD_DATA")
+    return sorted(path for path in folder.iterdir() if path.suffix.lower().startswith(".jp"))
+
+
+@pytest.fixture(scope="session")
+def progressive(photos: list[tuple[str, bytes]]) -> list[tuple[str, bytes, list[bytes]]]:
+    """(name, source, prefixes): each photograph transcoded to the standard script, cut after every scan."""
+    out = []
+    for name, source in photos:
+        header = native.read_header([source])
+        whole = native.rescan(source, STANDARD[header.num_components])
+        out.append((name, source, [whole[:end] for end in scan_ends(whole)]))
+    return out

@@ -1,0 +1,124 @@
+"""The native decoder against libjpeg with block smoothing off, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Oracle
+
+from pcrshard import native
+
+EOI = b"\xff\xd9"
+BACKENDS = ("auto", "portable")
+# Legal, but not for this core; everything else that is called valid must decode.
+UNSUPPORTED = {
+    "valid-12bit-sof1.jpg",
+    "valid-arith-prog-422.jpg",
+    "valid-arith-seq-420.jpg",
+    "valid-arith-seq-440-rst1.jpg",
+    "valid-dnl-marker.jpg",
+    "valid-lossless-sof3-gray16.jpg",
+    "valid-lossless-sof3-rgb8.jpg",
+}
+Progressive = list[tuple[str, bytes, list[bytes]]]
+
+
+def test_every_scan_of_photographs_matches_libjpeg(progressive: Progressive, oracle: Oracle) -> None:
+    """Every prefix of every photograph decodes to libjpeg's pixels, with both backends."""
+    for name, source, prefixes in progressive:
+        for scan, stream in enumerate([source, *prefixes]):
+            expected = oracle(stream + EOI)
+            for backend in BACKENDS:
+                got = native.decode([stream], backend=backend)
+                assert np.array_equal(got, expected), (name, scan, backend)
+
+
+def test_full_prefix_has_the_pixels_of_the_source(progressive: Progressive) -> None:
+    """The last scan gives exactly the source's pixels: rescan and decode lose nothing."""
+    for name, source, prefixes in progressive:
+        assert np.array_equal(native.decode([prefixes[-1]]), native.decode([source])), name
+
+
+def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: Oracle) -> None:
+    """Whatever is not refused has libjpeg's pixels, and both backends agree on all of it."""
+    for path in odd_files:
+        jpeg = path.read_bytes()
+        results = []
+        for backend in BACKENDS:
+            try:
+                four = native.read_header([jpeg]).num_components == 4
+                results.append(native.decode([jpeg], colour="cmyk" if four else "rgb", backend=backend))
+            except native.NativeError as error:
+                assert "expected" in str(error), path.name
+                assert not path.name.startswith("valid") or path.name in UNSUPPORTED, (path.name, str(error))
+                assert not path.name.startswith("valid") or error.unsupported, path.name
+                results.append(None)
+        assert (results[0] is None) == (results[1] is None), path.name
+        if results[0] is not None:
+            expected = oracle(jpeg, 2 if results[0].shape[2] == 4 else 0)
+            assert np.array_equal(results[0], results[1]), path.name
+            assert expected is None or np.array_equal(results[0], expected), path.name
+
+
+def test_gray_is_the_luma(photos: list[tuple[str, bytes]], oracle: Oracle) -> None:
+    """colour="gray" gives libjpeg's grayscale, in both layouts."""
+    for name, source in photos[::4]:
+        expected = oracle(source, 1)
+        assert expected is not None
+        assert np.array_equal(native.decode([source], colour="gray"), expected[:, :, 0]), name
+        assert np.array_equal(native.decode([source], colour="gray", layout="chw"), expected.transpose(2, 0, 1)), name
+
+
+def test_pieces_may_be_cut_anywhere(progressive: Progressive) -> None:
+    """Scattered pieces, even of one byte, decode as the joined stream does."""
+    _, _, prefixes = min(progressive, key=lambda item: len(item[2][-1]))
+    stream = prefixes[2]
+    expected = native.decode([stream])
+    for step in (1, 7, 1000):
+        pieces = [memoryview(stream)[i : i + step] for i in range(0, len(stream), step)]
+        assert np.array_equal(native.decode(pieces), expected), step
+    assert np.array_equal(native.decode([np.frombuffer(stream, np.uint8), b""]), expected)
+
+
+def test_out_is_filled_and_checked(photos: list[tuple[str, bytes]]) -> None:
+    """A row of a batch is decoded into; a buffer of another shape or type is refused."""
+    _, source = photos[0]
+    expected = native.decode([source], size=(64, 48), layout="chw")
+    batch = np.zeros((2, 3, 64, 48), np.uint8)
+    assert np.shares_memory(native.decode([source], size=(64, 48), layout="chw", out=batch[1]), batch)
+    assert np.array_equal(batch[1], expected)
+    assert not batch[0].any()
+    for wrong in (np.zeros((64, 48, 3), np.uint8), np.zeros((3, 64, 48), np.int8), batch[1][:, :, ::-1]):
+        with pytest.raises(ValueError, match="expected out"):
+            native.decode([source], size=(64, 48), layout="chw", out=wrong)
+
+
+def test_threads_do_not_share_state(progressive: Progressive) -> None:
+    """Threads that decode at the same time get the pixels that one thread gets."""
+    streams = [prefixes[4 % len(prefixes)] for _, _, prefixes in progressive[:12]]
+    expected = [native.decode([stream]) for stream in streams]
+    wrong: list[int] = []
+
+    def work() -> None:
+        for i, stream in enumerate(streams):
+            if not np.array_equal(native.decode([stream]), expected[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_header_tells_what_the_markers_say(photos: list[tuple[str, bytes]]) -> None:
+    """read_header gives size, sampling, mode and colour without decoding."""
+    for name, source in photos:
+        header = native.read_header([source])
+        assert native.decode([source], colour="gray").shape == (header.height, header.width), name
+        assert len(header.sampling) == header.num_components
+        assert header.colour in {"gray", "ycc", "rgb"}

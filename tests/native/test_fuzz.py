@@ -1,0 +1,27 @@
+"""A short run of the fuzzing harness under the sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+SECONDS = 5
+
+
+def test_fuzzing_smoke_run(odd_files: list[Path], tmp_path: Path) -> None:
+    """Some seconds of libFuzzer with ASan and UBSan from the odd files find nothing."""
+    if shutil.which("clang") is None:
+        pytest.skip("no clang: install clang and its compiler-rt to fuzz")
+    command = [str(ROOT / "fuzz" / "run.sh"), str(SECONDS), str(odd_files[0].parent)]
+    environment = {**os.environ, "FUZZ_WORK": str(tmp_path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if "libclang_rt.fuzzer" in result.stderr and "cannot find" in result.stderr:
+        pytest.skip("clang has no libFuzzer runtime: install libclang-rt-14-dev")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "stat::number_of_executed_units" in result.stderr
+    assert not list((tmp_path / "findings").iterdir())

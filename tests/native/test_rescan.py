@@ -1,0 +1,89 @@
+"""Lossless transcoding with any scan script."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import STANDARD, scan_ends
+
+from pcrshard import native
+
+Photos = list[tuple[str, bytes]]
+
+
+def random_script(rng: random.Random, components: int) -> list[Any]:
+    """A legal script: random bands, depths and order, each component's bits from the highest on."""
+    script: list[Any] = []
+    al = rng.randint(0, 2)
+    everything = tuple(range(components))
+    dc = [(everything, 0, 0, 0, al)] + [(everything, 0, 0, a + 1, a) for a in range(al - 1, -1, -1)]
+    chains = [dc[1:]]
+    for component in everything:
+        cuts = sorted(rng.sample(range(2, 63), rng.randint(0, 3)))
+        for first, stop in zip([1, *cuts], [*cuts, 64], strict=True):
+            depth = rng.randint(0, 4)
+            chain = [((component,), first, stop - 1, 0, depth)]
+            chains.append(chain + [((component,), first, stop - 1, a + 1, a) for a in range(depth - 1, -1, -1)])
+    script.append(dc[0])
+    while any(chains):
+        script.append(rng.choice([chain for chain in chains if chain]).pop(0))
+    return script
+
+
+def test_standard_script_is_jpegtrans_byte_for_byte(photos: Photos) -> None:
+    """With libjpeg's own script the output is the very file that jpegtran writes."""
+    if shutil.which("jpegtran") is None:
+        pytest.skip("no jpegtran: install libjpeg-turbo-progs")
+    for name, source in photos[::3]:
+        command = ["jpegtran", "-copy", "none", "-progressive"]
+        expected = subprocess.run(command, input=source, capture_output=True, check=True).stdout
+        script = STANDARD[native.read_header([source]).num_components]
+        assert native.rescan(source, script) == expected, name
+
+
+def test_any_script_keeps_the_pixels(photos: Photos) -> None:
+    """Random legal scripts give as many scans as asked and the same pixels, also from progressive input."""
+    rng = random.Random(4)
+    for name, source in photos[::3]:
+        header = native.read_header([source])
+        script = random_script(rng, header.num_components)
+        result = native.rescan(source, script)
+        assert len(scan_ends(result)) == len(script), name
+        assert np.array_equal(native.decode([result]), native.decode([source])), (name, script)
+        again = native.rescan(result, STANDARD[header.num_components])
+        assert again == native.rescan(source, STANDARD[header.num_components]), name
+
+
+def test_prefixes_of_random_scripts_match_libjpeg(photos: Photos, oracle: Any) -> None:
+    """Every prefix of a random script decodes to libjpeg's pixels."""
+    rng = random.Random(5)
+    for name, source in photos[::9]:
+        script = random_script(rng, native.read_header([source]).num_components)
+        result = native.rescan(source, script)
+        for end in scan_ends(result):
+            got = native.decode([result[:end]])
+            assert np.array_equal(got, oracle(result[:end] + b"\xff\xd9")), (name, script, end)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda s: s[:-1], "sends everything"),
+        (lambda s: [s[1], s[0], *s[2:]], "DC before AC"),
+        (lambda s: [s[0], *s], "each bit"),
+        (lambda s: [((0, 1, 2), 0, 5, 0, 1), *s[1:]], "DC alone"),
+        (lambda s: [((0, 7), 0, 0, 0, 1), *s[1:]], "component indexes"),
+        (lambda s: [((2, 1, 0), 0, 0, 0, 1), *s[1:]], "component indexes"),
+        (lambda s: [((0, 1, 2), 0, 0, 0, 14), *s[1:]], "Al"),
+    ],
+)
+def test_bad_scripts_are_refused(photos: Photos, change: Any, match: str) -> None:
+    """A script that breaks T.81 G.1.1.1, or does not send everything, is a ValueError."""
+    source = next(source for _, source in photos if native.read_header([source]).num_components == 3)
+    with pytest.raises(ValueError, match=match):
+        native.rescan(source, change(STANDARD[3]))

@@ -1,0 +1,118 @@
+"""Hostile bytes: refused with a message, never a crash, and at a cost bounded by their number."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from pcrshard import native
+
+Photos = list[tuple[str, bytes]]
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return bytes([0xFF, marker]) + (len(body) + 2).to_bytes(2, "big") + body
+
+
+def frame(height: int, width: int, marker: int = 0xC2) -> bytes:
+    """SOI, a quantisation table, and the frame header of a gray image."""
+    dqt = segment(0xDB, bytes([0]) + bytes([1]) * 64)
+    sof = segment(marker, b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\x00")
+    return b"\xff\xd8" + dqt + sof
+
+
+def huffman(table: int, symbol: int) -> bytes:
+    """A table whose only code is 0, for one symbol."""
+    return segment(0xC4, bytes([table, 1, *bytes(15), symbol]))
+
+
+def scan(ss: int, se: int, ah: int, al: int) -> bytes:
+    return segment(0xDA, bytes([1, 1, 0, ss, se, ah << 4 | al]))
+
+
+def test_truncations_and_flips_never_crash(photos: Photos) -> None:
+    """Cut and damaged streams decode or raise NativeError, the same with both backends."""
+    rng = random.Random(6)
+    name, source = min(photos, key=lambda item: len(item[1]))
+    for _ in range(300):
+        damaged = bytearray(source[: rng.randint(2, len(source))])
+        for _ in range(rng.randint(0, 6)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        results = []
+        for backend in ("auto", "portable"):
+            try:
+                results.append(native.decode([bytes(damaged)], max_pixels=2**22, backend=backend))
+            except native.NativeError as error:
+                assert str(error)
+                results.append(None)
+        assert (results[0] is None) == (results[1] is None), name
+        assert results[0] is None or np.array_equal(results[0], results[1])
+
+
+def test_sizes_that_the_bytes_cannot_hold_are_refused_at_once() -> None:
+    """A header that claims a gigapixel in 200 bytes is refused before memory is taken."""
+    for side in (16000, 65535):
+        start = time.perf_counter()
+        with pytest.raises(native.NativeError, match=r"pixels|1 bit per block"):
+            native.decode([frame(side, side) + huffman(0, 0) + scan(0, 0, 0, 0) + bytes(64)])
+        assert time.perf_counter() - start < 0.05
+
+
+def test_progressive_bomb_is_refused() -> None:
+    """Hundreds of scans that end every block at once cost more than their bytes pay for."""
+    side = 2048
+    blocks = (side // 8) ** 2
+    stream = frame(side, side) + huffman(0, 0) + scan(0, 0, 0, 13) + bytes(blocks // 8)
+    run = huffman(0x10, 0xE0)
+    bomb = b"".join(scan(k, k, al + 1 if al < 12 else 0, al) + bytes(8) for k in range(1, 20) for al in range(12, -1, -1))
+    assert native.decode([stream + run]).shape == (side, side, 3)
+    with pytest.raises(native.NativeError, match=r"visits per bit|at most 256 scans"):
+        native.decode([stream + run + bomb])
+
+
+def test_pixel_cap_is_the_callers() -> None:
+    """max_pixels refuses what is legal but larger than the caller wants."""
+    stream = frame(64, 64) + huffman(0, 0) + scan(0, 0, 0, 0) + bytes(8)
+    assert (native.decode([stream]) == 128).all()
+    with pytest.raises(native.NativeError, match="at most 4095 pixels"):
+        native.decode([stream], max_pixels=64 * 64 - 1)
+
+
+@pytest.mark.parametrize(
+    ("stream", "unsupported", "match"),
+    [
+        (b"", False, "FF D8"),
+        (b"\xff\xd8\xff\xd9", False, "frame header"),
+        (b"\x89PNG\r\n", False, "FF D8"),
+        (frame(8, 8), False, "at least one scan"),
+        (frame(8, 8, 0xC9), True, "SOF9"),
+        (frame(8, 8, 0xC3), True, "SOF3"),
+        (frame(0, 8), True, "DNL"),
+        (frame(8, 8) + scan(0, 0, 0, 0), True, "DHT"),
+        (frame(8, 8) + huffman(0, 0) + scan(0, 5, 0, 0), False, "DC alone"),
+        (frame(8, 8) + huffman(0, 0) + scan(1, 5, 0, 0), False, "DC before AC"),
+        (frame(8, 8) + huffman(0, 0) + scan(0, 0, 3, 2), False, "Ah"),
+        (frame(8, 8) + huffman(0, 0) + scan(0, 0, 0, 0), False, "MCU rows"),
+        (frame(8, 8) + huffman(0, 0) + scan(0, 0, 0, 0) + b"\xc0", False, "Huffman codes"),
+        (frame(8, 8) + segment(0xC4, bytes([0, 3, *bytes(15), 0, 1, 2])) + scan(0, 0, 0, 0) + b"\0", False, "fit"),
+    ],
+)
+def test_each_refusal_says_what_was_expected(stream: bytes, unsupported: bool, match: str) -> None:
+    """Each way to be wrong has its message, and says whether another decoder should get the file."""
+    with pytest.raises(native.NativeError, match=match) as caught:
+        native.decode([stream])
+    assert caught.value.unsupported is unsupported
+    assert "expected" in str(caught.value)
+
+
+def test_cmyk_is_not_guessed_to_rgb(photos: Photos) -> None:
+    """Asking for CMYK of a 3-component file is unsupported, and unknown options are ValueErrors."""
+    with pytest.raises(native.NativeError) as caught:
+        native.decode([photos[0][1]], colour="cmyk")
+    assert caught.value.unsupported
+    for options in ({"layout": "nchw"}, {"colour": "bgr"}, {"scale": 3}, {"backend": "sse"}):
+        with pytest.raises(ValueError, match="expected"):
+            native.decode([photos[0][1]], **options)  # type: ignore[arg-type]
