@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from ._on_import import on_import
 from ._version import __version__
+from .decoder import ImageDecoder
 from .encode import EncodeOptions, encode
 from .errors import PCRError
 from .fidelity.level import ScanLevel
 from .index import DatasetIndex, ShardIndex
 from .jpeg import join_scans, split_scans
+from .pixels import decode_image
 from .reader import Shard, open_dataset
 from .writer import ShardFormat, ShardWriter
 
 if TYPE_CHECKING:
-    from .wds import JpegHandler, pcr_scan
+    from .wds import JpegHandler, pcr_decode, pcr_scan
 
 __all__ = [
     "DatasetIndex",
     "EncodeOptions",
+    "ImageDecoder",
     "JpegHandler",
     "PCRError",
     "ScanLevel",
@@ -32,14 +35,16 @@ __all__ = [
     "ShardIndex",
     "ShardWriter",
     "__version__",
+    "decode_image",
     "encode",
     "join_scans",
     "open_dataset",
+    "pcr_decode",
     "pcr_scan",
     "split_scans",
 ]
 
-_LAZY = {"pcr_scan": "wds", "JpegHandler": "wds"}
+_LAZY = {"pcr_scan": "wds", "pcr_decode": "wds", "JpegHandler": "wds"}
 
 
 def __getattr__(name: str) -> Any:

@@ -97,6 +97,7 @@ class Shard:
         *,
         select: Callable[[str, str], bool] | None = None,
         on_error: Callable[[PCRError], bool] | None = None,
+        decode: Callable[[list[memoryview]], Any] | None = None,
     ) -> Iterator[Sample]:
         """Read the prefix of a scan and yield its samples in order.
 
@@ -106,6 +107,9 @@ class Shard:
             scan: 1..N; ``"full"`` also restores metadata.
             select: Called with (key, field); False leaves the field out.
             on_error: Called with the error of a damaged sample; True goes on with the next sample. By default it is raised.
+
+            decode: Called with the pieces of an image, which are valid only during the call; its result takes the place of the bytes.
+                ``functools.partial(ImageDecoder(224, "random"), rng=rng)`` decodes without joining them.
 
         Yields:
             ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes.
@@ -121,7 +125,7 @@ class Shard:
                 self.__dict__["head"] = self._decode_head(view[:HEAD_STOP])
             body = view[HEAD_STOP - start :][: self.head.body_bytes]
             self.__dict__["index"] = decode_index(self.head, body, url=self.url)
-            yield from _Prefix(self, view, start, scan).samples(select, on_error)
+            yield from _Prefix(self, view, start, scan, decode).samples(select, on_error)
 
     def _decode_head(self, view: memoryview) -> Head:
         if bytes(view[257:262]) != b"ustar":
@@ -139,10 +143,13 @@ class Shard:
 class _Prefix:
     """The bytes of a prefix in memory, and where the pieces are in them."""
 
-    def __init__(self, shard: Shard, view: memoryview, base: int, scan: Scan) -> None:
+    def __init__(
+        self, shard: Shard, view: memoryview, base: int, scan: Scan, decode: Callable[[list[memoryview]], Any] | None
+    ) -> None:
         index = shard.index
         rows = check_scan(scan, index.num_groups)
         self.shard, self.view, self.base, self.index = shard, view, base, index
+        self.decode = decode
         self.num_scans = min(rows, index.num_groups)
         starts = index.starts(scan) - base
         # Plain lists, sample by sample: indexing numpy arrays one element at a time costs more than the checksums.
@@ -159,7 +166,7 @@ class _Prefix:
                 for m, field in enumerate(streams):
                     unit = s * len(streams) + m
                     if self.starts[unit][0] < self.stops[unit][0] and (select is None or select(key, field)):
-                        sample[field] = self._jpeg(unit, key)
+                        sample[field] = self._decoded(unit, key) if self.decode else self._jpeg(unit, key)
             except PCRError as error:
                 if on_error is None or not on_error(error):
                     raise
@@ -169,6 +176,17 @@ class _Prefix:
                 if value is not None and (select is None or select(key, field)):
                     sample[field] = value
             yield sample
+
+    def _decoded(self, unit: int, key: str) -> Any:
+        """The result of the caller's decoder on the scattered pieces."""
+        ranges = zip(self.starts[unit], self.stops[unit], strict=True)
+        pieces = [self.view[a:b] for a, b in itertools.islice(ranges, self.num_scans)]
+        if self.shard.check and functools.reduce(lambda crc, piece: crc32c(piece, crc), pieces, 0) != self.crcs[unit]:
+            self._refuse(unit, key)
+        try:
+            return self.decode(pieces) if self.decode else None
+        except PCRError as error:
+            raise type(error)(str(error), url=self.shard.url, key=key) from error
 
     def _jpeg(self, unit: int, key: str) -> bytes:
         view, scans = self.view, self.num_scans

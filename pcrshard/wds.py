@@ -9,15 +9,18 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlparse
 
 import numpy as np
 from webdataset import DataPipeline, WebDataset, WebLoader, cache, compat, filters, tariterators
+from webdataset import utils as webdataset_utils
 from webdataset.gopen import rewrite_url
 
 from . import storage
+from .decoder import Crop, ImageDecoder
 from .errors import PCRError
 from .fidelity.level import ScanLevel
 from .index import FULL, DatasetIndex, Scan, ShardEntry
@@ -27,7 +30,7 @@ from .writer import JPEG_EXTENSIONS
 
 Handler = Callable[[Exception], bool]
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
-__all__ = ["JpegHandler", "WebDataset", "WebLoader", "pcr_samples", "pcr_scan"]
+__all__ = ["JpegHandler", "WebDataset", "WebLoader", "pcr_decode", "pcr_decoded", "pcr_samples", "pcr_scan"]
 _EXPANDERS = (tariterators.tar_file_expander, tariterators.group_by_keys)
 
 
@@ -245,5 +248,57 @@ class JpegHandler:
         return planes.to(torch.float32).div_(255) if self.floating else planes
 
 
-# Importing this module is what adds the fluent method; `import pcrshard` does so when WebDataset is imported.
+def _pcr_decode(
+    source: Iterable[dict[str, Any]],
+    decoder: ImageDecoder,
+    seed: int | None = None,
+    handler: Handler = filters.reraise_exception,
+) -> Iterator[dict[str, Any]]:
+    """The stage: JPEG fields of samples to arrays."""
+    rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
+    rng = random.Random() if seed is None else random.Random(f"{seed} {rank} {worker}")
+    for sample in source:
+        try:
+            yield {
+                name: decoder(value, rng) if isinstance(value, bytes) and name.rpartition(".")[2] in JPEG_EXTENSIONS else value
+                for name, value in sample.items()
+            }
+        except PCRError as error:
+            error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
+            if not handler(error):
+                return
+
+
+pcr_decoded = filters.pipelinefilter(_pcr_decode)
+
+
+def pcr_decode(
+    size: int | tuple[int, int] | None = None, crop: Crop = None, layout: Literal["chw", "hwc"] = "chw", **kwargs: Any
+) -> Any:
+    """A WebDataset stage that decodes, crops and resizes every JPEG field in one go, to uint8 arrays.
+
+    In the fluent interface: ``WebDataset(urls).pcr_scan(5).pcr_decode(size=224, crop="random")``. Other fields stay as they are; put
+    ``.decode(partial=True)`` behind it for labels.
+
+    Args:
+        size: Side, or (height, width), of the result.
+        crop: ``random``, ``center`` or ``None``; see :class:`ImageDecoder`.
+        layout: ``chw`` or ``hwc``.
+        kwargs: ``seed`` of the crops, which differ by rank and worker; by default they differ every time. ``handler`` as in WebDataset.
+            Other arguments of :class:`ImageDecoder`.
+
+    Returns:
+        A callable from an iterator of samples to an iterator of samples; it can be pickled.
+    """
+    options = {name: kwargs.pop(name) for name in ("seed", "handler") if name in kwargs}
+    return pcr_decoded(ImageDecoder(size, crop, layout, **kwargs), **options)
+
+
+def _fluent_pcr_decode(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Decode, crop and resize JPEG fields; see :func:`pcrshard.pcr_decode`."""
+    return self.compose(pcr_decode(*args, **kwargs))
+
+
+# Importing this module is what adds the fluent methods; `import pcrshard` does so when WebDataset is imported.
 compat.FluidInterface.pcr_scan = _fluent_pcr_scan
+compat.FluidInterface.pcr_decode = _fluent_pcr_decode

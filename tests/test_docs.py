@@ -1,5 +1,7 @@
 """Every block of README.md and docs/ runs; every command is documented."""
 
+import doctest
+import importlib
 import os
 import re
 import shutil
@@ -36,6 +38,15 @@ def test_every_command_is_in_the_documentation():
     ]
     for name in commands[0].split(","):
         assert re.search(rf"(pcrshard|scripts/){'' if name == 'demo' else ' '}{name}", text), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pcrshard").rglob("*.py")), ids=lambda path: path.name)
+def test_examples_in_docstrings_run(path):
+    """Examples in docstrings are true."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    if name.endswith(("_core", "build_native")):
+        return
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_links_lead_somewhere():
