@@ -338,7 +338,7 @@ def human_seconds(seconds: float) -> str:
     """A duration for people.
 
     >>> human_seconds(59), human_seconds(3700)
-    ('59 s', '1 h 1 min')
+    ('59 s', '1 h 2 min')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"

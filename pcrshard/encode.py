@@ -218,7 +218,7 @@ def default_num_shards(num_samples: int) -> int:
     """Shards of at most 1024 samples, and at least 8 of them so that ranks and workers have something to split.
 
     >>> [default_num_shards(n) for n in (1, 100, 10_000, 1_281_167)]
-    [1, 6, 10, 1252]
+    [1, 7, 10, 1252]
     """
     return max(-(-num_samples // 1024), min(8, -(-num_samples // 16)))
 

@@ -1,6 +1,7 @@
 """Scans go to groups by fidelity."""
 
 import pytest
+from conftest import ROOT
 
 from pcrshard.jpeg import Scan, map_jpeg
 from pcrshard.pixels import make_progressive
@@ -41,3 +42,12 @@ def test_refuses_what_is_not_a_scan(text):
     """A typing error in a script is named."""
     with pytest.raises(ValueError, match="expected a"):
         parse_scan(text)
+
+
+def test_the_script_file_is_the_built_in_script(jpegtran):
+    """conf/scans/standard.txt is what encode uses and what jpegtran makes of its own accord."""
+    path = ROOT / "conf" / "scans" / "standard.txt"
+    lines = [line.rstrip(";\n") for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert tuple(lines) == STANDARD.groups
+    jpeg = make_jpeg()
+    assert jpegtran(jpeg, "-scans", str(path)) == jpegtran(jpeg, "-progressive")
