@@ -23,6 +23,7 @@ from .journal import SKIPPED, read_skipped
 from .parallel import run_tasks, worker_pool
 from .reader import Shard, open_dataset
 from .report import scan_costs, scan_table
+from .script import ScanScript, parse_script
 from .sources import list_source
 from .verify import VerifyTask, verify_shard
 from .writer import SCRIPTS, ShardFormat
@@ -103,7 +104,11 @@ def _add_encode(commands: Any) -> None:
     add("--reencode-quality", type=int, metavar="Q", help="convert PNG, WebP, BMP sources to JPEG of this quality (lossy)")
     add("--resize-short", type=int, metavar="N", help="resize larger images to a shorter side of N pixels first (lossy)")
     add("--prefix-keys", action="store_true", help="put the tar's name before its keys")
-    add("--script", choices=sorted(SCRIPTS), default="standard", help="scan script (default: %(default)s)")
+    add(
+        "--script",
+        default="standard",
+        help="scan script: its name, or a file in the syntax of jpegtran -scans (default: %(default)s)",
+    )
     add("--layout", choices=("compact", "preview"), default="compact", help="preview shows base scans as ordinary image members")
     add("--base", type=int, default=2, metavar="K", help="scans in a preview member (default: %(default)s)")
     add("--preview-fields", default="", metavar="A,B", help="fields stored as members too, in the preview layout (cls,json)")
@@ -120,7 +125,7 @@ def _encode(args: argparse.Namespace) -> int:
         reencode_quality=args.reencode_quality,
         resize_short=args.resize_short,
         prefix_keys=args.prefix_keys,
-        fmt=ShardFormat(args.script, args.layout, args.base, preview_fields),
+        fmt=ShardFormat(_script(args.script), args.layout, args.base, preview_fields),
     )
     with _Progress("encode", "images") as progress:
         index = encode(args.src, args.dst, options, workers=args.workers, resume=args.resume, progress=progress)
@@ -130,6 +135,16 @@ def _encode(args: argparse.Namespace) -> int:
         listed = storage.join(args.dst, SKIPPED)
         print(f"{len(rows)} images were skipped, listed in {listed}; the first: {rows[0].source}: {rows[0].reason}")
     return 0
+
+
+def _script(name: str) -> ScanScript | str:
+    """A built-in script's name, or the script in a file."""
+    if name in SCRIPTS:
+        return name
+    try:
+        return parse_script(os.path.splitext(os.path.basename(name))[0], storage.read_bytes(name).decode())
+    except ValueError as error:
+        raise EncodeError(f"not a scan script: {error}", url=name) from error
 
 
 def _add_info(commands: Any) -> None:

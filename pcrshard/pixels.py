@@ -20,7 +20,7 @@ import turbojpeg
 
 from . import native
 from .errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
-from .jpeg import EOI, Scan
+from .jpeg import EOI, Scan, map_jpeg
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
@@ -104,7 +104,12 @@ def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
                 raise CorruptJpeg(f"native core: {error}") from error
         except ValueError:
             pass  # These scans do not fit this image, such as one with too many blocks to interleave; libjpeg may know better.
-    return _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
+    progressive = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
+    if list(map_jpeg(progressive).scans) != list(scans):
+        raise UnsupportedJpeg(
+            "this scan script needs the native core, for this image or on this machine; libjpeg-turbo has only its own"
+        )
+    return progressive
 
 
 def make_baseline(jpeg: bytes) -> bytes:

@@ -14,6 +14,7 @@ from .jpeg import Scan
 
 _SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d)*)\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
 _UNSENT = 99
+_MAX_GROUPS = 32
 
 
 class ScanScript(NamedTuple):
@@ -58,6 +59,34 @@ def parse_scan(text: str) -> Scan:
     if not (ss <= se <= 63 and al <= 13 and ah <= 13):
         raise ValueError(f"expected a band within 0-63 and bit positions up to 13, got {text!r}")
     return Scan(tuple(int(c) for c in match[1].split(",")), ss, se, ah, al)
+
+
+def parse_script(name: str, text: str) -> ScanScript:
+    r"""Parse a script file: one scan group a line, its scans separated by ``;``, ``#`` comments.
+
+    The same file serves ``jpegtran -scans``.
+
+    Raises:
+        ValueError: A line is not made of scans, there are more than 32 groups, or the scans do not send every coefficient of
+            three components to its last bit in legal steps (T.81 G.1.1.1.1).
+
+    >>> parse_script("two", "0,1,2: 0-0, 0, 0;\n0: 1-63, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0;").num_groups
+    2
+    """
+    lines = [line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines()]
+    script = ScanScript(name, tuple(line for line in lines if line))
+    if not 1 <= script.num_groups <= _MAX_GROUPS:
+        raise ValueError(f"expected 1 to {_MAX_GROUPS} scan groups, got {script.num_groups}")
+    bits: dict[tuple[int, int], int] = {}
+    for scan in (parse_scan(part) for group in script.groups for part in group.split(";")):
+        for key in ((c, i) for c in scan.components for i in range(scan.ss, scan.se + 1)):
+            if scan.ah != bits.get(key, 0) or (key in bits and scan.al != scan.ah - 1):
+                raise ValueError(f"scan {scan} does not follow on from what was sent of coefficient {key[1]}")
+            bits[key] = scan.al
+    missing = [(c, i) for c in range(3) for i in range(64) if bits.get((c, i), _UNSENT)]
+    if missing:
+        raise ValueError(f"coefficient {missing[0][1]} of component {missing[0][0]} is not sent to its last bit")
+    return script
 
 
 def scans_for(script: ScanScript, colour: str, num_components: int) -> list[Scan]:

@@ -63,19 +63,19 @@ class ShardFormat:
     """How shards are written.
 
     Attributes:
-        script: Name of the scan script.
+        script: The scan script, or the name of a built-in one.
         layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
         base: Scan groups in a preview member.
         preview_fields: Fields stored once more as members in the preview layout.
     """
 
-    script: str = STANDARD.name
+    script: ScanScript | str = STANDARD.name
     layout: str = "compact"
     base: int = 2
     preview_fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.script not in SCRIPTS:
+        if isinstance(self.script, str) and self.script not in SCRIPTS:
             raise EncodeError(f"expected a scan script of {sorted(SCRIPTS)}, got {self.script!r}")
         if self.layout not in ("compact", "preview"):
             raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
@@ -84,8 +84,8 @@ class ShardFormat:
 
     @property
     def scan_script(self) -> ScanScript:
-        """The script by its name."""
-        return SCRIPTS[self.script]
+        """The script itself."""
+        return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
 
 
 def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
@@ -222,7 +222,7 @@ def _make_index(
     streams, fields = names or (_union(s.images for s in samples), _union(s.fields for s in samples))
     preview = fmt.layout == "preview"
     schema = Schema(
-        fmt.script,
+        fmt.scan_script.name,
         fmt.scan_script.groups,
         fmt.layout,
         fmt.base if preview else 0,
@@ -317,7 +317,7 @@ class ShardWriter:
             self._flush()
         if not self._entries:
             raise EncodeError(f"no sample was written to {self.dst}")
-        index = DatasetIndex(self.fmt.script, self.fmt.scan_script.num_groups, tuple(self._entries), self.classes)
+        index = DatasetIndex(self.fmt.scan_script.name, self.fmt.scan_script.num_groups, tuple(self._entries), self.classes)
         write_dataset_index(self.dst, index, options=self._options)
         return index
 

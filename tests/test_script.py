@@ -3,9 +3,11 @@
 import pytest
 from conftest import ROOT
 
-from pcrshard.jpeg import Scan, map_jpeg
+from pcrshard import Shard, native
+from pcrshard.cli import main
+from pcrshard.jpeg import Scan, join_scans, map_jpeg, split_scans
 from pcrshard.pixels import make_progressive
-from pcrshard.script import STANDARD, ScanScript, group_scans, parse_scan, scans_for
+from pcrshard.script import STANDARD, ScanScript, group_scans, parse_scan, parse_script, scans_for
 from pcrshard.testing import make_jpeg
 
 GROUPS = {
@@ -51,3 +53,42 @@ def test_the_script_file_is_the_built_in_script(jpegtran):
     assert tuple(lines) == STANDARD.groups
     jpeg = make_jpeg()
     assert jpegtran(jpeg, "-scans", str(path)) == jpegtran(jpeg, "-progressive")
+
+
+BAD_SCRIPTS = {
+    "empty": ("# nothing", "groups"),
+    "33 groups": ("0,1,2: 0-0, 0, 0;\n" * 33, "groups"),
+    "a missing coefficient": ("0,1,2: 0-0, 0, 0; 0: 1-62, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0", "coefficient 63 of component 0"),
+    "a bit sent twice": ("0,1,2: 0-0, 0, 0; 0: 0-0, 0, 0", "follow on"),
+    "a bit left out": ("0,1,2: 0-0, 0, 2; 0,1,2: 0-0, 2, 0", "follow on"),
+    "a last bit left out": ("\n".join(STANDARD.groups[:-1]), "last bit"),
+}
+
+
+@pytest.mark.parametrize("why", BAD_SCRIPTS)
+def test_bad_scripts_are_refused(why):
+    """A script that would lose coefficients, or that no decoder takes, is refused before the first image."""
+    text, message = BAD_SCRIPTS[why]
+    with pytest.raises(ValueError, match=message):
+        parse_script("bad", text)
+
+
+def test_a_script_of_the_users_own(tmp_path, djpeg, jpegtran):
+    """encode --script FILE stores by any script; each prefix is jpegtran's file cut there, and the whole is lossless."""
+    path = tmp_path / "coarse.txt"
+    path.write_text("# three groups\n0,1,2: 0-0, 0, 1; 0: 1-9, 0, 2;\n1: 1-63, 0, 0; 2: 1-63, 0, 0; 0: 10-63, 0, 2;\n"
+                    "0: 1-63, 2, 1; 0: 1-63, 1, 0; 0,1,2: 0-0, 1, 0;\n")  # fmt: skip
+    jpeg = make_jpeg(5, 60, 90)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.jpg").write_bytes(jpeg)
+    status = main(["encode", str(tmp_path / "src"), str(tmp_path / "dst"), "--script", str(path)])
+    if not native.available:
+        assert status == 1
+        return
+    assert status == 0
+    shard = Shard(str(tmp_path / "dst" / "data-000000.tar"))
+    assert shard.index.schema.script == "coarse"
+    header, scans, _ = split_scans(jpegtran(jpeg, "-copy", "none", "-scans", str(path)))
+    for group, count in ((1, 2), (2, 5), (3, 8)):
+        assert next(shard.samples(group))["jpg"] == join_scans(header, scans[:count])
+    assert djpeg(next(shard.samples("full"))["jpg"]) == djpeg(jpeg)
