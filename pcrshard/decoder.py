@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from .crops import Box, center_crop, random_resized_crop
-from .jpeg import frame_size
+from .markers import frame_size
 from .pixels import Pixels, decode_image
 
 Crop = Literal["random", "center"] | None

@@ -21,7 +21,7 @@ from . import storage
 from .errors import CorruptJpeg, EncodeError, FormatError, PCRError
 from .index import DatasetIndex
 from .journal import SKIPPED, Journal, ShardResult, Skipped, read_skipped
-from .jpeg import SOI, map_jpeg
+from .markers import SOI, map_jpeg
 from .parallel import run_tasks, worker_pool
 from .pixels import to_jpeg
 from .sources import CONVERTIBLE, SampleRef, Source, list_source

@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import EncodeError
 from .index import BLOCK, HEAD_STOP, Head, Schema, ShardIndex, crc32c, encode_body, round512
-from .jpeg import EOI
+from .markers import EOI
 
 TRAILER = bytes(2 * BLOCK)
 MAX_MEMBER_BYTES = 1 << 33

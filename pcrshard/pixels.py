@@ -20,7 +20,7 @@ import turbojpeg
 
 from . import native
 from .errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
-from .jpeg import EOI, Scan, map_jpeg
+from .markers import EOI, Scan, map_jpeg
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
@@ -86,7 +86,7 @@ def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
     Both backends give the bytes of ``jpegtran -copy none -progressive`` for its script.
 
     Args:
-        jpeg: A JPEG. Check its size first: see :func:`pcrshard.jpeg.map_jpeg`.
+        jpeg: A JPEG. Check its size first: see :func:`pcrshard.markers.map_jpeg`.
         scans: The scans to make; without the native core those of libjpeg's own script.
 
     Returns:

@@ -24,7 +24,8 @@ from .index import (
     decode_head,
     decode_index,
 )
-from .jpeg import EOI, join_pieces
+from .jpeg import join_pieces
+from .markers import EOI
 
 Sample = dict[str, Any]
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .jpeg import Scan
+from .markers import Scan
 
 _SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d)*)\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
 _UNSENT = 99

@@ -10,7 +10,7 @@ import numpy as np
 from . import storage
 from .errors import PCRError
 from .index import BLOCK, DATASET_INDEX, FULL, HEAD_STOP, ShardEntry, ShardIndex, crc32c, round512
-from .jpeg import SOI, map_jpeg
+from .markers import SOI, map_jpeg
 from .members import TRAILER, index_name, plan_members, tar_header
 from .pixels import decode
 from .reader import Sample, Shard

@@ -31,7 +31,8 @@ from .index import (
     valid_field,
     valid_key,
 )
-from .jpeg import check_complete, cut_scans, cut_tail, fill_in_height, map_jpeg
+from .jpeg import check_complete, cut_scans, cut_tail, fill_in_height
+from .markers import map_jpeg
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
 from .script import STANDARD, ScanScript, group_scans, scans_for

@@ -16,7 +16,8 @@ import pcrshard
 from pcrshard import ImageDecoder, Shard, decode_image, native
 from pcrshard.crops import center_crop, random_resized_crop
 from pcrshard.errors import CorruptJpeg, CorruptPiece
-from pcrshard.jpeg import frame_size, join_scans, split_scans
+from pcrshard.jpeg import join_scans, split_scans
+from pcrshard.markers import frame_size
 from pcrshard.pixels import decode
 from pcrshard.testing import make_jpeg
 

@@ -16,7 +16,7 @@ from pcrshard.cli import main
 from pcrshard.errors import CorruptIndex, EncodeError, PCRError, ScanUnavailable
 from pcrshard.export import export_shard
 from pcrshard.index import Head, crc32c, decode_head, decode_index, encode_body, round512
-from pcrshard.jpeg import map_jpeg
+from pcrshard.markers import map_jpeg
 from pcrshard.testing import make_jpeg
 
 SCANS = [1, 2, 5, 10, "full"]

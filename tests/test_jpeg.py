@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pcrshard import join_scans, split_scans
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
-from pcrshard.jpeg import EOI, SOI, check_complete, exif_orientation, fill_in_height, map_jpeg
+from pcrshard.jpeg import check_complete, fill_in_height
+from pcrshard.markers import EOI, SOI, exif_orientation, map_jpeg
 from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg(1, 40, 56, quality=85)

@@ -9,7 +9,8 @@ import pytest
 
 from pcrshard.errors import PCRError
 from pcrshard.index import FULL
-from pcrshard.jpeg import EOI, join_pieces
+from pcrshard.jpeg import join_pieces
+from pcrshard.markers import EOI
 from pcrshard.writer import encode_jpeg
 
 FEW = 40

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from pcrshard.errors import CorruptJpeg
-from pcrshard.jpeg import map_jpeg
+from pcrshard.markers import map_jpeg
 from pcrshard.pixels import compress, decode, make_baseline, make_progressive, system, to_jpeg
 from pcrshard.script import STANDARD, scans_for
 from pcrshard.testing import make_jpeg, make_pixels

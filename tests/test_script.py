@@ -5,7 +5,8 @@ from conftest import ROOT
 
 from pcrshard import Shard, native
 from pcrshard.cli import main
-from pcrshard.jpeg import Scan, join_scans, map_jpeg, split_scans
+from pcrshard.jpeg import join_scans, split_scans
+from pcrshard.markers import Scan, map_jpeg
 from pcrshard.pixels import make_progressive
 from pcrshard.script import STANDARD, ScanScript, group_scans, parse_scan, parse_script, scans_for
 from pcrshard.testing import make_jpeg
