@@ -249,10 +249,10 @@ INLINE void transform4(__m256i x[8], int shift) {
     for (int i = 0; i < 4; i++) x[i] = _mm256_packs_epi32(low[i], high[i]);
 }
 
-static void block_pair4(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
-                        const uint16_t *quant) {
+INLINE void block_pair4(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
+                        const uint16_t *quant, int level) {
     __m256i x[8];
-    load_pair(x, dc, left, right, quant, LEVEL_FULL);
+    load_pair(x, dc, left, right, quant, level);
     transform4(x, 12);
     for (int i = 4; i < 8; i++) x[i] = _mm256_setzero_si256();
     transpose(x);
@@ -269,18 +269,19 @@ static void block_pair4(uint8_t *dst, size_t stride, const int16_t *dc, const in
 }
 
 /* 8 coefficients to 2 samples down the columns, then each of the two rows to 2 samples. */
-static void block_pair2(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
-                        const uint16_t *quant) {
+INLINE void block_pair2(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
+                        const uint16_t *quant, int level) {
     const __m256i zero = _mm256_setzero_si256(), round = _mm256_set1_epi32(1 << 12);
     const __m256i weights = _mm256_setr_epi16(0, 29692, 0, -10426, 0, 6967, 0, -5906, 0, 29692, 0, -10426, 0, 6967, 0, -5906);
     __m256i x[8], plus[2], minus[2];
-    load_pair(x, dc, left, right, quant, LEVEL_FULL);
+    load_pair(x, dc, left, right, quant, level);
     for (int i = 0; i < 2; i++) {
         __m256i in13 = i ? _mm256_unpackhi_epi16(x[1], x[3]) : _mm256_unpacklo_epi16(x[1], x[3]);
         __m256i in57 = i ? _mm256_unpackhi_epi16(x[5], x[7]) : _mm256_unpacklo_epi16(x[5], x[7]);
         __m256i in0 = i ? _mm256_unpackhi_epi16(zero, x[0]) : _mm256_unpacklo_epi16(zero, x[0]);
         __m256i even = add(_mm256_srai_epi32(in0, 1), round);
-        __m256i odd = add(madd(in13, PAIR(29692, -10426)), madd(in57, PAIR(6967, -5906)));
+        __m256i odd = madd(in13, PAIR(29692, -10426));
+        if (level != LEVEL_LOW) odd = add(odd, madd(in57, PAIR(6967, -5906)));
         plus[i] = _mm256_srai_epi32(add(even, odd), 13);
         minus[i] = _mm256_srai_epi32(sub(even, odd), 13);
     }
@@ -298,18 +299,32 @@ static void block_pair2(uint8_t *dst, size_t stride, const int16_t *dc, const in
     memcpy(dst + stride, &rows[1], 4);
 }
 
-typedef void (*pair_fn)(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
-                        const uint16_t *quant);
+/* Coefficients whose row and column the 2x2 transform looks at: 0, 1, 3, 5 and 7 of each. */
+#define USED_BY_2X2 UINT64_C(0xEA550AA81AA05429)
 
-/* Reduced transforms, two blocks at a time; may write one block more than asked, as idct8 does. */
-INLINE void reduced(PCR_IDCT_PARAMETERS, int size, pair_fn pair) {
+INLINE void block_pair_reduced(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left,
+                               const int16_t *right, const uint16_t *quant, int level, int size) {
+    if (size == 4)
+        block_pair4(dst, stride, dc, left, right, quant, level);
+    else
+        block_pair2(dst, stride, dc, left, right, quant, level);
+}
+
+/* Reduced transforms, two blocks at a time; may write one block more than asked, as idct8 does. The
+ * 16 lowest coefficients lie in rows 0 to 4 (LEVEL_LOW). */
+INLINE void reduced(PCR_IDCT_PARAMETERS, int size) {
     static const int16_t zeros[64] __attribute__((aligned(64)));
+    const uint64_t used = size == 2 ? USED_BY_2X2 : ~UINT64_C(0);
     for (int i = 0; i < count; i += 2, dst += 2 * size, ac += 128) {
         bool two = i + 1 < count;
-        uint64_t mask1 = two ? mask[i + 1] : 0;
+        uint64_t mask1 = two ? mask[i + 1] : 0, either = (mask[i] | mask1) & used;
         const int16_t pair_dc[2] = {dc[i], two ? dc[i + 1] : 0};
-        if (mask[i] | mask1) {
-            pair(dst, stride, pair_dc, mask[i] ? ac : zeros, mask1 ? ac + 64 : zeros, quant);
+        if (either) {
+            const int16_t *left = mask[i] ? ac : zeros, *right = mask1 ? ac + 64 : zeros;
+            if ((either & (~UINT64_C(0) >> 16)) == 0)
+                block_pair_reduced(dst, stride, pair_dc, left, right, quant, LEVEL_LOW, size);
+            else
+                block_pair_reduced(dst, stride, pair_dc, left, right, quant, LEVEL_FULL, size);
             continue;
         }
         for (int y = 0; y < size; y++) {
@@ -319,9 +334,9 @@ INLINE void reduced(PCR_IDCT_PARAMETERS, int size, pair_fn pair) {
     }
 }
 
-void pcr_idct4_avx2(PCR_IDCT_PARAMETERS) { reduced(dst, stride, dc, mask, ac, quant, count, 4, block_pair4); }
+void pcr_idct4_avx2(PCR_IDCT_PARAMETERS) { reduced(dst, stride, dc, mask, ac, quant, count, 4); }
 
-void pcr_idct2_avx2(PCR_IDCT_PARAMETERS) { reduced(dst, stride, dc, mask, ac, quant, count, 2, block_pair2); }
+void pcr_idct2_avx2(PCR_IDCT_PARAMETERS) { reduced(dst, stride, dc, mask, ac, quant, count, 2); }
 
 PCR_AVX2_END
 #endif
