@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -342,18 +343,18 @@ class _Columns:
         return memoryview(self.body)[self.pos - size : self.pos]
 
     def array(self, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        size = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer(self.take(size), dtype).reshape(shape)
 
     def byte_strings(self, count: int) -> Iterator[bytes | None]:
         sizes = self.array("<u4", (count,)).tolist()
-        data = self.take(sum(size for size in sizes if size != _ABSENT))
+        data = bytes(self.take(sum(size for size in sizes if size != _ABSENT)))
         pos = 0
         for size in sizes:
             if size == _ABSENT:
                 yield None
             else:
-                yield bytes(data[pos : pos + size])
+                yield data[pos : pos + size]
                 pos += size
 
     def at_end(self) -> bool:
