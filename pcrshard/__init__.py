@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ._on_import import on_import
 from ._version import __version__
+from .dataset_index import DatasetIndex
 from .decoder import ImageDecoder
 from .encode import EncodeOptions, encode
 from .errors import PCRError
 from .fidelity.level import ScanLevel
-from .index import DatasetIndex, ShardIndex
+from .index import ShardIndex
 from .jpeg import join_scans, split_scans
 from .pixels import decode_image
 from .reader import Shard, open_dataset

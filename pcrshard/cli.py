@@ -15,10 +15,11 @@ from typing import Any, Self
 import tqdm
 
 from . import __version__, pixels, storage
+from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .encode import EncodeOptions, encode
 from .errors import EncodeError, PCRError
 from .export import FORMATS, export_shard
-from .index import DATASET_INDEX, FULL, DatasetIndex, Scan, ShardEntry, crc32c
+from .index import FULL, Scan, crc32c
 from .journal import SKIPPED, read_skipped
 from .parallel import run_tasks, worker_pool
 from .reader import Shard, open_dataset

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from . import plots
+from .dataset_index import DatasetIndex
 from .encode import EncodeOptions, encode
 from .errors import EncodeError, MissingDependency
-from .index import FULL, DatasetIndex, Scan
+from .index import FULL, Scan
 from .pixels import compress, decode_image
 from .reader import Shard, open_dataset
 from .report import human_bytes, scan_costs, scan_table, table

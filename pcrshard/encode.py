@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from . import storage
+from .dataset_index import DatasetIndex
 from .errors import CorruptJpeg, EncodeError, FormatError, PCRError
-from .index import DatasetIndex
 from .journal import SKIPPED, Journal, ShardResult, Skipped, read_skipped
 from .markers import SOI, map_jpeg
 from .parallel import run_tasks, worker_pool

@@ -1,4 +1,4 @@
-"""The format in code: the index of a shard and of a dataset (SPEC.md sections 2 and 6).
+"""The format in code: the index of a shard (SPEC.md section 2).
 
 Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used: the head before its numbers are trusted, the
 checksums before anything is parsed, every length before anything of that length is made.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import crc32c as _crc32c
@@ -33,15 +32,16 @@ MAX_SAMPLES = 1 << 24
 MAX_SCHEMA_BYTES = 1 << 16
 MAX_STREAMS = 16
 MAX_FIELDS = 256
-MAX_DATASET_INDEX_BYTES = 1 << 28
 FULL: Literal["full"] = "full"
-DATASET_INDEX = "pcr.json"
 
 _HEAD = struct.Struct("<8sIIIIIIQ")
 _ABSENT = 0xFFFFFFFF
 _FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
 _KEY = re.compile(r"(?:(?!\.\.?/)[^\x00\\/\ud800-\udfff]+/)*[^\x00\\/.\ud800-\udfff]+")
-_SHARD_NAME = re.compile(r"[^/\\\x00]+\.tar")
+_KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
+_MAX_KEY_BYTES = 1024
+_KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
+_MAX_KEY_BYTES = 1024
 # CRC-32C (Castagnoli, RFC 3720 appendix B.4): crc32c(data, start_value=0) -> int; an alias, because it is called for every sample.
 crc32c: Callable[..., int] = _crc32c.crc32c
 Scan = int | Literal["full"]
@@ -56,7 +56,7 @@ def round512(size: int) -> int:
 
 def valid_key(key: str) -> bool:
     """Whether WebDataset splits ``key.field`` as it was joined, and the key stays inside a folder (SPEC 2.3)."""
-    return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= 1024
+    return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= _MAX_KEY_BYTES
 
 
 def valid_field(name: str) -> bool:
@@ -130,26 +130,28 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
     if len(block) < BLOCK:
         raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}", url=url)
     _, crc, version, *numbers = _HEAD.unpack_from(block)
-    _require(crc == crc32c(bytes(block[:8]) + bytes(4) + bytes(block[12:BLOCK])), "head checksum does not match", url)
+    require(crc == crc32c(bytes(block[:8]) + bytes(4) + bytes(block[12:BLOCK])), "head checksum does not match", url)
     if version != VERSION:
         raise UnsupportedVersion(f"expected format version {VERSION}, got {version}; a newer pcrshard reads it", url=url)
     num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
-    _require(1 <= num_samples <= MAX_SAMPLES, f"num_samples {num_samples} is not in 1..{MAX_SAMPLES}", url)
-    _require(1 <= num_groups <= MAX_GROUPS, f"num_groups {num_groups} is not in 1..{MAX_GROUPS}", url)
-    _require(1 <= schema_bytes <= MAX_SCHEMA_BYTES, f"schema_bytes {schema_bytes} is out of range", url)
+    require(1 <= num_samples <= MAX_SAMPLES, f"num_samples {num_samples} is not in 1..{MAX_SAMPLES}", url)
+    require(1 <= num_groups <= MAX_GROUPS, f"num_groups {num_groups} is not in 1..{MAX_GROUPS}", url)
+    require(1 <= schema_bytes <= MAX_SCHEMA_BYTES, f"schema_bytes {schema_bytes} is out of range", url)
     stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
-    _require(not any(block[_HEAD.size + 8 * len(stops) : BLOCK]), "head padding is not zero", url)
+    require(not any(block[_HEAD.size + 8 * len(stops) : BLOCK]), "head padding is not zero", url)
     head = Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
-    _require(schema_bytes <= body_bytes and head.index_stop <= stops[0], f"body_bytes {body_bytes} do not fit", url)
-    _require(_rising(stops) and stops[-1] < 1 << 63, f"prefix stops {stops} are not rising multiples of 512", url)
+    require(schema_bytes <= body_bytes and head.index_stop <= stops[0], f"body_bytes {body_bytes} do not fit", url)
+    require(rising(stops) and stops[-1] < 1 << 63, f"prefix stops {stops} are not rising multiples of 512", url)
     return head
 
 
-def _rising(stops: Sequence[int]) -> bool:
+def rising(stops: Sequence[int]) -> bool:
+    """Whether stops are multiples of tar's block that never fall."""
     return all(stop % BLOCK == 0 for stop in stops) and all(a <= b for a, b in itertools.pairwise(stops))
 
 
-def _require(condition: object, message: str, url: str | None = None) -> None:
+def require(condition: object, message: str, url: str | None = None) -> None:
+    """Raise :class:`CorruptIndex` unless the condition holds."""
     if not condition:
         raise CorruptIndex(message, url=url)
 
@@ -181,14 +183,14 @@ def decode_schema(data: bytes) -> Schema:
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise CorruptIndex(f"schema is not msgpack within limits: {error}") from error
     names = [field.name for field in dataclasses.fields(Schema)]
-    _require(isinstance(raw, dict) and list(raw) == names, f"expected schema keys {names}")
+    require(isinstance(raw, dict) and list(raw) == names, f"expected schema keys {names}")
     strings = [raw["script"], raw["layout"], *_list(raw["groups"])]
     strings += [*_list(raw["fields"]), *_list(raw["preview_fields"])]
     pairs = [tuple(_list(pair)) for pair in _list(raw["streams"])]
-    _require(all(len(pair) == 2 for pair in pairs), "expected pairs in streams")
+    require(all(len(pair) == 2 for pair in pairs), "expected pairs in streams")
     strings += [text for pair in pairs for text in pair]
-    _require(all(type(text) is str for text in strings), "expected strings in the schema")
-    _require(type(raw["base"]) is int, "expected base to be an integer")
+    require(all(type(text) is str for text in strings), "expected strings in the schema")
+    require(type(raw["base"]) is int, "expected base to be an integer")
     lists = {name: tuple(raw[name]) for name in ("groups", "fields", "preview_fields")}
     schema = Schema(raw["script"], layout=raw["layout"], base=raw["base"], streams=tuple(pairs), **lists)
     check_schema(schema)
@@ -196,24 +198,24 @@ def decode_schema(data: bytes) -> Schema:
 
 
 def _list(value: Any) -> list[Any]:
-    _require(isinstance(value, list), f"expected a list in the schema, got {type(value).__name__}")
+    require(isinstance(value, list), f"expected a list in the schema, got {type(value).__name__}")
     return list(value)
 
 
 def check_schema(schema: Schema) -> None:
     """Check names and numbers of a schema (SPEC 2.2); raises :class:`CorruptIndex`."""
     preview = schema.layout == "preview"
-    _require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}")
-    _require(1 <= schema.base <= len(schema.groups) if preview else schema.base == 0, "base does not fit layout")
-    _require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
+    require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}")
+    require(1 <= schema.base <= len(schema.groups) if preview else schema.base == 0, "base does not fit layout")
+    require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
     codecs = {codec for _, codec in schema.streams}
-    _require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
-    _require(len(schema.fields) <= MAX_FIELDS, "expected at most 256 fields")
+    require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
+    require(len(schema.fields) <= MAX_FIELDS, "expected at most 256 fields")
     names = [*(field for field, _ in schema.streams), *schema.fields]
-    _require(len(set(names)) == len(names), "streams and fields are not distinct")
-    _require(all(map(valid_field, names)), "a field name is not legal")
+    require(len(set(names)) == len(names), "streams and fields are not distinct")
+    require(all(map(valid_field, names)), "a field name is not legal")
     subset = set(schema.preview_fields) <= set(schema.fields) and (preview or not schema.preview_fields)
-    _require(subset and len(set(schema.preview_fields)) == len(schema.preview_fields), "preview_fields do not fit")
+    require(subset and len(set(schema.preview_fields)) == len(schema.preview_fields), "preview_fields do not fit")
     try:
         for group in schema.groups:
             list(map(parse_scan, group.split(";")))
@@ -305,12 +307,12 @@ def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIn
     if len(body) < head.body_bytes:
         raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}", url=url)
     body = bytes(body[: head.body_bytes])
-    _require(crc32c(body) == head.body_crc32c, "index checksum does not match", url)
+    require(crc32c(body) == head.body_crc32c, "index checksum does not match", url)
     try:
         schema = decode_schema(body[: head.schema_bytes])
     except CorruptIndex as error:
         raise CorruptIndex(str(error), url=url) from error
-    _require(len(schema.groups) == head.num_groups, "script and num_groups differ", url)
+    require(len(schema.groups) == head.num_groups, "script and num_groups differ", url)
     columns = _Columns(body, head.schema_bytes, url)
     shape = (head.num_samples, len(schema.streams))
     pieces = (head.num_groups + 1, *shape)
@@ -324,9 +326,9 @@ def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIn
         orientation=columns.array("<u1", shape),
         base_offsets=columns.array("<u8", offsets_shape),
         keys=_decode_keys(columns.byte_strings(head.num_samples), url),
-        fields={name: tuple(columns.byte_strings(head.num_samples)) for name in schema.fields},
+        fields={name: columns.byte_strings(head.num_samples) for name in schema.fields},
     )
-    _require(columns.at_end(), "bytes are left after the last column", url)
+    require(columns.at_end(), "bytes are left after the last column", url)
     _check_pieces(index, url)
     return index
 
@@ -338,7 +340,7 @@ class _Columns:
         self.body, self.pos, self.url = body, start, url
 
     def take(self, size: int) -> memoryview:
-        _require(size <= len(self.body) - self.pos, "a column is longer than the index", self.url)
+        require(size <= len(self.body) - self.pos, "a column is longer than the index", self.url)
         self.pos += size
         return memoryview(self.body)[self.pos - size : self.pos]
 
@@ -346,29 +348,35 @@ class _Columns:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer(self.take(size), dtype).reshape(shape)
 
-    def byte_strings(self, count: int) -> Iterator[bytes | None]:
+    def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
         sizes = self.array("<u4", (count,)).tolist()
-        data = bytes(self.take(sum(size for size in sizes if size != _ABSENT)))
-        pos = 0
-        for size in sizes:
-            if size == _ABSENT:
-                yield None
-            else:
-                yield data[pos : pos + size]
-                pos += size
+        stops = list(
+            itertools.accumulate(size if size != _ABSENT else 0 for size in sizes)
+            if _ABSENT in sizes
+            else itertools.accumulate(sizes)
+        )
+        data = bytes(self.take(stops[-1]))
+        values: tuple[bytes | None, ...] = tuple(map(data.__getitem__, map(slice, [0, *stops], stops)))
+        return (
+            values
+            if _ABSENT not in sizes
+            else tuple(v if size != _ABSENT else None for v, size in zip(values, sizes, strict=True))
+        )
 
     def at_end(self) -> bool:
         return self.pos == len(self.body)
 
 
-def _decode_keys(values: Iterator[bytes | None], url: str | None) -> tuple[str, ...]:
+def _decode_keys(values: Sequence[bytes | None], url: str | None) -> tuple[str, ...]:
     try:
-        keys = tuple((value or b"").decode() for value in values)
+        keys = tuple([(value or b"").decode() for value in values])
     except UnicodeDecodeError as error:
         raise CorruptIndex(f"a key is not UTF-8: {error}", url=url) from error
-    bad = next((key for key in keys if not valid_key(key)), None)
-    _require(bad is None, f"key {bad!r} is not legal", url)
-    _require(len(set(keys)) == len(keys), "keys are not distinct", url)
+    # One match for all, because one per key is most of what an index costs; no legal key holds a NUL.
+    if not _KEYS.fullmatch("\0".join(keys)) or max(map(len, keys)) > _MAX_KEY_BYTES // 4:
+        bad = next((key for key in keys if not valid_key(key)), None)
+        require(bad is None, f"key {bad!r} is not legal", url)
+    require(len(set(keys)) == len(keys), "keys are not distinct", url)
     return keys
 
 
@@ -376,106 +384,31 @@ def _check_pieces(index: ShardIndex, url: str | None) -> None:
     """The rules of SPEC sections 2.3 and 3 that tie sizes, offsets and prefix stops together."""
     head, schema = index.head, index.schema
     present = index.sizes[0] > 0
-    _require(not (index.sizes.astype(bool) & ~present).any(), "a stream has pieces but no first piece", url)
-    before = np.concatenate((np.zeros_like(index.crcs[:1]), index.crcs[:-2], np.zeros_like(index.crcs[:1])))
-    _require((index.crcs == before)[index.sizes == 0].all(), "an empty piece changes the checksum", url)
-    _require(((index.dims > 0).all(axis=2) == present).all(), "dims and pieces differ", url)
-    _require((index.orientation <= 8).all(), "an orientation is above 8", url)
+    empty = index.sizes == 0
+    require(not index.crcs[-1][empty[-1]].any(), "an empty tail has a checksum", url)
+    if empty[:-1].any():  # only of gray, CMYK or missing images
+        require(not (~empty & ~present).any(), "a stream has pieces but no first piece", url)
+        before = np.concatenate((np.zeros_like(index.crcs[:1]), index.crcs[:-2]))
+        require((index.crcs[:-1] == before)[empty[:-1]].all(), "an empty piece changes the checksum", url)
+    require(((index.dims > 0).all(axis=2) == present).all(), "dims and pieces differ", url)
+    require((index.orientation <= 8).all(), "an orientation is above 8", url)
     if schema.layout == "preview":
         _check_base(index, present, url)
     totals = index.sizes.sum(axis=(1, 2), dtype=np.int64).tolist()
     for row in range(schema.base, head.num_groups + 1):
         stop = round512(index.group_start(row) + totals[row])
-        _require(stop == head.prefix_stops[row], f"group {row + 1} ends at {stop}, not {head.prefix_stops[row]}", url)
+        require(stop == head.prefix_stops[row], f"group {row + 1} ends at {stop}, not {head.prefix_stops[row]}", url)
 
 
 def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | None) -> None:
     """Base members are in order, apart by a header at least, and end where the base groups end."""
     head, base = index.head, index.schema.base
-    _require(len(set(head.prefix_stops[:base])) == 1, "prefix stops of the base groups differ", url)
-    _require(not index.base_offsets[~present].any(), "a missing stream has an offset", url)
-    _require((index.base_offsets < head.prefix_stops[0]).all(), "a base offset is behind the base members", url)
+    require(len(set(head.prefix_stops[:base])) == 1, "prefix stops of the base groups differ", url)
+    require(not index.base_offsets[~present].any(), "a missing stream has an offset", url)
+    require((index.base_offsets < head.prefix_stops[0]).all(), "a base offset is behind the base members", url)
     starts = index.base_offsets[present].astype(np.int64)
     stops = starts + index.sizes[:base].sum(axis=0, dtype=np.int64)[present] + 2
     ends = -(-stops // BLOCK) * BLOCK
     floor = np.concatenate(([head.index_stop], ends[:-1])) + BLOCK
-    _require((starts % BLOCK == 0).all() and (starts >= floor).all(), "base members overlap", url)
-    _require(len(ends) > 0 and int(ends[-1]) == head.prefix_stops[0], "base members end elsewhere", url)
-
-
-class ShardEntry(NamedTuple):
-    """What the dataset index knows of a shard; ``head_crc32c`` ties it to the file."""
-
-    name: str
-    num_samples: int
-    head_crc32c: int
-    shard_bytes: int
-    shard_crc32c: int
-    prefix_stops: tuple[int, ...]
-
-    def prefix_stop(self, scan: Scan) -> int:
-        """End of the prefix that holds scans 1..scan."""
-        return self.prefix_stops[check_scan(scan, len(self.prefix_stops) - 1) - 1]
-
-
-@dataclasses.dataclass(frozen=True)
-class DatasetIndex:
-    """The shards of a dataset (SPEC section 6); lies beside them as ``pcr.json``."""
-
-    script: str
-    num_groups: int
-    shards: tuple[ShardEntry, ...]
-    classes: tuple[str, ...] = ()
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in all shards."""
-        return sum(shard.num_samples for shard in self.shards)
-
-    def prefix_bytes(self, scan: Scan) -> int:
-        """Bytes of all shards' prefixes at a scan."""
-        return sum(shard.prefix_stop(scan) for shard in self.shards)
-
-    def encode(self) -> bytes:
-        """The JSON of SPEC section 6."""
-        head = {"format": "pcrshard", "version": VERSION, "script": self.script, "num_groups": self.num_groups}
-        head |= {"num_samples": self.num_samples} | ({"classes": list(self.classes)} if self.classes else {})
-        lines = ",\n".join("  " + json.dumps(shard._asdict()) for shard in self.shards)
-        return f'{json.dumps(head)[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
-
-    @classmethod
-    def decode(cls, data: Buffer, *, url: str | None = None) -> DatasetIndex:
-        """Parse and check ``pcr.json``.
-
-        Raises:
-            CorruptIndex, UnsupportedVersion
-        """
-        _require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large", url)
-        try:
-            raw = json.loads(bytes(data))
-            _require(raw["format"] == "pcrshard", "expected format 'pcrshard'", url)
-            if raw["version"] != VERSION:
-                raise UnsupportedVersion(f"expected format version {VERSION}, got {raw['version']!r}", url=url)
-            _require(isinstance(raw.get("classes", []), list), "expected classes to be a list", url)
-            shards = tuple(_decode_entry(shard, raw["num_groups"], url) for shard in raw["shards"])
-            index = cls(str(raw["script"]), int(raw["num_groups"]), shards, tuple(map(str, raw.get("classes", ()))))
-            same = index.num_samples == raw["num_samples"]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, CorruptIndex | UnsupportedVersion):
-                raise
-            raise CorruptIndex(f"not a dataset index: {type(error).__name__} {error}", url=url) from error
-        _require(shards, "expected at least one shard", url)
-        _require(same, "num_samples is not the sum over the shards", url)
-        _require(len({shard.name for shard in shards}) == len(shards), "shard names are not distinct", url)
-        return index
-
-
-def _decode_entry(raw: dict[str, Any], num_groups: int, url: str | None) -> ShardEntry:
-    entry = ShardEntry(*(raw[name] for name in ShardEntry._fields))
-    stops = entry.prefix_stops
-    numbers = [num_groups, *entry[1:-1], *stops]
-    _require(all(type(number) is int and 0 <= number < 1 << 63 for number in numbers), "expected whole numbers", url)
-    _require(type(entry.name) is str and _SHARD_NAME.fullmatch(entry.name), f"bad shard name {entry.name!r}", url)
-    _require(1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1, "prefix_stops do not fit num_groups", url)
-    _require(_rising(stops) and stops[0] >= HEAD_STOP and stops[-1] <= entry.shard_bytes, "bad prefix_stops", url)
-    return entry._replace(prefix_stops=tuple(stops))
+    require((starts % BLOCK == 0).all() and (starts >= floor).all(), "base members overlap", url)
+    require(len(ends) > 0 and int(ends[-1]) == head.prefix_stops[0], "base members end elsewhere", url)

@@ -7,8 +7,9 @@ import time
 from typing import Any, NamedTuple
 
 from . import storage
+from .dataset_index import DATASET_INDEX, ShardEntry
 from .errors import EncodeError, PCRError
-from .index import DATASET_INDEX, ShardEntry, crc32c
+from .index import crc32c
 
 JOURNAL = "encode-journal.json"
 SKIPPED = "skipped.jsonl"

@@ -8,22 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import storage
+from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .errors import CorruptIndex, CorruptPiece, NotAShard, PCRError, ScanUnavailable
-from .index import (
-    BLOCK,
-    DATASET_INDEX,
-    FULL,
-    HEAD_STOP,
-    DatasetIndex,
-    Head,
-    Scan,
-    ShardEntry,
-    ShardIndex,
-    check_scan,
-    crc32c,
-    decode_head,
-    decode_index,
-)
+from .index import BLOCK, FULL, HEAD_STOP, Head, Scan, ShardIndex, check_scan, crc32c, decode_head, decode_index
 from .jpeg import join_pieces
 from .markers import EOI
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .index import FULL, DatasetIndex, Scan
+from .dataset_index import DatasetIndex
+from .index import FULL, Scan
 
 
 class ScanCost(NamedTuple):

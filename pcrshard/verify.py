@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from . import storage
+from .dataset_index import DATASET_INDEX, ShardEntry
 from .errors import PCRError
-from .index import BLOCK, DATASET_INDEX, FULL, HEAD_STOP, ShardEntry, ShardIndex, crc32c, round512
+from .index import BLOCK, FULL, HEAD_STOP, ShardIndex, crc32c, round512
 from .markers import SOI, map_jpeg
 from .members import TRAILER, index_name, plan_members, tar_header
 from .pixels import decode

@@ -20,10 +20,11 @@ from webdataset import utils as webdataset_utils
 from webdataset.gopen import rewrite_url
 
 from . import storage
+from .dataset_index import DatasetIndex, ShardEntry
 from .decoder import Crop, ImageDecoder
 from .errors import PCRError
 from .fidelity.level import ScanLevel
-from .index import FULL, DatasetIndex, Scan, ShardEntry
+from .index import FULL, Scan
 from .pixels import decode_image
 from .reader import Shard, open_dataset
 from .writer import JPEG_EXTENSIONS

@@ -17,20 +17,9 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 
 from . import storage
+from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .errors import CorruptIndex, EncodeError, PCRError, UnsupportedJpeg
-from .index import (
-    DATASET_INDEX,
-    DatasetIndex,
-    Head,
-    Schema,
-    ShardEntry,
-    ShardIndex,
-    check_schema,
-    crc32c,
-    round512,
-    valid_field,
-    valid_key,
-)
+from .index import Head, Schema, ShardIndex, check_schema, crc32c, round512, valid_field, valid_key
 from .jpeg import check_complete, cut_scans, cut_tail, fill_in_height
 from .markers import map_jpeg
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header

@@ -29,7 +29,7 @@ DOORS = {
 MAY_USE_TORCH = {"demo", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
-    "_version", "_on_import", "errors", "markers", "jpeg", "script", "index", "storage", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
+    "_version", "_on_import", "errors", "markers", "jpeg", "script", "index", "dataset_index", "storage", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
     "writer", "reader", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "__init__", "cli",
 ]  # fmt: skip
 

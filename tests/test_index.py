@@ -8,18 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pcrshard import DatasetIndex, Shard, open_dataset
+from pcrshard.dataset_index import ShardEntry
 from pcrshard.errors import CorruptIndex, PCRError, ScanUnavailable, UnsupportedVersion
-from pcrshard.index import (
-    HEAD_STOP,
-    ShardEntry,
-    check_scan,
-    crc32c,
-    decode_head,
-    decode_index,
-    encode_body,
-    valid_field,
-    valid_key,
-)
+from pcrshard.index import HEAD_STOP, check_scan, crc32c, decode_head, decode_index, encode_body, valid_field, valid_key
 
 ENTRY = ShardEntry("a-000000.tar", 3, 7, 4096, 8, (1536, 2048, 3072))
 
