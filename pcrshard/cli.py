@@ -8,18 +8,16 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-import tqdm
-
-from . import __version__, pixels, storage
+from . import __version__, cli_read, pixels, storage
+from .cliparts import Progress, add_command, scan_argument
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .encode import EncodeOptions, encode
 from .errors import EncodeError, PCRError
 from .export import FORMATS, export_shard
-from .index import FULL, Scan, crc32c
+from .index import FULL
 from .journal import SKIPPED, read_skipped
 from .parallel import run_tasks, worker_pool
 from .reader import Shard, open_dataset
@@ -28,8 +26,6 @@ from .script import ScanScript, parse_script
 from .sources import list_source
 from .verify import VerifyTask, verify_shard
 from .writer import SCRIPTS, ShardFormat
-
-_SECONDS_PER_LOG = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,24 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_info(commands)
     _add_verify(commands)
     _add_export(commands)
+    cli_read.add_commands(commands)
     _add_demo(commands)
     return parser
 
 
-def _add_command(commands: Any, name: str, run: Any, text: str, example: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=text,
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=run)
-    return command
-
-
 def _add_encode(commands: Any) -> None:
-    add = _add_command(
+    add = add_command(
         commands,
         "encode",
         _encode,
@@ -128,7 +113,7 @@ def _encode(args: argparse.Namespace) -> int:
         prefix_keys=args.prefix_keys,
         fmt=ShardFormat(_script(args.script), args.layout, args.base, preview_fields),
     )
-    with _Progress("encode", "images") as progress:
+    with Progress("encode", "images") as progress:
         index = encode(args.src, args.dst, options, workers=args.workers, resume=args.resume, progress=progress)
     print(scan_table(scan_costs(index)))
     print(f"{index.num_samples} samples in {len(index.shards)} shards in {args.dst}")
@@ -149,7 +134,7 @@ def _script(name: str) -> ScanScript | str:
 
 
 def _add_info(commands: Any) -> None:
-    add = _add_command(
+    add = add_command(
         commands, "info", _info, "Show what each scan of a dataset costs.", "pcrshard info /data/train-pcr --plot sizes.png"
     ).add_argument
     add("src", nargs="?", help="dataset folder, its pcr.json, or one shard")
@@ -198,14 +183,13 @@ def _open(url: str) -> tuple[DatasetIndex, list[str]]:
     head = shard.head
     crc = int.from_bytes(head.encode()[8:12], "little")
     size = storage.file_bytes(url)
-    with storage.open_range(url, 0, size) as view:
-        whole = crc32c(view)
-    entry = ShardEntry(url.rpartition("/")[2], head.num_samples, crc, size, whole, head.prefix_stops)
+    # Nobody compares a single shard with a dataset index, which would know the checksum of the file.
+    entry = ShardEntry(url.rpartition("/")[2], head.num_samples, crc, size, 0, head.prefix_stops)
     return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,)), [url]
 
 
 def _add_verify(commands: Any) -> None:
-    add = _add_command(
+    add = add_command(
         commands,
         "verify",
         _verify,
@@ -227,11 +211,11 @@ def _verify(args: argparse.Namespace) -> int:
         sources = {sample.key: sample for sample in listed.samples}
     tasks = {}
     for i, (url, entry) in enumerate(zip(urls, index.shards, strict=True)):
-        tasks[i] = VerifyTask(url, entry, _sources_of(url, sources))
+        tasks[i] = VerifyTask(url, None if args.src.endswith(".tar") else entry, _sources_of(url, sources))
     problems: list[str] = []
     seen: set[str] = set()
     unread = 0
-    with _Progress("verify", "images") as progress, worker_pool(args.workers, len(tasks)) as pool:
+    with Progress("verify", "images") as progress, worker_pool(args.workers, len(tasks)) as pool:
         for number, result in run_tasks(pool, verify_shard, tasks):
             problems += result.problems
             seen.update(result.keys)
@@ -268,7 +252,7 @@ def _report_verify(args: argparse.Namespace, index: DatasetIndex, problems: list
 
 
 def _add_export(commands: Any) -> None:
-    add = _add_command(
+    add = add_command(
         commands,
         "export",
         _export,
@@ -277,15 +261,9 @@ def _add_export(commands: Any) -> None:
     ).add_argument
     add("src", help="dataset folder, its pcr.json, or one shard")
     add("dst", help="target folder")
-    add("--scan", type=_scan, default=FULL, help="scan to export (default: full)")
+    add("--scan", type=scan_argument, default=FULL, help="scan to export (default: full)")
     add("--format", choices=FORMATS, default="folder", help="image folder, or WebDataset tars (default: %(default)s)")
     add("--baseline", action="store_true", help="rearrange losslessly into baseline JPEG, for hardware decoders")
-
-
-def _scan(text: str) -> Scan:
-    if text != FULL and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
-    return FULL if text == FULL else int(text)
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -293,7 +271,7 @@ def _export(args: argparse.Namespace) -> int:
     if os.path.realpath(args.dst) == os.path.realpath(os.path.dirname(urls[0])):
         raise EncodeError(f"expected another folder than the dataset's own, got {args.dst}")
     total, taken = 0, set[str]()
-    with _Progress("export", "images") as progress:
+    with Progress("export", "images") as progress:
         for url, entry in zip(urls, index.shards, strict=True):
             shard = Shard(url, entry=entry)
             form = {"scan": args.scan, "form": args.format, "baseline": args.baseline}
@@ -304,7 +282,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _add_demo(commands: Any) -> None:
-    add = _add_command(
+    add = add_command(
         commands,
         "demo",
         _demo,
@@ -321,42 +299,3 @@ def _demo(args: argparse.Namespace) -> int:
 
     run_demo(args.photos, args.out, epochs=args.epochs)
     return 0
-
-
-class _Progress:
-    """A bar on a terminal, a line every few seconds elsewhere."""
-
-    def __init__(self, name: str, unit: str) -> None:
-        self.name, self.unit, self.done = name, unit, 0
-        self.bar: Any = None
-        self.started = self.logged = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            self.bar = self.bar or tqdm.tqdm(desc=self.name, total=total, unit=f" {self.unit}", smoothing=0.1)
-            self.bar.update(done - self.done)
-        elif time.monotonic() - self.logged > _SECONDS_PER_LOG:
-            self.logged = time.monotonic()
-            rate = done / (self.logged - self.started)
-            left = human_seconds((total - done) / rate) if rate else "?"
-            print(f"{self.name}: {done}/{total} {self.unit}, {rate:.0f} {self.unit}/s, {left} left", file=sys.stderr)
-        self.done = done
-
-
-def human_seconds(seconds: float) -> str:
-    """A duration for people.
-
-    >>> human_seconds(59), human_seconds(3700)
-    ('59 s', '1 h 2 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

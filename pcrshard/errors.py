@@ -17,6 +17,8 @@ PCRError
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "CorruptIndex",
     "CorruptJpeg",
@@ -32,6 +34,19 @@ __all__ = [
     "UnsupportedJpeg",
     "UnsupportedVersion",
 ]
+
+
+_USER = re.compile(r"(\w://)[^/@\s'\"]+@")
+_QUERY = re.compile(r"(\w://[^\s?'\")]*)\?[^\s'\")]*")
+
+
+def redact(text: str) -> str:
+    """Leave passwords and signatures out of the URLs in a text.
+
+    >>> redact("get https://me:secret@host/a.tar?X-Amz-Signature=abc failed")
+    'get https://host/a.tar?... failed'
+    """
+    return _QUERY.sub(r"\1?...", _USER.sub(r"\1", text))
 
 
 class PCRError(Exception):
@@ -60,7 +75,7 @@ class PCRError(Exception):
         file = "shard" if url is not None and url.endswith(".tar") else "file"
         context = {file: url, "key": key, "scan": scan, "offset": offset}
         named = ", ".join(f"{name}={value}" for name, value in context.items() if value is not None)
-        super().__init__(f"{message} ({named})" if named else message)
+        super().__init__(f"{message} ({redact(named)})" if named else message)
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -372,8 +372,9 @@ def _decode_keys(values: Sequence[bytes | None], url: str | None) -> tuple[str, 
         keys = tuple([(value or b"").decode() for value in values])
     except UnicodeDecodeError as error:
         raise CorruptIndex(f"a key is not UTF-8: {error}", url=url) from error
-    # One match for all, because one per key is most of what an index costs; no legal key holds a NUL.
-    if not _KEYS.fullmatch("\0".join(keys)) or max(map(len, keys)) > _MAX_KEY_BYTES // 4:
+    # One match for all, because one per key is most of what an index costs; a NUL more than those between keys is in a key.
+    joined = "\0".join(keys)
+    if not _KEYS.fullmatch(joined) or joined.count("\0") >= len(keys) or max(map(len, keys)) > _MAX_KEY_BYTES // 4:
         bad = next((key for key in keys if not valid_key(key)), None)
         require(bad is None, f"key {bad!r} is not legal", url)
     require(len(set(keys)) == len(keys), "keys are not distinct", url)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
 
-from . import storage
+from . import buffers, storage
+from .cache import PrefixCache
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
-from .errors import CorruptIndex, CorruptPiece, NotAShard, PCRError, ScanUnavailable
+from .errors import CorruptIndex, CorruptPiece, FormatError, NotAShard, PCRError, ScanUnavailable, TruncatedShard
 from .index import BLOCK, FULL, HEAD_STOP, Head, Scan, ShardIndex, check_scan, crc32c, decode_head, decode_index
 from .jpeg import join_pieces
 from .markers import EOI
+from .retry import Retry
 
 Sample = dict[str, Any]
+Select = Callable[[str, str], bool]
+OnError = Callable[[PCRError], bool]
+Decode = Callable[[list[memoryview]], Any]
+log = logging.getLogger(__name__)
 
 
 class Shard:
@@ -23,10 +32,12 @@ class Shard:
     Nothing is read until it is needed. The index is kept; pieces are not.
 
     Args:
-        url: Local path or any fsspec URL.
+        url: Local path, any fsspec URL, or ``pipe:COMMAND``.
         entry: The shard's entry in the dataset index; with it a prefix is one request, without it two.
         check: Whether to compare each piece with its CRC-32C.
         storage_options: fsspec storage options.
+        retry: What to do about a bad network.
+        cache: Where prefixes are kept on local disk.
     """
 
     def __init__(
@@ -36,11 +47,14 @@ class Shard:
         entry: ShardEntry | None = None,
         check: bool = True,
         storage_options: storage.Options | None = None,
+        retry: Retry | None = None,
+        cache: PrefixCache | None = None,
     ) -> None:
         self.url = url
         self.entry = entry
         self.check = check
-        self._options = storage_options
+        self.cache = cache
+        self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
 
     def __repr__(self) -> str:
         return f"Shard({self.url!r})"
@@ -48,14 +62,14 @@ class Shard:
     @functools.cached_property
     def head(self) -> Head:
         """The head; one request of 1024 bytes."""
-        with storage.open_range(self.url, 0, HEAD_STOP, options=self._options) as view:
+        with storage.open_range(self.url, 0, HEAD_STOP, **self._how) as view:
             return self._decode_head(view)
 
     @functools.cached_property
     def index(self) -> ShardIndex:
         """The index; one request beside that for the head."""
         stop = HEAD_STOP + self.head.body_bytes
-        with storage.open_range(self.url, HEAD_STOP, stop, options=self._options) as view:
+        with storage.open_range(self.url, HEAD_STOP, stop, **self._how) as view:
             return decode_index(self.head, view, url=self.url)
 
     @property
@@ -66,7 +80,7 @@ class Shard:
     @property
     def num_groups(self) -> int:
         """Scan groups N: the highest scan."""
-        return len(self.entry.prefix_stops) - 1 if self.entry else self.head.num_groups
+        return self.entry.num_groups if self.entry else self.head.num_groups
 
     def prefix_stop(self, scan: Scan) -> int:
         """Bytes that a read at this scan moves.
@@ -83,37 +97,107 @@ class Shard:
         self,
         scan: Scan = FULL,
         *,
-        select: Callable[[str, str], bool] | None = None,
-        on_error: Callable[[PCRError], bool] | None = None,
-        decode: Callable[[list[memoryview]], Any] | None = None,
+        select: Select | None = None,
+        on_error: OnError | None = None,
+        decode: Decode | None = None,
     ) -> Iterator[Sample]:
-        """Read the prefix of a scan and yield its samples in order.
+        """Read the prefix of a scan and yield its samples in order; see :meth:`load` and :meth:`Prefix.samples`."""
+        with self.load(scan) as prefix:
+            yield from prefix.samples(select=select, on_error=on_error, decode=decode)
 
-        Exactly ``[0, prefix_stop(scan))`` is read, in one request with a dataset index, in two without.
+    def load(self, scan: Scan = FULL, *, cancel: threading.Event | None = None) -> Prefix:
+        """Read the prefix of a scan.
+
+        Exactly ``[0, prefix_stop(scan))`` is read, in one request with a dataset index, in two without; less with a cache. What comes damaged from a
+        remote store or a cache is fetched once more, because it is more often the way that damages than the store.
 
         Args:
             scan: 1..N; ``"full"`` also restores metadata.
-            select: Called with (key, field); False leaves the field out.
-            on_error: Called with the error of a damaged sample; True goes on with the next sample. By default it is raised.
+            cancel: Ends a remote read from another thread.
 
-            decode: Called with the pieces of an image, which are valid only during the call; its result takes the place of the bytes.
-                ``functools.partial(ImageDecoder(224, "random"), rng=rng)`` decodes without joining them.
-
-        Yields:
-            ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes.
+        Returns:
+            The prefix in memory; close it, or use it in a ``with`` statement.
 
         Raises:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard, StorageError: The shard cannot be read.
-            CorruptPiece: A sample is damaged; names its key and scan.
         """
-        stop = self.prefix_stop(scan)
-        start = 0 if self.entry else HEAD_STOP
-        with storage.open_range(self.url, start, stop, options=self._options) as view:
-            if self.entry:
+        again = self.check and (self.cache is not None or not storage.is_local(self.url))
+        if not again:
+            return self._load(scan, cancel)
+        try:
+            prefix = self._load(scan, cancel)
+            if prefix.is_sound():
+                return prefix
+            prefix.close()
+        except TruncatedShard:
+            raise
+        except FormatError as error:
+            log.warning("%s; fetching it once more", error)
+        self._forget()
+        prefix = self._load(scan, cancel)
+        if not prefix.is_sound():
+            self._forget(head=False)
+        return prefix
+
+    def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
+        """Turn a prefix into that of another scan; only what is missing is read, in one request.
+
+        Args:
+            prefix: Of this shard; not to be used afterwards.
+            scan: As for :meth:`load`, which says what may be raised.
+        """
+        if prefix.scan == scan:
+            return prefix
+        stop, have = self.prefix_stop(scan), prefix.base + len(prefix.view)
+        if stop <= have:
+            return Prefix(self, prefix.view, prefix.base, scan, prefix.resources)
+        with prefix:
+            if self.cache is not None:
+                return self.load(scan)
+            with contextlib.ExitStack() as stack:
+                view = stack.enter_context(buffers.borrow(stop - prefix.base))
+                view[: len(prefix.view)] = prefix.view
+                storage.read_into(self.url, have, view[len(prefix.view) :], **self._how)
+                return Prefix(self, view, prefix.base, scan, stack.pop_all())
+
+    def _load(self, scan: Scan, cancel: threading.Event | None) -> Prefix:
+        start = 0 if self.entry or self.cache else HEAD_STOP
+        with contextlib.ExitStack() as stack:
+            view = stack.enter_context(self._open(start, scan, cancel))
+            if start == 0:
                 self.__dict__["head"] = self._decode_head(view[:HEAD_STOP])
             body = view[HEAD_STOP - start :][: self.head.body_bytes]
             self.__dict__["index"] = decode_index(self.head, body, url=self.url)
-            yield from _Prefix(self, view, start, scan, decode).samples(select, on_error)
+            return Prefix(self, view, start, scan, stack.pop_all())
+
+    @functools.cached_property
+    def _identity(self) -> str:
+        """What the cache knows this content by; without a dataset index one request."""
+        if self.entry:
+            return f"{self.entry.head_crc32c:08x} {self.entry.shard_bytes} {self.entry.shard_crc32c:08x}"
+        return storage.identity(self.url, options=self._how["options"])
+
+    def _open(self, start: int, scan: Scan, cancel: threading.Event | None) -> contextlib.AbstractContextManager[memoryview]:
+        """The bytes from ``start`` to the prefix stop, through the cache if there is one."""
+        cache = self.cache
+        if cache is None:
+            return storage.open_range(self.url, start, self.prefix_stop(scan), cancel=cancel, **self._how)
+        known = self.entry.prefix_stops if self.entry else cache.known_stops(self.url, self._identity)
+        stops = known or self.head.prefix_stops
+        stop = stops[check_scan(scan, len(stops) - 1) - 1]
+
+        def fetch(start: int, view: memoryview) -> None:
+            storage.read_into(self.url, start, view, cancel=cancel, **self._how)
+
+        return cache.open_prefix(self.url, self._identity, stops, stop, fetch, cancel)
+
+    def _forget(self, *, head: bool = True) -> None:
+        """Drop what may be damaged."""
+        if self.cache is not None:
+            self.cache.forget(self.url, self._identity)
+        if head:
+            for name in ("head", "index", "_identity"):
+                self.__dict__.pop(name, None)
 
     def _decode_head(self, view: memoryview) -> Head:
         if bytes(view[257:262]) != b"ustar":
@@ -128,16 +212,22 @@ class Shard:
         return head
 
 
-class _Prefix:
-    """The bytes of a prefix in memory, and where the pieces are in them."""
+class Prefix:
+    """The bytes of a prefix in memory, and where the pieces are in them; from :meth:`Shard.load`.
 
-    def __init__(
-        self, shard: Shard, view: memoryview, base: int, scan: Scan, decode: Callable[[list[memoryview]], Any] | None
-    ) -> None:
+    Attributes:
+        index: The shard's index.
+        scan: What was loaded.
+        num_bytes: What is held in memory until :meth:`close`.
+    """
+
+    def __init__(self, shard: Shard, view: memoryview, base: int, scan: Scan, resources: contextlib.ExitStack) -> None:
         index = shard.index
         rows = check_scan(scan, index.num_groups)
         self.shard, self.view, self.base, self.index = shard, view, base, index
-        self.decode = decode
+        self.scan, self.resources = scan, resources
+        self.num_bytes, self.close = len(view), resources.close
+        self.check = shard.check
         self.num_scans = min(rows, index.num_groups)
         starts = index.starts(scan) - base
         # Plain lists, sample by sample: indexing numpy arrays one element at a time costs more than the checksums.
@@ -145,16 +235,55 @@ class _Prefix:
         self.stops = (starts + index.sizes[:rows]).reshape(rows, -1).T.tolist()
         self.crcs = index.crcs[self.num_scans - 1].ravel().tolist()
 
-    def samples(self, select: Callable[[str, str], bool] | None, on_error: Callable[[PCRError], bool] | None) -> Iterator[Sample]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def is_sound(self) -> bool:
+        """Whether every piece has its checksum; those that were found sound are not checked again."""
+        for unit, expected in enumerate(self.crcs):
+            *pieces, last = self._pieces(unit)
+            scans, tail = (pieces, last) if len(pieces) == self.num_scans else ([*pieces, last], b"")
+            if functools.reduce(_extend_crc, scans, 0) != expected or (tail and crc32c(tail) != self._tail_crc(unit)):
+                return False
+        self.check = False
+        return True
+
+    def samples(
+        self,
+        rows: Iterable[int] | None = None,
+        *,
+        select: Select | None = None,
+        on_error: OnError | None = None,
+        decode: Decode | None = None,
+    ) -> Iterator[Sample]:
+        """The samples of the shard.
+
+        Args:
+            rows: Which, and in which order; all in order by default.
+            select: Called with (key, field); False leaves the field out.
+            on_error: Called with the error of a damaged sample; True goes on with the next sample. By default it is raised.
+            decode: Called with the pieces of an image, which are valid only during the call; its result takes the place of the bytes.
+                ``functools.partial(ImageDecoder(224, "random"), rng=rng)`` decodes without joining them.
+
+        Yields:
+            ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes.
+
+        Raises:
+            CorruptPiece: A sample is damaged; names its key and scan.
+        """
         streams = [field for field, _ in self.index.schema.streams]
         fields = self.index.fields.items()
-        for s, key in enumerate(self.index.keys):
+        for s in range(len(self.index.keys)) if rows is None else rows:
+            key = self.index.keys[s]
             sample: Sample = {"__key__": key}
             try:
                 for m, field in enumerate(streams):
                     unit = s * len(streams) + m
                     if self.starts[unit][0] < self.stops[unit][0] and (select is None or select(key, field)):
-                        sample[field] = self._decoded(unit, key) if self.decode else self._jpeg(unit, key)
+                        sample[field] = self._decoded(unit, key, decode) if decode else self._jpeg(unit, key)
             except PCRError as error:
                 if on_error is None or not on_error(error):
                     raise
@@ -165,37 +294,41 @@ class _Prefix:
                     sample[field] = value
             yield sample
 
-    def _decoded(self, unit: int, key: str) -> Any:
+    def _pieces(self, unit: int) -> list[memoryview]:
+        return [self.view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]
+
+    def _tail_crc(self, unit: int) -> int:
+        return int(self.index.crcs[-1].flat[unit])
+
+    def _decoded(self, unit: int, key: str, decode: Decode) -> Any:
         """The result of the caller's decoder on the scattered pieces."""
-        ranges = zip(self.starts[unit], self.stops[unit], strict=True)
-        pieces = [self.view[a:b] for a, b in itertools.islice(ranges, self.num_scans)]
-        if self.shard.check and functools.reduce(lambda crc, piece: crc32c(piece, crc), pieces, 0) != self.crcs[unit]:
+        pieces = self._pieces(unit)[: self.num_scans]
+        if self.check and functools.reduce(_extend_crc, pieces, 0) != self.crcs[unit]:
             self._refuse(unit, key)
         try:
-            return self.decode(pieces) if self.decode else None
+            return decode(pieces)
         except PCRError as error:
             raise type(error)(str(error), url=self.shard.url, key=key) from error
 
     def _jpeg(self, unit: int, key: str) -> bytes:
-        view, scans = self.view, self.num_scans
-        pieces: list[memoryview | bytes] = [view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]
-        tail = bytes(pieces.pop()) if len(pieces) > scans else b""
+        pieces: list[memoryview | bytes] = list(self._pieces(unit))
+        tail = bytes(pieces.pop()) if len(pieces) > self.num_scans else b""
         pieces.append(EOI)
         jpeg = b"".join(pieces)
         # Checked after the join, when the bytes are in the processor's cache, and once for all scans; EOI runs on from the checksum.
-        if self.shard.check and crc32c(jpeg) != crc32c(EOI, self.crcs[unit]):
+        if self.check and crc32c(jpeg) != crc32c(EOI, self.crcs[unit]):
             self._refuse(unit, key)
         if not tail:
             return jpeg
-        if self.shard.check and crc32c(tail) != self.index.crcs[-1].flat[unit]:
+        if self.check and crc32c(tail) != self._tail_crc(unit):
             self._refuse(unit, key)
         return join_pieces(pieces[:-1], tail)
 
     def _refuse(self, unit: int, key: str) -> None:
         """Name the first scan whose bytes are not those that were written."""
-        pieces = [self.view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]
+        pieces = self._pieces(unit)
         expected = [int(row.flat[unit]) for row in self.index.crcs]
-        got = list(itertools.accumulate(pieces[: self.num_scans], lambda crc, piece: crc32c(piece, crc), initial=0))[1:]
+        got = list(itertools.accumulate(pieces[: self.num_scans], _extend_crc, initial=0))[1:]
         bad = next((i for i, crc in enumerate(got) if crc != expected[i]), None)
         row, crc = (bad, got[bad]) if bad is not None else (-1, crc32c(pieces[-1]))
         raise CorruptPiece(
@@ -205,6 +338,10 @@ class _Prefix:
             scan="tail" if bad is None else bad + 1,
             offset=self.starts[unit][row] + self.base,
         )
+
+
+def _extend_crc(crc: int, piece: memoryview) -> int:
+    return crc32c(piece, crc)
 
 
 def open_dataset(url: str, *, storage_options: storage.Options | None = None) -> tuple[DatasetIndex, list[str]]:

@@ -19,9 +19,9 @@ class ScanCost(NamedTuple):
 
 
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
-    """The cost of each scan, lowest first, ``"full"`` last."""
-    full = index.prefix_bytes(FULL)
-    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
+    """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, those that it holds."""
+    full = sum(shard.prefix_stops[-1] for shard in index.shards)
+    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL][: index.scan]
     sizes = [index.prefix_bytes(scan) for scan in scans]
     return [ScanCost(scan, size, size / index.num_samples, full / size) for scan, size in zip(scans, sizes, strict=True)]
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 import contextlib
 import glob
 import io
-import mmap
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, cast
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TypeVar, cast
 
 import braceexpand
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from .errors import PCRError, StorageError, TruncatedShard
+from . import buffers, pipes, remote
+from .errors import PCRError, StorageError, TruncatedShard, redact
+from .retry import Retry, is_hopeless
 
 Options = Mapping[str, Any]
-_idle_buffers: list[mmap.mmap] = []
-_MAX_IDLE_BUFFERS = 2
-_HUGE_PAGE = 2 << 20
+T = TypeVar("T")
+_ANY_NETWORK = Retry()
 _TEMPORARY = ".pcrshard-"
 
 
@@ -46,7 +48,10 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def _resolve(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
+def _resolve(url: str, options: Options | None) -> tuple[Any, str]:
+    """The file system and the file's name in it; for a ``pipe:`` no file system, and the command."""
+    if url.startswith(pipes.PIPE):
+        return None, url.removeprefix(pipes.PIPE)
     if "://" not in url:
         # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
         local = fsspec.filesystem("file", **(options or {}))
@@ -60,57 +65,91 @@ def _resolve(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSyst
 
 @contextlib.contextmanager
 def _mapped(url: str, doing: str) -> Iterator[None]:
-    """Turn any failure of a store into a :class:`StorageError` that names the URL; each library has errors of its own."""
+    """Make any failure of a store an error of ours that names the URL; each library has errors of its own."""
     try:
         yield
-    except PCRError:
-        raise
+    except PCRError as error:
+        if url in str(error) or redact(url) in str(error):
+            raise
+        raise type(error)(str(error), url=url) from error.__cause__
     except Exception as error:
-        raise StorageError(f"cannot {doing}: {type(error).__name__}: {error}", url=url) from error
+        raise StorageError(f"cannot {doing}: {type(error).__name__}: {redact(str(error))}", url=url) from error
+
+
+def _retried(call: Callable[[], T], retry: Retry = _ANY_NETWORK) -> T:
+    """The result of a small request, tried again as :class:`Retry` says."""
+    for failures in range(1, retry.attempts):
+        try:
+            return call()
+        except Exception as error:
+            if is_hopeless(error):
+                raise
+            time.sleep(retry.delay(failures))
+    return call()
 
 
 @contextlib.contextmanager
-def open_range(url: str, start: int, stop: int, *, options: Options | None = None) -> Iterator[memoryview]:
-    """Read the bytes ``[start, stop)`` of a file in one request.
+def open_range(
+    url: str,
+    start: int,
+    stop: int,
+    *,
+    options: Options | None = None,
+    retry: Retry = _ANY_NETWORK,
+    cancel: threading.Event | None = None,
+) -> Iterator[memoryview]:
+    """Read the bytes ``[start, stop)`` of a file in one request; more only after a fault, for what is still missing.
 
-    Local files are read into a buffer that is used again after the ``with`` block: copy what must live longer.
+    They are read into a buffer that is used again after the ``with`` block: copy what must live longer.
 
     Args:
-        url: Local path or any fsspec URL.
+        url: Local path, any fsspec URL, or ``pipe:COMMAND``, whose output is read up to ``stop``.
         start: Absolute first byte.
         stop: Absolute byte after the last one.
         options: fsspec storage options.
+        retry: When to give up on a remote store.
+        cancel: Ends a remote read from another thread.
 
     Yields:
         Exactly ``stop - start`` bytes.
 
     Raises:
         TruncatedShard: The file ends before ``stop``.
-        StorageError: It cannot be read, or the server sent more than was asked for.
+        StorageError: It cannot be read, or the server does not do what was asked.
     """
     fs, path = _resolve(url, options)
-    if type(fs) is not LocalFileSystem:
+    with contextlib.ExitStack() as stack:
         with _mapped(url, f"read bytes {start} to {stop}"):
-            data = fs.cat_file(path, start=start, end=stop)
-        _check_length(len(data), start, stop, url)
-        yield memoryview(data)
-        return
-    with _mapped(url, "open"):
-        file = fs.open(path, "rb")
-    with file:
-        # The raw file, because a buffered one reads ahead; the size first, because a claim must not take memory.
-        _check_length(min(stop, os.fstat(file.fileno()).st_size) - start, start, stop, url)
-        with _borrow(stop - start) as view:
-            with _mapped(url, f"read bytes {start} to {stop}"):
-                _read_exactly(file.raw, view, start)
-            yield view
+            if type(fs) is LocalFileSystem and (size := os.stat(path).st_size) < stop:  # a claim must not take memory
+                raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(size - start, 0)} of {stop - start}")
+            view = stack.enter_context(buffers.borrow(stop - start))
+        _read_into(fs, path, start, view, url, retry, cancel)
+        yield view
 
 
-def _check_length(length: int, start: int, stop: int, url: str) -> None:
-    if length < stop - start:
-        raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(length, 0)} of {stop - start}", url=url)
-    if length > stop - start:
-        raise StorageError(f"asked for {stop - start} bytes, got {length}: the server ignores Range", url=url)
+def read_into(
+    url: str,
+    start: int,
+    view: memoryview,
+    *,
+    options: Options | None = None,
+    retry: Retry = _ANY_NETWORK,
+    cancel: threading.Event | None = None,
+) -> None:
+    """Fill ``view`` with the bytes of a file from ``start`` on; see :func:`open_range`."""
+    fs, path = _resolve(url, options)
+    _read_into(fs, path, start, view, url, retry, cancel)
+
+
+def _read_into(fs: Any, path: str, start: int, view: memoryview, url: str, retry: Retry, cancel: threading.Event | None) -> None:
+    with _mapped(url, f"read bytes {start} to {start + len(view)}"):
+        if fs is None:
+            pipes.read_range(path, start, view)
+        elif type(fs) is LocalFileSystem:
+            with fs.open(path, "rb") as file:
+                _read_exactly(file.raw, view, start)  # the raw file, because a buffered one reads ahead
+        else:
+            remote.read_into(fs, path, remote.Transfer(start, view), retry, cancel)
 
 
 def _read_exactly(file: io.RawIOBase, view: memoryview, start: int) -> None:
@@ -119,24 +158,8 @@ def _read_exactly(file: io.RawIOBase, view: memoryview, start: int) -> None:
     while done < len(view):
         count = file.readinto(view[done:])
         if not count:
-            raise OSError(f"the file shrank while it was read, at byte {start + done}")
+            raise TruncatedShard(f"expected bytes {start} to {start + len(view)}, got {done} of {len(view)}")
         done += count
-
-
-@contextlib.contextmanager
-def _borrow(size: int) -> Iterator[memoryview]:
-    """A buffer of ``size`` bytes from a small pool: fresh memory would cost more in page faults than the read itself."""
-    try:
-        buffer = _idle_buffers.pop()
-    except IndexError:
-        buffer = None
-    if buffer is None or len(buffer) < size:
-        buffer = _allocate(size)
-    try:
-        yield memoryview(buffer)[:size]
-    finally:
-        if len(_idle_buffers) < _MAX_IDLE_BUFFERS:
-            _idle_buffers.append(buffer)
 
 
 @contextlib.contextmanager
@@ -150,18 +173,6 @@ def _mapped_os_errors(url: str) -> Iterator[None]:
         raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=url) from error
 
 
-def _allocate(size: int) -> mmap.mmap:
-    """Anonymous memory in huge pages where the system has them: a hundred times fewer page faults."""
-    size = max(size, 1)
-    buffer = mmap.mmap(
-        -1, -(-size // _HUGE_PAGE) * _HUGE_PAGE if size > _HUGE_PAGE else size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
-    if size > _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
-
-
 def read_bytes(url: str, *, options: Options | None = None) -> bytes:
     """Read a whole file in one request.
 
@@ -170,7 +181,7 @@ def read_bytes(url: str, *, options: Options | None = None) -> bytes:
     """
     fs, path = _resolve(url, options)
     with _mapped(url, "read"):
-        return bytes(fs.cat_file(path))
+        return bytes(_retried(lambda: fs.cat_file(path)))
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Options | None = None) -> list[bytes | PCRError]:
@@ -195,6 +206,13 @@ def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Optio
             parts = fs.cat_ranges([path for _, path in wanted], starts, stops, on_error="return")
         results |= {i: _range_result(*ranges[i], part) for (i, _), part in zip(wanted, parts, strict=True)}
     return [results[i] for i in range(len(ranges))]
+
+
+def _check_length(length: int, start: int, stop: int, url: str) -> None:
+    if length < stop - start:
+        raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(length, 0)} of {stop - start}", url=url)
+    if length > stop - start:
+        raise StorageError(f"asked for {stop - start} bytes, got {length}: the server ignores Range", url=url)
 
 
 def _range_result(url: str, start: int, stop: int | None, part: bytes | Exception) -> bytes | PCRError:
@@ -225,14 +243,34 @@ def file_bytes(url: str, *, options: Options | None = None) -> int:
     """Size of a file in bytes; one request."""
     fs, path = _resolve(url, options)
     with _mapped(url, "look up"):
-        return int(fs.size(path))
+        return int(_retried(lambda: fs.size(path)))
+
+
+def is_local(url: str) -> bool:
+    """Whether the URL is a local path."""
+    return "://" not in url and not url.startswith(pipes.PIPE)
+
+
+def identity(url: str, *, options: Options | None = None) -> str:
+    """What tells this content of a file from another under the same URL: ETag, time or checksum, and size; one request.
+
+    Raises:
+        StorageError: It is not there.
+    """
+    fs, path = _resolve(url, options)
+    if fs is None:
+        return url
+    with _mapped(url, "look up"):
+        info = _retried(lambda: fs.info(path))
+    known = ("size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "md5Hash", "Content-MD5", "ino")
+    return " ".join(f"{name}={info[name]}" for name in known if info.get(name) is not None)
 
 
 def exists(url: str, *, options: Options | None = None) -> bool:
     """Whether a file or folder is there; one request."""
     fs, path = _resolve(url, options)
     with _mapped(url, "look up"):
-        return bool(fs.exists(path))
+        return bool(_retried(lambda: fs.exists(path)))
 
 
 def is_folder(url: str, *, options: Options | None = None) -> bool:
@@ -325,6 +363,18 @@ def atomic_write(url: str, *, options: Options | None = None) -> Iterator[Binary
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def write_at(handle: int, position: int, data: memoryview, *, url: str) -> None:
+    """Write all of ``data`` at a position of an open local file.
+
+    Raises:
+        StorageError: The disk is full, or will not.
+    """
+    with _mapped_os_errors(url):
+        done = 0
+        while done < len(data):
+            done += os.pwrite(handle, data[done:], position + done)
 
 
 def _open_temporary(folder: str | None) -> tuple[int, str]:

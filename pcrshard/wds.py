@@ -6,10 +6,13 @@ that samples come out as they would from the original tar, and every later stage
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import functools
 import os
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlparse
@@ -20,13 +23,16 @@ from webdataset import utils as webdataset_utils
 from webdataset.gopen import rewrite_url
 
 from . import storage
+from .cache import PrefixCache
 from .dataset_index import DatasetIndex, ShardEntry
 from .decoder import Crop, ImageDecoder
 from .errors import PCRError
 from .fidelity.level import ScanLevel
 from .index import FULL, Scan
 from .pixels import decode_image
-from .reader import Shard, open_dataset
+from .prefetch import prefetch
+from .reader import Prefix, Shard, open_dataset
+from .retry import Retry
 from .writer import JPEG_EXTENSIONS
 
 Handler = Callable[[Exception], bool]
@@ -35,19 +41,30 @@ __all__ = ["JpegHandler", "WebDataset", "WebLoader", "pcr_decode", "pcr_decoded"
 _EXPANDERS = (tariterators.tar_file_expander, tariterators.group_by_keys)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """How the stage reads shards; see :func:`pcr_scan`."""
+
+    index: str | DatasetIndex | None = None
+    check: bool = True
+    storage_options: storage.Options | None = None
+    retry: Retry | None = None
+    prefetch: int = 2
+    prefetch_bytes: int = 1 << 28
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+
+
 def _pcr_samples(
     source: Iterable[dict[str, Any] | str],
     scan: Scan | ScanLevel = FULL,
     handler: Handler = filters.reraise_exception,
     select_files: Callable[[str], bool] | None = None,
     rename_files: Callable[[str], str] | None = None,
-    index: str | DatasetIndex | None = None,
-    check: bool = True,
-    storage_options: storage.Options | None = None,
+    **reading: Any,
 ) -> Iterator[dict[str, Any]]:
     """The stage: shard URLs in, samples out."""
-    entries = _entries(index, storage_options)
-    files = _files(source, scan, handler, (select_files, rename_files), entries, check, storage_options)
+    files = _files(source, scan, handler, (select_files, rename_files), _Reading(**reading))
     yield from tariterators.group_by_keys(files, handler=handler)
 
 
@@ -56,34 +73,56 @@ def _files(
     scan: Scan | ScanLevel,
     handler: Handler,
     file_functions: tuple[Callable[[str], bool] | None, Callable[[str], str] | None],
-    entries: dict[str, ShardEntry],
-    check: bool,
-    storage_options: storage.Options | None,
+    reading: _Reading,
 ) -> Iterator[dict[str, Any]]:
     """What ``tar_file_expander`` would give of the original tars, with an empty dict after each shard."""
     select_files, rename_files = file_functions
     rename = rename_files or (lambda name: name)
-    for item in source:
-        url = item["url"] if isinstance(item, dict) else item
-        select = None if select_files is None else _Select(select_files, rename)
-        on_error = _OnError(handler, url)
-        try:
-            path = _path(url)
-            entry = entries.get(path.rpartition("/")[2])
-            shard = Shard(path, entry=entry, check=check, storage_options=storage_options)
-            about = {"__url__": url} | ({"__local_path__": path} if "://" not in path else {})
-            level = scan.value if isinstance(scan, ScanLevel) else scan
-            for sample in shard.samples(level, select=select, on_error=on_error):
-                key = sample.pop("__key__")
-                for field, data in sample.items():
-                    yield {"fname": rename(f"{key}.{field}"), "data": data, **about}
-            yield {}
-        except PCRError as error:
-            if on_error.raised:
-                raise
-            if error is not on_error.last and on_error(error):
-                continue
-            return
+    urls = (item["url"] if isinstance(item, dict) else item for item in source)
+    load = _Load(scan, reading)
+    with contextlib.closing(prefetch(urls, load, depth=reading.prefetch, max_bytes=reading.prefetch_bytes)) as loaded:
+        for url, future in loaded:
+            select = None if select_files is None else _Select(select_files, rename)
+            on_error = _OnError(handler, url)
+            try:
+                with load.at_level(future.result()) as prefix:
+                    path = prefix.shard.url
+                    about = {"__url__": url} | ({"__local_path__": path} if storage.is_local(path) else {})
+                    for sample in prefix.samples(select=select, on_error=on_error):
+                        key = sample.pop("__key__")
+                        for field, data in sample.items():
+                            yield {"fname": rename(f"{key}.{field}"), "data": data, **about}
+                yield {}
+            except PCRError as error:
+                if on_error.raised:
+                    raise
+                if error is not on_error.last and on_error(error):
+                    continue
+                return
+
+
+class _Load:
+    """Loads the prefix of a shard, at the scan of the moment."""
+
+    def __init__(self, scan: Scan | ScanLevel, reading: _Reading) -> None:
+        self.scan, self.reading = scan, reading
+        self.entries = _entries(reading.index, reading.storage_options)
+        self.cache = PrefixCache(reading.cache_dir, reading.cache_bytes) if reading.cache_dir else None
+
+    def __call__(self, url: str, cancel: threading.Event) -> Prefix:
+        path, reading = _path(url), self.reading
+        entry = self.entries.get(path.rpartition("/")[2])
+        options: dict[str, Any] = {"storage_options": reading.storage_options, "retry": reading.retry, "cache": self.cache}
+        shard = Shard(path, entry=entry, check=reading.check, **options)
+        return shard.load(self.level, cancel=cancel)
+
+    @property
+    def level(self) -> Scan:
+        return self.scan.value if isinstance(self.scan, ScanLevel) else self.scan
+
+    def at_level(self, prefix: Prefix) -> Prefix:
+        """A prefix that was read ahead, at the scan of now."""
+        return prefix.shard.change_scan(prefix, self.level)
 
 
 class _Select:
@@ -117,7 +156,7 @@ def _path(url: str) -> str:
     """What to open for a URL, as WebDataset would: rewritten by GOPEN_REWRITE; local ones without scheme, query and fragment."""
     url = rewrite_url(url)
     if url.startswith("pipe:"):
-        raise PCRError("a pipe: cannot be read in ranges; give the file or URL itself", url=url)
+        return url
     parsed = urlparse(url)
     if parsed.scheme == "file":
         return parsed.path
@@ -151,13 +190,15 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **kwargs: Any) -> Any:
     Args:
         scan: 1..N, ``"full"``, or a :class:`ScanLevel`, which is read at each shard.
         kwargs: ``handler``, ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a dataset folder, its ``pcr.json`` or a
-            :class:`DatasetIndex`, which saves one small request per shard; ``check=False`` to skip checksums;
-            ``storage_options`` for fsspec.
+            :class:`DatasetIndex`, which saves one small request per shard; ``check=False`` to skip checksums; ``storage_options`` for
+            fsspec; ``retry``, a :class:`Retry`; ``prefetch``, shards that are read ahead (2), and ``prefetch_bytes``, their bound (256 MiB);
+            ``cache_dir`` and ``cache_bytes``, a folder on local disk that keeps prefixes, and its bound.
 
     Returns:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be pickled.
     """
     _check_scan_type(scan)
+    _Reading(**{name: value for name, value in kwargs.items() if name not in ("handler", "select_files", "rename_files")})
     return pcr_samples(scan, **kwargs)
 
 
@@ -205,7 +246,10 @@ def _find_opener(pipeline: list[Any]) -> tuple[int, int, dict[str, Any]]:
     if list(range(first, last + 1)) != [first, *expanders]:
         raise TypeError("pcr_scan cannot keep a stage that stands between the opener and the tar expander")
     if isinstance(pipeline[first], cache.FileCache):
-        raise TypeError("cache_dir would download whole shards; leave it out of WebDataset(...) when reading prefixes")
+        raise TypeError(
+            "WebDataset's cache_dir downloads whole shards and tells them apart by file name only; "
+            "leave it out of WebDataset(...) and give it to pcr_scan, which keeps prefixes: .pcr_scan(5, cache_dir=...)"
+        )
     options = {name: pipeline[expanders[0]].kw.get(name) for name in ("select_files", "rename_files")}
     return first, last, {"handler": pipeline[first].handler, **options}
 

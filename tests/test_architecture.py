@@ -21,7 +21,7 @@ DOORS = {
     "matplotlib": {"plots"},
     "msgpack": {"index"},
     "sklearn": {"demo"},
-    "tqdm": {"cli"},
+    "tqdm": {"cliparts"},
     "turbojpeg": {"pixels"},
     "webdataset": {"wds"},
 }
@@ -29,8 +29,8 @@ DOORS = {
 MAY_USE_TORCH = {"demo", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
-    "_version", "_on_import", "errors", "markers", "jpeg", "script", "index", "dataset_index", "storage", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
-    "writer", "reader", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "__init__", "cli",
+    "_version", "_on_import", "errors", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
+    "writer", "reader", "stage", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
 ]  # fmt: skip
 
 

@@ -17,8 +17,9 @@ import time
 
 import pytest
 
-from pcrshard import ShardWriter, __version__, cli, open_dataset
-from pcrshard.cli import human_seconds, main
+from pcrshard import ShardWriter, __version__, cli, cliparts, open_dataset
+from pcrshard.cli import main
+from pcrshard.cliparts import human_seconds
 from pcrshard.testing import make_jpeg
 
 COMMANDS = ["encode", "info", "verify", "export", "demo"]
@@ -249,7 +250,7 @@ def test_a_reader_that_stops_early(dataset):
 
 def test_log_lines_without_a_terminal(synthetic_folder, tmp_path, capsys, monkeypatch):
     """In a log file, progress is plain lines with count, rate and time left, no control characters."""
-    monkeypatch.setattr(cli, "_SECONDS_PER_LOG", -1.0)
+    monkeypatch.setattr(cliparts, "_SECONDS_PER_LOG", -1.0)
     assert main(["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "3", "--workers", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3

@@ -202,9 +202,21 @@ WRONG = {
     "a string": (lambda urls: dataset_of(urls).pcr_scan("5"), TypeError, "scan number"),
     "a float": (lambda urls: pcr_scan(2.5), TypeError, "scan number"),
     "scan 11": (lambda urls: list(dataset_of(urls).pcr_scan(11)), ScanUnavailable, "1 to 10"),
-    "a pipe": (lambda urls: list(dataset_of([f"pipe:cat {urls[0]}"]).pcr_scan(2)), PCRError, "ranges"),
+    "a failing pipe": (
+        lambda urls: list(dataset_of(["pipe:echo no such thing >&2; exit 4"]).pcr_scan(2)),
+        PCRError,
+        "no such thing",
+    ),
+    "an unknown option": (lambda urls: dataset_of(urls).pcr_scan(2, caches="."), TypeError, "caches"),
     "a missing shard": (lambda urls: list(dataset_of(["/nowhere/x.tar"]).pcr_scan(2)), PCRError, "nowhere"),
 }
+
+
+def test_a_pipe_is_read_up_to_the_prefix(shard_urls):
+    """``pipe:`` URLs work as in WebDataset, and a command that would go on for hours is ended behind the prefix."""
+    piped = list(dataset_of([f"pipe:cat {urls}; sleep 600" for urls in shard_urls]).pcr_scan(2))
+    plain = list(dataset_of(shard_urls).pcr_scan(2))
+    assert [(s["__key__"], s["jpg"]) for s in piped] == [(s["__key__"], s["jpg"]) for s in plain]
 
 
 @pytest.mark.parametrize("why", WRONG)

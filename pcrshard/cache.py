@@ -1,0 +1,329 @@
+"""A cache of shard prefixes on local disk, which grows by scan groups and shrinks by them.
+
+    FOLDER/entries/<url>/<identity>/00000000000000-00000000065536-1a2b3c4d
+    FOLDER/entries/<url>/<identity>/entry.json
+    FOLDER/locks/{use,fetch}-00 ... -ff, usage
+
+An extent is one file: start, stop and CRC-32C of its bytes are its name, and it is renamed into place, so that it is there whole or not at
+all, whatever dies when. What a file says of itself is checked at each read; a file that lies is removed and fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from . import buffers
+from .errors import StorageError, redact
+from .index import crc32c
+
+log = logging.getLogger(__name__)
+Fetch = Callable[[int, memoryview], None]
+_EXTENT = re.compile(r"(\d{14})-(\d{14})-([0-9a-f]{8})")
+_ENTRY = "entry.json"
+_NUM_LOCKS = 256
+_POLL_SECONDS = 0.05
+_NEVER = threading.Event()
+
+
+class Extent(NamedTuple):
+    """The bytes ``[start, stop)`` of a shard in a file of their own."""
+
+    path: str
+    start: int
+    stop: int
+    crc: int
+
+
+class Cached(NamedTuple):
+    """What the cache holds of a shard; ``stops`` are the prefix stops of the shard, ``last_use`` seconds since the epoch."""
+
+    url: str
+    num_bytes: int
+    stops: tuple[int, ...]
+    last_use: float
+
+    @property
+    def scan(self) -> int:
+        """The highest scan that is there, 0 for none."""
+        return sum(stop <= self.num_bytes for stop in self.stops[:-1])
+
+
+class PrefixCache:
+    """Prefixes of shards on local disk, shared by the processes of a node.
+
+    Under pressure it drops the groups of high scans before whole shards, the least recently used first, and never what a reader has open.
+
+    Args:
+        folder: Made when it is not there. Local disk: it relies on ``flock`` and on atomic renames.
+        max_bytes: What the extents may take; ``None`` for no bound.
+
+    Attributes:
+        hit_bytes: What this object served from disk.
+        fetched_bytes: What it fetched.
+    """
+
+    def __init__(self, folder: str, max_bytes: int | None = None) -> None:
+        self.folder, self.max_bytes = os.path.abspath(folder), max_bytes
+        self.hit_bytes = self.fetched_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"PrefixCache({self.folder!r}, {self.max_bytes})"
+
+    @contextlib.contextmanager
+    def open_prefix(
+        self,
+        url: str,
+        identity: str,
+        stops: Sequence[int],
+        stop: int,
+        fetch: Fetch,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[memoryview]:
+        """The bytes ``[0, stop)`` of a shard: what is on disk, and the rest by one call of ``fetch``.
+
+        Args:
+            url: The shard, credentials included.
+            identity: Of its content; another one drops what is held under this URL.
+            stops: The prefix stops of all scans, where extents end.
+            stop: The end of the prefix.
+            fetch: Called with the first missing byte and the memory to fill.
+            cancel: Ends the wait for another process that fetches the same shard.
+
+        Yields:
+            The bytes, in memory that is used again after the ``with`` block.
+        """
+        entry = self._entry(url, identity)
+        with self._lock(_stripe("use", entry), fcntl.LOCK_SH, cancel), buffers.borrow(stop) as view:
+            done = self._read(entry, view)
+            if done < stop:
+                with self._lock(_stripe("fetch", entry), fcntl.LOCK_EX, cancel):
+                    # Another process may have fetched it meanwhile.
+                    done = self._read(entry, view, done)
+                    if done < stop:
+                        fetch(done, view[done:])
+                        self.fetched_bytes += stop - done
+                        self._store(entry, url, stops, view, done)
+            self.hit_bytes += done
+            yield view
+
+    def forget(self, url: str, identity: str) -> None:
+        """Drop what is held of a shard; who has it open keeps what is in memory."""
+        for extent in reversed(_extents(self._entry(url, identity))):
+            _unlink(extent.path)
+
+    def known_stops(self, url: str, identity: str) -> tuple[int, ...] | None:
+        """The prefix stops of a shard of which something is held."""
+        return _read_entry(self._entry(url, identity))[1] or None
+
+    def entries(self) -> list[Cached]:
+        """What is held, least recently used first."""
+        found = []
+        for folder in self._folders():
+            url, stops = _read_entry(folder)
+            extents = _extents(folder)
+            if extents:
+                found.append(Cached(url, _held(extents), stops, max(map(_last_use, extents))))
+        return sorted(found, key=lambda cached: cached.last_use)
+
+    def clear(self) -> int:
+        """Drop everything that no reader has open; returns the bytes freed."""
+        return self._evict(lambda _: True)
+
+    def _entry(self, url: str, identity: str) -> str:
+        names = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (url, identity))
+        return os.path.join(self.folder, "entries", *names)
+
+    def _folders(self) -> list[str]:
+        root = os.path.join(self.folder, "entries")
+        return [folder.path for url in _scandir(root) if url.is_dir() for folder in _scandir(url.path) if folder.is_dir()]
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, mode: int, cancel: threading.Event | None = None) -> Iterator[bool]:
+        """Hold a lock file; with ``LOCK_NB`` yields whether it could be had, else waits, by polling, so that it can be cancelled."""
+        folder = os.path.join(self.folder, "locks")
+        os.makedirs(folder, exist_ok=True)
+        handle = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            while not (held := _try_lock(handle, mode)) and not mode & fcntl.LOCK_NB:
+                if (cancel or _NEVER).wait(_POLL_SECONDS):
+                    raise StorageError("the wait for the cache was cancelled")
+            yield held
+        finally:
+            os.close(handle)
+
+    def _read(self, entry: str, view: memoryview, done: int = 0) -> int:
+        """Fill ``view`` from byte ``done`` on with sound extents; where the first missing byte is."""
+        used = []
+        for extent in _extents(entry):
+            if extent.start == done and extent.stop <= len(view):
+                if not _read_extent(extent, view[extent.start : extent.stop]):
+                    log.warning("a cached file was damaged and is fetched again: %s", extent.path)
+                    _unlink(extent.path)
+                    break
+                used.append(extent.path)
+                done = extent.stop
+        now = time.time_ns()
+        for path in used:
+            with contextlib.suppress(OSError):
+                os.utime(path, ns=(now, now))
+        return done
+
+    def _store(self, entry: str, url: str, stops: Sequence[int], view: memoryview, start: int) -> None:
+        """Keep ``view[start:]`` as extents that end at prefix stops; a full disk costs the caching, not the read."""
+        bounds = [start, *sorted({stop for stop in stops if start < stop < len(view)}), len(view)]
+        try:
+            self._drop_other_versions(entry)
+            if not self._make_room(len(view) - start):
+                return
+            os.makedirs(entry, exist_ok=True)
+            _write(os.path.join(entry, _ENTRY), json.dumps({"url": redact(url), "stops": list(stops)}).encode())
+            for a, b in itertools.pairwise(bounds):
+                _write(os.path.join(entry, f"{a:014d}-{b:014d}-{crc32c(view[a:b]):08x}"), view[a:b])
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO):
+                raise
+            log.warning("cannot write to the cache %s, going on without: %s", self.folder, error)
+
+    def _drop_other_versions(self, entry: str) -> None:
+        for folder in _scandir(os.path.dirname(entry)):
+            if folder.path != entry:
+                for extent in reversed(_extents(folder.path)):
+                    _unlink(extent.path)
+
+    def _make_room(self, size: int) -> bool:
+        """Count ``size`` bytes before they are written, and evict when they would be too many; whether they may be written."""
+        limit = self.max_bytes
+        if limit is None:
+            return True
+        counter = os.path.join(self.folder, "locks", "usage-bytes")
+        with self._lock("usage", fcntl.LOCK_EX):
+            # Counted first and written then: a crash leaves the count too high, which the look at the files corrects.
+            total = _read_number(counter)
+            if total is None or total + size > limit:
+                total = sum(extent.stop - extent.start for folder in self._folders() for extent in _extents(folder))
+                excess = total + size - limit
+                total -= self._evict(lambda freed: freed < excess) if size <= limit else 0
+            fits = total + size <= limit
+            _write(counter, str(total + size * fits).encode())
+        return fits
+
+    def _evict(self, go_on: Callable[[int], bool]) -> int:
+        """Drop extents while ``go_on(freed)``: tails before first groups, least recently used first, highest first within a shard."""
+        extents = [(extent, folder) for folder in self._folders() for extent in _extents(folder)]
+        extents.sort(key=lambda pair: (pair[0].start == 0, _last_use(pair[0]), -pair[0].start))
+        freed, busy = 0, set()
+        for extent, folder in extents:
+            if not go_on(freed):
+                break
+            if folder in busy:
+                continue
+            with self._lock(_stripe("use", folder), fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+                if free:
+                    _unlink(extent.path)
+                    freed += extent.stop - extent.start
+                else:
+                    busy.add(folder)
+        return freed
+
+
+def _stripe(name: str, entry: str) -> str:
+    """One of a fixed number of lock files, so that an entry's folder may go while others wait for it."""
+    return f"{name}-{int(os.path.basename(entry)[:8], 16) % _NUM_LOCKS:02x}"
+
+
+def _try_lock(handle: int, mode: int) -> bool:
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _extents(folder: str) -> list[Extent]:
+    """The extents of an entry by their start; what has another name is not ours, or was not finished."""
+    found = [(file.path, _EXTENT.fullmatch(file.name)) for file in _scandir(folder)]
+    return sorted(
+        (Extent(path, int(match[1]), int(match[2]), int(match[3], 16)) for path, match in found if match), key=lambda e: e[1:]
+    )
+
+
+def _held(extents: Sequence[Extent]) -> int:
+    """Where the first missing byte is."""
+    done = 0
+    for extent in extents:
+        done = extent.stop if extent.start == done else done
+    return done
+
+
+def _read_extent(extent: Extent, view: memoryview) -> bool:
+    """Whether the file filled ``view`` with the bytes that its name promises."""
+    try:
+        with open(extent.path, "rb", buffering=0) as file:
+            done = 0
+            while count := file.readinto(view[done:]):
+                done += count
+            return done == len(view) and not file.read(1) and crc32c(view) == extent.crc
+    except OSError:
+        return False
+
+
+def _read_entry(folder: str) -> tuple[str, tuple[int, ...]]:
+    try:
+        with open(os.path.join(folder, _ENTRY), "rb") as file:
+            raw = json.load(file)
+        return str(raw["url"]), tuple(int(stop) for stop in raw["stops"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "?", ()
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        with open(path, "rb") as file:
+            return int(file.read(20))
+    except (OSError, ValueError):
+        return None
+
+
+def _last_use(extent: Extent) -> float:
+    try:
+        return os.stat(extent.path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _scandir(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _write(path: str, data: bytes | memoryview) -> None:
+    """Write a file that appears whole or not at all. Not synced: what a power cut leaves of it is found by its checksum."""
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        _unlink(temporary)
+        raise
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

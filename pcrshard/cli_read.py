@@ -1,0 +1,86 @@
+"""The commands of the reading side: ``pcrshard stage | cache``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from .cache import PrefixCache
+from .cliparts import Progress, add_command, scan_argument
+from .reader import open_dataset
+from .report import human_bytes, table
+from .stage import Staged, stage
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
+    _add_stage(commands)
+    _add_cache(commands)
+
+
+def _add_stage(commands: Any) -> None:
+    add = add_command(
+        commands,
+        "stage",
+        _stage,
+        "Copy the prefixes of a scan to fast local disk; later, only the difference to a higher scan.",
+        "pcrshard stage s3://bucket/train-pcr $SCRATCH/train-pcr --scan 5",
+    ).add_argument
+    add("src", help="dataset folder or its pcr.json, local or a URL")
+    add("dst", help="local folder")
+    add("--scan", type=scan_argument, required=True, help="scan to copy, or full")
+    add("--workers", type=int, default=8, metavar="N", help="shards at a time (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _stage(args: argparse.Namespace) -> int:
+    source, _ = open_dataset(args.src)
+    total = source.prefix_bytes(args.scan)
+    copied = kept = 0
+    with Progress("stage", "MB") as progress:
+
+        def note(staged: Staged) -> None:
+            nonlocal copied, kept
+            copied, kept = copied + staged.copied_bytes, kept + staged.kept_bytes
+            progress((copied + kept) // 10**6, total // 10**6)
+
+        index = stage(args.src, args.dst, args.scan, workers=args.workers, on_shard=note)
+    figures = {"shards": len(index.shards), "samples": index.num_samples, "copied_bytes": copied, "kept_bytes": kept}
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        print(
+            f"{len(index.shards)} shards at scan {args.scan} in {args.dst}: {human_bytes(copied)} copied, {human_bytes(kept)} were there"
+        )
+    return 0
+
+
+def _add_cache(commands: Any) -> None:
+    add = add_command(
+        commands,
+        "cache",
+        _cache,
+        "List or clear a folder of cached prefixes (pcr_scan's cache_dir).",
+        "pcrshard cache ls /local/pcr-cache",
+    ).add_argument
+    add("action", choices=("ls", "clear"), help="ls lists what is held; clear drops what no job has open")
+    add("folder", help="the cache_dir")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _cache(args: argparse.Namespace) -> int:
+    cache = PrefixCache(args.folder)
+    if args.action == "clear":
+        freed = cache.clear()
+        print(json.dumps({"freed_bytes": freed}) if args.json else f"{human_bytes(freed)} freed")
+        return 0
+    entries = cache.entries()
+    if args.json:
+        print(json.dumps([entry._asdict() | {"scan": entry.scan} for entry in entries], indent=1))
+        return 0
+    rows = [[e.scan, human_bytes(e.num_bytes), f"{time.time() - e.last_use:.0f} s ago", e.url] for e in entries]
+    print(table(["scan", "bytes", "last use", "shard"], rows))
+    print(f"{len(entries)} shards, {human_bytes(sum(entry.num_bytes for entry in entries))}")
+    return 0

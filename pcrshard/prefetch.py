@@ -1,0 +1,123 @@
+"""Load the next things while the current one is used."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Loaded(Protocol):
+    """What a load gives: it takes memory until it is closed."""
+
+    num_bytes: int
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+Result = TypeVar("Result", bound=Loaded)
+Load = Callable[[Item, threading.Event], Result]
+_JOIN_SECONDS = 2.0
+
+
+def prefetch(
+    items: Iterable[Item], load: Load[Item, Result], *, depth: int, max_bytes: int
+) -> Generator[tuple[Item, Future[Result]], None, None]:
+    """Load items in order, up to ``depth`` of them while the caller uses the one before.
+
+    Items are taken in the caller's thread, loads run in ``depth`` daemon threads. When the caller stops, however it does, loads that run are
+    cancelled, results that nobody took are closed, and the threads end.
+
+    Args:
+        items: What to load; may be endless.
+        load: Called with an item and an event, which is set when the result is no longer wanted.
+        depth: Loads ahead; 0 loads in the caller's thread.
+        max_bytes: Bound of what is loaded ahead, by the largest result so far; one is always loaded ahead.
+
+    Yields:
+        Each item and its result as a future; the caller closes the result.
+    """
+    if depth == 0:
+        for item in items:
+            yield item, _run(load, item, threading.Event())
+        return
+    with _Loader(load, depth, max_bytes) as loader:
+        source = iter(items)
+        while loader.fill(source):
+            item, future = loader.pending.popleft()
+            loader.fill(source)
+            yield item, future
+            loader.note(future)
+
+
+def _run(load: Load[Item, Result], item: Item, cancel: threading.Event, future: Future[Result] | None = None) -> Future[Result]:
+    future = future or Future()
+    try:
+        future.set_result(load(item, cancel))
+    except BaseException as error:
+        future.set_exception(error)
+    return future
+
+
+class _Loader(Generic[Item, Result]):
+    """The threads, and the loads that nobody took yet."""
+
+    def __init__(self, load: Load[Item, Result], depth: int, max_bytes: int) -> None:
+        self.load, self.depth, self.max_bytes = load, depth, max_bytes
+        self.pending: deque[tuple[Item, Future[Result]]] = deque()
+        self.largest = 0
+        self.jobs: queue.SimpleQueue[tuple[Item, Future[Result]] | None] = queue.SimpleQueue()
+        self.cancel = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def fill(self, source: Iterator[Item]) -> bool:
+        """Start loads up to the bounds; whether any are pending."""
+        ahead = min(self.depth, max(self.max_bytes // self.largest, 1)) if self.largest else self.depth
+        while len(self.pending) < ahead:
+            try:
+                item = next(source)
+            except StopIteration:
+                break
+            future: Future[Result] = Future()
+            self.pending.append((item, future))
+            self.jobs.put((item, future))
+            if len(self.threads) < self.depth:
+                self.threads.append(threading.Thread(target=self._work, name="pcrshard-prefetch", daemon=True))
+                self.threads[-1].start()
+        return bool(self.pending)
+
+    def note(self, future: Future[Result]) -> None:
+        """Learn how large results are."""
+        if not future.exception():
+            self.largest = max(self.largest, future.result().num_bytes)
+
+    def _work(self) -> None:
+        while job := self.jobs.get():
+            item, future = job
+            if future.set_running_or_notify_cancel():
+                _run(self.load, item, self.cancel, future)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cancel.set()
+        for _item, future in self.pending:
+            if not future.cancel():
+                future.add_done_callback(_close)
+        for _thread in self.threads:
+            self.jobs.put(None)
+        for thread in self.threads:
+            thread.join(_JOIN_SECONDS)
+
+
+def _close(future: Future[Any]) -> None:
+    if not future.exception():
+        future.result().close()
