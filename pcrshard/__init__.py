@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._on_import import on_import
 from ._version import __version__
+from .cache import PrefixCache
 from .dataset_index import DatasetIndex
 from .decoder import ImageDecoder
 from .encode import EncodeOptions, encode
@@ -19,6 +20,8 @@ from .index import ShardIndex
 from .jpeg import join_scans, split_scans
 from .pixels import decode_image
 from .reader import Shard, open_dataset
+from .retry import Retry
+from .stage import stage
 from .writer import ShardFormat, ShardWriter
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ __all__ = [
     "ImageDecoder",
     "JpegHandler",
     "PCRError",
+    "PrefixCache",
+    "Retry",
     "ScanLevel",
     "Shard",
     "ShardFormat",
@@ -43,6 +48,7 @@ __all__ = [
     "pcr_decode",
     "pcr_scan",
     "split_scans",
+    "stage",
 ]
 
 _LAZY = {"pcr_scan": "wds", "pcr_decode": "wds", "JpegHandler": "wds"}

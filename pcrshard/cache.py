@@ -106,17 +106,19 @@ class PrefixCache:
             The bytes, in memory that is used again after the ``with`` block.
         """
         entry = self._entry(url, identity)
-        with self._lock(_stripe("use", entry), fcntl.LOCK_SH, cancel), buffers.borrow(stop) as view:
-            done = self._read(entry, view)
-            if done < stop:
-                with self._lock(_stripe("fetch", entry), fcntl.LOCK_EX, cancel):
-                    # Another process may have fetched it meanwhile.
-                    done = self._read(entry, view, done)
-                    if done < stop:
-                        fetch(done, view[done:])
-                        self.fetched_bytes += stop - done
-                        self._store(entry, url, stops, view, done)
-            self.hit_bytes += done
+        with buffers.borrow(stop) as view:
+            # Until it is in memory; then the files may go.
+            with self._lock(_stripe("use", entry), fcntl.LOCK_SH, cancel):
+                done = self._read(entry, view)
+                if done < stop:
+                    with self._lock(_stripe("fetch", entry), fcntl.LOCK_EX, cancel):
+                        # Another process may have fetched it meanwhile.
+                        done = self._read(entry, view, done)
+                        if done < stop:
+                            fetch(done, view[done:])
+                            self.fetched_bytes += stop - done
+                            self._store(entry, url, stops, view, done)
+                self.hit_bytes += done
             yield view
 
     def forget(self, url: str, identity: str) -> None:
@@ -186,12 +188,16 @@ class PrefixCache:
         bounds = [start, *sorted({stop for stop in stops if start < stop < len(view)}), len(view)]
         try:
             self._drop_other_versions(entry)
-            if not self._make_room(len(view) - start):
-                return
-            os.makedirs(entry, exist_ok=True)
-            _write(os.path.join(entry, _ENTRY), json.dumps({"url": redact(url), "stops": list(stops)}).encode())
-            for a, b in itertools.pairwise(bounds):
-                _write(os.path.join(entry, f"{a:014d}-{b:014d}-{crc32c(view[a:b]):08x}"), view[a:b])
+            # One writer at a time, because what is counted must be there when another counts.
+            with self._lock("usage", fcntl.LOCK_EX):
+                if not self._make_room(len(view) - start, (entry, len(view))):
+                    return
+                os.makedirs(entry, exist_ok=True)
+                # One time for all, by the clock of _read: the file system's is coarser, and extents of a shard are dropped from the top.
+                now = time.time_ns()
+                _write(os.path.join(entry, _ENTRY), json.dumps({"url": redact(url), "stops": list(stops)}).encode(), now)
+                for a, b in itertools.pairwise(bounds):
+                    _write(os.path.join(entry, f"{a:014d}-{b:014d}-{crc32c(view[a:b]):08x}"), view[a:b], now)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO):
                 raise
@@ -203,25 +209,27 @@ class PrefixCache:
                 for extent in reversed(_extents(folder.path)):
                     _unlink(extent.path)
 
-    def _make_room(self, size: int) -> bool:
+    def _make_room(self, size: int, own: tuple[str, int]) -> bool:
         """Count ``size`` bytes before they are written, and evict when they would be too many; whether they may be written."""
         limit = self.max_bytes
         if limit is None:
             return True
         counter = os.path.join(self.folder, "locks", "usage-bytes")
-        with self._lock("usage", fcntl.LOCK_EX):
-            # Counted first and written then: a crash leaves the count too high, which the look at the files corrects.
-            total = _read_number(counter)
-            if total is None or total + size > limit:
-                total = sum(extent.stop - extent.start for folder in self._folders() for extent in _extents(folder))
-                excess = total + size - limit
-                total -= self._evict(lambda freed: freed < excess) if size <= limit else 0
-            fits = total + size <= limit
-            _write(counter, str(total + size * fits).encode())
+        # Counted first and written then: a crash leaves the count too high, which the look at the files corrects.
+        total = _read_number(counter)
+        if total is None or total + size > limit:
+            total = sum(extent.stop - extent.start for folder in self._folders() for extent in _extents(folder))
+            excess = total + size - limit
+            total -= self._evict(lambda freed: freed < excess, own) if size <= limit else 0
+        fits = total + size <= limit
+        _write(counter, str(total + size * fits).encode(), time.time_ns())
         return fits
 
-    def _evict(self, go_on: Callable[[int], bool]) -> int:
-        """Drop extents while ``go_on(freed)``: tails before first groups, least recently used first, highest first within a shard."""
+    def _evict(self, go_on: Callable[[int], bool], own: tuple[str, int] = ("", 0)) -> int:
+        """Drop extents while ``go_on(freed)``: tails before first groups, least recently used first, highest first within a shard.
+
+        What another reader has locked stays; ``own`` is an entry that the caller has locked, and the byte from which on it has no use for it.
+        """
         extents = [(extent, folder) for folder in self._folders() for extent in _extents(folder)]
         extents.sort(key=lambda pair: (pair[0].start == 0, _last_use(pair[0]), -pair[0].start))
         freed, busy = 0, set()
@@ -231,7 +239,7 @@ class PrefixCache:
             if folder in busy:
                 continue
             with self._lock(_stripe("use", folder), fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
-                if free:
+                if free or (folder == own[0] and extent.start >= own[1]):
                     _unlink(extent.path)
                     freed += extent.stop - extent.start
                 else:
@@ -312,12 +320,13 @@ def _scandir(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def _write(path: str, data: bytes | memoryview) -> None:
+def _write(path: str, data: bytes | memoryview, now: int) -> None:
     """Write a file that appears whole or not at all. Not synced: what a power cut leaves of it is found by its checksum."""
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
         with open(temporary, "xb") as file:
             file.write(data)
+        os.utime(temporary, ns=(now, now))
         os.replace(temporary, path)
     except BaseException:
         _unlink(temporary)

@@ -1,4 +1,4 @@
-"""The commands of the reading side: ``pcrshard stage | cache``."""
+"""The commands of the reading side: ``pcrshard stage | plan | cache``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 
 from .cache import PrefixCache
 from .cliparts import Progress, add_command, scan_argument
+from .plan import Geometry, Rules
 from .reader import open_dataset
-from .report import human_bytes, table
+from .report import human_bytes, plan_costs, plan_table, table
 from .stage import Staged, stage
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser."""
     _add_stage(commands)
+    _add_plan(commands)
     _add_cache(commands)
 
 
@@ -53,6 +55,49 @@ def _stage(args: argparse.Namespace) -> int:
     else:
         print(
             f"{len(index.shards)} shards at scan {args.scan} in {args.dst}: {human_bytes(copied)} copied, {human_bytes(kept)} were there"
+        )
+    return 0
+
+
+def _add_plan(commands: Any) -> None:
+    add = add_command(
+        commands,
+        "plan",
+        _plan,
+        "What an epoch of PCRDataset will read, before any job runs: bytes, requests, memory, images a second.",
+        "pcrshard plan s3://bucket/train-pcr --scan 5 --ranks 8 --workers 4 --bandwidth 200",
+    ).add_argument
+    add("src", help="dataset folder or its pcr.json, local or a URL")
+    add("--scan", type=scan_argument, help="only this scan (default: all)")
+    add("--ranks", type=int, default=1, metavar="R", help="processes that train (default: %(default)s)")
+    add("--workers", type=int, default=1, metavar="W", help="DataLoader workers of each (default: %(default)s)")
+    add("--batch", type=int, default=256, metavar="N", help="images per rank and step (default: %(default)s)")
+    add(
+        "--phases", type=int, default=4, metavar="P", help="lanes per rank; best a multiple of the workers (default: %(default)s)"
+    )
+    add("--shuffle-shards", type=int, default=4, metavar="K", help="shards mixed at a time in a lane (default: %(default)s)")
+    add("--bandwidth", type=float, metavar="MB/s", help="of the storage, for all ranks together")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _plan(args: argparse.Namespace) -> int:
+    index, _ = open_dataset(args.src)
+    costs = plan_costs(
+        index,
+        [args.scan] if args.scan else None,
+        Geometry(args.batch * args.ranks, args.ranks, args.phases),
+        Rules(shuffle_shards=args.shuffle_shards),
+        workers=max(args.workers, 1),
+        bandwidth=None if args.bandwidth is None else args.bandwidth * 1e6,
+    )
+    if args.json:
+        print(json.dumps([cost._asdict() for cost in costs], indent=1))
+        return 0
+    print(f"{index.num_samples} samples in {len(index.shards)} shards, {costs[0].steps} steps of {args.batch * args.ranks}")
+    print(plan_table(costs))
+    if args.phases % max(args.workers, 1):
+        print(
+            f"{args.workers} workers do not divide {args.phases} phases: shards are read by several workers; try --phases {args.workers}"
         )
     return 0
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
@@ -15,6 +17,7 @@ from .errors import StorageError, TruncatedShard
 PIPE = "pipe:"
 _SKIP_BYTES = 1 << 20
 _PATIENCE = 2.0
+_POLL_SECONDS = 0.2
 
 
 class Output(NamedTuple):
@@ -49,13 +52,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def read_range(command: str, start: int, view: memoryview) -> None:
+def read_range(command: str, start: int, view: memoryview, cancel: threading.Event | None = None) -> None:
     """Fill ``view`` with a command's output from byte ``start`` on; what stands before is read and dropped, what follows is not read.
 
     Args:
         command: For the shell, as the user wrote it; never made from a file's content.
         start: Absolute first byte.
         view: Where the bytes go.
+        cancel: Ends the command from another thread, within a fraction of a second.
 
     Raises:
         TruncatedShard: The output ends before.
@@ -64,6 +68,7 @@ def read_range(command: str, start: int, view: memoryview) -> None:
     pos, stop = 0, start + len(view)
     with _run(command) as output:
         while pos < stop:
+            _wait(output, cancel)
             if pos < start:
                 count = len(output.stdout.read(min(start - pos, _SKIP_BYTES)))
             else:
@@ -73,8 +78,21 @@ def read_range(command: str, start: int, view: memoryview) -> None:
             pos += count
 
 
+def _wait(output: Output, cancel: threading.Event | None) -> None:
+    """Wait until there is something to read, which may be the end."""
+    ready = select.poll()
+    ready.register(output.stdout, select.POLLIN)
+    while not (cancel and cancel.is_set()):
+        if ready.poll(_POLL_SECONDS * 1000):
+            return
+    raise StorageError("the read was cancelled")
+
+
 def _ended(output: Output, pos: int, start: int, stop: int) -> Exception:
-    code = output.process.wait(timeout=_PATIENCE)
+    try:
+        code = output.process.wait(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return StorageError(f"the command closed its output after {pos} of {stop} bytes")
     if code == 0:
         return TruncatedShard(f"expected bytes {start} to {stop}, the command's output has {pos}")
     output.stderr.seek(0)

@@ -52,7 +52,6 @@ def prefetch(
         source = iter(items)
         while loader.fill(source):
             item, future = loader.pending.popleft()
-            loader.fill(source)
             yield item, future
             loader.note(future)
 
@@ -78,9 +77,9 @@ class _Loader(Generic[Item, Result]):
         self.threads: list[threading.Thread] = []
 
     def fill(self, source: Iterator[Item]) -> bool:
-        """Start loads up to the bounds; whether any are pending."""
+        """Start loads up to the bounds, and the one that the caller is about to take; whether any are pending."""
         ahead = min(self.depth, max(self.max_bytes // self.largest, 1)) if self.largest else self.depth
-        while len(self.pending) < ahead:
+        while len(self.pending) <= ahead:
             try:
                 item = next(source)
             except StopIteration:

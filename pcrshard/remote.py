@@ -52,6 +52,9 @@ class Transfer:
         self.start, self.view = start, view
         self.done = 0
         self.tag: str | None = None
+        # More than ever before is progress; a replaced file, which begins at nothing, could else go on for ever.
+        self.most, self.last_progress = 0, time.monotonic()
+        self._lock, self._abandoned = threading.Lock(), False
 
     @property
     def stop(self) -> int:
@@ -88,8 +91,18 @@ class Transfer:
         if len(chunk) > room and not whole_file:
             raise StorageError(f"asked for bytes {self.start} to {self.stop}, got more")
         count = min(len(chunk), room)
-        self.view[self.done : self.done + count] = chunk[:count]
+        with self._lock:
+            if self._abandoned:
+                raise Cancelled("the read was cancelled")
+            self.view[self.done : self.done + count] = chunk[:count]
         self.done += count
+        if self.done - self.most >= PROGRESS_BYTES:
+            self.most, self.last_progress = self.done, time.monotonic()
+
+    def abandon(self) -> None:
+        """Put no more into the view, which others may use from now on; a request that runs in another thread ends a little later."""
+        with self._lock:
+            self._abandoned = True
 
 
 def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: threading.Event | None = None) -> None:
@@ -109,9 +122,9 @@ def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: thre
     """
     attempt = _attempt_of(fs, path, transfer, retry)
     cancel = cancel or threading.Event()
-    failures, requests, last_progress = 0, 0, time.monotonic()
+    failures, requests = 0, 0
     while not transfer.complete:
-        before = transfer.done
+        before = transfer.most
         requests += 1
         try:
             attempt(cancel)
@@ -122,12 +135,11 @@ def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: thre
             error = caught
         if transfer.complete:
             return
-        if transfer.done - before >= PROGRESS_BYTES:
-            failures, last_progress = 0, time.monotonic()
-        failures += 1
-        late = time.monotonic() - last_progress > retry.deadline
+        failures = 1 if transfer.most > before else failures + 1
+        late = time.monotonic() - transfer.last_progress >= retry.deadline
         if is_hopeless(error) or failures >= retry.attempts or late:
-            raise _final(error, transfer, requests) from error
+            # Tracebacks print the cause too, and those of workers end up in the logs of jobs.
+            raise _final(error, transfer, requests) from (error if redact(str(error)) == str(error) else None)
         pause = retry.delay(failures)
         log.log(
             logging.INFO if failures < _PATIENT_FAILURES else logging.WARNING,
@@ -153,7 +165,7 @@ def _attempt_of(fs: Any, path: str, transfer: Transfer, retry: Retry) -> Callabl
     opener = next((streams[name] for name in sorted(protocols & set(streams)) if fs.async_impl), None)
     if opener is None:
         return lambda _: _cat(fs, path, transfer)
-    return lambda cancel: _wait(fs.loop, _stream(opener(fs, path, transfer, retry.timeout), transfer, retry.timeout), cancel)
+    return lambda cancel: _wait(fs.loop, _stream(opener(fs, path, transfer, retry.timeout), transfer, retry), transfer, cancel)
 
 
 def _cat(fs: Any, path: str, transfer: Transfer) -> None:
@@ -168,7 +180,7 @@ def _cat(fs: Any, path: str, transfer: Transfer) -> None:
         raise TruncatedShard(f"expected bytes {transfer.start} to {transfer.stop}, the file has {fs.size(path)}")
 
 
-def _wait(loop: asyncio.AbstractEventLoop, coroutine: Any, cancel: threading.Event) -> None:
+def _wait(loop: asyncio.AbstractEventLoop, coroutine: Any, transfer: Transfer, cancel: threading.Event) -> None:
     """Run a coroutine on the file system's own loop; whatever ends this wait ends the request."""
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
@@ -176,16 +188,22 @@ def _wait(loop: asyncio.AbstractEventLoop, coroutine: Any, cancel: threading.Eve
             if cancel.is_set():
                 raise Cancelled("the read was cancelled")
         future.result()
+    except BaseException:
+        if not future.done():
+            transfer.abandon()
+        raise
     finally:
         future.cancel()
 
 
-async def _stream(opened: contextlib.AbstractAsyncContextManager[_Reply], transfer: Transfer, silence: float) -> None:
-    async with asyncio.timeout(silence) as patience:
+async def _stream(opened: contextlib.AbstractAsyncContextManager[_Reply], transfer: Transfer, retry: Retry) -> None:
+    async with asyncio.timeout(retry.timeout) as patience:
         async with opened as reply:
             skip = transfer.begin(reply)
             async for chunk in reply.chunks:
-                patience.reschedule(asyncio.get_running_loop().time() + silence)
+                # A server that drips is as bad as a silent one.
+                left = transfer.last_progress + retry.deadline - time.monotonic()
+                patience.reschedule(asyncio.get_running_loop().time() + min(retry.timeout, left))
                 dropped = min(skip, len(chunk))
                 skip -= dropped
                 transfer.put(memoryview(chunk)[dropped:], whole_file=reply.content_range is None)

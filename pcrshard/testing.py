@@ -1,12 +1,18 @@
-"""Helpers for tests of this package and of code that uses it: synthetic JPEGs, a file system that counts."""
+"""Helpers for tests and benchmarks of this package and of code that uses it: synthetic JPEGs, file systems that count and that are slow."""
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import struct
+import time
 from typing import Any
 
+import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from .errors import MissingDependency
 from .pixels import Pixels
@@ -65,3 +71,89 @@ class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
         """Read a range and note it."""
         self.requests.append((path, start, end))
         return bytes(super().cat_file(path, start, end, **kwargs))
+
+
+class TokenBucket:
+    """A bandwidth that all processes of a node share, as in section 6.6 of the VLDB paper: ``rate`` tokens a second flow in, a byte takes one out.
+
+    Args:
+        rate: Bytes a second.
+        state: File that holds the level; processes that name the same file share the bucket.
+        burst: Bytes that may pass at once after a pause; a tenth of a second's by default.
+    """
+
+    _STATE = struct.Struct("<dd")
+
+    def __init__(self, rate: float, state: str, burst: float | None = None) -> None:
+        if not rate > 0:
+            raise ValueError(f"expected a rate above 0 bytes a second, got {rate!r}")
+        self.rate, self.state, self.burst = float(rate), state, rate / 10 if burst is None else burst
+
+    def take(self, count: int) -> float:
+        """Take tokens, and sleep until they are there; returns the seconds slept."""
+        handle = os.open(self.state, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            now = time.monotonic()
+            raw = os.pread(handle, self._STATE.size, 0)
+            level, then = self._STATE.unpack(raw) if len(raw) == self._STATE.size else (self.burst, now)
+            # The level may fall below zero: who takes more than is there waits for it, and so does who comes next.
+            level = min(self.burst, level + (now - then) * self.rate) - count
+            os.pwrite(handle, self._STATE.pack(level, now), 0)
+        finally:
+            os.close(handle)
+        pause = max(0.0, -level / self.rate)
+        time.sleep(pause)
+        return float(pause)
+
+
+class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
+    """Another file system behind a :class:`TokenBucket`, under ``throttled://``.
+
+    Register with ``fsspec.register_implementation("throttled", ThrottledFS)``, and read with the storage options ``rate`` and ``state``.
+
+    Args:
+        rate: Bytes a second.
+        state: The bucket's file.
+        target: Protocol of the file system behind.
+        target_options: Its storage options.
+    """
+
+    protocol = "throttled"
+    _CHUNK_BYTES = 1 << 18
+
+    def __init__(
+        self, rate: float, state: str, target: str = "file", target_options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.bucket = TokenBucket(rate, state)
+        self.fs = fsspec.filesystem(target, **(target_options or {}))
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(path).removeprefix("throttled://")
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        """Read a range as fast as the bucket lets it."""
+        path = self._strip_protocol(path)
+        first, stop = start or 0, self.fs.size(path) if end is None else end
+        parts = []
+        for a in range(first, stop, self._CHUNK_BYTES):
+            parts.append(self.fs.cat_file(path, start=a, end=min(a + self._CHUNK_BYTES, stop)))
+            self.bucket.take(len(parts[-1]))
+        return b"".join(parts)
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Facts about a file; free of charge."""
+        return dict(self.fs.info(self._strip_protocol(path), **kwargs))
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        """List a folder; free of charge."""
+        return self.fs.ls(self._strip_protocol(path), detail=detail, **kwargs)
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        if mode != "rb":
+            raise NotImplementedError("throttled:// is for reading")
+        return AbstractBufferedFile(
+            self, self._strip_protocol(path), mode, cache_type="readahead", size=self.fs.size(self._strip_protocol(path))
+        )

@@ -29,7 +29,7 @@ DOORS = {
 MAY_USE_TORCH = {"demo", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
-    "_version", "_on_import", "errors", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
+    "_version", "_on_import", "errors", "plan", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
     "writer", "reader", "stage", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
 ]  # fmt: skip
 
@@ -84,8 +84,8 @@ def test_modules_and_functions_stay_small(name):
 def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
-        "DatasetIndex", "EncodeOptions", "ImageDecoder", "JpegHandler", "PCRError", "ScanLevel", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
-        "__version__", "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "split_scans",
+        "DatasetIndex", "EncodeOptions", "ImageDecoder", "JpegHandler", "PCRError", "PrefixCache", "Retry", "ScanLevel", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
+        "__version__", "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "split_scans", "stage",
     ]  # fmt: skip
     assert all(getattr(pcrshard, name) is not None for name in pcrshard.__all__)
     with pytest.raises(AttributeError, match="nonsense"):

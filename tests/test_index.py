@@ -124,3 +124,25 @@ def test_any_changed_byte_of_an_index_is_found(shard_urls, position, change):
     data[position % len(data)] ^= change
     with pytest.raises(PCRError):
         decode_index(decode_head(bytes(data[:512])), bytes(data[512:]))
+
+
+def test_a_staged_entry_knows_what_is_there():
+    """A staged copy says which scans it holds, and asking for more names both numbers and the command that fetches the rest."""
+    staged = ENTRY._replace(scan=1)
+    index = DatasetIndex("standard", 2, (staged,))
+    assert DatasetIndex.decode(index.encode()) == index
+    assert staged.prefix_stop(1) == ENTRY.prefix_stop(1)
+    for scan in (2, "full"):
+        with pytest.raises(
+            ScanUnavailable, match=rf"scan {scan}, the staged copy holds scans 1 to 1 of 2.*pcrshard stage SRC DST --scan {scan}"
+        ):
+            staged.prefix_stop(scan)
+    assert b'"scan"' not in DatasetIndex("standard", 2, (ENTRY,)).encode()
+
+
+@pytest.mark.parametrize("scan", [0, 3, -1, True, "1", 1.0])
+def test_a_staged_scan_is_checked(scan):
+    """A dataset index that claims an impossible scan is refused."""
+    raw = DatasetIndex("standard", 2, (ENTRY._replace(scan=1),)).encode()
+    with pytest.raises(CorruptIndex):
+        DatasetIndex.decode(raw.replace(b'"scan": 1', f'"scan": {json.dumps(scan)}'.encode()))
