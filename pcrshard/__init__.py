@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._on_import import on_import
 from ._version import __version__
+from .batches import ReadOptions
 from .cache import PrefixCache
 from .dataset_index import DatasetIndex
 from .decoder import ImageDecoder
@@ -21,19 +22,24 @@ from .jpeg import join_scans, split_scans
 from .pixels import decode_image
 from .reader import Shard, open_dataset
 from .retry import Retry
+from .shardlists import shards, split_by_node
 from .stage import stage
 from .writer import ShardFormat, ShardWriter
 
 if TYPE_CHECKING:
+    from .dataset import EpochOptions, PCRDataset
     from .wds import JpegHandler, pcr_decode, pcr_scan
 
 __all__ = [
     "DatasetIndex",
     "EncodeOptions",
+    "EpochOptions",
     "ImageDecoder",
     "JpegHandler",
+    "PCRDataset",
     "PCRError",
     "PrefixCache",
+    "ReadOptions",
     "Retry",
     "ScanLevel",
     "Shard",
@@ -47,11 +53,13 @@ __all__ = [
     "open_dataset",
     "pcr_decode",
     "pcr_scan",
+    "shards",
+    "split_by_node",
     "split_scans",
     "stage",
 ]
 
-_LAZY = {"pcr_scan": "wds", "pcr_decode": "wds", "JpegHandler": "wds"}
+_LAZY = {"pcr_scan": "wds", "pcr_decode": "wds", "JpegHandler": "wds", "PCRDataset": "dataset", "EpochOptions": "dataset"}
 
 
 def __getattr__(name: str) -> Any:

@@ -28,6 +28,7 @@ class ImageDecoder:
         scale: Range of the random crop's share of the area.
         ratio: Range of the random crop's width over its height.
         smoothing: Smooth between blocks of unfinished images, through libjpeg-turbo.
+        flip: Probability of a mirror image, left for right.
     """
 
     size: int | tuple[int, int] | None = None
@@ -37,12 +38,15 @@ class ImageDecoder:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     smoothing: bool = False
+    flip: float = 0.0
 
     def __post_init__(self) -> None:
         if self.crop not in ("random", "center", None):
             raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
         if self.layout not in ("chw", "hwc") or self.colour not in ("rgb", "gray"):
             raise ValueError(f"expected a known layout and colour, got {self.layout!r} and {self.colour!r}")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
         if self.shape is not None and min(self.shape) < 1:
             raise ValueError(f"expected a size above 0, got {self.size}")
 
@@ -56,7 +60,7 @@ class ImageDecoder:
 
         Args:
             jpeg: A JPEG, or its pieces, at any scan.
-            rng: Drawn from for a random crop.
+            rng: Drawn from for a random crop and a flip.
             out: Where to decode to, such as a row of a batch.
 
         Returns:
@@ -66,9 +70,12 @@ class ImageDecoder:
             CorruptJpeg: It cannot be decoded.
         """
         crop = self._box(jpeg, rng)
-        return decode_image(
+        pixels = decode_image(
             jpeg, crop=crop, size=self.shape, layout=self.layout, colour=self.colour, smoothing=self.smoothing, out=out
         )
+        if self.flip and rng.random() < self.flip:
+            pixels[...] = pixels[..., ::-1].copy() if self.layout == "chw" else pixels[:, ::-1].copy()
+        return pixels
 
     def batch(self, jpegs: Sequence[bytes], rng: random.Random) -> Pixels:
         """Decode several images into one new array, (N, 3, H, W) or (N, H, W, 3); the size must be fixed."""

@@ -105,6 +105,28 @@ class Shard:
         with self.load(scan) as prefix:
             yield from prefix.samples(select=select, on_error=on_error, decode=decode)
 
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, row: int | str) -> Sample:
+        """A sample at full fidelity, by position or key; reads the shard's prefix. See :meth:`sample`."""
+        return self.sample(row)
+
+    def sample(self, row: int | str, scan: Scan = FULL) -> Sample:
+        """One sample, by position or key; reads one prefix. Many are cheaper through :meth:`load`.
+
+        Raises:
+            IndexError, KeyError: There is no such position or key.
+        """
+        if isinstance(row, int) and not -self.num_samples <= row < self.num_samples:
+            raise IndexError(f"expected a position of {self.num_samples} samples, got {row}")
+        with self.load(scan) as prefix:
+            if isinstance(row, int):
+                return prefix.sample(row % self.num_samples)
+            if row not in prefix.index.keys:
+                raise KeyError(row)
+            return prefix.sample(prefix.index.keys.index(row))
+
     def load(self, scan: Scan = FULL, *, cancel: threading.Event | None = None) -> Prefix:
         """Read the prefix of a scan.
 
@@ -228,6 +250,7 @@ class Prefix:
         self.scan, self.resources = scan, resources
         self.num_bytes, self.close = len(view), resources.close
         self.check = shard.check
+        self.streams = tuple(field for field, _ in index.schema.streams)
         self.num_scans = min(rows, index.num_groups)
         starts = index.starts(scan) - base
         # Plain lists, sample by sample: indexing numpy arrays one element at a time costs more than the checksums.
@@ -274,25 +297,28 @@ class Prefix:
         Raises:
             CorruptPiece: A sample is damaged; names its key and scan.
         """
-        streams = [field for field, _ in self.index.schema.streams]
-        fields = self.index.fields.items()
-        for s in range(len(self.index.keys)) if rows is None else rows:
-            key = self.index.keys[s]
-            sample: Sample = {"__key__": key}
+        for row in range(len(self.index.keys)) if rows is None else rows:
             try:
-                for m, field in enumerate(streams):
-                    unit = s * len(streams) + m
-                    if self.starts[unit][0] < self.stops[unit][0] and (select is None or select(key, field)):
-                        sample[field] = self._decoded(unit, key, decode) if decode else self._jpeg(unit, key)
+                sample = self.sample(row, select=select, decode=decode)
             except PCRError as error:
                 if on_error is None or not on_error(error):
                     raise
                 continue
-            for field, values in fields:
-                value = values[s]
-                if value is not None and (select is None or select(key, field)):
-                    sample[field] = value
             yield sample
+
+    def sample(self, row: int, *, select: Select | None = None, decode: Decode | None = None) -> Sample:
+        """One sample; see :meth:`samples`."""
+        key = self.index.keys[row]
+        sample: Sample = {"__key__": key}
+        unit = row * len(self.streams)
+        for m, field in enumerate(self.streams, unit):
+            if self.starts[m][0] < self.stops[m][0] and (select is None or select(key, field)):
+                sample[field] = self._decoded(m, key, decode) if decode else self._jpeg(m, key)
+        for field, values in self.index.fields.items():
+            value = values[row]
+            if value is not None and (select is None or select(key, field)):
+                sample[field] = value
+        return sample
 
     def _pieces(self, unit: int) -> list[memoryview]:
         return [self.view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]

@@ -13,6 +13,7 @@ import functools
 import os
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlparse
@@ -23,7 +24,7 @@ from webdataset import utils as webdataset_utils
 from webdataset.gopen import rewrite_url
 
 from . import storage
-from .cache import PrefixCache
+from .batches import ReadOptions
 from .dataset_index import DatasetIndex, ShardEntry
 from .decoder import Crop, ImageDecoder
 from .errors import PCRError
@@ -31,8 +32,7 @@ from .fidelity.level import ScanLevel
 from .index import FULL, Scan
 from .pixels import decode_image
 from .prefetch import prefetch
-from .reader import Prefix, Shard, open_dataset
-from .retry import Retry
+from .reader import Prefix, open_dataset
 from .writer import JPEG_EXTENSIONS
 
 Handler = Callable[[Exception], bool]
@@ -42,17 +42,10 @@ _EXPANDERS = (tariterators.tar_file_expander, tariterators.group_by_keys)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reading:
+class _Reading(ReadOptions):
     """How the stage reads shards; see :func:`pcr_scan`."""
 
     index: str | DatasetIndex | None = None
-    check: bool = True
-    storage_options: storage.Options | None = None
-    retry: Retry | None = None
-    prefetch: int = 2
-    prefetch_bytes: int = 1 << 28
-    cache_dir: str | None = None
-    cache_bytes: int | None = None
 
 
 def _pcr_samples(
@@ -107,13 +100,10 @@ class _Load:
     def __init__(self, scan: Scan | ScanLevel, reading: _Reading) -> None:
         self.scan, self.reading = scan, reading
         self.entries = _entries(reading.index, reading.storage_options)
-        self.cache = PrefixCache(reading.cache_dir, reading.cache_bytes) if reading.cache_dir else None
 
     def __call__(self, url: str, cancel: threading.Event) -> Prefix:
-        path, reading = _path(url), self.reading
-        entry = self.entries.get(path.rpartition("/")[2])
-        options: dict[str, Any] = {"storage_options": reading.storage_options, "retry": reading.retry, "cache": self.cache}
-        shard = Shard(path, entry=entry, check=reading.check, **options)
+        path = _path(url)
+        shard = self.reading.open(path, self.entries.get(path.rpartition("/")[2]))
         return shard.load(self.level, cancel=cancel)
 
     @property
@@ -222,6 +212,12 @@ def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **kwargs: An
     if isinstance(self, WebLoader):
         raise TypeError("pcr_scan belongs on the WebDataset that the WebLoader loads: WebDataset(urls).pcr_scan(5)")
     first, last, inherited = _find_opener(self.pipeline)
+    if any(getattr(stage, "f", None) is filters._shuffle and any(stage.args) and "seed" in stage.kw for stage in self.pipeline[:first]):
+        warnings.warn(
+            "WebDataset's shardshuffle gives every epoch the same order of shards; make the pipeline for each epoch with "
+            "WebDataset(pcrshard.shards(urls, seed, epoch), shardshuffle=False), or set detshuffle=True, or use PCRDataset",
+            stacklevel=2,
+        )
     result = copy.copy(self)
     result.pipeline = [*self.pipeline[:first], pcr_scan(scan, **inherited | kwargs), *self.pipeline[last + 1 :]]
     return result

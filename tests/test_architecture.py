@@ -26,11 +26,11 @@ DOORS = {
     "webdataset": {"wds"},
 }
 # Training side; wds hands tensors to torch users, and WebDataset imports torch itself.
-MAY_USE_TORCH = {"demo", "wds"}
+MAY_USE_TORCH = {"dataset", "demo", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
     "_version", "_on_import", "errors", "plan", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
-    "writer", "reader", "stage", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
+    "writer", "reader", "batches", "ranks", "shardlists", "stage", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "dataset", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
 ]  # fmt: skip
 
 
@@ -84,8 +84,8 @@ def test_modules_and_functions_stay_small(name):
 def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
-        "DatasetIndex", "EncodeOptions", "ImageDecoder", "JpegHandler", "PCRError", "PrefixCache", "Retry", "ScanLevel", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
-        "__version__", "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "split_scans", "stage",
+        "DatasetIndex", "EncodeOptions", "EpochOptions", "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions", "Retry", "ScanLevel", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
+        "__version__", "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "shards", "split_by_node", "split_scans", "stage",
     ]  # fmt: skip
     assert all(getattr(pcrshard, name) is not None for name in pcrshard.__all__)
     with pytest.raises(AttributeError, match="nonsense"):

@@ -1,0 +1,156 @@
+"""Read the samples of a plan: shards are fetched ahead, held while they are needed, and let go."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from . import storage
+from .cache import PrefixCache
+from .dataset_index import ShardEntry
+from .fidelity.level import ScanLevel
+from .index import Scan, crc32c
+from .plan import schedule
+from .prefetch import prefetch
+from .reader import Prefix, Shard, open_dataset
+from .retry import Retry
+
+Ints = npt.NDArray[np.int64]
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """How shards are read.
+
+    Attributes:
+        check: Compare each piece with its CRC-32C.
+        storage_options: For fsspec.
+        retry: What to do about a bad network.
+        prefetch: Prefixes that are fetched while another is used.
+        prefetch_bytes: Their bound.
+        cache_dir: Folder on local disk that keeps prefixes.
+        cache_bytes: Its bound.
+    """
+
+    check: bool = True
+    storage_options: storage.Options | None = None
+    retry: Retry | None = None
+    prefetch: int = 2
+    prefetch_bytes: int = 1 << 28
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+
+    def open(self, url: str, entry: ShardEntry | None) -> Shard:
+        """A shard that is read so."""
+        cache = PrefixCache(self.cache_dir, self.cache_bytes) if self.cache_dir else None
+        options: dict[str, Any] = {"storage_options": self.storage_options, "retry": self.retry, "cache": cache}
+        return Shard(url, entry=entry, check=self.check, **options)
+
+
+class Place(NamedTuple):
+    """Where a sample is."""
+
+    shard: int
+    row: int
+
+
+class ShardSet:
+    """The shards of one or several datasets; sample ids run on from shard to shard.
+
+    Args:
+        datasets: Folders or their ``pcr.json``, local or any fsspec URLs; one request each.
+        options: How shards are read.
+
+    Attributes:
+        urls: Of all shards.
+        entries: What the dataset indices know of them.
+        sizes: Per dataset, samples per shard.
+        classes: Names of the first dataset's classes.
+    """
+
+    def __init__(self, datasets: Sequence[str], options: ReadOptions) -> None:
+        self.options = options
+        found = [open_dataset(url, storage_options=options.storage_options) for url in datasets]
+        self.urls = [url for _, urls in found for url in urls]
+        self.entries = [entry for index, _ in found for entry in index.shards]
+        self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]
+        self.classes = found[0][0].classes
+        self.starts = np.concatenate(([0], np.cumsum([entry.num_samples for entry in self.entries])))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return int(self.starts[-1])
+
+    @property
+    def fingerprint(self) -> int:
+        """A checksum of which shards these are, in which order; another one means other sample ids."""
+        return crc32c("\n".join(f"{e.name} {e.num_samples} {e.head_crc32c}" for e in self.entries).encode())
+
+    def place(self, sample: int) -> Place:
+        """Where a sample is, by its id in [0, num_samples)."""
+        shard = int(np.searchsorted(self.starts, sample, side="right")) - 1
+        return Place(shard, int(sample - self.starts[shard]))
+
+    def open(self, shard: int) -> Shard:
+        """One of the shards."""
+        return self.options.open(self.urls[shard], self.entries[shard])
+
+
+def read_batches(
+    shards: ShardSet,
+    batches: Sequence[Ints],
+    scan: Scan | ScanLevel,
+    take: Callable[[list[tuple[int, Prefix, int]]], Result],
+) -> Iterator[Result]:
+    """Read batches of samples in the order of a plan.
+
+    Args:
+        shards: What the ids mean.
+        batches: Ids of each batch, (samples,) int64.
+        scan: 1..N, ``"full"``, or a level, which is read at each shard.
+        take: Makes a batch of (id, prefix, row) of its samples; the prefixes may be gone afterwards.
+
+    Yields:
+        What ``take`` gave.
+
+    Raises:
+        ScanUnavailable, FormatError, StorageError: A shard cannot be read.
+    """
+    sizes = [entry.num_samples for entry in shards.entries]
+    # What lies unused for longer than four shards take is let go and read again: only padding and mixtures have such shards.
+    keep = 64 + 4 * max(sizes) // max(map(len, batches), default=1)
+    needed = schedule(batches, sizes, keep=keep)
+    requests = list(zip(needed.shards.tolist(), needed.first.tolist(), needed.last.tolist(), strict=True))
+    options = shards.options
+
+    def level() -> Scan:
+        return scan.value if isinstance(scan, ScanLevel) else scan
+
+    def load(request: tuple[int, int, int], cancel: threading.Event) -> Prefix:
+        return shards.open(request[0]).load(level(), cancel=cancel)
+
+    held: dict[int, tuple[Prefix, int]] = {}
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [prefix.close() for prefix, _ in held.values()])
+        loads = stack.enter_context(
+            contextlib.closing(prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes))
+        )
+        begun = 0
+        for number, ids in enumerate(batches):
+            while begun < len(requests) and requests[begun][1] == number:
+                (shard, _, last), future = next(loads)
+                prefix = future.result()
+                held[shard] = prefix.shard.change_scan(prefix, level()), last
+                begun += 1
+            places = [(int(sample), *shards.place(sample)) for sample in ids]
+            yield take([(sample, held[shard][0], row) for sample, shard, row in places])
+            for shard in [shard for shard, (_, last) in held.items() if last == number]:
+                held.pop(shard)[0].close()

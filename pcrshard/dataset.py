@@ -1,0 +1,331 @@
+"""``PCRDataset``: exact, resumable epochs for ``torch.utils.data.DataLoader``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import multiprocessing.sharedctypes
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from . import ranks
+from .batches import ReadOptions, ShardSet, read_batches
+from .decoder import ImageDecoder
+from .fidelity.level import ScanLevel
+from .index import FULL, Scan, check_scan
+from .plan import Geometry, Order, Rules, advance, epoch_order, mixture, worker_batches
+from .reader import Prefix, Sample
+from .writer import JPEG_EXTENSIONS
+
+_VERSION = 1
+_MAX_SEGMENTS = 64
+_MAX_WORKERS = 1024
+_INTEGERS = ("cls", "cls2", "index", "inx", "id")
+_CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
+    "json": json.loads,
+    "jsn": json.loads,
+    "txt": bytes.decode,
+    "text": bytes.decode,
+}
+Row = tuple[int, Prefix, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochOptions:
+    """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
+
+    Attributes:
+        seed: Of orders and crops.
+        shuffle_shards: Shards that are mixed at a time in a lane; 0 keeps the order of the dataset.
+        last: ``drop``, ``pad`` or ``short``: what becomes of samples that fill no global batch.
+        phases: Lanes per slot; best a multiple of the number of DataLoader workers.
+        slots: Of an elastic job: the largest number of ranks that it will have. The order is then the same for any world size at
+            the same global batch. By default the world size.
+        weights: Share of each dataset in an epoch; by default each sample comes once.
+        samples: In an epoch, with ``weights``; by default as many as there are.
+    """
+
+    seed: int = 0
+    shuffle_shards: int = 4
+    last: str = "drop"
+    phases: int = 4
+    slots: int | None = None
+    weights: tuple[float, ...] | None = None
+    samples: int | None = None
+
+    @property
+    def rules(self) -> Rules:
+        """Those that hold for a whole epoch."""
+        return Rules(self.seed, self.shuffle_shards, self.last)  # type: ignore[arg-type]  # Rules checks it
+
+
+class PCRDataset(IterableDataset[Any]):
+    """Batches of a PCR dataset, in an order that is a pure function of seed, epoch and batch geometry.
+
+    Every rank gets the same number of equal batches, every sample comes once in an epoch, and a job that stops goes on at the exact next batch,
+    with other numbers of workers and, if ``epoch.slots`` is set, of ranks. Give it to :meth:`loader`, or to a ``DataLoader`` with
+    ``batch_size=None``.
+
+    Args:
+        url: Dataset folder or its ``pcr.json``, or several; local or any fsspec URLs. One request each.
+        batch_size: Samples per rank and batch.
+        scan: 1..N, ``"full"``, or a :class:`ScanLevel`, which is read at each shard.
+        image: Decodes image fields; the draws of its crops depend on seed, epoch and sample only. Without it they stay JPEG bytes.
+        fields: Makes batches tuples of these fields; by default they are dicts of all fields.
+        transform: Called with each sample, a dict, in place of the collation's own conversions; what it returns is collated by torch.
+        epoch: Seed, order, mixture.
+        read: Cache, prefetch, network.
+        rank: (rank, world); by default ``torch.distributed``'s, else by ``RANK``/``WORLD_SIZE``, else by ``SLURM_PROCID``/``SLURM_NTASKS``.
+
+    Yields:
+        Image fields as uint8 tensors (N, 3, H, W), or as the decoder's layout says; ``cls`` as int64 (N,); ``json`` parsed and ``txt`` as
+        str in lists; other fields, and ``__key__``, in lists.
+
+    Raises:
+        ScanUnavailable: The dataset has no such scan.
+        ValueError: The numbers do not fit together.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        batch_size: int,
+        *,
+        scan: Scan | ScanLevel = FULL,
+        image: ImageDecoder | None = None,
+        fields: Sequence[str] | None = None,
+        transform: Callable[[Sample], Any] | None = None,
+        epoch: EpochOptions = EpochOptions(),
+        read: ReadOptions = ReadOptions(),
+        rank: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.shards = ShardSet([url] if isinstance(url, str) else list(url), read)
+        self.batch_size, self.scan, self.options = batch_size, scan, epoch
+        self.image, self.fields, self.transform = image, None if fields is None else tuple(fields), transform
+        if not isinstance(scan, ScanLevel):
+            for entry in self.shards.entries:
+                check_scan(scan, entry.num_groups)
+                entry.prefix_stop(scan)
+        self.rank, self._rank_given = ranks.current(rank), rank is not None
+        self.geometry = Geometry(batch_size * self.rank.world, epoch.slots or self.rank.world, epoch.phases)
+        # Shared with workers of any start method: a persistent worker learns of set_epoch through it.
+        self._start = multiprocessing.sharedctypes.RawArray("q", 2 + 4 * _MAX_SEGMENTS)
+        self._finished = multiprocessing.sharedctypes.RawArray("q", [-1] * _MAX_WORKERS)
+        self._done = 0
+        self._own: dict[str, int] | None = None
+        if not self._order().steps:
+            raise ValueError(
+                f"expected at least one global batch of {self.geometry.global_batch}, got {self.num_samples} samples"
+            )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, by ``cls``."""
+        return self.shards.classes
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the dataset."""
+        return self.shards.num_samples
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads; :meth:`set_epoch` changes it."""
+        return int(self._start[0])
+
+    def __len__(self) -> int:
+        """Batches that the next iteration gives this rank."""
+        order = self._order()
+        return len(worker_batches(order, self.rank.world, self.rank.rank))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read this epoch next, from its beginning; call it before each iteration, on all ranks."""
+        self._set_start(epoch, [])
+
+    def loader(self, num_workers: int = 0, **options: Any) -> PCRLoader:
+        """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch by itself.
+
+        Args:
+            num_workers: Worker processes.
+            options: For ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ``multiprocessing_context``...
+        """
+        return PCRLoader(self, batch_size=None, num_workers=num_workers, **options)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where this job is, in a few integers that JSON can hold; the same on all ranks.
+
+        Args:
+            batches: Batches that this rank has had of the present iteration; by default those that this object itself gave, which is right without
+                workers. :class:`PCRLoader` counts them.
+        """
+        state: dict[str, Any] = {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "seed": self.options.seed,
+            "shards": self.shards.fingerprint,
+        }
+        steps = self._done if batches is None else batches
+        segments = advance(self._segments(), self.geometry, steps)
+        info = get_worker_info()
+        # Inside a worker (torchdata's StatefulDataLoader) the state is the worker's own.
+        if info is not None:
+            return state | {"segments": self._segments(), "worker": info.id, "done": self._done}
+        return state | {"segments": segments}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a job was: at another scan, with other workers or ranks, too.
+
+        Raises:
+            ValueError: The state is of other shards, another seed or a newer version.
+        """
+        if state.get("version") != _VERSION:
+            raise ValueError(f"expected a state of version {_VERSION}, got {state.get('version')!r}")
+        for name, mine in (("seed", self.options.seed), ("shards", self.shards.fingerprint)):
+            if state[name] != mine:
+                raise ValueError(f"expected a state of this dataset and seed, its {name} is {state[name]!r} instead of {mine!r}")
+        if "worker" in state:
+            self._own = {"worker": state["worker"], "done": state["done"]}
+        self._set_start(state["epoch"], state["segments"])
+
+    def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
+        """One sample by id or key, as stored; reads one prefix, and to find a key the indexes of the shards before it.
+
+        Raises:
+            IndexError, KeyError: There is no such sample.
+        """
+        level = scan or (self.scan.value if isinstance(self.scan, ScanLevel) else self.scan)
+        if isinstance(key, int):
+            if not 0 <= key < self.num_samples:
+                raise IndexError(f"expected an id below {self.num_samples}, got {key}")
+            shard, row = self.shards.place(key)
+            return self.shards.open(shard).sample(row, level)
+        for number in range(len(self.shards.urls)):
+            shard_of_key = self.shards.open(number)
+            if key in shard_of_key.index.keys:
+                return shard_of_key.sample(key, level)
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        self._check_rank()
+        if self.options.shuffle_shards and self._finished[worker] == self.epoch:
+            warnings.warn(f"epoch {self.epoch} is read again, in the same order: call set_epoch({self.epoch + 1})", stacklevel=2)
+        batches = worker_batches(self._order(), self.rank.world, self.rank.rank, workers, worker)
+        self._done = 0
+        if self._own is not None:
+            if info is not None and self._own["worker"] != worker:
+                raise ValueError("expected the worker that the state is of; load it with as many workers as it was saved with")
+            self._done = self._own["done"]
+            self._own = None
+        epoch = self.epoch
+        for batch in read_batches(self.shards, batches[self._done :], self.scan, lambda rows: self._collate(rows, epoch)):
+            self._done += 1
+            yield batch
+        self._finished[worker] = epoch
+
+    def _check_rank(self) -> None:
+        """A worker whose environment says another rank than its parent's would read other samples than it should."""
+        found = ranks.current()
+        if not self._rank_given and found.world > 1 and found != self.rank:
+            raise ValueError(
+                f"expected the rank that the dataset was made with, {self.rank}, got {found}: make it after init_process_group"
+            )
+
+    def _segments(self) -> list[list[int]]:
+        count = int(self._start[1])
+        return [[int(self._start[2 + 4 * i + j]) for j in range(4)] for i in range(count)]
+
+    def _set_start(self, epoch: int, segments: Sequence[Sequence[int]]) -> None:
+        if epoch < 0 or len(segments) > _MAX_SEGMENTS:
+            raise ValueError(f"expected an epoch from 0 and at most {_MAX_SEGMENTS} segments, got {epoch} and {len(segments)}")
+        flat = [int(number) for segment in segments for number in segment]
+        self._start[: 2 + len(flat)] = [epoch, len(segments), *flat]
+        self._finished[:] = [-1] * _MAX_WORKERS
+        self._done = 0
+
+    def _order(self) -> Order:
+        """The steps from the start on."""
+        options, sizes = self.options, self.shards.sizes
+        sequence = None
+        if options.weights is not None:
+            sequence = mixture(sizes, options.weights, options.samples or self.num_samples, options.rules, epoch=self.epoch)
+        flat = [size for dataset in sizes for size in dataset]
+        return epoch_order(flat, self.geometry, options.rules, epoch=self.epoch, history=self._segments(), sequence=sequence)
+
+    def _collate(self, rows: list[Row], epoch: int) -> Any:
+        """A batch of samples."""
+        target = self._image_batch(len(rows), rows[0][1])
+        samples = []
+        for i, (number, prefix, row) in enumerate(rows):
+            decode = None
+            if self.image is not None:
+                rng = random.Random(f"{self.options.seed} {epoch} {number}")
+                decode = functools.partial(self.image, rng=rng, out=None if target is None else target[i])
+            samples.append(prefix.sample(row, select=self._select, decode=decode))
+        if self.transform is not None:
+            return torch.utils.data.default_collate([self.transform(sample) for sample in samples])
+        names = self.fields or list(dict.fromkeys(name for sample in samples for name in sample))
+        columns = {name: self._column(name, [sample.get(name) for sample in samples], target) for name in names}
+        return tuple(columns.values()) if self.fields else columns
+
+    def _image_batch(self, size: int, prefix: Prefix) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+        """Memory that the images of a batch are decoded into, if they have one size."""
+        if self.image is None or self.image.shape is None or self.transform is not None or len(prefix.streams) > 1:
+            return None
+        channels = 3 if self.image.colour == "rgb" else 1
+        height, width = self.image.shape
+        return np.empty(
+            (size, channels, height, width) if self.image.layout == "chw" else (size, height, width, channels), np.uint8
+        )
+
+    def _select(self, key: str, field: str) -> bool:
+        return self.fields is None or self.transform is not None or field in self.fields
+
+    def _column(self, name: str, values: list[Any], target: np.ndarray[Any, Any] | None) -> Any:
+        """The values of a field, by WebDataset's meaning of its last extension."""
+        extension = name.rpartition(".")[2]
+        if any(value is None for value in values):
+            if self.fields:
+                raise KeyError(f"a sample has no field {name!r}")
+            return values
+        if extension in JPEG_EXTENSIONS and self.image is not None:
+            images = values if self.image.shape is None else [target if target is not None else np.stack(values)]
+            tensors = [torch.from_numpy(image) for image in images]
+            return tensors if self.image.shape is None else tensors[0]
+        if extension in _INTEGERS:
+            return torch.tensor([int(value) for value in values])
+        convert = _CONVERSIONS.get(extension)
+        return [convert(value) for value in values] if convert else values
+
+
+class PCRLoader(DataLoader[Any]):
+    """A ``DataLoader`` that knows how many batches it has given; from :meth:`PCRDataset.loader`."""
+
+    dataset: PCRDataset
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
+        self._given = 0
+        epoch = self.dataset.epoch
+        for batch in super().__iter__():
+            self._given += 1
+            yield batch
+        self._given = 0
+        self.dataset.set_epoch(epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: behind the batch that it had last."""
+        return self.dataset.state_dict(getattr(self, "_given", 0))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind that batch; see :meth:`PCRDataset.load_state_dict`."""
+        self._given = 0
+        self.dataset.load_state_dict(state)

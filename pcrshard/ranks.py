@@ -1,0 +1,64 @@
+"""Which of the processes of a job this one is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Rank(NamedTuple):
+    """This process's number, from 0, and the number of processes that share an epoch."""
+
+    rank: int
+    world: int
+
+
+# In the order of trust. torchrun sets the first pair; srun sets the second one, also where nothing else is set, which is why splitters that
+# only know the first one give every task of a plain `srun python train.py` the same data. IDRIS's idr_torch reads the second pair, too.
+_PAIRS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+
+
+def from_environment(environment: Mapping[str, str]) -> Rank | None:
+    """The rank that a launcher gave, if one did; pure.
+
+    Raises:
+        ValueError: The variables make no sense.
+
+    >>> from_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
+    Rank(rank=3, world=8)
+    >>> from_environment({"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
+    Rank(rank=0, world=2)
+    """
+    for names in _PAIRS:
+        rank, world = (environment.get(name) for name in names)
+        # salloc and the batch script itself have no tasks, or one that is not the job's.
+        if (
+            rank is None
+            or world is None
+            or (names[0] == "SLURM_PROCID" and environment.get("SLURM_STEP_ID") is None and rank == "0")
+        ):
+            continue
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+            raise ValueError(f"expected {names[0]} below {names[1]}, got {rank!r} and {world!r}")
+        return Rank(int(rank), int(world))
+    return None
+
+
+def current(given: tuple[int, int] | None = None) -> Rank:
+    """The rank of this process: as given, else that of an initialised ``torch.distributed``, else by the environment, else 0 of 1.
+
+    Raises:
+        ValueError: What was given, or the environment, makes no sense.
+    """
+    if given is not None:
+        rank, world = given
+        if not 0 <= rank < world:
+            raise ValueError(f"expected a rank from 0 to below the number of ranks, got {rank} of {world}")
+        return Rank(rank, world)
+    # Looked up, not imported: whoever uses torch.distributed has imported it, and the data side does without torch.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return Rank(distributed.get_rank(), distributed.get_world_size())
+    return from_environment(os.environ) or Rank(0, 1)
