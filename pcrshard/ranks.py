@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
+
+
+log = logging.getLogger(__name__)
 
 
 class Rank(NamedTuple):
@@ -33,15 +37,14 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
     """
     for names in _PAIRS:
         rank, world = (environment.get(name) for name in names)
-        # salloc and the batch script itself have no tasks, or one that is not the job's.
-        if (
-            rank is None
-            or world is None
-            or (names[0] == "SLURM_PROCID" and environment.get("SLURM_STEP_ID") is None and rank == "0")
-        ):
+        if rank is None or world is None:
             continue
         if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
             raise ValueError(f"expected {names[0]} below {names[1]}, got {rank!r} and {world!r}")
+        if names[0] == "SLURM_PROCID" and world != "1" and "SLURM_STEP_ID" not in environment:
+            log.warning(
+                "rank %s of %s, by SLURM_PROCID and SLURM_NTASKS, but this is no task of srun: start the job by srun", rank, world
+            )
         return Rank(int(rank), int(world))
     return None
 
