@@ -195,6 +195,26 @@ class PCRDataset(IterableDataset[Any]):
             self._own = {"worker": state["worker"], "done": state["done"]}
         self._set_start(state["epoch"], state["segments"])
 
+    def views(self, batches: Sequence[Any], scans: Sequence[Scan], epoch: int = 0) -> Iterator[dict[Scan, Any]]:
+        """Given samples at several scans, with the same crops: what a comparison of scans needs. Each shard is read once, at the highest scan.
+
+        Args:
+            batches: Sample ids of each batch, (samples,) int64.
+            scans: Which.
+            epoch: Another one draws other crops.
+
+        Yields:
+            The batch at each scan.
+        """
+        highest: Scan = FULL if FULL in scans else max(int(scan) for scan in scans)
+
+        def take(rows: list[Row]) -> dict[Scan, Any]:
+            return {
+                scan: self._collate([(number, prefix.at(scan), row) for number, prefix, row in rows], epoch) for scan in scans
+            }
+
+        return read_batches(self.shards, batches, highest, take)
+
     def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
         """One sample by id or key, as stored; reads one prefix, and to find a key the indexes of the shards before it.
 

@@ -248,6 +248,7 @@ class Prefix:
         rows = check_scan(scan, index.num_groups)
         self.shard, self.view, self.base, self.index = shard, view, base, index
         self.scan, self.resources = scan, resources
+        self._lower: dict[Scan, Prefix] = {}
         self.num_bytes, self.close = len(view), resources.close
         self.check = shard.check
         self.streams = tuple(field for field, _ in index.schema.streams)
@@ -263,6 +264,20 @@ class Prefix:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def at(self, scan: Scan) -> Prefix:
+        """The same bytes at this or a lower scan; valid as long as this prefix is not closed.
+
+        Raises:
+            ScanUnavailable: The scan is higher.
+        """
+        if scan == self.scan:
+            return self
+        if self.index.head.prefix_stop(scan) > self.base + len(self.view):
+            raise ScanUnavailable(f"asked for scan {scan} of a prefix of scan {self.scan}", url=self.shard.url)
+        if scan not in self._lower:
+            self._lower[scan] = Prefix(self.shard, self.view, self.base, scan, contextlib.ExitStack())
+        return self._lower[scan]
 
     def is_sound(self) -> bool:
         """Whether every piece has its checksum; those that were found sound are not checked again."""

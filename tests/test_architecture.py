@@ -18,19 +18,21 @@ DOORS = {
     "cffi": {"native.build_native"},
     "crc32c": {"index"},
     "fsspec": {"storage", "testing"},
+    "lightning": {"fidelity.tuner"},
     "matplotlib": {"plots"},
     "msgpack": {"index"},
+    "pytorch_lightning": {"fidelity.tuner"},
     "sklearn": {"demo"},
     "tqdm": {"cliparts"},
     "turbojpeg": {"pixels"},
     "webdataset": {"wds"},
 }
 # Training side; wds hands tensors to torch users, and WebDataset imports torch itself.
-MAY_USE_TORCH = {"dataset", "demo", "wds"}
+MAY_USE_TORCH = {"dataset", "demo", "fidelity.tuner", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
-    "_version", "_on_import", "errors", "plan", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__",
-    "writer", "reader", "batches", "ranks", "shardlists", "stage", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "dataset", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
+    "_version", "_on_import", "errors", "plan", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__", "fidelity.schedule",
+    "writer", "reader", "batches", "ranks", "shardlists", "stage", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "dataset", "fidelity.bandwidth", "fidelity.tuner", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
 ]  # fmt: skip
 
 
