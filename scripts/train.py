@@ -1,0 +1,280 @@
+"""Train a classifier from a PCR dataset, at any scan policy; stops and goes on at the exact next batch.
+
+python scripts/train.py data.train=shards/train data.val=shards/val policy=tuner epochs=20
+torchrun --nproc-per-node 2 scripts/train.py data.train=shards/train
+All settings: conf/train/. The log is OUT/log.jsonl, one line an epoch; TensorBoard reads OUT, too.
+"""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import tempfile
+import time
+
+import fsspec
+import hydra
+import torch
+import torch.distributed as dist
+from models import MODELS
+from omegaconf import OmegaConf
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pcrshard
+from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
+from pcrshard.fidelity.schedule import ScanSchedule
+from pcrshard.fidelity.tuner import ScanTuner
+from pcrshard.ranks import current
+from pcrshard.testing import ThrottledFS
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def make_dataset(cfg, url, level, decoder, *, training):
+    """The training or the validation dataset; under a bandwidth limit, training bytes pass a token bucket that all workers share."""
+    read = dict(cfg.data.read)
+    if cfg.bandwidth and training:
+        fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
+        state = os.path.join(cfg.out, "bucket")
+        read["storage_options"] = {"rate": cfg.bandwidth * 1e6, "state": os.path.abspath(state)}
+        url = f"throttled://{os.path.abspath(url)}"
+    epoch = dict(cfg.data.epoch_options) if training else {"shuffle_shards": 0, "last": "short"}
+    options = pcrshard.EpochOptions(seed=cfg.seed, **epoch)
+    return pcrshard.PCRDataset(
+        url, cfg.batch_size, scan=level, image=decoder, fields=("jpg", "cls"), epoch=options, read=pcrshard.ReadOptions(**read)
+    )
+
+
+class Batches:
+    """uint8 batches to normalised floats and (coarse) labels on the device."""
+
+    def __init__(self, cfg, device):
+        self.device = device
+        self.mean, self.std = (torch.tensor(values, device=device)[:, None, None] * 255 for values in (MEAN, STD))
+        self.coarse = None if cfg.data.coarse is None else torch.tensor(list(cfg.data.coarse), device=device)
+
+    def __call__(self, batch):
+        images, labels = (part.to(self.device, non_blocking=True) for part in batch)
+        images = (images.float() - self.mean) / self.std
+        return images, labels if self.coarse is None else self.coarse[labels]
+
+
+def rate_at(step, steps_per_epoch, cfg, world):
+    """The learning rate: linear warm-up (Goyal et al. 2017), then steps down."""
+    optim, epoch = cfg.optim, step / steps_per_epoch
+    peak = optim.lr * cfg.batch_size * world / 256
+    if epoch < optim.warmup_epochs:
+        return peak * (step + 1) / (optim.warmup_epochs * steps_per_epoch)
+    return peak * optim.drop ** sum(epoch >= share * cfg.epochs for share in optim.milestones)
+
+
+def make_policy(cfg, level, dataset, loss):
+    """What sets the level: (called before each epoch, called around the loader)."""
+    policy = cfg.policy
+    if policy.name == "milestones":
+        schedule = ScanSchedule(level, dict(policy.milestones))
+        return schedule, (lambda model, epoch: schedule.step(epoch)), (lambda loader: loader)
+    if policy.name == "tuner":
+        names = ("threshold", "images", "trials", "first", "every")
+        tuner = ScanTuner(dataset, loss, level, **{name: policy[name] for name in names})
+        return tuner, tuner.step, (lambda loader: loader)
+    if policy.name == "bandwidth":
+        sizes = bytes_per_sample(dataset.shards.entries)
+        tuner = BandwidthTuner(level, sizes, floor=policy.floor, max_wait=policy.max_wait, window=policy.window)
+        return tuner, (lambda model, epoch: None), (lambda loader: tuner.watch(loader, samples=cfg.batch_size))
+    return None, (lambda model, epoch: None), (lambda loader: loader)
+
+
+def evaluate(model, loader, prepare):
+    """Share of the validation images that are classified right, over all ranks."""
+    if loader is None:
+        return None
+    model.eval()
+    found = torch.zeros(2, dtype=torch.float64, device=prepare.device)
+    with torch.no_grad():
+        for batch in loader:
+            images, labels = prepare(batch)
+            found += torch.stack(((model(images).argmax(1) == labels).sum(), torch.tensor(len(labels), device=prepare.device)))
+    loader.dataset.set_epoch(0)
+    if dist.is_initialized():
+        dist.all_reduce(found)
+    return float(found[0] / found[1])
+
+
+def save(path, state):
+    """Write a file that appears whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
+    with os.fdopen(handle, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class Run:
+    """A training run: what a checkpoint holds, and the loop over it."""
+
+    def __init__(self, cfg, rank, device):
+        self.cfg, self.rank, self.device = cfg, rank, device
+        scan = cfg.policy.get("scan", "full")
+        self.level = pcrshard.ScanLevel(scan)
+        random = pcrshard.ImageDecoder(cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip)
+        self.dataset = make_dataset(cfg, cfg.data.train, self.level, random, training=True)
+        self.loader = self.dataset.loader(cfg.workers, pin_memory=device.type == "cuda", persistent_workers=cfg.workers > 0)
+        self.val = None
+        if cfg.data.val:
+            centre = pcrshard.ImageDecoder(cfg.size, "center")
+            self.val = make_dataset(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False).loader(0)
+        self.prepare = Batches(cfg, device)
+        classes = len(self.dataset.classes) if cfg.data.coarse is None else max(cfg.data.coarse) + 1
+        self.net = MODELS[cfg.model.name](classes).to(device)
+        self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
+        decay = cfg.optim.weight_decay
+        self.optimiser = torch.optim.SGD(self.model.parameters(), 0.1, cfg.optim.momentum, weight_decay=decay)
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=cfg.optim.label_smoothing)
+        self.policy, self.before_epoch, self.around = make_policy(cfg, self.level, self.dataset, self.loss)
+        self.step = self.epoch = 0
+        self.seconds, self.losses = 0.0, []
+        self.path = os.path.join(cfg.out, "checkpoint.pt")
+        self.stop = False
+
+    def loss(self, model, batch):
+        """The mean loss of a batch; also what ScanTuner differentiates."""
+        images, labels = self.prepare(batch)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cfg.amp):
+            return self.criterion(model(images), labels)
+
+    def agree(self, stop):
+        """Whether any rank is to stop: a signal reaches them at different steps."""
+        if not dist.is_initialized():
+            return stop
+        flag = torch.tensor(float(stop), device=self.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
+
+    def checkpoint(self, *, epoch_done=False):
+        """Save all that decides what comes next."""
+        if self.rank.rank == 0:
+            data = self.loader.state_dict()
+            state = {"model": self.net.state_dict(), "optimiser": self.optimiser.state_dict(), "data": data, "step": self.step}
+            state |= {"level": self.level.value, "seconds": self.seconds, "losses": self.losses, "epoch": self.epoch + epoch_done}
+            state["policy"] = self.policy.state_dict() if isinstance(self.policy, ScanTuner) else None
+            state["torch"] = torch.get_rng_state()
+            save(self.path, state)
+
+    def restore(self):
+        """Go on from a checkpoint, if there is one."""
+        if not os.path.exists(self.path):
+            return
+        state = torch.load(self.path, map_location=self.device, weights_only=True)
+        self.net.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.loader.load_state_dict(state["data"])
+        torch.set_rng_state(state["torch"].cpu())
+        self.step, self.seconds, self.losses, self.epoch = (state[name] for name in ("step", "seconds", "losses", "epoch"))
+        self.level.value = state["level"]
+        if state["policy"] is not None:
+            self.policy.load_state_dict(state["policy"])
+
+    def train(self, log):
+        """All epochs that are left."""
+        per_epoch = self.dataset.num_samples // (self.cfg.batch_size * self.rank.world)
+        while self.epoch < self.cfg.epochs and not self.stop:
+            fresh = not self.losses
+            if fresh:
+                self.dataset.set_epoch(self.epoch)
+                self.before_epoch(self.model, self.epoch)
+            self.train_epoch(per_epoch)
+            if self.stop:
+                return
+            accuracy = evaluate(self.model, self.val, self.prepare)
+            scan, mean = self.level.value, math.fsum(self.losses) / max(len(self.losses), 1)
+            log(
+                {
+                    "epoch": self.epoch,
+                    "scan": scan,
+                    "loss": mean,
+                    "accuracy": accuracy,
+                    "seconds": self.seconds,
+                    "step": self.step,
+                }
+            )
+            self.losses = []
+            self.checkpoint(epoch_done=True)
+            self.epoch += 1
+
+    def train_epoch(self, per_epoch):
+        """The steps of an epoch that are left."""
+        self.model.train()
+        begun = time.monotonic()
+        before = self.seconds
+        for batch in self.around(self.loader):
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate_at(self.step, per_epoch, self.cfg, self.rank.world)
+            loss = self.loss(self.model, batch)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimiser.step()
+            self.step += 1
+            self.losses.append(float(loss.detach()))
+            self.seconds = before + time.monotonic() - begun
+            self.stop = self.agree(self.stop or self.step == self.cfg.stop_after)
+            if self.stop or self.step % self.cfg.save_every == 0:
+                self.checkpoint()
+            if self.stop:
+                return
+
+
+class Log:
+    """Rows to OUT/log.jsonl, to TensorBoard if it is installed, and to the terminal; silent on ranks above 0."""
+
+    def __init__(self, cfg, rank):
+        self.path, self.board = os.path.join(cfg.out, "log.jsonl") if rank.rank == 0 else None, None
+        with contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(cfg.out) if self.path else None
+
+    def __call__(self, row):
+        if self.path is None:
+            return
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(
+            "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()),
+            flush=True,
+        )
+        for name in ("loss", "accuracy", "seconds"):
+            if self.board is not None and row[name] is not None:
+                self.board.add_scalar(name, row[name], row["step"])
+
+
+@hydra.main(config_path="../conf/train", config_name="config", version_base="1.3")
+def main(cfg):
+    rank = current()
+    cuda = torch.cuda.is_available()
+    if rank.world > 1:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29500")
+        dist.init_process_group("nccl" if cuda else "gloo", rank=rank.rank, world_size=rank.world)
+    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    torch.manual_seed(cfg.seed)
+    os.makedirs(cfg.out, exist_ok=True)
+    if rank.rank == 0:
+        OmegaConf.save(cfg, os.path.join(cfg.out, "config.yaml"))
+    run = Run(cfg, rank, device)
+    run.restore()
+    # SLURM's warning before the time limit: stop behind the next step; the job is requeued and goes on there.
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "stop", True))
+    run.train(Log(cfg, rank))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
