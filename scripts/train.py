@@ -70,12 +70,16 @@ def rate_at(step, steps_per_epoch, cfg, world):
     return peak * optim.drop ** sum(epoch >= share * cfg.epochs for share in optim.milestones)
 
 
+def _nothing(*_):
+    pass
+
+
 def make_policy(cfg, level, dataset, loss):
     """What sets the level: (called before each epoch, called around the loader)."""
     policy = cfg.policy
     if policy.name == "milestones":
         schedule = ScanSchedule(level, dict(policy.milestones))
-        return schedule, (lambda model, epoch: schedule.step(epoch)), (lambda loader: loader)
+        return schedule, (lambda _, epoch: schedule.step(epoch)), (lambda loader: loader)
     if policy.name == "tuner":
         names = ("threshold", "images", "trials", "first", "every")
         tuner = ScanTuner(dataset, loss, level, **{name: policy[name] for name in names})
@@ -83,8 +87,8 @@ def make_policy(cfg, level, dataset, loss):
     if policy.name == "bandwidth":
         sizes = bytes_per_sample(dataset.shards.entries)
         tuner = BandwidthTuner(level, sizes, floor=policy.floor, max_wait=policy.max_wait, window=policy.window)
-        return tuner, (lambda model, epoch: None), (lambda loader: tuner.watch(loader, samples=cfg.batch_size))
-    return None, (lambda model, epoch: None), (lambda loader: loader)
+        return tuner, _nothing, (lambda loader: tuner.watch(loader, samples=cfg.batch_size))
+    return None, _nothing, (lambda loader: loader)
 
 
 def evaluate(model, loader, prepare):
@@ -259,7 +263,7 @@ def main(cfg):
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
         dist.init_process_group("nccl" if cuda else "gloo", rank=rank.rank, world_size=rank.world)
-    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
