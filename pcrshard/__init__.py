@@ -16,6 +16,7 @@ from .dataset_index import DatasetIndex
 from .decoder import ImageDecoder
 from .encode import EncodeOptions, encode
 from .errors import PCRError
+from .fidelity.bandwidth import BandwidthTuner
 from .fidelity.level import ScanLevel
 from .index import ShardIndex
 from .jpeg import join_scans, split_scans
@@ -28,9 +29,11 @@ from .writer import ShardFormat, ShardWriter
 
 if TYPE_CHECKING:
     from .dataset import EpochOptions, PCRDataset
+    from .fidelity.tuner import ScanTuner
     from .wds import JpegHandler, pcr_decode, pcr_scan
 
 __all__ = [
+    "BandwidthTuner",
     "DatasetIndex",
     "EncodeOptions",
     "EpochOptions",
@@ -42,6 +45,7 @@ __all__ = [
     "ReadOptions",
     "Retry",
     "ScanLevel",
+    "ScanTuner",
     "Shard",
     "ShardFormat",
     "ShardIndex",
@@ -59,7 +63,14 @@ __all__ = [
     "stage",
 ]
 
-_LAZY = {"pcr_scan": "wds", "pcr_decode": "wds", "JpegHandler": "wds", "PCRDataset": "dataset", "EpochOptions": "dataset"}
+_LAZY = {
+    "pcr_scan": "wds",
+    "pcr_decode": "wds",
+    "JpegHandler": "wds",
+    "PCRDataset": "dataset",
+    "EpochOptions": "dataset",
+    "ScanTuner": "fidelity.tuner",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,22 +17,27 @@ DOORS = {
     "braceexpand": {"storage"},
     "cffi": {"native.build_native"},
     "crc32c": {"index"},
+    "datasets": {"hf"},
+    "distributed": {"engines"},
     "fsspec": {"storage", "testing"},
     "lightning": {"fidelity.tuner"},
     "matplotlib": {"plots"},
     "msgpack": {"index"},
     "pytorch_lightning": {"fidelity.tuner"},
     "sklearn": {"demo"},
+    "pyarrow": {"hf"},
+    "pytorch_msssim": {"fidelity.measure"},
+    "submitit": {"engines"},
     "tqdm": {"cliparts"},
     "turbojpeg": {"pixels"},
     "webdataset": {"wds"},
 }
 # Training side; wds hands tensors to torch users, and WebDataset imports torch itself.
-MAY_USE_TORCH = {"dataset", "demo", "fidelity.tuner", "wds"}
+MAY_USE_TORCH = {"dataset", "demo", "fidelity.measure", "fidelity.tuner", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
-    "_version", "_on_import", "errors", "plan", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.__init__", "fidelity.schedule",
-    "writer", "reader", "batches", "ranks", "shardlists", "stage", "sources", "parallel", "journal", "encode", "verify", "export", "report", "plots", "wds", "dataset", "fidelity.bandwidth", "fidelity.tuner", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
+    "_version", "_on_import", "errors", "plan", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "storage", "cache", "prefetch", "members", "native._core", "native.build_native", "native.__init__", "pixels", "crops", "decoder", "fidelity.level", "fidelity.schedule", "fidelity.bandwidth", "fidelity.__init__",
+    "writer", "reader", "batches", "ranks", "shardlists", "stage", "sources", "parallel", "engines", "journal", "encode", "verify", "export", "report", "plots", "wds", "dataset", "fidelity.tuner", "fidelity.measure", "hf", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
 ]  # fmt: skip
 
 
@@ -86,7 +91,7 @@ def test_modules_and_functions_stay_small(name):
 def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
-        "DatasetIndex", "EncodeOptions", "EpochOptions", "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions", "Retry", "ScanLevel", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
+        "BandwidthTuner", "DatasetIndex", "EncodeOptions", "EpochOptions", "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions", "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
         "__version__", "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "shards", "split_by_node", "split_scans", "stage",
     ]  # fmt: skip
     assert all(getattr(pcrshard, name) is not None for name in pcrshard.__all__)
