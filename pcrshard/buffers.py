@@ -27,7 +27,8 @@ def borrow(size: int) -> Iterator[memoryview]:
     try:
         yield memoryview(buffer)[:size]
     finally:
-        if len(_idle) < _MAX_IDLE:
+        # At the interpreter's end the pool may be gone before an abandoned iterator is.
+        if _idle is not None and len(_idle) < _MAX_IDLE:
             _idle.append(buffer)
 
 

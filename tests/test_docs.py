@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from pcrshard import cli
 
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("guide", "native", "plan", "remote", "training"))]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("guide", "native", "plan", "remote", "training", "huggingface"))]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -22,6 +22,7 @@ def test_every_block_runs(page, synthetic_folder, tmp_path):
     """A reader can copy any block, in the order of the page, and it works."""
     shutil.copytree(synthetic_folder, tmp_path / "photos")
     environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "PYTHONWARNINGS": "ignore"}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     blocks = BLOCK.findall(page.read_text())
     assert blocks
     for kind, text in blocks:

@@ -11,24 +11,30 @@ from .level import ScanLevel
 
 Batch = TypeVar("Batch")
 _MARGIN = 0.95
-_SMOOTHING = 0.5
+# A raise is worth its risk from so much more bytes on; a bandwidth is another one below so much of the old.
+_RAISE, _CHANGED = 1.2, 0.7
 
 
 class BandwidthTuner:
     """Takes the highest scan that keeps the accelerator fed.
 
-    After every ``window`` steps it compares the time waited for batches with the time spent on them. While the loop waits, data came as fast as
-    they can, which is the bandwidth; the scan whose bytes the loop can then use at its own speed is taken at once (X = W / E[s],
-    Theorem 4.1). While it does not wait, the bandwidth is at least what was used; the next scan up is tried, and when that brings a wait, it is
-    not tried again for twice as long as the last time.
+    A step that waits found nothing read ahead. Between two such steps data came as fast as they can, whatever is buffered where: their bytes over
+    that time are the bandwidth. When waits take more than ``max_wait``, the scan whose bytes the loop can use at its own speed at that
+    bandwidth is taken at once (X = W / E[s], Theorem 4.1). While the loop does not wait, the bandwidth is at least what is used: after ``patience``
+    windows the next scan up is tried. Each try that ends in waiting at the same bandwidth doubles the time until the next one; a bandwidth that
+    has fallen for good, and a higher scan that holds, make the tuner patient no longer.
 
     Args:
         level: What the readers follow.
         bytes_per_sample: Of scans 1..N and then of ``"full"``, as :func:`bytes_per_sample` gives them.
         floor: Lowest scan that may be taken: what the task needs, by the user or by :class:`ScanTuner`. May be a level itself.
-        max_wait: Share of a step that may be spent waiting.
+        max_wait: Share of the time that may be spent waiting.
         window: Steps between decisions.
-        patience: Windows without a wait until a higher scan is tried.
+        patience: Windows without waiting until a higher scan is tried.
+        ahead: Samples that are read ahead, which come at the old scan after a change: (prefetch + 1) shards. By default those of a window.
+
+    Attributes:
+        bandwidth: Bytes a second, as last measured; ``None`` while the loop has never waited.
 
     Raises:
         ValueError: The numbers make no sense.
@@ -43,28 +49,33 @@ class BandwidthTuner:
         max_wait: float = 0.05,
         window: int = 10,
         patience: int = 3,
+        ahead: int | None = None,
     ) -> None:
         if len(bytes_per_sample) < 2 or min(bytes_per_sample) <= 0 or not 0 < max_wait < 1 or window < 1 or patience < 1:
             raise ValueError(
                 "expected bytes of at least one scan and full, a wait between 0 and 1, and a window and patience of at least 1"
             )
         self.level, self.sizes, self.floor = level, list(bytes_per_sample), floor
-        self.max_wait, self.window, self.patience = max_wait, window, patience
+        self.max_wait, self.window, self.patience, self.ahead = max_wait, window, patience, ahead
         self.bandwidth: float | None = None
-        self._waited = self._used = 0.0
-        self._samples = self._steps = self._calm = 0
         self._hold = patience
-        self._tried: int | None = None
-        self._settling = 0
+        self._calm = self._settling = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        """Forget the window; and the last wait, which was at another scan."""
+        self._waited = self._used = 0.0
+        self._samples = self._steps = 0
+        self._measured: tuple[float, int] | None = None  # seconds and samples since a step that waited
 
     def watch(self, batches: Iterable[Batch], *, samples: int) -> Iterator[Batch]:
-        """Iterate batches and tune meanwhile.
+        """Iterate batches and tune meanwhile. The wait for the first one is not counted: nothing is read ahead across epochs.
 
         Args:
             batches: The loader.
             samples: In a batch.
         """
-        source = iter(batches)
+        source, first = iter(batches), True
         while True:
             begun = time.monotonic()
             try:
@@ -73,10 +84,11 @@ class BandwidthTuner:
                 return
             came = time.monotonic()
             yield batch
-            self.step(came - begun, time.monotonic() - came, samples)
+            self.step(0.0 if first else came - begun, time.monotonic() - came, samples)
+            first = False
 
     def step(self, waited: float, used: float, samples: int) -> Scan:
-        """Note a step of the training loop, and decide when a window is full.
+        """Note a step of the training loop, and decide when it is time.
 
         Args:
             waited: Seconds for which the loop waited for the batch.
@@ -86,12 +98,23 @@ class BandwidthTuner:
         Returns:
             The level's scan.
         """
+        if self._settling > 0:
+            self._settling -= samples
+            return self.level.value
         self._waited, self._used = self._waited + waited, self._used + used
         self._samples, self._steps = self._samples + samples, self._steps + 1
+        if waited > self.max_wait * used:
+            if self._measured is not None:
+                self._fall(self._measured[0] + waited, self._measured[1])
+                if self._settling > 0:
+                    return self.level.value
+            else:
+                self._measured = 0.0, 0
+        if self._measured is not None:
+            passed = 0.0 if self._measured == (0.0, 0) else waited
+            self._measured = self._measured[0] + passed + used, self._measured[1] + samples
         if self._steps >= self.window:
-            self._decide()
-            self._waited = self._used = 0.0
-            self._samples = self._steps = 0
+            self._end_window()
         return self.level.value
 
     @property
@@ -104,40 +127,46 @@ class BandwidthTuner:
         floor = self.floor.value if isinstance(self.floor, ScanLevel) else self.floor
         return len(self.sizes) - 1 if floor == FULL else min(floor, len(self.sizes)) - 1
 
-    def _decide(self) -> None:
-        position = max(self._position, self._lowest)
-        total = self._waited + self._used
-        if self._settling > 0:
-            self._settling -= 1  # what was fetched before the last change is still coming
-        elif self._waited > self.max_wait * total:
-            position = self._lower(position, total)
-        else:
-            position = self._raise(position)
+    def _move(self, position: int, samples: int) -> None:
         scan: Scan = FULL if position == len(self.sizes) - 1 else position + 1
         if scan != self.level.value:
             self.level.value = scan
+            self._settling = self.window * samples if self.ahead is None else self.ahead
+            self._calm = 0
+            self._restart()
 
-    def _lower(self, position: int, total: float) -> int:
-        """The highest scan that the bandwidth just seen can feed."""
-        seen = self._samples * self.sizes[position] / total
-        self.bandwidth = seen if self.bandwidth is None else _SMOOTHING * seen + (1 - _SMOOTHING) * min(self.bandwidth, 2 * seen)
-        affordable = _MARGIN * seen * self._used / self._samples
+    def _fall(self, seconds: float, samples: int) -> None:
+        """Lower the scan, if waits took too much; ``samples`` came in ``seconds`` between two steps that waited."""
+        position = max(self._position, self._lowest)
+        mean_used = self._used / self._steps
+        # A wait early in a window counts as if the rest of it went well.
+        if self._waited <= self.max_wait * (self._waited + mean_used * max(self.window, self._steps)):
+            return
+        seen = samples * self.sizes[position] / seconds
+        changed = self.bandwidth is not None and seen < _CHANGED * self.bandwidth
+        affordable = _MARGIN * seen * mean_used * self._steps / self._samples
         lower = max((i for i, size in enumerate(self.sizes[:position]) if size <= affordable), default=0)
-        if self._tried == position:
-            self._hold *= 2
-        self._tried, self._calm = None, 0
-        self._settling = 1 if max(lower, self._lowest) != position else 0
-        return max(lower, self._lowest)
+        self._hold = self.patience if changed or self.bandwidth is None else 2 * self._hold
+        self.bandwidth, self._calm = seen, 0
+        self._move(max(lower, self._lowest), self._samples // self._steps)
 
-    def _raise(self, position: int) -> int:
-        """One scan up, after some calm."""
-        self._calm += 1
-        if self._tried == position and self._calm >= self.patience:
-            self._tried, self._hold = None, self.patience  # the higher scan holds
-        if position == len(self.sizes) - 1 or self._calm < self._hold:
-            return position
-        self._calm, self._tried, self._settling = 0, position + 1, 1
-        return position + 1
+    def _end_window(self) -> None:
+        """After enough windows without waiting, try a higher scan."""
+        waits, position = self._waited > self.max_wait * (self._waited + self._used), max(self._position, self._lowest)
+        self._calm = 0 if waits else self._calm + 1
+        per_step, rate = self._samples // self._steps, self._samples * self.sizes[position] / (self._waited + self._used)
+        self._waited = self._used = 0.0
+        self._samples = self._steps = 0
+        if not waits:
+            self._measured = None
+            if self._calm >= self.patience and self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
+                self.bandwidth, self._hold = rate, self.patience  # what was dear is not so any more
+            if self._calm < self._hold:
+                position = max(position, self._lowest)
+            elif position < len(self.sizes) - 1:
+                enough = _RAISE * self.sizes[position]
+                position = next((i for i, size in enumerate(self.sizes) if size >= enough), len(self.sizes) - 1)
+        self._move(position, per_step)
 
 
 def bytes_per_sample(entries: Sequence[Any]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import math
 import random
 import statistics
@@ -177,7 +178,7 @@ class ScanTuner:
                 reference = gradients.pop(FULL)
                 for scan, gradient in gradients.items():
                     cosines[scan].append(float(nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30)))
-        return [Similarity(scan, *confidence(values)) for scan, values in cosines.items()]
+        return [Similarity(scan, *(max(-1.0, min(1.0, v)) for v in confidence(values))) for scan, values in cosines.items()]
 
     def _gradients(self, model: nn.Module, parameters: list[nn.Parameter], epoch: int, trial: int) -> dict[Scan, Tensor]:
         """The mean gradient at each candidate and at full fidelity, as one vector each."""
@@ -251,21 +252,22 @@ def _untouched(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def _lightning_callback_class() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).Callback
+    raise MissingDependency("Lightning is not installed: pip install lightning")
+
+
 def lightning_callback(tuner: ScanTuner) -> Any:
     """A callback for Lightning that tunes at the start of training epochs and logs ``pcrshard/scan``.
 
     Raises:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        try:
-            from pytorch_lightning import Callback
-        except ImportError as error:
-            raise MissingDependency("Lightning is not installed: pip install lightning") from error
+    Callback: Any = _lightning_callback_class()  # noqa: N806  # a class
 
-    class ScanTunerCallback(Callback):  # type: ignore[misc]  # untyped where it is not installed
+    class ScanTunerCallback(Callback):  # type: ignore[misc]  # known at run time
         """Tunes before the epoch's first batch; the level counts from the next shard that is read."""
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

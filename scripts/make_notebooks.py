@@ -1,0 +1,224 @@
+"""Makes notebooks/*.ipynb from the cells below, runs them, and keeps their outputs: python scripts/make_notebooks.py [FOLDER].
+
+Notebooks are written here as text, because a change of JSON cannot be reviewed.
+"""
+
+import os
+import sys
+import tempfile
+
+import nbformat
+from nbclient import NotebookClient
+
+PHOTOS = """
+import numpy as np, os
+from sklearn.datasets import load_sample_images
+from pcrshard.pixels import compress
+
+rng = np.random.default_rng(0)
+sample = load_sample_images()  # two photographs that scikit-learn ships; put your own folder of JPEGs here instead
+for path, image in zip(sample.filenames, sample.images):
+    name = os.path.basename(path).partition(".")[0]
+    os.makedirs(f"photos/{name}", exist_ok=True)
+    for i in range(200):
+        y, x = (rng.integers(0, side - 256) for side in image.shape[:2])
+        with open(f"photos/{name}/{i:03d}.jpg", "wb") as file:
+            file.write(compress(np.ascontiguousarray(image[y : y + 256, x : x + 256]), 90))
+"""
+
+ENCODE = [
+    "# 1. Encode, and look\nA folder of JPEGs becomes PCR shards: the same pixels, rearranged so that the first bytes of a shard are all its images at low fidelity.",
+    PHOTOS,
+    "One command encodes. Shards are ordinary tars, a few per cent smaller than the sources.",
+    "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1\n!pcrshard verify shards --against photos 2>/dev/null",
+    "What does a job read at each scan?",
+    "!pcrshard info shards",
+    "One image at some scans:",
+    """
+import matplotlib.pyplot as plt
+import pcrshard
+
+index, urls = pcrshard.open_dataset("shards")
+shard = pcrshard.Shard(urls[0], entry=index.shards[0])
+scans = [1, 2, 4, 5, 6, 10]
+figure, axes = plt.subplots(1, len(scans), figsize=(10, 2.2), layout="constrained")
+for axis, scan in zip(axes, scans):
+    jpeg = shard.sample(0, scan)["jpg"]
+    axis.imshow(pcrshard.decode_image(jpeg))
+    axis.set_title(f"scan {scan}\\n{len(jpeg) / 1000:.1f} kB", fontsize=9)
+    axis.axis("off")
+""",
+    "A prefix of the file is all that a low scan needs, so a job moves only these bytes:",
+    "[(scan, shard.prefix_stop(scan)) for scan in (1, 2, 5, 'full')]",
+]
+
+TRAIN = [
+    "# 2. Train from a prefix\nThe same training at scan 2 and at full fidelity. `PCRDataset` gives uint8 batches; the scan is the only difference.",
+    PHOTOS,
+    "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
+    """
+import time
+import torch
+from pcrshard import EpochOptions, ImageDecoder, PCRDataset
+
+torch.set_num_threads(1)
+
+
+def train(scan, epochs=4):
+    torch.manual_seed(0)
+    image = ImageDecoder(64, "random", scale=(0.3, 1), flip=0.5)
+    dataset = PCRDataset("shards", 32, scan=scan, image=image, fields=("jpg", "cls"), epoch=EpochOptions(seed=1))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 5, 2), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 32, 3, 2), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 2),
+    )
+    optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
+    loader, losses = dataset.loader(), []
+    for epoch in range(epochs):
+        for images, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(images / 128 - 1), labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
+    read = epochs * sum(entry.prefix_stop(scan) for entry in dataset.shards.entries)
+    return losses, read
+
+
+results = {scan: train(scan) for scan in (2, "full")}
+""",
+    """
+import matplotlib.pyplot as plt
+
+figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
+for scan, (losses, read) in results.items():
+    axis.plot(losses, label=f"scan {scan}: {read / 1e6:.1f} MB read")
+axis.set_xlabel("step")
+axis.set_ylabel("loss")
+axis.legend();
+""",
+    "A run that stops goes on at the exact next batch, from a few integers:",
+    """
+dataset = PCRDataset("shards", 32, scan=1)
+loader = dataset.loader()
+for number, batch in enumerate(loader):
+    if number == 2:
+        break
+loader.state_dict()
+""",
+]
+
+TUNE = [
+    "# 3. Let it tune itself\n`ScanTuner` compares gradients at each scan with those at full fidelity (section 4.3 of the PCR paper); `BandwidthTuner` watches how long the loop waits.",
+    PHOTOS,
+    "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
+    """
+import torch
+from pcrshard import ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+level = ScanLevel("full")
+image = ImageDecoder(64, "random", scale=(0.3, 1), flip=0.5)
+dataset = PCRDataset("shards", 32, scan=level, image=image, fields=("jpg", "cls"))
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 16, 5, 2), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
+    torch.nn.Conv2d(16, 32, 3, 2), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
+    torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 2),
+)
+
+
+def loss(model, batch):
+    images, labels = batch
+    return torch.nn.functional.cross_entropy(model(images / 128 - 1), labels)
+
+
+tuner = ScanTuner(dataset, loss, level, images=128, first=1, every=2)
+optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
+loader = dataset.loader()
+for epoch in range(4):
+    report = tuner.step(model, epoch)
+    if report:
+        print(f"epoch {epoch}: scan {report.scan}, {report.seconds:.1f} s of tuning")
+    for batch in loader:
+        value = loss(model, batch)
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+""",
+    """
+import matplotlib.pyplot as plt
+
+figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
+for report in tuner.reports:
+    rows = report.similarities
+    middle = [row.mean for row in rows]
+    error = [[row.mean - row.lower for row in rows], [row.upper - row.mean for row in rows]]
+    axis.errorbar([str(row.scan) for row in rows], middle, error, marker="o", capsize=3, label=f"epoch {report.epoch}")
+axis.axhline(tuner.threshold, color="grey", linestyle="--", label="threshold")
+axis.set_xlabel("scan")
+axis.set_ylabel("cosine of gradients")
+axis.legend();
+""",
+    "Now the storage is the limit: 2 MB/s, shared by all readers. The loop keeps itself fed by lowering the scan.",
+    """
+import os
+import time
+
+import fsspec
+from pcrshard import BandwidthTuner, EpochOptions, ReadOptions
+from pcrshard.fidelity import bytes_per_sample
+from pcrshard.testing import ThrottledFS
+
+fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
+level = ScanLevel("full")
+small = EpochOptions(phases=1, shuffle_shards=2)  # few shards at a time, so that a change is soon felt
+slow = ReadOptions(storage_options={"rate": 2e6, "state": "bucket"}, prefetch=1)
+dataset = PCRDataset(f"throttled://{os.path.abspath('shards')}", 16, scan=level, image=image, fields=("jpg", "cls"), read=slow, epoch=small)
+tuner = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=4)
+loader = dataset.loader()
+for epoch in range(4):
+    begun, scans = time.monotonic(), set()
+    for batch in tuner.watch(loader, samples=16):
+        time.sleep(0.05)  # the accelerator's step
+        scans.add(level.value)
+    print(f"epoch {epoch}: {time.monotonic() - begun:.1f} s, scans {sorted(scans, key=str)}")
+""",
+]
+
+NOTEBOOKS = {"01-encode-and-look": ENCODE, "02-train-from-a-prefix": TRAIN, "03-let-it-tune-itself": TUNE}
+
+
+def build(cells):
+    """Cells that begin with a letter or # are text where they are prose; code otherwise."""
+    notebook = nbformat.v4.new_notebook(
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    )
+    for number, text in enumerate(cells):
+        prose = text.startswith("#") or (text[0].isupper() and "\n" not in text)
+        cell = (nbformat.v4.new_markdown_cell if prose else nbformat.v4.new_code_cell)(text.strip("\n"))
+        cell["id"] = f"cell-{number}"
+        notebook.cells.append(cell)
+    return notebook
+
+
+def main():
+    folder = (
+        sys.argv[1]
+        if len(sys.argv) > 1
+        else os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "notebooks")
+    )
+    os.makedirs(folder, exist_ok=True)
+    for name, cells in NOTEBOOKS.items():
+        notebook = build(cells)
+        with tempfile.TemporaryDirectory() as work:
+            NotebookClient(notebook, timeout=300, resources={"metadata": {"path": work}}).execute()
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)
+        nbformat.write(notebook, os.path.join(folder, f"{name}.ipynb"))
+        print(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The notebooks run, and say what their text says."""
+
+import os
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from conftest import ROOT
+
+NAMES = ["01-encode-and-look", "02-train-from-a-prefix", "03-let-it-tune-itself"]
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebooks")
+    environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    command = [sys.executable, str(ROOT / "scripts" / "make_notebooks.py"), str(folder)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return {name: nbformat.read(folder / f"{name}.ipynb", 4) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs(executed, name):
+    """Each cell runs to its end, and there is a picture to look at."""
+    outputs = [output for cell in executed[name].cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kept_notebook_is_the_one_that_ran(executed, name):
+    """What readers see on the web has these cells, with outputs."""
+    kept = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", 4)
+    assert [cell.source for cell in kept.cells] == [cell.source for cell in executed[name].cells]
+    assert any(cell.get("outputs") for cell in kept.cells)
