@@ -1,0 +1,140 @@
+"""ScanTuner: the lowest scan whose gradient agrees, and nothing else of the training changed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+from pcrshard.fidelity.tuner import Similarity, candidate_scans, choose, confidence
+
+
+def loss(model, batch):
+    images, labels = batch
+    return nn.functional.cross_entropy(model(images / 128 - 1), labels)
+
+
+def make_dataset(folder, batch_size=4, rank=None):
+    return PCRDataset(
+        str(folder),
+        batch_size,
+        scan=ScanLevel(),
+        image=ImageDecoder(32, "random"),
+        fields=("jpg", "cls"),
+        epoch=EpochOptions(seed=1),
+        rank=rank,
+    )
+
+
+def make_model(seed=0, *, norm=True):
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4) if norm else nn.Identity(), nn.ReLU(), nn.Dropout(0.5 if norm else 0)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 15 * 15, 3))
+
+
+def test_the_full_scan_agrees_with_itself(dataset):
+    """At the last scan the pixels are those of full fidelity, and so is the gradient, dropout included; scan 1 is further away."""
+    tuner = ScanTuner(make_dataset(dataset), loss, ScanLevel(), candidates=[1, 10], images=16, trials=2)
+    low, high = tuner.measure(make_model())
+    assert high.mean == pytest.approx(1, abs=1e-5)
+    assert low.mean < 0.999
+    assert -1 <= low.lower <= low.mean <= low.upper <= 1
+
+
+def test_nothing_of_the_training_changes(dataset):
+    """Parameters, gradients, BatchNorm's statistics, modes, levels and random numbers are as before."""
+    model = make_model()
+    model[1].eval()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    level = ScanLevel(7)
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    ScanTuner(make_dataset(dataset), loss, level, candidates=[1], images=8, trials=1).measure(model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert [module.training for module in model] == [True, False, True, True, True, True]
+    assert level.value == 7
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+def test_it_tunes_when_it_is_due_and_remembers(dataset):
+    """None in the first epochs, then every so many; a checkpoint keeps what was found."""
+    level = ScanLevel("full")
+    tuner = ScanTuner(make_dataset(dataset), loss, level, candidates=[1, 10], threshold=-1, images=8, trials=2, first=2, every=3)
+    due = [epoch for epoch in range(9) if tuner.step(make_model(), epoch)]
+    assert due == [2, 5, 8]
+    assert level.value == 1
+    assert tuner.reports[0].images == 8 * 2 * 3
+    other = ScanTuner(make_dataset(dataset), loss, ScanLevel(), candidates=[1, 10])
+    other.load_state_dict(json.loads(json.dumps(tuner.state_dict())))
+    assert other.level.value == 1
+    assert other.reports == tuner.reports
+
+
+def test_a_threshold_that_nothing_passes_keeps_full_fidelity(dataset):
+    """When no scan is surely good enough, training reads everything."""
+    level = ScanLevel(2)
+    report = ScanTuner(make_dataset(dataset), loss, level, candidates=[1], threshold=1.01, images=4, first=0).step(
+        make_model(), 0
+    )
+    assert report.scan == level.value == "full"
+
+
+@pytest.mark.parametrize(("bounds", "expected"), [([0.5, 0.79, 0.81, 0.99], 3), ([0.9, 0.1, 0.9, 0.9], 1), ([0.1] * 4, "full")])
+def test_the_lowest_scan_whose_lower_bound_passes(bounds, expected):
+    """A mean above the threshold is not enough: the confidence interval must be."""
+    assert choose([Similarity(i, 0.95, bound, 1.0) for i, bound in enumerate(bounds, 1)], 0.8) == expected
+
+
+def test_confidence_intervals_are_students():
+    """Three trials, two degrees of freedom: 4.303 standard errors, as in any table."""
+    mean, lower, upper = confidence([0.7, 0.8, 0.9])
+    assert mean == pytest.approx(0.8)
+    assert upper - mean == pytest.approx(4.303 * 0.1 / 3**0.5)
+    assert mean - lower == pytest.approx(upper - mean)
+
+
+def test_candidates_are_worth_their_bytes():
+    """Scans that add next to nothing are not measured, and the last one is full fidelity itself."""
+    assert candidate_scans([100, 105, 250, 260, 990, 1000, 1010]) == [1, 3]
+
+
+RANKS = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import torch, torch.distributed as dist
+from test_tuner import loss, make_dataset, make_model
+from pcrshard import ScanLevel, ScanTuner
+torch.set_num_threads(1)
+if {world} > 1:
+    dist.init_process_group("gloo")
+rank = dist.get_rank() if dist.is_initialized() else 0
+tuner = ScanTuner(make_dataset({folder!r}, 8 // {world}), loss, ScanLevel(), candidates=[1, 5], images=16, trials=2)
+model = make_model(norm=False)
+if {world} > 1:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+rows = tuner.measure(model)
+open({out!r} + str(rank), "w").write(json.dumps([row.mean for row in rows]))
+"""
+
+
+def test_ranks_average_their_gradients(dataset, tmp_path):
+    """Two ranks under DDP find the same cosines as one process on the same images, so that both choose the same scan."""
+    means = []
+    for world in (1, 2):
+        out = str(tmp_path / f"{world}-")
+        script = tmp_path / f"ranks{world}.py"
+        script.write_text(RANKS.format(tests=os.path.dirname(__file__), folder=str(dataset), world=world, out=out))
+        command = [sys.executable, str(script)]
+        if world == 2:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+        subprocess.run(command, check=True, capture_output=True)
+        means += [json.loads((tmp_path / f"{world}-{rank}").read_text()) for rank in range(world)]
+    assert means[1] == means[2]
+    assert means[0] == pytest.approx(means[1], abs=1e-4)
