@@ -1,7 +1,7 @@
 """A cache of shard prefixes on local disk, which grows by scan groups and shrinks by them.
 
     FOLDER/entries/<url>/<identity>/00000000000000-00000000065536-1a2b3c4d
-    FOLDER/entries/<url>/<identity>/entry.json
+    FOLDER/entries/<url>/<identity>/entry.json      a checksum, and JSON
     FOLDER/locks/{use,fetch}-00 ... -ff, usage
 
 An extent is one file: start, stop and CRC-32C of its bytes are its name, and it is renamed into place, so that it is there whole or not at
@@ -117,14 +117,15 @@ class PrefixCache:
                         if done < stop:
                             fetch(done, view[done:])
                             self.fetched_bytes += stop - done
-                            self._store(entry, url, stops, view, done)
+                            self._store(entry, url, stops, view, done, cancel)
                 self.hit_bytes += done
             yield view
 
     def forget(self, url: str, identity: str) -> None:
         """Drop what is held of a shard; who has it open keeps what is in memory."""
-        for extent in reversed(_extents(self._entry(url, identity))):
-            _unlink(extent.path)
+        entry = self._entry(url, identity)
+        for path in [*(extent.path for extent in reversed(_extents(entry))), os.path.join(entry, _ENTRY)]:
+            _unlink(path)
 
     def known_stops(self, url: str, identity: str) -> tuple[int, ...] | None:
         """The prefix stops of a shard of which something is held."""
@@ -142,7 +143,10 @@ class PrefixCache:
 
     def clear(self) -> int:
         """Drop everything that no reader has open; returns the bytes freed."""
-        return self._evict(lambda _: True)
+        with self._lock("usage", fcntl.LOCK_EX):
+            freed = self._evict(lambda _: True)
+            self._sweep()
+        return freed
 
     def _entry(self, url: str, identity: str) -> str:
         names = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (url, identity))
@@ -154,16 +158,29 @@ class PrefixCache:
 
     @contextlib.contextmanager
     def _lock(self, name: str, mode: int, cancel: threading.Event | None = None) -> Iterator[bool]:
-        """Hold a lock file; with ``LOCK_NB`` yields whether it could be had, else waits, by polling, so that it can be cancelled."""
+        """Hold a lock file; with ``LOCK_NB`` yields whether it could be had, else waits, by polling, so that it can be cancelled.
+
+        Where none can be made, because the folder is read-only or full, the cache only reads, which needs no lock.
+        """
         folder = os.path.join(self.folder, "locks")
-        os.makedirs(folder, exist_ok=True)
-        handle = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            handle = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            log.warning("cannot lock the cache %s, going on without: %s", self.folder, error)
+            handle = None
+        if handle is None:
+            yield not mode & fcntl.LOCK_NB
+            return
         try:
             while not (held := _try_lock(handle, mode)) and not mode & fcntl.LOCK_NB:
                 if (cancel or _NEVER).wait(_POLL_SECONDS):
                     raise StorageError("the wait for the cache was cancelled")
             yield held
         finally:
+            # Closing is not enough: a process forked meanwhile, say a worker, has the same lock.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _read(self, entry: str, view: memoryview, done: int = 0) -> int:
@@ -183,24 +200,26 @@ class PrefixCache:
                 os.utime(path, ns=(now, now))
         return done
 
-    def _store(self, entry: str, url: str, stops: Sequence[int], view: memoryview, start: int) -> None:
+    def _store(
+        self, entry: str, url: str, stops: Sequence[int], view: memoryview, start: int, cancel: threading.Event | None
+    ) -> None:
         """Keep ``view[start:]`` as extents that end at prefix stops; a full disk costs the caching, not the read."""
         bounds = [start, *sorted({stop for stop in stops if start < stop < len(view)}), len(view)]
         try:
             self._drop_other_versions(entry)
             # One writer at a time, because what is counted must be there when another counts.
-            with self._lock("usage", fcntl.LOCK_EX):
+            with self._lock("usage", fcntl.LOCK_EX, cancel):
                 if not self._make_room(len(view) - start, (entry, len(view))):
                     return
                 os.makedirs(entry, exist_ok=True)
                 # One time for all, by the clock of _read: the file system's is coarser, and extents of a shard are dropped from the top.
                 now = time.time_ns()
-                _write(os.path.join(entry, _ENTRY), json.dumps({"url": redact(url), "stops": list(stops)}).encode(), now)
+                _write(os.path.join(entry, _ENTRY), _encode_entry(redact(url), stops), now)
                 for a, b in itertools.pairwise(bounds):
                     _write(os.path.join(entry, f"{a:014d}-{b:014d}-{crc32c(view[a:b]):08x}"), view[a:b], now)
+        except StorageError:
+            raise
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO):
-                raise
             log.warning("cannot write to the cache %s, going on without: %s", self.folder, error)
 
     def _drop_other_versions(self, entry: str) -> None:
@@ -218,6 +237,7 @@ class PrefixCache:
         # Counted first and written then: a crash leaves the count too high, which the look at the files corrects.
         total = _read_number(counter)
         if total is None or total + size > limit:
+            self._sweep()
             total = sum(extent.stop - extent.start for folder in self._folders() for extent in _extents(folder))
             excess = total + size - limit
             total -= self._evict(lambda freed: freed < excess, own) if size <= limit else 0
@@ -230,26 +250,38 @@ class PrefixCache:
 
         What another reader has locked stays; ``own`` is an entry that the caller has locked, and the byte from which on it has no use for it.
         """
-        extents = [(extent, folder) for folder in self._folders() for extent in _extents(folder)]
-        extents.sort(key=lambda pair: (pair[0].start == 0, _last_use(pair[0]), -pair[0].start))
+        found = [(*pair, folder) for folder in self._folders() for pair in _by_use(folder)]
+        found.sort(key=lambda item: (item[0].start == 0, item[1], -item[0].start))
         freed, busy = 0, set()
-        for extent, folder in extents:
+        for extent, _, folder in found:
             if not go_on(freed):
                 break
             if folder in busy:
                 continue
             with self._lock(_stripe("use", folder), fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
                 if free or (folder == own[0] and extent.start >= own[1]):
-                    _unlink(extent.path)
-                    freed += extent.stop - extent.start
+                    freed += (extent.stop - extent.start) * _unlink(extent.path)
                 else:
                     busy.add(folder)
         return freed
 
+    def _sweep(self) -> None:
+        """Remove what killed processes left, and entries of which nothing is held; only with the ``usage`` lock, which every writer has."""
+        for folder in [os.path.join(self.folder, "locks"), *self._folders()]:
+            for file in _scandir(folder):
+                if file.name.endswith(".tmp"):
+                    _unlink(file.path)
+            if not _extents(folder) and os.path.basename(folder) != "locks":
+                _unlink(os.path.join(folder, _ENTRY))
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+                    os.rmdir(os.path.dirname(folder))
+
 
 def _stripe(name: str, entry: str) -> str:
     """One of a fixed number of lock files, so that an entry's folder may go while others wait for it."""
-    return f"{name}-{int(os.path.basename(entry)[:8], 16) % _NUM_LOCKS:02x}"
+    url, identity = entry.split(os.sep)[-2:]
+    return f"{name}-{(int(url, 16) ^ int(identity, 16)) % _NUM_LOCKS:02x}"
 
 
 def _try_lock(handle: int, mode: int) -> bool:
@@ -262,10 +294,17 @@ def _try_lock(handle: int, mode: int) -> bool:
 
 def _extents(folder: str) -> list[Extent]:
     """The extents of an entry by their start; what has another name is not ours, or was not finished."""
-    found = [(file.path, _EXTENT.fullmatch(file.name)) for file in _scandir(folder)]
-    return sorted(
-        (Extent(path, int(match[1]), int(match[2]), int(match[3], 16)) for path, match in found if match), key=lambda e: e[1:]
-    )
+    found = [(file.path, _EXTENT.fullmatch(file.name)) for file in _scandir(folder) if file.is_file(follow_symlinks=False)]
+    extents = [Extent(path, int(match[1]), int(match[2]), int(match[3], 16)) for path, match in found if match]
+    return sorted((extent for extent in extents if extent.start < extent.stop), key=lambda extent: extent[1:])
+
+
+def _by_use(folder: str) -> Iterator[tuple[Extent, float]]:
+    """Extents and when they were last used; who uses one uses all before it, so that a shard loses its last ones first."""
+    latest = 0.0
+    for extent in reversed(_extents(folder)):
+        latest = max(latest, _last_use(extent))
+        yield extent, latest
 
 
 def _held(extents: Sequence[Extent]) -> int:
@@ -288,19 +327,28 @@ def _read_extent(extent: Extent, view: memoryview) -> bool:
         return False
 
 
+def _encode_entry(url: str, stops: Sequence[int]) -> bytes:
+    raw = json.dumps({"url": url, "stops": list(stops)})
+    return f"{crc32c(raw.encode()):08x} {raw}".encode()
+
+
 def _read_entry(folder: str) -> tuple[str, tuple[int, ...]]:
     try:
         with open(os.path.join(folder, _ENTRY), "rb") as file:
-            raw = json.load(file)
-        return str(raw["url"]), tuple(int(stop) for stop in raw["stops"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "?", ()
+            data = file.read()
+        raw = json.loads(data[9:])
+        if data == _encode_entry(raw["url"], raw["stops"]):
+            return raw["url"], tuple(raw["stops"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return "?", ()
 
 
 def _read_number(path: str) -> int | None:
     try:
         with open(path, "rb") as file:
-            return int(file.read(20))
+            number = int(file.read(20))
+            return number if number >= 0 else None
     except (OSError, ValueError):
         return None
 
@@ -316,7 +364,7 @@ def _scandir(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return []
 
 
@@ -333,6 +381,10 @@ def _write(path: str, data: bytes | memoryview, now: int) -> None:
         raise
 
 
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+def _unlink(path: str) -> bool:
+    """Remove a file; whether it is gone."""
+    try:
         os.unlink(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True

@@ -1,4 +1,4 @@
-"""The commands of the reading side: ``pcrshard stage | plan | cache``."""
+"""The commands of the reading side: ``pcrshard stage | plan | cache | fidelity``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def add_commands(commands: Any) -> None:
     _add_stage(commands)
     _add_plan(commands)
     _add_cache(commands)
+    _add_fidelity(commands)
 
 
 def _add_stage(commands: Any) -> None:
@@ -128,4 +129,55 @@ def _cache(args: argparse.Namespace) -> int:
     rows = [[e.scan, human_bytes(e.num_bytes), f"{time.time() - e.last_use:.0f} s ago", e.url] for e in entries]
     print(table(["scan", "bytes", "last use", "shard"], rows))
     print(f"{len(entries)} shards, {human_bytes(sum(entry.num_bytes for entry in entries))}")
+    return 0
+
+
+def _add_fidelity(commands: Any) -> None:
+    add = add_command(
+        commands,
+        "fidelity",
+        _fidelity,
+        "How good each scan is, what it costs, and which to take: MS-SSIM, PSNR, bytes, decode time on this machine.",
+        "pcrshard fidelity /data/train-pcr --bandwidth 200 --plot fidelity.png --contact-sheet sheet.png",
+    ).add_argument
+    add("src", help="dataset folder, local or a URL")
+    add("--min-msssim", type=float, default=0.95, metavar="X", help="that is good enough (default: %(default)s, as in the paper)")
+    add("--bandwidth", type=float, metavar="MB/s", help="of the storage: adds the images/s that each scan allows (Theorem 4.1)")
+    add("--cores", type=float, default=1, metavar="N", help="that decode, for the same (default: %(default)s)")
+    add("--num-images", type=int, default=32, metavar="N", help="drawn at random (default: %(default)s)")
+    add("--seed", type=int, default=0, help="same seed, same images (default: %(default)s)")
+    add("--plot", metavar="OUT.png", help="draw bytes against MS-SSIM")
+    add("--contact-sheet", metavar="OUT.png", help="draw some images at each scan, with their differences to full")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _fidelity(args: argparse.Namespace) -> int:
+    from .fidelity import measure
+
+    with Progress("fidelity", "images") as progress:
+        rows = measure.measure(args.src, num_images=args.num_images, seed=args.seed, on_image=progress)
+    advice = measure.recommend(rows, args.min_msssim)
+    bandwidth = None if args.bandwidth is None else args.bandwidth * 1e6
+    if args.plot:
+        from . import plots
+
+        sizes, values = [row.bytes_per_image / 1000 for row in rows], [row.msssim for row in rows]
+        plots.plot_fidelity(
+            [row.scan for row in rows], sizes, values, args.plot, title=f"{rows[0].num_images} images of {args.src}"
+        )
+    if args.contact_sheet:
+        measure.contact_sheet(args.src, args.contact_sheet, seed=args.seed)
+    if args.json:
+        scans = [row._asdict() for row in rows]
+        for row, entry in zip(rows, scans, strict=True):
+            if bandwidth is not None:
+                entry["images_per_second"] = measure.throughput(row, bandwidth, args.cores).images_per_second
+        print(json.dumps({"recommended": advice.scan, "reason": advice.reason, "scans": scans}, indent=1))
+        return 0
+    print(
+        f"{rows[0].num_images} images, against full fidelity"
+        + (f"; {rows[0].num_small} small ones by fewer scales" if rows[0].num_small else "")
+    )
+    print(measure.fidelity_table(rows, bandwidth, args.cores))
+    print(f"recommended: scan {advice.scan}: {advice.reason}")
     return 0

@@ -70,3 +70,18 @@ def plot_ladder(images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanC
     draw_scan_costs(axes["bars"], costs)
     figure.suptitle(title)
     _save(figure, path)
+
+
+def plot_fidelity(scans: Sequence[object], kilobytes: Sequence[float], msssim: Sequence[float], path: str, *, title: str) -> None:
+    """Draw MS-SSIM over bytes per sample, one point a scan, saved as PNG."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    axes.plot(kilobytes, msssim, "o-", color="#2b6cb0")
+    for scan, x, y in zip(scans, kilobytes, msssim, strict=True):
+        axes.annotate(str(scan), (x, y), textcoords="offset points", xytext=(5, -12), fontsize=9)
+    axes.set_xlabel("kB per sample, cumulative")
+    axes.set_ylabel("mean MS-SSIM against full fidelity")
+    axes.set_title(title, fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)

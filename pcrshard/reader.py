@@ -152,6 +152,7 @@ class Shard:
                 return prefix
             prefix.close()
         except TruncatedShard:
+            self._forget()  # a head that was read before may be that of a longer file
             raise
         except FormatError as error:
             log.warning("%s; fetching it once more", error)
@@ -170,17 +171,28 @@ class Shard:
         """
         if prefix.scan == scan:
             return prefix
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(prefix.close)
+            changed = self._change_scan(prefix, scan)
+            if changed.resources is prefix.resources:
+                on_error.pop_all()
+            return changed
+
+    def _change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         stop, have = self.prefix_stop(scan), prefix.base + len(prefix.view)
         if stop <= have:
             return Prefix(self, prefix.view, prefix.base, scan, prefix.resources)
-        with prefix:
-            if self.cache is not None:
-                return self.load(scan)
-            with contextlib.ExitStack() as stack:
-                view = stack.enter_context(buffers.borrow(stop - prefix.base))
-                view[: len(prefix.view)] = prefix.view
-                storage.read_into(self.url, have, view[len(prefix.view) :], **self._how)
-                return Prefix(self, view, prefix.base, scan, stack.pop_all())
+        if self.cache is not None:
+            return self.load(scan)
+        with contextlib.ExitStack() as stack:
+            view = stack.enter_context(buffers.borrow(stop - prefix.base))
+            view[: len(prefix.view)] = prefix.view
+            storage.read_into(self.url, have, view[len(prefix.view) :], **self._how)
+            changed = Prefix(self, view, prefix.base, scan, stack.pop_all())
+        if self.check and not storage.is_local(self.url) and not changed.is_sound():
+            changed.close()
+            return self.load(scan)
+        return changed
 
     def _load(self, scan: Scan, cancel: threading.Event | None) -> Prefix:
         start = 0 if self.entry or self.cache else HEAD_STOP
@@ -204,6 +216,8 @@ class Shard:
         cache = self.cache
         if cache is None:
             return storage.open_range(self.url, start, self.prefix_stop(scan), cancel=cancel, **self._how)
+        if self.entry:
+            self.entry.prefix_stop(scan)  # a staged copy may not have it
         known = self.entry.prefix_stops if self.entry else cache.known_stops(self.url, self._identity)
         stops = known or self.head.prefix_stops
         stop = stops[check_scan(scan, len(stops) - 1) - 1]

@@ -24,6 +24,7 @@ _MAX_SKIP = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _POLL_SECONDS = 0.2
 _PATIENT_FAILURES = 3
+_MAX_REPLACED = 3
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +53,8 @@ class Transfer:
         self.start, self.view = start, view
         self.done = 0
         self.tag: str | None = None
-        # More than ever before is progress; a replaced file, which begins at nothing, could else go on for ever.
+        self.num_replaced = 0
+        # The last byte that counted as progress, and when it came.
         self.most, self.last_progress = 0, time.monotonic()
         self._lock, self._abandoned = threading.Lock(), False
 
@@ -69,8 +71,11 @@ class Transfer:
     def begin(self, reply: _Reply) -> int:
         """Check the head of an answer; how many bytes of its body stand before those that are wanted."""
         if self.tag and reply.tag != self.tag:
-            self.done, self.tag = 0, None
-            raise StorageError("the file was replaced while it was read")
+            self.done, self.most, self.tag = 0, 0, None
+            self.num_replaced += 1
+            # What begins again and again would never end.
+            kind = StorageError if self.num_replaced < _MAX_REPLACED else Refused
+            raise kind("the file was replaced while it was read")
         self.tag = reply.tag
         wanted = self.start + self.done
         first, last, total = wanted, self.stop - 1, str(reply.length)
@@ -153,6 +158,7 @@ def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: thre
 def _final(error: Exception, transfer: Transfer, requests: int) -> StorageError:
     tried = "1 request" if requests == 1 else f"{requests} requests"
     what = redact(str(error)) if isinstance(error, StorageError) else f"{type(error).__name__}: {redact(str(error))}"
+    what = "the server is too slow or silent" if isinstance(error, TimeoutError) and not str(error) else what
     return StorageError(
         f"cannot read bytes {transfer.start} to {transfer.stop}, {transfer.done} of {len(transfer.view)} came in {tried}: {what}"
     )
@@ -236,7 +242,7 @@ async def _s3_get(fs: Any, path: str, transfer: Transfer, _: float) -> AsyncIter
     try:
         reply = await fs._call_s3("get_object", **request)
     except OSError as error:
-        if "InvalidRange" in str(error) or "Requested Range Not Satisfiable" in str(error):
+        if any(text in str(error).lower() for text in ("invalidrange", "range not satisfiable", "range is not satisfiable")):
             raise TruncatedShard(f"expected bytes {transfer.start} to {transfer.stop}, the store has none of them") from error
         raise
     body = reply["Body"]
@@ -249,3 +255,20 @@ async def _s3_get(fs: Any, path: str, transfer: Transfer, _: float) -> AsyncIter
 async def _chunks(body: Any) -> AsyncIterator[bytes]:
     while chunk := await body.read(1 << 18):
         yield chunk
+
+
+def call(fs: Any, name: str, path: str, *, seconds: float = 30.0) -> Any:
+    """A small request by a file system's own method, which ends after some seconds where it can be ended.
+
+    Raises:
+        TimeoutError: No answer.
+    """
+    if not fs.async_impl:
+        return getattr(fs, name)(path)
+    future = asyncio.run_coroutine_threadsafe(getattr(fs, f"_{name}")(path), fs.loop)
+    try:
+        return future.result(seconds)
+    except concurrent.futures.TimeoutError:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    finally:
+        future.cancel()

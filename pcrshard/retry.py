@@ -36,7 +36,7 @@ class Retry:
     """What to do about a bad network.
 
     Attributes:
-        attempts: Requests in a row that bring less than 64 KiB each until the range is given up.
+        attempts: Requests in a row that bring less than 64 KiB together until the range is given up.
         first_delay: Seconds of the first pause; each next one is twice as long.
         max_delay: Seconds of the longest pause.
         timeout: Seconds without a byte until a connection is given up.
@@ -68,7 +68,8 @@ class Refused(StorageError):
 
 def is_hopeless(error: BaseException) -> bool:
     """Whether another request would fail in the same way: no such file, no permission, a client error of HTTP."""
-    status = getattr(error, "status", None)
+    # aiohttp gives an answer that is no HTTP the status 400, with a cause; what a server says has none.
+    status = getattr(error, "status", None) if error.__cause__ is None else None
     if isinstance(status, int) and 400 <= status < 500:
         return status not in _PASSING_STATUS
     if isinstance(error, Refused):

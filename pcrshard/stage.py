@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import fcntl
+import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from . import storage
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
-from .errors import EncodeError, FormatError
-from .index import FULL, Scan, check_scan
+from .errors import CorruptIndex, EncodeError, FormatError, PCRError, StorageError
+from .index import FULL, Scan, check_scan, crc32c
 from .reader import Shard, open_dataset
 from .retry import Retry
 from .storage import Options
 
 # Memory of a worker, and the bytes of one request.
 _CHUNK_BYTES = 64 << 20
+log = logging.getLogger(__name__)
 
 
 class Staged(NamedTuple):
@@ -41,7 +46,8 @@ def stage(
     """Copy the prefixes of a scan to a local folder.
 
     What is there already, from an earlier or a broken run, is checked and kept, and only what is missing is fetched: after ``scan=2``, ``scan=5``
-    moves the difference. Every piece is compared with its checksum. The dataset index is written last; until then, readers of an
+    moves the difference. Every piece is compared with its checksum, a whole shard also with that of the file, and what came damaged is fetched
+    once more. Of several processes with the same ``dst`` one copies at a time. The dataset index is written last; until then, readers of an
     earlier stage go on undisturbed.
 
     Args:
@@ -62,26 +68,22 @@ def stage(
         CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; what was is kept for the next run.
     """
     source, urls = open_dataset(src, storage_options=storage_options)
-    _check_destination(dst, source)
-    tasks = [
-        _Task(url, os.path.join(dst, entry.name), entry, scan, storage_options, retry)
-        for url, entry in zip(urls, source.shards, strict=True)
-    ]
     for entry in source.shards:
         entry.prefix_stop(scan)
-    staged: dict[str, ShardEntry] = {}
-    pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
-    try:
-        for future in concurrent.futures.as_completed([pool.submit(_stage_shard, task) for task in tasks]):
-            result = future.result()
-            staged[result.entry.name] = result.entry
-            if on_shard:
-                on_shard(result)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    index = dataclasses.replace(source, shards=tuple(staged[entry.name] for entry in source.shards))
-    with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
-        file.write(index.encode())
+    cancel = threading.Event()
+    tasks = [
+        _Task(url, os.path.join(dst, entry.name), entry, scan, storage_options, retry, cancel)
+        for url, entry in zip(urls, source.shards, strict=True)
+    ]
+    if not storage.is_local(dst):
+        raise EncodeError(f"expected a local folder to stage to, got {dst}")
+    with _alone_in(dst):
+        _check_destination(dst, source)
+        storage.remove_temporary_files(dst)
+        staged = _stage_all(tasks, workers, on_shard)
+        index = dataclasses.replace(source, shards=tuple(staged[entry.name] for entry in source.shards))
+        with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
+            file.write(index.encode())
     return index
 
 
@@ -92,11 +94,45 @@ class _Task(NamedTuple):
     scan: Scan
     options: Options | None
     retry: Retry
+    cancel: threading.Event
+
+
+@contextlib.contextmanager
+def _alone_in(folder: str) -> Iterator[None]:
+    """Wait until no other process stages to a folder, which is made."""
+    storage.make_folder(folder)
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # A file system without locks gets none.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def _stage_all(tasks: list[_Task], workers: int, on_shard: Callable[[Staged], None] | None) -> dict[str, ShardEntry]:
+    """Copy shards by threads; after an error those that run are finished, after Ctrl-C they are not."""
+    staged: dict[str, ShardEntry] = {}
+    pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
+    try:
+        for future in concurrent.futures.as_completed([pool.submit(_stage_shard, task) for task in tasks]):
+            result = future.result()
+            staged[result.entry.name] = result.entry
+            if on_shard:
+                on_shard(result)
+    except BaseException as error:
+        if not isinstance(error, PCRError):
+            tasks[0].cancel.set()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return staged
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
-    if not storage.is_local(dst):
-        raise EncodeError(f"expected a local folder to stage to, got {dst}")
     if not os.path.exists(os.path.join(dst, DATASET_INDEX)):
         return
     there, _ = open_dataset(dst)
@@ -106,25 +142,58 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
 
 
 def _stage_shard(task: _Task) -> Staged:
+    try:
+        return _complete(task)
+    except PCRError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=task.path) from error
+
+
+def _complete(task: _Task) -> Staged:
     kept_scan, kept = _sound_prefix(task)
     entry, wanted = task.entry, check_scan(task.scan, len(task.entry.prefix_stops) - 1)
     if kept_scan >= wanted:
         return Staged(_held(entry, kept_scan), 0, kept)
     whole = wanted == len(entry.prefix_stops)
     stop = entry.shard_bytes if whole else entry.prefix_stops[wanted - 1]
+    copied = stop - kept
+    try:
+        _fetch(task, kept, stop)
+    except FormatError as error:
+        # Also what was kept may be at fault: only the checksum of the whole file covers headers and padding.
+        log.warning("%s; fetching it once more", error)
+        _fetch(task, 0, stop)
+        copied, kept = copied + stop, 0
+    return Staged(_held(entry, wanted), copied, kept)
+
+
+def _fetch(task: _Task, kept: int, stop: int) -> None:
+    """Bring a file from its first ``kept`` bytes to ``stop``, and check it; a new one appears whole and sound or not at all."""
     if kept:
         with open(task.path, "r+b") as file:
             file.truncate(kept)
             _copy(task, kept, stop, file.fileno())
-    else:
-        with storage.atomic_write(task.path) as file:
-            _copy(task, 0, stop, file.fileno())
-    held = _held(entry, wanted)
-    with Shard(task.path, entry=held).load(task.scan) as prefix:
-        # Raises what is wrong, by its key.
+        _check(task.path, task.entry, task.scan)
+        return
+    with storage.atomic_write(task.path) as file:
+        _copy(task, 0, stop, file.fileno())
+        unpublished = f"/proc/self/fd/{file.fileno()}"
+        try:
+            _check(unpublished, task.entry, task.scan)
+        except FormatError as error:
+            raise type(error)(str(error).replace(unpublished, task.path)) from error
+
+
+def _check(path: str, entry: ShardEntry, scan: Scan) -> None:
+    """Raise what is wrong with a file, by its key."""
+    with Shard(path, entry=entry._replace(scan=None)).load(scan) as prefix:
         for _ in prefix.samples() if not prefix.is_sound() else ():
             pass
-    return Staged(held, stop - kept, kept)
+        if scan == FULL:
+            with storage.open_range(path, len(prefix.view), entry.shard_bytes) as rest:
+                if crc32c(rest, crc32c(prefix.view)) != entry.shard_crc32c:
+                    raise CorruptIndex("the checksum of the file is not that of the dataset index", url=path)
 
 
 def _held(entry: ShardEntry, scan: int) -> ShardEntry:
@@ -144,13 +213,9 @@ def _sound_prefix(task: _Task) -> tuple[int, int]:
         scan = num_groups + 1
     if scan == 0:
         return 0, 0
-    asked: Scan = FULL if scan > num_groups else scan
     try:
-        with Shard(task.path, entry=task.entry).load(asked) as prefix:
-            sound = prefix.is_sound()
+        _check(task.path, task.entry, FULL if scan > num_groups else scan)
     except FormatError:
-        sound = False
-    if not sound:
         return 0, 0
     return scan, size if scan > num_groups else stops[scan - 1]
 
@@ -158,6 +223,6 @@ def _sound_prefix(task: _Task) -> tuple[int, int]:
 def _copy(task: _Task, start: int, stop: int, handle: int) -> None:
     for position in range(start, stop, _CHUNK_BYTES):
         end = min(position + _CHUNK_BYTES, stop)
-        with storage.open_range(task.url, position, end, options=task.options, retry=task.retry) as view:
+        with storage.open_range(task.url, position, end, options=task.options, retry=task.retry, cancel=task.cancel) as view:
             storage.write_at(handle, position, view, url=task.path)
     os.fsync(handle)

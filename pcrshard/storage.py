@@ -73,7 +73,9 @@ def _mapped(url: str, doing: str) -> Iterator[None]:
             raise
         raise type(error)(str(error), url=url) from error.__cause__
     except Exception as error:
-        raise StorageError(f"cannot {doing}: {type(error).__name__}: {redact(str(error))}", url=url) from error
+        # A cause is printed with its own text, which may hold a password or a signature.
+        cause = error if redact(str(error)) == str(error) else None
+        raise StorageError(f"cannot {doing}: {type(error).__name__}: {redact(str(error))}", url=url) from cause
 
 
 def _retried(call: Callable[[], T], retry: Retry = _ANY_NETWORK) -> T:
@@ -144,7 +146,7 @@ def read_into(
 def _read_into(fs: Any, path: str, start: int, view: memoryview, url: str, retry: Retry, cancel: threading.Event | None) -> None:
     with _mapped(url, f"read bytes {start} to {start + len(view)}"):
         if fs is None:
-            pipes.read_range(path, start, view)
+            pipes.read_range(path, start, view, cancel)
         elif type(fs) is LocalFileSystem:
             with fs.open(path, "rb") as file:
                 _read_exactly(file.raw, view, start)  # the raw file, because a buffered one reads ahead
@@ -180,8 +182,10 @@ def read_bytes(url: str, *, options: Options | None = None) -> bytes:
         StorageError
     """
     fs, path = _resolve(url, options)
+    if fs is None:
+        raise StorageError("expected a file, a pipe has no end that could be known", url=url)
     with _mapped(url, "read"):
-        return bytes(_retried(lambda: fs.cat_file(path)))
+        return bytes(_retried(lambda: remote.call(fs, "cat_file", path, seconds=_ANY_NETWORK.deadline)))
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Options | None = None) -> list[bytes | PCRError]:
@@ -243,7 +247,7 @@ def file_bytes(url: str, *, options: Options | None = None) -> int:
     """Size of a file in bytes; one request."""
     fs, path = _resolve(url, options)
     with _mapped(url, "look up"):
-        return int(_retried(lambda: fs.size(path)))
+        return int(_retried(lambda: remote.call(fs, "size", path)))
 
 
 def is_local(url: str) -> bool:
@@ -261,7 +265,8 @@ def identity(url: str, *, options: Options | None = None) -> str:
     if fs is None:
         return url
     with _mapped(url, "look up"):
-        info = _retried(lambda: fs.info(path))
+        fs.invalidate_cache()  # a listing may be older than the file
+        info = _retried(lambda: remote.call(fs, "info", path))
     known = ("size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "md5Hash", "Content-MD5", "ino")
     return " ".join(f"{name}={info[name]}" for name in known if info.get(name) is not None)
 
@@ -270,7 +275,7 @@ def exists(url: str, *, options: Options | None = None) -> bool:
     """Whether a file or folder is there; one request."""
     fs, path = _resolve(url, options)
     with _mapped(url, "look up"):
-        return bool(_retried(lambda: fs.exists(path)))
+        return bool(_retried(lambda: remote.call(fs, "exists", path)))
 
 
 def is_folder(url: str, *, options: Options | None = None) -> bool:

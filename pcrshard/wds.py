@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import os
 import random
 import threading
@@ -103,7 +102,7 @@ class _Load:
 
     def __call__(self, url: str, cancel: threading.Event) -> Prefix:
         path = _path(url)
-        shard = self.reading.open(path, self.entries.get(path.rpartition("/")[2]))
+        shard = self.reading.open(path, self.entries.get(_file_name(path)))
         return shard.load(self.level, cancel=cancel)
 
     @property
@@ -153,19 +152,25 @@ def _path(url: str) -> str:
     return url if parsed.scheme or os.path.exists(url) else parsed.path
 
 
-@functools.lru_cache(maxsize=16)
-def _read_entries(url: str, options: tuple[tuple[str, Any], ...]) -> dict[str, ShardEntry]:
-    found, _ = open_dataset(url, storage_options=dict(options))
-    return {entry.name: entry for entry in found.shards}
+_known_entries: dict[str, dict[str, ShardEntry]] = {}
 
 
 def _entries(index: str | DatasetIndex | None, options: storage.Options | None) -> dict[str, ShardEntry]:
     """Shards' entries by file name; a URL is read once per process."""
     if index is None:
         return {}
-    if isinstance(index, DatasetIndex):
-        return {entry.name: entry for entry in index.shards}
-    return _read_entries(index, tuple((options or {}).items()))
+    if not isinstance(index, DatasetIndex):
+        known = f"{index} {sorted((options or {}).items())!r}"
+        if known not in _known_entries:
+            found, _ = open_dataset(index, storage_options=options)
+            _known_entries[known] = {entry.name: entry for entry in found.shards}
+        return _known_entries[known]
+    return {entry.name: entry for entry in index.shards}
+
+
+def _file_name(path: str) -> str:
+    """The name of a shard's file; a signed URL has a query behind it."""
+    return (urlparse(path).path if "://" in path else path).rpartition("/")[2]
 
 
 # Two names, because a stage must pickle: the function by its own name, the stage factory by another.
@@ -212,7 +217,10 @@ def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **kwargs: An
     if isinstance(self, WebLoader):
         raise TypeError("pcr_scan belongs on the WebDataset that the WebLoader loads: WebDataset(urls).pcr_scan(5)")
     first, last, inherited = _find_opener(self.pipeline)
-    if any(getattr(stage, "f", None) is filters._shuffle and any(stage.args) and "seed" in stage.kw for stage in self.pipeline[:first]):
+    if any(
+        getattr(stage, "f", None) is filters._shuffle and any(stage.args) and "seed" in stage.kw
+        for stage in self.pipeline[:first]
+    ):
         warnings.warn(
             "WebDataset's shardshuffle gives every epoch the same order of shards; make the pipeline for each epoch with "
             "WebDataset(pcrshard.shards(urls, seed, epoch), shardshuffle=False), or set detshuffle=True, or use PCRDataset",
