@@ -99,6 +99,11 @@ class ShardSet:
         shard = int(np.searchsorted(self.starts, sample, side="right")) - 1
         return Place(shard, int(sample - self.starts[shard]))
 
+    def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
+        """(sample, shard, row) of each of (samples,) int64 ids."""
+        shards = np.searchsorted(self.starts, samples, side="right") - 1
+        return zip(samples.tolist(), shards.tolist(), (samples - self.starts[shards]).tolist(), strict=True)
+
     def open(self, shard: int) -> Shard:
         """One of the shards."""
         return self.options.open(self.urls[shard], self.entries[shard])
@@ -148,9 +153,9 @@ def read_batches(
             while begun < len(requests) and requests[begun][1] == number:
                 (shard, _, last), future = next(loads)
                 prefix = future.result()
+                held[shard] = prefix, last  # before anything can fail, so that it is closed
                 held[shard] = prefix.shard.change_scan(prefix, level()), last
                 begun += 1
-            places = [(int(sample), *shards.place(sample)) for sample in ids]
-            yield take([(sample, held[shard][0], row) for sample, shard, row in places])
+            yield take([(sample, held[shard][0], row) for sample, shard, row in shards.places(ids)])
             for shard in [shard for shard, (_, last) in held.items() if last == number]:
                 held.pop(shard)[0].close()

@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Iterator
 
 _idle: list[mmap.mmap] = []
-_MAX_IDLE = 4
+_MAX_IDLE = 16  # as many prefixes as a rank of PCRDataset holds at a time
 _HUGE_PAGE = 2 << 20
 
 

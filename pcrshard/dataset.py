@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
+import math
 import multiprocessing.sharedctypes
 import random
 import warnings
@@ -18,8 +20,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from . import ranks
 from .batches import ReadOptions, ShardSet, read_batches
 from .decoder import ImageDecoder
+from .errors import FormatError
 from .fidelity.level import ScanLevel
 from .index import FULL, Scan, check_scan
+from .pixels import Pixels
 from .plan import Geometry, Order, Rules, advance, epoch_order, mixture, worker_batches
 from .reader import Prefix, Sample
 from .writer import JPEG_EXTENSIONS
@@ -28,7 +32,7 @@ _VERSION = 1
 _MAX_SEGMENTS = 64
 _MAX_WORKERS = 1024
 _INTEGERS = ("cls", "cls2", "index", "inx", "id")
-_CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
+_CONVERSIONS: dict[str, Callable[[bytes], Any]] = dict.fromkeys(_INTEGERS, int) | {
     "json": json.loads,
     "jsn": json.loads,
     "txt": bytes.decode,
@@ -59,6 +63,10 @@ class EpochOptions:
     slots: int | None = None
     weights: tuple[float, ...] | None = None
     samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.weights is None:
+            raise ValueError(f"expected weights with samples={self.samples}: without them each sample comes once")
 
     @property
     def rules(self) -> Rules:
@@ -115,12 +123,15 @@ class PCRDataset(IterableDataset[Any]):
                 check_scan(scan, entry.num_groups)
                 entry.prefix_stop(scan)
         self.rank, self._rank_given = ranks.current(rank), rank is not None
-        self.geometry = Geometry(batch_size * self.rank.world, epoch.slots or self.rank.world, epoch.phases)
+        self.geometry = Geometry(
+            batch_size * self.rank.world, self.rank.world if epoch.slots is None else epoch.slots, epoch.phases
+        )
         # Shared with workers of any start method: a persistent worker learns of set_epoch through it.
         self._start = multiprocessing.sharedctypes.RawArray("q", 2 + 4 * _MAX_SEGMENTS)
         self._finished = multiprocessing.sharedctypes.RawArray("q", [-1] * _MAX_WORKERS)
         self._done = 0
-        self._own: dict[str, int] | None = None
+        self._own: list[int] | None = None
+        self._count, self._ended, self._loaded = 0, False, False
         if not self._order().steps:
             raise ValueError(
                 f"expected at least one global batch of {self.geometry.global_batch}, got {self.num_samples} samples"
@@ -147,8 +158,14 @@ class PCRDataset(IterableDataset[Any]):
         return len(worker_batches(order, self.rank.world, self.rank.rank))
 
     def set_epoch(self, epoch: int) -> None:
-        """Read this epoch next, from its beginning; call it before each iteration, on all ranks."""
-        self._set_start(epoch, [])
+        """Read this epoch next; call it before each iteration, on all ranks.
+
+        From its beginning, or, if it is the epoch of a state that was loaded just now, from where that was: loops that resume say both.
+        """
+        if self._loaded and epoch == self.epoch:
+            self._loaded = False
+        else:
+            self._set_start(epoch, [])
 
     def loader(self, num_workers: int = 0, **options: Any) -> PCRLoader:
         """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch by itself.
@@ -157,43 +174,49 @@ class PCRDataset(IterableDataset[Any]):
             num_workers: Worker processes.
             options: For ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ``multiprocessing_context``...
         """
+        if not options.get("in_order", True):
+            raise ValueError("expected in_order=True: batches that come as they are ready cannot be resumed exactly")
         return PCRLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Where this job is, in a few integers that JSON can hold; the same on all ranks.
 
         Args:
-            batches: Batches that this rank has had of the present iteration; by default those that this object itself gave, which is right without
-                workers. :class:`PCRLoader` counts them.
+            batches: Batches that this rank has had of the present iteration; by default those that :class:`PCRLoader`, or without workers this object
+                itself, gave.
         """
-        state: dict[str, Any] = {
-            "version": _VERSION,
-            "epoch": self.epoch,
-            "seed": self.options.seed,
-            "shards": self.shards.fingerprint,
-        }
-        steps = self._done if batches is None else batches
-        segments = advance(self._segments(), self.geometry, steps)
+        state = {"version": _VERSION, "epoch": self.epoch} | self._fixed()
         info = get_worker_info()
         # Inside a worker (torchdata's StatefulDataLoader) the state is the worker's own.
         if info is not None:
-            return state | {"segments": self._segments(), "worker": info.id, "done": self._done}
-        return state | {"segments": segments}
+            return state | {
+                "segments": self._segments(),
+                "worker": [info.id, info.num_workers],
+                "done": self._done,
+                "ended": self._ended or self._done >= self._count,
+            }
+        if self._ended and batches is None:
+            return state | {"epoch": self.epoch + 1, "segments": advance([], self.geometry, 0)}
+        return state | {"segments": advance(self._segments(), self.geometry, self._done if batches is None else batches)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a job was: at another scan, with other workers or ranks, too.
 
         Raises:
-            ValueError: The state is of other shards, another seed or a newer version.
+            ValueError: The state is of other shards, other options or a newer version.
         """
         if state.get("version") != _VERSION:
             raise ValueError(f"expected a state of version {_VERSION}, got {state.get('version')!r}")
-        for name, mine in (("seed", self.options.seed), ("shards", self.shards.fingerprint)):
-            if state[name] != mine:
-                raise ValueError(f"expected a state of this dataset and seed, its {name} is {state[name]!r} instead of {mine!r}")
+        for name, mine in self._fixed().items():
+            if state.get(name) != mine:
+                raise ValueError(
+                    f"expected a state of the same dataset and options, its {name} is {state.get(name)!r} instead of {mine!r}"
+                )
+        if not state.get("ended"):
+            self._set_start(state["epoch"], state["segments"])
+            self._loaded = True
         if "worker" in state:
-            self._own = {"worker": state["worker"], "done": state["done"]}
-        self._set_start(state["epoch"], state["segments"])
+            self._own, self._done, self._ended = list(state["worker"]), state["done"], state["ended"]
 
     def views(self, batches: Sequence[Any], scans: Sequence[Scan], epoch: int = 0) -> Iterator[dict[Scan, Any]]:
         """Given samples at several scans, with the same crops: what a comparison of scans needs. Each shard is read once, at the highest scan.
@@ -221,11 +244,12 @@ class PCRDataset(IterableDataset[Any]):
         Raises:
             IndexError, KeyError: There is no such sample.
         """
-        level = scan or (self.scan.value if isinstance(self.scan, ScanLevel) else self.scan)
-        if isinstance(key, int):
+        mine = self.scan.value if isinstance(self.scan, ScanLevel) else self.scan
+        level = mine if scan is None else scan
+        if not isinstance(key, str):
             if not 0 <= key < self.num_samples:
                 raise IndexError(f"expected an id below {self.num_samples}, got {key}")
-            shard, row = self.shards.place(key)
+            shard, row = self.shards.place(int(key))
             return self.shards.open(shard).sample(row, level)
         for number in range(len(self.shards.urls)):
             shard_of_key = self.shards.open(number)
@@ -234,23 +258,38 @@ class PCRDataset(IterableDataset[Any]):
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[Any]:
+        # Not a generator: a worker's state is asked for before its first batch.
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         self._check_rank()
         if self.options.shuffle_shards and self._finished[worker] == self.epoch:
             warnings.warn(f"epoch {self.epoch} is read again, in the same order: call set_epoch({self.epoch + 1})", stacklevel=2)
-        batches = worker_batches(self._order(), self.rank.world, self.rank.rank, workers, worker)
-        self._done = 0
-        if self._own is not None:
-            if info is not None and self._own["worker"] != worker:
-                raise ValueError("expected the worker that the state is of; load it with as many workers as it was saved with")
-            self._done = self._own["done"]
+        if self._own is None:
+            self._done = 0
+        elif self._own != [worker, workers]:
+            raise ValueError(
+                f"expected the state of worker {worker} of {workers}, got that of worker {self._own[0]} of {self._own[1]}"
+            )
+        # A worker that had given all its batches gives none; the epoch that was set meanwhile is not for it.
+        if self._own is not None and self._ended:
             self._own = None
-        epoch = self.epoch
-        for batch in read_batches(self.shards, batches[self._done :], self.scan, lambda rows: self._collate(rows, epoch)):
+            return iter(())
+        self._own, self._ended, self._loaded = None, False, False
+        batches = worker_batches(self._order(), self.rank.world, self.rank.rank, workers, worker)
+        self._count = len(batches)
+        return self._read(batches[self._done :], self.epoch, worker)
+
+    def _read(self, batches: Sequence[Any], epoch: int, worker: int) -> Iterator[Any]:
+        for batch in read_batches(self.shards, batches, self.scan, lambda rows: self._collate(rows, epoch)):
             self._done += 1
             yield batch
-        self._finished[worker] = epoch
+        self._finished[worker], self._ended = epoch, True
+
+    def _fixed(self) -> dict[str, Any]:
+        """What must be the same for a state to mean the same samples."""
+        fixed = dataclasses.asdict(self.options) | {"shards": self.shards.fingerprint}
+        del fixed["slots"], fixed["phases"]  # a state has those of its segments
+        return fixed | {"weights": None if self.options.weights is None else list(self.options.weights)}
 
     def _check_rank(self) -> None:
         """A worker whose environment says another rank than its parent's would read other samples than it should."""
@@ -265,66 +304,83 @@ class PCRDataset(IterableDataset[Any]):
         return [[int(self._start[2 + 4 * i + j]) for j in range(4)] for i in range(count)]
 
     def _set_start(self, epoch: int, segments: Sequence[Sequence[int]]) -> None:
-        if epoch < 0 or len(segments) > _MAX_SEGMENTS:
-            raise ValueError(f"expected an epoch from 0 and at most {_MAX_SEGMENTS} segments, got {epoch} and {len(segments)}")
+        if epoch < 0 or len(segments) > _MAX_SEGMENTS or any(len(segment) != 4 for segment in segments):
+            raise ValueError(
+                f"expected an epoch from 0 and at most {_MAX_SEGMENTS} segments of 4 numbers, got {epoch} and {segments}"
+            )
         flat = [int(number) for segment in segments for number in segment]
         self._start[: 2 + len(flat)] = [epoch, len(segments), *flat]
         self._finished[:] = [-1] * _MAX_WORKERS
-        self._done = 0
+        self._done, self._own, self._ended, self._loaded = 0, None, False, False
 
     def _order(self) -> Order:
         """The steps from the start on."""
         options, sizes = self.options, self.shards.sizes
         sequence = None
         if options.weights is not None:
-            sequence = mixture(sizes, options.weights, options.samples or self.num_samples, options.rules, epoch=self.epoch)
+            samples = self.num_samples if options.samples is None else options.samples
+            sequence = mixture(sizes, options.weights, samples, options.rules, epoch=self.epoch)
         flat = [size for dataset in sizes for size in dataset]
         return epoch_order(flat, self.geometry, options.rules, epoch=self.epoch, history=self._segments(), sequence=sequence)
 
     def _collate(self, rows: list[Row], epoch: int) -> Any:
         """A batch of samples."""
-        target = self._image_batch(len(rows), rows[0][1])
+        batch = self._image_batch(rows)
+        target = None if batch is None else batch.numpy()
         samples = []
         for i, (number, prefix, row) in enumerate(rows):
             decode = None
             if self.image is not None:
-                rng = random.Random(f"{self.options.seed} {epoch} {number}")
-                decode = functools.partial(self.image, rng=rng, out=None if target is None else target[i])
+                seed = self.options.seed << 96 | epoch << 64 | number
+                decode = functools.partial(self._decode, seed, None if target is None else target[i])
             samples.append(prefix.sample(row, select=self._select, decode=decode))
         if self.transform is not None:
             return torch.utils.data.default_collate([self.transform(sample) for sample in samples])
         names = self.fields or list(dict.fromkeys(name for sample in samples for name in sample))
-        columns = {name: self._column(name, [sample.get(name) for sample in samples], target) for name in names}
+        columns = {name: self._column(name, samples, batch) for name in names}
         return tuple(columns.values()) if self.fields else columns
 
-    def _image_batch(self, size: int, prefix: Prefix) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-        """Memory that the images of a batch are decoded into, if they have one size."""
-        if self.image is None or self.image.shape is None or self.transform is not None or len(prefix.streams) > 1:
+    def _decode(self, seed: int, out: Pixels | None, pieces: list[memoryview]) -> Pixels:
+        # The same draws for each image of a sample, whichever others are read: an image and its mask stay together.
+        return self.image(pieces, random.Random(seed), out)  # type: ignore[misc]  # only called if there is one
+
+    def _image_batch(self, rows: list[Row]) -> torch.Tensor | None:
+        """Memory that the images of a batch are decoded into, if they have one size and each sample has one image at most."""
+        streams = {prefix.streams for _, prefix, _ in rows}
+        if self.image is None or self.image.shape is None or self.transform is not None or len({*itertools.chain(*streams)}) != 1:
             return None
         channels = 3 if self.image.colour == "rgb" else 1
         height, width = self.image.shape
-        return np.empty(
-            (size, channels, height, width) if self.image.layout == "chw" else (size, height, width, channels), np.uint8
-        )
+        shape = (len(rows), *((channels, height, width) if self.image.layout == "chw" else (height, width, channels)))
+        if get_worker_info() is None:
+            return torch.empty(shape, dtype=torch.uint8)
+        # A worker shares memory with the loader; torch would copy there what lies elsewhere. Its own collation does the same.
+        storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]  # by torch
+        return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
     def _select(self, key: str, field: str) -> bool:
         return self.fields is None or self.transform is not None or field in self.fields
 
-    def _column(self, name: str, values: list[Any], target: np.ndarray[Any, Any] | None) -> Any:
+    def _column(self, name: str, samples: list[Sample], batch: torch.Tensor | None) -> Any:
         """The values of a field, by WebDataset's meaning of its last extension."""
         extension = name.rpartition(".")[2]
-        if any(value is None for value in values):
-            if self.fields:
-                raise KeyError(f"a sample has no field {name!r}")
-            return values
-        if extension in JPEG_EXTENSIONS and self.image is not None:
-            images = values if self.image.shape is None else [target if target is not None else np.stack(values)]
-            tensors = [torch.from_numpy(image) for image in images]
-            return tensors if self.image.shape is None else tensors[0]
-        if extension in _INTEGERS:
-            return torch.tensor([int(value) for value in values])
+        missing = [sample["__key__"] for sample in samples if name not in sample]
+        if missing and self.fields:
+            raise KeyError(f"sample {missing[0]!r} has no field {name!r}")
+        if self.image is not None and extension in JPEG_EXTENSIONS:
+            if not missing and self.image.shape is not None:
+                return torch.from_numpy(np.stack([sample[name] for sample in samples])) if batch is None else batch
+            return [torch.from_numpy(sample[name]) if name in sample else None for sample in samples]
         convert = _CONVERSIONS.get(extension)
-        return [convert(value) for value in values] if convert else values
+        values = [_convert(convert, name, sample) if convert and name in sample else sample.get(name) for sample in samples]
+        return torch.tensor(values) if extension in _INTEGERS and not missing else values
+
+
+def _convert(convert: Callable[[bytes], Any], name: str, sample: Sample) -> Any:
+    try:
+        return convert(sample[name])
+    except ValueError as error:
+        raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error
 
 
 class PCRLoader(DataLoader[Any]):
@@ -332,20 +388,22 @@ class PCRLoader(DataLoader[Any]):
 
     dataset: PCRDataset
 
+    def __len__(self) -> int:
+        # Not DataLoader's, which remembers the length of this epoch, and warns when the next one has more.
+        return len(self.dataset)
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
-        self._given = 0
-        epoch = self.dataset.epoch
-        for batch in super().__iter__():
-            self._given += 1
+        self.dataset._check_rank()  # here, too: a spawned worker does not know its parent's process group
+        self.dataset._done, self.dataset._ended, self.dataset._loaded, epoch = 0, False, False, self.dataset.epoch
+        for given, batch in enumerate(super().__iter__(), 1):
+            self.dataset._done = given
             yield batch
-        self._given = 0
         self.dataset.set_epoch(epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: behind the batch that it had last."""
-        return self.dataset.state_dict(getattr(self, "_given", 0))
+        return self.dataset.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on behind that batch; see :meth:`PCRDataset.load_state_dict`."""
-        self._given = 0
         self.dataset.load_state_dict(state)

@@ -23,6 +23,9 @@ EOI = b"\xff\xd9"
 _DHT, _DAC, _SOS, _DQT, _DNL, _DRI, _COM, _APP0, _APP14 = 0xC4, 0xCC, 0xDA, 0xDB, 0xDC, 0xDD, 0xFE, 0xE0, 0xEE
 _TABLES = {_DHT, _DAC, _DQT, _DRI}
 _FRAMES = set(range(0xC0, 0xD0)) - {_DHT, 0xC8, _DAC}
+# Segments with a length that may stand before the frame: tables, restart interval, APPn, comment.
+_PLAIN = {_DHT, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}
+_QUICK_BYTES = 4096
 _UNSUPPORTED_FRAMES = {
     0xC3: "lossless",
     **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
@@ -351,6 +354,8 @@ def frame_size(jpeg: bytes | memoryview) -> tuple[int, int]:
     Raises:
         CorruptJpeg: There is no frame header.
     """
+    if size := _quick_frame_size(bytes(jpeg[:_QUICK_BYTES])):
+        return size
     data = bytes(jpeg)
     _check_soi(data)
     pos = 2
@@ -362,6 +367,20 @@ def frame_size(jpeg: bytes | memoryview) -> tuple[int, int]:
         if segment.code in (_SOS, 0xD9):
             raise CorruptJpeg("expected a frame header before the first scan", offset=segment.start)
         pos = segment.stop
+
+
+def _quick_frame_size(data: bytes) -> tuple[int, int] | None:
+    """The size by following plain segments only, as nearly every file has them; ``None`` for whatever needs care."""
+    pos = 2 if data[:2] == SOI else len(data)
+    while pos + 9 <= len(data) and data[pos] == 0xFF:
+        code = data[pos + 1]
+        if code in _FRAMES:
+            height, width = int.from_bytes(data[pos + 5 : pos + 7]), int.from_bytes(data[pos + 7 : pos + 9])
+            return (height, width) if height and width and code not in _UNSUPPORTED_FRAMES else None
+        if code not in _PLAIN:
+            return None
+        pos += 2 + max(2, int.from_bytes(data[pos + 2 : pos + 4]))
+    return None
 
 
 def exif_orientation(payload: bytes) -> int:

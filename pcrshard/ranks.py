@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-
 log = logging.getLogger(__name__)
 
 

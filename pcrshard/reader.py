@@ -118,11 +118,11 @@ class Shard:
         Raises:
             IndexError, KeyError: There is no such position or key.
         """
-        if isinstance(row, int) and not -self.num_samples <= row < self.num_samples:
+        if not isinstance(row, str) and not -self.num_samples <= row < self.num_samples:
             raise IndexError(f"expected a position of {self.num_samples} samples, got {row}")
         with self.load(scan) as prefix:
-            if isinstance(row, int):
-                return prefix.sample(row % self.num_samples)
+            if not isinstance(row, str):
+                return prefix.sample(int(row) % self.num_samples)
             if row not in prefix.index.keys:
                 raise KeyError(row)
             return prefix.sample(prefix.index.keys.index(row))

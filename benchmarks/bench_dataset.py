@@ -1,0 +1,185 @@
+"""PCRDataset in one process, in CPU time per image: RandomResizedCrop to 224 x 224, scan 5, uint8 batches of 64.
+
+Against (a) decoding alone: the same pieces, the same crops, from memory into one batch that is used again, and (b) stock WebDataset over
+plain tars of the originals, ``decode("pil")`` and the same crop by Pillow; its crops are drawn beforehand and its batches stay (N, H, W, 3), which
+spares it some work. All files are in the page cache. Rounds are interleaved; ratios are of the same round. Asserts that PCRDataset's pixels are (a)'s,
+and that (b)'s are the same pictures.
+"""
+
+import itertools
+import os
+import random
+import time
+
+import numpy as np
+import torch
+import webdataset as wds
+from common import bar, jpeg_files, parse_args, photos, print_table, read, save, show, summary
+from PIL import Image
+
+from pcrshard import ImageDecoder, PCRDataset, ReadOptions, ShardWriter, decode_image
+from pcrshard.crops import random_resized_crop
+from pcrshard.markers import frame_size
+
+SCAN, SIZE, BATCH = 5, 224, 64
+COPIES, SHARDS = 4, 8
+BAR_DECODE, BAR_STOCK = 1.05, 3
+CASES = {
+    "decoding alone": None,
+    "PCRDataset": ReadOptions(),
+    "PCRDataset, prefetch 0": ReadOptions(prefetch=0),
+    "PCRDataset, unchecked": ReadOptions(check=False),
+    "PCRDataset, one worker": ReadOptions(),
+    "stock WebDataset": None,
+}
+
+
+def write_shards(files, folder):
+    """The photographs as SHARDS shards; a sample's id is its position."""
+    with ShardWriter(folder, samples_per_shard=-(-len(files) // SHARDS)) as writer:
+        for number, file in enumerate(files):
+            writer.write({"__key__": f"{number:06d}", "jpg": read(file), "cls": number})
+
+
+def write_tars(files, folder):
+    """The originals as plain tars, by position."""
+    os.makedirs(folder)
+    urls = [os.path.join(folder, f"{shard:06d}.tar") for shard in range(SHARDS)]
+    for shard, url in enumerate(urls):
+        with wds.TarWriter(url) as writer:
+            for number in range(shard, len(files), SHARDS):
+                writer.write({"__key__": f"{number:06d}", "jpg": read(files[number]), "cls": number})
+    return urls
+
+
+def box_of(jpeg, number):
+    """The crop that PCRDataset draws for a sample of the first epoch."""
+    return random_resized_crop(random.Random(number), *frame_size(jpeg))
+
+
+def decoding_alone(plan):
+    """Decode what was laid out in memory before; keeps no pixels."""
+    out = np.empty((BATCH, 3, SIZE, SIZE), np.uint8)
+    out[...] = 0  # the memory is there
+
+    def run(check):
+        for batch in plan:
+            for row, (pieces, box) in zip(out, batch, strict=True):
+                decode_image(pieces, crop=box, size=(SIZE, SIZE), layout="chw", out=row)
+            check(out)
+
+    return run
+
+
+def pcr_dataset(dataset, workers):
+    def run(check):
+        dataset.set_epoch(0)
+        for images, _ in dataset.loader(workers):
+            check(images.numpy())
+
+    return run
+
+
+def stock(urls, boxes):
+    """WebDataset's own reading and decoding; ``boxes`` by key."""
+
+    def crop(sample):
+        y, x, height, width = boxes[sample["__key__"]]
+        small = sample["jpg"].resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height))
+        return np.asarray(small), sample["cls"], sample["__key__"]
+
+    def run(check):
+        pipeline = wds.WebDataset(urls, shardshuffle=False).decode("pil").map(crop).batched(BATCH, partial=False)
+        for images, _, keys in pipeline:
+            check(images, keys)
+
+    return run
+
+
+def lay_out(dataset):
+    """(pieces, box) of every image of every batch of the first epoch, in order, in memory of its own."""
+    prefixes = [shard.load(SCAN) for shard in map(dataset.shards.open, range(len(dataset.shards.urls)))]
+    order = dataset._order()
+    plan = []
+    for step in range(order.steps):
+        batch = []
+        for number in order.step(step).tolist():
+            shard, row = dataset.shards.place(number)
+            pieces = [memoryview(bytes(piece)) for piece in prefixes[shard]._pieces(row)]
+            batch.append((pieces, box_of(pieces[0], number)))
+        plan.append(batch)
+    for prefix in prefixes:
+        prefix.close()
+    return plan
+
+
+def check_pixels(runs, boxes, files):
+    """PCRDataset's pixels are those of decoding alone; stock's are the same pictures."""
+    expected = []
+    runs["decoding alone"](lambda images: expected.append(images.copy()))
+    for name, run in runs.items():
+        if name.startswith("PCRDataset"):
+            batches = iter(expected)
+            run(lambda images, batches=batches: np.testing.assert_array_equal(images, next(batches)))
+            assert next(batches, None) is None
+    seen = {}
+    runs["stock WebDataset"](lambda images, keys: seen.update(zip(keys, images, strict=True)))
+    for key, pixels in itertools.islice(seen.items(), 20):
+        same = decode_image(read(files[int(key)]), crop=boxes[key], size=(SIZE, SIZE))
+        assert np.abs(same.astype(int) - pixels).mean() < 3, key
+
+
+def measure(runs, rounds, images):
+    """CPU microseconds per image of this process and its children; every round runs all, in another order."""
+    times = {name: [] for name in runs}
+    rng = random.Random(0)
+    for _ in range(rounds):
+        for name in rng.sample(list(runs), len(runs)):
+            start = cpu()
+            runs[name](lambda *_: None)
+            times[name].append((cpu() - start) / images[name] * 1e6)
+    return times
+
+
+def cpu():
+    spent = os.times()
+    return time.process_time() + spent.children_user + spent.children_system
+
+
+def main():
+    args = parse_args(__doc__, rounds=9)
+    torch.set_num_threads(1)
+    with photos() as folder:
+        shards = os.path.join(folder, "shards")
+        files = jpeg_files(os.path.join(folder, "photos", "imagenet")) * COPIES
+        write_shards(files, shards)
+        urls = write_tars(files, os.path.join(folder, "tars"))
+        image = ImageDecoder(SIZE, "random")
+        runs, count = {}, len(files) // BATCH * BATCH
+        for name, options in CASES.items():
+            if options is not None:
+                dataset = PCRDataset(shards, BATCH, scan=SCAN, image=image, fields=("jpg", "cls"), read=options)
+                runs[name] = pcr_dataset(dataset, workers=int("worker" in name))
+        runs["decoding alone"] = decoding_alone(lay_out(dataset))
+        boxes = {f"{number:06d}": box_of(read(file), number) for number, file in enumerate(files)}
+        runs["stock WebDataset"] = stock(urls, boxes)
+        check_pixels(runs, boxes, files)
+        times = measure(runs, args.rounds, dict.fromkeys(runs, count))
+    rows, lines = [], []
+    for name in CASES:
+        ratio = summary([t / base for t, base in zip(times[name], times["decoding alone"], strict=True)])
+        faster = summary([base / t for t, base in zip(times[name], times["stock WebDataset"], strict=True)])
+        rows.append({"case": name, "us_per_image": summary(times[name]), "over_decoding": ratio, "stock_over_it": faster})
+        lines.append([name, show(rows[-1]["us_per_image"], 0), show(ratio, 3), show(faster)])
+    header = ["", "CPU us per image", "over decoding alone", "times faster than stock"]
+    print_table(f"{count} photographs, scan {SCAN}, crop to {SIZE} x {SIZE}; median [quartiles]", header, lines)
+    found = {row["case"]: row for row in rows}["PCRDataset"]
+    bars = [
+        bar("CPU time over that of decoding alone", found["over_decoding"]["median"], BAR_DECODE, at_most=True),
+        bar("times faster than stock WebDataset", found["stock_over_it"]["median"], BAR_STOCK, at_most=False),
+    ]
+    save(args, rows, bars)
+
+
+if __name__ == "__main__":
+    main()
