@@ -14,7 +14,8 @@ from typing import Any
 from . import __version__, cli_read, pixels, storage
 from .cliparts import Progress, add_command, scan_argument
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
-from .encode import EncodeOptions, encode
+from .encode import EncodeOptions, encode, encode_part
+from .engines import ENGINES, open_engine
 from .errors import EncodeError, PCRError
 from .export import FORMATS, export_shard
 from .index import FULL
@@ -84,7 +85,20 @@ def _add_encode(commands: Any) -> None:
     add("--samples-per-shard", type=int, metavar="N", help="at most N samples a shard (default: 1024, at least 8 shards)")
     add("--seed", type=int, default=0, help="seed of the global shuffle (default: %(default)s)")
     add("--keep-order", action="store_true", help="do not shuffle")
-    add("--workers", type=int, metavar="N", help="worker processes (default: one a core)")
+    add("--workers", type=int, metavar="N", help="worker processes (default: one a core), or SLURM jobs at a time (default: 8)")
+    add("--engine", choices=ENGINES, default="local", help="where shards are encoded (default: %(default)s processes)")
+    add("--scheduler", metavar="ADDRESS", help="of the Dask scheduler, or its scheduler file (.json)")
+    add(
+        "--slurm-option",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="sbatch option of the jobs (partition, account, time, tasks_per_node...); may be repeated",
+    )
+    add(
+        "--part", type=_part, metavar="I/N", help="encode part I (from 0) of N only; the last one to end writes the dataset index"
+    )
     add("--resume", action="store_true", help="go on with an earlier run; whole shards are kept")
     add("--on-error", choices=("raise", "skip"), default="raise", help=f"skip lists bad images in {SKIPPED} and goes on")
     add("--reencode-quality", type=int, metavar="Q", help="convert PNG, WebP, BMP sources to JPEG of this quality (lossy)")
@@ -113,14 +127,40 @@ def _encode(args: argparse.Namespace) -> int:
         prefix_keys=args.prefix_keys,
         fmt=ShardFormat(_script(args.script), args.layout, args.base, preview_fields),
     )
-    with Progress("encode", "images") as progress:
-        index = encode(args.src, args.dst, options, workers=args.workers, resume=args.resume, progress=progress)
+    local = args.engine == "local"
+    engine = open_engine(
+        args.engine, workers=None if local else args.workers, scheduler=args.scheduler, slurm=dict(args.slurm_option)
+    )
+    with Progress("encode", "images") as progress, engine as executor:
+        how: dict[str, Any] = {"workers": args.workers if local else None, "executor": executor}
+        how |= {"resume": args.resume, "progress": progress}
+        if args.part is None:
+            index: DatasetIndex | None = encode(args.src, args.dst, options, **how)
+        else:
+            index = encode_part(args.src, args.dst, args.part, options, **how)
+    if index is None:
+        print(f"part {args.part[0]} of {args.part[1]} is done; other parts have shards to write yet")
+        return 0
     print(scan_table(scan_costs(index)))
     print(f"{index.num_samples} samples in {len(index.shards)} shards in {args.dst}")
     if rows := read_skipped(args.dst):
         listed = storage.join(args.dst, SKIPPED)
         print(f"{len(rows)} images were skipped, listed in {listed}; the first: {rows[0].source}: {rows[0].reason}")
     return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return key.lstrip("-"), value
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 0 to N-1, got {text!r}")
+    return int(number), int(count)
 
 
 def _script(name: str) -> ScanScript | str:

@@ -7,7 +7,6 @@ bytes do not depend on how many workers there are, or on how often the run was s
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from . import storage
 from .dataset_index import DatasetIndex
 from .errors import CorruptJpeg, EncodeError, FormatError, PCRError
-from .journal import SKIPPED, Journal, ShardResult, Skipped, read_skipped
+from .journal import SKIPPED, Journal, Part, ShardResult, Skipped, read_skipped
 from .markers import SOI, map_jpeg
 from .parallel import run_tasks, worker_pool
 from .pixels import to_jpeg
@@ -130,6 +129,60 @@ def encode(
         CorruptJpeg, UnsupportedJpeg: A bad image, unless ``on_error="skip"``.
         StorageError: Bytes could not be read or written.
     """
+    index = encode_part(
+        src,
+        dst,
+        None,
+        options,
+        workers=workers,
+        resume=resume,
+        executor=executor,
+        progress=progress,
+        src_options=src_options,
+        dst_options=dst_options,
+    )
+    assert index is not None, "a run without parts is complete when it ends"
+    return index
+
+
+def encode_part(
+    src: str,
+    dst: str,
+    part: Part | None,
+    options: EncodeOptions = EncodeOptions(),
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    executor: concurrent.futures.Executor | None = None,
+    progress: Progress | None = None,
+    src_options: storage.Options | None = None,
+    dst_options: storage.Options | None = None,
+) -> DatasetIndex | None:
+    """Encode one part of a dataset's shards; parts run at any time, in any order, on any machines that share ``dst``.
+
+    Every part lists the source. The one that finds all shards done writes ``pcr.json``; a run without parts and with ``resume`` completes what parts
+    have left.
+
+    Args:
+        src: As for :func:`encode`, like all that is not said here.
+        dst: Folder for the shards.
+        part: (I, N): the shards whose number is I modulo N, of N parts; ``None`` for all shards.
+        options: How; the same for all parts.
+        workers: Worker processes.
+        resume: Go on with an earlier run of this part.
+        executor: Run the shard tasks on this executor.
+        progress: Called with this part's samples.
+        src_options: fsspec storage options of the source.
+        dst_options: fsspec storage options of the destination.
+
+    Returns:
+        The dataset index, or ``None`` while other parts have shards to write.
+
+    Raises:
+        EncodeError: The source or the destination is not as it should be, or another run is writing there.
+    """
+    if part is not None and not 0 <= part[0] < part[1]:
+        raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     source = source._replace(samples=convert_names(source.samples, options))
     names = field_names(source.samples)
@@ -137,22 +190,45 @@ def encode(
         raise EncodeError(f"expected preview fields of {list(names[1])}, got {sorted(unknown)}")
     if source.ignored:
         _log.warning("%s: left out %d files that are not images: %s", src, len(source.ignored), _some(source.ignored))
-    shards = plan_shards(source.samples, options)
-    journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options)
-    journal.open(resume)
-    tasks = {
-        number: ShardTask(storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options)
-        for number, samples in enumerate(shards)
-        if number not in journal.results
-    }
-    done = len(source.samples) - sum(len(task.samples) for task in tasks.values())
-    with worker_pool(workers, len(tasks), executor) as pool, contextlib.closing(journal):
-        for number, result in run_tasks(pool, encode_shard, tasks, in_flight=_IN_FLIGHT if executor else None):
-            journal.add(number, result)
-            done += len(shards[number])
-            if progress:
-                progress(done, len(source.samples))
-    return _finish(dst, journal, options, source.classes, dst_options)
+    shards = dict(enumerate(plan_shards(source.samples, options)))
+    mine = {number: samples for number, samples in shards.items() if part is None or number % part[1] == part[0]}
+    journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
+    with journal.open(resume):
+        tasks = {
+            number: ShardTask(
+                storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options
+            )
+            for number, samples in mine.items()
+            if number not in journal.results
+        }
+        _run(tasks, journal, workers, executor, _Count(sum(map(len, mine.values())), progress))
+        return _finish(journal, len(shards), options, source.classes)
+
+
+class _Count(NamedTuple):
+    """Samples to do, and whom to tell how many are done."""
+
+    total: int
+    progress: Progress | None
+
+
+def _run(
+    tasks: dict[int, ShardTask],
+    journal: Journal,
+    workers: int | None,
+    executor: concurrent.futures.Executor | None,
+    count: _Count,
+) -> None:
+    done = count.total - sum(len(task.samples) for task in tasks.values())
+    try:
+        with worker_pool(workers, len(tasks), executor) as pool:
+            for number, result in run_tasks(pool, encode_shard, tasks, in_flight=_IN_FLIGHT if executor else None):
+                journal.add(number, result)
+                done += len(tasks[number].samples)
+                if count.progress:
+                    count.progress(done, count.total)
+    finally:
+        journal.save()
 
 
 def _some(names: Sequence[str], count: int = 5) -> str:
@@ -298,18 +374,24 @@ def _fingerprint(source: Source, options: EncodeOptions) -> str:
     return digest.hexdigest()
 
 
-def _finish(
-    dst: str, journal: Journal, options: EncodeOptions, classes: tuple[str, ...], dst_options: storage.Options | None
-) -> DatasetIndex:
-    results = [journal.results[number] for number in sorted(journal.results)]
-    skipped = [row for result in results for row in result.skipped]
-    if skipped or read_skipped(dst, options=dst_options):
-        with storage.atomic_write(storage.join(dst, SKIPPED), options=dst_options) as file:
-            file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in skipped)
-    entries = tuple(result.entry for result in results if result.entry is not None)
-    if not entries:
-        raise EncodeError(f"every image was skipped; the reasons are in {storage.join(dst, SKIPPED)}")
-    script = options.fmt.scan_script
-    index = DatasetIndex(script.name, script.num_groups, entries, classes)
-    write_dataset_index(dst, index, options=dst_options)
+def _finish(journal: Journal, num_shards: int, options: EncodeOptions, classes: tuple[str, ...]) -> DatasetIndex | None:
+    """Write the dataset index if all shards are there, from this part or from others."""
+    with journal.finishing() as found:
+        if missing := set(range(num_shards)) - found.keys():
+            _log.info("%d of %d shards are left to other parts", len(missing), num_shards)
+            return None
+        dst, dst_options = journal.dst, journal.options
+        results = [found[number] for number in sorted(found)]
+        skipped = [row for result in results for row in result.skipped]
+        if skipped or read_skipped(dst, options=dst_options):
+            with storage.atomic_write(storage.join(dst, SKIPPED), options=dst_options) as file:
+                file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in skipped)
+        entries = tuple(result.entry for result in results if result.entry is not None)
+        if not entries:
+            raise EncodeError(f"every image was skipped; the reasons are in {storage.join(dst, SKIPPED)}")
+        script = options.fmt.scan_script
+        index = DatasetIndex(script.name, script.num_groups, entries, classes)
+        journal.unite(found)
+        write_dataset_index(dst, index, options=dst_options)
+        journal.remove_parts()
     return index

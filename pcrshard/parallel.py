@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
+import logging
 import multiprocessing
+import multiprocessing.context
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .errors import EncodeError
 
 T = TypeVar("T")
 R = TypeVar("R")
+_MAX_DEATHS = 3
+_log = logging.getLogger("pcrshard")
 
 
 @contextlib.contextmanager
@@ -31,12 +36,34 @@ def worker_pool(
     # A forked worker starts at once, a spawned one imports everything anew; but threads and torch do not survive a fork.
     safe = threading.active_count() == 1 and "torch" not in sys.modules
     context = multiprocessing.get_context("fork" if safe else "spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _die_with_parent) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = WorkerProcesses(workers, context)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+class WorkerProcesses(concurrent.futures.Executor):
+    """A process pool that can be made anew after one of its workers has died, which breaks Python's own for good."""
+
+    def __init__(self, workers: int, context: multiprocessing.context.BaseContext) -> None:
+        self._how = (workers, context, _die_with_parent)
+        self._pool = concurrent.futures.ProcessPoolExecutor(*self._how)
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
+        """Run ``fn`` in a worker."""
+        return self._pool.submit(fn, *args, **kwargs)
+
+    def renew(self) -> None:
+        """Other workers; what the old ones had is lost."""
+        self._pool.shutdown()
+        self._pool = concurrent.futures.ProcessPoolExecutor(*self._how)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers."""
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 def _die_with_parent() -> None:
@@ -56,26 +83,35 @@ def run_tasks(
 ) -> Iterator[tuple[int, R]]:
     """Run tasks on an executor, or here, and yield (number, result) as they end; the first error is raised.
 
-    ``in_flight`` tasks are submitted at a time, four for each core by default, so that a million of them do not wait in memory twice.
+    ``in_flight`` tasks are submitted at a time, four for each core by default, so that a million of them do not wait in memory twice. When a worker
+    process dies (out of memory, say), its tasks run again.
     """
     if pool is None:
         for number, task in tasks.items():
             yield number, function(task)
         return
-    waiting = iter(tasks.items())
+    waiting = collections.deque(tasks)
     limit = in_flight or 4 * len(os.sched_getaffinity(0))
     running: dict[concurrent.futures.Future[R], int] = {}
+    deaths = 0
     try:
-        while True:
-            while len(running) < limit and (item := next(waiting, None)):
-                running[pool.submit(function, item[1])] = item[0]
-            if not running:
-                return
-            ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in ended:
-                yield running.pop(future), future.result()
-    except concurrent.futures.BrokenExecutor as error:
-        raise EncodeError(f"a worker process died ({error}); run again with --resume") from error
+        while waiting or running:
+            try:
+                while waiting and len(running) < limit:
+                    future = pool.submit(function, tasks[waiting[0]])
+                    running[future] = waiting.popleft()
+                ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                for future in ended:
+                    result = future.result()
+                    yield running.pop(future), result
+            except concurrent.futures.BrokenExecutor as error:
+                deaths += 1
+                if not isinstance(pool, WorkerProcesses) or deaths > _MAX_DEATHS:
+                    raise EncodeError(f"a worker process died ({error}); run again with --resume") from error
+                _log.warning("a worker process died; the %d tasks that were under way run again", len(running))
+                waiting.extendleft(running.values())
+                running.clear()
+                pool.renew()
     finally:
         for future in running:
             future.cancel()

@@ -13,7 +13,10 @@ from conftest import ROOT
 
 from pcrshard import cli
 
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("guide", "native", "plan", "remote", "training", "huggingface"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("guide", "native", "plan", "remote", "training", "huggingface", "slurm")),
+]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

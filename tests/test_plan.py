@@ -54,7 +54,7 @@ class Case:
 
 def cases(count, last=None):
     """Random jobs; a failure shows the number of its case."""
-    print(f"{SEED = }")  # noqa: T201
+    print(f"{SEED = }")
     for number in range(count):
         yield Case.draw(np.random.default_rng([SEED, number]), last), number
 

@@ -1,0 +1,181 @@
+"""A real SLURM cluster of one node for the tests: munged, slurmctld and slurmd of this test run alone, on free ports, in a folder of its own."""
+
+import contextlib
+import getpass
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+CPUS = 8  # more than there may be: SLURM is told so, and the tasks share the cores
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+CONF = """
+ClusterName=pcrshard
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPort={controller}
+SlurmdPort={node}
+AuthType=auth/munge
+# A requeued job waits until the credential of its first run is out; five seconds is the least that SLURM takes, 120 its default.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+ReturnToService=2
+KillWait=2
+InactiveLimit=0
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Cluster:
+    """The cluster, and what tests ask of it."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        # A test run may itself be a SLURM job; its jobs must not take that job's variables for their own.
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
+        self.environment = clean | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def run(self, *command, check=True, **options):
+        """Run a command with this cluster's SLURM; returns its output."""
+        options = {"env": self.environment, "timeout": 60} | options
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+        assert not check or result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
+        return result.stdout.strip()
+
+    def submit(self, *arguments, **options):
+        """sbatch; returns the job's number."""
+        return self.run("sbatch", "--parsable", *arguments, **options)
+
+    def state(self, job):
+        """A job's state in SLURM's word."""
+        shown = dict(field.partition("=")[::2] for field in self.run("scontrol", "show", "job", job, "-o").split())
+        return shown["JobState"]
+
+    def wait(self, job, states=("COMPLETED",), seconds=60.0):
+        """Wait for a job to be in one of the states; fails at once where it ends in another."""
+        end = time.monotonic() + seconds
+        while (state := self.state(job)) not in states:
+            over = state in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "COMPLETED") or time.monotonic() > end
+            assert not over, f"job {job} is {state}, expected {states}; {self.logs()}"
+            time.sleep(0.1)
+        return state
+
+    def logs(self):
+        """The ends of the daemons' logs."""
+        return "\n".join(f"{log}: {log.read_text(errors='replace')[-600:]}" for log in self.folder.glob("*.log"))
+
+
+def free_ports(count):
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+@contextlib.contextmanager
+def cluster():
+    """Start the cluster; end it, its jobs and its folder."""
+    lacking = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    if lacking:
+        pytest.skip(f"NO SLURM: {', '.join(lacking)} not found: apt-get install slurm-wlm munge")
+    if os.geteuid() != 0:
+        pytest.skip("NO SLURM: slurmd needs root to start jobs; run the tests as root, in a container say")
+    folder = tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="/tmp")  # a socket's path must be short
+    os.chmod(folder, 0o755)
+    found = Cluster(folder)
+    try:
+        _start(found)
+        yield found
+    finally:
+        _stop(found)
+
+
+def _path():
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def _start(found):
+    folder = found.folder
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(1024))
+    key.chmod(0o600)
+    controller, node = free_ports(2)
+    host = socket.gethostname().partition(".")[0]
+    text = CONF.format(folder=folder, host=host, user=getpass.getuser(), controller=controller, node=node, cpus=CPUS)
+    (folder / "slurm.conf").write_text(text)
+    at = {name: str(folder / f"munge.{name}") for name in ("key", "socket", "pid", "log", "seed")}
+    run = {"env": found.environment | {"PATH": _path()}}
+    files = (f"--key-file={at['key']}", f"--pid-file={at['pid']}", f"--log-file={at['log']}", f"--seed-file={at['seed']}")
+    found.run("munged", "--force", f"--socket={at['socket']}", *files, **run)
+    found.run("slurmctld", **run)
+    found.run("slurmd", **run)
+    end = time.monotonic() + 15
+    while found.run("sinfo", "--noheader", "--format=%t", check=False) != "idle":
+        assert time.monotonic() < end, f"the cluster does not start: {found.logs()}"
+        time.sleep(0.05)
+
+
+def _stop(found):
+    """End jobs, then the daemons in the reverse order."""
+    if (found.folder / "slurmd.pid").exists():
+        found.run("scancel", "--quiet", "--signal=KILL", "--full", "--user", getpass.getuser(), check=False)
+    for name in ("slurmd", "slurmctld", "munge"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+            pid = int((found.folder / f"{name}.pid").read_text())
+            os.kill(pid, signal.SIGTERM)
+            _wait_for_end(pid)
+    shutil.rmtree(found.folder, ignore_errors=True)
+
+
+def is_alive(pid):
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _wait_for_end(pid, seconds=5.0):
+    """Wait for a process that is not our child."""
+    end = time.monotonic() + seconds
+    while is_alive(pid):
+        time.sleep(0.02)
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module", name="cluster")
+def cluster_fixture():
+    """A cluster for the tests of a module."""
+    with cluster() as found:
+        yield found
