@@ -107,7 +107,7 @@ def _add_encode(commands: Any) -> None:
     add(
         "--script",
         default="standard",
-        help="scan script: its name, or a file in the syntax of jpegtran -scans (default: %(default)s)",
+        help="scan script: standard, q95, or a file in the syntax of jpegtran -scans (default: %(default)s)",
     )
     add("--layout", choices=("compact", "preview"), default="compact", help="preview shows base scans as ordinary image members")
     add("--base", type=int, default=2, metavar="K", help="scans in a preview member (default: %(default)s)")

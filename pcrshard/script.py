@@ -45,6 +45,23 @@ STANDARD = ScanScript(
     ),
 )
 
+# For sources of JPEG quality 90 and above; docs/scripts.md has the search and the figures.
+Q95 = ScanScript(
+    "q95",
+    (
+        "0,1,2: 0-0, 0, 2",
+        "0: 1-2, 0, 3; 0: 3-9, 0, 4",
+        "2: 1-63, 0, 3; 1: 1-63, 0, 3; 0: 10-20, 0, 4",
+        "0: 3-20, 4, 3; 0: 1-2, 3, 2",
+        "0: 21-63, 0, 3; 2: 1-63, 3, 2; 1: 1-63, 3, 2",
+        "0: 3-20, 3, 2",
+        "0,1,2: 0-0, 2, 1; 0: 21-63, 3, 2; 2: 1-63, 2, 1; 1: 1-63, 2, 1",
+        "0: 1-63, 2, 1",
+        "0,1,2: 0-0, 1, 0; 2: 1-63, 1, 0; 1: 1-63, 1, 0",
+        "0: 1-63, 1, 0",
+    ),
+)
+
 
 def parse_scan(text: str) -> Scan:
     """Parse one scan of a script.

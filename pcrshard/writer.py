@@ -24,11 +24,11 @@ from .jpeg import check_complete, cut_scans, cut_tail, fill_in_height
 from .markers import map_jpeg
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
-from .script import STANDARD, ScanScript, group_scans, scans_for
+from .script import Q95, STANDARD, ScanScript, group_scans, scans_for
 
 MAX_BYTES = 0xFFFFFFFE
 JPEG_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif"})
-SCRIPTS = {STANDARD.name: STANDARD}
+SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 
 
 class EncodedImage(NamedTuple):

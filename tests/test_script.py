@@ -10,6 +10,7 @@ from pcrshard.markers import Scan, map_jpeg
 from pcrshard.pixels import make_progressive
 from pcrshard.script import STANDARD, ScanScript, group_scans, parse_scan, parse_script, scans_for
 from pcrshard.testing import make_jpeg
+from pcrshard.writer import SCRIPTS
 
 GROUPS = {
     "RGB": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
@@ -54,6 +55,13 @@ def test_the_script_file_is_the_built_in_script(jpegtran):
     assert tuple(lines) == STANDARD.groups
     jpeg = make_jpeg()
     assert jpegtran(jpeg, "-scans", str(path)) == jpegtran(jpeg, "-progressive")
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_a_built_in_script_is_its_file(name):
+    """``--script NAME`` and ``--script conf/scans/NAME.txt`` are the same, and jpegtran takes the file."""
+    path = ROOT / "conf" / "scans" / f"{name}.txt"
+    assert parse_script(name, path.read_text()) == SCRIPTS[name]
 
 
 BAD_SCRIPTS = {
