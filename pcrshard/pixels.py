@@ -105,11 +105,16 @@ def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
         except ValueError:
             pass  # These scans do not fit this image, such as one with too many blocks to interleave; libjpeg may know better.
     progressive = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
-    if list(map_jpeg(progressive).scans) != list(scans):
-        raise UnsupportedJpeg(
-            "this scan script needs the native core, for this image or on this machine; libjpeg-turbo has only its own"
-        )
-    return progressive
+    if list(map_jpeg(progressive).scans) == list(scans):
+        return progressive
+    message = "this scan script needs the native core, for this image or on this machine; libjpeg-turbo has only its own"
+    if not native.available:
+        raise UnsupportedJpeg(message)
+    try:
+        # What only libjpeg reads, such as arithmetic coding, is now as the core likes it.
+        return native.rescan(progressive, scans)
+    except (native.NativeError, ValueError) as error:
+        raise UnsupportedJpeg(message) from error
 
 
 def make_baseline(jpeg: bytes) -> bytes:

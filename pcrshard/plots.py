@@ -12,7 +12,8 @@ from .report import ScanCost, human_bytes
 _BLUE, _GREY = "#2b6cb0", "#4a5568"
 
 
-def _pyplot() -> Any:
+def pyplot_module() -> Any:
+    """matplotlib.pyplot, drawing to files; raises MissingDependency."""
     try:
         import matplotlib
     except ImportError as error:
@@ -25,20 +26,21 @@ def _pyplot() -> Any:
 
 def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None:
     """Bars of bytes per sample at each scan, saved as PNG."""
-    pyplot = _pyplot()
+    pyplot = pyplot_module()
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     draw_scan_costs(axes, costs)
     axes.set_title(title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: str) -> None:
+def save_figure(figure: Any, path: str) -> None:
+    """Save a figure as PNG and close it; raises StorageError."""
     try:
         figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot save the picture: {error}", url=path) from error
     finally:
-        _pyplot().close(figure)
+        pyplot_module().close(figure)
 
 
 def draw_scan_costs(axes: Any, costs: Sequence[ScanCost]) -> None:
@@ -59,7 +61,7 @@ def plot_ladder(images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanC
         path: Target file.
         title: Above the figure.
     """
-    pyplot = _pyplot()
+    pyplot = pyplot_module()
     figure = pyplot.figure(figsize=(12, 7), layout="constrained")
     mosaic = [[f"image{i}" for i in range(len(images))], ["bars"] * len(images)]
     axes = figure.subplot_mosaic(mosaic, height_ratios=[1, 1.4])
@@ -69,12 +71,12 @@ def plot_ladder(images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanC
         axes[f"image{i}"].axis("off")
     draw_scan_costs(axes["bars"], costs)
     figure.suptitle(title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_fidelity(scans: Sequence[object], kilobytes: Sequence[float], msssim: Sequence[float], path: str, *, title: str) -> None:
     """Draw MS-SSIM over bytes per sample, one point a scan, saved as PNG."""
-    pyplot = _pyplot()
+    pyplot = pyplot_module()
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     axes.plot(kilobytes, msssim, "o-", color="#2b6cb0")
     for scan, x, y in zip(scans, kilobytes, msssim, strict=True):
@@ -84,4 +86,4 @@ def plot_fidelity(scans: Sequence[object], kilobytes: Sequence[float], msssim: S
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save_figure(figure, path)

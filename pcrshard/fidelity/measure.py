@@ -20,7 +20,7 @@ from ..dataset_index import DatasetIndex
 from ..errors import MissingDependency, ScanUnavailable
 from ..index import FULL, Scan, check_scan
 from ..pixels import Pixels, decode_image
-from ..plots import _pyplot, _save
+from ..plots import pyplot_module, save_figure
 from ..reader import Sample, Shard, open_dataset
 from ..report import human_bytes, table
 from ..storage import Options
@@ -399,7 +399,7 @@ def contact_sheet(
         MissingDependency: matplotlib or torchmetrics is not installed.
         PCRError: As for :func:`measure`.
     """
-    _pyplot()
+    pyplot_module()
     index, urls = open_dataset(url, storage_options=storage_options)
     last = index.num_groups
     wanted: list[Scan] = list(scans) if scans is not None else sorted({round(1 + i * (last - 1) / 4) for i in range(5)})
@@ -432,7 +432,7 @@ def _middle(pixels: Pixels, side: int) -> Box:
 
 def plot_contact_sheet(rows: Sequence[Sequence[Picture]], path: str, *, title: str) -> None:
     """Draw one image a row, its scans from left to right, full fidelity last; below each its difference to the last, times four about gray."""
-    pyplot = _pyplot()
+    pyplot = pyplot_module()
     columns = len(rows[0])
     figure, axes = pyplot.subplots(
         2 * len(rows), columns, figsize=(2.3 * columns, 4.9 * len(rows)), layout="constrained", squeeze=False
@@ -447,7 +447,7 @@ def plot_contact_sheet(rows: Sequence[Sequence[Picture]], path: str, *, title: s
             above.axis("off")
             below.axis("off")
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _label(scan: Scan) -> str:
