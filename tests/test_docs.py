@@ -15,7 +15,10 @@ from pcrshard import cli
 
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("guide", "native", "plan", "remote", "training", "huggingface", "scripts", "slurm")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("guide", "native", "plan", "remote", "training", "huggingface", "scripts", "slurm")
+    ),
 ]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
