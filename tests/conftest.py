@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import shutil
 import subprocess
 import tarfile
@@ -17,6 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 def _data_folder() -> pathlib.Path | None:
     folder = pathlib.Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
     return folder if (folder / "photos.tar").exists() else None
+
+
+def pytest_configure(config):
+    # A run in the background of a shell ignores SIGINT, and so would every process that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -511,6 +511,7 @@ def test_kill_at_random_moments_leaves_no_wrong_byte(tmp_path):
         process.join()
         assert process.exitcode == -signal.SIGKILL
     _read_at_random(str(tmp_path), limit, 99, 0.5)
+    logging.disable(logging.NOTSET)
     assert used_bytes(tmp_path) <= limit
     assert not list(tmp_path.rglob("*.tmp"))
 

@@ -653,7 +653,7 @@ def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_pat
         if how == "waits":
             time.sleep(0.3)
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert time.monotonic() - begin < 10
         assert ("own error" in errors) == (how == "exception")
         assert "Fatal" not in errors
@@ -691,7 +691,7 @@ def test_buffers_come_back(dataset, index):
         for _ in range(20):
             list(pipeline(urls, 5, index=index))
             next(iter(pipeline(urls, 5, index=index)))
-        assert 1 <= len(buffers._idle) <= 4
+        assert 1 <= len(buffers._idle) <= buffers._MAX_IDLE
 
 
 def test_corrupt_index_of_a_remote_dataset_is_named(tmp_path):

@@ -134,7 +134,8 @@ def test_ranks_average_their_gradients(dataset, tmp_path):
         command = [sys.executable, str(script)]
         if world == 2:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
         means += [json.loads((tmp_path / f"{world}-{rank}").read_text()) for rank in range(world)]
     assert means[1] == means[2]
     assert means[0] == pytest.approx(means[1], abs=1e-4)

@@ -313,7 +313,7 @@ def pick(rng: random.Random, sizes: Sequence[int], num_images: int, max_shards: 
         For each shard chosen its rows, in order.
 
     >>> pick(random.Random(0), [3, 3, 3, 3], 4, 2)
-    {2: [0], 3: [0, 1, 2]}
+    {1: [0, 1, 2], 3: [0]}
     """
     shards = sorted(rng.sample(range(len(sizes)), min(max_shards, len(sizes))))
     images = [(shard, row) for shard in shards for row in range(sizes[shard])]
