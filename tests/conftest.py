@@ -2,8 +2,8 @@
 
 import os
 import pathlib
-import signal
 import shutil
+import signal
 import subprocess
 import tarfile
 
