@@ -1,0 +1,158 @@
+"""BandwidthTuner, on a simulated loop and a simulated link; no clock, no files."""
+
+import itertools
+import random
+import types
+
+import pytest
+
+from pcrshard import ScanLevel
+from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
+
+SIZES = [1273, 2729, 3022, 3374, 4589, 6758, 6956, 7330, 7771, 11404, 11427]
+BATCH, SHARD, USED = 16, 64, 0.02
+SPEED = BATCH / USED  # images a second when nothing is waited for
+AHEAD = 2  # shards
+
+
+def simulate(tuner, rate, steps, noise=0.1, seed=0):
+    """Rows of (time, waited, used, scan): one link at ``rate(time)`` bytes a second loads AHEAD shards ahead, at the level of their request."""
+    rng, now, link = random.Random(seed), 0.0, 0.0
+    loaded, rows = [], []
+    for step in range(steps):
+        shard = step * BATCH // SHARD
+        while len(loaded) <= shard + AHEAD:
+            link, left = max(link, now), tuner.sizes[tuner._position] * SHARD
+            while left > 1e-6:
+                part = min(0.005 * rate(link), left)
+                left, link = left - part, link + part / rate(link)
+            loaded.append(link)
+        waited, used = max(0.0, loaded[shard] - now), USED * (1 + noise * rng.uniform(-1, 1))
+        now += waited + used
+        rows.append((now, waited, used, tuner.step(waited, used, BATCH)))
+    return rows
+
+
+def make_tuner(scan="full", **options):
+    return BandwidthTuner(ScanLevel(scan), SIZES, window=5, ahead=(AHEAD + 1) * SHARD, **options)
+
+
+def stalls(rows):
+    return sum(row[1] for row in rows) / sum(row[1] + row[2] for row in rows)
+
+
+def size(scan):
+    return SIZES[-1] if scan == "full" else SIZES[scan - 1]
+
+
+@pytest.mark.parametrize("factor", [0.13, 0.2, 0.3, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("seed", range(5))
+def test_constant_bandwidth_is_matched_without_oscillation(factor, seed):
+    """It settles within a few windows, waits little from then on, tries higher ever more rarely, and wastes less than one step up."""
+    bandwidth = factor * SPEED * SIZES[-1]
+    rows = simulate(make_tuner(), lambda time: bandwidth, 4000, seed=seed)
+    affordable = max(s for s in SIZES if s <= bandwidth / SPEED)
+    assert stalls(rows[100:]) < 0.05, "settles within 20 windows"
+    assert all(stalls(rows[i : i + 1000]) < 0.05 for i in range(100, 3000, 250))
+    late = [row[3] for row in rows[1000:]]
+    changes = sum(a != b for a, b in itertools.pairwise(late))
+    assert changes <= 2 * 3000 / (32 * 5), "one try up and back in 32 windows"
+    assert sum(size(scan) for scan in late) / len(late) > 0.7 * affordable
+
+
+def test_more_bandwidth_than_needed_is_full_and_stays_so():
+    """Nothing waits, so nothing changes."""
+    rows = simulate(make_tuner(), lambda time: 2 * SPEED * SIZES[-1], 500)
+    assert {row[3] for row in rows} == {"full"}
+
+
+def test_it_climbs_to_full_from_below():
+    """From scan 1 it is at full within 100 steps of a fast link."""
+    rows = simulate(make_tuner(1), lambda time: 3 * SPEED * SIZES[-1], 200)
+    assert [row[3] for row in rows[-20:]] == ["full"] * 20
+    assert stalls(rows) < 0.05
+
+
+def test_it_never_goes_below_the_floor():
+    """What the task needs, it gets, however slow."""
+    floor = ScanLevel(5)
+    rows = simulate(make_tuner(floor=floor), lambda time: 0.1 * SPEED * SIZES[-1], 300)
+    assert {row[3] for row in rows[20:]} == {5}
+    tuner = make_tuner(1, floor="full")
+    assert {row[3] for row in simulate(tuner, lambda time: 1e9, 30)[10:]} == {"full"}
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_drop_is_answered_and_a_return_too(factor, seed):
+    """From the first wait on it takes 2 shards to know the bandwidth, and those already asked for to be through."""
+    full = 1.2 * SPEED * SIZES[-1]
+    rows = simulate(make_tuner(), lambda time: full / factor if 10 <= time < 30 else full, 4000, seed=seed)
+    first = next(i for i, row in enumerate(rows) if row[0] > 10 and row[1] > 0.05 * USED)
+    changed = next(i for i in range(first, len(rows)) if rows[i][3] != "full")
+    per_shard = SHARD // BATCH
+    assert (changed - first) / per_shard <= 3
+    calm = first + (3 + AHEAD + 1) * per_shard
+    last = max(i for i, row in enumerate(rows) if row[0] < 30)
+    assert stalls(rows[calm:last]) < 0.06
+    back = next(i for i in range(last, len(rows)) if rows[i][3] == "full")
+    assert rows[back][0] - 30 < 8, "400 steps at most: 32 windows of 5, or dearer tries, and the steps up"
+    assert {row[3] for row in rows[back:]} == {"full"}
+
+
+def test_a_slow_loop_is_no_slow_link():
+    """When the loop itself gets slower, more bytes fit into a step."""
+    tuner = make_tuner()
+    simulate(tuner, lambda time: 0.3 * SPEED * SIZES[-1], 200)
+    low = tuner.level.value
+    for _ in range(400):
+        tuner.step(0.0, 10 * USED, BATCH)
+    assert tuner.level.value == "full" != low
+
+
+def test_a_hiccup_now_and_then_does_not_keep_it_low():
+    """A step in 79 waits long, as at the start of an epoch; scan 1 is left all the same."""
+    tuner = make_tuner(1)
+    tuner.bandwidth, tuner._hold = 0.3 * SPEED * SIZES[-1], 32
+    for step in range(3000):
+        tuner.step(0.1 if step % 79 == 1 else 0.0, USED, BATCH)
+    assert tuner.level.value in (10, "full")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_waits_that_are_not_for_bytes_are_excused(share):
+    """A loader that is slow at any scan, by decoding or by the processor, does not cost fidelity."""
+    tuner = make_tuner()
+    rng = random.Random(0)
+    scans = [tuner.step(USED * share / (1 - share) * rng.uniform(0.5, 1.5), USED, BATCH) for _ in range(1500)]
+    assert set(scans[500:]) <= {10, "full"}, "which are the same but for metadata"
+    assert tuner.excused == pytest.approx(share, abs=0.1)
+
+
+def test_watch_counts_waits_but_for_the_first(monkeypatch):
+    """The first batch of an epoch is always waited for."""
+    seen = []
+    tuner = make_tuner()
+    monkeypatch.setattr(tuner, "step", lambda waited, used, samples: seen.append((waited, samples)))
+    clock = iter([0.0, 7.0, 8.0, 8.0, 10.0, 11.0, 11.0])
+    fake = types.SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("pcrshard.fidelity.bandwidth.time", fake)
+    assert list(tuner.watch(["a", "b"], samples=3)) == ["a", "b"]
+    assert seen == [(0.0, 3), (2.0, 3)]
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"max_wait": 0.0}, {"max_wait": 1.0}, {"patience": 0}, {"ahead": -1}])
+def test_numbers_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match="expected bytes of at least one scan"):
+        BandwidthTuner(ScanLevel(), SIZES, **wrong)
+    with pytest.raises(ValueError, match="expected bytes of at least one scan"):
+        BandwidthTuner(ScanLevel(), [5])
+
+
+def test_sizes_come_from_the_index():
+    """Means over all shards, ``full`` last."""
+    entries = [
+        types.SimpleNamespace(num_samples=2, prefix_stops=(20, 40)),
+        types.SimpleNamespace(num_samples=3, prefix_stops=(80, 160)),
+    ]
+    assert bytes_per_sample(entries) == [20, 40]
