@@ -220,6 +220,8 @@ def _run(
     count: _Count,
 ) -> None:
     done = count.total - sum(len(task.samples) for task in tasks.values())
+    # The largest first, so that no worker has a large one left when the others are done.
+    tasks = dict(sorted(tasks.items(), key=lambda item: -_source_bytes(item[1])))
     try:
         with worker_pool(workers, len(tasks), executor) as pool:
             for number, result in run_tasks(pool, encode_shard, tasks, in_flight=_IN_FLIGHT if executor else None):
@@ -229,6 +231,11 @@ def _run(
                     count.progress(done, count.total)
     finally:
         journal.save()
+
+
+def _source_bytes(task: ShardTask) -> int:
+    """Bytes of a shard's sources, as far as listing them has told."""
+    return sum(ref.stop - ref.start for sample in task.samples for ref in sample.refs if ref.stop is not None)
 
 
 def _some(names: Sequence[str], count: int = 5) -> str:
