@@ -220,10 +220,10 @@ def _run(
     count: _Count,
 ) -> None:
     done = count.total - sum(len(task.samples) for task in tasks.values())
-    # The largest first, so that no worker has a large one left when the others are done.
-    tasks = dict(sorted(tasks.items(), key=lambda item: -_source_bytes(item[1])))
     try:
         with worker_pool(workers, len(tasks), executor) as pool:
+            if pool is not None:  # the largest first, so that no worker has a large one left when the others are done
+                tasks = dict(sorted(tasks.items(), key=lambda item: -_source_bytes(item[1])))
             for number, result in run_tasks(pool, encode_shard, tasks, in_flight=_IN_FLIGHT if executor else None):
                 journal.add(number, result)
                 done += len(tasks[number].samples)
