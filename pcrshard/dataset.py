@@ -11,7 +11,7 @@ import multiprocessing.sharedctypes
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class EpochOptions:
 
     seed: int = 0
     shuffle_shards: int = 4
-    last: str = "drop"
+    last: Literal["drop", "pad", "short"] = "drop"
     phases: int = 4
     slots: int | None = None
     weights: tuple[float, ...] | None = None
@@ -71,7 +71,7 @@ class EpochOptions:
     @property
     def rules(self) -> Rules:
         """Those that hold for a whole epoch."""
-        return Rules(self.seed, self.shuffle_shards, self.last)  # type: ignore[arg-type]  # Rules checks it
+        return Rules(self.seed, self.shuffle_shards, self.last)
 
 
 class PCRDataset(IterableDataset[Any]):
@@ -332,17 +332,13 @@ class PCRDataset(IterableDataset[Any]):
             decode = None
             if self.image is not None:
                 seed = self.options.seed << 96 | epoch << 64 | number
-                decode = functools.partial(self._decode, seed, None if target is None else target[i])
+                decode = functools.partial(_decode, self.image, seed, None if target is None else target[i])
             samples.append(prefix.sample(row, select=self._select, decode=decode))
         if self.transform is not None:
             return torch.utils.data.default_collate([self.transform(sample) for sample in samples])
         names = self.fields or list(dict.fromkeys(name for sample in samples for name in sample))
         columns = {name: self._column(name, samples, batch) for name in names}
         return tuple(columns.values()) if self.fields else columns
-
-    def _decode(self, seed: int, out: Pixels | None, pieces: list[memoryview]) -> Pixels:
-        # The same draws for each image of a sample, whichever others are read: an image and its mask stay together.
-        return self.image(pieces, random.Random(seed), out)  # type: ignore[misc]  # only called if there is one
 
     def _image_batch(self, rows: list[Row]) -> torch.Tensor | None:
         """Memory that the images of a batch are decoded into, if they have one size and each sample has one image at most."""
@@ -374,6 +370,11 @@ class PCRDataset(IterableDataset[Any]):
         convert = _CONVERSIONS.get(extension)
         values = [_convert(convert, name, sample) if convert and name in sample else sample.get(name) for sample in samples]
         return torch.tensor(values) if extension in _INTEGERS and not missing else values
+
+
+def _decode(image: ImageDecoder, seed: int, out: Pixels | None, pieces: list[memoryview]) -> Pixels:
+    # The same draws for each image of a sample, whichever others are read: an image and its mask stay together.
+    return image(pieces, random.Random(seed), out)
 
 
 def _convert(convert: Callable[[bytes], Any], name: str, sample: Sample) -> Any:

@@ -129,6 +129,8 @@ class SlurmPool(concurrent.futures.Executor):
         slurm = _submitit()
         self._jobs, self._seconds = jobs, seconds
         self.folder = os.path.abspath(folder or tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="."))
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        _check_private(self.folder)
         for name in ("todo", "taken", "done", "new"):
             os.makedirs(os.path.join(self.folder, name), mode=0o700, exist_ok=True)
         self._submitter = _submitter(slurm, os.path.join(self.folder, "jobs"), options)
@@ -211,7 +213,7 @@ class SlurmPool(concurrent.futures.Executor):
             self._fruitless = 0
             try:
                 with open(path, "rb") as file:
-                    good, value = pickle.load(file)  # noqa: S301  # written by our own jobs, in a folder of mode 700
+                    good, value = pickle.load(file)  # noqa: S301  # by our own jobs, in a folder that nobody else may write
             except Exception as error:
                 good, value = (
                     False,
@@ -321,6 +323,13 @@ def _command(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # SLURM's own, by our own names
 
 
+def _check_private(folder: str) -> None:
+    """Tasks and results are pickles, which execute: who can write to the folder can run anything as its owner."""
+    found = os.stat(folder)
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise EncodeError(f"expected a folder that is yours and that nobody else may write to: chmod go-w {folder}")
+
+
 def _write(folder: str, kind: str, name: str, value: Any) -> None:
     """A file that appears whole."""
     path = os.path.join(folder, "new", f"{name}.{os.getpid()}.{threading.get_ident()}")
@@ -334,6 +343,7 @@ def work(folder: str) -> int:
 
     The signal that announces the time limit lets it finish its task, if there is time, and take no other.
     """
+    _check_private(folder)
     me = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_PROCID', '0')}"
     stop = threading.Event()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -357,7 +367,7 @@ def _do(folder: str, name: str, me: str) -> int:
         return 0
     try:
         with open(taken, "rb") as file:
-            function, args, kwargs = pickle.load(file)  # noqa: S301  # written by the process that submitted this job
+            function, args, kwargs = pickle.load(file)  # noqa: S301  # by who submitted this job; work has checked the folder
         result = (True, function(*args, **kwargs))
     except Exception as error:
         _log.exception("task %s", name)
@@ -371,7 +381,7 @@ def _do(folder: str, name: str, me: str) -> int:
 def _portable(error: Exception) -> Exception:
     """The error, if it can travel; its text otherwise."""
     try:
-        copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
     except Exception:
         return EncodeError(f"{type(error).__name__}: {error}")
     return error if type(copy) is type(error) else EncodeError(f"{type(error).__name__}: {error}")

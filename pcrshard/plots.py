@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .errors import MissingDependency, StorageError
+from .index import FULL, Scan
 from .pixels import Pixels
 from .report import ScanCost, human_bytes
 
 _BLUE, _GREY = "#2b6cb0", "#4a5568"
+
+
+class Picture(NamedTuple):
+    """One image at one scan, for :func:`plot_contact_sheet`."""
+
+    key: str
+    scan: Scan
+    num_bytes: int
+    msssim: float
+    pixels: Pixels
 
 
 def pyplot_module() -> Any:
@@ -86,4 +99,25 @@ def plot_fidelity(scans: Sequence[object], kilobytes: Sequence[float], msssim: S
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
+
+
+def plot_contact_sheet(rows: Sequence[Sequence[Picture]], path: str, *, title: str) -> None:
+    """Draw one image a row, its scans from left to right, full fidelity last; below each its difference to the last, times four about gray."""
+    pyplot = pyplot_module()
+    columns = len(rows[0])
+    figure, axes = pyplot.subplots(
+        2 * len(rows), columns, figsize=(2.3 * columns, 4.9 * len(rows)), layout="constrained", squeeze=False
+    )
+    for r, pictures in enumerate(rows):
+        reference = pictures[-1].pixels.astype(np.int16)
+        for c, picture in enumerate(pictures):
+            above, below = axes[2 * r][c], axes[2 * r + 1][c]
+            above.imshow(picture.pixels)
+            scan = FULL if picture.scan == FULL else f"scan {picture.scan}"
+            above.set_title(f"{scan}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}", fontsize=9)
+            below.imshow(np.clip(128 + 4 * (picture.pixels - reference), 0, 255).astype(np.uint8))
+            above.axis("off")
+            below.axis("off")
+    figure.suptitle(title, fontsize=10)
     save_figure(figure, path)

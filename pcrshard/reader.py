@@ -108,6 +108,10 @@ class Shard:
     def __len__(self) -> int:
         return self.num_samples
 
+    def __iter__(self) -> Iterator[Sample]:
+        """All samples at full fidelity, by one read; without this, ``for`` would read the prefix anew for each."""
+        return self.samples()
+
     def __getitem__(self, row: int | str) -> Sample:
         """A sample at full fidelity, by position or key; reads the shard's prefix. See :meth:`sample`."""
         return self.sample(row)

@@ -88,6 +88,15 @@ def test_other_fields_come_back(small):
     assert [sample["cls"] for sample in Shard(str(small)).samples(1)] == [b"0", b"1", b"2"]
 
 
+def test_iterating_a_shard_reads_once(small, monkeypatch):
+    """``for sample in shard`` costs one read of the prefix, not one a sample."""
+    loads = []
+    load = Shard.load
+    monkeypatch.setattr(Shard, "load", lambda self, *args, **kwargs: loads.append(args) or load(self, *args, **kwargs))
+    assert [sample["cls"] for sample in Shard(str(small))] == [b"0", b"1", b"2"]
+    assert len(loads) == 1
+
+
 def test_select_leaves_fields_out(small):
     """A job can leave out fields that it does not need."""
     samples = list(Shard(str(small)).samples(3, select=lambda key, field: field == "cls"))

@@ -121,6 +121,8 @@ if {world} > 1:
     model = torch.nn.parallel.DistributedDataParallel(model)
 rows = tuner.measure(model)
 open({out!r} + str(rank), "w").write(json.dumps([row.mean for row in rows]))
+if {world} > 1:
+    dist.destroy_process_group()
 """
 
 

@@ -20,7 +20,7 @@ from ..dataset_index import DatasetIndex
 from ..errors import MissingDependency, ScanUnavailable
 from ..index import FULL, Scan, check_scan
 from ..pixels import Pixels, decode_image
-from ..plots import pyplot_module, save_figure
+from ..plots import Picture, plot_contact_sheet, pyplot_module
 from ..reader import Sample, Shard, open_dataset
 from ..report import human_bytes, table
 from ..storage import Options
@@ -86,16 +86,6 @@ class Recommendation(NamedTuple):
 
     scan: Scan
     reason: str
-
-
-class Picture(NamedTuple):
-    """One image at one scan, for :func:`plot_contact_sheet`."""
-
-    key: str
-    scan: Scan
-    num_bytes: int
-    msssim: float
-    pixels: Pixels
 
 
 def count_scales(height: int, width: int) -> int:
@@ -428,27 +418,3 @@ def _middle(pixels: Pixels, side: int) -> Box:
     height, width = pixels.shape[:2]
     h, w = min(height, side), min(width, side)
     return (height - h) // 2, (width - w) // 2, h, w
-
-
-def plot_contact_sheet(rows: Sequence[Sequence[Picture]], path: str, *, title: str) -> None:
-    """Draw one image a row, its scans from left to right, full fidelity last; below each its difference to the last, times four about gray."""
-    pyplot = pyplot_module()
-    columns = len(rows[0])
-    figure, axes = pyplot.subplots(
-        2 * len(rows), columns, figsize=(2.3 * columns, 4.9 * len(rows)), layout="constrained", squeeze=False
-    )
-    for r, pictures in enumerate(rows):
-        reference = pictures[-1].pixels.astype(np.int16)
-        for c, picture in enumerate(pictures):
-            above, below = axes[2 * r][c], axes[2 * r + 1][c]
-            above.imshow(picture.pixels)
-            above.set_title(f"{_label(picture.scan)}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}", fontsize=9)
-            below.imshow(np.clip(128 + 4 * (picture.pixels - reference), 0, 255).astype(np.uint8))
-            above.axis("off")
-            below.axis("off")
-    figure.suptitle(title, fontsize=10)
-    save_figure(figure, path)
-
-
-def _label(scan: Scan) -> str:
-    return str(scan) if scan == FULL else f"scan {scan}"

@@ -46,6 +46,7 @@ _T975 = (
     2.093,
 )
 _MIN_STEP = 1.1
+_TUNING_EPOCHS = 1 << 31
 
 
 class Similarity(NamedTuple):
@@ -184,7 +185,8 @@ class ScanTuner:
         """The mean gradient at each candidate and at full fidelity, as one vector each."""
         sums: dict[Scan, Tensor] = {}
         scans = [*self.candidates, FULL]
-        for number, views in enumerate(self.dataset.views(self._batches(epoch, trial), scans, epoch=-1 - trial)):
+        crops = _TUNING_EPOCHS + epoch * self.trials + trial  # other crops than any epoch of training has
+        for number, views in enumerate(self.dataset.views(self._batches(epoch, trial), scans, epoch=crops)):
             for scan, batch in views.items():
                 torch.manual_seed(number)  # the same dropout for each scan; _untouched puts the state back
                 gradients = torch.autograd.grad(self.loss(model, batch), parameters, allow_unused=True)
@@ -265,9 +267,9 @@ def lightning_callback(tuner: ScanTuner) -> Any:
     Raises:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
-    Callback: Any = _lightning_callback_class()  # noqa: N806  # a class
+    callback_class: Any = _lightning_callback_class()
 
-    class ScanTunerCallback(Callback):  # type: ignore[misc]  # known at run time
+    class ScanTunerCallback(callback_class):  # type: ignore[misc]  # known at run time
         """Tunes before the epoch's first batch; the level counts from the next shard that is read."""
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
