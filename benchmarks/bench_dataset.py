@@ -18,7 +18,7 @@ from common import bar, jpeg_files, parse_args, photos, print_table, read, save,
 from PIL import Image
 
 from pcrshard import ImageDecoder, PCRDataset, ReadOptions, ShardWriter, decode_image
-from pcrshard.crops import random_resized_crop
+from pcrshard.crops import Draws, random_resized_crop
 from pcrshard.markers import frame_size
 
 SCAN, SIZE, BATCH = 5, 224, 64
@@ -54,7 +54,7 @@ def write_tars(files, folder):
 
 def box_of(jpeg, number):
     """The crop that PCRDataset draws for a sample of the first epoch."""
-    return random_resized_crop(random.Random(number), *frame_size(jpeg))
+    return random_resized_crop(Draws(0, 0, number), *frame_size(jpeg))
 
 
 def decoding_alone(plan):

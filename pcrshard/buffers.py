@@ -1,12 +1,18 @@
-"""Memory for prefixes, used again: fresh memory would cost more in page faults than the read itself."""
+"""Memory for prefixes and batches, used again: fresh memory would cost more in page faults than the read itself."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
+import weakref
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 _idle: list[mmap.mmap] = []
+_lock = threading.Lock()
 _MAX_IDLE = 16  # as many prefixes as a rank of PCRDataset holds at a time
 _HUGE_PAGE = 2 << 20
 
@@ -18,18 +24,37 @@ def borrow(size: int) -> Iterator[memoryview]:
     Raises:
         MemoryError: There is not so much.
     """
-    try:
-        buffer = _idle.pop()
-    except IndexError:
-        buffer = None
-    if buffer is None or len(buffer) < size:
-        buffer = _allocate(size)
+    buffer = _take(size)
     try:
         yield memoryview(buffer)[:size]
     finally:
-        # At the interpreter's end the pool may be gone before an abandoned iterator is.
-        if _idle is not None and len(_idle) < _MAX_IDLE:
-            _idle.append(buffer)
+        _give_back(buffer)
+
+
+def borrow_array(size: int) -> npt.NDArray[np.uint8]:
+    """Such a buffer as (size,) uint8, until nothing refers to the array, a view of it, or a tensor made of it."""
+    buffer = _take(size)
+    array = np.frombuffer(buffer, np.uint8, size)
+    weakref.finalize(array, _give_back, buffer).atexit = False
+    return array
+
+
+def _take(size: int) -> mmap.mmap:
+    with _lock:
+        fitting = [buffer for buffer in _idle if len(buffer) >= size]
+        if fitting:
+            buffer = min(fitting, key=len)
+            _idle.remove(buffer)
+            return buffer
+        if len(_idle) == _MAX_IDLE:
+            del _idle[0]  # it is too small
+    return _allocate(size)
+
+
+def _give_back(buffer: mmap.mmap) -> None:
+    # At the interpreter's end the pool may be gone before an abandoned iterator is.
+    if _idle is not None and len(_idle) < _MAX_IDLE:
+        _idle.append(buffer)
 
 
 def _allocate(size: int) -> mmap.mmap:

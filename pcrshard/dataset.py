@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import multiprocessing.sharedctypes
-import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -17,8 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from . import ranks
+from . import buffers, native, ranks
 from .batches import ReadOptions, ShardSet, read_batches
+from .crops import Draws
 from .decoder import ImageDecoder
 from .errors import FormatError
 from .fidelity.level import ScanLevel
@@ -39,6 +39,7 @@ _CONVERSIONS: dict[str, Callable[[bytes], Any]] = dict.fromkeys(_INTEGERS, int) 
     "text": bytes.decode,
 }
 Row = tuple[int, Prefix, int]
+Key = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,19 +327,41 @@ class PCRDataset(IterableDataset[Any]):
     def _collate(self, rows: list[Row], epoch: int) -> Any:
         """A batch of samples."""
         batch = self._image_batch(rows)
-        target = None if batch is None else batch.numpy()
+        keys = [(self.options.seed, epoch, number) for number, _, _ in rows]
+        pixels = [None] * len(rows) if batch is None else list(batch.numpy())
+        decoded = [False] * len(rows) if batch is None else self._decode_batch(rows, keys, batch.numpy())
         samples = []
-        for i, (number, prefix, row) in enumerate(rows):
-            decode = None
-            if self.image is not None:
-                seed = self.options.seed << 96 | epoch << 64 | number
-                decode = functools.partial(_decode, self.image, seed, None if target is None else target[i])
-            samples.append(prefix.sample(row, select=self._select, decode=decode))
+        for (_, prefix, row), key, out, done in zip(rows, keys, pixels, decoded, strict=True):
+            if done:
+                sample = prefix.sample(row, select=self._select_others) | {prefix.streams[0]: out}
+            else:
+                decode = None if self.image is None else functools.partial(_decode, self.image, key, out)
+                sample = prefix.sample(row, select=self._select, decode=decode)
+            samples.append(sample)
         if self.transform is not None:
             return torch.utils.data.default_collate([self.transform(sample) for sample in samples])
         names = self.fields or list(dict.fromkeys(name for sample in samples for name in sample))
         columns = {name: self._column(name, samples, batch) for name in names}
         return tuple(columns.values()) if self.fields else columns
+
+    def _decode_batch(self, rows: list[Row], keys: list[Key], out: Pixels) -> list[bool]:
+        """Decode at once what the native core can and what was checked; says which."""
+        groups: dict[Prefix, tuple[list[int], list[int]]] = {}
+        for i, (_, prefix, row) in enumerate(rows):
+            at, of = groups.setdefault(prefix, ([], []))
+            at.append(i)
+            of.append(row)
+        asked = self._select("", next(iter(groups)).streams[0])
+        if type(self.image) is not ImageDecoder or not native.available or not asked:  # a subclass may do more
+            return [False] * len(rows)
+        # An empty stream is not decoded; that is for missing images, and for what the slow way has to check.
+        table = native.empty_table(len(rows), max(prefix.num_scans for prefix in groups))
+        sizes = np.ones((len(rows), 2), np.int64)
+        for prefix, (at, of) in groups.items():
+            if not prefix.check:
+                table[at, : prefix.num_scans] = prefix.table[of]
+                sizes[at] = np.maximum(prefix.index.dims[of, 0], 1)
+        return self.image.decode_batch(table, sizes, [Draws(*key) for key in keys], out)
 
     def _image_batch(self, rows: list[Row]) -> torch.Tensor | None:
         """Memory that the images of a batch are decoded into, if they have one size and each sample has one image at most."""
@@ -349,13 +372,16 @@ class PCRDataset(IterableDataset[Any]):
         height, width = self.image.shape
         shape = (len(rows), *((channels, height, width) if self.image.layout == "chw" else (height, width, channels)))
         if get_worker_info() is None:
-            return torch.empty(shape, dtype=torch.uint8)
+            return torch.from_numpy(buffers.borrow_array(math.prod(shape))).view(shape)
         # A worker shares memory with the loader; torch would copy there what lies elsewhere. Its own collation does the same.
         storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]  # by torch
         return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
     def _select(self, key: str, field: str) -> bool:
         return self.fields is None or self.transform is not None or field in self.fields
+
+    def _select_others(self, key: str, field: str) -> bool:
+        return self._select(key, field) and field.rpartition(".")[2] not in JPEG_EXTENSIONS
 
     def _column(self, name: str, samples: list[Sample], batch: torch.Tensor | None) -> Any:
         """The values of a field, by WebDataset's meaning of its last extension."""
@@ -372,9 +398,9 @@ class PCRDataset(IterableDataset[Any]):
         return torch.tensor(values) if extension in _INTEGERS and not missing else values
 
 
-def _decode(image: ImageDecoder, seed: int, out: Pixels | None, pieces: list[memoryview]) -> Pixels:
+def _decode(image: ImageDecoder, key: Key, out: Pixels | None, pieces: list[memoryview]) -> Pixels:
     # The same draws for each image of a sample, whichever others are read: an image and its mask stay together.
-    return image(pieces, random.Random(seed), out)
+    return image(pieces, Draws(*key), out)
 
 
 def _convert(convert: Callable[[bytes], Any], name: str, sample: Sample) -> Any:

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
-from . import buffers, storage
+from . import buffers, native, storage
 from .cache import PrefixCache
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .errors import CorruptIndex, CorruptPiece, FormatError, NotAShard, PCRError, ScanUnavailable, TruncatedShard
-from .index import BLOCK, FULL, HEAD_STOP, Head, Scan, ShardIndex, check_scan, crc32c, decode_head, decode_index
+from .index import BLOCK, FULL, HEAD_STOP, U32, Head, Scan, ShardIndex, check_scan, crc32c, decode_head, decode_index
 from .jpeg import join_pieces
 from .markers import EOI
 from .retry import Retry
@@ -147,9 +147,11 @@ class Shard:
         Raises:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard, StorageError: The shard cannot be read.
         """
-        again = self.check and (self.cache is not None or not storage.is_local(self.url))
-        if not again:
-            return self._load(scan, cancel)
+        if not self.check or (self.cache is None and storage.is_local(self.url)):
+            prefix = self._load(scan, cancel)
+            if self.check and native.available:
+                prefix.is_sound()  # here, where another thread may do it; without the core each sample is checked when it is used
+            return prefix
         try:
             prefix = self._load(scan, cancel)
             if prefix.is_sound():
@@ -185,7 +187,7 @@ class Shard:
     def _change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         stop, have = self.prefix_stop(scan), prefix.base + len(prefix.view)
         if stop <= have:
-            return Prefix(self, prefix.view, prefix.base, scan, prefix.resources)
+            return Prefix(self, prefix.view, prefix.base, scan, prefix.resources, check=prefix.check)
         if self.cache is not None:
             return self.load(scan)
         with contextlib.ExitStack() as stack:
@@ -193,7 +195,8 @@ class Shard:
             view[: len(prefix.view)] = prefix.view
             storage.read_into(self.url, have, view[len(prefix.view) :], **self._how)
             changed = Prefix(self, view, prefix.base, scan, stack.pop_all())
-        if self.check and not storage.is_local(self.url) and not changed.is_sound():
+        local = storage.is_local(self.url)
+        if self.check and (native.available or not local) and not changed.is_sound() and not local:
             changed.close()
             return self.load(scan)
         return changed
@@ -259,23 +262,55 @@ class Prefix:
         index: The shard's index.
         scan: What was loaded.
         num_bytes: What is held in memory until :meth:`close`.
+        check: Whether a sample is compared with its checksum when it is used: not after :meth:`is_sound` said yes.
     """
 
-    def __init__(self, shard: Shard, view: memoryview, base: int, scan: Scan, resources: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        view: memoryview,
+        base: int,
+        scan: Scan,
+        resources: contextlib.ExitStack,
+        *,
+        check: bool | None = None,
+    ) -> None:
         index = shard.index
         rows = check_scan(scan, index.num_groups)
         self.shard, self.view, self.base, self.index = shard, view, base, index
         self.scan, self.resources = scan, resources
         self._lower: dict[Scan, Prefix] = {}
         self.num_bytes, self.close = len(view), resources.close
-        self.check = shard.check
+        self.check = shard.check if check is None else check
         self.streams = tuple(field for field, _ in index.schema.streams)
         self.num_scans = min(rows, index.num_groups)
-        starts = index.starts(scan) - base
-        # Plain lists, sample by sample: indexing numpy arrays one element at a time costs more than the checksums.
-        self.starts = starts.reshape(rows, -1).T.tolist()
-        self.stops = (starts + index.sizes[:rows]).reshape(rows, -1).T.tolist()
-        self.crcs = index.crcs[self.num_scans - 1].ravel().tolist()
+        self._starts = (index.starts(scan) - base).reshape(rows, -1).T
+        self._sizes = index.sizes[:rows].reshape(rows, -1).T
+        self._crcs = index.crcs[self.num_scans - 1].ravel()
+
+    # Plain lists, sample by sample: indexing numpy arrays one element at a time costs more than the checksums.
+    @functools.cached_property
+    def starts(self) -> list[list[int]]:
+        """Where the pieces of each image begin in the view."""
+        found: list[list[int]] = self._starts.tolist()
+        return found
+
+    @functools.cached_property
+    def stops(self) -> list[list[int]]:
+        """Where they end."""
+        found: list[list[int]] = (self._starts + self._sizes).tolist()
+        return found
+
+    @functools.cached_property
+    def crcs(self) -> list[int]:
+        """CRC-32C of the scans of each image."""
+        found: list[int] = self._crcs.tolist()
+        return found
+
+    @functools.cached_property
+    def table(self) -> native.Table:
+        """Where the scans of each image are in memory, for the native core; valid until :meth:`close`."""
+        return native.piece_table(self.view, self._starts[:, : self.num_scans], self._sizes[:, : self.num_scans])
 
     def __enter__(self) -> Self:
         return self
@@ -294,18 +329,24 @@ class Prefix:
         if self.index.head.prefix_stop(scan) > self.base + len(self.view):
             raise ScanUnavailable(f"asked for scan {scan} of a prefix of scan {self.scan}", url=self.shard.url)
         if scan not in self._lower:
-            self._lower[scan] = Prefix(self.shard, self.view, self.base, scan, contextlib.ExitStack())
+            self._lower[scan] = Prefix(self.shard, self.view, self.base, scan, contextlib.ExitStack(), check=self.check)
         return self._lower[scan]
 
     def is_sound(self) -> bool:
         """Whether every piece has its checksum; those that were found sound are not checked again."""
-        for unit, expected in enumerate(self.crcs):
-            *pieces, last = self._pieces(unit)
-            scans, tail = (pieces, last) if len(pieces) == self.num_scans else ([*pieces, last], b"")
-            if functools.reduce(_extend_crc, scans, 0) != expected or (tail and crc32c(tail) != self._tail_crc(unit)):
-                return False
-        self.check = False
-        return True
+        n = self.num_scans
+        sound = self._have_crcs(slice(0, n), self._crcs) and self._have_crcs(slice(n, None), self.index.crcs[-1].ravel())
+        if sound:
+            self.check = False
+        return sound
+
+    def _have_crcs(self, rows: slice, crcs: U32) -> bool:
+        """Whether these pieces of each image, if there are any, together have its checksum."""
+        if not self._starts[:, rows].size:
+            return True
+        if native.available:
+            return native.all_sound(native.piece_table(self.view, self._starts[:, rows], self._sizes[:, rows]), crcs)
+        return all(functools.reduce(_extend_crc, self._pieces(unit)[rows], 0) == crc for unit, crc in enumerate(crcs.tolist()))
 
     def samples(
         self,

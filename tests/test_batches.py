@@ -39,8 +39,8 @@ def _nothing_left(monkeypatch):
     open_prefixes = set()
     made, kept = Prefix.__init__, []
 
-    def init(self, *args):
-        made(self, *args)
+    def init(self, *args, **options):
+        made(self, *args, **options)
         kept.append(self)
         open_prefixes.add(id(self.resources))
         self.resources.callback(open_prefixes.discard, id(self.resources))

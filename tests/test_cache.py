@@ -414,7 +414,7 @@ def test_waiting_for_another_fetch_can_be_cancelled(store):
 
     def slow(start, view):
         entered.set()
-        release.wait(10)
+        release.wait(60)
 
     thread = threading.Thread(target=lambda: store.cache.open_prefix("a", "1", STOPS, 1000, slow).__enter__())
     thread.start()
@@ -424,7 +424,7 @@ def test_waiting_for_another_fetch_can_be_cancelled(store):
     with pytest.raises(StorageError, match="cancelled"):
         with store.cache.open_prefix("a", "1", STOPS, 1000, slow, cancel):
             pass
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20  # of 60
     release.set()
     thread.join()
 

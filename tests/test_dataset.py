@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ReadOptions, ScanLevel, Shard, ShardWriter
+from pcrshard.crops import Draws
 from pcrshard.errors import CorruptPiece, ScanUnavailable
 from pcrshard.plan import Geometry, Rules, epoch_order
 from pcrshard.testing import CountingFS, make_jpeg
@@ -408,7 +409,7 @@ def test_several_images_a_sample(tmp_path):
 
 def decode(decoder, jpeg, number, seed=0, epoch=0):
     """What the dataset's promise says: draws depend on seed, epoch and sample only."""
-    return decoder(jpeg, random.Random(seed << 96 | epoch << 64 | number))
+    return decoder(jpeg, Draws(seed, epoch, number))
 
 
 @pytest.mark.parametrize("seed", range(4))

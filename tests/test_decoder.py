@@ -14,7 +14,7 @@ from PIL import Image
 
 import pcrshard
 from pcrshard import ImageDecoder, Shard, decode_image, native
-from pcrshard.crops import center_crop, random_resized_crop
+from pcrshard.crops import Draws, center_crop, random_resized_crop
 from pcrshard.errors import CorruptJpeg, CorruptPiece
 from pcrshard.jpeg import join_scans, split_scans
 from pcrshard.markers import frame_size
@@ -106,6 +106,21 @@ def test_random_crops_have_the_asked_distribution():
     assert abs(shapes.mean()) < 0.02
     assert shapes.min() > np.log(0.74)
     assert shapes.max() < np.log(1.35)
+
+
+def test_draws_are_uniform_and_independent():
+    """Draws of neighbouring samples and epochs are as good as random ones: each bin of 20 gets its share, and no two keys share a stream."""
+    streams = np.array([[draws.random() for _ in range(3)] for draws in (Draws(0, e, n) for e in range(4) for n in range(5000))])
+    assert streams.min() >= 0
+    assert streams.max() < 1
+    for column in streams.T:
+        counts = np.histogram(column, 20, (0, 1))[0]
+        assert abs(counts - 1000).max() < 5 * 1000**0.5
+    assert abs(np.corrcoef(streams[:-1, 0], streams[1:, 0])[0, 1]) < 5 / 20000**0.5
+    assert abs(np.corrcoef(streams.T) - np.eye(3)).max() < 5 / 20000**0.5
+    assert len(np.unique(streams)) == streams.size
+    assert {Draws(i).randint(-1, 2) for i in range(100)} == {-1, 0, 1, 2}
+    assert all(2 <= Draws(1, i).uniform(2, 3) < 3 for i in range(100))
 
 
 def test_the_same_seed_gives_the_same_batch():

@@ -50,7 +50,7 @@ def test_endless_command_ends_with_the_prefix(tmp_path):
     begin = time.monotonic()
     with storage.open_range(f"pipe:bash -c '{command.removeprefix('pipe:')}'", 1000, 5000) as view:
         assert bytes(view) == b"y\n" * 2000
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30  # of 60
     assert wait_until(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
 
 
@@ -86,7 +86,7 @@ def test_a_command_that_closes_its_output_and_stays_is_an_error():
     with pytest.raises(StorageError, match="closed its output after 3 of 10 bytes"):
         with storage.open_range("pipe:printf abc; exec >&-; sleep 60", 0, 10):
             pass
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30  # of 60
 
 
 def test_a_silent_command_can_be_cancelled(tmp_path):
@@ -96,7 +96,7 @@ def test_a_silent_command_can_be_cancelled(tmp_path):
     begin = time.monotonic()
     with pytest.raises(StorageError, match="cancelled"):
         pipes.read_range(f"echo $$ > {pid}; exec sleep 60", 0, memoryview(bytearray(10)), cancel)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30  # of 60
     assert wait_until(lambda: gone(int(pid.read_text())))
 
 

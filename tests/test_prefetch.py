@@ -93,11 +93,10 @@ def test_no_more_is_loaded_ahead_than_asked(depth, max_bytes, ahead):
 
 def test_next_load_runs_while_one_is_used():
     """The point of it: loading and using overlap."""
-    begin, count, pause = time.monotonic(), 10, 0.03
-    load = lambda item, cancel: (time.sleep(pause), Thing(item))[1]  # noqa: E731
-    for _ in consume(prefetch(range(count), load, depth=1, max_bytes=1 << 30)):
-        time.sleep(pause)
-    assert time.monotonic() - begin < 1.6 * count * pause
+    begun = [threading.Event() for _ in range(10)]
+    load = lambda item, cancel: (begun[item].set(), Thing(item))[1]  # noqa: E731
+    for item, _ in enumerate(consume(prefetch(range(10), load, depth=1, max_bytes=1 << 30))):
+        assert all(event.wait(60) for event in begun[: item + 2])
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -125,7 +124,7 @@ def test_leaving_cancels_what_runs(end):
     """However an epoch ends, loads that run are told, and what was loaded is closed."""
 
     def load(item, cancel):
-        if item > 2 and cancel.wait(10):
+        if item > 2 and cancel.wait(60):
             raise TimeoutError("cancelled")
         return Thing(item)
 
@@ -143,7 +142,7 @@ def test_leaving_cancels_what_runs(end):
     del loaded, future
     gc.collect()
     assert prefetchers() == []
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20  # of 60
 
 
 def test_source_that_fails_is_the_callers_error():
@@ -164,14 +163,14 @@ def test_a_load_that_ignores_cancel_is_closed_when_it_ends():
 
     def load(item, cancel):
         if item:
-            release.wait(10)
+            release.wait(60)
         return Thing(item)
 
     loaded = prefetch(range(2), load, depth=1, max_bytes=1 << 30)
     next(loaded)[1].result().close()
     begin = time.monotonic()
     loaded.close()
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 20  # of 60
     release.set()
 
 
@@ -201,6 +200,6 @@ def test_interpreter_ends_promptly_with_loads_that_hang(how):
     if how == "SIGINT":
         os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin < 30  # of 60
     assert "Fatal" not in errors
     assert ("own error" in errors) == (how == "exception")

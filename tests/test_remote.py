@@ -336,11 +336,11 @@ def test_a_server_without_range_is_read_up_to_the_prefix(tmp_path):
 
 def test_a_drip_is_given_up_at_the_deadline(raw):
     """A server that is never silent but brings next to nothing does not hold a job for longer than the deadline."""
-    with servers.nginx(raw, limit_rate=2000) as server, within(8):
+    with servers.nginx(raw, limit_rate=2000) as server, within(60):
         begin = time.monotonic()
         with pytest.raises(StorageError, match="slow"):
             read(server.url("a.bin"), 0, 200_000, Retry(timeout=5, deadline=2.5))
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30  # of 100
 
 
 def test_a_file_that_is_replaced_midway_comes_whole(raw):
@@ -374,14 +374,14 @@ def test_claims_take_no_memory(dataset, index):
 
 def test_a_cancelled_read_writes_no_more(raw):
     """After a cancelled read its memory is another's: nothing of the late answer gets into it."""
-    with servers.faulty(raw, lambda ask: Fault(stall=1.0, stall_after=100_000)) as server:
+    with servers.faulty(raw, lambda ask: Fault(stall=5.0, stall_after=100_000)) as server:
         for _ in range(3):
             cancel, view = threading.Event(), bytearray(250_000)
             threading.Timer(0.3, cancel.set).start()
             begin = time.monotonic()
             with pytest.raises(Cancelled):
                 storage.read_into(server.url("a.bin"), 0, memoryview(view), retry=Retry(), cancel=cancel)
-            assert time.monotonic() - begin < 1
+            assert time.monotonic() - begin < 4  # of 5
             seen = bytes(view)
             time.sleep(0.2)
             assert bytes(view) == seen
@@ -580,7 +580,7 @@ def test_workers_read_after_the_parent_did(dataset, index, truth, method):
         assert samples_of(loader) == truth[5]
         begin = time.monotonic()
         assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30
 
 
 def test_fork_in_the_middle_of_an_epoch(dataset, index, truth, tmp_path):
@@ -623,7 +623,7 @@ def test_an_early_break_leaves_nothing(dataset, index, tmp_path):
         begin = time.monotonic()
         for _ in pipeline(urls, 5, index=index, retry=Retry(timeout=60), cache_dir=str(tmp_path)):
             break
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 20  # the server stalls for 60
         assert prefetchers() == []
         server.settle()
 
@@ -654,7 +654,7 @@ def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_pat
             time.sleep(0.3)
             process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30  # of 60
         assert ("own error" in errors) == (how == "exception")
         assert "Fatal" not in errors
         assert process.returncode == {"ends": 0, "exception": 1, "waits": -signal.SIGINT}[how]

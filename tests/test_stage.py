@@ -355,7 +355,7 @@ def test_interrupt_ends_it_soon(dataset, index, tmp_path):
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             stage(server.url(), str(tmp_path), 5, retry=Retry(timeout=60, deadline=60))
-        assert time.monotonic() - begin < 4
+        assert time.monotonic() - begin < 30  # of 60
 
 
 def test_command(dataset, index, tmp_path, capsys):

@@ -18,7 +18,20 @@ try:
 except ImportError:  # built without a compiler
     ffi = lib = None
 
-__all__ = ["Header", "NativeError", "ScanSpec", "available", "backend", "decode", "read_header", "rescan"]
+__all__ = [
+    "Header",
+    "NativeError",
+    "ScanSpec",
+    "all_sound",
+    "available",
+    "backend",
+    "decode",
+    "decode_batch",
+    "empty_table",
+    "piece_table",
+    "read_header",
+    "rescan",
+]
 
 available: bool = lib is not None
 
@@ -27,11 +40,13 @@ Layout = Literal["hwc", "chw"]
 Colour = Literal["rgb", "gray", "cmyk"]
 ScanSpec = tuple[Sequence[int], int, int, int, int]
 Image = npt.NDArray[np.uint8]
+Table = npt.NDArray[np.void]
 
 _COLOURS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = {"hwc": 0, "chw": 1}
 _OUTPUTS = {"rgb": (0, 3), "gray": (1, 1), "cmyk": (2, 4)}
 _CORRUPT, _UNSUPPORTED, _MEMORY, _USAGE = 1, 2, 4, 5
+_PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
 _threads = threading.local()
 
 
@@ -188,9 +203,92 @@ def decode(
     elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
         message = f"expected out to be writable C-contiguous uint8 of shape {shape}, got {out.dtype} of {out.shape}"
         raise ValueError(message)
-    target = ffi.cast("uint8_t *", out.ctypes.data)
-    _check(decoder, lib.pcr_decode(decoder, array, len(views), request, target, out.size))
+    _check(decoder, lib.pcr_decode(decoder, array, len(views), request, ffi.from_buffer("uint8_t[]", out), out.size))
     return out
+
+
+def piece_table(buffer: memoryview, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32]) -> Table:
+    """Where the pieces of many streams are in one buffer, which must outlive the table.
+
+    Args:
+        buffer: Holds the pieces.
+        starts: (streams, pieces) int64, in the buffer.
+        sizes: (streams, pieces) uint32, in bytes.
+
+    Returns:
+        (streams, pieces) of address and size.
+
+    Raises:
+        ValueError: a piece is not in the buffer.
+    """
+    if starts.size and (starts.min() < 0 or (starts + sizes).max() > len(buffer)):
+        message = f"expected pieces within {len(buffer)} bytes"
+        raise ValueError(message)
+    table = empty_table(*starts.shape)
+    table["data"] = starts + int(ffi.cast("uintptr_t", ffi.from_buffer(buffer)))
+    table["size"] = sizes
+    return table
+
+
+def empty_table(streams: int, pieces: int) -> Table:
+    """A table of empty pieces, (streams, pieces), to put others in."""
+    return np.zeros((streams, pieces), _PIECE)
+
+
+def all_sound(table: Table, crcs: npt.NDArray[np.uint32], *, backend: Backend = "auto") -> bool:
+    """Whether the pieces of each stream together have its CRC-32C, (streams,) uint32; without the GIL."""
+    pieces, expected = np.ascontiguousarray(table), np.ascontiguousarray(crcs, np.uint32)
+    data = ffi.from_buffer("uint32_t[]", expected)
+    return bool(lib.pcr_first_damaged(_decoder(backend), _address(pieces), table.shape[1], len(table), data) == len(table))
+
+
+def decode_batch(
+    table: Table,
+    out: Image,
+    *,
+    crops: npt.NDArray[np.int32] | None = None,
+    layout: Layout = "hwc",
+    colour: Colour = "rgb",
+    backend: Backend = "auto",
+) -> npt.NDArray[np.bool_]:
+    """:func:`decode` of many streams, in one call without the GIL.
+
+    Args:
+        table: (N, pieces) of :func:`piece_table`; what is behind it must be alive.
+        out: (N, H, W, 3) or (N, 3, H, W) uint8, C-contiguous; one channel for ``gray``.
+        crops: (N, 4) int32, (y, x, height, width) of each.
+        layout: Of ``out``.
+        colour: As for :func:`decode`.
+        backend: ``portable`` forces the plain C code.
+
+    Returns:
+        (N,) bool: which were decoded; :func:`decode` says what the others lack.
+
+    Raises:
+        ValueError: the shapes do not fit together.
+    """
+    code, channels = _OUTPUTS[colour]
+    height, width = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
+    shape = (len(table), height, width, channels) if layout == "hwc" else (len(table), channels, height, width)
+    if out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
+        message = f"expected out to be writable C-contiguous uint8 of shape {shape}, got {out.dtype} of {out.shape}"
+        raise ValueError(message)
+    if crops is not None and (crops.shape != (len(table), 4) or crops.dtype != np.int32):
+        message = f"expected {len(table)} crops of 4 int32, got {crops.dtype} of {crops.shape}"
+        raise ValueError(message)
+    pieces, codes = np.ascontiguousarray(table), np.empty(len(table), np.int32)
+    boxes = ffi.NULL if crops is None else ffi.from_buffer("int32_t[]", np.ascontiguousarray(crops))
+    request = ffi.new("pcr_request *", {"out_h": height, "out_w": width, "layout": _LAYOUTS[layout], "colour": code})
+    target, results = ffi.from_buffer("uint8_t[]", out), ffi.from_buffer("int32_t[]", codes)
+    size = height * width * channels
+    decoder = _decoder(backend)
+    lib.pcr_decode_batch(decoder, _address(pieces), table.shape[1], len(table), boxes, request, target, size, results)
+    decoded: npt.NDArray[np.bool_] = codes == 0
+    return decoded
+
+
+def _address(table: Table) -> Any:
+    return ffi.cast("const pcr_piece *", table.ctypes.data)
 
 
 def rescan(jpeg: bytes, script: Sequence[ScanSpec]) -> bytes:

@@ -58,6 +58,13 @@ int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pi
                     int32_t *height, int32_t *width);
 int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request,
                uint8_t *out, size_t out_size);
+/* The first of num_images streams of num_pieces pieces each that does not have its CRC-32C; num_images if all have. */
+size_t pcr_first_damaged(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, size_t num_images,
+                         const uint32_t *crcs);
+/* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of out. crops: (y, x, height, width)
+ * of each, or NULL for the request's. codes: what became of each; one that fails does not stop the others. */
+void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, size_t num_images,
+                      const int32_t *crops, const pcr_request *request, uint8_t *out, size_t out_size, int32_t *codes);
 /* Lossless transcode; the result belongs to the decoder and lives until its next call. */
 int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_scan_spec *script,
                size_t num_scans, const uint8_t **out, size_t *out_size);
