@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import storage
+from . import native, storage
 from .cache import PrefixCache
 from .dataset_index import ShardEntry
 from .fidelity.level import ScanLevel
@@ -140,7 +140,7 @@ def read_batches(
         return scan.value if isinstance(scan, ScanLevel) else scan
 
     def load(request: tuple[int, int, int], cancel: threading.Event) -> Prefix:
-        return shards.open(request[0]).load(level(), cancel=cancel)
+        return _checked(shards.open(request[0]).load(level(), cancel=cancel))
 
     held: dict[int, tuple[Prefix, int]] = {}
     with contextlib.ExitStack() as stack:
@@ -154,8 +154,15 @@ def read_batches(
                 (shard, _, last), future = next(loads)
                 prefix = future.result()
                 held[shard] = prefix, last  # before anything can fail, so that it is closed
-                held[shard] = prefix.shard.change_scan(prefix, level()), last
+                held[shard] = _checked(prefix.shard.change_scan(prefix, level())), last
                 begun += 1
             yield take([(sample, held[shard][0], row) for sample, shard, row in shards.places(ids)])
             for shard in [shard for shard, (_, last) in held.items() if last == number]:
                 held.pop(shard)[0].close()
+
+
+def _checked(prefix: Prefix) -> Prefix:
+    """All at once where the native core does it, without the GIL; elsewhere each sample is checked when it is used."""
+    if native.available and prefix.check:
+        prefix.is_sound()
+    return prefix

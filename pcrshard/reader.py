@@ -24,6 +24,7 @@ Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
 log = logging.getLogger(__name__)
+_RETRY = Retry()
 
 
 class Shard:
@@ -54,7 +55,7 @@ class Shard:
         self.entry = entry
         self.check = check
         self.cache = cache
-        self._how: dict[str, Any] = {"options": storage_options, "retry": retry or Retry()}
+        self._how: dict[str, Any] = {"options": storage_options, "retry": retry or _RETRY}
 
     def __repr__(self) -> str:
         return f"Shard({self.url!r})"
@@ -148,10 +149,7 @@ class Shard:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard, StorageError: The shard cannot be read.
         """
         if not self.check or (self.cache is None and storage.is_local(self.url)):
-            prefix = self._load(scan, cancel)
-            if self.check and native.available:
-                prefix.is_sound()  # here, where another thread may do it; without the core each sample is checked when it is used
-            return prefix
+            return self._load(scan, cancel)
         try:
             prefix = self._load(scan, cancel)
             if prefix.is_sound():
@@ -195,8 +193,7 @@ class Shard:
             view[: len(prefix.view)] = prefix.view
             storage.read_into(self.url, have, view[len(prefix.view) :], **self._how)
             changed = Prefix(self, view, prefix.base, scan, stack.pop_all())
-        local = storage.is_local(self.url)
-        if self.check and (native.available or not local) and not changed.is_sound() and not local:
+        if self.check and not storage.is_local(self.url) and not changed.is_sound():
             changed.close()
             return self.load(scan)
         return changed

@@ -14,11 +14,11 @@ import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from reproduce_parts import accuracy, costs, rates, tuning
+from reproduce_parts import accuracy, costs, rates, scanscripts, tuning
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
 
-EXPERIMENTS = [*costs.EXPERIMENTS, *rates.EXPERIMENTS, *tuning.EXPERIMENTS, *accuracy.EXPERIMENTS]
+EXPERIMENTS = [*costs.EXPERIMENTS, *rates.EXPERIMENTS, *tuning.EXPERIMENTS, *accuracy.EXPERIMENTS, *scanscripts.EXPERIMENTS]
 ORDER = [
     "sizes",
     "decode",
@@ -33,6 +33,7 @@ ORDER = [
     "rates",
     "sweep",
     "smoothing",
+    "scripts",
     "wait",
 ]
 

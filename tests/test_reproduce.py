@@ -22,6 +22,7 @@ NAMES = [
     "rates",
     "sweep",
     "smoothing",
+    "scripts",
     "wait",
 ]
 

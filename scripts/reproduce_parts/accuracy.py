@@ -14,8 +14,8 @@ from .training import Spec, replayed, runs
 SMOOTHED = (1, 2, 5)
 
 
-def bytes_at(lab, task, scan):
-    index = lab.index(task, "train")
+def bytes_at(lab, task, scan, script="standard"):
+    index = lab.index(task, "train", script)
     return index.prefix_bytes(scan) / index.num_samples
 
 

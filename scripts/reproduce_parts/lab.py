@@ -27,9 +27,9 @@ class Task:
 
 # In the order of the classes' names. Daisies, dandelions and sunflowers are Asteraceae; akiec, bcc and mel are malignant or nearly so.
 TASKS = (
-    Task("flowers", 6, (0, 0, 1, 0, 1), "Asteraceae or not, 2 classes"),
-    Task("signs", 8, (0, 0, 0, 0, 0, 0, 1, 1, 1, 1), "0 to 5 or 6 to 9"),
-    Task("ham224", 8, (1, 1, 0, 0, 1, 0, 0), "malignant or benign, 2 classes"),
+    Task("flowers", 10, (0, 0, 1, 0, 1), "Asteraceae or not, 2 classes"),
+    Task("signs", 12, (0, 0, 0, 0, 0, 0, 1, 1, 1, 1), "0 to 5 or 6 to 9"),
+    Task("ham224", 12, (1, 1, 0, 0, 1, 0, 0), "malignant or benign, 2 classes"),
 )
 QUICK_TASKS = (Task("waves", 2, (0, 1), "two"), Task("ripples", 2, (0, 1), "two"))
 
@@ -63,20 +63,21 @@ class Lab:
         folder = self._unpacked("photos")
         return {name: os.path.join(folder, name) for name in ("imagenet", "ham10000", "cars", "faces_1024")}
 
-    def dataset(self, name, split=None):
+    def dataset(self, name, split=None, script="standard"):
         """The folder of an encoded dataset: a task's split, or a set of photographs."""
-        target = os.path.join(self.cache, "shards", name, split or "all")
+        target = os.path.join(self.cache, "shards" if script == "standard" else f"shards-{script}", name, split or "all")
         if not os.path.exists(os.path.join(target, "pcr.json")):
             if split is None:
                 source = self.photos()[name]
             else:
                 source = os.path.join(self._pictures() if self.quick else self._unpacked("classify"), name, split)
             per_shard = 16 if self.quick else SAMPLES_PER_SHARD
-            pcrshard.encode(source, target, pcrshard.EncodeOptions(samples_per_shard=per_shard), workers=1)
+            options = pcrshard.EncodeOptions(samples_per_shard=per_shard, fmt=pcrshard.ShardFormat(script))
+            pcrshard.encode(source, target, options, workers=1)
         return target
 
-    def index(self, name, split=None):
-        return pcrshard.open_dataset(self.dataset(name, split))[0]
+    def index(self, name, split=None, script="standard"):
+        return pcrshard.open_dataset(self.dataset(name, split, script))[0]
 
     def _unpacked(self, name):
         """A tar of shared/data, unpacked once."""

@@ -22,7 +22,7 @@ LR = 0.4  # at a batch of 256, as conf/train has it
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What decides a run. ``scan`` is a scan, or ``tuner``; ``bandwidth`` in MB/s."""
+    """What decides a run. ``scan`` is a scan of ``script``, or ``tuner``; ``bandwidth`` in MB/s."""
 
     task: str
     scan: int | str
@@ -31,11 +31,13 @@ class Spec:
     coarse: tuple[int, ...] = ()
     smoothing: bool = False
     bandwidth: float | None = None
+    script: str = "standard"
 
     @property
     def name(self):
         """A short name of the kind of run, without the seed."""
         kind = f"{self.task}{'-coarse' if self.coarse else ''} {self.scan}{' smooth' if self.smoothing else ''}"
+        kind += "" if self.script == "standard" else f" {self.script}"
         return kind + (f" at {self.bandwidth:g} MB/s" if self.bandwidth else "")
 
 
@@ -48,7 +50,7 @@ def config(lab, spec, out, *more):
         policy += [f"policy.images={images}", "policy.first=1", "policy.every=1000"]
     coarse = f"[{','.join(map(str, spec.coarse))}]" if spec.coarse else "null"
     overrides = [
-        f"data.train={lab.dataset(spec.task, 'train')}",
+        f"data.train={lab.dataset(spec.task, 'train', spec.script)}",
         f"data.val={lab.dataset(spec.task, 'val')}",
         f"data.coarse={coarse}",
         f"data.smoothing={str(spec.smoothing).lower()}",
@@ -88,13 +90,13 @@ class Timed:
             yield batch
 
 
-def perform(lab, spec, before_epoch=None):
+def perform(lab, spec, before_epoch=None, *more):
     """Train, and return what came of it: a row an epoch, and the accuracy on images of the scan that was trained on."""
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed)
     rows = []
     with tempfile.TemporaryDirectory(prefix="pcrshard-run-") as out:
-        run = Run(config(lab, spec, out), train.current(), torch.device("cpu"))
+        run = Run(config(lab, spec, out, *more), train.current(), torch.device("cpu"))
         run.around = timed = Timed(run.around)
         cpu = [time.process_time(), 0.0]  # at the last evaluation's end; of training
         step = run.before_epoch

@@ -15,16 +15,20 @@ from .training import Spec, perform, replays, runs
 LIMIT = 1.0  # MB/s of the limited runs
 PICK_SEEDS = (0, 1, 2, 3, 4)
 THRESHOLD = 0.8
+LARGE = 160  # pixels; at 64 an 8 x 8 block of ham224's pictures is hardly more than two pixels
+MORE_SEEDS = tuple(range(10))  # for a difference of a point
 
 
 def measure_gradients(lab):
     """Cosines of all scans while models train at full fidelity, as in the paper on HAM10000."""
     images = 32 if lab.quick else 128
-    tasks = {task.name: _watch_gradients(lab, task, images) for task in (lab.task(1), lab.task(2))}
+    tasks = {task.name: _watch_gradients(lab, task, images, lab.size) for task in (lab.task(1), lab.task(2))}
+    if not lab.quick:
+        tasks[f"{lab.task(2).name} at {LARGE} pixels"] = _watch_gradients(lab, lab.task(2), images, LARGE)
     return {"images": images, "tasks": tasks}
 
 
-def _watch_gradients(lab, task, images):
+def _watch_gradients(lab, task, images, size):
     index = lab.index(task.name, "train")
     scans = list(range(1, index.num_groups + 1))
     wanted, found = sorted({round(i * (task.epochs - 1) / 4) for i in range(5)}), []
@@ -36,7 +40,7 @@ def _watch_gradients(lab, task, images):
             found.append([epoch, rows])
             print(task.name, "epoch", epoch, [f"{row[1]:.2f}" for row in rows], flush=True)
 
-    perform(lab, Spec(task.name, "full", 0, task.epochs), look)
+    perform(lab, Spec(task.name, "full", 0, task.epochs), look, f"size={size}")
     return {"epochs": found, "savings": [index.prefix_bytes("full") / index.prefix_bytes(scan) for scan in scans]}
 
 
@@ -103,6 +107,8 @@ def _autotune_task(lab, task, limit):
     results["picks"] = [[run["spec"]["seed"], run["reports"]] for run in [*tuned, *runs(lab, more)]]
     picks = final_picks(results)
     results["tuned"] = statistics.mode(picks) if picks else "full"
+    wanted = [scan for scan in dict.fromkeys([*picks, "full"]) if scan != "tuner"]
+    results["picked"] = collect(lab, [task], wanted, seeds=lab.seeds if lab.quick else MORE_SEEDS).get(task.name, {})
     for kind in ("full", 5, 2, 1, "tuner"):
         made = runs(lab, [Spec(task.name, kind, seed, task.epochs) for seed in lab.seeds])
         seconds = replays(lab, made, limit)
@@ -200,12 +206,13 @@ def bars(results):
         same = sum(abs(number - statistics.median_low(numbers)) <= 1 for number in numbers)
         what = f"{task}: ScanTuner picks the same scan, one group either way (bar: 5 of 5 seeds)"
         found.append([what, f"{same} of {len(picks)}: {', '.join(map(str, picks))}", same == len(picks) >= 5])
-        static = row["static"]
+        static = row["picked"]
+        seeds = len(static["full"]["seeds"]) if "full" in static else 0
         gaps = {
             scan: paired(static[str(scan)], static["full"])[0] for scan in set(picks) if scan != "full" and str(scan) in static
         }
         text = ", ".join(f"scan {scan} {100 * value:+.1f} points" for scan, value in gaps.items()) or "no static run of it"
-        what = f"{task}: static training at the picked scans, final accuracy minus full's, mean of seeds (bar: -1.0 points)"
+        what = f"{task}: static training at the picked scans, final accuracy minus full's, mean of {seeds} seeds (bar: -1.0 points)"
         found.append([what, text, bool(gaps) and all(value >= -0.01 for value in gaps.values())])
     return found
 
@@ -227,9 +234,10 @@ def _real_gain(row):
 def text_autotune(results):
     rows, picks, shown = [], [], []
     for task, row in results["tasks"].items():
-        tuned = row["static"].get(str(row["tuned"]))
+        tuned = row["picked"].get(str(row["tuned"]))
         if tuned and str(row["tuned"]) != "full":
-            shown.append(f"{task}, {_name(str(row['tuned']))}: {verdict(paired(tuned, row['static']['full']))}")
+            seeds = f"{len(tuned['seeds'])} seeds"
+            shown.append(f"{task}, {_name(str(row['tuned']))}, {seeds}: {verdict(paired(tuned, row['picked']['full']))}")
         for kind, found in row["runs"].items():
             if not found:
                 continue
