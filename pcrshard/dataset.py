@@ -186,7 +186,7 @@ class PCRDataset(IterableDataset[Any]):
         """Go on where a job was: at another scan, with other workers or ranks, too.
 
         Raises:
-            ValueError: The state is of other shards, other options or a newer version.
+            ValueError: The state is of other shards, other options or a newer version, or was never one of this job's; nothing changes then.
         """
         if state.get("version") != _VERSION:
             raise ValueError(f"expected a state of version {_VERSION}, got {state.get('version')!r}")
@@ -196,7 +196,13 @@ class PCRDataset(IterableDataset[Any]):
                     f"expected a state of the same dataset and options, its {name} is {state.get(name)!r} instead of {mine!r}"
                 )
         if not state.get("ended"):
-            self._set_start(state["epoch"], state["segments"])
+            kept = self.epoch, self._segments()
+            self._set_start(state.get("epoch"), state.get("segments"))
+            try:
+                self._order()
+            except ValueError:
+                self._set_start(*kept)
+                raise
             self._loaded = True
         if "worker" in state:
             self._own, self._done, self._ended = list(state["worker"]), state["done"], state["ended"]
@@ -284,12 +290,18 @@ class PCRDataset(IterableDataset[Any]):
         count = int(self._start[1])
         return [[int(self._start[2 + 4 * i + j]) for j in range(4)] for i in range(count)]
 
-    def _set_start(self, epoch: int, segments: Sequence[Sequence[int]]) -> None:
-        if epoch < 0 or len(segments) > _MAX_SEGMENTS or any(len(segment) != 4 for segment in segments):
+    def _set_start(self, epoch: Any, segments: Any) -> None:
+        whole = isinstance(epoch, int) and isinstance(segments, list) and all(isinstance(s, list | tuple) for s in segments)
+        flat = [number for segment in segments for number in segment] if whole else []
+        if (
+            not whole
+            or len(segments) > _MAX_SEGMENTS
+            or any(len(s) != 4 for s in segments)
+            or not all(map(_fits, [epoch, *flat]))
+        ):
             raise ValueError(
-                f"expected an epoch from 0 and at most {_MAX_SEGMENTS} segments of 4 numbers, got {epoch} and {segments}"
+                f"expected an epoch from 0 and at most {_MAX_SEGMENTS} segments of 4 numbers, got {epoch!r} and {segments!r}"
             )
-        flat = [int(number) for segment in segments for number in segment]
         self._start[: 2 + len(flat)] = [epoch, len(segments), *flat]
         self._finished[:] = [-1] * _MAX_WORKERS
         self._done, self._own, self._ended, self._loaded = 0, None, False, False
@@ -303,6 +315,10 @@ class PCRDataset(IterableDataset[Any]):
             sequence = mixture(sizes, options.weights, samples, options.rules, epoch=self.epoch)
         flat = [size for dataset in sizes for size in dataset]
         return epoch_order(flat, self.geometry, options.rules, epoch=self.epoch, history=self._segments(), sequence=sequence)
+
+
+def _fits(number: Any) -> bool:
+    return isinstance(number, int) and 0 <= number < 1 << 63
 
 
 class PCRLoader(DataLoader[Any]):

@@ -178,12 +178,17 @@ def test_a_state_of_something_else_is_refused(folder, two):
             other.load_state_dict(through_json(state))
         assert other.state_dict() == before
     dataset = PCRDataset(folder, 8, epoch=options)
-    for wrong in ({"version": 2}, {"version": None}, {"epoch": -1}, {"segments": [[8, 1, 4]]}, {"segments": [[8, 1, 4, 1]] * 65}):
+    before = dataset.state_dict()
+    for wrong in (
+        *({"version": version} for version in (2, None)),
+        *({"epoch": epoch} for epoch in (-1, None, "1", 1.0, 1 << 63)),
+        *({"segments": segments} for segments in (None, 7, "abcd", [3], [[8, 1, 4]], [[8, 1, 4, "1"]], [[8, 1, 4, 1]] * 65)),
+        {"segments": [[8, 1, 4, 99]]},  # more steps than the epoch has
+        {"segments": [[8, 3, 4, 1]]},  # slots that do not divide the batch
+    ):
         with pytest.raises(ValueError, match="expected"):
             dataset.load_state_dict(state | wrong)
-    dataset.load_state_dict(state | {"segments": [[8, 1, 4, 99]]})
-    with pytest.raises(ValueError, match="steps"):
-        next(iter(dataset))
+        assert dataset.state_dict() == before
 
 
 # --- torchdata
