@@ -57,15 +57,15 @@ def draw_scripts(results, path):
         mean, low, high = 100 * np.array(_spread(row["full"]))
         ax.axhspan(low, high, color="#2f855a", alpha=0.12, lw=0)
         ax.axhline(mean, color="#2f855a", lw=1, label="full fidelity")
-        for script, shade in SCRIPTS.items():
+        for (script, shade), shift in zip(SCRIPTS.items(), ((4, -12), (-9, 6)), strict=True):
             points = [(found["bytes"] / 1e3, *_spread(found)) for found in row[script].values()]
             x, mean, low, high = np.array(points).T
             ax.errorbar(x, 100 * mean, 100 * np.array([mean - low, high - mean]), fmt="o-", color=shade, capsize=3, label=script)
             for scan, at, value in zip(row[script], x, mean, strict=True):
-                ax.annotate(scan, (at, 100 * value), xytext=(4, -12), textcoords="offset points", fontsize=9, color=shade)
+                ax.annotate(scan, (at, 100 * value), xytext=shift, textcoords="offset points", fontsize=9, color=shade)
         ax.set_title(task)
         ax.set_xlabel("kB per image")
-        ax.set_xlim(left=0)
+        ax.set_xlim(0, 1.15 * max(found["bytes"] / 1e3 for script in SCRIPTS for found in row[script].values()))
     axes[0][0].set_ylabel("final accuracy (%), min to max of seeds")
     fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     finish(fig, path)

@@ -90,13 +90,13 @@ class Timed:
             yield batch
 
 
-def perform(lab, spec, before_epoch=None, *more):
+def perform(lab, spec, before_epoch=None):
     """Train, and return what came of it: a row an epoch, and the accuracy on images of the scan that was trained on."""
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed)
     rows = []
     with tempfile.TemporaryDirectory(prefix="pcrshard-run-") as out:
-        run = Run(config(lab, spec, out, *more), train.current(), torch.device("cpu"))
+        run = Run(config(lab, spec, out), train.current(), torch.device("cpu"))
         run.around = timed = Timed(run.around)
         cpu = [time.process_time(), 0.0]  # at the last evaluation's end; of training
         step = run.before_epoch

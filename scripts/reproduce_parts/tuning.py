@@ -7,7 +7,7 @@ import numpy as np
 
 from pcrshard.fidelity.tuner import ScanTuner, Similarity, choose, confidence
 
-from .accuracy import band, collect, first_reached, paired
+from .accuracy import band, collect, final, first_reached, paired
 from .lab import SCANS
 from .report import Experiment, colour, figure, finish, interval, label, markdown, verdict
 from .training import Spec, perform, replays, runs
@@ -15,20 +15,17 @@ from .training import Spec, perform, replays, runs
 LIMIT = 1.0  # MB/s of the limited runs
 PICK_SEEDS = (0, 1, 2, 3, 4)
 THRESHOLD = 0.8
-LARGE = 160  # pixels; at 64 an 8 x 8 block of ham224's pictures is hardly more than two pixels
 MORE_SEEDS = tuple(range(10))  # for a difference of a point
 
 
 def measure_gradients(lab):
     """Cosines of all scans while models train at full fidelity, as in the paper on HAM10000."""
     images = 32 if lab.quick else 128
-    tasks = {task.name: _watch_gradients(lab, task, images, lab.size) for task in (lab.task(1), lab.task(2))}
-    if not lab.quick:
-        tasks[f"{lab.task(2).name} at {LARGE} pixels"] = _watch_gradients(lab, lab.task(2), images, LARGE)
+    tasks = {task.name: _watch_gradients(lab, task, images) for task in lab.tasks}
     return {"images": images, "tasks": tasks}
 
 
-def _watch_gradients(lab, task, images, size):
+def _watch_gradients(lab, task, images):
     index = lab.index(task.name, "train")
     scans = list(range(1, index.num_groups + 1))
     wanted, found = sorted({round(i * (task.epochs - 1) / 4) for i in range(5)}), []
@@ -40,7 +37,7 @@ def _watch_gradients(lab, task, images, size):
             found.append([epoch, rows])
             print(task.name, "epoch", epoch, [f"{row[1]:.2f}" for row in rows], flush=True)
 
-    perform(lab, Spec(task.name, "full", 0, task.epochs), look, f"size={size}")
+    perform(lab, Spec(task.name, "full", 0, task.epochs), look)
     return {"epochs": found, "savings": [index.prefix_bytes("full") / index.prefix_bytes(scan) for scan in scans]}
 
 
@@ -173,13 +170,13 @@ def draw_autotune(results, path):
 
 
 def _gain(row, kind):
-    """(times shorter to the lower end of full's interval or None, times shorter for all epochs, accuracy inside that interval)."""
+    """(times shorter to the lower end of full's interval or None, times shorter for all epochs, accuracy inside that interval or above it)."""
     full, other = row["runs"]["full"], row["runs"][kind]
-    _, low, high = confidence([run["accuracy"][-1] for run in full])
+    _, low, _ = confidence(final(row["picked"]["full"]))
     base, seconds = reach(full, low), reach(other, low)
     whole = statistics.fmean(run["seconds"][-1] for run in full) / statistics.fmean(run["seconds"][-1] for run in other)
     mean = statistics.fmean(run["accuracy"][-1] for run in other)
-    return None if seconds is None or base is None else base / seconds, whole, low <= mean <= high
+    return None if seconds is None or base is None else base / seconds, whole, mean >= low
 
 
 def bars(results):
@@ -193,7 +190,11 @@ def bars(results):
                 what = f"{task}, {_name(kind)}: time to full fidelity's final accuracy (lower end of its 95 % interval) shorter, real reads and slept steps (bar: 2.0x)"
                 found.append([what, text, gain is not None and gain >= 2])
                 found.append(
-                    [f"{task}, {_name(kind)}: mean final accuracy within that interval", "yes" if inside else "no", inside]
+                    [
+                        f"{task}, {_name(kind)}: mean final accuracy within that interval or above",
+                        "yes" if inside else "no",
+                        inside,
+                    ]
                 )
         gains = _real_gain(row)
         if gains:
@@ -212,9 +213,21 @@ def bars(results):
             scan: paired(static[str(scan)], static["full"])[0] for scan in set(picks) if scan != "full" and str(scan) in static
         }
         text = ", ".join(f"scan {scan} {100 * value:+.1f} points" for scan, value in gaps.items()) or "no static run of it"
-        what = f"{task}: static training at the picked scans, final accuracy minus full's, mean of {seeds} seeds (bar: -1.0 points)"
+        what = (
+            f"{task}: static training at the picked scans, final accuracy minus full's, mean of {seeds} seeds (bar: -1.0 points)"
+        )
         found.append([what, text, bool(gaps) and all(value >= -0.01 for value in gaps.values())])
     return found
+
+
+def _intervals(results):
+    """What full's accuracy is taken to be."""
+    found = []
+    for task, row in results["tasks"].items():
+        values = final(row["picked"]["full"])
+        _, low, high = confidence(values)
+        found.append(f"{task} {100 * low:.1f} to {100 * high:.1f} ({len(values)} seeds)")
+    return f"'Full's accuracy' is the lower end of the 95 % interval of full fidelity's final accuracy: {', '.join(found)}."
 
 
 def _real(checks):
@@ -261,7 +274,7 @@ def text_autotune(results):
         "",
         "seeds",
         "final accuracy (%)",
-        "in full's interval",
+        "in full's interval or above",
         "seconds, all epochs",
         "shorter",
         "shorter to full's accuracy",
@@ -271,7 +284,7 @@ def text_autotune(results):
         "The paper (ImageNet, 90 epochs): autotuning matches full accuracy, nearly as fast as static scan 5; the difference is the first epochs at scan 10. "
         f"Ours: a token bucket of {results['limit']:g} MB/s, threshold {results['threshold']}, one tuning before the second epoch with 3 trials of 128 images, which are read "
         "at full fidelity through the same bucket; its reads and its computing are in the time. Half of signs' bytes at full fidelity are metadata that low scans do not read: "
-        "its pixels alone would gain half as much. 'Full's accuracy' is the lower end of the 95 % interval of full fidelity's final accuracy. "
+        f"its pixels alone would gain half as much. {_intervals(results)} "
         f"Paired by seed, the static runs at the picked scan end at full's accuracy plus, in points: {'; '.join(shown)}.\n\n"
         "Epochs, accuracies, reads and waits are real; computing is slept, at the CPU time that the same run was measured to take, because other jobs took most of this machine's two cores. "
         "The last column is the check: whole real runs on the shared machine, computing and all, and whether their accuracies are those of the run without limit. Accuracies do not depend on the bandwidth: order, crops and steps are the same. Evaluation is not in the time.\n\n"
