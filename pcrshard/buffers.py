@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
 import weakref
 from collections.abc import Iterator
 
@@ -12,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 _idle: list[mmap.mmap] = []
-_lock = threading.Lock()
 _MAX_IDLE = 16  # as many prefixes as a rank of PCRDataset holds at a time
 _HUGE_PAGE = 2 << 20
 
@@ -40,13 +38,14 @@ def borrow_array(size: int) -> npt.NDArray[np.uint8]:
 
 
 def _take(size: int) -> mmap.mmap:
-    with _lock:
-        fitting = [buffer for buffer in _idle if len(buffer) >= size]
-        if fitting:
-            buffer = min(fitting, key=len)
-            _idle.remove(buffer)
-            return buffer
-        if len(_idle) == _MAX_IDLE:
+    # Without a lock, which a fork could leave locked in the child: another thread may be faster.
+    for buffer in sorted(_idle, key=len):
+        if len(buffer) >= size:
+            with contextlib.suppress(ValueError):
+                _idle.remove(buffer)
+                return buffer
+    with contextlib.suppress(IndexError):
+        if len(_idle) >= _MAX_IDLE:
             del _idle[0]  # it is too small
     return _allocate(size)
 

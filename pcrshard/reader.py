@@ -185,7 +185,7 @@ class Shard:
     def _change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         stop, have = self.prefix_stop(scan), prefix.base + len(prefix.view)
         if stop <= have:
-            return Prefix(self, prefix.view, prefix.base, scan, prefix.resources, check=prefix.check)
+            return Prefix(self, prefix.view, prefix.base, scan, prefix.resources, check=prefix.checks_at(scan))
         if self.cache is not None:
             return self.load(scan)
         with contextlib.ExitStack() as stack:
@@ -326,8 +326,13 @@ class Prefix:
         if self.index.head.prefix_stop(scan) > self.base + len(self.view):
             raise ScanUnavailable(f"asked for scan {scan} of a prefix of scan {self.scan}", url=self.shard.url)
         if scan not in self._lower:
-            self._lower[scan] = Prefix(self.shard, self.view, self.base, scan, contextlib.ExitStack(), check=self.check)
+            self._lower[scan] = Prefix(self.shard, self.view, self.base, scan, contextlib.ExitStack(), check=self.checks_at(scan))
         return self._lower[scan]
+
+    def checks_at(self, scan: Scan) -> bool:
+        """Whether samples of these bytes at another scan have to be checked: what was found sound is so at lower scans, not at higher ones."""
+        head = self.index.head
+        return self.check if head.prefix_stop(scan) <= head.prefix_stop(self.scan) else self.shard.check
 
     def is_sound(self) -> bool:
         """Whether every piece has its checksum; those that were found sound are not checked again."""

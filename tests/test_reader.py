@@ -179,6 +179,24 @@ def test_a_damaged_piece_costs_one_sample(small, tmp_path):
     assert len(list(Shard(str(path), check=False).samples(10))) == 3
 
 
+def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, tmp_path):
+    """A level that falls and rises while a damaged shard is in memory gets the error, not the damage."""
+    path = tmp_path / small.name
+    with Shard(str(small)).load(4) as prefix:
+        offset = prefix.starts[2][3] + prefix.base
+    data = bytearray(small.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    shard = Shard(str(path))
+    prefix = shard.change_scan(shard.load(5), 2)
+    assert prefix.is_sound()
+    assert len(list(prefix.samples())) == 3
+    with pytest.raises(CorruptPiece, match="scan=4"):
+        prefix.at(5).sample(2)
+    with shard.change_scan(prefix, 5) as higher, pytest.raises(CorruptPiece, match="scan=4"):
+        higher.sample(2)
+
+
 def test_a_replaced_shard_is_an_error(dataset, tmp_path):
     """A shard that is not the one in pcr.json is refused, not read by old offsets."""
     index, urls = open_dataset(str(dataset))
