@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import logging
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -181,6 +182,8 @@ def encode_part(
     Raises:
         EncodeError: The source or the destination is not as it should be, or another run is writing there.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what multiprocessing itself looks at
+        raise EncodeError('a worker process imports the program that started it: encode below `if __name__ == "__main__":` only')
     if part is not None and not 0 <= part[0] < part[1]:
         raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)

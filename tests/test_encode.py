@@ -646,3 +646,16 @@ def test_each_odd_file_is_kept_or_refused_in_one_line(data_folder, tmp_path):
     assert all("\n" not in row["reason"] for row in rows)
     good = {p.stem.replace(".", "_") for p in (data_folder / "odd").iterdir() if p.name.startswith("valid-")}
     assert len(good & read_samples(tmp_path / "dst").keys()) > 80
+
+
+def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
+    """The trap of spawned workers is named, with what to do; worker processes import the script."""
+    thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()"  # so that workers are not forked
+    call = f"pcrshard.encode({str(synthetic_folder)!r}, {str(tmp_path / 'out')!r}, workers=2)"
+    script = tmp_path / "script.py"
+    for guard in ("", "if __name__ == '__main__': "):
+        script.write_text(f"import threading, pcrshard\n{thread}\n{guard}{call}\n")
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
+        told = 'encode below `if __name__ == "__main__":` only' in done.stderr
+        assert (done.returncode == 0, told) == (bool(guard), not guard), done.stderr
+        shutil.rmtree(tmp_path / "out")
