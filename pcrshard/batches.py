@@ -18,7 +18,8 @@ from .fidelity.level import ScanLevel
 from .index import Scan, crc32c
 from .plan import schedule
 from .prefetch import prefetch
-from .reader import Prefix, Shard, open_dataset
+from .prefix import Prefix
+from .reader import Shard, open_dataset
 from .retry import Retry
 
 Ints = npt.NDArray[np.int64]

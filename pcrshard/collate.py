@@ -19,7 +19,7 @@ from .crops import Draws
 from .decoder import ImageDecoder
 from .errors import FormatError
 from .pixels import Pixels
-from .reader import Prefix, Sample
+from .prefix import Prefix, Sample
 from .writer import JPEG_EXTENSIONS
 
 _INTEGERS = ("cls", "cls2", "index", "inx", "id")

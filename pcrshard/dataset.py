@@ -17,7 +17,7 @@ from .decoder import ImageDecoder
 from .fidelity.level import ScanLevel
 from .index import FULL, Scan, check_scan
 from .plan import Geometry, Order, Rules, advance, epoch_order, mixture, worker_batches
-from .reader import Sample
+from .prefix import Sample
 
 _VERSION = 1
 _MAX_SEGMENTS = 64

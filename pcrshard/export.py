@@ -10,7 +10,8 @@ from .errors import EncodeError
 from .index import FULL, Scan, round512, valid_key
 from .members import TRAILER, tar_header
 from .pixels import make_baseline
-from .reader import Sample, Shard
+from .prefix import Sample
+from .reader import Shard
 
 FORMATS = ("folder", "wds")
 

@@ -20,7 +20,8 @@ from .dataset_index import ShardEntry
 from .errors import FormatError, MissingDependency
 from .fidelity.level import ScanLevel
 from .index import FULL, Scan, ShardIndex
-from .reader import Prefix, Sample, Shard, open_dataset
+from .prefix import Prefix, Sample
+from .reader import Shard, open_dataset
 
 try:
     import datasets

@@ -125,7 +125,7 @@ def open_range(
             if type(fs) is LocalFileSystem and (size := os.stat(path).st_size) < stop:  # a claim must not take memory
                 raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(size - start, 0)} of {stop - start}")
             view = stack.enter_context(buffers.borrow(stop - start))
-        _read_into(fs, path, start, view, url, retry, cancel)
+            _fill(view, fs, path, start, retry, cancel)
         yield view
 
 
@@ -140,18 +140,18 @@ def read_into(
 ) -> None:
     """Fill ``view`` with the bytes of a file from ``start`` on; see :func:`open_range`."""
     fs, path = _resolve(url, options)
-    _read_into(fs, path, start, view, url, retry, cancel)
-
-
-def _read_into(fs: Any, path: str, start: int, view: memoryview, url: str, retry: Retry, cancel: threading.Event | None) -> None:
     with _mapped(url, f"read bytes {start} to {start + len(view)}"):
-        if fs is None:
-            pipes.read_range(path, start, view, cancel)
-        elif type(fs) is LocalFileSystem:
-            with fs.open(path, "rb") as file:
-                _read_exactly(file.raw, view, start)  # the raw file, because a buffered one reads ahead
-        else:
-            remote.read_into(fs, path, remote.Transfer(start, view), retry, cancel)
+        _fill(view, fs, path, start, retry, cancel)
+
+
+def _fill(view: memoryview, fs: Any, path: str, start: int, retry: Retry, cancel: threading.Event | None) -> None:
+    if fs is None:
+        pipes.read_range(path, start, view, cancel)
+    elif type(fs) is LocalFileSystem:
+        with open(path, "rb", buffering=0) as file:  # a buffered file reads ahead
+            _read_exactly(file, view, start)
+    else:
+        remote.read_into(fs, path, remote.Transfer(start, view), retry, cancel)
 
 
 def _read_exactly(file: io.RawIOBase, view: memoryview, start: int) -> None:

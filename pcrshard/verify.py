@@ -14,7 +14,8 @@ from .index import BLOCK, FULL, HEAD_STOP, Scan, ShardIndex, crc32c, round512
 from .markers import SOI, map_jpeg
 from .members import TRAILER, index_name, plan_members, tar_header
 from .pixels import decode
-from .reader import Sample, Shard
+from .prefix import Sample
+from .reader import Shard
 from .sources import SampleRef
 
 

@@ -31,7 +31,8 @@ from .fidelity.level import ScanLevel
 from .index import FULL, Scan
 from .pixels import decode_image
 from .prefetch import prefetch
-from .reader import Prefix, open_dataset
+from .prefix import Prefix
+from .reader import open_dataset
 from .writer import JPEG_EXTENSIONS
 
 Handler = Callable[[Exception], bool]

@@ -15,7 +15,7 @@ from pcrshard import PCRError, ReadOptions, ScanLevel, Shard, ShardWriter, buffe
 from pcrshard.batches import Place, ShardSet, read_batches
 from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
 from pcrshard.plan import Geometry, Rules, epoch_order, schedule, worker_batches
-from pcrshard.reader import Prefix
+from pcrshard.prefix import Prefix
 from pcrshard.testing import CountingFS, make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)

@@ -179,6 +179,23 @@ def test_a_damaged_piece_costs_one_sample(small, tmp_path):
     assert len(list(Shard(str(path), check=False).samples(10))) == 3
 
 
+@pytest.mark.parametrize("layout", ["compact", "preview"])
+@pytest.mark.parametrize("scan", [1, 2, 4, 10, FULL])
+def test_samples_together_are_those_one_by_one(layout, scan):
+    """It does not matter whether samples are asked for at once, some of them in another order, or singly; nor where streams are missing."""
+    golden = ROOT / "tests" / "golden" / "v1" / f"{layout}-000000.tar"
+    with Shard(f"counting://{golden}").load(scan) as prefix:
+        assert prefix.is_sound()
+    with Shard(str(golden)).load(scan) as prefix:
+        one_by_one = [prefix.sample(row) for row in range(len(prefix.index.keys))]
+        assert len(one_by_one) == 4
+        assert len(prefix.streams) == 2
+        assert list(prefix.samples()) == one_by_one
+        assert list(prefix.samples(select=lambda _, __: True)) == one_by_one
+        assert list(prefix.samples([3, 0, 2])) == [one_by_one[row] for row in (3, 0, 2)]
+        assert list(prefix.samples([])) == []
+
+
 def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, tmp_path):
     """A level that falls and rises while a damaged shard is in memory gets the error, not the damage."""
     path = tmp_path / small.name

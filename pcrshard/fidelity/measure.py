@@ -21,7 +21,8 @@ from ..errors import MissingDependency, ScanUnavailable
 from ..index import FULL, Scan, check_scan
 from ..pixels import Pixels, decode_image
 from ..plots import Picture, plot_contact_sheet, pyplot_module
-from ..reader import Sample, Shard, open_dataset
+from ..prefix import Sample
+from ..reader import Shard, open_dataset
 from ..report import human_bytes, table
 from ..storage import Options
 

@@ -26,7 +26,7 @@ static bool have_avx2(void) {
     unsigned a, b, c = 0, d;
     if (!__get_cpuid(0x80000001, &a, &b, &c, &d) || !(c & bit_ABM)) return false;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-           __builtin_cpu_supports("popcnt");
+           __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("pclmul");
 }
 #endif
 
