@@ -12,7 +12,8 @@ import numpy as np
 from common import bar, parse_args, print_table, save, show, summary
 from webdataset.filters import _shuffle
 
-from pcrshard.plan import Geometry, Rules, account, epoch_order, mixture, schedule, worker_batches
+from pcrshard.needs import account, schedule
+from pcrshard.plan import Geometry, Rules, epoch_order, mixture, worker_batches
 
 IMAGENET = [1024] * 1250 + [1167]  # 1,281,167 samples
 SHARDS, ROWS, BATCH = 100, 1000, 256

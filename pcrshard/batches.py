@@ -16,7 +16,7 @@ from .cache import PrefixCache
 from .dataset_index import ShardEntry
 from .fidelity.level import ScanLevel
 from .index import Scan, crc32c
-from .plan import schedule
+from .needs import schedule
 from .prefetch import prefetch
 from .prefix import Prefix
 from .reader import Shard, open_dataset

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Account", "Geometry", "Order", "Rules", "Schedule", "account", "advance", "epoch_order", "mixture", "schedule", "worker_batches"]  # fmt: skip
+__all__ = ["Geometry", "Order", "Rules", "advance", "epoch_order", "mixture", "worker_batches"]
 
 Ints = npt.NDArray[np.int64]
 Segment = Sequence[int]
@@ -31,7 +31,7 @@ Segment = Sequence[int]
 _SHARDS, _ROWS, _WINDOWS, _MERGE = range(4)
 
 
-def _counts(name: str, values: Sequence[int] | Ints) -> Ints:
+def check_counts(name: str, values: Sequence[int] | Ints) -> Ints:
     """One number of at least 0 per shard, as (shards,) int64."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
@@ -39,12 +39,24 @@ def _counts(name: str, values: Sequence[int] | Ints) -> Ints:
     return array.astype(np.int64)
 
 
-def _whole(name: str, value: int, least: int, most: int | None = None) -> int:
+def check_whole(name: str, value: int, least: int, most: int | None = None) -> int:
     """The value, if it is a whole number in [least, most]."""
     if not isinstance(value, int | np.integer) or value < least or (most is not None and value > most):
         limit = f"of at least {least}" if most is None else f"in [{least}, {most}]"
         raise ValueError(f"expected {name} to be a whole number {limit}, got {value!r}")
     return int(value)
+
+
+def shards_of(ids: Ints, sizes: Ints) -> Ints:
+    """The shard of each id."""
+    return np.searchsorted(sizes.cumsum(), ids, side="right")
+
+
+def run_begins(values: Ints) -> npt.NDArray[np.bool_]:
+    """Where a run of one value begins."""
+    begins = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=begins[1:])
+    return begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Geometry:
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "slots", "phases"):
-            _whole(name, getattr(self, name), 1)
+            check_whole(name, getattr(self, name), 1)
         if self.global_batch % self.slots:
             raise ValueError(f"expected global_batch to be a multiple of slots, got {self.global_batch} and {self.slots}")
 
@@ -85,8 +97,8 @@ class Rules:
     last: Literal["drop", "pad", "short"] = "drop"
 
     def __post_init__(self) -> None:
-        _whole("seed", self.seed, 0, 2**64 - 1)
-        _whole("shuffle_shards", self.shuffle_shards, 0)
+        check_whole("seed", self.seed, 0, 2**64 - 1)
+        check_whole("shuffle_shards", self.shuffle_shards, 0)
         if self.last not in ("drop", "pad", "short"):
             raise ValueError(f"expected last to be 'drop', 'pad' or 'short', got {self.last!r}")
 
@@ -112,59 +124,6 @@ class Order:
         """(global_batch,) int64 ids of one row; ``index`` in [0, steps)."""
         size = self.geometry.global_batch
         return self.ids[index * size : (index + 1) * size]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Schedule:
-    """When one worker needs which shards; one entry per request, by first use.
-
-    Attributes:
-        shards: (requests,) int64 index of the shard.
-        first: (requests,) int64 index of the worker's batch that needs the shard first.
-        last: (requests,) int64 index of the batch after which it can be released.
-    """
-
-    shards: Ints
-    first: Ints
-    last: Ints
-
-    def peak(self, weights: Sequence[int] | Ints | None = None) -> int:
-        """Most shards held in one batch; with ``weights`` (shards,), such as prefix sizes, most bytes."""
-        if not len(self.shards):
-            return 0
-        each = np.ones_like(self.shards) if weights is None else _counts("weights", weights)[self.shards]
-        change = np.zeros(int(self.last.max()) + 2, np.int64)
-        np.add.at(change, self.first, each)
-        np.add.at(change, self.last + 1, -each)
-        return int(change.cumsum().max())
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Account:
-    """What an epoch reads; arrays are (world, workers) int64 unless noted.
-
-    Attributes:
-        shards: Different shards that each worker reads.
-        requests: Times that each worker asks for a shard.
-        read_bytes: Bytes that each worker reads.
-        open_shards: Most shards that each worker holds in one batch.
-        open_bytes: Most bytes that each worker holds in one batch.
-        rank_bytes: (world,) bytes that each rank reads if its workers share what they read.
-        once_bytes: Bytes of the shards that the epoch needs, each once.
-    """
-
-    shards: Ints
-    requests: Ints
-    read_bytes: Ints
-    open_shards: Ints
-    open_bytes: Ints
-    rank_bytes: Ints
-    once_bytes: int
-
-    @property
-    def repeated_bytes(self) -> int:
-        """Bytes that are read although some worker reads them too, or this one did."""
-        return int(self.read_bytes.sum()) - self.once_bytes
 
 
 def epoch_order(
@@ -198,8 +157,8 @@ def epoch_order(
     >>> epoch_order([3, 3, 2], Geometry(2, phases=1), history=[(2, 1, 1, 3)]).steps
     1
     """
-    sizes, epoch = _counts("sizes", sizes), _whole("epoch", epoch, 0, 2**32 - 1)
-    sequence = _passes(sizes, rules, 0, epoch, epoch + 1) if sequence is None else _counts("sequence", sequence)
+    sizes, epoch = check_counts("sizes", sizes), check_whole("epoch", epoch, 0, 2**32 - 1)
+    sequence = _passes(sizes, rules, 0, epoch, epoch + 1) if sequence is None else check_counts("sequence", sequence)
     if not len(sequence) or sequence.max() >= sizes.sum():
         raise ValueError(f"expected a sequence of ids below {sizes.sum()}, got {len(sequence)} samples")
     segments: list[list[int]] = []
@@ -212,7 +171,7 @@ def epoch_order(
         raise ValueError(f"expected at least one global batch of {segments[0][0]} samples, got {len(sequence)}")
     for stage, (*numbers, steps) in enumerate(segments):
         cut = Geometry(*numbers)
-        entries = _lay_out(_shards_of(sequence, sizes), cut, rules, (epoch, stage))
+        entries = _lay_out(shards_of(sequence, sizes), cut, rules, (epoch, stage))
         done = steps * cut.global_batch
         if done >= len(entries) + cut.global_batch:
             raise ValueError(f"expected at most {Order(entries, cut).steps} steps of {cut}, got {steps}")
@@ -230,7 +189,7 @@ def advance(history: Iterable[Segment], geometry: Geometry, steps: int) -> list[
     [[8, 2, 4, 15]]
     """
     segments = [[int(value) for value in segment] for segment in history]
-    now = [*map(int, dataclasses.astuple(geometry)), _whole("steps", steps, 0)]
+    now = [*map(int, dataclasses.astuple(geometry)), check_whole("steps", steps, 0)]
     if segments and segments[-1][:3] == now[:3]:
         now[3] += segments.pop()[3]
     return [*segments, now]
@@ -258,11 +217,11 @@ def mixture(
     >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0)).tolist()
     [0, 1, 4, 5]
     """
-    each = [_counts("sizes", one) for one in sizes]
-    shares = _share_out(weights, _whole("samples", samples, 1))
+    each = [check_counts("sizes", one) for one in sizes]
+    shares = _share_out(weights, check_whole("samples", samples, 1))
     if len(each) != len(shares):
         raise ValueError(f"expected as many weights as datasets, got {len(shares)} and {len(each)}")
-    epoch = _whole("epoch", epoch, 0, 2**32 - 1)
+    epoch = check_whole("epoch", epoch, 0, 2**32 - 1)
     runs: list[Ints] = []
     keys = []
     base = 0
@@ -273,7 +232,7 @@ def mixture(
         if share:
             begin = epoch * share
             ids = _passes(one, rules, dataset, begin // total, -(-(begin + share) // total))[begin % total :][:share]
-            start = np.flatnonzero(_begins(_shards_of(ids, one)))
+            start = np.flatnonzero(run_begins(shards_of(ids, one)))
             jitter = (_draws(len(start), rules.seed, _MERGE, dataset, epoch) >> 11) * 2.0**-53 if rules.shuffle_shards else 0.5
             # Where in [0, 1) of the epoch each shard's run belongs; one dataset's runs keep their order.
             keys.append((start + jitter * np.diff(start, append=share)) / share)
@@ -296,75 +255,13 @@ def worker_batches(order: Order, world: int = 1, rank: int = 0, workers: int = 1
     Returns:
         Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank that gets none of it has a batch fewer.
     """
-    _whole("rank", rank, 0, _whole("world", world, 1) - 1)
-    _whole("worker", worker, 0, _whole("workers", workers, 1) - 1)
+    check_whole("rank", rank, 0, check_whole("world", world, 1) - 1)
+    check_whole("worker", worker, 0, check_whole("workers", workers, 1) - 1)
     if order.geometry.global_batch % world:
         raise ValueError(f"expected world to divide global_batch={order.geometry.global_batch}, got {world}")
     rows = (order.step(index) for index in range(worker, order.steps, workers))
     batches = (row[rank * len(row) // world : (rank + 1) * len(row) // world] for row in rows)
     return [batch for batch in batches if len(batch)]
-
-
-def schedule(batches: Sequence[Ints], sizes: Sequence[int] | Ints, keep: int | None = None) -> Schedule:
-    """When one worker first needs each shard, and when it can let go of it.
-
-    Args:
-        batches: From ``worker_batches``.
-        sizes: (shards,) samples per shard.
-        keep: Batches that a shard may lie unused before it is released, to be read again; by default it is read once. Set it for a
-            ``mixture`` in which a dataset comes several times.
-
-    Returns:
-        The requests, by first use.
-    """
-    sizes = _counts("sizes", sizes)
-    if keep is not None:
-        _whole("keep", keep, 0)
-    if not batches:
-        return Schedule(*np.zeros((3, 0), np.int64))
-    shards = _shards_of(np.concatenate(batches), sizes)
-    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])
-    order = np.argsort(shards, kind="stable")
-    shards, batch = shards[order], batch[order]
-    begins = _begins(shards)
-    if keep is not None:
-        begins |= np.diff(batch, prepend=0) > keep + 1
-    start = np.flatnonzero(begins)
-    stop = np.append(start[1:], len(shards))
-    by_use = np.argsort(order[start], kind="stable")
-    return Schedule(shards[start][by_use], batch[start][by_use], batch[stop - 1][by_use])
-
-
-def account(
-    order: Order,
-    sizes: Sequence[int] | Ints,
-    prefix_bytes: Sequence[int] | Ints,
-    world: int = 1,
-    workers: int = 1,
-    keep: int | None = None,
-) -> Account:
-    """Count what each worker of each rank reads and holds.
-
-    Args:
-        order: The steps to do.
-        sizes: (shards,) samples per shard.
-        prefix_bytes: (shards,) bytes that one request for a shard moves.
-        world: Number of ranks; divides the global batch.
-        workers: DataLoader workers per rank.
-        keep: As in ``schedule``.
-    """
-    sizes, prefix = _counts("sizes", sizes), _counts("prefix_bytes", prefix_bytes)
-    if len(sizes) != len(prefix):
-        raise ValueError(f"expected as many prefix_bytes as sizes, got {len(prefix)} and {len(sizes)}")
-    figures = np.zeros((5, _whole("world", world, 1), _whole("workers", workers, 1)), np.int64)
-    needed = np.zeros((world, len(sizes)), bool)
-    for rank, worker in np.ndindex(world, workers):
-        plan = schedule(worker_batches(order, world, rank, workers, worker), sizes, keep)
-        mine = np.bincount(plan.shards, minlength=len(sizes)) > 0
-        needed[rank] |= mine
-        figures[:, rank, worker] = mine.sum(), len(plan.shards), prefix[plan.shards].sum(), plan.peak(), plan.peak(prefix)
-    shards, requests, read, open_shards, open_bytes = figures
-    return Account(shards, requests, read, open_shards, open_bytes, needed @ prefix, int(prefix[needed.any(0)].sum()))
 
 
 def _lay_out(shards: Ints, geometry: Geometry, rules: Rules, key: tuple[int, int]) -> Ints:
@@ -400,7 +297,7 @@ def _mix(entries: Ints, shards: Ints, counts: Ints, rules: Rules, key: tuple[int
     epoch, and a worker or rank that has both lanes reads it once.
     """
     counts = counts[counts > 0]
-    begins = _begins(shards[entries])
+    begins = run_begins(shards[entries])
     begins[counts.cumsum()[:-1]] = True
     piece = begins.cumsum() - 1
     first = piece[counts.cumsum() - counts]
@@ -441,18 +338,6 @@ def _draws(count: int, seed: int, purpose: int, major: int, minor: int, start: i
     """(count,) uint64: values [start, start + count) of the stream that the key names; a counter gives four values."""
     stream = np.random.Philox(key=int(seed) | purpose << 64, counter=start // 4 | minor << 64 | major << 128)
     return stream.random_raw(start % 4 + count)[start % 4 :]
-
-
-def _shards_of(ids: Ints, sizes: Ints) -> Ints:
-    """The shard of each id."""
-    return np.searchsorted(sizes.cumsum(), ids, side="right")
-
-
-def _begins(values: Ints) -> npt.NDArray[np.bool_]:
-    """Where a run of one value begins."""
-    begins = np.ones(len(values), bool)
-    np.not_equal(values[1:], values[:-1], out=begins[1:])
-    return begins
 
 
 def _share_out(weights: Sequence[float], total: int) -> list[int]:

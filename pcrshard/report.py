@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from .dataset_index import DatasetIndex
 from .index import FULL, Scan
-from .plan import Geometry, Rules, account, epoch_order
+from .needs import account
+from .plan import Geometry, Rules, epoch_order
 
 
 class ScanCost(NamedTuple):

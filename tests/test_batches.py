@@ -14,7 +14,8 @@ import pytest
 from pcrshard import PCRError, ReadOptions, ScanLevel, Shard, ShardWriter, buffers
 from pcrshard.batches import Place, ShardSet, read_batches
 from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
-from pcrshard.plan import Geometry, Rules, epoch_order, schedule, worker_batches
+from pcrshard.needs import schedule
+from pcrshard.plan import Geometry, Rules, epoch_order, worker_batches
 from pcrshard.prefix import Prefix
 from pcrshard.testing import CountingFS, make_jpeg
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pcrshard.plan import Geometry, Rules, account, advance, epoch_order, mixture, schedule, worker_batches
+from pcrshard.needs import account, schedule
+from pcrshard.plan import Geometry, Rules, advance, epoch_order, mixture, worker_batches
 
 SEED = 20240607
 GOLDEN_ORDER = [6, 7, 17, 15, 14, 0, 9, 10, 2, 5, 12, 16, 1, 4, 11, 13, 3, 8]
