@@ -48,6 +48,13 @@ class ReadOptions:
     cache_dir: str | None = None
     cache_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        least = {"prefetch": 0, "prefetch_bytes": 1, "cache_bytes": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"expected {name} of at least {smallest}, got {value}")
+
     def open(self, url: str, entry: ShardEntry | None) -> Shard:
         """A shard that is read so."""
         cache = PrefixCache(self.cache_dir, self.cache_bytes) if self.cache_dir else None

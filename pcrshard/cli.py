@@ -1,4 +1,4 @@
-"""The command line: ``pcrshard encode | info | verify | export | demo``."""
+"""The command line: ``pcrshard encode | info | verify | export | demo``; the other commands are in ``cli_read``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import __version__, cli_read, pixels, storage
-from .cliparts import Progress, add_command, scan_argument
+from .cliparts import Progress, add_command, at_least, scan_argument
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .encode import EncodeOptions, encode, encode_part
 from .engines import ENGINES, open_engine
@@ -82,7 +82,12 @@ def _add_encode(commands: Any) -> None:
     add("dst", help="folder for the shards, local or a URL")
     add("--name", default="data", help="shards' name before the number (default: %(default)s)")
     add("--num-shards", type=int, metavar="N", help="number of shards; their sizes differ by at most one sample")
-    add("--samples-per-shard", type=int, metavar="N", help="at most N samples a shard (default: 1024, at least 8 shards)")
+    add(
+        "--samples-per-shard",
+        type=int,
+        metavar="N",
+        help="at most N samples a shard (default: 1024, and up to 8 shards if there are fewer)",
+    )
     add("--seed", type=int, default=0, help="seed of the global shuffle (default: %(default)s)")
     add("--keep-order", action="store_true", help="do not shuffle")
     add("--workers", type=int, metavar="N", help="worker processes (default: one a core), or SLURM jobs at a time (default: 8)")
@@ -249,6 +254,10 @@ def _verify(args: argparse.Namespace) -> int:
     if args.against:
         listed = list_source(args.against, prefix_keys=args.prefix_keys)
         sources = {sample.key: sample for sample in listed.samples}
+        if index.scan is not None:
+            raise EncodeError(
+                f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: verify the dataset itself"
+            )
     tasks = {}
     for i, (url, entry) in enumerate(zip(urls, index.shards, strict=True)):
         tasks[i] = VerifyTask(url, None if args.src.endswith(".tar") else entry, _sources_of(url, sources))
@@ -304,20 +313,32 @@ def _add_export(commands: Any) -> None:
     add("--scan", type=scan_argument, default=FULL, help="scan to export (default: full)")
     add("--format", choices=FORMATS, default="folder", help="image folder, or WebDataset tars (default: %(default)s)")
     add("--baseline", action="store_true", help="rearrange losslessly into baseline JPEG, for hardware decoders")
+    add("--on-error", choices=("raise", "skip"), default="raise", help="skip names samples that cannot be exported and goes on")
+    add("--overwrite", action="store_true", help="write to a folder that is not empty; files of the same names are replaced")
 
 
 def _export(args: argparse.Namespace) -> int:
     index, urls = _open(args.src)
     if os.path.realpath(args.dst) == os.path.realpath(os.path.dirname(urls[0])):
         raise EncodeError(f"expected another folder than the dataset's own, got {args.dst}")
-    total, taken = 0, set[str]()
+    if not args.overwrite and storage.is_folder(args.dst) and storage.list_files(args.dst):
+        raise EncodeError(f"{args.dst} is not empty: use another folder, or --overwrite to replace files of the same names")
+    total, taken, failed = 0, set[str](), list[PCRError]()
+    how: dict[str, Any] = {"scan": args.scan, "form": args.format, "baseline": args.baseline, "classes": index.classes}
+
+    def leave_out(error: PCRError) -> bool:
+        failed.append(error)
+        return True
+
+    if args.on_error == "skip":
+        how["on_error"] = leave_out
     with Progress("export", "images") as progress:
         for url, entry in zip(urls, index.shards, strict=True):
-            shard = Shard(url, entry=entry)
-            form = {"scan": args.scan, "form": args.format, "baseline": args.baseline}
-            total += export_shard(shard, args.dst, classes=index.classes, taken=taken, **form)
+            total += export_shard(Shard(url, entry=entry), args.dst, taken=taken, **how)
             progress(total, index.num_samples)
-    print(f"{total} samples at scan {args.scan} in {args.dst}")
+    for error in failed:
+        print(f"left out: {error}", file=sys.stderr)
+    print(f"{total} samples at scan {args.scan} in {args.dst}" + (f"; {len(failed)} were left out" if failed else ""))
     return 0
 
 
@@ -331,7 +352,7 @@ def _add_demo(commands: Any) -> None:
     ).add_argument
     add("photos", nargs="?", help="folder of JPEGs, one sub-folder a class (default: crops of two sample photographs)")
     add("--out", default="demo-output", help="folder for shards and picture (default: %(default)s)")
-    add("--epochs", type=int, default=6, help="epochs of each training (default: %(default)s)")
+    add("--epochs", type=at_least(1), default=6, help="epochs of each training (default: %(default)s)")
 
 
 def _demo(args: argparse.Namespace) -> int:

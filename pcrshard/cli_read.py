@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from typing import Any
 
 from .cache import PrefixCache
-from .cliparts import Progress, add_command, scan_argument
+from .cliparts import Progress, add_command, at_least, scan_argument
 from .plan import Geometry, Rules
 from .reader import open_dataset
 from .report import human_bytes, plan_costs, plan_table, table
@@ -34,7 +35,7 @@ def _add_stage(commands: Any) -> None:
     add("src", help="dataset folder or its pcr.json, local or a URL")
     add("dst", help="local folder")
     add("--scan", type=scan_argument, required=True, help="scan to copy, or full")
-    add("--workers", type=int, default=8, metavar="N", help="shards at a time (default: %(default)s)")
+    add("--workers", type=at_least(1), default=8, metavar="N", help="shards at a time (default: %(default)s)")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -70,14 +71,24 @@ def _add_plan(commands: Any) -> None:
     ).add_argument
     add("src", help="dataset folder or its pcr.json, local or a URL")
     add("--scan", type=scan_argument, help="only this scan (default: all)")
-    add("--ranks", type=int, default=1, metavar="R", help="processes that train (default: %(default)s)")
-    add("--workers", type=int, default=1, metavar="W", help="DataLoader workers of each (default: %(default)s)")
-    add("--batch", type=int, default=256, metavar="N", help="images per rank and step (default: %(default)s)")
+    add("--ranks", type=at_least(1), default=1, metavar="R", help="processes that train (default: %(default)s)")
+    add("--workers", type=at_least(0), default=1, metavar="W", help="DataLoader workers of each (default: %(default)s)")
+    add("--batch", type=at_least(1), default=256, metavar="N", help="images per rank and step (default: %(default)s)")
     add(
-        "--phases", type=int, default=4, metavar="P", help="lanes per rank; best a multiple of the workers (default: %(default)s)"
+        "--phases",
+        type=at_least(1),
+        default=4,
+        metavar="P",
+        help="lanes per rank; best a multiple of the workers (default: %(default)s)",
     )
-    add("--shuffle-shards", type=int, default=4, metavar="K", help="shards mixed at a time in a lane (default: %(default)s)")
-    add("--bandwidth", type=float, metavar="MB/s", help="of the storage, for all ranks together")
+    add(
+        "--shuffle-shards",
+        type=at_least(0),
+        default=4,
+        metavar="K",
+        help="shards mixed at a time in a lane (default: %(default)s)",
+    )
+    add("--bandwidth", type=at_least(0, float), metavar="MB/s", help="of the storage, for all ranks together")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -142,9 +153,14 @@ def _add_fidelity(commands: Any) -> None:
     ).add_argument
     add("src", help="dataset folder, local or a URL")
     add("--min-msssim", type=float, default=0.95, metavar="X", help="that is good enough (default: %(default)s, as in the paper)")
-    add("--bandwidth", type=float, metavar="MB/s", help="of the storage: adds the images/s that each scan allows (Theorem 4.1)")
-    add("--cores", type=float, default=1, metavar="N", help="that decode, for the same (default: %(default)s)")
-    add("--num-images", type=int, default=32, metavar="N", help="drawn at random (default: %(default)s)")
+    add(
+        "--bandwidth",
+        type=at_least(0, float),
+        metavar="MB/s",
+        help="of the storage: adds the images/s that each scan allows (Theorem 4.1)",
+    )
+    add("--cores", type=at_least(0, float), default=1, metavar="N", help="that decode, for the same (default: %(default)s)")
+    add("--num-images", type=at_least(1), default=32, metavar="N", help="drawn at random (default: %(default)s)")
     add("--seed", type=int, default=0, help="same seed, same images (default: %(default)s)")
     add("--plot", metavar="OUT.png", help="draw bytes against MS-SSIM")
     add("--contact-sheet", metavar="OUT.png", help="draw some images at each scan, with their differences to full")
@@ -168,7 +184,8 @@ def _fidelity(args: argparse.Namespace) -> int:
     if args.contact_sheet:
         measure.contact_sheet(args.src, args.contact_sheet, seed=args.seed)
     if args.json:
-        scans = [row._asdict() for row in rows]
+        # JSON has no infinity, which is the PSNR of equal pixels.
+        scans = [{name: None if value == math.inf else value for name, value in row._asdict().items()} for row in rows]
         for row, entry in zip(rows, scans, strict=True):
             if bandwidth is not None:
                 entry["images_per_second"] = measure.throughput(row, bandwidth, args.cores).images_per_second

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import tqdm
@@ -32,6 +34,23 @@ def scan_argument(text: str) -> Scan:
     if text != FULL and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
     return FULL if text == FULL else int(text)
+
+
+def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
+    """The type of an argument that is a number of at least ``least``; above it if that is 0 and the number a fraction."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (value > 0 if kind is float and least == 0 else value >= least):
+            raise argparse.ArgumentTypeError(
+                f"expected a number {'above' if kind is float else 'of at least'} {least}, got {text!r}"
+            )
+        return value
+
+    return parse
 
 
 class Progress:

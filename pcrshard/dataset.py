@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing.sharedctypes
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -98,7 +99,7 @@ class PCRDataset(IterableDataset[Any]):
         rank: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self.shards = ShardSet([url] if isinstance(url, str) else list(url), read)
+        self.shards = ShardSet([os.fspath(url)] if isinstance(url, str | os.PathLike) else list(url), read)
         self.batch_size, self.scan, self.options = batch_size, scan, epoch
         self.collate = Collator(image, None if fields is None else tuple(fields), transform, epoch.seed)
         if not isinstance(scan, ScanLevel):

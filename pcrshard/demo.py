@@ -28,6 +28,7 @@ from .wds import JpegHandler, WebDataset, WebLoader
 _CROP = 256
 _INPUT = 64
 _LOADER_WORKERS = 2
+_MARKER = ".pcrshard-demo"
 
 
 class Training(NamedTuple):
@@ -44,13 +45,16 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> list[Training]:
 
     Args:
         photos: Folder of JPEGs with one sub-folder a class; by default crops of scikit-learn's two sample photographs.
-        out: Target folder; its ``photos``, ``train``, ``val`` and ``scans.png`` are replaced.
+        out: Target folder: new, empty, or of an earlier demonstration, whose files are replaced.
         epochs: Of each training.
 
     Returns:
         The two trainings, scan 2 and full.
+
+    Raises:
+        EncodeError: The folder holds something else.
     """
-    os.makedirs(out, exist_ok=True)
+    _take(out)
     if photos is None:
         print("Cropping scikit-learn's two sample photographs into a two-class set ...")
         photos = _crop_sample_photographs(os.path.join(out, "photos"))
@@ -68,6 +72,16 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> list[Training]:
         f"\nScan 2 read {trainings[1].bytes_read / trainings[0].bytes_read:.1f}x fewer bytes. One image at each scan: {picture}"
     )
     return trainings
+
+
+def _take(out: str) -> None:
+    """Make the target folder ours; what a user has there must not be replaced."""
+    os.makedirs(out, exist_ok=True)
+    marker = os.path.join(out, _MARKER)
+    if os.listdir(out) and not os.path.exists(marker):
+        raise EncodeError(f"expected an empty or a new folder for the demonstration, {out} holds files: use another --out")
+    with open(marker, "w", encoding="utf-8") as file:
+        file.write("pcrshard demo replaces what is in this folder.\n")
 
 
 def _crop_sample_photographs(folder: str) -> str:

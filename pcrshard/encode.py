@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import multiprocessing
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ class EncodeOptions:
     Attributes:
         name: Shards' name before the number.
         num_shards: Number of shards; sizes differ by at most one sample.
-        samples_per_shard: At most so many samples a shard, if ``num_shards`` is not given; by default 1024, and at least 8 shards.
+        samples_per_shard: At most so many samples a shard, if ``num_shards`` is not given; by default 1024, and up to 8 shards if there are fewer.
         seed: Of the global shuffle before sharding; ``None`` keeps the source's order.
         on_error: ``raise``, or ``skip`` to list bad images in ``skipped.jsonl`` and go on.
         reencode_quality: JPEG quality for sources that are not JPEG; without it they are refused.
@@ -95,8 +96,8 @@ class ShardTask(NamedTuple):
 
 
 def encode(
-    src: str,
-    dst: str,
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
     options: EncodeOptions = EncodeOptions(),
     *,
     workers: int | None = None,
@@ -147,8 +148,8 @@ def encode(
 
 
 def encode_part(
-    src: str,
-    dst: str,
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
     part: Part | None,
     options: EncodeOptions = EncodeOptions(),
     *,
@@ -186,6 +187,7 @@ def encode_part(
         raise EncodeError('a worker process imports the program that started it: encode below `if __name__ == "__main__":` only')
     if part is not None and not 0 <= part[0] < part[1]:
         raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
+    src, dst = os.fspath(src), os.fspath(dst)
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     source = source._replace(samples=convert_names(source.samples, options))
     names = field_names(source.samples)
@@ -193,6 +195,7 @@ def encode_part(
         raise EncodeError(f"expected preview fields of {list(names[1])}, got {sorted(unknown)}")
     if source.ignored:
         _log.warning("%s: left out %d files that are not images: %s", src, len(source.ignored), _some(source.ignored))
+    _check_apart(src, source, dst)
     shards = dict(enumerate(plan_shards(source.samples, options)))
     mine = {number: samples for number, samples in shards.items() if part is None or number % part[1] == part[0]}
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
@@ -204,8 +207,22 @@ def encode_part(
             for number, samples in mine.items()
             if number not in journal.results
         }
+        journal.begin([shard_name(options.name, number) for number in tasks])
         _run(tasks, journal, workers, executor, _Count(sum(map(len, mine.values())), progress))
         return _finish(journal, len(shards), options, source.classes)
+
+
+def _check_apart(src: str, source: Source, dst: str) -> None:
+    """Refuse shards among their sources: a later run would take one for the other, or replace it."""
+    if not storage.is_local(dst):
+        return
+    target = os.path.realpath(dst)
+    folders = {url.rpartition("/")[0] for sample in source.samples for ref in sample.refs if (url := ref.url).endswith(".tar")}
+    if storage.is_local(src) and os.path.isdir(src):
+        folders.add(src)
+    for folder in map(os.path.realpath, filter(storage.is_local, folders)):
+        if target == folder or (folder == os.path.realpath(src) and target.startswith(os.path.join(folder, ""))):
+            raise EncodeError(f"expected a folder apart from the source, got {dst}, which is in {folder}")
 
 
 class _Count(NamedTuple):
@@ -301,7 +318,7 @@ def plan_shards(samples: list[SampleRef], options: EncodeOptions) -> list[list[S
 
 
 def default_num_shards(num_samples: int) -> int:
-    """Shards of at most 1024 samples, and at least 8 of them so that ranks and workers have something to split.
+    """Shards of at most 1024 samples, and up to 8 of them, of at least 16 samples, so that ranks and workers have something to split.
 
     >>> [default_num_shards(n) for n in (1, 100, 10_000, 1_281_167)]
     [1, 7, 10, 1252]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from . import storage
-from .errors import EncodeError
+from .errors import EncodeError, PCRError
 from .index import FULL, Scan, round512, valid_key
 from .members import TRAILER, tar_header
 from .pixels import make_baseline
-from .prefix import Sample
+from .prefix import OnError, Sample
 from .reader import Shard
 
 FORMATS = ("folder", "wds")
@@ -25,6 +25,7 @@ def export_shard(
     baseline: bool = False,
     classes: Sequence[str] = (),
     taken: set[str] | None = None,
+    on_error: OnError | None = None,
     options: storage.Options | None = None,
 ) -> int:
     """Write a shard's samples as ordinary files.
@@ -38,6 +39,8 @@ def export_shard(
         baseline: Rearrange images losslessly into baseline JPEGs, for hardware decoders.
         classes: Class names of the dataset index.
         taken: Keys already written by earlier calls, so that no image overwrites another; added to.
+        on_error: Called with the error of a sample that is damaged, or that libjpeg-turbo cannot rearrange; True leaves it out. By default it is
+            raised.
         options: fsspec storage options of ``dst``.
 
     Returns:
@@ -49,7 +52,9 @@ def export_shard(
     if form not in FORMATS:
         raise EncodeError(f"expected a form of {FORMATS}, got {form!r}")
     streams = {field for field, _ in shard.index.schema.streams}
-    samples = (_convert(sample, streams, baseline) for sample in shard.samples(scan))
+    samples = shard.samples(scan, on_error=on_error)
+    if baseline:
+        samples = _to_baseline(samples, shard, streams, on_error)
     if form == "wds":
         name = shard.url.rpartition("/")[2]
         with storage.atomic_write(storage.join(dst, name), options=options) as file:
@@ -59,10 +64,16 @@ def export_shard(
     return _write_all(images, lambda path, data: _write_file(dst, path, data, options))
 
 
-def _convert(sample: Sample, streams: set[str], baseline: bool) -> Sample:
-    if not baseline:
-        return sample
-    return {k: make_baseline(v) if k in streams else v for k, v in sample.items()}
+def _to_baseline(samples: Iterable[Sample], shard: Shard, streams: set[str], on_error: OnError | None) -> Iterator[Sample]:
+    for sample in samples:
+        try:
+            changed = {name: make_baseline(value) if name in streams else value for name, value in sample.items()}
+        except PCRError as error:
+            named = type(error)(str(error), url=shard.url, key=sample["__key__"])
+            if on_error is None or not on_error(named):
+                raise named from error
+            continue
+        yield changed
 
 
 def _path(sample: Sample, classes: Sequence[str], taken: set[str]) -> str:

@@ -106,7 +106,7 @@ def check_scan(scan: Scan, num_groups: int) -> int:
     """
     if scan == FULL:
         return num_groups + 1
-    if isinstance(scan, bool) or not isinstance(scan, int):
+    if isinstance(scan, bool | np.bool_) or not isinstance(scan, int | np.integer):
         raise TypeError(f"expected a scan of 1 to {num_groups} or 'full', got {scan!r}")
     if not 1 <= scan <= num_groups:
         raise ScanUnavailable(f"expected a scan of 1 to {num_groups} or 'full', got {scan}")

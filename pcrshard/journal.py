@@ -63,6 +63,7 @@ class Journal:
         self.results: Results = {}
         self._run = secrets.token_hex(8)
         self._saved = 0.0
+        self._goes_on = False
         self._lock = _Lock(dst if storage.is_local(dst) else None)
 
     @contextlib.contextmanager
@@ -75,8 +76,6 @@ class Journal:
         storage.make_folder(self.dst, options=self.options)
         with self._lock.held(*((0, 0) if self.part is None else (self.part[0], 1))):
             self._take_over(resume)
-            if not self._lock.path:
-                self.save()
             yield
 
     def _take_over(self, resume: bool) -> None:
@@ -93,6 +92,7 @@ class Journal:
             raise EncodeError(
                 "the source or the options differ from the run that is there, and that --resume would go on with", url=self.dst
             )
+        self._goes_on = resume and bool(mine)
         self._check_parts(list(found))
         if self.part is None:
             storage.remove_temporary_files(self.dst, options=self.options)
@@ -100,6 +100,18 @@ class Journal:
         if self.part is not None:
             results = {number: result for number, result in results.items() if number % self.part[1] == self.part[0]}
         self.results = {number: result for number, result in results.items() if self._is_kept(result)}
+
+    def begin(self, names: list[str]) -> None:
+        """Put on record that these shards will be written.
+
+        Raises:
+            EncodeError: One of them is there, and this does not go on with a run that may have written it.
+        """
+        if not self._goes_on:
+            there = {name for name, _ in storage.list_files(self.dst, options=self.options)}
+            if found := sorted(there.intersection(names)):
+                raise EncodeError(f"{self.dst} already holds {found[0]}, of no run that this goes on with: use another folder")
+        self.save()
 
     def _check_parts(self, urls: list[str]) -> None:
         counts = {int(match[1]) for url in urls if (match := re.search(r"/\d+-of-(\d+)\.json$", url))}

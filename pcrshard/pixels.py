@@ -283,8 +283,7 @@ def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> b
     from PIL import Image
 
     extra = {name: picture.info[name] for name in ("exif", "icc_profile") if picture.info.get(name)}
-    if quality is None and picture.format == "JPEG":
-        extra |= {"qtables": picture.quantization, "subsampling": "keep"} if resize_short is None else {}
+    if quality is None and picture.format in ("JPEG", "MPO"):
         extra["qtables"] = picture.quantization
     else:
         extra["quality"] = quality or 90

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +38,7 @@ class Shard:
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         entry: ShardEntry | None = None,
         check: bool = True,
@@ -45,7 +46,7 @@ class Shard:
         retry: Retry | None = None,
         cache: PrefixCache | None = None,
     ) -> None:
-        self.url = url
+        self.url = os.fspath(url)
         self.entry = entry
         self.check = check
         self.cache = cache
@@ -246,7 +247,16 @@ class Shard:
         return head
 
 
-def open_dataset(url: str, *, storage_options: storage.Options | None = None) -> tuple[DatasetIndex, list[str]]:
+def index_url(url: str | os.PathLike[str]) -> str:
+    """Where the dataset index of a dataset is, given its folder or the index itself."""
+    url = os.fspath(url)
+    folder = url if url.rpartition("/")[2] != DATASET_INDEX else url.removesuffix(DATASET_INDEX)
+    return storage.join(folder.rstrip("/") or ("/" if folder else "."), DATASET_INDEX)
+
+
+def open_dataset(
+    url: str | os.PathLike[str], *, storage_options: storage.Options | None = None
+) -> tuple[DatasetIndex, list[str]]:
     """Read a dataset index.
 
     Args:
@@ -256,7 +266,7 @@ def open_dataset(url: str, *, storage_options: storage.Options | None = None) ->
     Returns:
         The index, and the URL of each shard in its order. One request.
     """
-    folder = url.removesuffix(DATASET_INDEX).rstrip("/") or "."
-    path = storage.join(folder, DATASET_INDEX)
+    path = index_url(url)
+    folder = path.removesuffix(f"/{DATASET_INDEX}")
     index = DatasetIndex.decode(storage.read_bytes(path, options=storage_options), url=path)
     return index, [storage.join(folder, shard.name) for shard in index.shards]

@@ -145,20 +145,24 @@ def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | 
 
 def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRef]:
     """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
-    key, refs = "", dict[str, FieldRef]()
+    key, refs, places = "", dict[str, FieldRef](), dict[str, tuple[int, int]]()
     try:
         with storage.open_file(url, options=options) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for info in tar:
-                match = _MEMBER.fullmatch(info.name)
-                if not info.isreg() or match is None or re.match(r"__[^/]*__($|/)", info.name):
+                name = info.name.removeprefix("./")
+                match = _MEMBER.fullmatch(name)
+                if info.islnk() and info.linkname in places:  # a file that is in the tar already, under another name
+                    info.type, (info.offset_data, info.size) = tarfile.REGTYPE, places[info.linkname]
+                if not info.isreg() or match is None or re.match(r"__[^/]*__($|/)", name):
                     continue
+                places[info.name] = info.offset_data, info.size
                 if match[1] != key:
                     if refs:
                         yield SampleRef(key, tuple(refs.values()))
                     key, refs = match[1], {}
                 ref = _tar_field(url, info, key, match[2].lower())
                 if ref.name in refs:
-                    raise EncodeError(f"two members {info.name!r} in one sample", url=url)
+                    raise EncodeError(f"two members {name!r} in one sample", url=url)
                 refs[ref.name] = ref
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
             _check_tar_end(file, tar.offset, url)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from . import storage
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
-from .errors import CorruptIndex, EncodeError, FormatError, PCRError, StorageError
-from .index import FULL, Scan, check_scan, crc32c
+from .errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
+from .index import BLOCK, FULL, HEAD_STOP, Scan, check_scan, crc32c, decode_head
 from .reader import Shard, open_dataset
 from .retry import Retry
 from .storage import Options
@@ -134,11 +134,28 @@ def _stage_all(tasks: list[_Task], workers: int, on_shard: Callable[[Staged], No
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
     if not os.path.exists(os.path.join(dst, DATASET_INDEX)):
+        known = {entry.head_crc32c for entry in source.shards}
+        foreign = [entry.name for entry in source.shards if _is_foreign(os.path.join(dst, entry.name), known)]
+        if foreign:
+            raise EncodeError(f"{os.path.join(dst, foreign[0])} is not of this dataset: remove it, or stage to another folder")
         return
     there, _ = open_dataset(dst)
     same = {(entry.name, entry.head_crc32c) for entry in source.shards}
     if any((entry.name, entry.head_crc32c) not in same for entry in there.shards):
         raise EncodeError(f"{dst} holds another dataset, or an older version of this one: remove it, or stage to another folder")
+
+
+def _is_foreign(path: str, known: set[int]) -> bool:
+    """Whether a file is a sound tar of something else; what is damaged may be what an earlier run left."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(HEAD_STOP)
+        decode_head(start[BLOCK:])
+        return int.from_bytes(start[BLOCK + 8 : BLOCK + 12], "little") not in known
+    except NotAShard:
+        return start[257:262] == b"ustar"
+    except (OSError, PCRError):
+        return False
 
 
 def _stage_shard(task: _Task) -> Staged:

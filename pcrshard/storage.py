@@ -285,8 +285,10 @@ def is_folder(url: str, *, options: Options | None = None) -> bool:
         return bool(fs.isdir(path))
 
 
-def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str, int]]:
+def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str, int | None]]:
     """All files under a folder, as (path relative to it, size in bytes), sorted by path.
+
+    Links to folders are followed, but for those that lead back to where they are; a link to a file that is not there has no size.
 
     Raises:
         StorageError: There is no such folder.
@@ -302,21 +304,20 @@ def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str
     return sorted((name[len(root) :], int(info["size"])) for name, info in found.items())
 
 
-def _walk(root: str) -> Iterator[tuple[str, int]]:
-    """Local files with their sizes; links to folders are followed, each folder once."""
-    seen: set[str] = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        folders[:] = [name for name in folders if _is_new(os.path.join(folder, name), seen)]
+def _walk(root: str) -> Iterator[tuple[str, int | None]]:
+    above = {root: {os.path.realpath(root)}}
+    for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
+        inside = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
+        folders[:] = [name for name in folders if inside[name] not in above[folder]]
+        above |= {os.path.join(folder, name): above[folder] | {inside[name]} for name in folders}
+        del above[folder]
         for name in files:
             path = os.path.join(folder, name)
-            yield os.path.relpath(path, root), os.stat(path).st_size
+            yield os.path.relpath(path, root), os.stat(path).st_size if os.path.exists(path) else None
 
 
-def _is_new(folder: str, seen: set[str]) -> bool:
-    real = os.path.realpath(folder)
-    known = real in seen
-    seen.add(real)
-    return not known
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def make_folder(url: str, *, options: Options | None = None) -> None:

@@ -155,4 +155,5 @@ def _compare_pixels(field: str, source: bytes, jpeg: bytes) -> Iterator[str]:
     mode = "cmyk" if colour in ("cmyk", "ycck") else "rgb"
     expected, got = decode(source, mode), decode(jpeg, mode)
     if not np.array_equal(expected, got):
-        yield f"pixels of {field} differ from the source: expected shape {expected.shape}, got {got.shape}"
+        shapes = f": expected shape {expected.shape}, got {got.shape}" if expected.shape != got.shape else ""
+        yield f"pixels of {field} differ from the source{shapes}"

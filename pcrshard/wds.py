@@ -32,7 +32,7 @@ from .index import FULL, Scan
 from .pixels import decode_image
 from .prefetch import prefetch
 from .prefix import Prefix
-from .reader import open_dataset
+from .reader import index_url, open_dataset
 from .writer import JPEG_EXTENSIONS
 
 Handler = Callable[[Exception], bool]
@@ -86,7 +86,7 @@ def _files(
                         for field, data in sample.items():
                             yield {"fname": rename(f"{key}.{field}"), "data": data, **about}
                 yield {}
-            except PCRError as error:
+            except Exception as error:  # as WebDataset does: also what the user's functions raise
                 if on_error.raised:
                     raise
                 if error is not on_error.last and on_error(error):
@@ -157,11 +157,11 @@ _known_entries: dict[str, dict[str, ShardEntry]] = {}
 
 
 def _entries(index: str | DatasetIndex | None, options: storage.Options | None) -> dict[str, ShardEntry]:
-    """Shards' entries by file name; a URL is read once per process."""
+    """Shards' entries by file name; a dataset index is read once per process, and again when it was replaced."""
     if index is None:
         return {}
     if not isinstance(index, DatasetIndex):
-        known = f"{index} {sorted((options or {}).items())!r}"
+        known = f"{index} {storage.identity(index_url(index), options=options)} {sorted((options or {}).items())!r}"
         if known not in _known_entries:
             found, _ = open_dataset(index, storage_options=options)
             _known_entries[known] = {entry.name: entry for entry in found.shards}
@@ -199,9 +199,9 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **kwargs: Any) -> Any:
 
 
 def _check_scan_type(scan: object) -> None:
-    if isinstance(scan, bool) or not (scan == FULL or isinstance(scan, int | ScanLevel)):
+    if isinstance(scan, bool) or not (scan == FULL or isinstance(scan, int | np.integer | ScanLevel)):
         raise TypeError(f"expected a scan number, 'full' or a ScanLevel, got {scan!r}")
-    if isinstance(scan, int) and scan < 1:
+    if isinstance(scan, int | np.integer) and scan < 1:
         raise ValueError(f"expected a scan of 1 or more, or 'full', got {scan}")
 
 

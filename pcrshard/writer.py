@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -270,7 +271,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        dst: str,
+        dst: str | os.PathLike[str],
         *,
         name: str = "data",
         samples_per_shard: int = 1024,
@@ -281,6 +282,7 @@ class ShardWriter:
         check_name(name)
         if samples_per_shard < 1:
             raise EncodeError(f"expected at least one sample per shard, got {samples_per_shard}")
+        dst = os.fspath(dst)
         self.dst, self.name, self.fmt, self.classes = dst, name, fmt, tuple(classes)
         self.samples_per_shard = samples_per_shard
         self._options = storage_options

@@ -1,7 +1,19 @@
 """The demonstration runs and tells the truth."""
 
+import pytest
+
 from pcrshard.demo import run_demo
+from pcrshard.errors import EncodeError
 from pcrshard.reader import open_dataset
+
+
+def test_the_demo_touches_no_folder_of_the_user(tmp_path):
+    """What is in the target folder stays, and the demonstration says so."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "mine.jpg").write_bytes(b"mine")
+    with pytest.raises(EncodeError, match="holds files"):
+        run_demo(None, str(tmp_path), epochs=1)
+    assert (tmp_path / "photos" / "mine.jpg").read_bytes() == b"mine"
 
 
 def test_the_demo_runs_end_to_end(tmp_path, capsys):

@@ -659,3 +659,25 @@ def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
         told = 'encode below `if __name__ == "__main__":` only' in done.stderr
         assert (done.returncode == 0, told) == (bool(guard), not guard), done.stderr
         shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_tars_that_are_there_are_not_replaced(synthetic_folder, tmp_path, resume):
+    """A shard never takes the place of a file that no run of this dataset has written, such as its own source."""
+    with tarfile.open(tmp_path / "data-000000.tar", "w") as tar:
+        tar.add(next(pathlib.Path(synthetic_folder).rglob("*.jpg")), "a.jpg")
+    before = (tmp_path / "data-000000.tar").read_bytes()
+    with pytest.raises(EncodeError, match=r"already holds data-000000\.tar"):
+        run_encode(synthetic_folder, tmp_path, resume=resume)
+    with pytest.raises(EncodeError, match="apart from the source"):
+        run_encode(tmp_path, tmp_path, resume=resume)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tar"] == ["data-000000.tar"]
+    assert (tmp_path / "data-000000.tar").read_bytes() == before
+
+
+def test_shards_do_not_go_into_their_source(synthetic_folder, tmp_path):
+    """Shards below the images would be taken for sources by the next run."""
+    shutil.copytree(synthetic_folder, tmp_path / "photos")
+    with pytest.raises(EncodeError, match="apart from the source"):
+        run_encode(tmp_path / "photos", tmp_path / "photos" / "shards")
+    run_encode(tmp_path / "photos", tmp_path / "photos-pcr")

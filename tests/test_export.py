@@ -188,6 +188,17 @@ def test_a_dataset_is_not_exported_over_itself(dataset, tmp_path, capsys, scan):
     assert files_of(tmp_path / "pcr") == before
 
 
+def test_what_is_in_the_target_folder_stays(dataset, tmp_path, capsys):
+    """Originals are not replaced by copies of a lower scan, unless that is asked for."""
+    assert main(["export", str(dataset), str(tmp_path / "out")]) == 0
+    before = files_of(tmp_path / "out")
+    assert main(["export", str(dataset), str(tmp_path / "out"), "--scan", "1"]) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert files_of(tmp_path / "out") == before
+    assert main(["export", str(dataset), str(tmp_path / "out"), "--scan", "1", "--overwrite"]) == 0
+    assert files_of(tmp_path / "out") != before
+
+
 @pytest.mark.parametrize(
     ("options", "error"), [({"form": "zip"}, EncodeError), ({"scan": 11}, ScanUnavailable), ({"scan": 0}, ScanUnavailable)]
 )

@@ -174,7 +174,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch, large_dataset):
     """Before anything is read."""
     m._metric.cache_clear()
     monkeypatch.setitem(sys.modules, "torchmetrics.functional.image", None)
-    with pytest.raises(MissingDependency, match=r"pcrshard\[fidelity\]"):
+    with pytest.raises(MissingDependency, match=r"pcrshard\[train\]"):
         m.measure(large_dataset)
     m._metric.cache_clear()
 

@@ -11,6 +11,7 @@ import fsspec
 import pytest
 import webdataset as wds
 
+from pcrshard import storage
 from pcrshard.errors import EncodeError, PCRError
 from pcrshard.sources import list_source
 from pcrshard.storage import read_ranges
@@ -353,3 +354,16 @@ def test_a_byte_order_mark_is_not_part_of_the_first_path(write_list):
     """Lists saved by a spreadsheet start with a BOM."""
     (sample,) = list_source(write_list("a.tsv", "\ufeffpath\tlabel\nimg/x.jpg\t1\n")).samples
     assert read_fields(sample) == {"jpg": JPEG, "cls": b"1"}
+
+
+def test_tars_made_of_a_folder(tmp_path):
+    """What ``tar cf x.tar -C folder .`` makes is read, and a hard link in it is the file it links to."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"image")
+    os.link(tmp_path / "in" / "a.jpg", tmp_path / "in" / "b.jpg")
+    subprocess.run(["tar", "cf", tmp_path / "x.tar", "-C", tmp_path / "in", "."], check=True)
+    samples = list_source(str(tmp_path / "x.tar")).samples
+    assert sorted(sample.key for sample in samples) == ["a", "b"]
+    assert [storage.read_ranges([(ref.url, ref.start, ref.stop)]) for sample in samples for ref in sample.refs] == [
+        [b"image"]
+    ] * 2

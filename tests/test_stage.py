@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+import tarfile
 import threading
 import time
 
@@ -160,6 +161,21 @@ def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, 
     assert_staged(tmp_path, dataset, index, "full")
     for entry in index.shards:
         assert verify_shard(VerifyTask(str(tmp_path / entry.name), entry)).problems == ()
+
+
+def test_foreign_tars_in_the_destination_are_not_touched(dataset, index, tmp_path, synthetic_folder):
+    """A tar or a shard of something else that has the same name is refused as it is, also where there is no dataset index."""
+    pcrshard.encode(str(synthetic_folder), str(tmp_path / "other"), pcrshard.EncodeOptions(num_shards=3), workers=1)
+    path = tmp_path / "dst" / index.shards[0].name
+    path.parent.mkdir()
+    with tarfile.open(tmp_path / "plain.tar", "w") as tar:
+        tar.add(__file__)
+    for foreign in (tmp_path / "other" / path.name, tmp_path / "plain.tar"):
+        shutil.copy(foreign, path)
+        before = path.read_bytes()
+        with pytest.raises(EncodeError, match=f"{path.name} is not of this dataset"):
+            stage(str(dataset), str(path.parent), 2)
+        assert path.read_bytes() == before
 
 
 def test_another_dataset_in_the_destination_is_not_touched(dataset, index, tmp_path, synthetic_folder):

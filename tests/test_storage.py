@@ -340,6 +340,32 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         pytest.fail("must not be reached")
 
 
+def test_links_are_listed_as_what_they_lead_to(tmp_path):
+    """A linked folder is there under both names, a loop ends, and a link to nothing does not stop the rest."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1").write_bytes(b"1")
+    (tmp_path / "also").symlink_to(tmp_path / "cat")
+    (tmp_path / "self").symlink_to(tmp_path)
+    (tmp_path / "cat" / "up").symlink_to(tmp_path)
+    (tmp_path / "nothing").symlink_to("/nonexistent")
+    assert storage.list_files(str(tmp_path)) == [("also/1", 1), ("cat/1", 1), ("nothing", None)]
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    """A class is not left out because its folder may not be read."""
+    (tmp_path / "cat").mkdir()
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("cat"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StorageError, match=r"Permission denied.*cat"):
+        storage.list_files(str(tmp_path))
+
+
 def test_list_files_is_sorted_and_relative(tmp_path):
     """Listings are in a stable order, whatever order the disk gives, and relative to the folder."""
     for name in ("b/2", "a", "b/1", "ü x"):

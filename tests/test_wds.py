@@ -269,3 +269,35 @@ def test_the_jpeg_handler_agrees_with_webdatasets(spec, shard_urls):
     assert JpegHandler(spec)(".cls", b"5") is None
     with pytest.raises(ValueError, match="imagespec"):
         JpegHandler("nonsense")
+
+
+def test_what_the_users_functions_raise_goes_to_the_handler(shard_urls):
+    """As in WebDataset: an error of select_files costs the rest of its shard, not the job."""
+    errors = []
+
+    def refuse(name):
+        raise RuntimeError(name)
+
+    stage = pcrshard.pcr_scan(1, select_files=refuse, handler=lambda error: not errors.append(error))
+    assert list(wds.DataPipeline(wds.SimpleShardList(shard_urls), stage)) == []
+    assert [type(error) for error in errors] == [RuntimeError] * len(shard_urls)
+
+
+def test_a_dataset_that_was_replaced_is_read_anew(synthetic_folder, tmp_path):
+    """A notebook that encodes again and reads again gets the new index, and paths and NumPy's numbers work wherever names and numbers do."""
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / "d", ignore_errors=True)
+        pcrshard.encode(synthetic_folder, tmp_path / "d", pcrshard.EncodeOptions(num_shards=2, seed=seed), workers=1)
+        index, urls = pcrshard.open_dataset(tmp_path / "d")
+        stage = pcrshard.pcr_scan(np.int64(2), index=str(tmp_path / "d"))
+        assert len(list(wds.DataPipeline(wds.SimpleShardList(urls), stage))) == index.num_samples
+        assert (
+            len(list(pcrshard.Shard(tmp_path / "d" / index.shards[0].name).samples(np.int64(2)))) == index.shards[0].num_samples
+        )
+
+
+@pytest.mark.parametrize("options", [{"prefetch": -1}, {"prefetch_bytes": 0}, {"cache_bytes": 0}])
+def test_impossible_ways_to_read_are_refused(options):
+    """A negative number is an error, not an empty epoch."""
+    with pytest.raises(ValueError, match="of at least"):
+        pcrshard.pcr_scan(1, **options)

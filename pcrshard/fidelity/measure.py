@@ -104,7 +104,7 @@ def _metric() -> Any:
         import torch
         from torchmetrics.functional.image import multiscale_structural_similarity_index_measure
     except ImportError as error:
-        raise MissingDependency("torchmetrics is not installed: pip install 'pcrshard[fidelity]'") from error
+        raise MissingDependency("torchmetrics is not installed: pip install 'pcrshard[train]'") from error
     return torch, multiscale_structural_similarity_index_measure
 
 
