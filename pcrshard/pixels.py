@@ -225,7 +225,7 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
     try:
         return np.asarray(_turbojpeg().decode(jpeg, pixel_format=_FORMATS[mode]))
     except OSError as error:
-        if mode != "cmyk" and any(word in str(error) for word in _NEEDS_PILLOW):
+        if any(word in str(error) for word in _NEEDS_PILLOW):
             return _decode_by_pillow(jpeg, mode)
         raise CorruptJpeg(f"libjpeg-turbo: {error}") from error
 
@@ -233,6 +233,10 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
 def _decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
     """Decode what the TurboJPEG interface does not: CMYK to RGB, rare sampling factors."""
     with _open_image(jpeg) as picture:
+        if mode == "cmyk":
+            if picture.mode != "CMYK":
+                raise CorruptJpeg(f"expected a CMYK image, got {picture.mode}")
+            return 255 - np.array(picture)  # Pillow inverts all of them, as Adobe does
         pixels = np.array(picture.convert("L" if mode == "gray" else "RGB"))
     return pixels[..., None] if pixels.ndim == 2 else pixels
 

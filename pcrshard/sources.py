@@ -56,7 +56,7 @@ def list_source(src: str, *, prefix_keys: bool = False, options: storage.Options
     Args:
         src: A folder of images (its sub-folders are classes if every image is in one); a folder, URL or brace pattern of
             WebDataset tars; a ``.tsv`` or ``.jsonl`` list of path, label, extra.
-        prefix_keys: Put the tar's name before its keys, for tars that use the same keys.
+        prefix_keys: Put the tar's name, and its folder where the tars have several, before its keys, for tars that use the same keys.
         options: fsspec storage options.
 
     Raises:
@@ -133,12 +133,18 @@ def _unique_keys(paths: Iterable[str]) -> list[str]:
 
 def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | None) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
+    folder = posixpath.commonprefix(urls).rpartition("/")[0]
     for url in urls:
-        stem = url.rpartition("/")[2].removesuffix(".tar")
+        stem = url[len(folder) :].lstrip("/").removesuffix(".tar")
         for sample in _tar_members(url, options):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
             if key in seen:
-                raise EncodeError(f"key {key!r} is in {seen[key]} and {url}; --prefix-keys keeps them apart")
+                advice = (
+                    "which holds it twice"
+                    if seen[key] == url
+                    else f"and in {url}" + ("" if prefix_keys else "; --prefix-keys keeps them apart")
+                )
+                raise EncodeError(f"key {key!r} is in {seen[key]}, {advice}")
             seen[key] = url
             yield sample._replace(key=key)
 

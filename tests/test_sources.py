@@ -367,3 +367,23 @@ def test_tars_made_of_a_folder(tmp_path):
     assert [storage.read_ranges([(ref.url, ref.start, ref.stop)]) for sample in samples for ref in sample.refs] == [
         [b"image"]
     ] * 2
+
+
+def test_tars_of_one_name_in_several_folders(tmp_path):
+    """Keys that collide between tars of the same name are kept apart by the folders."""
+    for folder in ("train", "val"):
+        (tmp_path / folder).mkdir()
+        with tarfile.open(tmp_path / folder / "000.tar", "w") as tar:
+            tar.addfile(tarfile.TarInfo("a.jpg"))
+    with pytest.raises(EncodeError, match="--prefix-keys"):
+        list_source(str(tmp_path))
+    assert [sample.key for sample in list_source(str(tmp_path), prefix_keys=True).samples] == ["train/000/a", "val/000/a"]
+
+
+def test_a_key_twice_in_a_tar_is_named_as_that(tmp_path):
+    """Advice that would not help is not given."""
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name in ("a.jpg", "b.jpg", "a.jpg"):
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(EncodeError, match=r"'a' is in .*x\.tar, which holds it twice"):
+        list_source(str(tmp_path))
