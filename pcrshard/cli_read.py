@@ -8,8 +8,10 @@ import math
 import time
 from typing import Any
 
+from . import storage
 from .cache import PrefixCache
 from .cliparts import Progress, add_command, at_least, scan_argument
+from .errors import StorageError
 from .plan import Geometry, Rules
 from .reader import open_dataset
 from .report import human_bytes, plan_costs, plan_table, table
@@ -128,6 +130,8 @@ def _add_cache(commands: Any) -> None:
 
 
 def _cache(args: argparse.Namespace) -> int:
+    if not storage.is_folder(args.folder):
+        raise StorageError("expected the folder of a cache, there is none", url=args.folder)
     cache = PrefixCache(args.folder)
     if args.action == "clear":
         freed = cache.clear()

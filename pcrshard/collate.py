@@ -28,6 +28,7 @@ _CONVERSIONS: dict[str, Callable[[bytes], Any]] = dict.fromkeys(_INTEGERS, int) 
     "jsn": json.loads,
     "txt": bytes.decode,
     "text": bytes.decode,
+    "transcript": bytes.decode,
 }
 Row = tuple[int, Prefix, int]
 Key = tuple[int, int, int]

@@ -173,7 +173,7 @@ def decode_image(
         CorruptJpeg: It cannot be decoded.
         ValueError: The crop, the size or ``out`` does not fit.
     """
-    pieces = [jpeg] if isinstance(jpeg, bytes | memoryview) else list(jpeg)
+    pieces = [jpeg] if isinstance(jpeg, bytes | bytearray | memoryview) else list(jpeg)
     if native.available and not smoothing:
         try:
             target = out[..., 0] if out is not None and colour == "gray" and layout == "hwc" else out

@@ -296,7 +296,8 @@ def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str
     fs, path = _resolve(folder, options)
     with _mapped(folder, "list"):
         if not fs.isdir(path):
-            raise StorageError("expected a folder, there is none", url=folder)
+            what = "this is a file" if fs.exists(path) else "there is none"
+            raise StorageError(f"expected a folder, {what}", url=folder)
         if isinstance(fs, LocalFileSystem):
             return sorted(_walk(path))
         found = fs.find(path, detail=True)

@@ -266,7 +266,7 @@ class JpegHandler:
     JpegHandler('rgb8')
 
     Args:
-        imagespec: As in WebDataset: ``l8``, ``rgb8`` give (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1;
+        imagespec: As in WebDataset, but that gray is the JPEG's own luma: ``l8``, ``rgb8`` give (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1;
             ``torchl8``, ``torchrgb8``, ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (H, W) and (3, H, W).
     """
 

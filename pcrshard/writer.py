@@ -6,6 +6,7 @@ stream of samples in one process; :mod:`pcrshard.encode` does it for a whole dat
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -208,8 +209,9 @@ def _make_index(
     samples: Sequence[EncodedSample], fmt: ShardFormat, names: tuple[Sequence[str], Sequence[str]] | None
 ) -> ShardIndex:
     """The index of the samples, without offsets and checksums of its own."""
-    if len({sample.key for sample in samples}) != len(samples):
-        raise EncodeError("expected distinct keys in a shard")
+    counts = collections.Counter(sample.key for sample in samples)
+    if len(counts) != len(samples):
+        raise EncodeError(f"expected distinct keys in a shard, {max(counts, key=counts.__getitem__)!r} is there more than once")
     streams, fields = names or (_union(s.images for s in samples), _union(s.fields for s in samples))
     preview = fmt.layout == "preview"
     schema = Schema(

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from pcrshard import EncodeOptions, Shard, ShardFormat, encode, open_dataset
+from pcrshard import EncodeOptions, Shard, ShardFormat, encode, native, open_dataset
 from pcrshard.cli import main
 from pcrshard.sources import list_source
 from pcrshard.testing import make_jpeg
@@ -251,3 +251,13 @@ def test_photographs_against_their_source(photos, tmp_path):
             target.symlink_to(path)
     encode(str(tmp_path / "src"), str(tmp_path / "dst"), workers=1)
     assert main(["verify", str(tmp_path / "dst"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
+
+
+def test_rare_cmyk_is_compared_too(data_folder, tmp_path):
+    """An image that the TurboJPEG interface does not take is proven equal all the same."""
+    if not native.available:
+        pytest.skip("without the native core this image is refused")
+    (tmp_path / "in").mkdir()
+    shutil.copy(data_folder / "odd" / "valid-cmyk-subsampled-2x2.jpg", tmp_path / "in" / "a.jpg")
+    encode(str(tmp_path / "in"), str(tmp_path / "out"), EncodeOptions(num_shards=1), workers=1)
+    assert main(["verify", str(tmp_path / "out"), "--against", str(tmp_path / "in"), "--workers", "1"]) == 0
