@@ -136,7 +136,7 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
     require(1 <= num_groups <= MAX_GROUPS, f"num_groups {num_groups} is not in 1..{MAX_GROUPS}", url)
     require(1 <= schema_bytes <= MAX_SCHEMA_BYTES, f"schema_bytes {schema_bytes} is out of range", url)
     stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
-    require(not any(block[_HEAD.size + 8 * len(stops) : BLOCK]), "head padding is not zero", url)
+    require(not bytes(block[_HEAD.size + 8 * len(stops) : BLOCK]).strip(b"\0"), "head padding is not zero", url)
     head = Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
     require(schema_bytes <= body_bytes and head.index_stop <= stops[0], f"body_bytes {body_bytes} do not fit", url)
     require(rising(stops) and stops[-1] < 1 << 63, "prefix stops are not rising multiples of 512", url)
@@ -385,20 +385,19 @@ def _check_pieces(index: ShardIndex, url: str | None) -> None:
     present = index.sizes[0] > 0
     require(not index.crcs[-1][index.sizes[-1] == 0].any(), "an empty tail has a checksum", url)
     if not index.sizes[:-1].all():  # only with gray, CMYK or missing images
-        empty = index.sizes == 0
-        require(not (~empty & ~present).any(), "a stream has pieces but no first piece", url)
-        before = np.concatenate((np.zeros_like(index.crcs[:1]), index.crcs[:-2]))
-        require((index.crcs[:-1] == before)[empty[:-1]].all(), "an empty piece changes the checksum", url)
+        require(not index.sizes[:, ~present].any(), "a stream has pieces but no first piece", url)
+        changed = index.crcs[:-1] != np.concatenate((np.zeros_like(index.crcs[:1]), index.crcs[:-2]))
+        require(not changed[index.sizes[:-1] == 0].any(), "an empty piece changes the checksum", url)
     whole = index.dims.all() if present.all() else (index.dims.all(axis=2) == present).all()
     require(whole, "dims and pieces differ", url)
     require(index.orientation.max() <= 8, "an orientation is above 8", url)
     if schema.layout == "preview":
         _check_base(index, present, url)
     totals = index.sizes.reshape(len(index.sizes), -1).sum(axis=1, dtype=np.int64).tolist()
-    for row in range(schema.base, head.num_groups + 1):
-        stop = round512(index.group_start(row) + totals[row])
-        if stop != head.prefix_stops[row]:
-            raise CorruptIndex(f"group {row + 1} ends at {stop}, not {head.prefix_stops[row]}", url=url)
+    starts = (head.index_stop, *head.prefix_stops)
+    for row, (start, total, stop) in enumerate(zip(starts, totals, head.prefix_stops, strict=False)):
+        if row >= schema.base and round512(start + BLOCK + total) != stop:
+            raise CorruptIndex(f"group {row + 1} ends at {round512(start + BLOCK + total)}, not {stop}", url=url)
 
 
 def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | None) -> None:

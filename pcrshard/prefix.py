@@ -20,7 +20,6 @@ Sample = dict[str, Any]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
-_SCRATCH_BYTES = 1 << 16  # of images that are joined at a time, so that they stay in the processor's cache until they are objects
 
 
 class Source(Protocol):
@@ -32,6 +31,9 @@ class Source(Protocol):
     @property
     def index(self) -> ShardIndex:
         """Where everything is."""
+
+    def load(self, scan: Scan) -> Prefix:
+        """The prefix of a scan."""
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """The prefix of another scan."""

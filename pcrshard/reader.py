@@ -14,7 +14,9 @@ from . import buffers, storage
 from .cache import PrefixCache
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .errors import CorruptIndex, FormatError, NotAShard, ScanUnavailable, TruncatedShard
-from .index import BLOCK, FULL, HEAD_STOP, Head, Scan, ShardIndex, check_scan, decode_head, decode_index
+from .index import BLOCK, FULL, HEAD_STOP, Buffer, Head, Scan, ShardIndex, check_scan, decode_head, decode_index
+from .joined import JoinedSamples, read_images
+from .native import scatter
 from .prefix import Decode, OnError, Prefix, Sample, Select
 from .retry import Retry
 
@@ -98,6 +100,10 @@ class Shard:
         decode: Decode | None = None,
     ) -> Iterator[Sample]:
         """Read the prefix of a scan and yield its samples in order; see :meth:`load` and :meth:`Prefix.samples`."""
+        if decode is None and select is None:
+            with self.load_samples(scan) as loaded:
+                yield from loaded.samples(on_error=on_error)
+            return
         with self.load(scan) as prefix:
             yield from prefix.samples(select=select, on_error=on_error, decode=decode)
 
@@ -160,6 +166,21 @@ class Shard:
         if not prefix.is_sound():
             self._forget(head=False)
         return prefix
+
+    def load_samples(self, scan: Scan = FULL, *, cancel: threading.Event | None = None) -> Prefix | JoinedSamples:
+        """Read what gives all samples of a scan as bytes; of a local file without a buffer in between.
+
+        See :meth:`load` for arguments, cost and errors.
+        """
+        if not scatter.available or self.cache is not None or not storage.is_local(self.url):
+            return self.load(scan, cancel=cancel)
+        if self.entry:
+            self.prefix_stop(scan)
+        with storage.open_local(self.url, options=self._how["options"]) as file:
+            self.__dict__["head"] = self._decode_head(file.read(0, HEAD_STOP))
+            file.check_range(0, self.prefix_stop(scan))
+            self.__dict__["index"] = decode_index(self.head, file.read(HEAD_STOP, HEAD_STOP + self.head.body_bytes), url=self.url)
+            return JoinedSamples(self, scan, read_images(file, self.index, scan, check=self.check))
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """Turn a prefix into that of another scan; only what is missing is read, in one request.
@@ -234,7 +255,7 @@ class Shard:
             for name in ("head", "index", "_identity"):
                 self.__dict__.pop(name, None)
 
-    def _decode_head(self, view: memoryview) -> Head:
+    def _decode_head(self, view: Buffer) -> Head:
         if bytes(view[257:262]) != b"ustar":
             raise NotAShard("expected a PCR shard, got something that is not a tar", url=self.url)
         head = decode_head(view[BLOCK:HEAD_STOP], url=self.url)

@@ -22,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from . import buffers, pipes, remote
 from .errors import PCRError, StorageError, TruncatedShard, redact
+from .local import LocalFile
 from .retry import Retry, is_hopeless
 
 Options = Mapping[str, Any]
@@ -152,6 +153,18 @@ def _fill(view: memoryview, fs: Any, path: str, start: int, retry: Retry, cancel
             _read_exactly(file, view, start)
     else:
         remote.read_into(fs, path, remote.Transfer(start, view), retry, cancel)
+
+
+@contextlib.contextmanager
+def open_local(url: str, *, options: Options | None = None) -> Iterator[LocalFile]:
+    """Open a local file for several reads of its parts.
+
+    Raises:
+        StorageError: It cannot be opened, or whatever fails in the ``with`` block.
+    """
+    path = url if url.startswith("/") else _resolve(url, options)[1]  # which costs as much as the file's opening
+    with _mapped(url, "read"), LocalFile(path) as file:
+        yield file
 
 
 def _read_exactly(file: io.RawIOBase, view: memoryview, start: int) -> None:

@@ -29,6 +29,7 @@ from .decoder import Crop, ImageDecoder
 from .errors import PCRError
 from .fidelity.level import ScanLevel
 from .index import FULL, Scan
+from .joined import JoinedSamples
 from .pixels import decode_image
 from .prefetch import prefetch
 from .prefix import Prefix
@@ -78,10 +79,10 @@ def _files(
             select = None if select_files is None else _Select(select_files, rename)
             on_error = _OnError(handler, url)
             try:
-                with load.at_level(future.result()) as prefix:
-                    path = prefix.shard.url
+                with load.at_level(future.result()) as loaded_samples:
+                    path = loaded_samples.shard.url
                     about = {"__url__": url} | ({"__local_path__": path} if storage.is_local(path) else {})
-                    for sample in prefix.samples(select=select, on_error=on_error):
+                    for sample in loaded_samples.samples(select=select, on_error=on_error):
                         key = sample.pop("__key__")
                         for field, data in sample.items():
                             yield {"fname": rename(f"{key}.{field}"), "data": data, **about}
@@ -101,18 +102,20 @@ class _Load:
         self.scan, self.reading = scan, reading
         self.entries = _entries(reading.index, reading.storage_options)
 
-    def __call__(self, url: str, cancel: threading.Event) -> Prefix:
+    def __call__(self, url: str, cancel: threading.Event) -> Prefix | JoinedSamples:
         path = _path(url)
         shard = self.reading.open(path, self.entries.get(_file_name(path)))
-        return shard.load(self.level, cancel=cancel)
+        # Only a prefix can be turned into that of another scan.
+        load = shard.load if isinstance(self.scan, ScanLevel) else shard.load_samples
+        return load(self.level, cancel=cancel)
 
     @property
     def level(self) -> Scan:
         return self.scan.value if isinstance(self.scan, ScanLevel) else self.scan
 
-    def at_level(self, prefix: Prefix) -> Prefix:
-        """A prefix that was read ahead, at the scan of now."""
-        return prefix.shard.change_scan(prefix, self.level)
+    def at_level(self, loaded: Prefix | JoinedSamples) -> Prefix | JoinedSamples:
+        """What was read ahead, at the scan of now."""
+        return loaded.shard.change_scan(loaded, self.level) if isinstance(loaded, Prefix) else loaded
 
 
 class _Select:

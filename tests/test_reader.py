@@ -91,8 +91,8 @@ def test_other_fields_come_back(small):
 def test_iterating_a_shard_reads_once(small, monkeypatch):
     """``for sample in shard`` costs one read of the prefix, not one a sample."""
     loads = []
-    load = Shard.load
-    monkeypatch.setattr(Shard, "load", lambda self, *args, **kwargs: loads.append(args) or load(self, *args, **kwargs))
+    load = Shard.load_samples
+    monkeypatch.setattr(Shard, "load_samples", lambda self, *args, **kwargs: loads.append(args) or load(self, *args, **kwargs))
     assert [sample["cls"] for sample in Shard(str(small))] == [b"0", b"1", b"2"]
     assert len(loads) == 1
 

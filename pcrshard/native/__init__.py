@@ -51,7 +51,7 @@ _LAYOUTS = {"hwc": 0, "chw": 1}
 _OUTPUTS = {"rgb": (0, 3), "gray": (1, 1), "cmyk": (2, 4)}
 _CORRUPT, _UNSUPPORTED, _MEMORY, _USAGE = 1, 2, 4, 5
 _PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
-_SCRATCH_BYTES = 1 << 16
+_SCRATCH_BYTES = 1 << 16  # of images that are joined at a time, so that they stay in the processor's cache until they are objects
 _threads = threading.local()
 
 

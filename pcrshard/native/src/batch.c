@@ -1,23 +1,12 @@
 /* Many streams by one call, so that the caller's interpreter has nothing to do between them. */
+#include "crc32c.h"
 #include "pcr_internal.h"
 
-/* CRC-32C (Castagnoli, RFC 3720 B.4), reflected: table[k][b] is byte b followed by k zero bytes. */
-static void fill_crc_table(pcr_decoder *dec) {
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? UINT32_C(0x82F63B78) : 0);
-        dec->crc_table[0][byte] = crc;
-    }
-    for (int k = 1; k < 8; k++)
-        for (int byte = 0; byte < 256; byte++) {
-            uint32_t crc = dec->crc_table[k - 1][byte];
-            dec->crc_table[k][byte] = crc >> 8 ^ dec->crc_table[0][crc & 255];
-        }
-    dec->have_crc_table = true;
-}
-
 static uint32_t crc_of(pcr_decoder *dec, uint32_t crc, const uint8_t *data, size_t size) {
-    if (!dec->have_crc_table) fill_crc_table(dec);
+    if (!dec->have_crc_table) {
+        pcr_crc32c_fill(dec->crc_table);
+        dec->have_crc_table = true;
+    }
     return dec->kernels->crc32c((const uint32_t (*)[256])dec->crc_table, crc, data, size);
 }
 

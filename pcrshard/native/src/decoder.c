@@ -5,13 +5,6 @@
 
 #include "pcr_internal.h"
 
-#if PCR_HAVE_AVX2
-#include <cpuid.h>
-#ifndef bit_ABM
-#define bit_ABM bit_LZCNT
-#endif
-#endif
-
 int pcr_fail(pcr_decoder *dec, int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -20,19 +13,9 @@ int pcr_fail(pcr_decoder *dec, int code, const char *format, ...) {
     return code;
 }
 
-#if PCR_HAVE_AVX2
-/* All that avx2.h compiles for. clang 14 cannot ask for lzcnt by name. */
-static bool have_avx2(void) {
-    unsigned a, b, c = 0, d;
-    if (!__get_cpuid(0x80000001, &a, &b, &c, &d) || !(c & bit_ABM)) return false;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-           __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("pclmul");
-}
-#endif
-
 static const pcr_kernels *choose_kernels(int backend) {
 #if PCR_HAVE_AVX2
-    if (backend == PCR_BACKEND_AUTO && have_avx2()) return &pcr_kernels_avx2;
+    if (backend == PCR_BACKEND_AUTO && pcr_have_avx2()) return &pcr_kernels_avx2;
 #endif
     (void)backend;
     return &pcr_kernels_portable;

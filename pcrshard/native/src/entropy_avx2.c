@@ -2,7 +2,7 @@
 #include "pcr_internal.h"
 
 #if PCR_HAVE_AVX2
-#include "avx2.h"
+#include "crc32c.h"
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
@@ -49,44 +49,12 @@ static size_t avx2_copy_plain(uint8_t *dst, const uint8_t *src, size_t size) {
     return i;
 }
 
-/* What a CRC becomes by so many zero bytes behind its data; factor is x^(8 * bytes - 33) modulo the polynomial, reflected. */
-static inline uint64_t shift_crc(uint64_t crc, uint32_t factor) {
-    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc), _mm_cvtsi32_si128((int)factor), 0);
-    return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
-}
-
-static inline uint64_t crc_word(uint64_t crc, const uint8_t *data) {
-    uint64_t word;
-    memcpy(&word, data, 8);
-    return _mm_crc32_u64(crc, word);
-}
-
-/* Three runs at a time, because the instruction takes three cycles (Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
- * CRC32 Instruction", 2011). It is SSE4.2's, which no processor with AVX2 lacks. */
-static uint32_t avx2_crc32c(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data, size_t size) {
-    enum { RUN = 256 };
-    uint64_t wide = crc;
-    (void)table;
-    for (; size >= 3 * RUN; data += 3 * RUN, size -= 3 * RUN) {
-        uint64_t second = 0, third = 0;
-        for (size_t i = 0; i < RUN; i += 8) {
-            wide = crc_word(wide, data + i);
-            second = crc_word(second, data + RUN + i);
-            third = crc_word(third, data + 2 * RUN + i);
-        }
-        wide = shift_crc(wide, UINT32_C(0xDD7E3B0C)) ^ shift_crc(second, UINT32_C(0xB9E02B86)) ^ third;
-    }
-    for (; size >= 8; data += 8, size -= 8) wide = crc_word(wide, data);
-    for (; size > 0; data++, size--) wide = _mm_crc32_u8((uint32_t)wide, *data);
-    return (uint32_t)wide;
-}
-
 PCR_AVX2_END
 
 const pcr_kernels pcr_kernels_avx2 = {
     .name = "native (avx2)",
     .copy_plain = avx2_copy_plain,
-    .crc32c = avx2_crc32c,
+    .crc32c = pcr_crc32c_avx2,
     .dc_first = avx2_dc_first,
     .dc_refine = avx2_dc_refine,
     .ac_first = avx2_ac_first,

@@ -1,5 +1,6 @@
 /* Kernels in plain C: the reference for the vector ones, and all there is on other machines. */
 #include "pcr_internal.h"
+#include "crc32c.h"
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
@@ -42,21 +43,10 @@ static size_t portable_copy_plain(uint8_t *dst, const uint8_t *src, size_t size)
     return i;
 }
 
-/* Eight bytes a step (Kounavis and Berry 2005). */
-static uint32_t portable_crc32c(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data, size_t size) {
-    for (; size >= 8; data += 8, size -= 8) {
-        crc ^= (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
-        crc = table[7][crc & 255] ^ table[6][crc >> 8 & 255] ^ table[5][crc >> 16 & 255] ^ table[4][crc >> 24] ^
-              table[3][data[4]] ^ table[2][data[5]] ^ table[1][data[6]] ^ table[0][data[7]];
-    }
-    for (; size > 0; data++, size--) crc = crc >> 8 ^ table[0][(crc ^ *data) & 255];
-    return crc;
-}
-
 const pcr_kernels pcr_kernels_portable = {
     .name = "native (portable)",
     .copy_plain = portable_copy_plain,
-    .crc32c = portable_crc32c,
+    .crc32c = pcr_crc32c_portable,
     .dc_first = portable_dc_first,
     .dc_refine = portable_dc_refine,
     .ac_first = portable_ac_first,

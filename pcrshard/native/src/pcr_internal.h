@@ -5,13 +5,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "avx2.h"
 #include "pcr.h"
-
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define PCR_HAVE_AVX2 1
-#else
-#define PCR_HAVE_AVX2 0
-#endif
 
 #define PCR_LIKELY(x) __builtin_expect(!!(x), 1)
 #define PCR_UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -138,7 +133,7 @@ typedef struct {
     const char *name;
     /* Copies bytes up to the first 0xFF or the end; dst must have 32 bytes of room beyond. */
     size_t (*copy_plain)(uint8_t *dst, const uint8_t *src, size_t size);
-    /* Goes on from the inverted register; the table is pcr_crc_table's. */
+    /* See crc32c.h. */
     uint32_t (*crc32c)(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data, size_t size);
     pcr_span_fn dc_first, dc_refine, ac_first, ac_refine, sequential;
     pcr_idct_fn idct8, idct4, idct2, idct1;

@@ -1,0 +1,121 @@
+"""A prefix of a local file, read straight into the samples' bytes; what :mod:`.prefix` does with a buffer in between."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import PCRError
+from .index import FULL, HEAD_STOP, U32, Scan, ShardIndex, check_scan
+from .jpeg import join_pieces
+from .local import LocalFile
+from .markers import EOI
+from .native import scatter
+from .prefix import OnError, Prefix, Sample, Select, Source
+
+
+def read_images(file: LocalFile, index: ShardIndex, scan: Scan, *, check: bool = True) -> list[bytes | None]:
+    """Read the part of a prefix that is behind the index, once.
+
+    Returns:
+        The JPEG of each sample and stream; ``None`` where there is none, and where it is damaged.
+
+    Raises:
+        TruncatedShard: The file ends early.
+        OSError: It cannot be read.
+    """
+    num_scans, num_images = min(check_scan(scan, index.num_groups), index.num_groups), index.sizes[0].size
+    crcs = index.crcs if check else [None] * len(index.crcs)
+    stop = index.head.prefix_stop(num_scans)
+    pieces = _pieces(index, index.starts(num_scans), index.sizes[:num_scans])
+    images = file.scatter(HEAD_STOP + index.head.body_bytes, stop, pieces, num_images, ending=EOI, crcs=crcs[num_scans - 1])
+    if scan == FULL:
+        pieces = _pieces(index, index.starts(FULL)[-1:], index.sizes[-1:])
+        tails = file.scatter(stop, index.head.prefix_stop(FULL), pieces, num_images, crcs=crcs[-1])
+        for i in index.sizes[-1].ravel().nonzero()[0].tolist():
+            image, tail = images[i], tails[i]
+            images[i] = join_pieces([image[: -len(EOI)]], tail) if image and tail else None
+    return images
+
+
+def _pieces(index: ShardIndex, starts: npt.NDArray[np.int64], sizes: U32) -> npt.NDArray[np.void]:
+    """Pieces of some groups, in the order of the file."""
+    pieces = np.empty((len(sizes), sizes[0].size), scatter.PIECE)
+    pieces["offset"] = starts.reshape(pieces.shape)
+    pieces["size"] = sizes.reshape(pieces.shape)
+    pieces["item"] = np.arange(pieces.shape[1])
+    flat = pieces.ravel()
+    if not sizes.all():
+        flat = flat[flat["size"] > 0]
+    return flat[flat["offset"].argsort(kind="stable")] if index.schema.base else flat
+
+
+class JoinedSamples:
+    """All samples of a prefix as bytes in memory; from :meth:`Shard.load_samples`.
+
+    Args:
+        shard: What was read.
+        scan: At which scan.
+        images: Of :func:`read_images`.
+
+    Attributes:
+        num_bytes: Bytes of the prefix, of which the images are nearly all.
+    """
+
+    def __init__(self, shard: Source, scan: Scan, images: list[bytes | None]) -> None:
+        self.shard, self.scan, self.index, self._images = shard, scan, shard.index, images
+        self.num_bytes = self.index.head.prefix_stop(scan)
+        self._streams = tuple(field for field, _ in self.index.schema.streams)
+        self._resources = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the memory back, but for the samples that the caller keeps."""
+        self._images.clear()
+        self._resources.close()
+
+    def samples(self, *, select: Select | None = None, on_error: OnError | None = None) -> Iterator[Sample]:
+        """The samples in order; see :meth:`Prefix.samples`."""
+        names = ("__key__", *self._streams, *self.index.fields)
+        columns = (self._images, *self.index.fields.values())
+        whole = select is None and not any(None in column for column in columns)
+        rows = zip(self.index.keys, *[iter(self._images)] * len(self._streams), *self.index.fields.values(), strict=False)
+        samples = map(dict, map(zip, itertools.repeat(names), rows))
+        if whole:
+            yield from samples
+            return
+        for row, sample in enumerate(samples):
+            try:
+                sample = self._partial(row, sample, select)
+            except PCRError as error:
+                if on_error is None or not on_error(error):
+                    raise
+                continue
+            yield sample
+
+    def _partial(self, row: int, sample: Sample, select: Select | None) -> Sample:
+        """A sample without what is absent or not selected."""
+        present = (self.index.sizes[0][row] > 0).tolist()
+        if any(there and sample[field] is None for field, there in zip(self._streams, present, strict=True)):
+            return self._prefix.sample(row, select=select)  # which says what is damaged
+        key = sample["__key__"]
+        return {
+            name: value
+            for name, value in sample.items()
+            if name == "__key__" or (value is not None and (select is None or select(key, name)))
+        }
+
+    @functools.cached_property
+    def _prefix(self) -> Prefix:
+        return self._resources.enter_context(self.shard.load(self.scan))
