@@ -20,6 +20,7 @@ from .dataset_index import ShardEntry
 from .errors import FormatError, MissingDependency
 from .fidelity.level import ScanLevel
 from .index import FULL, Scan, ShardIndex
+from .joined import JoinedSamples
 from .prefix import Prefix, Sample
 from .reader import Shard, open_dataset
 
@@ -125,10 +126,10 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         scan = self.config.scan
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
-            with self._shard(url, entry).load(scan.value if isinstance(scan, ScanLevel) else scan) as prefix:
-                self._check_fields(prefix.index, url)
-                orientations = _orientations(prefix)
-                for row, sample in enumerate(prefix.samples(select=lambda _, field: field in columns)):
+            with self._shard(url, entry).load_samples(scan.value if isinstance(scan, ScanLevel) else scan) as loaded:
+                self._check_fields(loaded.index, url)
+                orientations = _orientations(loaded)
+                for row, sample in enumerate(loaded.samples(select=lambda _, field: field in columns)):
                     for field, values in orientations.items():
                         if values[row] > 1 and field in sample:
                             sample[field] = _with_orientation(sample[field], values[row])
@@ -193,12 +194,12 @@ def _example(sample: Sample, columns: Mapping[str, Callable[[Any], Any]], url: s
     return example
 
 
-def _orientations(prefix: Prefix) -> dict[str, list[int]]:
+def _orientations(loaded: Prefix | JoinedSamples) -> dict[str, list[int]]:
     """EXIF orientations by image field, where they are not in the images: below full fidelity."""
-    if prefix.scan == FULL:
+    if loaded.scan == FULL:
         return {}
-    streams = enumerate(prefix.index.schema.streams)
-    columns = {field: prefix.index.orientation[:, m].tolist() for m, (field, _) in streams}
+    streams = enumerate(loaded.index.schema.streams)
+    columns = {field: loaded.index.orientation[:, m].tolist() for m, (field, _) in streams}
     return {field: column for field, column in columns.items() if max(column, default=0) > 1}
 
 

@@ -88,21 +88,20 @@ class JoinedSamples:
     def samples(self, *, select: Select | None = None, on_error: OnError | None = None) -> Iterator[Sample]:
         """The samples in order; see :meth:`Prefix.samples`."""
         names = ("__key__", *self._streams, *self.index.fields)
-        columns = (self._images, *self.index.fields.values())
-        whole = select is None and not any(None in column for column in columns)
-        rows = zip(self.index.keys, *[iter(self._images)] * len(self._streams), *self.index.fields.values(), strict=False)
+        fields = self.index.fields.values()
+        rows = zip(self.index.keys, *[iter(self._images)] * len(self._streams), *fields, strict=False)
         samples = map(dict, map(zip, itertools.repeat(names), rows))
-        if whole:
+        if select is None and not any(None in column for column in (self._images, *fields)):
             yield from samples
             return
         for row, sample in enumerate(samples):
             try:
-                sample = self._partial(row, sample, select)
+                partial = self._partial(row, sample, select)
             except PCRError as error:
                 if on_error is None or not on_error(error):
                     raise
                 continue
-            yield sample
+            yield partial
 
     def _partial(self, row: int, sample: Sample, select: Select | None) -> Sample:
         """A sample without what is absent or not selected."""

@@ -100,12 +100,12 @@ class Shard:
         decode: Decode | None = None,
     ) -> Iterator[Sample]:
         """Read the prefix of a scan and yield its samples in order; see :meth:`load` and :meth:`Prefix.samples`."""
-        if decode is None and select is None:
+        if decode is None:
             with self.load_samples(scan) as loaded:
-                yield from loaded.samples(on_error=on_error)
-            return
-        with self.load(scan) as prefix:
-            yield from prefix.samples(select=select, on_error=on_error, decode=decode)
+                yield from loaded.samples(select=select, on_error=on_error)
+        else:
+            with self.load(scan) as prefix:
+                yield from prefix.samples(select=select, on_error=on_error, decode=decode)
 
     def __len__(self) -> int:
         return self.num_samples

@@ -1,0 +1,151 @@
+"""Samples that are read straight into their bytes are those that a prefix in memory gives."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pcrshard import Shard, joined
+from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
+from pcrshard.index import FULL
+from pcrshard.joined import JoinedSamples
+from pcrshard.native import scatter
+from pcrshard.prefix import Prefix
+from pcrshard.testing import make_jpeg
+from pcrshard.writer import ShardFormat, encode_sample, write_shard
+
+pytestmark = pytest.mark.skipif(not scatter.available, reason="NO SCATTERED READS HERE")
+SCANS = [1, 2, 5, 10, FULL]
+EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+
+
+@pytest.fixture(scope="module", params=["compact", "preview"])
+def url(request, tmp_path_factory):
+    """Colour, gray and CMYK images, a second stream that some samples lack, optional fields, metadata in some."""
+    samples = []
+    for i, mode in enumerate(["RGB", "L", "RGB", "CMYK", "RGB", "L"]):
+        sample = {"__key__": f"k{i}", "jpg": make_jpeg(i, 30 + i, 41 - i, mode, exif=EXIF if i % 2 else b""), "cls": i}
+        if i % 3:
+            sample["mask.jpg"] = make_jpeg(i + 50, 30 + i, 41 - i, "L")
+        if i % 4:
+            sample["txt"] = f"caption {i}"
+        samples.append(sample)
+    path = str(tmp_path_factory.mktemp("joined") / f"{request.param}-000000.tar")
+    write_shard(path, [encode_sample(sample) for sample in samples], ShardFormat(layout=request.param))
+    return path
+
+
+def both(url, scan, **how):
+    shard = Shard(url)
+    with shard.load(scan) as prefix, shard.load_samples(scan) as loaded:
+        assert isinstance(prefix, Prefix)
+        assert isinstance(loaded, JoinedSamples)
+        return list(prefix.samples(**how)), list(loaded.samples(**how))
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_samples_are_those_of_a_prefix(url, scan):
+    """A local file gives the same samples as the same shard on an object store: same bytes, same fields, same order."""
+    expected, got = both(url, scan)
+    assert got == expected
+    assert [list(sample) for sample in got] == [list(sample) for sample in expected]
+    assert [sorted(sample) for sample in got[:2]] == [["__key__", "cls", "jpg"], ["__key__", "cls", "jpg", "mask.jpg", "txt"]]
+
+
+@pytest.mark.parametrize("scan", [1, FULL])
+def test_fields_are_left_out(url, scan):
+    """``select`` sees each field that is there, and no other."""
+    seen = []
+    expected, got = both(url, scan, select=lambda key, field: seen.append((key, field)) or field != "jpg")
+    assert got == expected
+    assert len(seen) == 2 * len(set(seen))
+
+
+def damage(url, path, row, scan):
+    """A copy in which one byte of a sample's piece is another."""
+    index = Shard(url).index
+    data = bytearray(Path(url).read_bytes())
+    starts = index.starts(FULL)[-1 if scan == "tail" else scan - 1]
+    data[int(starts[row, 0])] ^= 1
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.mark.parametrize(("where", "scan"), [(1, 1), (2, 5), (2, FULL), ("tail", FULL)])
+def test_damage_is_named_as_in_a_prefix(url, tmp_path, where, scan):
+    """The error names shard, key, scan and place; the handler may go on with the other samples, and they are whole."""
+    bad = damage(url, tmp_path / "bad.tar", 1, where)
+    errors = []
+    expected, got = both(bad, scan, on_error=lambda error: errors.append(str(error)) or True)
+    assert got == expected
+    assert [sample["__key__"] for sample in got] == ["k0", "k2", "k3", "k4", "k5"]
+    assert len(errors) == 2
+    assert errors[0] == errors[1]
+    assert "bad.tar" in errors[0]
+    assert "k1" in errors[0]
+    with pytest.raises(CorruptPiece, match=f"{where}"):
+        list(Shard(bad).samples(scan))
+
+
+def test_damage_elsewhere_does_not_matter(url, tmp_path):
+    """A lower scan, an unselected field or ``check=False`` does not meet the damage."""
+    bad = damage(url, tmp_path / "bad.tar", 1, 5)
+    assert list(Shard(bad).samples(4)) == list(Shard(url).samples(4))
+    labels = [sample.get("cls") for sample in Shard(bad).samples(5, select=lambda key, field: field == "cls")]
+    assert labels == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    unchecked = [sample["jpg"] for sample in Shard(bad, check=False).samples(5)]
+    assert sum(a != b["jpg"] for a, b in zip(unchecked, Shard(url).samples(5), strict=True)) == 1
+
+
+def test_many_damaged_samples_cost_one_read_more(url, tmp_path, monkeypatch):
+    """To say what is damaged the prefix is loaded once, not once for each sample."""
+    bad = str(tmp_path / "bad.tar")
+    damage(damage(damage(url, tmp_path / "bad.tar", 1, 1), tmp_path / "bad.tar", 2, 1), tmp_path / "bad.tar", 4, 1)
+    loads, load = [], Shard.load
+    monkeypatch.setattr(Shard, "load", lambda self, *args, **kwargs: loads.append(args) or load(self, *args, **kwargs))
+    assert len(list(Shard(bad).samples(2, on_error=lambda _: True))) == 3
+    assert len(loads) == 1
+
+
+def test_every_cut_is_an_error(url, tmp_path):
+    """A shard that ends early gives an error of ours that names it, wherever it ends."""
+    data = Path(url).read_bytes()
+    stop, path = Shard(url).prefix_stop(2), tmp_path / "cut.tar"
+    for size in {0, 1, 511, 512, 1023, 1024, *range(1025, stop, 997), stop - 1}:
+        path.write_bytes(data[:size])
+        with pytest.raises(PCRError, match=r"cut\.tar"):
+            list(Shard(str(path)).samples(2))
+    path.write_bytes(data[:stop])
+    assert list(Shard(str(path)).samples(2)) == list(Shard(url).samples(2))
+
+
+def test_files_are_closed(url, tmp_path):
+    """Neither a read nor an error leaves a descriptor open."""
+    shard, missing = Shard(url), Shard(str(tmp_path / "missing.tar"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(PCRError):
+            list(missing.samples(1))
+        with pytest.raises(ScanUnavailable):
+            list(shard.samples(33))
+        next(iter(shard.samples(1)))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_machine_without_scattered_reads_gives_the_same(url, monkeypatch):
+    """Without the compiled module samples come from a prefix in memory."""
+    expected = list(Shard(url).samples(3))
+    monkeypatch.setattr(scatter, "available", False)
+    with Shard(url).load_samples(3) as loaded:
+        assert isinstance(loaded, Prefix)
+        assert list(loaded.samples()) == expected
+
+
+def test_pieces_are_in_the_order_of_the_file(url):
+    """The plan of a read is one pass from front to end, without the pieces that are not there."""
+    index = Shard(url).index
+    pieces = joined._pieces(index, index.starts(10), index.sizes[:10])
+    assert (np.diff(pieces["offset"]) >= pieces["size"][:-1]).all()
+    assert (pieces["size"] > 0).all()
+    assert len(pieces) == (index.sizes[:10] > 0).sum()
