@@ -121,6 +121,8 @@ def _add_encode(commands: Any) -> None:
 
 def _encode(args: argparse.Namespace) -> int:
     preview_fields = tuple(name for name in args.preview_fields.split(",") if name)
+    if preview_fields and args.layout != "preview":
+        raise EncodeError("--preview-fields needs --layout preview")
     options = EncodeOptions(
         name=args.name,
         num_shards=args.num_shards,

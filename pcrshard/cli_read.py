@@ -11,7 +11,7 @@ from typing import Any
 from . import storage
 from .cache import PrefixCache
 from .cliparts import Progress, add_command, at_least, scan_argument
-from .errors import StorageError
+from .errors import PCRError, StorageError
 from .plan import Geometry, Rules
 from .reader import open_dataset
 from .report import human_bytes, plan_costs, plan_table, table
@@ -96,6 +96,10 @@ def _add_plan(commands: Any) -> None:
 
 def _plan(args: argparse.Namespace) -> int:
     index, _ = open_dataset(args.src)
+    if args.batch * args.ranks > index.num_samples:
+        raise PCRError(
+            f"expected a step of at most the {index.num_samples} samples, got {args.batch} x {args.ranks} (--batch x --ranks)"
+        )
     costs = plan_costs(
         index,
         [args.scan] if args.scan else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing.sharedctypes
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -235,9 +236,10 @@ class PCRDataset(IterableDataset[Any]):
         mine = self.scan.value if isinstance(self.scan, ScanLevel) else self.scan
         level = mine if scan is None else scan
         if not isinstance(key, str):
+            key = operator.index(key)
             if not 0 <= key < self.num_samples:
                 raise IndexError(f"expected an id below {self.num_samples}, got {key}")
-            shard, row = self.shards.place(int(key))
+            shard, row = self.shards.place(key)
             return self.shards.open(shard).sample(row, level)
         for number in range(len(self.shards.urls)):
             shard_of_key = self.shards.open(number)

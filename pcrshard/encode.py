@@ -290,6 +290,8 @@ def field_names(samples: Sequence[SampleRef]) -> tuple[tuple[str, ...], tuple[st
         name for sample in samples for name in (*(ref.name for ref in sample.refs), *(k for k, _ in sample.known))
     )
     streams = tuple(name for name in names if _is_jpeg_name(name))
+    if not streams and {"pcr", "scan01"} <= names.keys():
+        raise EncodeError("expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back")
     if not streams:
         raise EncodeError(f"expected a JPEG field, found {sorted(names)}; --reencode-quality Q converts PNG, WebP, BMP (lossy)")
     return streams, tuple(name for name in names if not _is_jpeg_name(name))

@@ -144,7 +144,7 @@ def decode_image(
     jpeg: bytes | Sequence[bytes | memoryview],
     *,
     crop: Box | None = None,
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     layout: Literal["hwc", "chw"] = "hwc",
     colour: Literal["rgb", "gray"] = "rgb",
     smoothing: bool = False,
@@ -158,7 +158,7 @@ def decode_image(
     Args:
         jpeg: A JPEG, or its pieces in order; EOI may be missing.
         crop: (y, x, height, width) in pixels of the full image.
-        size: (height, width) of the result, by antialiased bilinear interpolation.
+        size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
         colour: ``rgb``, or ``gray`` for one channel.
         smoothing: Smooth between the blocks of an unfinished image as libjpeg does; slower, always without the native core and for
@@ -174,6 +174,7 @@ def decode_image(
         ValueError: The crop, the size or ``out`` does not fit.
     """
     pieces = [jpeg] if isinstance(jpeg, bytes | bytearray | memoryview) else list(jpeg)
+    size = (size, size) if isinstance(size, int) else size
     if native.available and not smoothing:
         try:
             target = out[..., 0] if out is not None and colour == "gray" and layout == "hwc" else out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import os
 import threading
 from collections.abc import Iterator
@@ -123,12 +124,14 @@ class Shard:
 
         Raises:
             IndexError, KeyError: There is no such position or key.
+            TypeError: It is neither, such as a slice.
         """
+        row = row if isinstance(row, str) else operator.index(row)
         if not isinstance(row, str) and not -self.num_samples <= row < self.num_samples:
             raise IndexError(f"expected a position of {self.num_samples} samples, got {row}")
         with self.load(scan) as prefix:
             if not isinstance(row, str):
-                return prefix.sample(int(row) % self.num_samples)
+                return prefix.sample(row % self.num_samples)
             if row not in prefix.index.keys:
                 raise KeyError(row)
             return prefix.sample(prefix.index.keys.index(row))

@@ -22,6 +22,7 @@ _log = logging.getLogger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _LISTS = (".tsv", ".jsonl", ".ndjson")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")  # 007 is a name
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
 
 
@@ -215,7 +216,8 @@ def _rows_to_source(rows: list[dict[str, Any]], path: str) -> Source:
     labels = {row["label"] for row in rows if "label" in row}
     names = sorted(label for label in labels if isinstance(label, str))
     if names and len(names) != len(labels):
-        raise EncodeError("expected labels that are all numbers or all names", url=path)
+        number = next(label for label in labels if not isinstance(label, str))
+        raise EncodeError(f"expected labels that are all numbers or all names, got {number} and {names[0]!r}", url=path)
     numbers = {name: i for i, name in enumerate(names)}
     samples = []
     for key, row in zip(_unique_keys(row["path"] for row in rows), rows, strict=True):
@@ -264,6 +266,6 @@ class _TsvParser:
         if len(cells) > len(self.names) or "\r" in line:
             raise ValueError(f"expected the columns {', '.join(self.names)}, got {len(cells)}")
         row: dict[str, Any] = {name: value for name, value in zip(self.names, cells, strict=False) if value}
-        if str(row.get("label", "")).isdecimal():
+        if _NUMBER.fullmatch(row.get("label", "")):
             row["label"] = int(row["label"])
         return row

@@ -252,6 +252,8 @@ def open_file(url: str, *, options: Options | None = None) -> BinaryIO:
         StorageError
     """
     fs, path = _resolve(url, options)
+    if fs is None:
+        raise StorageError("expected a file that can be sought in, got a pipe", url=url)
     with _mapped(url, "open"):
         return cast("BinaryIO", fs.open(path, "rb", block_size=1 << 20))
 

@@ -67,9 +67,12 @@ def _check_bytes(url: str, index: ShardIndex, view: memoryview) -> Iterator[str]
     """Compare headers, padding and trailer with what the index says they are (SPEC.md section 5)."""
     stem = url.rpartition("/")[2].removesuffix(".tar")
     body_stop = HEAD_STOP + index.head.body_bytes
-    header = tar_header(index_name(index.schema, stem), body_stop - BLOCK)
-    if view[:BLOCK] != header:
-        yield f"the index member's header differs from what its index says; was the shard renamed? (shard={url}, offset=0)"
+    name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
+    if name != index_name(index.schema, stem):
+        stem = name.removesuffix(index_name(index.schema, ""))
+        yield f"the shard was renamed: its members say {stem!r} (shard={url})"
+    if view[:BLOCK] != tar_header(name, body_stop - BLOCK):
+        yield f"the index member's header differs from what its index says (shard={url}, offset=0)"
     if any(view[body_stop : round512(body_stop)]):
         yield f"expected zero padding (shard={url}, offset={body_stop})"
     pos = round512(body_stop)

@@ -193,7 +193,11 @@ def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
     fails("encode", folder, tmp_path / "out", "--num-shards", "100", words=["100"])
     fails("encode", folder, tmp_path / "out", "--name", "a/b", words=["a/b"])
     fails("encode", folder, tmp_path / "out", "--base", "11", words=["11"])
+    fails("encode", folder, tmp_path / "out", "--preview-fields", "cls", words=["--layout preview"])
+    fails("encode", data, tmp_path / "out", words=["PCR shards", "pcrshard export"])
+    fails("encode", "pipe:cat x.tar", tmp_path / "out", words=["got a pipe"])
     fails("encode", "nosuch://x", tmp_path / "out", words=["nosuch"])
+    fails("plan", data, "--batch", "100000", "--ranks", "2", words=["100000 x 2", "--batch"])
     fails("verify", data, "--against", tmp_path / "none", words=["none"])
     fails("export", data, tmp_path / "out", "--scan", "11", words=["11"])
 

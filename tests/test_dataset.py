@@ -521,6 +521,8 @@ def test_samples_that_are_not_there(folder, key, error):
     """What is not there is an IndexError or a KeyError, as of a list and a dict."""
     with pytest.raises(error, match=str(key)):
         PCRDataset(folder, 4).sample(key)
+    with pytest.raises(TypeError):
+        PCRDataset(folder, 4).sample(1.0)
 
 
 def test_a_scan_of_zero_is_no_default(folder):
@@ -536,7 +538,7 @@ def test_shards_by_position_and_key(folder):
     assert [int(sample["cls"]) for sample in shard] == list(range(12, 18))
     assert shard[0] == shard["k012"] == shard[-6]
     assert shard[-1]["__key__"] == "k017"
-    for wrong, error in ((6, IndexError), (-7, IndexError), ("k018", KeyError)):
+    for wrong, error in ((6, IndexError), (-7, IndexError), ("k018", KeyError), (1.5, TypeError), (slice(2), TypeError)):
         with pytest.raises(error):
             shard[wrong]
 

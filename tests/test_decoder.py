@@ -75,6 +75,7 @@ def test_crops_outside_are_refused(backend, crop, error):
 def test_cmyk_becomes_rgb(backend):
     """CMYK images, which the core leaves to others, decode too."""
     assert decode_image(make_jpeg(1, 20, 30, "CMYK"), size=(10, 15)).shape == (10, 15, 3)
+    assert decode_image(make_jpeg(1, 20, 30), size=12).shape == (12, 12, 3)
 
 
 def test_damage_is_named(backend):

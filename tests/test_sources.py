@@ -265,6 +265,8 @@ def write_list(tmp_path):
     [
         ("a.tsv", "img/x.jpg\n", {}),
         ("a.tsv", "img/x.jpg\t7\n", {"cls": b"7"}),
+        ("a.tsv", "img/x.jpg\t-1\n", {"cls": b"-1"}),
+        ("a.tsv", "img/x.jpg\t007\n", {"cls": b"0"}),  # a class of that name
         ("a.tsv", "img/x.jpg\tcat\thello\n", {"cls": b"0", "json": b'{"extra": "hello"}'}),
         ("a.tsv", "path\tlabel\nimg/x.jpg\t7\n", {"cls": b"7"}),
         ("a.tsv", "sha\tclass\tpath\r\nabc\tcat\timg/x.jpg\r\n", {"cls": b"0", "json": b'{"sha": "abc"}'}),
@@ -342,7 +344,10 @@ def test_a_bad_row_is_named_by_file_and_line(write_list, name, text):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'), ("a.tsv", "")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'), ("a.tsv", "a\t10\nb\t007"), ("a.tsv", "")],
+)
 def test_a_bad_list_is_named(write_list, name, text):
     """Labels of both kinds, or no rows at all, are refused with the list's name."""
     path = write_list(name, text)

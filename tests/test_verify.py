@@ -163,7 +163,8 @@ def test_a_renamed_shard(whole, copy):
     folder, _ = copy
     (folder / "data-000000.tar").rename(folder / "new-000000.tar")
     problems = verify_shard(VerifyTask(str(folder / "new-000000.tar"), None)).problems
-    assert "renamed" in problems[0]
+    assert len(problems) == 1
+    assert "renamed: its members say 'data-000000'" in problems[0]
 
 
 @pytest.mark.parametrize("field", ["num_samples", "shard_bytes", "head_crc32c", "prefix_stops"])

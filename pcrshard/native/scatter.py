@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 try:
-    from pcrshard.native import _scatter
+    from pcrshard.native._scatter import read as _read
 except ImportError:  # built without a compiler, or where there is no preadv
-    _scatter = None  # type: ignore[assignment]
+    _read = None  # type: ignore[assignment]
 
-available: bool = _scatter is not None
+available: bool = _read is not None
 PIECE = np.dtype([("offset", "i8"), ("size", "i8"), ("item", "i8")])
 
 
@@ -47,4 +47,4 @@ def read(
         OSError: It cannot be read.
     """
     expected = None if crcs is None else np.ascontiguousarray(crcs, np.uint32)
-    return _scatter.read(fd, start, stop, np.ascontiguousarray(pieces, PIECE), num_items, ending, expected)
+    return _read(fd, start, stop, np.ascontiguousarray(pieces, PIECE), num_items, ending, expected)
