@@ -20,6 +20,7 @@ from .errors import EncodeError, PCRError
 from .export import FORMATS, export_shard
 from .index import FULL
 from .journal import SKIPPED, read_skipped
+from .native import scatter
 from .parallel import run_tasks, worker_pool
 from .reader import Shard, open_dataset
 from .report import scan_costs, scan_table
@@ -192,7 +193,7 @@ def _add_info(commands: Any) -> None:
 
 def _info(args: argparse.Namespace) -> int:
     if args.system:
-        print(json.dumps({"pcrshard": __version__} | pixels.system(), indent=1))
+        print(json.dumps({"pcrshard": __version__, "scattered reads": scatter.available} | pixels.system(), indent=1))
         return 0
     if args.src is None:
         raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
