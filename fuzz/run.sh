@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fuzzes the native core under ASan and UBSan: fuzz/run.sh SECONDS FOLDER...
-# FOLDERs hold JPEG files to start from; findings and the corpus stay in fuzz/work, or $FUZZ_WORK.
+# FOLDERs hold JPEG files to start from; findings and the corpus stay in fuzz/found, or $FUZZ_WORK.
 set -eu
 seconds=$1
 shift

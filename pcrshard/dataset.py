@@ -102,6 +102,8 @@ class PCRDataset(IterableDataset[Any]):
         super().__init__()
         self.shards = ShardSet([os.fspath(url)] if isinstance(url, str | os.PathLike) else list(url), read)
         self.batch_size, self.scan, self.options = batch_size, scan, epoch
+        if isinstance(fields, str):
+            raise TypeError(f"expected a sequence of field names, got {fields!r}; write ({fields!r},)")
         self.collate = Collator(image, None if fields is None else tuple(fields), transform, epoch.seed)
         if not isinstance(scan, ScanLevel):
             for entry in self.shards.entries:

@@ -36,6 +36,7 @@ FULL: Literal["full"] = "full"
 
 _HEAD = struct.Struct("<8sIIIIIIQ")
 _ABSENT = 0xFFFFFFFF
+_INTEGERS = (int, np.integer)
 _FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
 _KEY = re.compile(r"(?:(?!\.\.?/)[^\x00\\/\ud800-\udfff]+/)*[^\x00\\/.\ud800-\udfff]+")
 _KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
@@ -97,6 +98,11 @@ class Head(NamedTuple):
         return bytes(head)
 
 
+def is_integer(value: object) -> bool:
+    """Whether this is an int or a NumPy integer; True and False are not."""
+    return isinstance(value, _INTEGERS) and value is not True and value is not False
+
+
 def check_scan(scan: Scan, num_groups: int) -> int:
     """Turn a scan into a position 1..N, or N + 1 for ``"full"``.
 
@@ -106,7 +112,7 @@ def check_scan(scan: Scan, num_groups: int) -> int:
     """
     if scan == FULL:
         return num_groups + 1
-    if isinstance(scan, bool | np.bool_) or not isinstance(scan, int | np.integer):
+    if not is_integer(scan):
         raise TypeError(f"expected a scan of 1 to {num_groups} or 'full', got {scan!r}")
     if not 1 <= scan <= num_groups:
         raise ScanUnavailable(f"expected a scan of 1 to {num_groups} or 'full', got {scan}")

@@ -65,7 +65,7 @@ def _resolve(url: str, options: Options | None) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _mapped(url: str, doing: str) -> Iterator[None]:
+def _mapped(url: str, doing: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
     """Make any failure of a store an error of ours that names the URL; each library has errors of its own."""
     try:
         yield
@@ -73,7 +73,7 @@ def _mapped(url: str, doing: str) -> Iterator[None]:
         if url in str(error) or redact(url) in str(error):
             raise
         raise type(error)(str(error), url=url) from error.__cause__
-    except Exception as error:
+    except errors as error:
         # A cause is printed with its own text, which may hold a password or a signature.
         cause = error if redact(str(error)) == str(error) else None
         raise StorageError(f"cannot {doing}: {type(error).__name__}: {redact(str(error))}", url=url) from cause
@@ -160,10 +160,10 @@ def open_local(url: str, *, options: Options | None = None) -> Iterator[LocalFil
     """Open a local file for several reads of its parts.
 
     Raises:
-        StorageError: It cannot be opened, or whatever fails in the ``with`` block.
+        StorageError: It cannot be opened, or the system gives an error in the ``with`` block.
     """
     path = url if url.startswith("/") else _resolve(url, options)[1]  # which costs as much as the file's opening
-    with _mapped(url, "read"), LocalFile(path) as file:
+    with _mapped(url, "read", (OSError, MemoryError)), LocalFile(path) as file:
         yield file
 
 

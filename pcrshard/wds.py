@@ -28,7 +28,7 @@ from .dataset_index import DatasetIndex, ShardEntry
 from .decoder import Crop, ImageDecoder
 from .errors import PCRError
 from .fidelity.level import ScanLevel
-from .index import FULL, Scan
+from .index import FULL, Scan, is_integer
 from .joined import JoinedSamples
 from .pixels import decode_image
 from .prefetch import prefetch
@@ -201,10 +201,10 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **kwargs: Any) -> Any:
     return pcr_samples(scan, **kwargs)
 
 
-def _check_scan_type(scan: object) -> None:
-    if isinstance(scan, bool) or not (scan == FULL or isinstance(scan, int | np.integer | ScanLevel)):
+def _check_scan_type(scan: Any) -> None:
+    if not (scan == FULL or is_integer(scan) or isinstance(scan, ScanLevel)):
         raise TypeError(f"expected a scan number, 'full' or a ScanLevel, got {scan!r}")
-    if isinstance(scan, int | np.integer) and scan < 1:
+    if is_integer(scan) and scan < 1:
         raise ValueError(f"expected a scan of 1 or more, or 'full', got {scan}")
 
 

@@ -327,6 +327,8 @@ def test_a_field_that_is_not_there(dataset):
     """A field that no sample has is an error that names it."""
     with pytest.raises(KeyError, match="caption"):
         next(iter(PCRDataset(str(dataset), 6, fields=("jpg", "caption"))))
+    with pytest.raises(TypeError, match=r"write \('jpg',\)"):
+        PCRDataset(str(dataset), 6, fields="jpg")
 
 
 def test_transform_takes_samples(dataset):

@@ -149,3 +149,12 @@ def test_pieces_are_in_the_order_of_the_file(url):
     assert (np.diff(pieces["offset"]) >= pieces["size"][:-1]).all()
     assert (pieces["size"] > 0).all()
     assert len(pieces) == (index.sizes[:10] > 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("scan", "error"), [(1.5, TypeError), ("5", TypeError), (True, TypeError), (0, ScanUnavailable), (11, ScanUnavailable)]
+)
+def test_a_wrong_scan_is_told_as_such(url, scan, error):
+    """A mistyped scan is that, not a storage error."""
+    with pytest.raises(error, match="expected a scan of 1 to 10 or 'full'"):
+        list(Shard(url).samples(scan))

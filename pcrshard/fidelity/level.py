@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing.sharedctypes
 from typing import Any
 
-from ..index import FULL, MAX_GROUPS, Scan
+from ..index import FULL, MAX_GROUPS, Scan, is_integer
 
 _FULL_NUMBER = 0
 
@@ -36,7 +36,7 @@ class ScanLevel:
 
     @value.setter
     def value(self, scan: Scan) -> None:
-        if scan != FULL and (isinstance(scan, bool) or not hasattr(scan, "__index__") or not 1 <= scan <= MAX_GROUPS):
+        if scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
             raise ValueError(f"expected a scan of 1 to {MAX_GROUPS} or 'full', got {scan!r}")
         self._number.value = _FULL_NUMBER if scan == FULL else scan
 
