@@ -5,7 +5,7 @@ set -eu
 seconds=$1
 shift
 cd "$(dirname "$0")"
-work=${FUZZ_WORK:-work}
+work=${FUZZ_WORK:-found}
 mkdir -p "$work/corpus" "$work/findings"
 [ $# -eq 0 ] || python3 make_corpus.py "$work/corpus" "$@"
 ${CC:-clang} -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
