@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from .errors import PCRError
+from .errors import CorruptJpeg, PCRError
 from .index import FULL, HEAD_STOP, U32, Scan, ShardIndex, check_scan
 from .jpeg import join_pieces
 from .local import LocalFile
@@ -39,9 +39,17 @@ def read_images(file: LocalFile, index: ShardIndex, scan: Scan, *, check: bool =
         pieces = _pieces(index, index.starts(FULL)[-1:], index.sizes[-1:])
         tails = file.scatter(stop, index.head.prefix_stop(FULL), pieces, num_images, crcs=crcs[-1])
         for i in index.sizes[-1].ravel().nonzero()[0].tolist():
-            image, tail = images[i], tails[i]
-            images[i] = join_pieces([image[: -len(EOI)]], tail) if image and tail else None
+            images[i] = _with_tail(images[i], tails[i])
     return images
+
+
+def _with_tail(image: bytes | None, tail: bytes | None) -> bytes | None:
+    if image is None or tail is None:
+        return None
+    try:
+        return join_pieces([image[: -len(EOI)]], tail)
+    except CorruptJpeg:
+        return None
 
 
 def _pieces(index: ShardIndex, starts: npt.NDArray[np.int64], sizes: U32) -> npt.NDArray[np.void]:

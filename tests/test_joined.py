@@ -88,6 +88,20 @@ def test_damage_is_named_as_in_a_prefix(url, tmp_path, where, scan):
         list(Shard(bad).samples(scan))
 
 
+def test_metadata_that_are_none(tmp_path):
+    """Whoever writes a shard may put anything into a tail, with its right checksum: the sample is refused at full fidelity, the others are not."""
+    samples = [encode_sample({"__key__": f"k{i}", "jpg": make_jpeg(i, 20, 20)}) for i in range(3)]
+    image = samples[1].images["jpg"]
+    samples[1].images["jpg"] = image._replace(pieces=(*image.pieces[:-1], b"\xff\xe1\0\1not a segment"))
+    write_shard(str(tmp_path / "a.tar"), samples, ShardFormat())
+    errors = []
+    expected, got = both(str(tmp_path / "a.tar"), FULL, on_error=lambda error: errors.append(repr(error)) or True)
+    assert got == expected
+    assert [sample["__key__"] for sample in got] == ["k0", "k2"]
+    assert errors[0] == errors[1]
+    assert len(list(Shard(str(tmp_path / "a.tar")).samples(10))) == 3
+
+
 def test_damage_elsewhere_does_not_matter(url, tmp_path):
     """A lower scan, an unselected field or ``check=False`` does not meet the damage."""
     bad = damage(url, tmp_path / "bad.tar", 1, 5)
