@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from . import native
-from .errors import CorruptPiece, PCRError, ScanUnavailable
+from .errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from .index import U32, Scan, ShardIndex, check_scan, crc32c
 from .jpeg import join_pieces
 from .markers import EOI
@@ -233,7 +233,10 @@ class Prefix:
             return jpeg
         if self.check and crc32c(tail) != self._tail_crc(unit):
             self._refuse(unit, key)
-        return join_pieces(pieces[:-1], tail)
+        try:
+            return join_pieces(pieces[:-1], tail)
+        except CorruptJpeg as error:
+            raise CorruptJpeg(f"the tail: {error}", url=self.shard.url, key=key, scan="tail") from error
 
     def _refuse(self, unit: int, key: str) -> None:
         """Name the first scan whose bytes are not those that were written."""

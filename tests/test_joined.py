@@ -99,6 +99,7 @@ def test_metadata_that_are_none(tmp_path):
     assert got == expected
     assert [sample["__key__"] for sample in got] == ["k0", "k2"]
     assert errors[0] == errors[1]
+    assert all(word in errors[0] for word in ("a.tar", "k1", "tail"))
     assert len(list(Shard(str(tmp_path / "a.tar")).samples(10))) == 3
 
 
