@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from .errors import CorruptJpeg, PCRError
+from .errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError
 from .index import FULL, HEAD_STOP, U32, Scan, ShardIndex, check_scan
 from .jpeg import join_pieces
 from .local import LocalFile
@@ -94,10 +94,14 @@ class JoinedSamples:
         self._resources.close()
 
     def samples(self, *, select: Select | None = None, on_error: OnError | None = None) -> Iterator[Sample]:
-        """The samples in order; see :meth:`Prefix.samples`."""
+        """The samples in order; see :meth:`Prefix.samples`.
+
+        Raises:
+            ValueError: This was closed before all were taken.
+        """
         names = ("__key__", *self._streams, *self.index.fields)
         fields = self.index.fields.values()
-        rows = zip(self.index.keys, *[iter(self._images)] * len(self._streams), *fields, strict=False)
+        rows = zip(self.index.keys, *[iter(self._images)] * len(self._streams), *fields, strict=True)
         samples = map(dict, map(zip, itertools.repeat(names), rows))
         if select is None and not any(None in column for column in (self._images, *fields)):
             yield from samples
@@ -114,9 +118,13 @@ class JoinedSamples:
     def _partial(self, row: int, sample: Sample, select: Select | None) -> Sample:
         """A sample without what is absent or not selected."""
         present = (self.index.sizes[0][row] > 0).tolist()
-        if any(there and sample[field] is None for field, there in zip(self._streams, present, strict=True)):
-            return self._prefix.sample(row, select=select)  # which says what is damaged
         key = sample["__key__"]
+        if any(there and sample[field] is None for field, there in zip(self._streams, present, strict=True)):
+            try:
+                prefix = self._prefix
+            except PCRError as error:
+                raise CorruptPiece(f"damaged; read again to say where: {error}", url=self.shard.url, key=key) from error
+            return prefix.sample(row, select=select)  # which says what is damaged
         return {
             name: value
             for name, value in sample.items()
@@ -125,4 +133,7 @@ class JoinedSamples:
 
     @functools.cached_property
     def _prefix(self) -> Prefix:
-        return self._resources.enter_context(self.shard.load(self.scan))
+        prefix = self._resources.enter_context(self.shard.load(self.scan))
+        if prefix.index.head != self.index.head:
+            raise CorruptIndex("the shard was replaced while it was read", url=self.shard.url)
+        return prefix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import Any, Self
 
 import numpy as np
@@ -16,15 +17,19 @@ class LocalFile:
     """A file that is open for reading; to be used in a ``with`` statement.
 
     Args:
-        path: Of a file that can be sought in.
+        path: Of a regular file.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or is not a regular file.
     """
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
-        self._size = os.fstat(self._fd).st_size
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for who writes to it
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise OSError(f"expected a regular file, got {stat.filemode(status.st_mode)} {path}")
+        self._size = status.st_size
 
     def __enter__(self) -> Self:
         return self
@@ -65,3 +70,5 @@ class LocalFile:
             return scatter.read(self._fd, start, stop, pieces, num_items, **how)
         except EOFError as error:
             raise TruncatedShard(f"expected bytes {start} to {stop}: {error}") from error
+        except MemoryError as error:
+            raise MemoryError(f"cannot take {stop - start} bytes") from error

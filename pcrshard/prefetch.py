@@ -114,7 +114,8 @@ class _Loader(Generic[Item, Result]):
         for _thread in self.threads:
             self.jobs.put(None)
         for thread in self.threads:
-            thread.join(_JOIN_SECONDS)
+            if thread is not threading.current_thread():  # which may have collected an abandoned generator
+                thread.join(_JOIN_SECONDS)
 
 
 def _close(future: Future[Any]) -> None:

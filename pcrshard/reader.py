@@ -175,11 +175,11 @@ class Shard:
 
         See :meth:`load` for arguments, cost and errors.
         """
-        if not scatter.available or self.cache is not None or not storage.is_local(self.url):
+        if not scatter.available or self.cache is not None or storage.local_path(self.url) is None:
             return self.load(scan, cancel=cancel)
         if self.entry:
             self.prefix_stop(scan)
-        with storage.open_local(self.url, options=self._how["options"]) as file:
+        with storage.open_local(self.url) as file:
             self.__dict__["head"] = self._decode_head(file.read(0, HEAD_STOP))
             file.check_range(0, self.prefix_stop(scan))
             self.__dict__["index"] = decode_index(self.head, file.read(HEAD_STOP, HEAD_STOP + self.head.body_bytes), url=self.url)

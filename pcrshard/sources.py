@@ -22,7 +22,9 @@ _log = logging.getLogger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _LISTS = (".tsv", ".jsonl", ".ndjson")
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")  # 007 is a name
+_DIGITS = re.compile("-?[0-9]+")
+_MAX_DIGITS = 18  # fits into int64
+_NUMBER = re.compile("0|-?[1-9][0-9]*")
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
 
 
@@ -208,6 +210,8 @@ def _list_file(path: str, options: storage.Options | None) -> Source:
         except (ValueError, RecursionError) as error:
             reason = str(error).replace("\n", " ")
             raise EncodeError(f"line {number}: {reason}", url=path) from error
+    if path.endswith(".tsv"):
+        _read_numbers(rows)
     return _rows_to_source(rows, path)
 
 
@@ -266,6 +270,16 @@ class _TsvParser:
         if len(cells) > len(self.names) or "\r" in line:
             raise ValueError(f"expected the columns {', '.join(self.names)}, got {len(cells)}")
         row: dict[str, Any] = {name: value for name, value in zip(self.names, cells, strict=False) if value}
-        if _NUMBER.fullmatch(row.get("label", "")):
-            row["label"] = int(row["label"])
+        if _DIGITS.fullmatch(row.get("label", "")) and len(row["label"]) > _MAX_DIGITS:
+            raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(row['label'])}")
         return row
+
+
+def _read_numbers(rows: list[dict[str, Any]]) -> None:
+    """Turn labels that are written as numbers into such, unless all are and some have leading zeros: 007 is a name."""
+    labelled = [row for row in rows if "label" in row]
+    if all(_DIGITS.fullmatch(row["label"]) for row in labelled) and not all(_NUMBER.fullmatch(row["label"]) for row in labelled):
+        return
+    for row in labelled:
+        if _NUMBER.fullmatch(row["label"]):
+            row["label"] = int(row["label"])

@@ -155,15 +155,20 @@ def _fill(view: memoryview, fs: Any, path: str, start: int, retry: Retry, cancel
         remote.read_into(fs, path, remote.Transfer(start, view), retry, cancel)
 
 
+def local_path(url: str) -> str | None:
+    """The path of a local file; ``None`` for what is elsewhere, and where a program has put a local file system of its own into fsspec."""
+    own = fsspec.get_filesystem_class("file") is LocalFileSystem
+    return str(LocalFileSystem._strip_protocol(url)) if own and is_local(url) else None
+
+
 @contextlib.contextmanager
-def open_local(url: str, *, options: Options | None = None) -> Iterator[LocalFile]:
-    """Open a local file for several reads of its parts.
+def open_local(url: str) -> Iterator[LocalFile]:
+    """Open a local file, for which :func:`local_path` gives a path, for several reads of its parts.
 
     Raises:
         StorageError: It cannot be opened, or the system gives an error in the ``with`` block.
     """
-    path = url if url.startswith("/") else _resolve(url, options)[1]  # which costs as much as the file's opening
-    with _mapped(url, "read", (OSError, MemoryError)), LocalFile(path) as file:
+    with _mapped(url, "read", (OSError, MemoryError, ValueError, OverflowError)), LocalFile(local_path(url) or url) as file:
         yield file
 
 

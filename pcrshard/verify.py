@@ -68,10 +68,11 @@ def _check_bytes(url: str, index: ShardIndex, view: memoryview) -> Iterator[str]
     stem = url.rpartition("/")[2].removesuffix(".tar")
     body_stop = HEAD_STOP + index.head.body_bytes
     name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
-    if name != index_name(index.schema, stem):
-        stem = name.removesuffix(index_name(index.schema, ""))
+    renamed = index.schema.layout == "compact" and name.endswith(".pcr") and name != index_name(index.schema, stem)
+    if renamed and view[:BLOCK] == tar_header(name, body_stop - BLOCK):
+        stem = name.removesuffix(".pcr")
         yield f"the shard was renamed: its members say {stem!r} (shard={url})"
-    if view[:BLOCK] != tar_header(name, body_stop - BLOCK):
+    if view[:BLOCK] != tar_header(index_name(index.schema, stem), body_stop - BLOCK):
         yield f"the index member's header differs from what its index says (shard={url}, offset=0)"
     if any(view[body_stop : round512(body_stop)]):
         yield f"expected zero padding (shard={url}, offset={body_stop})"

@@ -123,6 +123,34 @@ def test_many_damaged_samples_cost_one_read_more(url, tmp_path, monkeypatch):
     assert len(loads) == 1
 
 
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_shard_that_is_another_meanwhile(url, tmp_path, change):
+    """The damaged sample of a shard that was replaced or removed is an error with its key, not a sample of the other shard."""
+    bad, errors = damage(url, tmp_path / "bad.tar", 2, 1), []
+    with Shard(bad).load_samples(1) as loaded:
+        if change == "replaced":
+            other = [encode_sample({"__key__": f"other{i}", "jpg": make_jpeg(i, 20, 20)}) for i in range(3)]
+            write_shard(bad, other, ShardFormat())
+        else:
+            os.unlink(bad)
+        samples = list(loaded.samples(on_error=lambda error: errors.append(str(error)) or True))
+    assert [sample["__key__"] for sample in samples] == ["k0", "k1", "k3", "k4", "k5"]
+    assert len(errors) == 1
+    assert "key=k2" in errors[0]
+    assert "read again to say where" in errors[0]
+
+
+def test_samples_do_not_outlive_what_was_loaded(url):
+    """To go on after closing is an error, not a shorter epoch."""
+    with Shard(url).load_samples(1) as loaded:
+        samples = loaded.samples()
+        next(samples)
+    with pytest.raises(ValueError, match="shorter"):
+        list(samples)
+    with pytest.raises(ValueError, match="shorter"):
+        list(loaded.samples())
+
+
 def test_every_cut_is_an_error(url, tmp_path):
     """A shard that ends early gives an error of ours that names it, wherever it ends."""
     data = Path(url).read_bytes()

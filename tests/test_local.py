@@ -3,13 +3,14 @@
 import os
 import sys
 
+import fsspec
 import numpy as np
 import pytest
 
 from pcrshard.errors import StorageError, TruncatedShard
 from pcrshard.local import LocalFile
 from pcrshard.native import scatter
-from pcrshard.storage import open_local
+from pcrshard.storage import local_path, open_local
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pread"), reason=f"NO pread ON {sys.platform}")
 
@@ -55,6 +56,31 @@ def test_errors_name_the_file(tmp_path, name):
     with pytest.raises(StorageError, match=f"cannot read.*{name}"), open_local(str(tmp_path / name)) as file:
         file.read(0, 1)
     assert not any(os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path) for fd in os.listdir("/proc/self/fd"))
+
+
+def test_a_fifo_does_not_wait(tmp_path):
+    """What is no regular file is refused at once: a FIFO would wait for somebody to write, for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(OSError, match=f"expected a regular file, got .*{path}"):
+            LocalFile(str(path))
+
+
+@pytest.mark.parametrize("name", ["a\0b.tar", "a\udc80.tar", "x" * 5000])
+def test_names_that_no_file_has(tmp_path, name):
+    """A name that the system cannot take is an error of ours, like that of a file that is not there."""
+    with pytest.raises(StorageError, match="cannot read"), open_local(f"{tmp_path}/{name}"):
+        pass
+
+
+def test_a_local_file_system_of_the_users_own(monkeypatch):
+    """Who has put another local file system into fsspec gets it: we do not open its files past it."""
+    assert local_path("a/b.tar/") == f"{os.getcwd()}/a/b.tar"
+    assert local_path("file:///a.tar") is local_path("pipe:cat a.tar") is None
+    monkeypatch.setitem(
+        sys.modules["fsspec.registry"]._registry, "file", type("Mine", (fsspec.get_filesystem_class("file"),), {})
+    )
+    assert local_path("/a.tar") is None
 
 
 def test_a_relative_path_and_one_below_home_are_found(path, monkeypatch):

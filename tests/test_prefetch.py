@@ -203,3 +203,23 @@ def test_interpreter_ends_promptly_with_loads_that_hang(how):
     assert time.monotonic() - begin < 30  # of 60
     assert "Fatal" not in errors
     assert ("own error" in errors) == (how == "exception")
+
+
+def test_a_loading_thread_may_collect_the_generator(monkeypatch):
+    """An abandoned generator is collected wherever the garbage collector happens to run, in one of its own threads too."""
+    go, done, failures = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+
+    def load(item, cancel):
+        if item == 1:
+            go.wait(10)
+            kept.clear()  # the last reference
+            done.set()
+        return Thing(item)
+
+    kept = [prefetch(itertools.count(), load, depth=1, max_bytes=1 << 20)]
+    _, future = next(kept[0])
+    future.result().close()
+    go.set()
+    assert done.wait(10)
+    assert failures == []

@@ -283,6 +283,22 @@ def test_lists(write_list, name, text, expected):
     assert (sample.key.endswith("img/x"), read_fields(sample)) == (True, {"jpg": JPEG} | expected)
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes", "numbers"),
+    [
+        (["2", "-1", "10"], (), [2, -1, 10]),
+        (["01", "02", "10"], ("01", "02", "10"), [0, 1, 2]),
+        (["-0", "0"], ("-0", "0"), [0, 1]),
+        (["n02", "n01"], ("n01", "n02"), [1, 0]),
+    ],
+)
+def test_a_column_of_labels_is_numbers_or_names(write_list, labels, classes, numbers):
+    """Labels are numbers if all are written as numbers are; with leading zeros they are the names of classes."""
+    source = list_source(write_list("a.tsv", "".join(f"{i}.jpg\t{label}\n" for i, label in enumerate(labels))))
+    assert source.classes == classes
+    assert [int(dict(sample.known)["cls"]) for sample in source.samples] == numbers
+
+
 @pytest.mark.parametrize("name", ["a.tsv", "a.jsonl"])
 def test_label_names_become_classes(write_list, name):
     """Names are numbered in their own order, and the numbers fit the class names."""
@@ -346,7 +362,7 @@ def test_a_bad_row_is_named_by_file_and_line(write_list, name, text):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'), ("a.tsv", "a\t10\nb\t007"), ("a.tsv", "")],
+    [("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'), ("a.tsv", "a\t10\nb\tcat"), ("a.tsv", "")],
 )
 def test_a_bad_list_is_named(write_list, name, text):
     """Labels of both kinds, or no rows at all, are refused with the list's name."""

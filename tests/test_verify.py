@@ -167,6 +167,17 @@ def test_a_renamed_shard(whole, copy):
     assert "renamed: its members say 'data-000000'" in problems[0]
 
 
+def test_a_damaged_name_is_no_other_name(copy):
+    """A flipped bit in the first member's name is one problem there, and no news about the other members."""
+    folder, _ = copy
+    path = folder / "data-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    (problem,) = verify_shard(VerifyTask(str(path), None)).problems
+    assert "index member's header" in problem
+
+
 @pytest.mark.parametrize("field", ["num_samples", "shard_bytes", "head_crc32c", "prefix_stops"])
 def test_a_dataset_index_that_does_not_fit(copy, field):
     """pcr.json is checked against the shards, each number of it."""

@@ -14,7 +14,7 @@ except ImportError:  # built without a compiler, or where there is no preadv
     _read = None  # type: ignore[assignment]
 
 available: bool = _read is not None
-PIECE = np.dtype([("offset", "i8"), ("size", "i8"), ("item", "i8")])
+PIECE = np.dtype([("offset", "i8"), ("size", "i8"), ("item", "i8")], align=True)
 
 
 def read(
@@ -47,4 +47,4 @@ def read(
         OSError: It cannot be read.
     """
     expected = None if crcs is None else np.ascontiguousarray(crcs, np.uint32)
-    return _read(fd, start, stop, np.ascontiguousarray(pieces, PIECE), num_items, ending, expected)
+    return _read(fd, start, stop, np.require(pieces, PIECE, ["C", "A"]), num_items, ending, expected)

@@ -18,7 +18,8 @@ enum {
     ENDED = -1,
     MAX_VECTORS = 512,     /* of the 1024 that POSIX systems take */
     BATCH_BYTES = 1 << 18, /* read at a time, so that they are in the processor's cache when their checksums are made */
-    GAP_BYTES = 4096
+    GAP_BYTES = 4096,
+    LEARNT_BYTES = 31 << 20
 };
 
 typedef uint32_t (*crc32c_fn)(const uint32_t (*)[256], uint32_t, const uint8_t *, size_t);
@@ -105,6 +106,7 @@ static bool measure(const scatter *s, Py_ssize_t num_items) {
         const piece *p = s->pieces + i;
         if (p->size <= 0 || p->offset < at || p->offset > s->stop || p->size > s->stop - p->offset) return false;
         if (p->item < 0 || p->item >= num_items) return false;
+        if ((uint64_t)p->size > (uint64_t)(PY_SSIZE_T_MAX / 2) - s->items[p->item].size) return false; /* 32-bit systems */
         s->items[p->item].size += (size_t)p->size;
         at = p->offset + p->size;
     }
@@ -147,8 +149,8 @@ static PyObject *read_range(scatter *s, Py_ssize_t num_items, const Py_buffer *e
         return NULL;
     }
     /* glibc learns from a large block that is freed that blocks of this size come and go, and no longer gives the memory of the objects
-     * back to the system as soon as they are; to get it again would cost more in page faults than the read itself. */
-    PyMem_Free(PyMem_Malloc((size_t)(s->stop - s->position)));
+     * back to the system as soon as they are; to get it again would cost more in page faults than the read itself. It learns up to 32 MiB. */
+    PyMem_Free(PyMem_Malloc((size_t)(s->stop - s->position < LEARNT_BYTES ? s->stop - s->position : LEARNT_BYTES)));
     PyObject *list = make_objects(s, num_items, ending);
     if (!list) return NULL;
     int code;
