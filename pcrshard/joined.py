@@ -11,7 +11,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from .errors import CorruptIndex, CorruptJpeg, CorruptPiece, PCRError
+from . import storage
+from .errors import CorruptJpeg, CorruptPiece, PCRError, StorageError, TruncatedShard
 from .index import FULL, HEAD_STOP, U32, Scan, ShardIndex, check_scan
 from .jpeg import join_pieces
 from .local import LocalFile
@@ -80,7 +81,6 @@ class JoinedSamples:
         self.shard, self.scan, self.index, self._images = shard, scan, shard.index, images
         self.num_bytes = self.index.head.prefix_stop(scan)
         self._streams = tuple(field for field, _ in self.index.schema.streams)
-        self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +91,6 @@ class JoinedSamples:
     def close(self) -> None:
         """Give the memory back, but for the samples that the caller keeps."""
         self._images.clear()
-        self._resources.close()
 
     def samples(self, *, select: Select | None = None, on_error: OnError | None = None) -> Iterator[Sample]:
         """The samples in order; see :meth:`Prefix.samples`.
@@ -121,10 +120,9 @@ class JoinedSamples:
         key = sample["__key__"]
         if any(there and sample[field] is None for field, there in zip(self._streams, present, strict=True)):
             try:
-                prefix = self._prefix
-            except PCRError as error:
+                return self._again.sample(row, select=select)  # which says what is damaged
+            except (StorageError, TruncatedShard) as error:
                 raise CorruptPiece(f"damaged; read again to say where: {error}", url=self.shard.url, key=key) from error
-            return prefix.sample(row, select=select)  # which says what is damaged
         return {
             name: value
             for name, value in sample.items()
@@ -132,8 +130,13 @@ class JoinedSamples:
         }
 
     @functools.cached_property
-    def _prefix(self) -> Prefix:
-        prefix = self._resources.enter_context(self.shard.load(self.scan))
-        if prefix.index.head != self.index.head:
-            raise CorruptIndex("the shard was replaced while it was read", url=self.shard.url)
-        return prefix
+    def _again(self) -> Prefix:
+        return _OnDisk(self.shard, memoryview(b""), 0, self.scan, contextlib.ExitStack())
+
+
+class _OnDisk(Prefix):
+    """A prefix that is not in memory: the pieces of an image are read when they are asked for."""
+
+    def pieces(self, unit: int) -> list[memoryview]:
+        with storage.open_local(self.shard.url) as file:
+            return [memoryview(file.read(*ends)) for ends in zip(self.starts[unit], self.stops[unit], strict=True)]

@@ -32,9 +32,6 @@ class Source(Protocol):
     def index(self) -> ShardIndex:
         """Where everything is."""
 
-    def load(self, scan: Scan) -> Prefix:
-        """The prefix of a scan."""
-
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         """The prefix of another scan."""
 
@@ -136,7 +133,7 @@ class Prefix:
             return True
         if native.available:
             return native.all_sound(native.piece_table(self.view, self._starts[:, rows], self._sizes[:, rows]), crcs)
-        return all(functools.reduce(_extend_crc, self._pieces(unit)[rows], 0) == crc for unit, crc in enumerate(crcs.tolist()))
+        return all(functools.reduce(_extend_crc, self.pieces(unit)[rows], 0) == crc for unit, crc in enumerate(crcs.tolist()))
 
     def samples(
         self,
@@ -205,7 +202,8 @@ class Prefix:
                 sample[field] = value
         return sample
 
-    def _pieces(self, unit: int) -> list[memoryview]:
+    def pieces(self, unit: int) -> list[memoryview]:
+        """The pieces of an image; images count by sample, then by stream."""
         return [self.view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]
 
     def _tail_crc(self, unit: int) -> int:
@@ -213,7 +211,7 @@ class Prefix:
 
     def _decoded(self, unit: int, key: str, decode: Decode) -> Any:
         """The result of the caller's decoder on the scattered pieces."""
-        pieces = self._pieces(unit)[: self.num_scans]
+        pieces = self.pieces(unit)[: self.num_scans]
         if self.check and functools.reduce(_extend_crc, pieces, 0) != self.crcs[unit]:
             self._refuse(unit, key)
         try:
@@ -222,7 +220,7 @@ class Prefix:
             raise type(error)(str(error), url=self.shard.url, key=key) from error
 
     def _jpeg(self, unit: int, key: str) -> bytes:
-        pieces: list[memoryview | bytes] = list(self._pieces(unit))
+        pieces: list[memoryview | bytes] = list(self.pieces(unit))
         tail = bytes(pieces.pop()) if len(pieces) > self.num_scans else b""
         pieces.append(EOI)
         jpeg = b"".join(pieces)
@@ -240,7 +238,7 @@ class Prefix:
 
     def _refuse(self, unit: int, key: str) -> None:
         """Name the first scan whose bytes are not those that were written."""
-        pieces = self._pieces(unit)
+        pieces = self.pieces(unit)
         expected = [int(row.flat[unit]) for row in self.index.crcs]
         got = list(itertools.accumulate(pieces[: self.num_scans], _extend_crc, initial=0))[1:]
         bad = next((i for i, crc in enumerate(got) if crc != expected[i]), None)
