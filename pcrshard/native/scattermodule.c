@@ -16,7 +16,7 @@
 
 enum {
     ENDED = -1,
-    MAX_VECTORS = 512,     /* of the 1024 that POSIX systems take */
+    MAX_VECTORS = 512,     /* of the 1024 that Linux, the BSDs and macOS take */
     BATCH_BYTES = 1 << 18, /* read at a time, so that they are in the processor's cache when their checksums are made */
     GAP_BYTES = 4096,
     LEARNT_BYTES = 31 << 20
@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
     size_t size;
-    uint8_t *data, *next, *checked; /* next: where the next piece goes; up to checked the checksum was made */
+    uint8_t *next, *checked; /* next: where the next piece goes; up to checked the checksum was made */
     uint32_t crc;
 } item;
 
@@ -117,19 +117,19 @@ static PyObject *make_objects(const scatter *s, Py_ssize_t num_items, const Py_b
     PyObject *list = PyList_New(num_items);
     for (Py_ssize_t i = 0; list && i < num_items; i++) {
         item *made = s->items + i;
-        PyObject *object = Py_NewRef(Py_None);
-        if (made->size) {
-            Py_DECREF(object);
-            object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)made->size + ending->len);
-            if (!object) {
-                Py_CLEAR(list);
-                break;
-            }
-            made->data = made->next = made->checked = (uint8_t *)PyBytes_AsString(object);
-            memcpy(made->data + made->size, ending->buf, (size_t)ending->len);
+        if (!made->size) {
+            PyList_SetItem(list, i, Py_NewRef(Py_None));
+            continue;
         }
-        made->crc = UINT32_MAX;
+        PyObject *object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)made->size + ending->len);
+        if (!object) {
+            Py_CLEAR(list);
+            break;
+        }
         PyList_SetItem(list, i, object);
+        made->crc = UINT32_MAX;
+        made->next = made->checked = (uint8_t *)PyBytes_AsString(object);
+        memcpy(made->next + made->size, ending->buf, (size_t)ending->len);
     }
     return list;
 }
