@@ -422,5 +422,5 @@ def _finish(journal: Journal, num_shards: int, options: EncodeOptions, classes: 
         index = DatasetIndex(script.name, script.num_groups, entries, classes)
         journal.unite(found)
         write_dataset_index(dst, index, options=dst_options)
-        journal.remove_parts()
+        journal.clean_up()
     return index

@@ -210,10 +210,9 @@ class Journal:
         if self.part is not None:
             self._write(self.whole_url, results)
 
-    def remove_parts(self) -> None:
-        """Remove the parts' journals, and what killed parts left; all are done."""
-        if self.part is not None:
-            storage.remove_temporary_files(self.dst, options=self.options)
+    def clean_up(self) -> None:
+        """Remove the parts' journals, and what killed workers and parts left; all are done."""
+        storage.remove_temporary_files(self.dst, options=self.options)
         with contextlib.suppress(StorageError):
             if storage.exists(self.parts_url, options=self.options):
                 storage.remove(self.parts_url, options=self.options)

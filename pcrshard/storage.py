@@ -361,7 +361,8 @@ def remove_temporary_files(folder: str, *, options: Options | None = None) -> No
     if isinstance(fs, LocalFileSystem):
         with _mapped(folder, "remove temporary files"):
             for left in glob.glob(os.path.join(glob.escape(path), f"{_TEMPORARY}*.tmp")):
-                os.unlink(left)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left)
 
 
 @contextlib.contextmanager

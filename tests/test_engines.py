@@ -67,6 +67,16 @@ def test_a_killed_worker_costs_only_its_tasks(tmp_path):
         assert dict(run_tasks(pool, function, {i: i for i in range(20)})) == {i: i for i in range(20)}
 
 
+def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
+    """The unfinished shard of a worker that was killed while writing is gone when the run ends."""
+
+    def leave(done, total):
+        (tmp_path / f".pcrshard-{done:016x}.tmp").write_bytes(b"unfinished")
+
+    run_encode(synthetic_folder, tmp_path, num_shards=4, progress=leave)
+    assert files(tmp_path) == files(dataset)
+
+
 def test_a_task_that_always_kills_its_worker_ends_the_run():
     """It is tried a few times, not for ever, and the message says how to go on."""
     with pytest.raises(EncodeError, match=r"a worker process died.*--resume"), worker_pool(2, 2) as pool:
