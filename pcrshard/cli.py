@@ -72,13 +72,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_encode(commands: Any) -> None:
-    add = add_command(
+    parser = add_command(
         commands,
         "encode",
         _encode,
         "Encode images losslessly into PCR shards.",
         "pcrshard encode imagenet/train /data/train-pcr --samples-per-shard 1024",
-    ).add_argument
+    )
+    add = parser.add_argument
     add("src", help="folder of images (class per sub-folder), folder/URL/brace pattern of WebDataset tars, or a .tsv/.jsonl list")
     add("dst", help="folder for the shards, local or a URL")
     add("--name", default="data", help="shards' name before the number (default: %(default)s)")
@@ -89,8 +90,9 @@ def _add_encode(commands: Any) -> None:
         metavar="N",
         help="at most N samples a shard (default: 1024, and up to 8 shards if there are fewer)",
     )
-    add("--seed", type=int, default=0, help="seed of the global shuffle (default: %(default)s)")
-    add("--keep-order", action="store_true", help="do not shuffle")
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument("--seed", type=int, default=0, help="seed of the global shuffle (default: %(default)s)")
+    order.add_argument("--keep-order", action="store_true", help="do not shuffle")
     add("--workers", type=int, metavar="N", help="worker processes (default: one a core), or SLURM jobs at a time (default: 8)")
     add("--engine", choices=ENGINES, default="local", help="where shards are encoded (default: %(default)s processes)")
     add("--scheduler", metavar="ADDRESS", help="of the Dask scheduler, or its scheduler file (.json)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing.sharedctypes
 import operator
 import os
 import warnings
@@ -20,6 +19,7 @@ from .fidelity.level import ScanLevel
 from .index import FULL, Scan, check_scan
 from .plan import Geometry, Order, Rules, advance, epoch_order, mixture, worker_batches
 from .prefix import Sample
+from .shared import SharedIntegers
 
 _VERSION = 1
 _MAX_SEGMENTS = 64
@@ -114,8 +114,8 @@ class PCRDataset(IterableDataset[Any]):
             batch_size * self.rank.world, self.rank.world if epoch.slots is None else epoch.slots, epoch.phases
         )
         # Shared with workers of any start method: a persistent worker learns of set_epoch through it.
-        self._start = multiprocessing.sharedctypes.RawArray("q", 2 + 4 * _MAX_SEGMENTS)
-        self._finished = multiprocessing.sharedctypes.RawArray("q", [-1] * _MAX_WORKERS)
+        self._start = SharedIntegers([0] * (2 + 4 * _MAX_SEGMENTS))
+        self._finished = SharedIntegers([-1] * _MAX_WORKERS)
         self._done = 0
         self._own: list[int] | None = None
         self._count, self._ended, self._loaded = 0, False, False

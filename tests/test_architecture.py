@@ -34,7 +34,7 @@ DOORS = {
 MAY_USE_TORCH = {"collate", "dataset", "demo", "fidelity.measure", "fidelity.tuner", "wds"}
 # What each module may import of the package: nothing that stands further down.
 ORDER = [
-    "_version", "_on_import", "errors", "plan", "needs", "markers", "jpeg", "script", "index", "dataset_index", "retry", "buffers", "pipes", "remote", "native._core", "native.build_native", "native.__init__", "native._scatter", "native.scatter", "local", "storage", "cache", "prefetch", "members", "pixels", "crops", "decoder", "fidelity.level", "fidelity.schedule", "fidelity.bandwidth", "fidelity.__init__",
+    "_version", "_on_import", "errors", "plan", "needs", "markers", "jpeg", "script", "index", "dataset_index", "retry", "shared", "buffers", "pipes", "remote", "native._core", "native.build_native", "native.__init__", "native._scatter", "native.scatter", "local", "storage", "cache", "prefetch", "members", "pixels", "crops", "decoder", "fidelity.level", "fidelity.schedule", "fidelity.bandwidth", "fidelity.__init__",
     "writer", "prefix", "joined", "reader", "batches", "ranks", "shardlists", "stage", "sources", "parallel", "engines", "journal", "encode", "verify", "export", "report", "plots", "wds", "collate", "dataset", "fidelity.tuner", "fidelity.measure", "hf", "demo", "testing", "__init__", "cliparts", "cli_read", "cli",
 ]  # fmt: skip
 

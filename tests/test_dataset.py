@@ -1,7 +1,9 @@
 """PCRDataset: exact epochs, true lengths, batches as a job wants them; the same whatever starts the workers."""
 
 import collections
+import copy
 import itertools
+import pickle
 import random
 import shutil
 import traceback
@@ -53,6 +55,22 @@ def planned(batch, epoch=0, world=1, rank=0, **rules):
     order = epoch_order([ROWS] * (SAMPLES // ROWS), Geometry(batch * world, world), Rules(**rules), epoch=epoch)
     rows = [order.step(step) for step in range(order.steps)]
     return [row.reshape(world, -1)[rank].tolist() for row in rows]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_copies(folder, tmp_path, duplicate):
+    """A dataset that is copied, or sent to a job as submitit does, goes on where its original was, and for itself."""
+    read = ReadOptions(cache_dir=str(tmp_path), cache_bytes=1 << 24)
+    dataset = PCRDataset(folder, 4, scan=ScanLevel(2), image=ImageDecoder(8, "random"), epoch=EpochOptions(seed=3), read=read)
+    dataset.set_epoch(1)
+    taken = [batch["cls"].tolist() for batch in itertools.islice(dataset, 2)]
+    other = duplicate(dataset)
+    other.load_state_dict(dataset.state_dict(2))
+    rest = ids(other)
+    dataset.set_epoch(1)
+    assert taken + rest == ids(dataset)
+    other.set_epoch(5)
+    assert (dataset.epoch, other.epoch) == (1, 5)
 
 
 # --- epochs

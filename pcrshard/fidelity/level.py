@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing.sharedctypes
 from typing import Any
 
 from ..index import FULL, MAX_GROUPS, Scan, is_integer
+from ..shared import SharedIntegers
 
 _FULL_NUMBER = 0
 
@@ -26,19 +26,19 @@ class ScanLevel:
     """
 
     def __init__(self, scan: Scan = FULL) -> None:
-        self._number = multiprocessing.sharedctypes.RawValue("i", _FULL_NUMBER)
+        self._number = SharedIntegers([_FULL_NUMBER])
         self.value = scan
 
     @property
     def value(self) -> Scan:
         """The scan, 1..N or ``"full"``."""
-        return self._number.value or FULL
+        return self._number[0] or FULL
 
     @value.setter
     def value(self, scan: Scan) -> None:
         if scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
             raise ValueError(f"expected a scan of 1 to {MAX_GROUPS} or 'full', got {scan!r}")
-        self._number.value = _FULL_NUMBER if scan == FULL else scan
+        self._number[0] = _FULL_NUMBER if scan == FULL else scan
 
     def __repr__(self) -> str:
         return f"ScanLevel({self.value!r})"

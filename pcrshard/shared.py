@@ -1,0 +1,44 @@
+"""Integers that a process and its DataLoader workers share, whatever the workers' start method."""
+
+from __future__ import annotations
+
+import multiprocessing.context
+import multiprocessing.sharedctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class SharedIntegers:
+    """A fixed number of signed 64-bit integers in shared memory.
+
+    A worker that is being started gets the same memory; any other copy (``copy.deepcopy``, ``pickle``) has memory of its own, with the values of
+    that moment.
+
+    >>> numbers = SharedIntegers([2, 5])
+    >>> numbers[1:] = [7]
+    >>> numbers[:]
+    [2, 7]
+
+    Args:
+        values: Of the start; their number is that for ever.
+    """
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._memory: Any = multiprocessing.sharedctypes.RawArray("q", list(values))
+
+    def __getitem__(self, where: Any) -> Any:
+        return self._memory[where]
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        self._memory[where] = value
+
+    def __reduce__(self) -> tuple[Callable[..., SharedIntegers], tuple[Any]]:
+        if multiprocessing.context.get_spawning_popen() is None:
+            return SharedIntegers, (self[:],)
+        return _attach, (self._memory,)
+
+
+def _attach(memory: Any) -> SharedIntegers:
+    numbers = SharedIntegers.__new__(SharedIntegers)
+    numbers._memory = memory
+    return numbers
