@@ -129,22 +129,24 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
     Raises:
         NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard
     """
-    if bytes(block[:8]) != MAGIC[: len(block)]:
+    block = bytes(block[:BLOCK])
+    if block[:8] != MAGIC[: len(block)]:
         raise NotAShard("expected a PCR shard, its magic is not there; make one with `pcrshard encode`", url=url)
     if len(block) < BLOCK:
         raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}", url=url)
-    _, crc, version, *numbers = _HEAD.unpack_from(block)
-    require(crc == crc32c(bytes(block[:8]) + bytes(4) + bytes(block[12:BLOCK])), "head checksum does not match", url)
+    _, crc, version, num_samples, num_groups, schema_bytes, body_crc, body_bytes = _HEAD.unpack_from(block)
+    require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match", url)
     if version != VERSION:
         raise UnsupportedVersion(f"expected format version {VERSION}, got {version}; a newer pcrshard reads it", url=url)
-    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
-    require(1 <= num_samples <= MAX_SAMPLES, f"num_samples {num_samples} is not in 1..{MAX_SAMPLES}", url)
-    require(1 <= num_groups <= MAX_GROUPS, f"num_groups {num_groups} is not in 1..{MAX_GROUPS}", url)
-    require(1 <= schema_bytes <= MAX_SCHEMA_BYTES, f"schema_bytes {schema_bytes} is out of range", url)
+    limits = ("num_samples", num_samples, MAX_SAMPLES), ("num_groups", num_groups, MAX_GROUPS)
+    for name, number, most in (*limits, ("schema_bytes", schema_bytes, MAX_SCHEMA_BYTES)):
+        if not 1 <= number <= most:
+            raise CorruptIndex(f"{name} {number} is not in 1..{most}", url=url)
     stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
-    require(not bytes(block[_HEAD.size + 8 * len(stops) : BLOCK]).strip(b"\0"), "head padding is not zero", url)
+    require(not block[_HEAD.size + 8 * len(stops) :].strip(b"\0"), "head padding is not zero", url)
     head = Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
-    require(schema_bytes <= body_bytes and head.index_stop <= stops[0], f"body_bytes {body_bytes} do not fit", url)
+    if not schema_bytes <= body_bytes or head.index_stop > stops[0]:
+        raise CorruptIndex(f"body_bytes {body_bytes} do not fit", url=url)
     require(rising(stops) and stops[-1] < 1 << 63, "prefix stops are not rising multiples of 512", url)
     return head
 
@@ -268,15 +270,16 @@ class ShardIndex:
         rows, base = check_scan(scan, self.num_groups), self.schema.base
         sizes = self.sizes[:rows].reshape(rows, -1).astype(np.int64)
         starts = sizes.cumsum(axis=1) - sizes
-        starts += np.array([[self.group_start(row)] for row in range(rows)])
+        starts += self.group_starts[:rows, None]
         if base:
             first = sizes[:base]
             starts[:base] = self.base_offsets.astype(np.int64).ravel() + first.cumsum(axis=0) - first
         return starts.reshape(rows, *self.sizes.shape[1:])
 
-    def group_start(self, row: int) -> int:
-        """Where the data of the group member of this row start, after its 512-byte header."""
-        return (self.head.prefix_stops[row - 1] if row else self.head.index_stop) + BLOCK
+    @property
+    def group_starts(self) -> npt.NDArray[np.int64]:
+        """(N + 1,) where the data of each group member start, after its 512-byte header; the last is the tails'."""
+        return np.array((self.head.index_stop, *self.head.prefix_stops[:-1]), np.int64) + BLOCK
 
 
 def encode_body(schema: Schema, index: ShardIndex) -> bytes:

@@ -8,12 +8,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
 from . import storage
 from .errors import CorruptJpeg, CorruptPiece, PCRError, StorageError, TruncatedShard
-from .index import FULL, HEAD_STOP, U32, Scan, ShardIndex, check_scan
+from .index import FULL, HEAD_STOP, Scan, ShardIndex, check_scan
 from .jpeg import join_pieces
 from .local import LocalFile
 from .markers import EOI
@@ -31,14 +28,16 @@ def read_images(file: LocalFile, index: ShardIndex, scan: Scan, *, check: bool =
         TruncatedShard: The file ends early.
         OSError: It cannot be read.
     """
-    num_scans, num_images = min(check_scan(scan, index.num_groups), index.num_groups), index.sizes[0].size
+    num_scans = min(check_scan(scan, index.num_groups), index.num_groups)
     crcs = index.crcs if check else [None] * len(index.crcs)
     stop = index.head.prefix_stop(num_scans)
-    pieces = _pieces(index, index.starts(num_scans), index.sizes[:num_scans])
-    images = file.scatter(HEAD_STOP + index.head.body_bytes, stop, pieces, num_images, ending=EOI, crcs=crcs[num_scans - 1])
+    images = file.scatter(
+        HEAD_STOP + index.head.body_bytes, stop, _groups(index, 0, num_scans), ending=EOI, crcs=crcs[num_scans - 1]
+    )
     if scan == FULL:
-        pieces = _pieces(index, index.starts(FULL)[-1:], index.sizes[-1:])
-        tails = file.scatter(stop, index.head.prefix_stop(FULL), pieces, num_images, crcs=crcs[-1])
+        tails = file.scatter(
+            stop, index.head.prefix_stop(FULL), _groups(index, index.num_groups, index.num_groups + 1), crcs=crcs[-1]
+        )
         for i in index.sizes[-1].ravel().nonzero()[0].tolist():
             images[i] = _with_tail(images[i], tails[i])
     return images
@@ -53,16 +52,10 @@ def _with_tail(image: bytes | None, tail: bytes | None) -> bytes | None:
         return None
 
 
-def _pieces(index: ShardIndex, starts: npt.NDArray[np.int64], sizes: U32) -> npt.NDArray[np.void]:
-    """Pieces of some groups, in the order of the file."""
-    pieces = np.empty((len(sizes), sizes[0].size), scatter.PIECE)
-    pieces["offset"] = starts.reshape(pieces.shape)
-    pieces["size"] = sizes.reshape(pieces.shape)
-    pieces["item"] = np.arange(pieces.shape[1])
-    flat = pieces.ravel()
-    if not sizes.all():
-        flat = flat[flat["size"] > 0]
-    return flat[flat["offset"].argsort(kind="stable")] if index.schema.base else flat
+def _groups(index: ShardIndex, first: int, stop: int) -> scatter.Groups:
+    """Where the pieces of these rows are."""
+    base = min(index.schema.base, stop) if first == 0 else 0
+    return scatter.Groups(index.sizes[first:stop], index.group_starts[first:stop], base, index.base_offsets)
 
 
 class JoinedSamples:
@@ -138,5 +131,6 @@ class _OnDisk(Prefix):
     """A prefix that is not in memory: the pieces of an image are read when they are asked for."""
 
     def pieces(self, unit: int) -> list[memoryview]:
-        with storage.open_local(self.shard.url) as file:
+        url = self.shard.url
+        with storage.open_local(storage.local_path(url) or url, url=url) as file:
             return [memoryview(file.read(*ends)) for ends in zip(self.starts[unit], self.stops[unit], strict=True)]

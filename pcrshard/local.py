@@ -6,9 +6,6 @@ import os
 import stat
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from .errors import TruncatedShard
 from .native import scatter
 
@@ -58,7 +55,7 @@ class LocalFile:
             data += part
         return data
 
-    def scatter(self, start: int, stop: int, pieces: npt.NDArray[np.void], num_items: int, **how: Any) -> list[bytes | None]:
+    def scatter(self, start: int, stop: int, groups: scatter.Groups, **how: Any) -> list[bytes | None]:
         """Read ``[start, stop)`` once, each piece into its object; see :func:`.native.scatter.read`.
 
         Raises:
@@ -67,7 +64,7 @@ class LocalFile:
         """
         self.check_range(start, stop)
         try:
-            return scatter.read(self._fd, start, stop, pieces, num_items, **how)
+            return scatter.read(self._fd, start, stop, groups, **how)
         except EOFError as error:
             raise TruncatedShard(f"expected bytes {start} to {stop}: {error}") from error
         except MemoryError as error:

@@ -175,11 +175,12 @@ class Shard:
 
         See :meth:`load` for arguments, cost and errors.
         """
-        if not scatter.available or self.cache is not None or storage.local_path(self.url) is None:
+        path = storage.local_path(self.url) if scatter.available and self.cache is None else None
+        if path is None:
             return self.load(scan, cancel=cancel)
         if self.entry:
             self.prefix_stop(scan)
-        with storage.open_local(self.url) as file:
+        with storage.open_local(path, url=self.url) as file:
             self.__dict__["head"] = self._decode_head(file.read(0, HEAD_STOP))
             file.check_range(0, self.prefix_stop(scan))
             self.__dict__["index"] = decode_index(self.head, file.read(HEAD_STOP, HEAD_STOP + self.head.body_bytes), url=self.url)

@@ -162,13 +162,13 @@ def local_path(url: str) -> str | None:
 
 
 @contextlib.contextmanager
-def open_local(url: str) -> Iterator[LocalFile]:
-    """Open a local file, for which :func:`local_path` gives a path, for several reads of its parts.
+def open_local(path: str, *, url: str) -> Iterator[LocalFile]:
+    """Open a local file by the path that :func:`local_path` gives for a URL, for several reads of its parts.
 
     Raises:
         StorageError: It cannot be opened, or the system gives an error in the ``with`` block.
     """
-    with _mapped(url, "read", (OSError, MemoryError, ValueError, OverflowError)), LocalFile(local_path(url) or url) as file:
+    with _mapped(url, "read", (OSError, MemoryError, ValueError, OverflowError)), LocalFile(path) as file:
         yield file
 
 

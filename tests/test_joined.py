@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pcrshard import Shard, joined
+from pcrshard import Shard
 from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
 from pcrshard.index import FULL
 from pcrshard.joined import JoinedSamples
@@ -186,15 +185,6 @@ def test_a_machine_without_scattered_reads_gives_the_same(url, monkeypatch):
     with Shard(url).load_samples(3) as loaded:
         assert isinstance(loaded, Prefix)
         assert list(loaded.samples()) == expected
-
-
-def test_pieces_are_in_the_order_of_the_file(url):
-    """The plan of a read is one pass from front to end, without the pieces that are not there."""
-    index = Shard(url).index
-    pieces = joined._pieces(index, index.starts(10), index.sizes[:10])
-    assert (np.diff(pieces["offset"]) >= pieces["size"][:-1]).all()
-    assert (pieces["size"] > 0).all()
-    assert len(pieces) == (index.sizes[:10] > 0).sum()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pcrshard.local import LocalFile
 from pcrshard.native import scatter
 from pcrshard.storage import local_path, open_local
 
+NOTHING = scatter.Groups(np.zeros((1, 0), np.uint32), np.zeros(1, np.int64))
 pytestmark = pytest.mark.skipif(not hasattr(os, "pread"), reason=f"NO pread ON {sys.platform}")
 
 
@@ -36,7 +37,7 @@ def test_a_claim_beyond_the_end_takes_no_memory(path):
         with pytest.raises(TruncatedShard, match="expected bytes 10 to 1099511627776, got 190 of"):
             file.read(10, 1 << 40)
         with pytest.raises(TruncatedShard, match="expected bytes 300 to 400, got 0 of 100"):
-            file.scatter(300, 400, np.empty(0, scatter.PIECE), 0)
+            file.scatter(300, 400, NOTHING)
 
 
 def test_a_file_that_shrinks_while_it_is_open(path):
@@ -47,13 +48,13 @@ def test_a_file_that_shrinks_while_it_is_open(path):
             file.read(10, 100)
         if scatter.available:
             with pytest.raises(TruncatedShard, match="expected bytes 10 to 100: the file ends at 50"):
-                file.scatter(10, 100, np.empty(0, scatter.PIECE), 0)
+                file.scatter(10, 100, NOTHING)
 
 
 @pytest.mark.parametrize("name", ["missing", "."])
 def test_errors_name_the_file(tmp_path, name):
     """What the system says, and the path that it is about."""
-    with pytest.raises(StorageError, match=f"cannot read.*{name}"), open_local(str(tmp_path / name)) as file:
+    with pytest.raises(StorageError, match=f"cannot read.*{name}"), open_local(str(tmp_path / name), url=name) as file:
         file.read(0, 1)
     assert not any(os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path) for fd in os.listdir("/proc/self/fd"))
 
@@ -69,7 +70,7 @@ def test_a_fifo_does_not_wait(tmp_path):
 @pytest.mark.parametrize("name", ["a\0b.tar", "a\udc80.tar", "x" * 5000])
 def test_names_that_no_file_has(tmp_path, name):
     """A name that the system cannot take is an error of ours, like that of a file that is not there."""
-    with pytest.raises(StorageError, match="cannot read"), open_local(f"{tmp_path}/{name}"):
+    with pytest.raises(StorageError, match="cannot read"), open_local(f"{tmp_path}/{name}", url=name):
         pass
 
 
@@ -88,5 +89,5 @@ def test_a_relative_path_and_one_below_home_are_found(path, monkeypatch):
     monkeypatch.chdir(path.parent)
     monkeypatch.setenv("HOME", str(path.parent))
     for url in ("file", "~/file"):
-        with open_local(url) as file:
+        with open_local(str(local_path(url)), url=url) as file:
             assert file.read(0, 3) == b"\0\1\2"

@@ -5,6 +5,9 @@ The compiled module ``pcrshard.native._scatter`` is optional; without it ``avail
 
 from __future__ import annotations
 
+import sys
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,19 +16,27 @@ try:
 except ImportError:  # built without a compiler, or where there is no preadv
     _read = None  # type: ignore[assignment]
 
-available: bool = _read is not None
-PIECE = np.dtype([("offset", "i8"), ("size", "i8"), ("item", "i8")], align=True)
+available: bool = _read is not None and sys.byteorder == "little"  # it takes the arrays of an index as they are
+
+
+class Groups(NamedTuple):
+    """Where the pieces of I items are in a file: in R groups, each of which has a piece of every item, one behind the other.
+
+    Attributes:
+        sizes: (R, ...) uint32, contiguous: bytes of the pieces, I in each row; 0 for none.
+        starts: (R,) int64: absolute start of each group.
+        base: Number of groups at the start that lie item by item instead: all pieces of an item one behind the other.
+        offsets: (I,) uint64: absolute start of each item's base groups.
+    """
+
+    sizes: npt.NDArray[np.uint32]
+    starts: npt.NDArray[np.int64]
+    base: int = 0
+    offsets: npt.NDArray[np.uint64] | None = None
 
 
 def read(
-    fd: int,
-    start: int,
-    stop: int,
-    pieces: npt.NDArray[np.void],
-    num_items: int,
-    *,
-    ending: bytes = b"",
-    crcs: npt.NDArray[np.uint32] | None = None,
+    fd: int, start: int, stop: int, groups: Groups, *, ending: bytes = b"", crcs: npt.NDArray[np.uint32] | None = None
 ) -> list[bytes | None]:
     """Read the bytes ``[start, stop)`` of a file once, and put each piece into its object; without the GIL.
 
@@ -33,10 +44,9 @@ def read(
         fd: Descriptor of a file that can be sought in.
         start: Absolute first byte.
         stop: Absolute byte after the last one.
-        pieces: (N,) of :data:`PIECE`: where bytes lie in the file and which item they belong to; ordered by offset, apart, not empty, inside the range.
-        num_items: Objects to make; each is its pieces in order.
+        groups: The pieces; in the order of the file, apart, inside the range.
         ending: Bytes to put behind each item.
-        crcs: (num_items,) uint32, CRC-32C of each without its ending; by default nothing is checked.
+        crcs: I uint32, contiguous: CRC-32C of each without its ending; by default nothing is checked.
 
     Returns:
         The items; ``None`` for one that has no pieces or does not have its CRC-32C.
@@ -46,5 +56,5 @@ def read(
         EOFError: The file ends before ``stop``.
         OSError: It cannot be read.
     """
-    expected = None if crcs is None else np.ascontiguousarray(crcs, np.uint32)
-    return _read(fd, start, stop, np.require(pieces, PIECE, ["C", "A"]), num_items, ending, expected)
+    sizes, starts, base, offsets = groups
+    return _read(fd, start, stop, sizes[0].size, sizes, starts, base, offsets, ending, crcs)

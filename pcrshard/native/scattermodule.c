@@ -25,19 +25,26 @@ enum {
 typedef uint32_t (*crc32c_fn)(const uint32_t (*)[256], uint32_t, const uint8_t *, size_t);
 
 typedef struct {
-    int64_t offset, size, item;
-} piece;
-
-typedef struct {
     size_t size;
     uint8_t *next, *checked; /* next: where the next piece goes; up to checked the checksum was made */
     uint32_t crc;
 } item;
 
 typedef struct {
+    int64_t offset;
+    uint32_t size;
+    item *owner;
+} piece;
+
+typedef struct { /* what scatter.py calls Groups; the arrays lie in an index, at any address */
+    Py_ssize_t num_rows, num_items, base;
+    const uint8_t *sizes, *starts, *offsets;
+} groups;
+
+typedef struct {
     int fd;
-    int64_t position, stop;
-    const piece *pieces;
+    int64_t position, stop, laid_out;
+    piece *pieces; /* in the order of the file */
     Py_ssize_t num_pieces, done, checked; /* pieces that were asked for; of which the checksums were made */
     item *items;
     bool check;
@@ -60,9 +67,9 @@ static void plan_batch(scatter *s) {
             vector->iov_base = s->gap;
             vector->iov_len = (size_t)(edge - at < GAP_BYTES ? edge - at : GAP_BYTES);
         } else {
-            vector->iov_base = s->items[next->item].next;
-            vector->iov_len = (size_t)next->size;
-            s->items[next->item].next += next->size;
+            vector->iov_base = next->owner->next;
+            vector->iov_len = next->size;
+            next->owner->next += next->size;
             s->done++;
         }
         at += (int64_t)vector->iov_len;
@@ -72,8 +79,8 @@ static void plan_batch(scatter *s) {
 static void check_batch(scatter *s) {
     for (; s->checked < s->done; s->checked++) {
         const piece *done = s->pieces + s->checked;
-        item *owner = s->items + done->item;
-        if (s->check) owner->crc = crc32c((const uint32_t (*)[256])crc_table, owner->crc, owner->checked, (size_t)done->size);
+        item *owner = done->owner;
+        if (s->check) owner->crc = crc32c((const uint32_t (*)[256])crc_table, owner->crc, owner->checked, done->size);
         owner->checked += done->size;
     }
 }
@@ -99,18 +106,42 @@ static int run(scatter *s) {
     }
 }
 
-/* Adds up what each item takes; false: the pieces overlap, are not in order, or lie outside the range. */
-static bool measure(const scatter *s, Py_ssize_t num_items) {
-    int64_t at = s->position;
-    for (Py_ssize_t i = 0; i < s->num_pieces; i++) {
-        const piece *p = s->pieces + i;
-        if (p->size <= 0 || p->offset < at || p->offset > s->stop || p->size > s->stop - p->offset) return false;
-        if (p->item < 0 || p->item >= num_items) return false;
-        if ((uint64_t)p->size > (uint64_t)(PY_SSIZE_T_MAX / 2) - s->items[p->item].size) return false; /* 32-bit systems */
-        s->items[p->item].size += (size_t)p->size;
-        at = p->offset + p->size;
+static uint32_t load32(const uint8_t *array, Py_ssize_t i) {
+    uint32_t value;
+    memcpy(&value, array + i * (Py_ssize_t)sizeof value, sizeof value);
+    return value;
+}
+
+static int64_t load64(const uint8_t *array, Py_ssize_t i) {
+    int64_t value;
+    memcpy(&value, array + i * (Py_ssize_t)sizeof value, sizeof value);
+    return value;
+}
+
+/* Count pieces that lie one behind the other from offset on, whose sizes are each step-th of the table from first on.
+ * False: they overlap what is laid out, are not behind it, or lie outside the range. */
+static bool add_run(scatter *s, const groups *g, int64_t offset, Py_ssize_t first, Py_ssize_t step, Py_ssize_t count) {
+    for (; count > 0; count--, first += step) {
+        uint32_t size = load32(g->sizes, first);
+        item *owner = s->items + first % g->num_items;
+        if (!size) continue;
+        if (offset < s->laid_out || offset > s->stop || size > s->stop - offset) return false;
+        if (size > (size_t)(PY_SSIZE_T_MAX / 2) - owner->size) return false; /* 32-bit systems */
+        s->pieces[s->num_pieces++] = (piece){offset, size, owner};
+        owner->size += size;
+        s->laid_out = offset += size;
     }
     return true;
+}
+
+/* Base groups lie item by item, the others one after another. */
+static bool lay_out(scatter *s, const groups *g) {
+    bool fits = true;
+    for (Py_ssize_t i = 0; g->base && fits && i < g->num_items; i++)
+        fits = add_run(s, g, load64(g->offsets, i), i, g->num_items, g->base);
+    for (Py_ssize_t row = g->base; fits && row < g->num_rows; row++)
+        fits = add_run(s, g, load64(g->starts, row), row * g->num_items, 1, g->num_items);
+    return fits;
 }
 
 static PyObject *make_objects(const scatter *s, Py_ssize_t num_items, const Py_buffer *ending) {
@@ -137,21 +168,19 @@ static PyObject *make_objects(const scatter *s, Py_ssize_t num_items, const Py_b
 /* None in the place of each object that does not have its checksum. */
 static void drop_damaged(PyObject *list, const item *items, Py_ssize_t num_items, const uint8_t *crcs) {
     for (Py_ssize_t i = 0; i < num_items; i++) {
-        uint32_t expected; /* they lie in an index, at any address */
-        memcpy(&expected, crcs + i * (Py_ssize_t)sizeof expected, sizeof expected);
-        if (items[i].size && ~items[i].crc != expected) PyList_SetItem(list, i, Py_NewRef(Py_None));
+        if (items[i].size && ~items[i].crc != load32(crcs, i)) PyList_SetItem(list, i, Py_NewRef(Py_None));
     }
 }
 
-static PyObject *read_range(scatter *s, Py_ssize_t num_items, const Py_buffer *ending, const uint8_t *crcs) {
-    if (!measure(s, num_items)) {
-        PyErr_SetString(PyExc_ValueError, "expected pieces in order, apart, not empty and inside the range");
+static PyObject *read_range(scatter *s, const groups *g, const Py_buffer *ending, const uint8_t *crcs) {
+    if (!lay_out(s, g)) {
+        PyErr_SetString(PyExc_ValueError, "expected pieces in order, apart and inside the range");
         return NULL;
     }
     /* glibc learns from a large block that is freed that blocks of this size come and go, and no longer gives the memory of the objects
      * back to the system as soon as they are; to get it again would cost more in page faults than the read itself. It learns up to 32 MiB. */
     PyMem_Free(PyMem_Malloc((size_t)(s->stop - s->position < LEARNT_BYTES ? s->stop - s->position : LEARNT_BYTES)));
-    PyObject *list = make_objects(s, num_items, ending);
+    PyObject *list = make_objects(s, g->num_items, ending);
     if (!list) return NULL;
     int code;
     do {
@@ -160,7 +189,7 @@ static PyObject *read_range(scatter *s, Py_ssize_t num_items, const Py_buffer *e
         Py_END_ALLOW_THREADS
     } while (code == EINTR && PyErr_CheckSignals() == 0);
     if (code == 0) {
-        if (crcs) drop_damaged(list, s->items, num_items, crcs);
+        if (crcs) drop_damaged(list, s->items, g->num_items, crcs);
         return list;
     }
     Py_DECREF(list);
@@ -173,41 +202,55 @@ static PyObject *read_range(scatter *s, Py_ssize_t num_items, const Py_buffer *e
     return NULL;
 }
 
+static bool holds(const Py_buffer *array, Py_ssize_t count, size_t size) {
+    return array->len % (Py_ssize_t)size == 0 && array->len / (Py_ssize_t)size == count;
+}
+
+static bool fits(const groups *g, const Py_buffer *sizes, const Py_buffer *offsets, const Py_buffer *crcs) {
+    if (g->num_items < 0 || (g->num_items && g->num_rows > PY_SSIZE_T_MAX / g->num_items)) return false;
+    return holds(sizes, g->num_rows * g->num_items, sizeof(uint32_t)) && 0 <= g->base && g->base <= g->num_rows &&
+           (!g->base || holds(offsets, g->num_items, sizeof(int64_t))) && (!crcs->obj || holds(crcs, g->num_items, sizeof(uint32_t)));
+}
+
 static PyObject *scatter_read(PyObject *module, PyObject *args) {
     (void)module;
     long long start, stop;
     int fd;
-    Py_ssize_t num_items;
-    Py_buffer pieces, ending, crcs;
-    if (!PyArg_ParseTuple(args, "iLLy*ny*z*:read", &fd, &start, &stop, &pieces, &num_items, &ending, &crcs)) return NULL;
+    groups g;
+    Py_buffer sizes, starts, offsets, ending, crcs;
+    if (!PyArg_ParseTuple(args, "iLLny*y*nz*y*z*:read", &fd, &start, &stop, &g.num_items, &sizes, &starts, &g.base, &offsets, &ending, &crcs))
+        return NULL;
+    g.num_rows = starts.len / (Py_ssize_t)sizeof(int64_t);
+    g.sizes = sizes.buf, g.starts = starts.buf, g.offsets = offsets.buf;
     PyObject *result = NULL;
-    bool fits = pieces.len % (Py_ssize_t)sizeof(piece) == 0 && 0 <= start && start <= stop && num_items >= 0 &&
-                (!crcs.buf || crcs.len / (Py_ssize_t)sizeof(uint32_t) == num_items);
-    scatter *s = PyMem_Calloc(1, sizeof *s);
-    item *items = PyMem_Calloc(num_items > 0 ? (size_t)num_items : 1, sizeof *items);
-    if (!fits) {
+    if (!fits(&g, &sizes, &offsets, &crcs) || start < 0 || stop < start) {
         PyErr_SetString(PyExc_ValueError, "the arguments do not fit together");
-    } else if (!s || !items) {
-        PyErr_NoMemory();
     } else {
-        s->fd = fd, s->position = start, s->stop = stop, s->items = items, s->check = crcs.buf;
-        s->pieces = pieces.buf, s->num_pieces = pieces.len / (Py_ssize_t)sizeof(piece);
-        result = read_range(s, num_items, &ending, crcs.buf);
+        scatter *s = PyMem_Calloc(1, sizeof *s);
+        item *items = PyMem_Calloc((size_t)g.num_items + 1, sizeof *items);
+        piece *pieces = PyMem_Calloc((size_t)(g.num_rows * g.num_items) + 1, sizeof *pieces);
+        if (!s || !items || !pieces) {
+            PyErr_NoMemory();
+        } else {
+            s->fd = fd, s->position = s->laid_out = start, s->stop = stop, s->items = items, s->pieces = pieces, s->check = crcs.obj;
+            result = read_range(s, &g, &ending, crcs.buf);
+        }
+        PyMem_Free(pieces);
+        PyMem_Free(items);
+        PyMem_Free(s);
     }
-    PyMem_Free(items);
-    PyMem_Free(s);
-    PyBuffer_Release(&pieces);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&starts);
     PyBuffer_Release(&ending);
+    if (offsets.obj) PyBuffer_Release(&offsets);
     if (crcs.obj) PyBuffer_Release(&crcs);
     return result;
 }
 
 static PyMethodDef methods[] = {
     {"read", scatter_read, METH_VARARGS,
-     "read(fd, start, stop, pieces, num_items, ending, crcs) -> list[bytes | None]\n\n"
-     "Reads the bytes [start, stop) of a file once. pieces: (offset, size, item) as int64, in the order of the file; an item is its\n"
-     "pieces and the ending. crcs: uint32, CRC-32C of each item, or None. None takes the place of items without pieces, and of those\n"
-     "that do not have their CRC-32C. Raises ValueError, EOFError, OSError, MemoryError."},
+     "read(fd, start, stop, num_items, sizes, starts, base, offsets, ending, crcs) -> list[bytes | None]\n\n"
+     "See pcrshard.native.scatter.read. Arrays are contiguous: sizes and crcs of uint32, starts and offsets of int64."},
     {NULL, NULL, 0, NULL},
 };
 

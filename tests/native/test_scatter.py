@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pcrshard.native import scatter
+from pcrshard.native.scatter import Groups
 
 pytestmark = pytest.mark.skipif(not scatter.available, reason="NO SCATTERED READS HERE")
 DATA = np.random.default_rng(0).bytes(1 << 20)
+NOTHING = Groups(np.zeros((1, 0), np.uint32), np.zeros(1, np.int64))
 
 
 @pytest.fixture(scope="module")
@@ -28,44 +30,80 @@ def fd(tmp_path_factory: pytest.TempPathFactory):
     os.close(handle)
 
 
-def table(*rows: tuple[int, int, int]) -> np.ndarray:
-    return np.array(list(rows), scatter.PIECE)
+def groups(sizes: list[list[int]], starts: list[int], base: int = 0, offsets: list[int] | None = None) -> Groups:
+    places = None if offsets is None else np.array(offsets, np.uint64)
+    return Groups(np.array(sizes, np.uint32), np.array(starts, np.int64), base, places)
 
 
-def plain(start: int, stop: int, pieces: np.ndarray, num_items: int, ending: bytes) -> list[bytes | None]:
+def plain(found: Groups, ending: bytes, data: bytes = DATA) -> list[bytes | None]:
     """The same by slices."""
-    parts: list[list[bytes]] = [[] for _ in range(num_items)]
-    for offset, size, item in pieces.tolist():
-        assert start <= offset <= offset + size <= stop
-        parts[item].append(DATA[offset : offset + size])
-    return [b"".join(part) + ending if part else None for part in parts]
+    parts: list[list[bytes]] = [[] for _ in range(found.sizes.shape[1])]
+    if found.offsets is not None:
+        for i, start in enumerate(found.offsets.tolist()):
+            offset = start
+            for size in found.sizes[: found.base, i].tolist():
+                parts[i].append(data[offset : offset + size])
+                offset += size
+    for row in range(found.base, len(found.sizes)):
+        offset = int(found.starts[row])
+        for i, size in enumerate(found.sizes[row].tolist()):
+            parts[i].append(data[offset : offset + size])
+            offset += size
+    return [b"".join(part) + ending if any(part) else None for part in parts]
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[int, int, np.ndarray, int]:
-    """A range, and pieces of one byte to beyond a batch in it, with and without gaps, given to few or many items."""
+def layouts(draw: st.DrawFn) -> tuple[int, int, Groups]:
+    """A range, and groups with pieces of none to more than a batch of bytes in it, with and without gaps, item by item at first or not."""
     start = at = draw(st.integers(0, 5000))
-    num_items, rows = draw(st.integers(1, 40)), []
-    sizes = st.one_of(st.integers(1, 50), st.integers(1, 9000), st.integers(200_000, 300_000))
-    for gap, size in draw(st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 512, 4096, 10_000]), sizes), max_size=700)):
-        if at + gap + size > len(DATA):
-            break
-        rows.append((at + gap, size, draw(st.integers(0, num_items - 1))))
-        at += gap + size
-    return start, draw(st.integers(at, min(at + 9000, len(DATA)))), table(*rows), num_items
+    num_items, num_rows = draw(st.integers(1, 40)), draw(st.integers(1, 11))
+    base = draw(st.integers(0, num_rows))
+    sizes = st.one_of(st.just(0), st.integers(1, 50), st.integers(1, 3000), st.integers(200_000, 300_000))
+    gaps = st.sampled_from([0, 0, 0, 1, 512, 4096, 10_000])
+    table = np.zeros((num_rows, num_items), np.uint32)
+    starts, offsets = np.zeros(num_rows, np.int64), np.zeros(num_items, np.uint64)
+
+    def place(row: int, i: int) -> int:
+        size = draw(sizes)
+        table[row, i] = size if at + size <= len(DATA) - 9000 else 0
+        return int(table[row, i])
+
+    for i in range(num_items if base else 0):
+        offsets[i] = at = min(at + draw(gaps), len(DATA) - 9000)
+        for row in range(base):
+            at += place(row, i)
+    for row in range(base, num_rows):
+        starts[row] = at = min(at + draw(gaps), len(DATA) - 9000)
+        for i in range(num_items):
+            at += place(row, i)
+    return start, draw(st.integers(at, at + 9000)), Groups(table, starts, base, offsets if base else None)
 
 
 @given(layout=layouts(), ending=st.sampled_from([b"", b"\xff\xd9"]))
-def test_every_piece_is_in_its_object(fd: int, layout: tuple[int, int, np.ndarray, int], ending: bytes) -> None:
+def test_every_piece_is_in_its_object(fd: int, layout: tuple[int, int, Groups], ending: bytes) -> None:
     """Whatever the sizes and gaps: objects are what slices of the file would have given."""
-    start, stop, pieces, num_items = layout
-    expected = plain(start, stop, pieces, num_items, ending)
-    assert scatter.read(fd, start, stop, pieces, num_items, ending=ending) == expected
-    bare = plain(start, stop, pieces, num_items, b"")
-    crcs = np.array([crc32c.crc32c(item or b"") for item in bare], np.uint32)
-    assert scatter.read(fd, start, stop, pieces, num_items, ending=ending, crcs=crcs) == expected
+    start, stop, found = layout
+    expected = plain(found, ending)
+    assert scatter.read(fd, start, stop, found, ending=ending) == expected
+    crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
+    assert scatter.read(fd, start, stop, found, ending=ending, crcs=crcs) == expected
     crcs[0] ^= 1 << 31
-    assert scatter.read(fd, start, stop, pieces, num_items, ending=ending, crcs=crcs) == [None, *expected[1:]]
+    assert scatter.read(fd, start, stop, found, ending=ending, crcs=crcs) == [None, *expected[1:]]
+
+
+def test_arrays_may_lie_anywhere(fd: int) -> None:
+    """The arrays of an index begin at any byte of it."""
+    numbers = groups([[600] * 3, [700] * 3], [5000, 0], 1, [4100, 4700, 5300])
+    numbers.starts[1] = 6000
+
+    def shift(array: np.ndarray) -> np.ndarray:
+        return np.ndarray(array.shape, array.dtype, b"\0" + array.tobytes(), 1)
+
+    crcs = np.array([crc32c.crc32c(item or b"") for item in plain(numbers, b"")], np.uint32)
+    assert numbers.offsets is not None
+    shifted = Groups(shift(numbers.sizes), shift(numbers.starts), 1, shift(numbers.offsets))
+    assert not shifted.sizes.flags.aligned
+    assert scatter.read(fd, 4000, 9000, shifted, crcs=shift(crcs)) == plain(numbers, b"")
 
 
 def test_the_range_is_read_once(fd: int) -> None:
@@ -78,9 +116,9 @@ def test_the_range_is_read_once(fd: int) -> None:
             text = file.read(4096)
         return int(text.split()[1]) + len(text)
 
-    pieces = table(*((5000 + 700 * i, 600, i % 7) for i in range(1300)))
+    pieces = groups([[600] * 7] * 180, [5000 + 5300 * row for row in range(180)])
     before = asked()
-    scatter.read(fd, 4000, 1_000_000, pieces, 7)
+    scatter.read(fd, 4000, 1_000_000, pieces)
     between = asked() - before
     before = asked()
     assert between - (asked() - before) == 996_000
@@ -89,48 +127,68 @@ def test_the_range_is_read_once(fd: int) -> None:
 @pytest.mark.parametrize(
     "pieces",
     [
-        table((10, 5, 0), (14, 5, 0)),
-        table((20, 5, 0), (10, 5, 0)),
-        table((9, 5, 0)),
-        table((96, 5, 0)),
-        table((101, 1, 0)),
-        table((10, 0, 0)),
-        table((10, -1, 0)),
-        table((10, 2**63 - 1, 0)),
-        table((-1, 5, 0)),
-        table((10, 5, 1)),
-        table((10, 5, -1)),
+        groups([[5], [5]], [10, 14]),
+        groups([[5], [5]], [20, 10]),
+        groups([[5]], [9]),
+        groups([[5]], [96]),
+        groups([[1]], [101]),
+        groups([[2**32 - 1]], [10]),
+        groups([[5]], [-1]),
+        groups([[5]], [-(2**63)]),
+        groups([[5]], [2**63 - 1]),
+        groups([[50, 41]], [10]),
+        groups([[5, 5]], [0], 1, [20, 10]),
+        groups([[5, 5]], [0], 1, [20, 24]),
+        groups([[5, 5]], [0], 1, [20, 2**64 - 1]),
+        groups([[5, 5], [1, 1]], [0, 29], 1, [20, 25]),
     ],
 )
-def test_pieces_that_do_not_fit_are_refused(fd: int, pieces: np.ndarray) -> None:
+def test_pieces_that_do_not_fit_are_refused(fd: int, pieces: Groups) -> None:
     """No byte goes to memory that is not its own."""
     with pytest.raises(ValueError, match="expected pieces in order"):
-        scatter.read(fd, 10, 100, pieces, 1)
+        scatter.read(fd, 10, 100, pieces)
+
+
+ONE = groups([[5]], [10])
+ONE_CRC = np.zeros(1, np.uint32)
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "num_items", "crcs"), [(-1, 9, 1, None), (9, 8, 1, None), (0, 9, -1, None), (0, 9, 2, [1])]
+    ("start", "stop", "pieces", "crcs"),
+    [
+        (-1, 99, ONE, None),
+        (99, 98, ONE, None),
+        (0, 99, ONE, np.zeros(2, np.uint32)),
+        (0, 99, ONE, np.zeros(0, np.uint32)),
+        (0, 99, ONE._replace(starts=np.zeros(2, np.int64)), None),
+        (0, 99, ONE._replace(starts=np.zeros(0, np.int64)), None),
+        (0, 99, ONE._replace(base=1), None),
+        (0, 99, ONE._replace(base=-1), None),
+        (0, 99, ONE._replace(base=2, offsets=np.zeros(1, np.uint64)), None),
+        (0, 99, ONE._replace(base=1, offsets=np.zeros(2, np.uint64)), None),
+    ],
 )
-def test_arguments_that_do_not_fit_are_refused(fd: int, start: int, stop: int, num_items: int, crcs: list[int] | None) -> None:
-    """A negative range or too few checksums is an error, not a read of foreign memory."""
+def test_arguments_that_do_not_fit_are_refused(fd: int, start: int, stop: int, pieces: Groups, crcs: np.ndarray | None) -> None:
+    """A negative range, or too few of anything, is an error, not a read of foreign memory."""
+    assert scatter.read(fd, 0, 99, ONE, crcs=ONE_CRC) == [None]
     with pytest.raises(ValueError, match="do not fit together"):
-        scatter.read(fd, start, stop, table(), num_items, crcs=None if crcs is None else np.array(crcs, np.uint32))
+        scatter.read(fd, start, stop, pieces, crcs=crcs)
 
 
 def test_a_file_that_ends_early_is_an_error(fd: int) -> None:
     """A shard that was cut while it was open gives an error that says where it ends."""
     end = len(DATA)
     with pytest.raises(EOFError, match=f"ends at {end}"):
-        scatter.read(fd, 0, end + 1, table((end - 10, 11, 0)), 1)
+        scatter.read(fd, 0, end + 1, groups([[11]], [end - 10]))
 
 
 def test_the_systems_errors_are_raised(tmp_path: Path) -> None:
     """What the system refuses is an OSError with its own words."""
     with pytest.raises(OSError, match="Bad file descriptor"):
-        scatter.read(-1, 0, 10, table(), 0)
+        scatter.read(-1, 0, 10, NOTHING)
     folder = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(IsADirectoryError):
-        scatter.read(folder, 0, 10, table(), 0)
+        scatter.read(folder, 0, 10, NOTHING)
     os.close(folder)
 
 
@@ -146,20 +204,19 @@ def test_short_answers_are_continued() -> None:
             data += part
         if len(data) < 100_000 or len(os.pread(handle, 100_000, 0)) == 100_000:
             pytest.skip("THIS SYSTEM HAS NO FILE THAT GIVES LESS THAN IS ASKED")
-        pieces = table(*((900 * i + i % 3, 800, i % 5) for i in range(100)))
-        expected = [b"".join(data[o : o + n] for o, n, item in pieces.tolist() if item == i) for i in range(5)]
-        assert scatter.read(handle, 0, 100_000, pieces, 5) == expected
+        pieces = groups([[800] * 5] * 20, [4500 * row + row % 3 for row in range(20)])
+        assert scatter.read(handle, 0, 100_000, pieces) == plain(pieces, b"", data)
     finally:
         os.close(handle)
 
 
 def test_objects_that_were_not_finished_are_freed(fd: int) -> None:
     """An error in the middle of a read leaves nothing behind, however often it happens."""
-    pieces = table(*((1000 * i, 900, i) for i in range(1000)))
+    pieces = groups([[900] * 1000], [0])
     tracemalloc.start()
     for _ in range(20):
         with pytest.raises(EOFError):
-            scatter.read(fd, 0, len(DATA) + 1, pieces, 1000)
+            scatter.read(fd, 0, len(DATA) + 1, pieces)
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert kept < 500_000
@@ -171,8 +228,6 @@ def test_a_claim_that_memory_cannot_hold_is_refused(fd: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 34, hard))
     try:
         with pytest.raises(MemoryError):
-            scatter.read(fd, 0, 1 << 62, table((0, 1 << 61, 0)), 1)
-        with pytest.raises(MemoryError):
-            scatter.read(fd, 0, 10, table(), 1 << 40)
+            scatter.read(fd, 0, 1 << 62, groups([[(1 << 32) - 1] * 8], [0]))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
