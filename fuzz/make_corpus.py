@@ -1,4 +1,4 @@
-"""Writes fuzzing seeds: small JPEGs of a folder, cut to prefixes, each behind 8 bytes of options."""
+"""Writes fuzzing seeds: small JPEGs of a folder, cut, damaged and with their segments in disorder, each behind 8 bytes of options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,38 @@ import random
 from pathlib import Path
 
 MAX_SEED_BYTES = 12_000
+JFIF = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
+ADOBE = [b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0" + bytes([transform]) for transform in range(3)]
+
+
+def parts(jpeg: bytes) -> list[bytes]:
+    """The segments between SOI and EOI; a scan's data belong to its header."""
+    found, at = [], 2
+    while at + 4 <= len(jpeg) and jpeg[at + 1] != 0xD9:
+        stop = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        while jpeg[at + 1] == 0xDA and stop + 2 < len(jpeg) and (jpeg[stop] != 0xFF or jpeg[stop + 1] in (0, *range(0xD0, 0xD8))):
+            stop += 1
+        found.append(jpeg[at:stop])
+        at = stop
+    return found
+
+
+def disorder(jpeg: bytes, rng: random.Random) -> bytes:
+    """The same with a few segments moved, repeated or left out, and markers of colour wherever it may be."""
+    found = parts(jpeg)
+    for _ in range(rng.randint(1, 4)):
+        piece = rng.choice([*found, JFIF, *ADOBE])
+        if piece in found and rng.random() < 0.7:
+            found.remove(piece)
+        if rng.random() < 0.8:
+            found.insert(rng.randint(0, len(found)), piece)
+    if rng.random() < 0.5:
+        found = [piece for piece in found if piece[1] != 0xE0]
+    return b"\xff\xd8" + b"".join(found) + b"\xff\xd9"
 
 
 def seeds(jpeg: bytes, rng: random.Random) -> list[bytes]:
-    """The stream with four requests, cut, and with a few bits flipped."""
+    """The stream with four requests, cut, with a few bits flipped, and in disorder."""
     out = []
     for variant in range(4):
         options = bytes([rng.randrange(256), variant, *rng.randbytes(6)])
@@ -21,6 +49,7 @@ def seeds(jpeg: bytes, rng: random.Random) -> list[bytes]:
     for _ in range(4):
         flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
     out.append(bytes([0, 3, *rng.randbytes(6)]) + bytes(flipped))
+    out += [rng.randbytes(8) + disorder(jpeg, rng) for _ in range(6)]
     return out
 
 

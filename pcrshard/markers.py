@@ -178,12 +178,17 @@ class _Mapper:
 
     def _application(self, segment: Segment) -> None:
         payload = self.jpeg[segment.payload : segment.stop]
-        if segment.code == _APP0 and payload[:5] == b"JFIF\0" and len(payload) >= 14:
+        jfif = segment.code == _APP0 and payload[:5] == b"JFIF\0" and len(payload) >= 14
+        adobe = segment.code == _APP14 and payload[:5] == b"Adobe" and len(payload) >= 12
+        if (jfif or adobe) and self.scans:
+            # There they say nothing of the colour space, but would if they were put before the first scan.
+            raise UnsupportedJpeg(f"{'JFIF' if jfif else 'Adobe'} segment behind the first scan", offset=segment.start)
+        if jfif:
             self.jfif = True
-            needed = payload[12:14] == b"\0\0" and not self.scans
-        elif segment.code == _APP14 and payload[:5] == b"Adobe" and len(payload) >= 12:
+            needed = payload[12:14] == b"\0\0"
+        elif adobe:
             self.adobe = payload[11]
-            needed = not self.scans
+            needed = True
         else:
             needed = False
             if segment.code == 0xE1 and not self.orientation:

@@ -123,6 +123,8 @@ REFUSED = {
     "illegal band": (patched(PROGRESSIVE, SOS_AT + 12, b"\x05"), CorruptJpeg, "progressive scan"),
     "3.6 gigapixels": (patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 60000, 60000)), UnsupportedJpeg, "pixels"),
     "100 megapixels in 1 kB": (patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 10000, 10000)), CorruptJpeg, "cannot hold"),
+    "Adobe behind a scan": (PROGRESSIVE[:-2] + b"\xff\xee\0\x0eAdobe\0\x64" + bytes(5) + EOI, UnsupportedJpeg, "Adobe segment"),
+    "JFIF behind a scan": (PROGRESSIVE[:-2] + PROGRESSIVE[2:20] + EOI, UnsupportedJpeg, "JFIF segment behind"),
     "300 scans": (PROGRESSIVE[:-2] + PROGRESSIVE[SOS_AT : SOS_AT + 14] * 300 + EOI, UnsupportedJpeg, "scans"),
 }
 

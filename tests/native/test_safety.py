@@ -7,8 +7,12 @@ import time
 
 import numpy as np
 import pytest
+from conftest import Oracle, scan_ends
 
 from pcrshard import native
+from pcrshard.testing import make_jpeg
+
+
 
 Photos = list[tuple[str, bytes]]
 
@@ -31,6 +35,24 @@ def huffman(table: int, symbol: int) -> bytes:
 
 def scan(ss: int, se: int, ah: int, al: int) -> bytes:
     return segment(0xDA, bytes([1, 1, 0, ss, se, ah << 4 | al]))
+
+
+@pytest.mark.parametrize("colour", ["rgb", "gray"])
+@pytest.mark.parametrize("transform", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+@pytest.mark.parametrize("jfif", [True, False])
+def test_late_colour_markers_change_nothing(oracle: Oracle, colour: str, transform: int, after: int, jfif: bool) -> None:
+    """The colour space is that of the markers before the first scan, as for libjpeg; later ones are not looked at."""
+    source = make_jpeg(3, 40, 50, progressive=True)
+    source = source if jfif else source[:2] + source[20:]
+    at = scan_ends(source)[after - 1] if after else 2
+    adobe = segment(0xEE, b"Adobe\0\x64\0\0\0\0" + bytes([transform]))
+    marked = source[:at] + adobe + source[at:]
+    expected, unmarked = (oracle(jpeg, 1 if colour == "gray" else 0) for jpeg in (marked, source))
+    assert expected is not None
+    assert after == 0 or np.array_equal(expected, unmarked)
+    for backend in ("auto", "portable"):
+        assert np.array_equal(native.decode([marked], colour=colour, backend=backend), expected.squeeze())
 
 
 def test_truncations_and_flips_never_crash(photos: Photos) -> None:

@@ -69,6 +69,7 @@ static int parse_dht(pcr_decoder *dec, const uint8_t *p, int size) {
 }
 
 static void parse_app(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
+    if (dec->num_scans) return; /* libjpeg chooses the colour space at the first scan */
     if (marker == M_APP0 && size >= 14 && memcmp(p, "JFIF", 5) == 0) {
         dec->saw_jfif = true;
         memcpy(dec->jfif, p + 5, sizeof dec->jfif);
