@@ -37,6 +37,7 @@ from .reader import index_url, open_dataset
 from .writer import JPEG_EXTENSIONS
 
 Handler = Callable[[Exception], bool]
+T = TypeVar("T")
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
 __all__ = ["JpegHandler", "WebDataset", "WebLoader", "pcr_decode", "pcr_decoded", "pcr_samples", "pcr_scan"]
 _EXPANDERS = (tariterators.tar_file_expander, tariterators.group_by_keys)
@@ -70,24 +71,25 @@ def _files(
     reading: _Reading,
 ) -> Iterator[dict[str, Any]]:
     """What ``tar_file_expander`` would give of the original tars, with an empty dict after each shard."""
-    select_files, rename_files = file_functions
-    rename = rename_files or (lambda name: name)
     urls = (item["url"] if isinstance(item, dict) else item for item in source)
     load = _Load(scan, reading)
     with contextlib.closing(prefetch(urls, load, depth=reading.prefetch, max_bytes=reading.prefetch_bytes)) as loaded:
         for url, future in loaded:
-            select = None if select_files is None else _Select(select_files, rename)
             on_error = _OnError(handler, url)
+            names = _Names(*file_functions, on_error)
             try:
                 with load.at_level(future.result()) as loaded_samples:
                     path = loaded_samples.shard.url
                     about = {"__url__": url} | ({"__local_path__": path} if storage.is_local(path) else {})
-                    for sample in loaded_samples.samples(select=select, on_error=on_error):
+                    for sample in loaded_samples.samples(select=names.select, on_error=on_error):
                         key = sample.pop("__key__")
                         for field, data in sample.items():
-                            yield {"fname": rename(f"{key}.{field}"), "data": data, **about}
+                            if (name := names.rename(f"{key}.{field}")) is not None:
+                                yield {"fname": name, "data": data, **about}
+                        if names.stopped:
+                            break
                 yield {}
-            except Exception as error:  # as WebDataset does: also what the user's functions raise
+            except Exception as error:  # as WebDataset does
                 if on_error.raised:
                     raise
                 if error is not on_error.last and on_error(error):
@@ -118,14 +120,35 @@ class _Load:
         return loaded.shard.change_scan(loaded, self.level) if isinstance(loaded, Prefix) else loaded
 
 
-class _Select:
-    """WebDataset's ``select_files``, which sees the renamed file, as the reader's ``select``."""
+class _Names:
+    """WebDataset's ``select_files`` and ``rename_files``; what they raise costs one file, or the rest of the shard.
 
-    def __init__(self, select_files: Callable[[str], bool], rename: Callable[[str], str]) -> None:
-        self.select_files, self.rename = select_files, rename
+    Attributes:
+        select: For the reader, by key and field, so that what is not wanted is not read; ``None`` without functions.
+        stopped: Whether the handler does not want to go on in this shard.
+    """
 
-    def __call__(self, key: str, field: str) -> bool:
-        return bool(self.select_files(self.rename(f"{key}.{field}")))
+    def __init__(
+        self, select_files: Callable[[str], bool] | None, rename_files: Callable[[str], str] | None, on_error: _OnError
+    ) -> None:
+        self.select_files, self.rename_files, self.on_error = select_files, rename_files, on_error
+        self.select = self._select if select_files or rename_files else None
+        self.stopped = False
+
+    def rename(self, name: str) -> str | None:
+        """The name that the user wants, ``None`` if there is none."""
+        return name if self.rename_files is None else self._result(self.rename_files, name)
+
+    def _select(self, key: str, field: str) -> bool:
+        name = None if self.stopped else self.rename(f"{key}.{field}")
+        return name is not None and (self.select_files is None or bool(self._result(self.select_files, name)))
+
+    def _result(self, function: Callable[[str], T], name: str) -> T | None:
+        try:
+            return function(name)
+        except Exception as error:
+            self.stopped = not self.on_error(error)
+            return None
 
 
 class _OnError:

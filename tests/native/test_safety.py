@@ -12,8 +12,6 @@ from conftest import Oracle, scan_ends
 from pcrshard import native
 from pcrshard.testing import make_jpeg
 
-
-
 Photos = list[tuple[str, bytes]]
 
 
