@@ -84,6 +84,8 @@ class ShardSet:
     """
 
     def __init__(self, datasets: Sequence[str], options: ReadOptions) -> None:
+        if not datasets:
+            raise ValueError("expected one or several datasets, got none")
         self.options = options
         found = [open_dataset(url, storage_options=options.storage_options) for url in datasets]
         self.urls = [url for _, urls in found for url in urls]

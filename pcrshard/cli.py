@@ -16,7 +16,7 @@ from .cliparts import Progress, add_command, at_least, scan_argument
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .encode import EncodeOptions, encode, encode_part
 from .engines import ENGINES, open_engine
-from .errors import EncodeError, PCRError
+from .errors import EncodeError, PCRError, StorageError
 from .export import FORMATS, export_shard
 from .index import FULL
 from .journal import SKIPPED, read_skipped
@@ -118,14 +118,14 @@ def _add_encode(commands: Any) -> None:
         help="scan script: standard, q95, or a file in the syntax of jpegtran -scans (default: %(default)s)",
     )
     add("--layout", choices=("compact", "preview"), default="compact", help="preview shows base scans as ordinary image members")
-    add("--base", type=int, default=2, metavar="K", help="scans in a preview member (default: %(default)s)")
+    add("--base", type=int, metavar="K", help=f"scans in a preview member (default: {ShardFormat.base})")
     add("--preview-fields", default="", metavar="A,B", help="fields stored as members too, in the preview layout (cls,json)")
 
 
 def _encode(args: argparse.Namespace) -> int:
     preview_fields = tuple(name for name in args.preview_fields.split(",") if name)
-    if preview_fields and args.layout != "preview":
-        raise EncodeError("--preview-fields needs --layout preview")
+    if args.layout != "preview" and (preview_fields or args.base is not None):
+        raise EncodeError("--base and --preview-fields need --layout preview")
     options = EncodeOptions(
         name=args.name,
         num_shards=args.num_shards,
@@ -135,7 +135,7 @@ def _encode(args: argparse.Namespace) -> int:
         reencode_quality=args.reencode_quality,
         resize_short=args.resize_short,
         prefix_keys=args.prefix_keys,
-        fmt=ShardFormat(_script(args.script), args.layout, args.base, preview_fields),
+        fmt=ShardFormat(_script(args.script), args.layout, ShardFormat.base if args.base is None else args.base, preview_fields),
     )
     local = args.engine == "local"
     engine = open_engine(
@@ -226,9 +226,12 @@ def _info(args: argparse.Namespace) -> int:
 def _open(url: str) -> tuple[DatasetIndex, list[str]]:
     """A dataset, or one shard as a dataset."""
     if not url.endswith(".tar"):
-        if not storage.exists(url if url.endswith(DATASET_INDEX) else storage.join(url, DATASET_INDEX)):
-            raise EncodeError(f"no {DATASET_INDEX} in {url}; make a dataset with `pcrshard encode`, or name one shard")
-        return open_dataset(url)
+        try:
+            return open_dataset(url)
+        except StorageError as error:
+            if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                raise
+            raise EncodeError(f"no {DATASET_INDEX} in {url}; make a dataset with `pcrshard encode`, or name one shard") from error
     shard = Shard(url)
     head = shard.head
     crc = int.from_bytes(head.encode()[8:12], "little")

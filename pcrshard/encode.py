@@ -187,7 +187,7 @@ def encode_part(
         raise EncodeError('a worker process imports the program that started it: encode below `if __name__ == "__main__":` only')
     if part is not None and not 0 <= part[0] < part[1]:
         raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
-    src, dst = os.fspath(src), os.fspath(dst)
+    src, dst = os.fspath(src), storage.plain_path(os.fspath(dst))
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     source = source._replace(samples=convert_names(source.samples, options))
     names = field_names(source.samples)

@@ -82,11 +82,20 @@ def _after_eoi(jpeg: bytes, eoi: int) -> int:
     return jpeg.index(0xD9, eoi) + 1
 
 
-def fill_in_height(jpeg: bytes, found: JpegMap) -> bytes:
-    """The JPEG with the height of its DNL in the frame header, which is all that libjpeg reads."""
+def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
+    """The JPEG with what it says elsewhere, or need not say, where libjpeg looks for it.
+
+    That is the height of a DNL in the frame header, and 0, 63, 0 behind the components in headers of sequential scans, which mean nothing there
+    (T.81 B.2.3) but of which libjpeg warns; some cameras write zeros.
+    """
+    data = bytearray(jpeg)
     frame = next(segment for segment in found.header if segment.code == found.frame.sof)
-    height = found.frame.height.to_bytes(2, "big")
-    return jpeg[: frame.start + 5] + height + jpeg[frame.start + 7 :]
+    data[frame.start + 5 : frame.start + 7] = found.frame.height.to_bytes(2, "big")
+    for scan, ranges in zip(found.scans, found.scan_ranges, strict=True):
+        if not found.frame.progressive:
+            at = ranges[-1][0] + 5 + 2 * len(scan.components)
+            data[at : at + 3] = b"\0\x3f\0"
+    return bytes(data)
 
 
 def join_scans(header: bytes, scans: Sequence[bytes], tail: bytes = b"") -> bytes:

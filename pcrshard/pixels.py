@@ -19,7 +19,7 @@ import numpy.typing as npt
 import turbojpeg
 
 from . import native
-from .errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+from .errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
 from .markers import EOI, Scan, map_jpeg
 
 Pixels = npt.NDArray[np.uint8]
@@ -253,6 +253,8 @@ def _open_image(image: bytes) -> Iterator[Any]:
         with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
             picture.load()
             yield picture
+    except PCRError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise CorruptJpeg(f"Pillow: {error}") from error
 
@@ -285,13 +287,15 @@ def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> byte
 
 
 def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> bytes:
-    from PIL import Image
+    from PIL import Image, JpegImagePlugin
 
     extra = {name: picture.info[name] for name in ("exif", "icc_profile") if picture.info.get(name)}
     if quality is None and picture.format in ("JPEG", "MPO"):
-        extra["qtables"] = picture.quantization
+        extra |= {"qtables": picture.quantization, "subsampling": JpegImagePlugin.get_sampling(picture)}
     else:
         extra["quality"] = quality or 90
+    if picture.mode == "F" or (picture.mode == "I" and picture.format != "PNG"):
+        raise UnsupportedJpeg(f"pixels of 32 bits (Pillow's mode {picture.mode}), of which nobody knows what is white")
     if picture.mode.startswith("I"):
         # Pillow would clip 16 bits to 8 instead of scaling them.
         picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from . import storage
 from .errors import EncodeError
 from .index import BLOCK, valid_field, valid_key
-from .writer import JPEG_EXTENSIONS
+from .writer import JPEG_EXTENSIONS, is_metadata
 
 _log = logging.getLogger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
@@ -124,7 +124,8 @@ def _unique_keys(paths: Iterable[str]) -> list[str]:
         local = path.partition("://")[2] or path
         parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
         parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
-        stem = key = "/".join(parts).encode("utf-8", "replace").decode()
+        name = "/".join(parts).encode("utf-8", "replace").decode()
+        stem = key = f"_{name.lstrip('_')}" if is_metadata(f"{name}.jpg") else name
         number = 0
         while key in taken:
             number += 1
@@ -154,39 +155,47 @@ def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | 
 
 def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRef]:
     """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
+    with storage.open_file(url, options=options) as file:
+        try:
+            yield from _group_members(url, file)
+        except tarfile.TarError as error:
+            raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
+
+
+def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
     key, refs, places = "", dict[str, FieldRef](), dict[str, tuple[int, int]]()
-    try:
-        with storage.open_file(url, options=options) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            for info in tar:
-                name = info.name.removeprefix("./")
-                match = _MEMBER.fullmatch(name)
-                if info.islnk() and info.linkname in places:  # a file that is in the tar already, under another name
-                    info.type, (info.offset_data, info.size) = tarfile.REGTYPE, places[info.linkname]
-                if not info.isreg() or match is None or re.match(r"__[^/]*__($|/)", name):
-                    continue
-                places[info.name] = info.offset_data, info.size
-                if match[1] != key:
-                    if refs:
-                        yield SampleRef(key, tuple(refs.values()))
-                    key, refs = match[1], {}
-                ref = _tar_field(url, info, key, match[2].lower())
-                if ref.name in refs:
-                    raise EncodeError(f"two members {name!r} in one sample", url=url)
-                refs[ref.name] = ref
-                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
-            _check_tar_end(file, tar.offset, url)
-    except tarfile.TarError as error:
-        raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for info in tar:
+            name = info.name.removeprefix("./")
+            match = _MEMBER.fullmatch(name)
+            if info.islnk() and info.linkname in places:  # a file that is in the tar already, under another name
+                info.type, (info.offset_data, info.size) = tarfile.REGTYPE, places[info.linkname]
+            if not info.isreg() or match is None or is_metadata(name) or posixpath.basename(name).startswith("."):
+                continue
+            places[info.name] = info.offset_data, info.size
+            if match[1] != key:
+                if refs:
+                    yield SampleRef(key, tuple(refs.values()))
+                key, refs = match[1], {}
+            ref = _tar_field(url, info, key, match[2].lower())
+            if ref.name in refs:
+                raise EncodeError(f"two members {name!r} in one sample", url=url)
+            refs[ref.name] = ref
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
+        _check_tar_end(file, tar.offset, url)
     if refs:
         yield SampleRef(key, tuple(refs.values()))
 
 
 def _check_tar_end(file: BinaryIO, offset: int, url: str) -> None:
-    """Python's tarfile takes a damaged header for the end of the tar; a shorter dataset must not come of that."""
+    """Python's tarfile takes a damaged header for the end of the tar, and a first end for the last; a shorter dataset must not come of that."""
     file.seek(offset)
     block = file.read(BLOCK)
     if block not in (b"", bytes(BLOCK)):
         raise EncodeError("expected a tar header or the end of the tar, got a damaged header", url=url, offset=offset)
+    while rest := file.read(1 << 20):
+        if rest.strip(b"\0"):
+            raise EncodeError("expected nothing behind the end of the tar; join tars by `tar --concatenate`", url=url)
 
 
 def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef:
@@ -245,6 +254,8 @@ def _check_row(row: dict[str, Any]) -> None:
         raise EncodeError(f"expected a path to a file, got {path!r}")
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
+    if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:
+        raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got a longer number")
 
 
 def _parse_json(line: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar
 
 import braceexpand
 import fsspec
@@ -250,17 +250,18 @@ def _range_result(url: str, start: int, stop: int | None, part: bytes | Exceptio
     return bytes(part)
 
 
-def open_file(url: str, *, options: Options | None = None) -> BinaryIO:
+@contextlib.contextmanager
+def open_file(url: str, *, options: Options | None = None) -> Iterator[BinaryIO]:
     """Open a file for seeking reads (a tar's headers); remote ones in blocks of 1 MiB.
 
     Raises:
-        StorageError
+        StorageError: Also for what goes wrong in the ``with`` block, but for errors of ours.
     """
     fs, path = _resolve(url, options)
     if fs is None:
         raise StorageError("expected a file that can be sought in, got a pipe", url=url)
-    with _mapped(url, "open"):
-        return cast("BinaryIO", fs.open(path, "rb", block_size=1 << 20))
+    with _mapped(url, "read"), fs.open(path, "rb", block_size=1 << 20) as file:
+        yield file
 
 
 def file_bytes(url: str, *, options: Options | None = None) -> int:
@@ -273,6 +274,11 @@ def file_bytes(url: str, *, options: Options | None = None) -> int:
 def is_local(url: str) -> bool:
     """Whether the URL is a local path."""
     return "://" not in url and not url.startswith(pipes.PIPE)
+
+
+def plain_path(url: str) -> str:
+    """The path of a ``file://`` URL; any other URL as it is."""
+    return str(LocalFileSystem._strip_protocol(url)) if url.startswith("file://") else url
 
 
 def identity(url: str, *, options: Options | None = None) -> str:
@@ -306,9 +312,10 @@ def is_folder(url: str, *, options: Options | None = None) -> bool:
 
 
 def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str, int | None]]:
-    """All files under a folder, as (path relative to it, size in bytes), sorted by path.
+    """All files under a folder, as (path relative to it, size in bytes or ``None``), sorted by path.
 
-    Links to folders are followed, but for those that lead back to where they are; a link to a file that is not there has no size.
+    Links to folders are followed, but for those that lead back to where they are; a link to a file that is not there has no size, nor has a file of a
+    store that does not tell it.
 
     Raises:
         StorageError: There is no such folder.
@@ -322,7 +329,7 @@ def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str
             return sorted(_walk(path))
         found = fs.find(path, detail=True)
     root = path.rstrip("/") + "/"
-    return sorted((name[len(root) :], int(info["size"])) for name, info in found.items())
+    return sorted((name[len(root) :], info["size"]) for name, info in found.items())
 
 
 def _walk(root: str) -> Iterator[tuple[str, int | None]]:

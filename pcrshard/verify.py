@@ -11,6 +11,7 @@ from . import storage
 from .dataset_index import DATASET_INDEX, ShardEntry
 from .errors import PCRError
 from .index import BLOCK, FULL, HEAD_STOP, Scan, ShardIndex, crc32c, round512
+from .jpeg import mend_headers
 from .markers import SOI, map_jpeg
 from .members import TRAILER, index_name, plan_members, tar_header
 from .pixels import decode
@@ -155,9 +156,9 @@ def _compare_field(field: str, source: bytes, value: str | bytes | None) -> Iter
 
 
 def _compare_pixels(field: str, source: bytes, jpeg: bytes) -> Iterator[str]:
-    colour = map_jpeg(source).colour
-    mode = "cmyk" if colour in ("cmyk", "ycck") else "rgb"
-    expected, got = decode(source, mode), decode(jpeg, mode)
+    found = map_jpeg(source)
+    mode = "cmyk" if found.colour in ("cmyk", "ycck") else "rgb"
+    expected, got = decode(mend_headers(source, found), mode), decode(jpeg, mode)
     if not np.array_equal(expected, got):
         shapes = f": expected shape {expected.shape}, got {got.shape}" if expected.shape != got.shape else ""
         yield f"pixels of {field} differ from the source{shapes}"

@@ -12,6 +12,7 @@ import itertools
 import json
 import numbers
 import os
+import re
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -22,7 +23,7 @@ from . import storage
 from .dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from .errors import CorruptIndex, EncodeError, PCRError, UnsupportedJpeg
 from .index import Head, Schema, ShardIndex, check_schema, crc32c, round512, valid_field, valid_key
-from .jpeg import check_complete, cut_scans, cut_tail, fill_in_height
+from .jpeg import check_complete, cut_scans, cut_tail, mend_headers
 from .markers import map_jpeg
 from .members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .pixels import make_progressive
@@ -89,7 +90,7 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     source = map_jpeg(jpeg)
     check_complete(source)
     scans = scans_for(script, source.colour, len(source.frame.components))
-    progressive = make_progressive(fill_in_height(jpeg, source), scans)
+    progressive = make_progressive(mend_headers(jpeg, source), scans)
     found = map_jpeg(progressive)
     header, parts, _ = cut_scans(progressive, found)
     groups: list[list[bytes]] = [[] for _ in range(script.num_groups)]
@@ -100,6 +101,11 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     if max(map(len, pieces)) > MAX_BYTES:
         raise UnsupportedJpeg(f"a part of more than {MAX_BYTES} bytes")
     return EncodedImage(pieces, source.frame.height, source.frame.width, source.orientation)
+
+
+def is_metadata(name: str) -> bool:
+    """Whether stock WebDataset passes over a tar member of this name (``tar_file_iterator(skip_meta=)``)."""
+    return bool(re.match(r"__[^/]*__($|/)", name))
 
 
 def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> EncodedSample:
@@ -114,6 +120,8 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
     key = sample.get("__key__")
     if not isinstance(key, str) or not valid_key(key):
         raise EncodeError(f"expected a key without dots in its last part, '..' or a leading '/', got {key!r}")
+    if is_metadata(f"{key}."):
+        raise EncodeError(f"expected a key that is not in a folder named __...__, which WebDataset passes over, got {key!r}")
     images, fields = {}, {}
     for name, value in sample.items():
         if name.startswith("__"):

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+import fsspec
 import pytest
 from slurm import cluster_fixture  # noqa: F401
 from test_encode import read_all, run_encode, wait_for
@@ -478,14 +479,14 @@ def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkey
     assert files(tmp_path) == files(dataset)
 
 
-def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, tmp_path, monkeypatch):
+def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, monkeypatch):
     """Object stores have no locks: the run that was first stops with an error when it next saves."""
     monkeypatch.setattr(journal, "_SECONDS_PER_SAVE", 0)
-    dst = f"file://{tmp_path}"
+    memory, dst = fsspec.filesystem("memory"), "memory://taken-over"
 
     def disturb(done, total):
-        path = tmp_path / journal.JOURNAL
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"run": "another"}))
+        path = f"/taken-over/{journal.JOURNAL}"
+        memory.pipe_file(path, json.dumps(json.loads(memory.cat_file(path)) | {"run": "another"}).encode())
 
     with pytest.raises(EncodeError, match="another encode is writing"):
         run_encode(synthetic_folder, dst, num_shards=4, progress=disturb)

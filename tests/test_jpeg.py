@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pcrshard import join_scans, split_scans
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
-from pcrshard.jpeg import check_complete, fill_in_height
+from pcrshard.jpeg import check_complete, mend_headers
 from pcrshard.markers import EOI, SOI, exif_orientation, map_jpeg
 from pcrshard.testing import make_jpeg
 
@@ -90,7 +90,15 @@ def test_a_height_that_only_dnl_tells_is_filled_in(djpeg):
     jpeg = jpeg[:first_stop] + dnl + jpeg[first_stop:]
     assert map_jpeg(jpeg).frame.height == found.frame.height
     assert djpeg(join_scans(*split_scans(jpeg))) == djpeg(PROGRESSIVE)
-    assert fill_in_height(jpeg, map_jpeg(jpeg)).replace(dnl, b"") == PROGRESSIVE
+    assert mend_headers(jpeg, map_jpeg(jpeg)).replace(dnl, b"") == PROGRESSIVE
+
+
+@pytest.mark.parametrize("fields", [b"\0\0\0", b"\0\x3f\x10", b"\1\x05\0"])
+def test_fields_that_mean_nothing_are_filled_in(fields):
+    """Some cameras write zeros where a baseline scan has nothing to say; djpeg warns of it, and reads the same pixels."""
+    at = JPEG.index(b"\xff\xda") + 5 + 2 * 3
+    jpeg = patched(JPEG, at, fields)
+    assert mend_headers(jpeg, map_jpeg(jpeg)) == JPEG == mend_headers(JPEG, map_jpeg(JPEG))
 
 
 REFUSED = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pcrshard.errors import CorruptJpeg
+from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
 from pcrshard.markers import map_jpeg
 from pcrshard.pixels import compress, decode, make_baseline, make_progressive, system, to_jpeg
 from pcrshard.script import STANDARD, scans_for
@@ -86,6 +86,22 @@ def test_other_formats_convert(fmt, mode):
     assert (frame.height, frame.width) == (20, 30)
     with pytest.raises(CorruptJpeg, match="Pillow"):
         to_jpeg(out.getvalue()[:20], 90, None)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_without_a_known_range_are_refused(kind):
+    """A TIFF of measurements would come out black or as noise."""
+    out = io.BytesIO()
+    Image.fromarray(np.arange(600, dtype=kind).reshape(20, 30)).save(out, "TIFF")
+    with pytest.raises(UnsupportedJpeg, match="32 bits"):
+        to_jpeg(out.getvalue(), 90, None)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_resize_short_keeps_the_sampling(subsampling):
+    """The colours of a 4:4:4 source stay as fine as its luma."""
+    source = make_jpeg(1, 100, 200, subsampling=subsampling)
+    assert map_jpeg(to_jpeg(source, None, 50)).frame.components == map_jpeg(source).frame.components
 
 
 @pytest.mark.parametrize(("size", "expected"), [((100, 200), (50, 100)), ((333, 100), (166, 50)), ((40, 300), (40, 300))])

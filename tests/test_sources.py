@@ -1,18 +1,21 @@
 """Where samples come from: what a user points at is what is encoded, and the rest is an error that names it."""
 
+import functools
+import http.server
 import io
 import json
 import os
 import shutil
 import subprocess
 import tarfile
+import threading
 
 import fsspec
 import pytest
 import webdataset as wds
 
 from pcrshard import storage
-from pcrshard.errors import EncodeError, PCRError
+from pcrshard.errors import EncodeError, PCRError, StorageError
 from pcrshard.sources import list_source
 from pcrshard.storage import read_ranges
 from pcrshard.testing import make_jpeg
@@ -213,7 +216,9 @@ def test_the_same_key_in_two_tars(tmp_path):
     assert our_samples(pattern, prefix_keys=True) == our_samples(str(tmp_path), prefix_keys=True) == expected
 
 
-@pytest.mark.parametrize("damage", ["compressed", "empty", "text", "cut in data", "cut in header", "garbage header"])
+@pytest.mark.parametrize(
+    "damage", ["compressed", "empty", "text", "cut in data", "cut in header", "garbage header", "joined by cat"]
+)
 def test_damaged_tars(tmp_path, damage):
     """A tar that is not whole is an error that names it, never a shorter dataset."""
     path = tmp_path / "a.tar"
@@ -226,10 +231,43 @@ def test_damaged_tars(tmp_path, damage):
         "text": b"not a tar" * 200,
         "cut in data": data[: 3 * member + 600],
         "cut in header": data[: 3 * member + 100],
+        "joined by cat": data + data,
         "garbage header": data[: 2 * member] + b"\xaa" * 512 + data[2 * member + 512 :],
     }[damage])  # fmt: skip
     with pytest.raises(EncodeError, match=r"a\.tar"):
         list_source(str(path))
+
+
+def test_what_finder_adds_to_tars_is_left_out(tmp_path):
+    """Archives made on a Mac have ``._`` files beside the images; as in folders, hidden files are none of the dataset's."""
+    members = [("d/._1.jpg", b"Mac OS X"), ("d/1.jpg", JPEG), ("._d", b""), ("d/.DS_Store", b""), ("d/1.cls", b"0")]
+    assert our_samples(make_tar(tmp_path / "a.tar", members)) == [{"__key__": "d/1", "jpg": JPEG, "cls": b"0"}]
+
+
+@pytest.mark.parametrize("folder", ["__background__", "____", "___x__"])
+def test_a_class_that_webdataset_would_take_for_metadata(make_folder, tmp_path, folder):
+    """Its images are under a key that stock WebDataset does not pass over; its name stays."""
+    source = list_source(make_folder(f"{folder}/1.jpg", "cat/1.jpg"))
+    assert source.classes == tuple(sorted(["cat", folder]))
+    members = [(f"{sample.key}.jpg", JPEG) for sample in source.samples]
+    assert len(stock_samples(make_tar(tmp_path / "a.tar", members))) == 2
+
+
+def test_a_server_that_cannot_be_sought_in(tmp_path):
+    """Images come from a server without ranges; tars there are one error that names them."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "1.jpg").write_bytes(JPEG)
+    make_tar(tmp_path / "a.tar", [(f"{i}.jpg", bytes(1 << 20)) for i in range(8)])
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            assert our_samples(f"{url}/d/") == [{"__key__": "1", "jpg": JPEG}]
+            with pytest.raises(StorageError, match=r"range requests.*a\.tar"):
+                list_source(f"{url}/a.tar")
+        finally:
+            server.shutdown()
 
 
 def test_a_sparse_member_is_not_misread(tmp_path):
@@ -343,6 +381,7 @@ BAD_ROWS = [
     ("a.jsonl", GOOD_JSONL + '{"path": ".."}\n'),
     ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": true}\n'),
     ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1.5}\n'),
+    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1' + "0" * 18 + "}\n"),
     ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": null}\n'),
     ("a.jsonl", GOOD_JSONL + "[" * 200_000 + "\n"),
     ("a.jsonl", GOOD_JSONL.encode() + b'{"path": "\xff.jpg"}\n'),

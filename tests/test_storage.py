@@ -178,7 +178,7 @@ def test_a_server_that_ignores_range_is_an_error(stop):
 CALLS = {
     "open_range": lambda url: storage.open_range(url, 0, 8).__enter__(),
     "read_bytes": storage.read_bytes,
-    "open_file": storage.open_file,
+    "open_file": lambda url: storage.open_file(url).__enter__(),
     "list_files": storage.list_files,
 }
 

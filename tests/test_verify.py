@@ -265,6 +265,19 @@ def test_photographs_against_their_source(photos, tmp_path):
     assert main(["verify", str(tmp_path / "dst"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
 
 
+def test_headers_that_libjpeg_warns_of(tmp_path):
+    """A camera's zeros in a scan header, and a height that comes behind the scan, are no damage."""
+    jpeg = make_jpeg(1, 40, 56)
+    scan, frame = jpeg.index(b"\xff\xda") + 11, jpeg.index(b"\xff\xc0") + 5
+    height = jpeg[frame : frame + 2]
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "zeros.jpg").write_bytes(jpeg[:scan] + bytes(3) + jpeg[scan + 3 :])
+    late = jpeg[:frame] + bytes(2) + jpeg[frame + 2 : -2] + b"\xff\xdc\0\4" + height + jpeg[-2:]
+    (tmp_path / "src" / "late.jpg").write_bytes(late)
+    encode(str(tmp_path / "src"), str(tmp_path / "out"), EncodeOptions(num_shards=1), workers=1)
+    assert main(["verify", str(tmp_path / "out"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
+
+
 def test_rare_cmyk_is_compared_too(data_folder, tmp_path):
     """An image that the TurboJPEG interface does not take is proven equal all the same."""
     if not native.available:
