@@ -2,7 +2,8 @@
 
 Each measurement is a process of its own, so that no case inherits the memory of another. Its first pass is the regime "fresh", the
 passes after it "steady". Imports and a tiny shard come before, so that "fresh" is about memory, not about loading code.
-Asserts the JPEG bytes' sizes and that exactly prefix_stop bytes are read.
+Asserts the JPEG bytes' sizes and that exactly prefix_stop bytes are read. "plain" is what one would write without pcrshard's reader: the
+bare read, the pieces of each image joined, and one CRC-32C of each.
 """
 
 import gc
@@ -16,11 +17,12 @@ import time
 from common import bar, jpeg_files, parse_args, photos, print_table, read, save, show, summary
 
 import pcrshard
+from pcrshard.index import crc32c, decode_head, decode_index
 from pcrshard.writer import ShardFormat, encode_sample, write_dataset_index, write_shard
 
 SCANS = (1, 2, 5, 10)
 CASES = {"8 shards": "a", "1 shard": "b", "1 shard, 4x": "c"}
-HOWS = ("bare", "unchecked", "checked")
+HOWS = ("bare", "plain", "unchecked", "checked")
 REGIMES = ("fresh", "steady")
 STEADY_SECONDS = 0.2  # CPU time of the steady passes of a process
 BAR_RATIO, BAR_MIBS = 0.5, 400
@@ -51,6 +53,23 @@ def bare(files):
 def jpegs(files, scan, check):
     for path, entry, _, expected in files:
         data = [sample["jpg"] for sample in pcrshard.Shard(path, entry=entry, check=check).samples(scan)]
+        assert sum(map(len, data)) == expected
+
+
+def plain(files, scan):
+    for path, _, stop, expected in files:
+        with open(path, "rb") as file:
+            shard = file.read(stop)
+        head = decode_head(shard[512:1024])
+        index = decode_index(head, shard[1024 : 1024 + head.body_bytes])
+        starts = index.starts(scan).reshape(scan, -1)
+        ends = starts + index.sizes[:scan].reshape(scan, -1)
+        crcs = index.crcs[scan - 1].ravel().tolist()
+        data = []
+        for begins, stops, crc in zip(starts.T.tolist(), ends.T.tolist(), crcs, strict=True):
+            jpeg = b"".join([*(shard[a:b] for a, b in zip(begins, stops, strict=True)), b"\xff\xd9"])
+            assert crc32c(jpeg) == crc32c(b"\xff\xd9", crc)
+            data.append(jpeg)
         assert sum(map(len, data)) == expected
 
 
@@ -88,7 +107,12 @@ def child(folder, case, scan, how):
     files = plan(folder, case, scan)
 
     def work():
-        bare(files) if how == "bare" else jpegs(files, scan, how == "checked")
+        if how == "bare":
+            bare(files)
+        elif how == "plain":
+            plain(files, scan)
+        else:
+            jpegs(files, scan, how == "checked")
 
     gc.collect()
     figures = {"fresh": measure(work)}
@@ -97,7 +121,7 @@ def child(folder, case, scan, how):
     figures["steady"] = measure(work, min(count, 200))
     stops = sum(stop for _, _, stop, _ in files)
     requested = bytes_read(work)
-    if how != "bare":
+    if how not in ("bare", "plain"):
         assert requested == stops, f"read {requested} bytes, prefix stops add up to {stops}"
     print(json.dumps(figures | {"bytes": stops, "requested": requested}))
 
