@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Self
 
@@ -72,6 +71,7 @@ class JoinedSamples:
 
     def __init__(self, shard: Source, scan: Scan, images: list[bytes | None]) -> None:
         self.shard, self.scan, self.index, self._images = shard, scan, shard.index, images
+        self._rows: list[Sample] = []
         self.num_bytes = self.index.head.prefix_stop(scan)
         self._streams = tuple(field for field, _ in self.index.schema.streams)
 
@@ -84,6 +84,7 @@ class JoinedSamples:
     def close(self) -> None:
         """Give the memory back, but for the samples that the caller keeps."""
         self._images.clear()
+        self._rows.clear()
 
     def samples(self, *, select: Select | None = None, on_error: OnError | None = None) -> Iterator[Sample]:
         """The samples in order; see :meth:`Prefix.samples`.
@@ -91,14 +92,22 @@ class JoinedSamples:
         Raises:
             ValueError: This was closed before all were taken.
         """
+        count, num_streams = len(self.index.keys), len(self._streams)
+        if len(self._images) != count * num_streams:
+            raise ValueError("expected to be asked for samples before it was closed")
         names = ("__key__", *self._streams, *self.index.fields)
         fields = self.index.fields.values()
-        rows = zip(self.index.keys, *[iter(self._images)] * len(self._streams), *fields, strict=True)
-        samples = map(dict, map(zip, itertools.repeat(names), rows))
-        if select is None and not any(None in column for column in (self._images, *fields)):
-            yield from samples
-            return
-        for row, sample in enumerate(samples):
+        images = [self._images[i::num_streams] for i in range(num_streams)]
+        self._rows = scatter.rows(names, (self.index.keys, *images, *fields), count)
+        if select is None and all(self._images) and not any(None in column for column in fields):
+            yield from self._rows
+        else:
+            yield from self._partial_rows(select, on_error)
+        if not self._rows:
+            raise ValueError("expected to give all samples before it was closed")
+
+    def _partial_rows(self, select: Select | None, on_error: OnError | None) -> Iterator[Sample]:
+        for row, sample in enumerate(self._rows):
             try:
                 partial = self._partial(row, sample, select)
             except PCRError as error:

@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,3 +17,4 @@ def read(
     crcs: npt.NDArray[np.uint32] | None,
     /,
 ) -> list[bytes | None]: ...
+def rows(names: tuple[str, ...], columns: tuple[Sequence[Any], ...], count: int, /) -> list[dict[str, Any]]: ...

@@ -1,4 +1,4 @@
-/* pcrshard.native._scatter: a range of a file into many bytes objects, without a buffer in between.
+/* pcrshard.native._scatter: a range of a file into many bytes objects, without a buffer in between, and samples made of them.
  *
  * POSIX calls it a scattered read (readv). It is a module of its own because only CPython's interface makes bytes objects
  * that can be filled; everything else is in the core, which knows nothing of Python.
@@ -247,10 +247,39 @@ static PyObject *scatter_read(PyObject *module, PyObject *args) {
     return result;
 }
 
+static PyObject *make_row(PyObject *names, PyObject *columns, Py_ssize_t i) {
+    PyObject *row = PyDict_New();
+    for (Py_ssize_t j = 0; row && j < PyTuple_Size(names); j++) {
+        PyObject *value = PySequence_GetItem(PyTuple_GetItem(columns, j), i);
+        if (!value || PyDict_SetItem(row, PyTuple_GetItem(names, j), value)) Py_CLEAR(row);
+        Py_XDECREF(value);
+    }
+    return row;
+}
+
+static PyObject *scatter_rows(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *names, *columns;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "O!O!n:rows", &PyTuple_Type, &names, &PyTuple_Type, &columns, &count)) return NULL;
+    if (PyTuple_Size(names) != PyTuple_Size(columns) || count < 0) {
+        PyErr_SetString(PyExc_ValueError, "the arguments do not fit together");
+        return NULL;
+    }
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list && i < count; i++) {
+        PyObject *row = make_row(names, columns, i);
+        if (!row || PyList_SetItem(list, i, row)) Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyMethodDef methods[] = {
     {"read", scatter_read, METH_VARARGS,
      "read(fd, start, stop, num_items, sizes, starts, base, offsets, ending, crcs) -> list[bytes | None]\n\n"
      "See pcrshard.native.scatter.read. Arrays are contiguous: sizes and crcs of uint32, starts and offsets of int64."},
+    {"rows", scatter_rows, METH_VARARGS,
+     "rows(names, columns, count) -> list[dict]\n\nThe first rows of a table given by columns, each a list or tuple, as dicts."},
     {NULL, NULL, 0, NULL},
 };
 

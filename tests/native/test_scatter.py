@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -231,3 +233,32 @@ def test_a_claim_that_memory_cannot_hold_is_refused(fd: int) -> None:
             scatter.read(fd, 0, 1 << 62, groups([[(1 << 32) - 1] * 8], [0]))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_rows_are_dicts_of_columns() -> None:
+    """A table given by columns, some lists, some tuples, as one dict per row, with the names in their order."""
+    columns = (("a", "b"), [b"1", None], (None, b"2", b"more than asked for"))
+    rows = scatter.rows(("__key__", "jpg", "cls"), columns, 2)
+    assert rows == [{"__key__": "a", "jpg": b"1", "cls": None}, {"__key__": "b", "jpg": None, "cls": b"2"}]
+    assert list(rows[0]) == ["__key__", "jpg", "cls"]
+    assert scatter.rows((), (), 0) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "columns", "count", "error"),
+    [
+        (("a",), (), 1, ValueError),
+        (("a",), ([1],), -1, ValueError),
+        (("a",), ([1],), 2, IndexError),
+        (("a",), (None,), 1, TypeError),
+        (([],), ([1],), 1, TypeError),
+        (["a"], ([1],), 1, TypeError),
+    ],
+)
+def test_rows_that_cannot_be_made(names: Any, columns: Any, count: int, error: type[Exception]) -> None:
+    """Columns that are too short, or no columns, are an error, and nothing is left behind."""
+    before = sys.getrefcount(columns)
+    for _ in range(3):
+        with pytest.raises(error):
+            scatter.rows(names, columns, count)
+    assert sys.getrefcount(columns) == before
