@@ -8,7 +8,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot
 
-STYLES = {"bare": ("o", "#718096", "bare read"), "unchecked": ("^", "#90cdf4", "pcrshard, checks off")}
+STYLES = {"bare": ("o", "#718096", "bare read"), "plain": ("v", "#dd6b20", "plain Python, checks on"), "unchecked": ("^", "#90cdf4", "pcrshard, checks off")}
 STYLES["checked"] = ("s", "#2b6cb0", "pcrshard, checks on")
 TITLES = {"fresh": "fresh process", "steady": "steady state"}
 
@@ -43,12 +43,12 @@ def main():
     source, out = sys.argv[1:]
     with open(source) as file:
         rows = json.load(file)["results"]
-    figure, axes = pyplot.subplots(1, 2, figsize=(8, 4.5), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 4.5), sharey=True, layout="constrained")
     for panel, regime in zip(axes, TITLES, strict=True):
         draw(panel, rows, regime)
     axes[0].set_ylabel("MiB per CPU second (log scale)")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
     figure.suptitle("Prefixes of 260 ImageNet photographs, page cache to JPEG bytes", fontsize=11)
     figure.savefig(out, dpi=100)
 
