@@ -8,7 +8,11 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot
 
-STYLES = {"bare": ("o", "#718096", "bare read"), "plain": ("v", "#dd6b20", "plain Python, checks on"), "unchecked": ("^", "#90cdf4", "pcrshard, checks off")}
+STYLES = {
+    "bare": ("o", "#718096", "bare read"),
+    "plain": ("v", "#dd6b20", "plain Python, checks on"),
+    "unchecked": ("^", "#90cdf4", "pcrshard, checks off"),
+}
 STYLES["checked"] = ("s", "#2b6cb0", "pcrshard, checks on")
 TITLES = {"fresh": "fresh process", "steady": "steady state"}
 

@@ -93,6 +93,16 @@ def test_every_piece_is_in_its_object(fd: int, layout: tuple[int, int, Groups], 
     assert scatter.read(fd, start, stop, found, ending=ending, crcs=crcs) == [None, *expected[1:]]
 
 
+@pytest.mark.parametrize("shift", [0, 1, 7])
+def test_checksums_of_every_size(fd: int, shift: int) -> None:
+    """Whatever instructions this machine has, each size up to some steps of them has the CRC-32C of the crc32c package."""
+    sizes = list(range(1, 1200))
+    found = groups([sizes], [shift])
+    crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
+    assert None not in scatter.read(fd, shift, len(DATA), found, crcs=crcs)
+    assert scatter.read(fd, shift, len(DATA), found, crcs=crcs ^ np.uint32(1)) == [None] * len(sizes)
+
+
 def test_arrays_may_lie_anywhere(fd: int) -> None:
     """The arrays of an index begin at any byte of it."""
     numbers = groups([[600] * 3, [700] * 3], [5000, 0], 1, [4100, 4700, 5300])
