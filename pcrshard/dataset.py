@@ -118,7 +118,7 @@ class PCRDataset(IterableDataset[Any]):
         self._finished = SharedIntegers([-1] * _MAX_WORKERS)
         self._done = 0
         self._own: list[int] | None = None
-        self._count, self._ended, self._loaded = 0, False, False
+        self._count, self._ended, self._loaded, self._all_given = 0, False, False, False
         if not self._order().steps:
             raise ValueError(
                 f"expected at least one global batch of {self.geometry.global_batch}, got {self.num_samples} samples"
@@ -309,7 +309,7 @@ class PCRDataset(IterableDataset[Any]):
             )
         self._start[: 2 + len(flat)] = [epoch, len(segments), *flat]
         self._finished[:] = [-1] * _MAX_WORKERS
-        self._done, self._own, self._ended, self._loaded = 0, None, False, False
+        self._done, self._own, self._ended, self._loaded, self._all_given = 0, None, False, False, False
 
     def _order(self) -> Order:
         """The steps from the start on."""
@@ -336,12 +336,16 @@ class PCRLoader(DataLoader[Any]):
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
-        self.dataset._check_rank()  # here, too: a spawned worker does not know its parent's process group
-        self.dataset._done, self.dataset._ended, self.dataset._loaded, epoch = 0, False, False, self.dataset.epoch
+        dataset = self.dataset
+        dataset._check_rank()  # here, too: a spawned worker does not know its parent's process group
+        # Who stops after len() batches, as Lightning does, never comes behind the loop.
+        if dataset._all_given:
+            dataset.set_epoch(dataset.epoch + 1)
+        dataset._done, dataset._ended, dataset._loaded, epoch, count = 0, False, False, dataset.epoch, len(dataset)
         for given, batch in enumerate(super().__iter__(), 1):
-            self.dataset._done = given
+            dataset._done, dataset._all_given = given, given == count
             yield batch
-        self.dataset.set_epoch(epoch + 1)
+        dataset.set_epoch(epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: behind the batch that it had last."""

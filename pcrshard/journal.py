@@ -108,8 +108,10 @@ class Journal:
             EncodeError: One of them is there, and this does not go on with a run that may have written it.
         """
         if not self._goes_on:
-            there = {name for name, _ in storage.list_files(self.dst, options=self.options)}
-            if found := sorted(there.intersection(names)):
+            # An object store has no folder before it has something in it.
+            made = storage.is_folder(self.dst, options=self.options)
+            there = [name for name, _ in storage.list_files(self.dst, options=self.options)] if made else []
+            if found := sorted(set(there).intersection(names)):
                 raise EncodeError(f"{self.dst} already holds {found[0]}, of no run that this goes on with: use another folder")
         self.save()
 

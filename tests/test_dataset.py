@@ -179,6 +179,21 @@ def test_leaving_early_and_going_on(folder):
     assert dataset.epoch == 3
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_a_loop_that_stops_after_the_last_batch_goes_on_to_the_next_epoch(folder, options):
+    """Lightning asks for len() batches and no more; its epochs are those of a plain loop, and a state saved behind the last batch is good."""
+    plain, counted = (PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options) for _ in range(2))
+    expected = [ids(plain) for _ in range(3)]
+    assert expected[0] != expected[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [ids(itertools.islice(counted, len(counted))) for _ in range(3)] == expected
+    other = PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options)
+    other.load_state_dict(counted.state_dict())
+    assert ids(other) == []
+    assert ids(other) == ids(plain)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_that_contradict_are_refused(folder, monkeypatch, workers):
     """A dataset made before the launcher's rank was known raises where it is read, unless its rank was given."""

@@ -26,7 +26,8 @@ from servers import AS_ASKED, Fault
 import pcrshard
 from pcrshard import buffers, remote, storage
 from pcrshard.cache import PrefixCache
-from pcrshard.errors import CorruptIndex, CorruptPiece, PCRError, StorageError, TruncatedShard
+from pcrshard.encode import encode_part
+from pcrshard.errors import CorruptIndex, CorruptPiece, EncodeError, PCRError, StorageError, TruncatedShard
 from pcrshard.reader import Shard
 from pcrshard.remote import Cancelled
 from pcrshard.retry import Retry
@@ -74,6 +75,24 @@ def bucket(dataset):
     pytest.importorskip("s3fs", reason="S3FS IS NOT INSTALLED: pip install -c constraints.txt s3fs")
     with servers.s3(dataset) as server:
         yield server
+
+
+@pytest.mark.parametrize("part", [None, (1, 2)])
+def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, part):
+    """Object stores have no folders to make: the first run, each part and a resumed run write to a fresh prefix."""
+    dst, options = f"s3://{bucket.bucket}/fresh-{part is None}/deep", pcrshard.EncodeOptions(num_shards=4)
+    how = {"workers": 1, "dst_options": bucket.storage_options}
+    if part is None:
+        pcrshard.encode(str(synthetic_folder), dst, options, **how)
+    else:
+        assert encode_part(str(synthetic_folder), dst, part, options, **how) is None
+    index = pcrshard.encode(str(synthetic_folder), dst, options, resume=True, **how)
+    assert index == pcrshard.open_dataset(str(dataset))[0]
+    with pytest.raises(EncodeError, match="already holds a dataset"):
+        pcrshard.encode(str(synthetic_folder), dst, options, **how)
+    for entry in index.shards:
+        shard = pcrshard.Shard(f"{dst}/{entry.name}", entry=entry, storage_options=bucket.storage_options)
+        assert list(shard.samples()) == list(pcrshard.Shard(f"{dataset}/{entry.name}").samples())
 
 
 def pipeline(urls, scan, **reading):
