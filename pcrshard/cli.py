@@ -20,6 +20,7 @@ from .errors import EncodeError, PCRError, StorageError
 from .export import FORMATS, export_shard
 from .index import FULL
 from .journal import SKIPPED, read_skipped
+from .members import TRAILER
 from .native import scatter
 from .parallel import run_tasks, worker_pool
 from .reader import Shard, open_dataset
@@ -235,7 +236,7 @@ def _open(url: str) -> tuple[DatasetIndex, list[str]]:
     shard = Shard(url)
     head = shard.head
     crc = int.from_bytes(head.encode()[8:12], "little")
-    size = storage.file_bytes(url)
+    size = storage.file_bytes(url) or head.prefix_stop(FULL) + len(TRAILER)
     # Nobody compares a single shard with a dataset index, which would know the checksum of the file.
     entry = ShardEntry(url.rpartition("/")[2], head.num_samples, crc, size, 0, head.prefix_stops)
     return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,)), [url]

@@ -215,7 +215,7 @@ def load_dataset(
     *,
     scan: Scan | ScanLevel = FULL,
     streaming: bool = True,
-    split: str = "train",
+    split: str | datasets.Split | datasets.ReadInstruction = "train",
     columns: Sequence[str] | None = None,
     features: datasets.Features | None = None,
     storage_options: storage.Options | None = None,
@@ -245,12 +245,17 @@ def load_dataset(
         PCRError: The dataset or a shard cannot be read; when a map-style dataset is made, as the cause of ``DatasetGenerationError``.
         ValueError: There is no such column.
     """
+    if isinstance(columns, str):
+        raise TypeError(f"expected a sequence of column names, got {columns!r}; write [{columns!r}]")
+    if split is None:
+        raise TypeError("expected a split such as 'train', got None")
+    spec = str(split.to_spec() if isinstance(split, datasets.ReadInstruction) else split)
     chosen = {"columns": list(columns) if columns else None, "features": features, "prefix_cache": prefix_cache}
     given = {name: value for name, value in chosen.items() if value is not None}
     builder = PcrBuilder(
         data_dir=url,
         scan=scan,
-        split=split.partition("[")[0],
+        split=spec.partition("[")[0],
         storage_options=dict(storage_options or {}),
         cache_dir=cache_dir,
         **given,

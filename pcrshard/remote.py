@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 from .errors import StorageError, TruncatedShard, redact
-from .retry import PROGRESS_BYTES, Refused, Retry, is_hopeless
+from .retry import PROGRESS_BYTES, Refused, Retry, asked_pause, is_hopeless
 
 # From a server that ignores Range this much is read and dropped to come to the start of a range; more is refused.
 _MAX_SKIP = 1 << 20
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)", re.IGNORECASE)
 _POLL_SECONDS = 0.2
 _PATIENT_FAILURES = 3
 _MAX_REPLACED = 3
@@ -145,7 +145,8 @@ def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: thre
         if is_hopeless(error) or failures >= retry.attempts or late:
             # Tracebacks print the cause too, and those of workers end up in the logs of jobs.
             raise _final(error, transfer, requests) from (error if redact(str(error)) == str(error) else None)
-        pause = retry.delay(failures)
+        left = transfer.last_progress + retry.deadline - time.monotonic()
+        pause = max(retry.delay(failures), min(asked_pause(error), left))
         log.log(
             logging.INFO if failures < _PATIENT_FAILURES else logging.WARNING,
             "%s: %s: %s; %d of %d bytes came, trying again in %.1f s",
@@ -229,8 +230,9 @@ async def _http_get(fs: Any, url: str, transfer: Transfer, silence: float) -> As
             raise TruncatedShard(f"expected bytes {transfer.start} to {transfer.stop}, the server has none of them")
         fs._raise_not_found_for_status(reply, url)
         partial = reply.headers.get("Content-Range", "") if reply.status == 206 else None
-        tag = reply.headers.get("ETag") or reply.headers.get("Last-Modified")
-        yield _Reply(partial, reply.content_length, tag, reply.content.iter_any())
+        tag = (reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "").removeprefix("W/") or None
+        length = None if "Content-Encoding" in reply.headers else reply.content_length  # that of what is sent, not of the file
+        yield _Reply(partial, length, tag, reply.content.iter_any())
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import email.utils
 import random
+import time
 
 from .errors import PCRError, StorageError
 
@@ -60,6 +62,17 @@ class Retry:
     def delay(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row: exponential, with jitter, so that a thousand workers do not return at once."""
         return float(random.uniform(0.5, 1.0) * min(self.first_delay * 2 ** min(failures - 1, 30), self.max_delay))
+
+
+def asked_pause(error: BaseException) -> float:
+    """Seconds that an HTTP server wants to be left alone (``Retry-After``, RFC 9110 section 10.2.3); 0 if it says nothing."""
+    value = str((getattr(error, "headers", None) or {}).get("Retry-After", "")).strip()
+    if value.isdecimal():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
 
 
 class Refused(StorageError):

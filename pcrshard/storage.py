@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from . import buffers, pipes, remote
 from .errors import PCRError, StorageError, TruncatedShard, redact
 from .local import LocalFile
-from .retry import Retry, is_hopeless
+from .retry import Retry, asked_pause, is_hopeless
 
 Options = Mapping[str, Any]
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def _retried(call: Callable[[], T], retry: Retry = _ANY_NETWORK) -> T:
         except Exception as error:
             if is_hopeless(error):
                 raise
-            time.sleep(retry.delay(failures))
+            time.sleep(max(retry.delay(failures), min(asked_pause(error), retry.deadline / retry.attempts)))
     return call()
 
 
@@ -264,11 +264,12 @@ def open_file(url: str, *, options: Options | None = None) -> Iterator[BinaryIO]
         yield file
 
 
-def file_bytes(url: str, *, options: Options | None = None) -> int:
-    """Size of a file in bytes; one request."""
+def file_bytes(url: str, *, options: Options | None = None) -> int | None:
+    """Size of a file in bytes, ``None`` where the server does not tell it; one request."""
     fs, path = _resolve(url, options)
     with _mapped(url, "look up"):
-        return int(_retried(lambda: remote.call(fs, "size", path)))
+        size = _retried(lambda: remote.call(fs, "size", path))
+        return None if size is None else int(size)
 
 
 def is_local(url: str) -> bool:

@@ -54,7 +54,7 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
             problems += _check_bytes(task.url, index, view)
             whole = (stop, crc32c(view))
-        if (size := storage.file_bytes(task.url, options=task.storage_options)) != stop:
+        if (size := storage.file_bytes(task.url, options=task.storage_options)) not in (stop, None):
             problems.append(f"expected {stop} bytes, the file has {size} (shard={task.url})")
         problems += _check_samples(shard, task, scan)
         if scan == FULL and not problems and task.entry and (task.entry.shard_bytes, task.entry.shard_crc32c) != whole:

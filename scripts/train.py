@@ -39,7 +39,10 @@ def make_dataset(cfg, url, level, decoder, *, training):
         fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
         state = os.path.join(cfg.out, "bucket")
         read["storage_options"] = {"rate": cfg.bandwidth * 1e6, "state": os.path.abspath(state)}
-        url = f"throttled://{os.path.abspath(url)}"
+        path = url.removeprefix("file://")
+        if "://" in path:
+            raise ValueError(f"bandwidth= slows a local folder down, got {url}")
+        url = f"throttled://{os.path.abspath(path)}"
     epoch = dict(cfg.data.epoch_options) if training else {"shuffle_shards": 0, "last": "short"}
     options = pcrshard.EpochOptions(seed=cfg.seed, **epoch)
     return pcrshard.PCRDataset(
@@ -145,7 +148,7 @@ class Run:
         self.step = self.epoch = 0
         self.seconds, self.losses = 0.0, []
         self.path = os.path.join(cfg.out, "checkpoint.pt")
-        self.stop = False
+        self.asked = self.stop = False  # stop is what all ranks have agreed on
 
     def loss(self, model, batch):
         """The mean loss of a batch; also what ScanTuner differentiates."""
@@ -229,7 +232,7 @@ class Run:
             self.step += 1
             self.losses.append(float(loss.detach()))
             self.seconds = before + time.monotonic() - begun
-            self.stop = self.agree(self.stop or self.step == self.cfg.stop_after)
+            self.stop = self.agree(self.asked or self.step == self.cfg.stop_after)
             if self.stop or self.step % self.cfg.save_every == 0:
                 self.checkpoint()
             if self.stop:
@@ -280,7 +283,7 @@ def main(cfg):
     run.restore()
     # SLURM's warning before the time limit: stop behind the next step; the job is requeued and goes on there.
     # With a status that is not 0, by which scripts/slurm/train.slurm knows.
-    signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "stop", True))
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
     run.train(Log(cfg, rank))
     if dist.is_initialized():
         dist.destroy_process_group()

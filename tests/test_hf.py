@@ -216,6 +216,18 @@ def test_what_is_not_there(url, options, dataset):
 # ---------------------------------------------------------------- shards, order and state
 
 
+def test_splits_may_be_objects_of_datasets(dataset, tmp_path):
+    """``datasets.Split`` and ``ReadInstruction`` are taken as their names are; None, and a column's name for a list of them, are errors."""
+    how = {"streaming": False, "cache_dir": str(tmp_path)}
+    part = datasets.ReadInstruction("train", to=25, unit="%")
+    assert len(load_dataset(str(dataset), split=part, **how)) == len(load_dataset(str(dataset), split="train[:25%]", **how)) == 6
+    assert len(load_dataset(str(dataset), split=datasets.Split.TRAIN, **how)) == 24
+    with pytest.raises(TypeError, match="split"):
+        load_dataset(str(dataset), split=None)
+    with pytest.raises(TypeError, match="column names"):
+        load_dataset(str(dataset), columns="jpg")
+
+
 def test_nodes_split_the_shards(dataset):
     """Each node reads its own shards, and together they read every sample once."""
     rows = load_dataset(str(dataset), scan=1)

@@ -77,6 +77,20 @@ def bucket(dataset):
         yield server
 
 
+@pytest.mark.parametrize("name", ["pcr.json", "data-000000.tar"])
+def test_a_server_that_asks_for_a_pause_gets_it(dataset, name):
+    """A store that limits requests says when to come again; earlier requests would only be refused, and counted."""
+    with servers.faulty(dataset, [Fault(status=429, headers={"Retry-After": "1"})]) as server:
+        begun = time.monotonic()
+        if name == "pcr.json":
+            assert pcrshard.open_dataset(server.url(name))[0].num_samples == 24
+        else:
+            assert len(read(server.url(name), 0, 2000)) == 2000
+        assert time.monotonic() - begun >= 1
+        assert [request.status for request in server.requests()][:1] == [429]
+        assert len(server.requests()) == 2
+
+
 @pytest.mark.parametrize("part", [None, (1, 2)])
 def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, part):
     """Object stores have no folders to make: the first run, each part and a resumed run write to a fresh prefix."""

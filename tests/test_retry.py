@@ -1,16 +1,18 @@
 """What is tried again, how often, and how long the pauses are."""
 
+import datetime
+import email.utils
 import random
 
 import aiohttp
 import pytest
 
 from pcrshard.errors import CorruptPiece, StorageError, TruncatedShard
-from pcrshard.retry import Refused, Retry, is_hopeless
+from pcrshard.retry import Refused, Retry, asked_pause, is_hopeless
 
 
-def status(code):
-    return aiohttp.ClientResponseError(None, (), status=code)
+def status(code, headers=None):
+    return aiohttp.ClientResponseError(None, (), status=code, headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,18 @@ def test_what_may_pass_is_tried_again(error):
 def test_what_will_not_pass_is_not_tried_again(error):
     """A wrong name, key or password is reported at once, not after minutes."""
     assert is_hopeless(error)
+
+
+def test_a_server_may_ask_for_a_pause():
+    """Retry-After counts, in seconds and as a date; a date that is past, or nonsense, asks for nothing."""
+
+    def asks(value):
+        return asked_pause(status(429, {"Retry-After": value}))
+
+    assert asks("20") == 20
+    assert 50 < asks(email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=1))) <= 60
+    assert asks("Sat, 01 Jan 2000 00:00:00 GMT") == asks("soon") == asks("-5") == asks("") == 0
+    assert asked_pause(status(503)) == asked_pause(OSError()) == 0
 
 
 def test_garbage_on_a_connection_is_tried_again():

@@ -92,6 +92,14 @@ def test_the_lowest_scan_whose_lower_bound_passes(bounds, expected):
     assert choose([Similarity(i, 0.95, bound, 1.0) for i, bound in enumerate(bounds, 1)], 0.8) == expected
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_model_that_has_diverged_reads_everything(wrong):
+    """Gradients that are no numbers say nothing of any scan; the job goes on at full fidelity, and the report stays JSON."""
+    row = Similarity(1, *confidence([0.9, wrong, 0.9]))
+    assert row[1:] == (0, -1, 1)
+    assert choose([row], 0.8) == choose([row], -0.5) == "full"
+
+
 def test_confidence_intervals_are_students():
     """Three trials, two degrees of freedom: 4.303 standard errors, as in any table."""
     mean, lower, upper = confidence([0.7, 0.8, 0.9])

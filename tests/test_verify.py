@@ -4,12 +4,13 @@ import json
 import shutil
 import tarfile
 
+import fsspec
 import pytest
 
 from pcrshard import EncodeOptions, Shard, ShardFormat, encode, native, open_dataset
 from pcrshard.cli import main
 from pcrshard.sources import list_source
-from pcrshard.testing import make_jpeg
+from pcrshard.testing import CountingFS, make_jpeg
 from pcrshard.verify import VerifyTask, verify_shard
 
 SCANS = [*range(1, 11), "tail"]
@@ -263,6 +264,28 @@ def test_photographs_against_their_source(photos, tmp_path):
             target.symlink_to(path)
     encode(str(tmp_path / "src"), str(tmp_path / "dst"), workers=1)
     assert main(["verify", str(tmp_path / "dst"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
+
+
+class NoSizeFS(CountingFS):
+    """A store that does not tell sizes, as an HTTP/1.0 server does."""
+
+    protocol = "nosize"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(str(path).removeprefix("nosize://"))
+
+    def size(self, path):
+        return None
+
+
+def test_a_store_that_does_not_tell_sizes(whole, capsys):
+    """What can be checked is checked; nothing is called damaged for want of a number."""
+    fsspec.register_implementation("nosize", NoSizeFS, clobber=True)
+    _, dataset, _ = whole
+    assert main(["verify", f"nosize://{dataset}", "--workers", "1"]) == 0
+    assert main(["info", f"nosize://{dataset}/data-000000.tar"]) == 0
+    assert "3 " in capsys.readouterr().out
 
 
 def test_headers_that_libjpeg_warns_of(tmp_path):

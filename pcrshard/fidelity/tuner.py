@@ -88,11 +88,15 @@ def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
 
 
 def confidence(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of some trials, and the bounds of its 95 % confidence interval by Student's t; one trial has no interval.
+    """Mean of some cosines, and the bounds of its 95 % confidence interval by Student's t; one trial has no interval.
+
+    Where one is not a number, because the model has diverged, nothing is known: 0, between -1 and 1.
 
     >>> confidence([0.9, 0.9, 0.9])
     (0.9, 0.9, 0.9)
     """
+    if not all(map(math.isfinite, values)):
+        return 0.0, -1.0, 1.0
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, mean, mean
