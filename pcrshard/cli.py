@@ -226,7 +226,7 @@ def _info(args: argparse.Namespace) -> int:
 
 def _open(url: str) -> tuple[DatasetIndex, list[str]]:
     """A dataset, or one shard as a dataset."""
-    if not url.endswith(".tar"):
+    if not storage.file_name(url).endswith(".tar"):
         try:
             return open_dataset(url)
         except StorageError as error:
@@ -238,7 +238,7 @@ def _open(url: str) -> tuple[DatasetIndex, list[str]]:
     crc = int.from_bytes(head.encode()[8:12], "little")
     size = storage.file_bytes(url) or head.prefix_stop(FULL) + len(TRAILER)
     # Nobody compares a single shard with a dataset index, which would know the checksum of the file.
-    entry = ShardEntry(url.rpartition("/")[2], head.num_samples, crc, size, 0, head.prefix_stops)
+    entry = ShardEntry(storage.file_name(url), head.num_samples, crc, size, 0, head.prefix_stops)
     return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,)), [url]
 
 
@@ -269,7 +269,7 @@ def _verify(args: argparse.Namespace) -> int:
             )
     tasks = {}
     for i, (url, entry) in enumerate(zip(urls, index.shards, strict=True)):
-        tasks[i] = VerifyTask(url, None if args.src.endswith(".tar") else entry, _sources_of(url, sources))
+        tasks[i] = VerifyTask(url, None if storage.file_name(args.src).endswith(".tar") else entry, _sources_of(url, sources))
     problems: list[str] = []
     seen: set[str] = set()
     unread = 0
@@ -280,7 +280,7 @@ def _verify(args: argparse.Namespace) -> int:
             unread += not result.keys
             progress(progress.done + index.shards[number].num_samples, index.num_samples)
     # Of a shard that could not be read nobody knows what is missing.
-    missing = set() if unread or args.src.endswith(".tar") else set(sources or ()) - seen
+    missing = set() if unread or storage.file_name(args.src).endswith(".tar") else set(sources or ()) - seen
     missing -= {row.key for row in read_skipped(args.src.removesuffix(DATASET_INDEX))} if missing else set()
     problems += [f"the source's sample {key} is in no shard" for key in sorted(missing)]
     return _report_verify(args, index, problems)

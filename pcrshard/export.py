@@ -56,7 +56,7 @@ def export_shard(
     if baseline:
         samples = _to_baseline(samples, shard, streams, on_error)
     if form == "wds":
-        name = shard.url.rpartition("/")[2]
+        name = storage.file_name(shard.url)
         with storage.atomic_write(storage.join(dst, name), options=options) as file:
             return _write_all(samples, lambda path, data: _add_member(file, path, data), TRAILER, file)
     taken = set() if taken is None else taken

@@ -274,9 +274,9 @@ class Shard:
 
 def index_url(url: str | os.PathLike[str]) -> str:
     """Where the dataset index of a dataset is, given its folder or the index itself."""
-    url = os.fspath(url)
-    folder = url if url.rpartition("/")[2] != DATASET_INDEX else url.removesuffix(DATASET_INDEX)
-    return storage.join(folder.rstrip("/") or ("/" if folder else "."), DATASET_INDEX)
+    path, query = storage.split_query(os.fspath(url))
+    folder = path if path.rpartition("/")[2] != DATASET_INDEX else path.removesuffix(DATASET_INDEX)
+    return storage.join((folder.rstrip("/") or ("/" if folder else ".")) + query, DATASET_INDEX)
 
 
 def open_dataset(
@@ -291,7 +291,8 @@ def open_dataset(
     Returns:
         The index, and the URL of each shard in its order. One request.
     """
-    path = index_url(url)
-    folder = path.removesuffix(f"/{DATASET_INDEX}")
-    index = DatasetIndex.decode(storage.read_bytes(path, options=storage_options), url=path)
+    found = index_url(url)
+    path, query = storage.split_query(found)
+    folder = path.removesuffix(f"/{DATASET_INDEX}") + query
+    index = DatasetIndex.decode(storage.read_bytes(found, options=storage_options), url=found)
     return index, [storage.join(folder, shard.name) for shard in index.shards]

@@ -44,9 +44,23 @@ def expand(urls: str | Sequence[str]) -> list[str]:
         raise StorageError(f"not a brace pattern: {error}") from error
 
 
+def split_query(url: str) -> tuple[str, str]:
+    """An HTTP URL up to its query, and the rest, which may be a signature for a whole folder; elsewhere ``?`` may be in a name."""
+    if not url.startswith(("http://", "https://")):
+        return url, ""
+    path, mark, query = url.partition("?")
+    return path, mark + query
+
+
+def file_name(url: str) -> str:
+    """The last part of a URL's path."""
+    return split_query(url)[0].rpartition("/")[2]
+
+
 def join(folder: str, name: str) -> str:
-    """The URL of a file in a folder."""
-    return f"{folder.rstrip('/')}/{name}"
+    """The URL of a file in a folder, with the folder's query."""
+    path, query = split_query(folder)
+    return f"{path.rstrip('/')}/{name}{query}"
 
 
 def _resolve(url: str, options: Options | None) -> tuple[Any, str]:

@@ -66,7 +66,7 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
 
 def _check_bytes(url: str, index: ShardIndex, view: memoryview) -> Iterator[str]:
     """Compare headers, padding and trailer with what the index says they are (SPEC.md section 5)."""
-    stem = url.rpartition("/")[2].removesuffix(".tar")
+    stem = storage.file_name(url).removesuffix(".tar")
     body_stop = HEAD_STOP + index.head.body_bytes
     name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
     renamed = index.schema.layout == "compact" and name.endswith(".pcr") and name != index_name(index.schema, stem)

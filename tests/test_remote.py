@@ -26,6 +26,7 @@ from servers import AS_ASKED, Fault
 import pcrshard
 from pcrshard import buffers, remote, storage
 from pcrshard.cache import PrefixCache
+from pcrshard.cli import main
 from pcrshard.encode import encode_part
 from pcrshard.errors import CorruptIndex, CorruptPiece, EncodeError, PCRError, StorageError, TruncatedShard
 from pcrshard.reader import Shard
@@ -75,6 +76,25 @@ def bucket(dataset):
     pytest.importorskip("s3fs", reason="S3FS IS NOT INSTALLED: pip install -c constraints.txt s3fs")
     with servers.s3(dataset) as server:
         yield server
+
+
+@pytest.mark.parametrize("name", ["", "pcr.json"])
+def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
+    """A query behind a dataset's URL, such as a token for its folder, goes with each request for a file of it."""
+    with servers.faulty(dataset, lambda ask: None if ask.query == "sig=a/b" else Fault(status=403)) as server:
+        url = f"{server.url(name)}?sig=a/b"
+        index, urls = pcrshard.open_dataset(url)
+        ds = wds.WebDataset(urls, shardshuffle=False).pcr_scan(2, index=url, retry=HASTY)
+        assert samples_of(ds) == samples_of(
+            wds.WebDataset(sorted(map(str, dataset.glob("*.tar"))), shardshuffle=False).pcr_scan(2)
+        )
+        assert pcrshard.stage(url, str(tmp_path / "staged"), 1) == pcrshard.stage(str(dataset), str(tmp_path / "same"), 1)
+        assert main(["verify", url, "--workers", "1"]) == 0
+        assert main(["verify", urls[0], "--workers", "1"]) == main(["info", urls[0]]) == 0
+        assert main(["export", urls[0], str(tmp_path / "tars"), "--format", "wds"]) == 0
+        assert [path.name for path in (tmp_path / "tars").iterdir()] == [index.shards[0].name]
+        with pytest.raises(StorageError, match="403"):
+            pcrshard.open_dataset(server.url(name))
 
 
 @pytest.mark.parametrize("name", ["pcr.json", "data-000000.tar"])
