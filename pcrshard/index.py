@@ -393,7 +393,7 @@ def _are_legal(keys: str) -> bool:
 
 def _check_pieces(index: ShardIndex, url: str | None) -> None:
     """The rules of SPEC sections 2.3 and 3 that tie sizes, offsets and prefix stops together."""
-    # count_nonzero, because any() and all() go through Python, which would be half of what a small shard costs.
+    # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a small shard costs.
     head, schema, dims, count = index.head, index.schema, index.dims, np.count_nonzero
     empty = index.sizes == 0
     missing = empty[0]

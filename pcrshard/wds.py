@@ -106,7 +106,7 @@ class _Load:
 
     def __call__(self, url: str, cancel: threading.Event) -> Prefix | JoinedSamples:
         path = _path(url)
-        shard = self.reading.open(path, self.entries.get(_file_name(path)))
+        shard = self.reading.open(path, self.entries.get(storage.file_name(path)))
         # Only a prefix can be turned into that of another scan.
         load = shard.load if isinstance(self.scan, ScanLevel) else shard.load_samples
         return load(self.level, cancel=cancel)
@@ -193,11 +193,6 @@ def _entries(index: str | DatasetIndex | None, options: storage.Options | None) 
             _known_entries[known] = {entry.name: entry for entry in found.shards}
         return _known_entries[known]
     return {entry.name: entry for entry in index.shards}
-
-
-def _file_name(path: str) -> str:
-    """The name of a shard's file; a signed URL has a query behind it."""
-    return (urlparse(path).path if "://" in path else path).rpartition("/")[2]
 
 
 # Two names, because a stage must pickle: the function by its own name, the stage factory by another.

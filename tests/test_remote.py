@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import gzip
+import http.server
 import logging
 import multiprocessing
 import os
@@ -95,6 +97,42 @@ def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
         assert [path.name for path in (tmp_path / "tars").iterdir()] == [index.shards[0].name]
         with pytest.raises(StorageError, match="403"):
             pcrshard.open_dataset(server.url(name))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(headers={"Content-Range": "Bytes {start}-{last}/{total}"})],
+        [Fault(cut_after=1000, headers={"ETag": 'W/"x"'}), Fault(headers={"ETag": '"x"'})],
+    ],
+    ids=["unit in capitals", "weak tag"],
+)
+def test_what_http_leaves_open(dataset, faults):
+    """Units of ranges have no case, and a weak tag of the same content is no other version (RFC 9110 sections 14.1, 8.8.3.2)."""
+    with servers.faulty(dataset, faults) as server:
+        assert read(server.url("data-000000.tar"), 0, 5000) == (dataset / "data-000000.tar").read_bytes()[:5000]
+        assert len(server.requests()) == len(faults)
+
+
+def test_a_compressed_answer_has_another_length(tmp_path):
+    """A server that compresses whole files tells the length of what it sends, which says nothing of where the file ends."""
+    data = bytes(200_000) + b"end"
+
+    class Compressing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = gzip.compress(data)
+            self.send_response(200)
+            self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Compressing) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            assert read(f"http://127.0.0.1:{server.server_port}/a", 0, len(data)) == data
+        finally:
+            server.shutdown()
 
 
 @pytest.mark.parametrize("name", ["pcr.json", "data-000000.tar"])
