@@ -12,7 +12,8 @@ from common import parse_args, photos, print_table, save, show, summary
 
 import pcrshard
 from pcrshard import native
-from pcrshard.pixels import decode
+from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.jpeg.pixels import decode
 
 SCANS = (1, 2, 5, 10, "source")
 EVERY = 2  # each second image, to keep a round short
@@ -30,7 +31,7 @@ def load(folder):
     for path in sorted(glob.glob(f"{source}/*/*"))[::EVERY]:
         with open(path, "rb") as file:
             jpeg = file.read()
-        image = pcrshard.writer.encode_jpeg(jpeg)
+        image = encode_jpeg(jpeg)
         jpegs["source"].append(jpeg)
         for scan in SCANS[:-1]:
             jpegs[scan].append(pcrshard.join_scans(image.pieces[0], image.pieces[1:scan]))

@@ -19,8 +19,8 @@ from common import bar, jpeg_files, parse_args, photos, print_table, read, save,
 from PIL import Image
 
 from pcrshard import ImageDecoder, PCRDataset, ReadOptions, ShardWriter, decode_image
-from pcrshard.crops import Draws, random_resized_crop
-from pcrshard.markers import frame_size
+from pcrshard.jpeg.crops import Draws, random_resized_crop
+from pcrshard.jpeg.markers import frame_size
 
 SCAN, SIZE, BATCH = 5, 224, 64
 COPIES, SHARDS = 4, 8

@@ -14,10 +14,11 @@ import time
 from common import bar, child_cpu, jpeg_files, machine_busy, parse_args, photos, print_table, read, save, show, summary
 
 import pcrshard
-from pcrshard.markers import map_jpeg
-from pcrshard.pixels import make_progressive
-from pcrshard.script import STANDARD, scans_for
-from pcrshard.writer import ShardFormat, encode_jpeg
+from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.encoding.shard_writer import ShardFormat
+from pcrshard.format.scan_script import STANDARD, scans_for
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.jpeg.pixels import make_progressive
 
 COPIES = 4
 ONE_SHARD = pcrshard.EncodeOptions(num_shards=1)

@@ -15,7 +15,7 @@ import time
 from common import bar, child_cpu, jpeg_files, machine_busy, parse_args, photos, print_table, save, show, summary
 
 import pcrshard
-from pcrshard.engines import open_engine
+from pcrshard.encoding.clusters import open_engine
 
 COPIES = 4
 WORKERS = 2
@@ -88,7 +88,7 @@ def with_dask(source, dst, folder, *, kill=False):
         executor._client.wait_for_workers(WORKERS)
         # Workers import the package with their first task, the pool's are forked with it imported.
         list(executor.map(len, [OPTIONS.name] * WORKERS))
-        executor._client.run(__import__, "pcrshard.encode")
+        executor._client.run(__import__, "pcrshard.encoding.encode_dataset")
         killed = []
 
         def midway(done, total):

@@ -12,8 +12,8 @@ import numpy as np
 from common import bar, parse_args, print_table, save, show, summary
 from webdataset.filters import _shuffle
 
-from pcrshard.needs import account, schedule
-from pcrshard.plan import Geometry, Rules, epoch_order, mixture, worker_batches
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, mixture, worker_batches
+from pcrshard.training.shard_schedule import account, schedule
 
 IMAGENET = [1024] * 1250 + [1167]  # 1,281,167 samples
 SHARDS, ROWS, BATCH = 100, 1000, 256
@@ -24,7 +24,7 @@ IN_TABLE = {"window 2", "window 4", "window 16", "buffer 1000", "buffer 5000", "
 FRESH = """
 import json, re, time
 import numpy as np
-from pcrshard.plan import Geometry, Rules, epoch_order, worker_batches
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
 sizes = [1024] * 1250 + [1167]
 epoch_order([10], Geometry(1))  # what NumPy loads at first use
 # Not ru_maxrss: a child's begins at what its parent had when it forked, and this parent has loaded torch.

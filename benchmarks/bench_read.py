@@ -17,8 +17,9 @@ import time
 from common import bar, jpeg_files, parse_args, photos, print_table, read, save, show, summary
 
 import pcrshard
-from pcrshard.index import crc32c, decode_head, decode_index
-from pcrshard.writer import ShardFormat, encode_sample, write_dataset_index, write_shard
+from pcrshard.checksum import crc32c
+from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_dataset_index, write_shard
+from pcrshard.format.shard_index import decode_head, decode_index
 
 SCANS = (1, 2, 5, 10)
 CASES = {"8 shards": "a", "1 shard": "b", "1 shard, 4x": "c"}

@@ -16,7 +16,7 @@ import webdataset as wds
 from common import ROOT, bar, jpeg_files, parse_args, photos, print_table, read, save, show, summary
 
 import pcrshard
-from pcrshard.index import FULL
+from pcrshard.format.scan import FULL
 
 sys.path.insert(0, os.path.join(ROOT, "tests"))
 import servers

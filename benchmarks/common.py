@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 
-from pcrshard.report import table
+from pcrshard.fidelity.costs import table
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ("pcrshard", "numpy", "crc32c", "fsspec", "PyTurboJPEG", "webdataset", "torch", "pillow")

@@ -27,12 +27,12 @@ import numpy as np
 from common import ROOT, bar, jpeg_files, photos, print_table, read, save
 
 from pcrshard import native
+from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.fidelity.measure import WEIGHTS, count_scales, msssim
-from pcrshard.jpeg import split_scans
-from pcrshard.markers import frame_size, map_jpeg
-from pcrshard.pixels import decode_image
-from pcrshard.script import STANDARD, parse_scan, parse_script
-from pcrshard.writer import encode_jpeg
+from pcrshard.format.scan_script import STANDARD, parse_scan, parse_script
+from pcrshard.jpeg.markers import frame_size, map_jpeg
+from pcrshard.jpeg.pixels import decode_image
+from pcrshard.jpeg.split import split_scans
 
 # Sets that scripts are searched on, at each so many-th photograph; those are not measured.
 SEARCHED = {"imagenet": 16, "cars": 9, "faces_1024": 4, "animal_faces_512": 4, "ham10000": 9}

@@ -10,27 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 from ._on_import import on_import
 from ._version import __version__
-from .batches import ReadOptions
-from .cache import PrefixCache
-from .dataset_index import DatasetIndex
-from .decoder import ImageDecoder
-from .encode import EncodeOptions, encode
+from .encoding.encode_dataset import EncodeOptions, encode
+from .encoding.shard_writer import ShardFormat, ShardWriter
 from .errors import PCRError
 from .fidelity.bandwidth import BandwidthTuner
-from .fidelity.level import ScanLevel
-from .index import ShardIndex
-from .jpeg import join_scans, split_scans
-from .pixels import decode_image
-from .reader import Shard, open_dataset
-from .retry import Retry
-from .shardlists import shards, split_by_node
-from .stage import stage
-from .writer import ShardFormat, ShardWriter
+from .format.dataset_index import DatasetIndex
+from .format.shard_index import ShardIndex
+from .jpeg.image_decoder import ImageDecoder
+from .jpeg.pixels import decode_image
+from .jpeg.split import join_scans, split_scans
+from .reading.open_dataset import open_dataset
+from .reading.options import ReadOptions
+from .reading.prefix_cache import PrefixCache
+from .reading.scan_level import ScanLevel
+from .reading.shard import Shard
+from .storage.retry import Retry
+from .training.shard_lists import shards, split_by_node
+from .upkeep.stage import stage
 
 if TYPE_CHECKING:
-    from .dataset import EpochOptions, PCRDataset
     from .fidelity.tuner import ScanTuner
-    from .wds import JpegHandler, pcr_decode, pcr_scan
+    from .integrations.webdataset import JpegHandler, pcr_decode, pcr_scan
+    from .training.dataset import EpochOptions, PCRDataset
 
 __all__ = [
     "BandwidthTuner",
@@ -64,11 +65,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "pcr_scan": "wds",
-    "pcr_decode": "wds",
-    "JpegHandler": "wds",
-    "PCRDataset": "dataset",
-    "EpochOptions": "dataset",
+    "pcr_scan": "integrations.webdataset",
+    "pcr_decode": "integrations.webdataset",
+    "JpegHandler": "integrations.webdataset",
+    "PCRDataset": "training.dataset",
+    "EpochOptions": "training.dataset",
     "ScanTuner": "fidelity.tuner",
 }
 
@@ -79,4 +80,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
-on_import("webdataset", lambda: importlib.import_module(".wds", __name__))
+on_import("webdataset", lambda: importlib.import_module(".integrations.webdataset", __name__))

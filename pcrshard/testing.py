@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from .errors import MissingDependency
-from .pixels import Pixels
+from .jpeg.pixels import Pixels
 
 
 def make_pixels(seed: int, height: int, width: int, channels: int = 3) -> Pixels:

@@ -17,9 +17,10 @@ import msgpack
 import numpy as np
 
 from pcrshard import Shard, ShardFormat
-from pcrshard.index import BLOCK, HEAD_STOP, MAGIC, crc32c, round512
+from pcrshard.checksum import crc32c
+from pcrshard.encoding.shard_writer import encode_sample, write_shard
+from pcrshard.format.shard_index import BLOCK, HEAD_STOP, MAGIC, round512
 from pcrshard.testing import make_jpeg
-from pcrshard.writer import encode_sample, write_shard
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent / "tests"
 GOLDEN = TESTS / "golden" / "v1"

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 PHOTOS = """
 import numpy as np, os
 from sklearn.datasets import load_sample_images
-from pcrshard.pixels import compress
+from pcrshard.jpeg.pixels import compress
 
 rng = np.random.default_rng(0)
 sample = load_sample_images()  # two photographs that scikit-learn ships; put your own folder of JPEGs here instead

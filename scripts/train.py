@@ -26,8 +26,8 @@ import pcrshard
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 from pcrshard.fidelity.schedule import ScanSchedule
 from pcrshard.fidelity.tuner import ScanTuner
-from pcrshard.ranks import current
 from pcrshard.testing import ThrottledFS
+from pcrshard.training.ranks import current
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

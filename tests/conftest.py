@@ -2,17 +2,14 @@
 
 import os
 import pathlib
-import shutil
 import signal
-import subprocess
 import tarfile
 
 import pytest
+from support import ROOT, run_tool
 
 import pcrshard
 from pcrshard.testing import make_jpeg
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def _data_folder() -> pathlib.Path | None:
@@ -67,13 +64,6 @@ def dataset(synthetic_folder, tmp_path_factory) -> pathlib.Path:
 def shard_urls(dataset) -> list[str]:
     """The URLs of the synthetic dataset's shards."""
     return sorted(str(path) for path in dataset.glob("*.tar"))
-
-
-def run_tool(*command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
-    """Run djpeg or jpegtran on bytes."""
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} IS NOT INSTALLED: apt-get install libjpeg-turbo-progs")
-    return subprocess.run(command, input=data, capture_output=True, check=False)
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support import ROOT
 
-from pcrshard import cli
+from pcrshard.cli import main as cli
 
 PAGES = [
     ROOT / "README.md",

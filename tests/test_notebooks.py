@@ -6,7 +6,7 @@ import sys
 
 import nbformat
 import pytest
-from conftest import ROOT
+from support import ROOT
 
 NAMES = ["01-encode-and-look", "02-train-from-a-prefix", "03-let-it-tune-itself"]
 

@@ -7,11 +7,11 @@ import tarfile
 
 import pytest
 
+from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import PCRError
-from pcrshard.index import FULL
-from pcrshard.jpeg import join_pieces
-from pcrshard.markers import EOI
-from pcrshard.writer import encode_jpeg
+from pcrshard.format.scan import FULL
+from pcrshard.jpeg.markers import EOI
+from pcrshard.jpeg.split import join_pieces
 
 FEW = 40
 

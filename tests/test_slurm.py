@@ -9,9 +9,8 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
 from slurm import cluster_fixture, is_alive  # noqa: F401
-from test_encode import read_all, wait_for
+from support import ROOT, read_all, wait_for
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.testing import make_jpeg

@@ -1,7 +1,7 @@
 """Choosing fidelity: a scan that may change while a job trains, and what changes it; ``tuner`` and ``measure`` are imported when they are used."""
 
+from ..reading.scan_level import ScanLevel
 from .bandwidth import BandwidthTuner, bytes_per_sample
-from .level import ScanLevel
 from .schedule import ScanSchedule, scan_at
 
 __all__ = ["BandwidthTuner", "ScanLevel", "ScanSchedule", "bytes_per_sample", "scan_at"]

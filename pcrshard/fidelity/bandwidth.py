@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ..index import FULL, Scan
-from .level import ScanLevel
+from ..format.scan import FULL, Scan
+from ..reading.scan_level import ScanLevel
 
 Batch = TypeVar("Batch")
 _MARGIN = 0.95

@@ -15,16 +15,17 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..crops import Box
-from ..dataset_index import DatasetIndex
 from ..errors import MissingDependency, ScanUnavailable
-from ..index import FULL, Scan, check_scan
-from ..pixels import Pixels, decode_image
-from ..plots import Picture, plot_contact_sheet, pyplot_module
-from ..prefix import Sample
-from ..reader import Shard, open_dataset
-from ..report import human_bytes, table
-from ..storage import Options
+from ..format.dataset_index import DatasetIndex
+from ..format.scan import FULL, Scan, check_scan
+from ..jpeg.crops import Box
+from ..jpeg.pixels import Pixels, decode_image
+from ..reading.open_dataset import open_dataset
+from ..reading.prefix import Sample
+from ..reading.shard import Shard
+from ..storage.files import Options
+from .costs import human_bytes, table
+from .plots import Picture, plot_contact_sheet, pyplot_module
 
 # Of the five scales, from the finest on (Wang, Simoncelli, Bovik 2003).
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..index import FULL, Scan
-from .level import ScanLevel
+from ..format.scan import FULL, Scan
+from ..reading.scan_level import ScanLevel
 
 
 def scan_at(milestones: Mapping[int, Scan], epoch: int) -> Scan:

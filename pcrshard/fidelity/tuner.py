@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import math
 import random
 import statistics
@@ -17,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..dataset import PCRDataset
-from ..errors import MissingDependency
-from ..index import FULL, Scan
-from .level import ScanLevel
+from ..format.scan import FULL, Scan
+from ..reading.scan_level import ScanLevel
+from ..training.dataset import PCRDataset
 
 Loss = Callable[[nn.Module, Any], Tensor]
 # Quantiles 0.975 of Student's t distribution for 1, 2, ... degrees of freedom.
@@ -258,38 +256,5 @@ def _untouched(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _lightning_callback_class() -> Any:
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name).Callback
-    raise MissingDependency("Lightning is not installed: pip install lightning")
 
 
-def lightning_callback(tuner: ScanTuner) -> Any:
-    """A callback for Lightning that tunes at the start of training epochs and logs ``pcrshard/scan``.
-
-    Raises:
-        MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
-    """
-    callback_class: Any = _lightning_callback_class()
-
-    class ScanTunerCallback(callback_class):  # type: ignore[misc]  # known at run time
-        """Tunes before the epoch's first batch; the level counts from the next shard that is read."""
-
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            """Tune if it is time."""
-            report = tuner.step(pl_module, trainer.current_epoch)
-            if report is not None:
-                number = 0.0 if report.scan == FULL else float(report.scan)
-                pl_module.log("pcrshard/scan", number)
-                pl_module.log("pcrshard/tuning_seconds", report.seconds)
-
-        def state_dict(self) -> dict[str, Any]:
-            """Kept in Lightning's checkpoint."""
-            return tuner.state_dict()
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            """From Lightning's checkpoint."""
-            tuner.load_state_dict(state_dict)
-
-    return ScanTunerCallback()

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import buffers
+from .. import memory
 
 try:
     from pcrshard.native._core import ffi, lib
@@ -262,7 +262,7 @@ def join(table: Table, crcs: npt.NDArray[np.uint32] | None, *, backend: Backend 
     expected = ffi.NULL if crcs is None else ffi.from_buffer("uint32_t[]", np.ascontiguousarray(crcs, np.uint32))
     first, num_pieces = _address(pieces), table.shape[1]
     stops = [0, *(pieces["size"].sum(axis=1) + 2).cumsum().tolist()]
-    with buffers.borrow(max(_SCRATCH_BYTES, max(map(operator.sub, stops[1:], stops), default=0))) as scratch:
+    with memory.borrow(max(_SCRATCH_BYTES, max(map(operator.sub, stops[1:], stops), default=0))) as scratch:
         out = ffi.from_buffer("uint8_t[]", scratch)
         joined = ffi.buffer(out)
         while done < len(table):

@@ -5,13 +5,14 @@ import string
 import sys
 
 import pcrshard
+from pcrshard.format.shard_index import Schema
 
 TEMPLATE = pathlib.Path(__file__).with_name("README.md.template")
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 KINDS = {"cls": "int64", "txt": "string"}
 
 
-def features(schema: pcrshard.index.Schema, classes: tuple[str, ...]) -> str:
+def features(schema: Schema, classes: tuple[str, ...]) -> str:
     """The columns that the stock `webdataset` loader finds, in its order, so that labels have names; empty where it must infer types."""
     if not set(schema.preview_fields) <= set(KINDS):
         return ""

@@ -9,7 +9,7 @@ import numpy as np
 
 import pcrshard
 from pcrshard.fidelity.measure import measure
-from pcrshard.pixels import decode
+from pcrshard.jpeg.pixels import decode
 
 from .report import Experiment, colour, figure, finish, markdown
 

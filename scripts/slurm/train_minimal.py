@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import pcrshard
-from pcrshard import ranks
+from pcrshard.training import ranks
 
 STOPPED = 75  # EX_TEMPFAIL: not done, try again
 

@@ -1,46 +1,18 @@
-"""Data, and an independent oracle: libjpeg with block smoothing off, compiled for the tests."""
+"""Fixtures of the native tests, and an independent oracle: libjpeg with block smoothing off."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from oracle import DATA, PHOTO_STEP, STANDARD, Oracle, scan_ends
 
 from pcrshard import native
-
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data"))
-PHOTO_STEP = int(os.environ.get("PCRSHARD_PHOTO_STEP", "12"))  # 1: every photograph
-
-STANDARD = {
-    3: [
-        ((0, 1, 2), 0, 0, 0, 1),
-        ((0,), 1, 5, 0, 2),
-        ((2,), 1, 63, 0, 1),
-        ((1,), 1, 63, 0, 1),
-        ((0,), 6, 63, 0, 2),
-        ((0,), 1, 63, 2, 1),
-        ((0, 1, 2), 0, 0, 1, 0),
-        ((2,), 1, 63, 1, 0),
-        ((1,), 1, 63, 1, 0),
-        ((0,), 1, 63, 1, 0),
-    ],
-    1: [
-        ((0,), 0, 0, 0, 1),
-        ((0,), 1, 5, 0, 2),
-        ((0,), 6, 63, 0, 2),
-        ((0,), 1, 63, 2, 1),
-        ((0,), 0, 0, 1, 0),
-        ((0,), 1, 63, 1, 0),
-    ],
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,22 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(skip)
-
-
-def scan_ends(jpeg: bytes) -> list[int]:
-    """Offset behind each scan's entropy data."""
-    ends, at = [], 2
-    while at + 4 <= len(jpeg) and jpeg[at + 1] != 0xD9:
-        marker, at = jpeg[at + 1], at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        if marker == 0xDA:
-            at = jpeg.index(b"\xff", at)
-            while jpeg[at + 1] == 0 or 0xD0 <= jpeg[at + 1] <= 0xD7:
-                at = jpeg.index(b"\xff", at + 2)
-            ends.append(at)
-    return ends
-
-
-Oracle = Callable[..., "np.ndarray | None"]
 
 
 @pytest.fixture(scope="session")

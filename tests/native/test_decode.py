@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Oracle
+from oracle import Oracle
 
 from pcrshard import native
 

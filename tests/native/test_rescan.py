@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import STANDARD, scan_ends
+from oracle import STANDARD, scan_ends
 
 from pcrshard import native
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from conftest import Oracle
+from oracle import Oracle
 
 from pcrshard import native
 

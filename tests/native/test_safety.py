@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import Oracle, scan_ends
+from oracle import Oracle, scan_ends
 
 from pcrshard import native
 from pcrshard.testing import make_jpeg

@@ -1,0 +1,296 @@
+"""Where samples come from: image folders, WebDataset tars, lists of files.
+
+A source is listed once, cheaply; what is kept of a sample is where its bytes are, so that any worker can read it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import posixpath
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from .. import storage
+from ..errors import EncodeError
+from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
+from ..format.shard_index import BLOCK
+
+_log = logging.getLogger("pcrshard")
+CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
+_IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
+_LISTS = (".tsv", ".jsonl", ".ndjson")
+_DIGITS = re.compile("-?[0-9]+")
+_MAX_DIGITS = 18  # fits into int64
+_NUMBER = re.compile("0|-?[1-9][0-9]*")
+_MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+
+
+class FieldRef(NamedTuple):
+    """Where a field's bytes are: ``[start, stop)`` of a file, to its end if stop is ``None``."""
+
+    name: str
+    url: str
+    start: int = 0
+    stop: int | None = None
+
+
+class SampleRef(NamedTuple):
+    """A sample to encode: fields to read, and fields already known."""
+
+    key: str
+    refs: tuple[FieldRef, ...]
+    known: tuple[tuple[str, bytes], ...] = ()
+
+
+class Source(NamedTuple):
+    """All samples of a source in a stable order; class names if it has classes; files that were left out."""
+
+    samples: list[SampleRef]
+    classes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def list_source(src: str, *, prefix_keys: bool = False, options: storage.Options | None = None) -> Source:
+    """List the samples of a source.
+
+    Args:
+        src: A folder of images (its sub-folders are classes if every image is in one); a folder, URL or brace pattern of
+            WebDataset tars; a ``.tsv`` or ``.jsonl`` list of path, label, extra.
+        prefix_keys: Put the tar's name, and its folder where the tars have several, before its keys, for tars that use the same keys.
+        options: fsspec storage options.
+
+    Raises:
+        EncodeError: Nothing to encode was found, or two samples have the same key.
+        StorageError: The source cannot be listed.
+    """
+    if src.endswith(_LISTS):
+        source = _list_file(src, options)
+    else:
+        urls = storage.expand(src)
+        if len(urls) == 1 and not urls[0].endswith(".tar"):
+            source = _list_folder(urls[0].rstrip("/") or "/", prefix_keys, options)
+        else:
+            source = Source(list(_tar_samples(urls, prefix_keys, options)))
+    if not source.samples:
+        raise EncodeError(f"expected images, .tar files, or a .tsv/.jsonl list in {src}, found none")
+    return source
+
+
+def _list_folder(folder: str, prefix_keys: bool, options: storage.Options | None) -> Source:
+    sizes = {name: size for name, size in storage.list_files(folder, options=options) if not _hidden(name)}
+    files = list(sizes)
+    tars = [name for name in files if name.endswith(".tar")]
+    images = [name for name in files if _extension(name) in _IMAGES]
+    ignored = tuple(name for name in files if name not in set(tars) | set(images))
+    if tars and images:
+        raise EncodeError(f"expected images or tars in {folder}, found both: name the tars by a pattern")
+    if tars:
+        urls = [storage.join(folder, name) for name in tars]
+        return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
+    outside = [name for name in images if "/" not in name]
+    in_classes = not outside
+    if outside and len(outside) < len(images):
+        _log.warning("%s: no class labels, because %s and %d others are in no sub-folder", folder, outside[0], len(outside) - 1)
+    classes = tuple(sorted({name.split("/")[0] for name in images})) if in_classes else ()
+    numbers = {name: str(i).encode() for i, name in enumerate(classes)}
+    keys = _unique_keys(images)
+    samples = [
+        SampleRef(
+            key,
+            (FieldRef("jpg", storage.join(folder, name), 0, sizes[name]),),
+            (("cls", numbers[name.split("/")[0]]),) if classes else (),
+        )
+        for key, name in zip(keys, images, strict=True)
+    ]
+    return Source(samples, classes, ignored)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _extension(name: str) -> str:
+    return posixpath.splitext(name)[1][1:].lower()
+
+
+def _unique_keys(paths: Iterable[str]) -> list[str]:
+    """Legal, distinct keys for file names: no dots in the last part, no way out of a folder."""
+    taken: set[str] = set()
+    keys = []
+    for path in paths:
+        local = path.partition("://")[2] or path
+        parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
+        parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
+        name = "/".join(parts).encode("utf-8", "replace").decode()
+        stem = key = f"_{name.lstrip('_')}" if is_metadata(f"{name}.jpg") else name
+        number = 0
+        while key in taken:
+            number += 1
+            key = f"{stem}_{number}"
+        taken.add(key)
+        keys.append(key)
+    return keys
+
+
+def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | None) -> Iterator[SampleRef]:
+    seen: dict[str, str] = {}
+    folder = posixpath.commonprefix(urls).rpartition("/")[0]
+    for url in urls:
+        stem = url[len(folder) :].lstrip("/").removesuffix(".tar")
+        for sample in _tar_members(url, options):
+            key = f"{stem}/{sample.key}" if prefix_keys else sample.key
+            if key in seen:
+                advice = (
+                    "which holds it twice"
+                    if seen[key] == url
+                    else f"and in {url}" + ("" if prefix_keys else "; --prefix-keys keeps them apart")
+                )
+                raise EncodeError(f"key {key!r} is in {seen[key]}, {advice}")
+            seen[key] = url
+            yield sample._replace(key=key)
+
+
+def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRef]:
+    """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
+    with storage.open_file(url, options=options) as file:
+        try:
+            yield from _group_members(url, file)
+        except tarfile.TarError as error:
+            raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
+
+
+def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
+    key, refs, places = "", dict[str, FieldRef](), dict[str, tuple[int, int]]()
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for info in tar:
+            name = info.name.removeprefix("./")
+            match = _MEMBER.fullmatch(name)
+            if info.islnk() and info.linkname in places:  # a file that is in the tar already, under another name
+                info.type, (info.offset_data, info.size) = tarfile.REGTYPE, places[info.linkname]
+            if not info.isreg() or match is None or is_metadata(name) or posixpath.basename(name).startswith("."):
+                continue
+            places[info.name] = info.offset_data, info.size
+            if match[1] != key:
+                if refs:
+                    yield SampleRef(key, tuple(refs.values()))
+                key, refs = match[1], {}
+            ref = _tar_field(url, info, key, match[2].lower())
+            if ref.name in refs:
+                raise EncodeError(f"two members {name!r} in one sample", url=url)
+            refs[ref.name] = ref
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
+        _check_tar_end(file, tar.offset, url)
+    if refs:
+        yield SampleRef(key, tuple(refs.values()))
+
+
+def _check_tar_end(file: BinaryIO, offset: int, url: str) -> None:
+    """Python's tarfile takes a damaged header for the end of the tar, and a first end for the last; a shorter dataset must not come of that."""
+    file.seek(offset)
+    block = file.read(BLOCK)
+    if block not in (b"", bytes(BLOCK)):
+        raise EncodeError("expected a tar header or the end of the tar, got a damaged header", url=url, offset=offset)
+    while rest := file.read(1 << 20):
+        if rest.strip(b"\0"):
+            raise EncodeError("expected nothing behind the end of the tar; join tars by `tar --concatenate`", url=url)
+
+
+def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef:
+    if not valid_key(key) or not valid_field(name):
+        raise EncodeError(f"member {info.name!r} does not make a legal key and field", url=url)
+    if info.issparse():
+        raise EncodeError(f"member {info.name!r} is stored with holes; make the tar without --sparse", url=url)
+    return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
+
+
+def _list_file(path: str, options: storage.Options | None) -> Source:
+    lines = storage.read_bytes(path, options=options).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    parse: Callable[[str], dict[str, Any] | None] = _TsvParser() if path.endswith(".tsv") else _parse_json
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse(line.removesuffix(b"\r").decode()) if line.strip() else None
+            if row is not None:
+                _check_row(row)
+                rows.append(row)
+        except (ValueError, RecursionError) as error:
+            reason = str(error).replace("\n", " ")
+            raise EncodeError(f"line {number}: {reason}", url=path) from error
+    if path.endswith(".tsv"):
+        _read_numbers(rows)
+    return _rows_to_source(rows, path)
+
+
+def _rows_to_source(rows: list[dict[str, Any]], path: str) -> Source:
+    folder = path.rpartition("/")[0]
+    labels = {row["label"] for row in rows if "label" in row}
+    names = sorted(label for label in labels if isinstance(label, str))
+    if names and len(names) != len(labels):
+        number = next(label for label in labels if not isinstance(label, str))
+        raise EncodeError(f"expected labels that are all numbers or all names, got {number} and {names[0]!r}", url=path)
+    numbers = {name: i for i, name in enumerate(names)}
+    samples = []
+    for key, row in zip(_unique_keys(row["path"] for row in rows), rows, strict=True):
+        known = []
+        if "label" in row:
+            known.append(("cls", str(numbers.get(row["label"], row["label"])).encode()))
+        extra = {name: value for name, value in row.items() if name not in ("path", "label")}
+        if extra:
+            known.append(("json", json.dumps(extra).encode()))
+        url = row["path"]
+        if "://" not in url and not url.startswith("/"):
+            url = storage.join(folder, url) if folder else url
+        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
+    return Source(samples, tuple(names))
+
+
+def _check_row(row: dict[str, Any]) -> None:
+    """Raise :class:`EncodeError` unless the row has a path to a file and, if any, a label that is a number or a name."""
+    path, label = row.get("path"), row.get("label", 0)
+    if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
+        raise EncodeError(f"expected a path to a file, got {path!r}")
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
+    if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:
+        raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got a longer number")
+
+
+def _parse_json(line: str) -> dict[str, Any]:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise EncodeError("expected a JSON object")
+    return row
+
+
+class _TsvParser:
+    """Rows of path, label, extra; a first line with a ``path`` column names the columns instead."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, line: str) -> dict[str, Any] | None:
+        cells = line.split("\t")
+        if not self.names:
+            self.names = ["path", "label", "extra"]
+            if "path" in cells:
+                self.names = ["label" if name == "class" and "label" not in cells else name for name in cells]
+                return None
+        if len(cells) > len(self.names) or "\r" in line:
+            raise ValueError(f"expected the columns {', '.join(self.names)}, got {len(cells)}")
+        row: dict[str, Any] = {name: value for name, value in zip(self.names, cells, strict=False) if value}
+        if _DIGITS.fullmatch(row.get("label", "")) and len(row["label"]) > _MAX_DIGITS:
+            raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(row['label'])}")
+        return row
+
+
+def _read_numbers(rows: list[dict[str, Any]]) -> None:
+    """Turn labels that are written as numbers into such, unless all are and some have leading zeros: 007 is a name."""
+    labelled = [row for row in rows if "label" in row]
+    if all(_DIGITS.fullmatch(row["label"]) for row in labelled) and not all(_NUMBER.fullmatch(row["label"]) for row in labelled):
+        return
+    for row in labelled:
+        if _NUMBER.fullmatch(row["label"]):
+            row["label"] = int(row["label"])

@@ -1,0 +1,1 @@
+"""SPEC.md in code: bytes in, bytes out, no I/O."""

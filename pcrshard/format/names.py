@@ -1,0 +1,59 @@
+"""Names of shards, keys, fields and extensions: which are legal, and what they mean."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import EncodeError
+
+JPEG_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif"})
+_FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
+
+
+_KEY = re.compile(r"(?:(?!\.\.?/)[^\x00\\/\ud800-\udfff]+/)*[^\x00\\/.\ud800-\udfff]+")
+
+
+_KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
+
+
+MAX_KEY_BYTES = 1024
+
+
+def valid_key(key: str) -> bool:
+    """Whether WebDataset splits ``key.field`` as it was joined, and the key stays inside a folder (SPEC 2.3)."""
+    return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
+
+
+def valid_field(name: str) -> bool:
+    """Whether a field name is legal (SPEC 2.2)."""
+    return len(name.encode("utf-8", "surrogatepass")) <= 100 and bool(_FIELD.fullmatch(name))
+
+
+def are_legal_keys(keys: str) -> bool:
+    """Whether keys with a NUL between them are legal but for their lengths."""
+    # Without dots only an empty component can be wrong; the pattern costs a quarter of a microsecond a key.
+    plain = "." not in keys and "\\" not in keys and "\0\0" not in f"\0{keys}\0".replace("/", "\0")
+    return plain or bool(_KEYS.fullmatch(keys))
+
+
+
+
+def is_metadata(name: str) -> bool:
+    """Whether stock WebDataset passes over a tar member of this name (``tar_file_iterator(skip_meta=)``)."""
+    return bool(re.match(r"__[^/]*__($|/)", name))
+
+
+def check_name(name: str) -> None:
+    """Raise :class:`EncodeError` unless ``name`` can begin a shard's name (SPEC section 1)."""
+    if not (1 <= len(name) <= 64 and name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()):
+        raise EncodeError(f"expected a name of letters, digits, '-' and '_', got {name!r}")
+
+
+def shard_name(name: str, number: int) -> str:
+    """File name of a shard.
+
+    >>> shard_name("train", 7)
+    'train-000007.tar'
+    """
+    return f"{name}-{number:06d}.tar"
+

@@ -1,0 +1,268 @@
+"""The one door to HuggingFace ``datasets``: :func:`load_dataset`, and the builder behind it.
+
+A shard is one shard of ``datasets``, so that splitting by node, shuffling, DataLoader workers and ``state_dict()`` are its own. Images stay encoded until
+``datasets`` decodes them. Works with ``datasets`` 3 and newer; ``scripts/hf/pcr_dataset.py`` is the loading script for versions before 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .. import storage
+from ..errors import FormatError, MissingDependency
+from ..format.dataset_index import ShardEntry
+from ..format.scan import FULL, Scan
+from ..format.shard_index import ShardIndex
+from ..reading.joined import JoinedSamples
+from ..reading.open_dataset import open_dataset
+from ..reading.prefix import Prefix, Sample
+from ..reading.prefix_cache import PrefixCache
+from ..reading.scan_level import ScanLevel
+from ..reading.shard import Shard
+
+try:
+    import datasets
+    import pyarrow as pa
+except ImportError as missing:
+    raise MissingDependency("HuggingFace datasets is not installed: pip install 'pcrshard[hf]'") from missing
+
+__all__ = ["PcrBuilder", "PcrConfig", "load_dataset"]
+log = logging.getLogger(__name__)
+KEY = "__key__"
+# What WebDataset's decoders and the stock `webdataset` loader of `datasets` make of a field's last extension; nothing is ever unpickled.
+_TEXT = ("txt", "text", "transcript")
+_INTEGER = ("cls", "cls2", "index", "inx", "id", "count")
+_JSON = ("json", "jsn")
+
+
+@dataclasses.dataclass
+class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
+    """What to read; ``data_dir`` is the dataset's folder, local or any fsspec URL.
+
+    Attributes:
+        scan: 1..N, ``"full"``, or (streaming only) a :class:`ScanLevel`, which is read at each shard.
+        columns: Which columns; by default ``__key__`` and all fields of the first shard.
+        split: What the split is called.
+        prefix_cache: Keeps prefixes on local disk when streaming.
+    """
+
+    # Raise it when the same shards come out as other rows: the Arrow cache is known by it.
+    version: Any = "1.0.0"
+    scan: Scan | ScanLevel = FULL
+    columns: Sequence[str] | None = None
+    split: str = "train"
+    prefix_cache: PrefixCache | None = None
+
+    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: datasets.Features | None = None) -> str:
+        """Name the Arrow cache by what changes the rows; which content it is says the builder's hash, whatever its URL."""
+        kwargs = {name: value for name, value in config_kwargs.items() if name not in ("data_dir", "prefix_cache")}
+        kwargs["scan"] = "level" if isinstance(self.scan, ScanLevel) else self.scan
+        return str(super().create_config_id(kwargs, custom_features))
+
+
+class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
+    """Builds datasets from PCR shards: ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``.
+
+    The dataset index is read at once (it names the Arrow cache); the first shard's index when features are inferred.
+    """
+
+    BUILDER_CONFIG_CLASS = PcrConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        data_dir = kwargs.get("data_dir")
+        if not data_dir:
+            raise ValueError("expected data_dir, the folder or URL of a dataset that `pcrshard encode` wrote")
+        # A copy, because datasets adds options of its own to the one that it is given.
+        self.options = dict(kwargs.get("storage_options") or {})
+        self.index, self.urls = open_dataset(data_dir, storage_options=self.options)
+        self.typed = bool(kwargs.get("features"))
+        self.json_types: dict[str, pa.DataType] = {}
+        kwargs["hash"] = hashlib.sha256(self.index.encode()).hexdigest()[:16]
+        kwargs["dataset_name"] = kwargs.get("dataset_name") or "pcrshard"
+        super().__init__(*args, **kwargs)
+
+    def _info(self) -> datasets.DatasetInfo:
+        return datasets.DatasetInfo()
+
+    def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
+        shards = list(zip(self.urls, self.index.shards, strict=True))
+        inferred = self._infer_features(self._shard(*shards[0]).index)
+        names = list(self.info.features or self.config.columns or inferred)
+        if unknown := sorted(set(names) - set(inferred)):
+            raise ValueError(f"expected columns of {list(inferred)}, got {unknown}")
+        self.info.features = self.info.features or datasets.Features({name: inferred[name] for name in names})
+        # One list: datasets splits and shuffles it.
+        return [datasets.SplitGenerator(name=self.config.split, gen_kwargs={"shards": shards})]
+
+    def _infer_features(self, index: ShardIndex) -> dict[str, Any]:
+        """The type of each column, by WebDataset's extensions and the values in a shard."""
+        inferred: dict[str, Any] = {KEY: datasets.Value("string")}
+        inferred |= {field: datasets.Image() for field, _ in index.schema.streams}
+        for field, values in index.fields.items():
+            extension = field.rpartition(".")[2]
+            if extension in _JSON and (found := _json_type(values)) not in (None, pa.null()):
+                self.json_types[field] = found
+                inferred[field] = datasets.Features.from_arrow_schema(pa.schema({field: found}))[field]
+            elif field == "cls" and self.index.classes:
+                inferred[field] = datasets.ClassLabel(names=list(self.index.classes))
+            else:
+                kind = "int64" if extension in _INTEGER else "string" if extension in (*_TEXT, *_JSON) else "binary"
+                inferred[field] = datasets.Value(kind)
+        return inferred
+
+    def _shard(self, url: str, entry: ShardEntry) -> Shard:
+        return Shard(url, entry=entry, storage_options=self.options, cache=self.config.prefix_cache)
+
+    def _prepare_split(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.config.scan, ScanLevel):
+            raise TypeError("a ScanLevel needs streaming=True: a map-style dataset is read once, at one scan")
+        return super()._prepare_split(*args, **kwargs)
+
+    def _generate_examples(self, shards: list[tuple[str, ShardEntry]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        scan = self.config.scan
+        columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
+        for url, entry in shards:
+            with self._shard(url, entry).load_samples(scan.value if isinstance(scan, ScanLevel) else scan) as loaded:
+                self._check_fields(loaded.index, url)
+                orientations = _orientations(loaded)
+                for row, sample in enumerate(loaded.samples(select=lambda _, field: field in columns)):
+                    for field, values in orientations.items():
+                        if values[row] > 1 and field in sample:
+                            sample[field] = _with_orientation(sample[field], values[row])
+                    # datasets 3 wants keys that are unique in the dataset.
+                    yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
+
+    def _check_fields(self, index: ShardIndex, url: str) -> None:
+        """Refuse what ``datasets`` would leave out without a word."""
+        fields = {*index.fields, *(field for field, _ in index.schema.streams)}
+        if not self.typed and not self.config.columns and (more := sorted(fields - set(self.info.features))):
+            raise FormatError(f"fields {more} are not in the first shard; say which columns are wanted: columns=[...]", url=url)
+        for field, expected in self.json_types.items():
+            if not self.typed and field in self.info.features and not _fits(_json_type(index.fields.get(field, ())), expected):
+                raise FormatError(
+                    f"the values of {field!r} have other types than in the first shard; give all columns' types in features=..., "
+                    f"with {field!r}: Value('string') for its text",
+                    url=url,
+                )
+
+
+def _json_type(values: Iterable[bytes | None]) -> pa.DataType | None:
+    """The Arrow type of JSON values; ``None`` if there is none, as for values of mixed types."""
+    try:
+        return pa.array([None if value is None else json.loads(value) for value in values]).type
+    except (pa.ArrowException, OverflowError, RecursionError, ValueError) as error:
+        log.info("read as text, for want of one Arrow type: %s", error)
+        return None
+
+
+def _fits(found: pa.DataType | None, expected: pa.DataType) -> bool:
+    """Whether values of one type are, with nothing left out, values of the other."""
+    if found is None:
+        return False
+    schemas = [pa.schema({"": expected}), pa.schema({"": found})]
+    try:
+        return bool(pa.unify_schemas(schemas, promote_options="permissive") == schemas[0])
+    except pa.ArrowException:
+        return False
+
+
+def _decoder(feature: Any) -> Callable[[Any], Any]:
+    """What makes a column's value of a field's bytes; ``datasets`` encodes and decodes from there."""
+    if isinstance(feature, datasets.Image):
+        # No path: datasets would read a local file of that name instead of the bytes.
+        return lambda data: {"bytes": data, "path": None}
+    if isinstance(feature, datasets.ClassLabel):
+        return int  # not as text: datasets would take a class's name for it, and classes may be called "10"
+    if not isinstance(feature, datasets.Value):
+        return json.loads
+    if feature.dtype in ("string", "large_string"):
+        return lambda data: data if isinstance(data, str) else data.decode()
+    return bytes if "binary" in feature.dtype else float if "float" in feature.dtype else int
+
+
+def _example(sample: Sample, columns: Mapping[str, Callable[[Any], Any]], url: str) -> dict[str, Any]:
+    example: dict[str, Any] = {}
+    for name, decode in columns.items():
+        try:
+            example[name] = decode(sample[name]) if name in sample else None
+        except ValueError as error:
+            raise FormatError(f"{name!r} does not fit its column: {error}", url=url, key=sample[KEY]) from error
+    return example
+
+
+def _orientations(loaded: Prefix | JoinedSamples) -> dict[str, list[int]]:
+    """EXIF orientations by image field, where they are not in the images: below full fidelity."""
+    if loaded.scan == FULL:
+        return {}
+    streams = enumerate(loaded.index.schema.streams)
+    columns = {field: loaded.index.orientation[:, m].tolist() for m, (field, _) in streams}
+    return {field: column for field, column in columns.items() if max(column, default=0) > 1}
+
+
+def _with_orientation(jpeg: bytes, orientation: int) -> bytes:
+    """Put an orientation into a JPEG; ``datasets`` turns images by it, and shall do so at every scan."""
+    tiff = b"MM\0*\0\0\0\x08" + struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
+    stop = 4 + int.from_bytes(jpeg[4:6]) if jpeg[2:4] == b"\xff\xe0" else 2  # JFIF wants to be first
+    return jpeg[:stop] + b"\xff\xe1" + (8 + len(tiff)).to_bytes(2) + b"Exif\0\0" + tiff + jpeg[stop:]
+
+
+def load_dataset(
+    url: str,
+    *,
+    scan: Scan | ScanLevel = FULL,
+    streaming: bool = True,
+    split: str | datasets.Split | datasets.ReadInstruction = "train",
+    columns: Sequence[str] | None = None,
+    features: datasets.Features | None = None,
+    storage_options: storage.Options | None = None,
+    prefix_cache: PrefixCache | None = None,
+    cache_dir: str | None = None,
+    num_proc: int | None = None,
+) -> Any:
+    """Open a PCR dataset as a ``datasets.IterableDataset`` or ``datasets.Dataset``.
+
+    Columns are called as the fields: ``__key__``; images ``jpg`` (:class:`datasets.Image`, encoded until they are looked at, turned upright); ``cls`` an
+    integer, or a ``ClassLabel`` if the dataset index has classes; ``txt`` strings; ``json`` what it holds, or text where its values have no common type; all
+    else bytes.
+
+    Args:
+        url: The folder with ``pcr.json``: a path or any fsspec URL, as ``hf://datasets/USER/NAME``.
+        scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
+        streaming: True reads each shard's prefix in one request when its turn comes; False copies all into an Arrow cache, once per scan.
+        split: What the split is called; of a map-style dataset it may be a slice, ``train[:10%]``.
+        columns: Which columns; others are not parsed. By default all.
+        features: The columns and their types, instead of inferred ones.
+        storage_options: fsspec storage options.
+        prefix_cache: Keeps prefixes on local disk.
+        cache_dir: Where Arrow caches are, instead of ``datasets``' own folder.
+        num_proc: Processes that fill the Arrow cache.
+
+    Raises:
+        PCRError: The dataset or a shard cannot be read; when a map-style dataset is made, as the cause of ``DatasetGenerationError``.
+        ValueError: There is no such column.
+    """
+    if isinstance(columns, str):
+        raise TypeError(f"expected a sequence of column names, got {columns!r}; write [{columns!r}]")
+    if split is None:
+        raise TypeError("expected a split such as 'train', got None")
+    spec = str(split.to_spec() if isinstance(split, datasets.ReadInstruction) else split)
+    chosen = {"columns": list(columns) if columns else None, "features": features, "prefix_cache": prefix_cache}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    builder = PcrBuilder(
+        data_dir=url,
+        scan=scan,
+        split=spec.partition("[")[0],
+        storage_options=dict(storage_options or {}),
+        cache_dir=cache_dir,
+        **given,
+    )
+    if streaming:
+        return builder.as_streaming_dataset(split=split)
+    builder.download_and_prepare(num_proc=num_proc)
+    return builder.as_dataset(split=split)

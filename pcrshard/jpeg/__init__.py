@@ -1,0 +1,1 @@
+"""JPEG: where its parts are, taken apart and together, and its pixels."""

@@ -1,0 +1,125 @@
+"""Decode, crop and resize in one go, with a seed: what a training job wants of an image."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import native
+from .crops import Box, Rng, center_crop, random_resized_crop
+from .markers import frame_size
+from .pixels import Pixels, decode_image
+
+Crop = Literal["random", "center"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDecoder:
+    """JPEG bytes, or the scattered pieces of a sample, to a uint8 array of one size.
+
+    Attributes:
+        size: Side, or (height, width), of the result; ``None`` keeps the image's own.
+        crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter side, ``None`` the whole image.
+        layout: ``chw`` or ``hwc``.
+        colour: ``rgb`` or ``gray``.
+        scale: Range of the random crop's share of the area.
+        ratio: Range of the random crop's width over its height.
+        smoothing: Smooth between blocks of unfinished images, through libjpeg-turbo.
+        flip: Probability of a mirror image, left for right.
+    """
+
+    size: int | tuple[int, int] | None = None
+    crop: Crop = None
+    layout: Literal["chw", "hwc"] = "chw"
+    colour: Literal["rgb", "gray"] = "rgb"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    smoothing: bool = False
+    flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop not in ("random", "center", None):
+            raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
+        if self.layout not in ("chw", "hwc") or self.colour not in ("rgb", "gray"):
+            raise ValueError(f"expected a known layout and colour, got {self.layout!r} and {self.colour!r}")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
+        if self.shape is not None and min(self.shape) < 1:
+            raise ValueError(f"expected a size above 0, got {self.size}")
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """(height, width) of the result, if it is fixed."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    def __call__(self, jpeg: bytes | Sequence[bytes | memoryview], rng: Rng, out: Pixels | None = None) -> Pixels:
+        """Decode one image.
+
+        Args:
+            jpeg: A JPEG, or its pieces, at any scan.
+            rng: Drawn from for a random crop and a flip.
+            out: Where to decode to, such as a row of a batch.
+
+        Returns:
+            (3, H, W) or (H, W, 3) uint8, one channel for gray.
+
+        Raises:
+            CorruptJpeg: It cannot be decoded.
+        """
+        size = () if self.crop is None else frame_size(jpeg if isinstance(jpeg, bytes | memoryview) else jpeg[0])
+        crop, mirrored = self._draw(rng, *size)
+        pixels = decode_image(
+            jpeg, crop=crop, size=self.shape, layout=self.layout, colour=self.colour, smoothing=self.smoothing, out=out
+        )
+        if mirrored:
+            self._mirror(pixels)
+        return pixels
+
+    def decode_batch(self, table: native.Table, sizes: npt.NDArray[Any], rngs: Sequence[Rng], out: Pixels) -> list[bool]:
+        """Decode many images in one call of the native core, which costs less than a call for each.
+
+        Args:
+            table: (N, pieces) of :func:`pcrshard.native.piece_table`; what is behind it must be alive.
+            sizes: (N, 2) height and width of each image.
+            rngs: For each image.
+            out: (N, 3, H, W) or (N, H, W, 3) uint8, C-contiguous; one channel for gray.
+
+        Returns:
+            Which were decoded, as by a call for each; a call says what is wrong with the others.
+        """
+        if self.smoothing:
+            return [False] * len(out)
+        draws = [self._draw(rng, *size) for rng, size in zip(rngs, sizes.tolist(), strict=True)]
+        crops = None if self.crop is None else np.array([crop for crop, _ in draws], np.int32)
+        decoded: list[bool] = native.decode_batch(table, out, crops=crops, layout=self.layout, colour=self.colour).tolist()
+        for pixels, (_, mirrored), done in zip(out, draws, decoded, strict=True):
+            if mirrored and done:
+                self._mirror(pixels)
+        return decoded
+
+    def batch(self, jpegs: Sequence[bytes], rng: Rng) -> Pixels:
+        """Decode several images into one new array, (N, 3, H, W) or (N, H, W, 3); the size must be fixed."""
+        if self.shape is None:
+            raise ValueError("expected a size, because the images of a batch have one")
+        channels = 3 if self.colour == "rgb" else 1
+        shape = (channels, *self.shape) if self.layout == "chw" else (*self.shape, channels)
+        out = np.empty((len(jpegs), *shape), np.uint8)
+        for jpeg, row in zip(jpegs, out, strict=True):
+            self(jpeg, rng, row)
+        return out
+
+    def _draw(self, rng: Rng, height: int = 0, width: int = 0) -> tuple[Box | None, bool]:
+        """The crop, and whether to mirror it."""
+        crop = None
+        if self.crop == "center":
+            crop = center_crop(height, width)
+        elif self.crop == "random":
+            crop = random_resized_crop(rng, height, width, scale=self.scale, ratio=self.ratio)
+        return crop, self.flip > 0 and rng.random() < self.flip
+
+    def _mirror(self, pixels: Pixels) -> None:
+        pixels[...] = pixels[..., ::-1].copy() if self.layout == "chw" else pixels[:, ::-1].copy()

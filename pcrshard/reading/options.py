@@ -1,0 +1,49 @@
+"""How shards are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .. import storage
+from ..format.dataset_index import ShardEntry
+from ..storage.retry import Retry
+from .prefix_cache import PrefixCache
+from .shard import Shard
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """How shards are read.
+
+    Attributes:
+        check: Compare each piece with its CRC-32C.
+        storage_options: For fsspec.
+        retry: What to do about a bad network.
+        prefetch: Prefixes that are fetched while another is used.
+        prefetch_bytes: Their bound.
+        cache_dir: Folder on local disk that keeps prefixes.
+        cache_bytes: Its bound.
+    """
+
+    check: bool = True
+    storage_options: storage.Options | None = None
+    retry: Retry | None = None
+    prefetch: int = 2
+    prefetch_bytes: int = 1 << 28
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"prefetch": 0, "prefetch_bytes": 1, "cache_bytes": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"expected {name} of at least {smallest}, got {value}")
+
+    def open(self, url: str, entry: ShardEntry | None) -> Shard:
+        """A shard that is read so."""
+        cache = PrefixCache(self.cache_dir, self.cache_bytes) if self.cache_dir else None
+        options: dict[str, Any] = {"storage_options": self.storage_options, "retry": self.retry, "cache": cache}
+        return Shard(url, entry=entry, check=self.check, **options)
+

@@ -1,0 +1,100 @@
+"""Prefixes of a command's output, WebDataset's ``pipe:`` URLs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+from ..errors import StorageError, TruncatedShard
+
+PIPE = "pipe:"
+_SKIP_BYTES = 1 << 20
+_PATIENCE = 2.0
+_POLL_SECONDS = 0.2
+
+
+class Output(NamedTuple):
+    """A running command."""
+
+    process: subprocess.Popen[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+
+@contextlib.contextmanager
+def _run(command: str) -> Iterator[Output]:
+    """Run a shell command; at the end of the ``with`` block it is closed and ended, however far it came."""
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=stderr, bufsize=0, start_new_session=True)  # noqa: S602
+        stdout = process.stdout
+        assert stdout is not None
+        try:
+            with stdout:
+                yield Output(process, stdout, stderr)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the shell and what it started."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_PATIENCE)
+            return
+
+
+def read_range(command: str, start: int, view: memoryview, cancel: threading.Event | None = None) -> None:
+    """Fill ``view`` with a command's output from byte ``start`` on; what stands before is read and dropped, what follows is not read.
+
+    Args:
+        command: For the shell, as the user wrote it; never made from a file's content.
+        start: Absolute first byte.
+        view: Where the bytes go.
+        cancel: Ends the command from another thread, within a fraction of a second.
+
+    Raises:
+        TruncatedShard: The output ends before.
+        StorageError: The command failed; says what it wrote to its error output.
+    """
+    pos, stop = 0, start + len(view)
+    with _run(command) as output:
+        while pos < stop:
+            _wait(output, cancel)
+            if pos < start:
+                count = len(output.stdout.read(min(start - pos, _SKIP_BYTES)))
+            else:
+                count = output.stdout.readinto(view[pos - start :])  # type: ignore[attr-defined]  # a raw file has it
+            if not count:
+                raise _ended(output, pos, start, stop)
+            pos += count
+
+
+def _wait(output: Output, cancel: threading.Event | None) -> None:
+    """Wait until there is something to read, which may be the end."""
+    ready = select.poll()
+    ready.register(output.stdout, select.POLLIN)
+    while not (cancel and cancel.is_set()):
+        if ready.poll(_POLL_SECONDS * 1000):
+            return
+    raise StorageError("the read was cancelled")
+
+
+def _ended(output: Output, pos: int, start: int, stop: int) -> Exception:
+    try:
+        code = output.process.wait(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return StorageError(f"the command closed its output after {pos} of {stop} bytes")
+    if code == 0:
+        return TruncatedShard(f"expected bytes {start} to {stop}, the command's output has {pos}")
+    output.stderr.seek(0)
+    said = output.stderr.read(2000).decode(errors="replace").strip()
+    return StorageError(f"the command ended with exit status {code} after {pos} of {stop} bytes: {said}")

@@ -1,0 +1,94 @@
+"""When to try again, and how long to wait: plain decisions about failed requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import random
+import time
+
+from ..errors import PCRError, StorageError
+
+# A cut connection that brought this much is progress: a network that often cuts may still deliver a large prefix.
+PROGRESS_BYTES = 1 << 16
+_HOPELESS = (
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    NotImplementedError,
+    ImportError,
+    TypeError,
+)
+# Of libraries that are not imported here.
+_HOPELESS_NAMES = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "InvalidURL",
+    "NonHttpUrlClientError",
+    "DefaultCredentialsError",
+)
+# 408 Request Timeout, 425 Too Early, 429 Too Many Requests (RFC 9110, RFC 8470, RFC 6585).
+_PASSING_STATUS = (408, 425, 429)
+
+
+@dataclasses.dataclass(frozen=True)
+class Retry:
+    """What to do about a bad network.
+
+    Attributes:
+        attempts: Requests in a row that bring less than 64 KiB together until the range is given up.
+        first_delay: Seconds of the first pause; each next one is twice as long.
+        max_delay: Seconds of the longest pause.
+        timeout: Seconds without a byte until a connection is given up.
+        deadline: Seconds without 64 KiB of progress until the range is given up.
+
+    Raises:
+        ValueError: A number is not positive.
+    """
+
+    attempts: int = 8
+    first_delay: float = 0.1
+    max_delay: float = 10.0
+    timeout: float = 30.0
+    deadline: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"expected {name} to be positive, got {value!r}")
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row: exponential, with jitter, so that a thousand workers do not return at once."""
+        return float(random.uniform(0.5, 1.0) * min(self.first_delay * 2 ** min(failures - 1, 30), self.max_delay))
+
+
+def asked_pause(error: BaseException) -> float:
+    """Seconds that an HTTP server wants to be left alone (``Retry-After``, RFC 9110 section 10.2.3); 0 if it says nothing."""
+    value = str((getattr(error, "headers", None) or {}).get("Retry-After", "")).strip()
+    if value.isdecimal():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+class Refused(StorageError):
+    """An answer that another request would not change."""
+
+
+def is_hopeless(error: BaseException) -> bool:
+    """Whether another request would fail in the same way: no such file, no permission, a client error of HTTP."""
+    # aiohttp gives an answer that is no HTTP the status 400, with a cause; what a server says has none.
+    status = getattr(error, "status", None) if error.__cause__ is None else None
+    if isinstance(status, int) and 400 <= status < 500:
+        return status not in _PASSING_STATUS
+    if isinstance(error, Refused):
+        return True
+    return (
+        isinstance(error, _HOPELESS)
+        or type(error).__name__ in _HOPELESS_NAMES
+        or (isinstance(error, PCRError) and not isinstance(error, StorageError))
+    )

@@ -1,0 +1,449 @@
+"""Where samples come from: what a user points at is what is encoded, and the rest is an error that names it."""
+
+import functools
+import http.server
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import threading
+
+import fsspec
+import pytest
+import webdataset as wds
+
+from pcrshard import storage
+from pcrshard.encoding.sources import list_source
+from pcrshard.errors import EncodeError, PCRError, StorageError
+from pcrshard.storage.files import read_ranges
+from pcrshard.testing import make_jpeg
+
+JPEG = make_jpeg()
+
+
+@pytest.fixture
+def make_folder(tmp_path):
+    def make(*names, content=JPEG):
+        for name in names:
+            path = os.path.join(tmp_path, name) if isinstance(name, str) else os.path.join(os.fsencode(tmp_path), name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+        return str(tmp_path)
+
+    return make
+
+
+def make_tar(path, members, **options):
+    with tarfile.open(path, "w", **options) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return str(path)
+
+
+def read_fields(sample):
+    values = read_ranges([(ref.url, ref.start, ref.stop) for ref in sample.refs])
+    return {ref.name: value for ref, value in zip(sample.refs, values, strict=True)} | dict(sample.known)
+
+
+def stock_samples(url):
+    """What unmodified WebDataset makes of a tar."""
+    samples = wds.WebDataset(url, shardshuffle=False, handler=wds.reraise_exception)
+    return [{k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in samples]
+
+
+def our_samples(url, **options):
+    return [{"__key__": s.key} | read_fields(s) for s in list_source(url, **options).samples]
+
+
+def test_a_folder_per_class(make_folder):
+    """Sub-folders are the classes, numbered in the order of their names, and keys are the paths."""
+    source = list_source(make_folder("dog/2.jpg", "cat/1.JPG", "dog/deep/er/3.jpeg"))
+    assert source.classes == ("cat", "dog")
+    assert [(s.key, dict(s.known)["cls"]) for s in source.samples] == [
+        ("cat/1", b"0"),
+        ("dog/2", b"1"),
+        ("dog/deep/er/3", b"1"),
+    ]
+    assert all(read_fields(s)["jpg"] == JPEG for s in source.samples)
+
+
+def test_a_folder_without_classes(make_folder):
+    """Images beside each other have no class."""
+    source = list_source(make_folder("b.jpg", "a.jpg"))
+    assert (source.classes, [s.key for s in source.samples], source.samples[0].known) == ((), ["a", "b"], ())
+
+
+ODD_NAMES = [
+    "a.b.c.jpg",
+    "ü 漢字.jpg",
+    "a#?&%20=+.jpg",
+    "[x]*.jpg",
+    "{1,2}.jpg",
+    "~a.jpg",
+    "back\\slash.jpg",
+    "x::y.jpg",
+    "n\nl.jpg",
+]
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, b"latin-\xff.jpg"])
+def test_odd_file_names(make_folder, name):
+    """Any name that the disk allows is listed and read; its key has no dot and no way out of a folder."""
+    (sample,) = list_source(make_folder(name)).samples
+    assert read_fields(sample)["jpg"] == JPEG
+    assert not set(sample.key) & set(".\\")
+    assert sample.key.encode()
+
+
+def test_names_that_would_make_one_key(make_folder):
+    """Files that differ only in what a key cannot have are all kept, under keys that do not depend on the disk's order."""
+    source = list_source(make_folder("a.b.jpg", "a_b.jpg", "a_b.jpeg", "a_b.png"))
+    assert len({s.key for s in source.samples}) == 4
+    assert all(s.key.startswith("a_b") for s in source.samples)
+    assert len({s.refs[0].url for s in source.samples}) == 4
+
+
+def test_hidden_and_other_files(make_folder):
+    """Hidden files and folders are not images of the user; other files are left out, and said to be."""
+    source = list_source(make_folder("c/a.jpg", "c/._a.jpg", ".cache/b.jpg", "README.md", "c/list.csv"))
+    assert [s.key for s in source.samples] == ["c/a"]
+    assert source.ignored == ("README.md", "c/list.csv")
+
+
+def test_a_linked_class_folder_is_not_lost(make_folder, tmp_path):
+    """Class folders that are symbolic links are followed or refused, never silently left out."""
+    folder = make_folder("set/cat/1.jpg", "elsewhere/2.jpg") + "/set"
+    os.symlink(tmp_path / "elsewhere", f"{folder}/dog")
+    try:
+        assert len(list_source(folder).samples) == 2
+    except PCRError as error:
+        assert "dog" in str(error)
+
+
+@pytest.mark.parametrize("names", [[], ["README.md"], [".hidden.jpg"], ["a.tar.gz"]])
+def test_nothing_to_encode(make_folder, names):
+    """A folder without images says so and names itself."""
+    folder = make_folder(*names)
+    with pytest.raises(EncodeError, match=f"found none|{folder}"):
+        list_source(folder)
+
+
+def test_images_and_tars_in_one_folder(make_folder):
+    """What is meant is asked, not guessed."""
+    with pytest.raises(EncodeError, match="found both"):
+        list_source(make_folder("a.jpg", "b.tar"))
+
+
+MEMBERS = [
+    ("./", b""),
+    ("n01/a.jpg", JPEG),
+    ("n01/a.cls", b"3"),
+    ("n01/a.seg.PNG", b"png"),
+    ("v1.0/b.jpg", b"second"),
+    ("v1.0/b.json", b""),
+    ("README", b"no field"),
+    ("__meta__", b"no field"),
+    ("__notes__/x.txt", b"skipped"),
+    ("a.jpg", b"other key"),
+    ("n01/a.jpg", b"again, not a neighbour"),
+    ("x" * 150 + ".jpg", b"long name"),
+    ("日本.jpg", b"unicode"),
+]
+
+
+@pytest.mark.parametrize("layout", ["one", "ustar", "gnu"])
+def test_tars_group_as_stock_webdataset_does(tmp_path, layout):
+    """The samples of a tar are the ones that WebDataset would give: same keys, same fields, same bytes, same order."""
+    members = [m for m in MEMBERS[1:] if m[0] != "n01/a.jpg" or m[1] == JPEG]
+    form = {"one": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT}[layout]
+    members = [m for m in members if layout != "ustar" or len(m[0]) < 100]
+    url = make_tar(tmp_path / "a.tar", members, format=form)
+    assert our_samples(url) == stock_samples(url)
+
+
+def test_real_tars_group_as_stock_webdataset_does(data_folder):
+    """The same holds for a tar of 555 real photographs."""
+    url = str(data_folder / "photos.tar")
+    ours, stock = our_samples(url), stock_samples(url)
+    assert len(ours) == 555
+    assert ours == stock
+
+
+@pytest.mark.parametrize(
+    ("members", "word"),
+    [
+        ([("a.jpg", b"1"), ("a.jpg", b"2")], "a.jpg"),
+        ([("a.jpg", b"1"), ("a.JPG", b"2")], "a.JPG"),
+        ([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")], "'a'"),
+        ([("a b.j pg", b"1")], "a b.j pg"),
+        ([("../up.jpg", b"1")], "../up"),
+        ([("/root.jpg", b"1")], "/root"),
+        ([("back\\slash.jpg", b"1")], "back"),
+        ([("a.", b"1")], "a."),
+        ([("a." + "x" * 101, b"1")], "xxx"),
+        ([("a.__x__", b"1")], "__x__"),
+        ([("x" * 1025 + ".jpg", b"1")], "xxx"),
+    ],
+)
+def test_tar_members_that_cannot_be_kept(tmp_path, members, word):
+    """A name that is twice in a sample, or that a shard cannot hold, is refused by name, not renamed or dropped."""
+    url = make_tar(tmp_path / "bad.tar", members)
+    with pytest.raises(EncodeError, match=r"bad\.tar") as caught:
+        list_source(url)
+    assert word in str(caught.value)
+
+
+def test_a_member_name_that_is_not_utf8(tmp_path):
+    """A tar from another locale is refused by one of our errors, not a UnicodeEncodeError."""
+    url = make_tar(tmp_path / "bad.tar", [("\xff.jpg", JPEG)], format=tarfile.GNU_FORMAT, encoding="latin-1")
+    with pytest.raises(EncodeError, match=r"bad\.tar"):
+        list_source(url)
+
+
+def test_the_same_key_in_two_tars(tmp_path):
+    """Keys that collide between tars are refused with the option that keeps them apart; with it, both are there."""
+    for name in "ab":
+        make_tar(tmp_path / f"{name}.tar", [("0001.jpg", name.encode())])
+    pattern = f"{tmp_path}/{{a,b}}.tar"
+    with pytest.raises(EncodeError, match=r"'0001'.*a\.tar.*b\.tar.*--prefix-keys"):
+        list_source(pattern)
+    expected = [{"__key__": "a/0001", "jpg": b"a"}, {"__key__": "b/0001", "jpg": b"b"}]
+    assert our_samples(pattern, prefix_keys=True) == our_samples(str(tmp_path), prefix_keys=True) == expected
+
+
+@pytest.mark.parametrize(
+    "damage", ["compressed", "empty", "text", "cut in data", "cut in header", "garbage header", "joined by cat"]
+)
+def test_damaged_tars(tmp_path, damage):
+    """A tar that is not whole is an error that names it, never a shorter dataset."""
+    path = tmp_path / "a.tar"
+    make_tar(path, [(f"{i}.jpg", JPEG) for i in range(4)])
+    data = path.read_bytes()
+    member = 512 + -(-len(JPEG) // 512) * 512
+    path.write_bytes({
+        "compressed": subprocess.run(["gzip", "-c"], input=data, capture_output=True, check=True).stdout,
+        "empty": b"",
+        "text": b"not a tar" * 200,
+        "cut in data": data[: 3 * member + 600],
+        "cut in header": data[: 3 * member + 100],
+        "joined by cat": data + data,
+        "garbage header": data[: 2 * member] + b"\xaa" * 512 + data[2 * member + 512 :],
+    }[damage])  # fmt: skip
+    with pytest.raises(EncodeError, match=r"a\.tar"):
+        list_source(str(path))
+
+
+def test_what_finder_adds_to_tars_is_left_out(tmp_path):
+    """Archives made on a Mac have ``._`` files beside the images; as in folders, hidden files are none of the dataset's."""
+    members = [("d/._1.jpg", b"Mac OS X"), ("d/1.jpg", JPEG), ("._d", b""), ("d/.DS_Store", b""), ("d/1.cls", b"0")]
+    assert our_samples(make_tar(tmp_path / "a.tar", members)) == [{"__key__": "d/1", "jpg": JPEG, "cls": b"0"}]
+
+
+@pytest.mark.parametrize("folder", ["__background__", "____", "___x__"])
+def test_a_class_that_webdataset_would_take_for_metadata(make_folder, tmp_path, folder):
+    """Its images are under a key that stock WebDataset does not pass over; its name stays."""
+    source = list_source(make_folder(f"{folder}/1.jpg", "cat/1.jpg"))
+    assert source.classes == tuple(sorted(["cat", folder]))
+    members = [(f"{sample.key}.jpg", JPEG) for sample in source.samples]
+    assert len(stock_samples(make_tar(tmp_path / "a.tar", members))) == 2
+
+
+def test_a_server_that_cannot_be_sought_in(tmp_path):
+    """Images come from a server without ranges; tars there are one error that names them."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "1.jpg").write_bytes(JPEG)
+    make_tar(tmp_path / "a.tar", [(f"{i}.jpg", bytes(1 << 20)) for i in range(8)])
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            assert our_samples(f"{url}/d/") == [{"__key__": "1", "jpg": JPEG}]
+            with pytest.raises(StorageError, match=r"range requests.*a\.tar"):
+                list_source(f"{url}/a.tar")
+        finally:
+            server.shutdown()
+
+
+def test_a_sparse_member_is_not_misread(tmp_path):
+    """A member that GNU tar stored with holes is refused, or gives the bytes that WebDataset gives."""
+    if shutil.which("tar") is None:
+        pytest.skip("GNU TAR IS NOT INSTALLED")
+    with open(tmp_path / "a.bin", "wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    (tmp_path / "b.bin").write_bytes(bytes(range(256)) * 8192)
+    subprocess.run(["tar", "--sparse", "-cf", "a.tar", "a.bin", "b.bin"], cwd=tmp_path, check=True)
+    url = str(tmp_path / "a.tar")
+    try:
+        assert our_samples(url) == stock_samples(url)
+    except PCRError as error:
+        assert "a.bin" in str(error)
+
+
+@pytest.fixture
+def write_list(tmp_path):
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img" / "x.jpg").write_bytes(JPEG)
+
+    def write(name, text):
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.tsv", "img/x.jpg\n", {}),
+        ("a.tsv", "img/x.jpg\t7\n", {"cls": b"7"}),
+        ("a.tsv", "img/x.jpg\t-1\n", {"cls": b"-1"}),
+        ("a.tsv", "img/x.jpg\t007\n", {"cls": b"0"}),  # a class of that name
+        ("a.tsv", "img/x.jpg\tcat\thello\n", {"cls": b"0", "json": b'{"extra": "hello"}'}),
+        ("a.tsv", "path\tlabel\nimg/x.jpg\t7\n", {"cls": b"7"}),
+        ("a.tsv", "sha\tclass\tpath\r\nabc\tcat\timg/x.jpg\r\n", {"cls": b"0", "json": b'{"sha": "abc"}'}),
+        ("a.tsv", "img/x.jpg\t\tonly extra\n\n", {"json": b'{"extra": "only extra"}'}),
+        ("a.jsonl", '{"path": "img/x.jpg"}\n', {}),
+        ("a.jsonl", '\n{"path": "img/x.jpg", "label": -3}\n', {"cls": b"-3"}),
+        ("a.ndjson", '{"path": "img/x.jpg", "label": "dog", "box": [1, 2]}', {"cls": b"0", "json": b'{"box": [1, 2]}'}),
+    ],
+)
+def test_lists(write_list, name, text, expected):
+    """A list gives paths relative to itself, labels as numbers or names, and everything else as JSON."""
+    source = list_source(write_list(name, text))
+    (sample,) = source.samples
+    assert (sample.key.endswith("img/x"), read_fields(sample)) == (True, {"jpg": JPEG} | expected)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "numbers"),
+    [
+        (["2", "-1", "10"], (), [2, -1, 10]),
+        (["01", "02", "10"], ("01", "02", "10"), [0, 1, 2]),
+        (["-0", "0"], ("-0", "0"), [0, 1]),
+        (["n02", "n01"], ("n01", "n02"), [1, 0]),
+    ],
+)
+def test_a_column_of_labels_is_numbers_or_names(write_list, labels, classes, numbers):
+    """Labels are numbers if all are written as numbers are; with leading zeros they are the names of classes."""
+    source = list_source(write_list("a.tsv", "".join(f"{i}.jpg\t{label}\n" for i, label in enumerate(labels))))
+    assert source.classes == classes
+    assert [int(dict(sample.known)["cls"]) for sample in source.samples] == numbers
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.jsonl"])
+def test_label_names_become_classes(write_list, name):
+    """Names are numbered in their own order, and the numbers fit the class names."""
+    labels = ["dog", "cat", "dog"]
+    rows = [f"{i}.jpg\t{label}" for i, label in enumerate(labels)]
+    if name == "a.jsonl":
+        rows = [json.dumps({"path": f"{i}.jpg", "label": label}) for i, label in enumerate(labels)]
+    source = list_source(write_list(name, "\n".join(rows)))
+    assert source.classes == ("cat", "dog")
+    assert [source.classes[int(dict(s.known)["cls"])] for s in source.samples] == labels
+
+
+def test_a_list_may_name_other_stores_and_absolute_paths(write_list, tmp_path):
+    """Paths with a scheme or a leading slash are taken as they are, in one list with others."""
+    fsspec.filesystem("memory").pipe_file("/far/y.jpg", b"far")
+    source = list_source(write_list("a.tsv", f"img/x.jpg\nmemory://far/y.jpg\n{tmp_path}/img/x.jpg\n"))
+    refs = [ref for s in source.samples for ref in s.refs]
+    assert read_ranges([(ref.url, ref.start, ref.stop) for ref in refs]) == [JPEG, b"far", JPEG]
+
+
+def test_a_json_line_ends_with_a_line_feed_only(write_list):
+    """Characters that Unicode calls line ends are ordinary ones inside JSON."""
+    rows = [{"path": "img/x.jpg", "text": "a\u2028b\x85c"}, {"path": "img/y.jpg"}]
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    assert len(list_source(write_list("a.jsonl", text)).samples) == 2
+
+
+GOOD_TSV, GOOD_JSONL = "img/x.jpg\t1\n", '{"path": "img/x.jpg", "label": 1}\n'
+BAD_ROWS = [
+    ("a.tsv", GOOD_TSV + "\tcat\n"),
+    ("a.tsv", "label\tpath\n1\t\n"),
+    ("a.tsv", GOOD_TSV + "img/y.jpg\t1\textra\tone too many\n"),
+    ("a.tsv", GOOD_TSV + "img/y.jpg\r1\n"),
+    ("a.tsv", GOOD_TSV + "img/y.jpg\t" + "9" * 5000 + "\n"),
+    ("a.tsv", GOOD_TSV.encode() + b"img/\xff.jpg\t1\n"),
+    ("a.tsv", GOOD_TSV + "/\t1\n"),
+    ("a.jsonl", GOOD_JSONL + "{\n"),
+    ("a.jsonl", GOOD_JSONL + '["img/x.jpg"]\n'),
+    ("a.jsonl", GOOD_JSONL + '{"label": 1}\n'),
+    ("a.jsonl", GOOD_JSONL + '{"path": 3}\n'),
+    ("a.jsonl", GOOD_JSONL + '{"path": ""}\n'),
+    ("a.jsonl", GOOD_JSONL + '{"path": ".."}\n'),
+    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": true}\n'),
+    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1.5}\n'),
+    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1' + "0" * 18 + "}\n"),
+    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": null}\n'),
+    ("a.jsonl", GOOD_JSONL + "[" * 200_000 + "\n"),
+    ("a.jsonl", GOOD_JSONL.encode() + b'{"path": "\xff.jpg"}\n'),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), BAD_ROWS, ids=lambda value: repr(value)[:40])
+def test_a_bad_row_is_named_by_file_and_line(write_list, name, text):
+    """Whatever is wrong with a row, one error names the list and the line."""
+    path = write_list(name, text)
+    with pytest.raises(EncodeError) as caught:
+        list_source(path)
+    assert path in str(caught.value)
+    assert "line 2" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'), ("a.tsv", "a\t10\nb\tcat"), ("a.tsv", "")],
+)
+def test_a_bad_list_is_named(write_list, name, text):
+    """Labels of both kinds, or no rows at all, are refused with the list's name."""
+    path = write_list(name, text)
+    with pytest.raises(EncodeError, match=path):
+        list_source(path)
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_path(write_list):
+    """Lists saved by a spreadsheet start with a BOM."""
+    (sample,) = list_source(write_list("a.tsv", "\ufeffpath\tlabel\nimg/x.jpg\t1\n")).samples
+    assert read_fields(sample) == {"jpg": JPEG, "cls": b"1"}
+
+
+def test_tars_made_of_a_folder(tmp_path):
+    """What ``tar cf x.tar -C folder .`` makes is read, and a hard link in it is the file it links to."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"image")
+    os.link(tmp_path / "in" / "a.jpg", tmp_path / "in" / "b.jpg")
+    subprocess.run(["tar", "cf", tmp_path / "x.tar", "-C", tmp_path / "in", "."], check=True)
+    samples = list_source(str(tmp_path / "x.tar")).samples
+    assert sorted(sample.key for sample in samples) == ["a", "b"]
+    assert [storage.read_ranges([(ref.url, ref.start, ref.stop)]) for sample in samples for ref in sample.refs] == [
+        [b"image"]
+    ] * 2
+
+
+def test_tars_of_one_name_in_several_folders(tmp_path):
+    """Keys that collide between tars of the same name are kept apart by the folders."""
+    for folder in ("train", "val"):
+        (tmp_path / folder).mkdir()
+        with tarfile.open(tmp_path / folder / "000.tar", "w") as tar:
+            tar.addfile(tarfile.TarInfo("a.jpg"))
+    with pytest.raises(EncodeError, match="--prefix-keys"):
+        list_source(str(tmp_path))
+    assert [sample.key for sample in list_source(str(tmp_path), prefix_keys=True).samples] == ["train/000/a", "val/000/a"]
+
+
+def test_a_key_twice_in_a_tar_is_named_as_that(tmp_path):
+    """Advice that would not help is not given."""
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name in ("a.jpg", "b.jpg", "a.jpg"):
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(EncodeError, match=r"'a' is in .*x\.tar, which holds it twice"):
+        list_source(str(tmp_path))

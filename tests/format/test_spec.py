@@ -1,0 +1,57 @@
+"""SPEC.md, rule by rule: golden shards, and a file that breaks each rule."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+from support import ROOT
+
+from pcrshard import Shard, ShardFormat, errors
+from pcrshard.encoding.shard_writer import encode_sample, write_shard
+from pcrshard.upkeep.verify import VerifyTask, verify_shard
+
+GOLDEN = ROOT / "tests" / "golden" / "v1"
+VECTORS = sorted((ROOT / "tests" / "vectors" / "reject").glob("*.bin"))
+RULES = set(re.findall(r"\[([a-z0-9-]+)\]", re.sub(r"```.*?```", "", (ROOT / "SPEC.md").read_text(), flags=re.DOTALL)))
+
+_spec = importlib.util.spec_from_file_location("make_golden", ROOT / "scripts" / "make_golden.py")
+make_golden = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(make_golden)
+
+
+def test_every_rule_has_a_vector_and_every_vector_a_rule():
+    """No rule of the specification is only words."""
+    assert {path.name.split("--")[0] for path in VECTORS} == RULES
+
+
+@pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
+def test_a_broken_rule_is_refused_by_its_error(path):
+    """A shard that breaks a rule is refused, by the error that the specification names, with the file named."""
+    with pytest.raises(getattr(errors, path.stem.rsplit("--", 1)[1])) as caught:
+        _ = Shard(str(path)).index
+    assert path.name in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["compact", "preview"])
+@pytest.mark.parametrize("scan", [*range(1, 11), "full"])
+def test_golden_shards_read_as_ever(layout, scan):
+    """A shard of version 1 gives the same bytes with every release."""
+    expected = json.loads((GOLDEN / "expected.json").read_text())[layout]["samples"][str(scan)]
+    assert make_golden.digest(Shard(str(GOLDEN / f"{layout}-000000.tar")), scan) == expected
+
+
+@pytest.mark.parametrize("layout", ["compact", "preview"])
+def test_golden_shards_are_written_as_ever(layout, tmp_path):
+    """The same images give the same shard with every release, and it is what its index says."""
+    keys = ["a/colour", "a/gray", "b/cmyk", "b/ünï"]
+    others = [{"cls": 0, "json": b'{"x": 1}'}, {"cls": 1}, {"cls": 2}, {"txt": "one pixel"}]
+    samples = []
+    for i, (key, other) in enumerate(zip(keys, others, strict=True)):
+        images = {path.name.split(".", 1)[1]: path.read_bytes() for path in sorted((GOLDEN / "sources").glob(f"{i}.*"))}
+        samples.append(encode_sample({"__key__": key, "jpg": images.pop("jpg")} | other | images))
+    fmt = ShardFormat(layout=layout, base=2, preview_fields=("cls",))
+    path = tmp_path / f"{layout}-000000.tar"
+    write_shard(str(path), samples, fmt)
+    assert path.read_bytes() == (GOLDEN / path.name).read_bytes()
+    assert verify_shard(VerifyTask(str(path), None)).problems == ()

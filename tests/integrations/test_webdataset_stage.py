@@ -1,0 +1,320 @@
+"""pcr_scan in WebDataset: every way in which people build pipelines."""
+
+import glob
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import webdataset as wds
+from webdataset import cache, tariterators
+
+import pcrshard
+from pcrshard import JpegHandler, ScanLevel, pcr_scan
+from pcrshard.errors import CorruptPiece, NotAShard, PCRError, ScanUnavailable
+
+warnings.filterwarnings("ignore", message="WebDataset.shardshuffle=", category=UserWarning)
+
+
+@pytest.fixture(scope="session")
+def plain_tars(dataset, tmp_path_factory):
+    """The same samples at scan 5 as stock WebDataset tars, made by the tar command of the standard library."""
+    folder = tmp_path_factory.mktemp("plain")
+    for url in sorted(glob.glob(f"{dataset}/*.tar")):
+        with tarfile.open(folder / os.path.basename(url), "w") as tar:
+            for sample in pcrshard.Shard(url).samples(5):
+                for field in ("jpg", "cls"):
+                    path = folder / "member"
+                    path.write_bytes(sample[field])
+                    tar.add(path, f"{sample['__key__']}.{field}")
+    return sorted(str(path) for path in folder.glob("*.tar"))
+
+
+def dataset_of(urls, **kwargs):
+    return wds.WebDataset(urls, **({"shardshuffle": False} | kwargs))
+
+
+def keys(samples):
+    return sorted(sample["__key__"] for sample in samples)
+
+
+def without_place(samples):
+    return [{k: v for k, v in sample.items() if k not in ("__url__", "__local_path__")} for sample in samples]
+
+
+def test_samples_are_those_of_the_plain_tar(shard_urls, plain_tars):
+    """Reading shards at scan 5 gives what stock WebDataset gives from tars of the same images, in the same order."""
+    got, stock = list(dataset_of(shard_urls).pcr_scan(5)), list(dataset_of(plain_tars))
+    assert without_place(got) == without_place(stock)
+    assert [set(sample) for sample in got] == [set(sample) for sample in stock]
+    assert {sample["__url__"] for sample in got} == set(shard_urls)
+    assert all(type(sample["jpg"]) is bytes and sample["jpg"].endswith(b"\xff\xd9") for sample in got)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds.pcr_scan(2).shuffle(10).decode("rgb8").to_tuple("jpg", "cls"),
+        lambda ds: ds.shuffle(10).pcr_scan(2).decode("rgb8").to_tuple("jpg", "cls"),
+        lambda ds: ds.shuffle(10).decode("rgb8").to_tuple("jpg", "cls").pcr_scan(2),
+        lambda ds: ds.decode(JpegHandler("rgb8")).pcr_scan(2).to_tuple("jpg", "cls"),
+    ],
+)
+def test_order_of_fluent_calls_does_not_matter(build, shard_urls):
+    """pcr_scan may stand before or after shuffle, decode and to_tuple."""
+    samples = list(build(dataset_of(shard_urls)))
+    assert len(samples) == 24
+    assert all(image.dtype == np.uint8 and label in (0, 1) for image, label in samples)
+
+
+def test_leaves_the_original_pipeline_alone(shard_urls):
+    """The dataset that pcr_scan was called on still reads whole records as stock WebDataset does."""
+    ds = dataset_of(shard_urls)
+    ds.pcr_scan(2)
+    assert "scan01" in next(iter(ds))
+
+
+@pytest.mark.parametrize("scan", [1, 10, "full", ScanLevel(3)], ids=str)
+def test_takes_any_kind_of_scan(scan, shard_urls):
+    """A number, "full" or a shared level."""
+    assert len(list(dataset_of(shard_urls).pcr_scan(scan))) == 24
+
+
+def test_a_level_changes_at_the_next_shard(shard_urls):
+    """Raising the level while reading takes effect at the next shard."""
+    level = ScanLevel(1)
+    sizes = []
+    for i, sample in enumerate(dataset_of(shard_urls).pcr_scan(level)):
+        sizes.append(len(sample["jpg"]))
+        if i == 5:
+            level.value = 10
+    low = [len(sample["jpg"]) for sample in dataset_of(shard_urls).pcr_scan(1)]
+    high = [len(sample["jpg"]) for sample in dataset_of(shard_urls).pcr_scan(10)]
+    assert sizes == low[:6] + high[6:]
+
+
+def test_in_a_plain_pipeline(shard_urls):
+    """The stage stands in for tarfile_to_samples in a DataPipeline, and replaces it in the fluent form."""
+    pipeline = wds.DataPipeline(wds.SimpleShardList(shard_urls), wds.split_by_worker, pcr_scan(5), wds.shuffle(5))
+    assert len(list(pipeline)) == 24
+    stages = [wds.SimpleShardList(shard_urls), wds.tarfile_to_samples()]
+    fluent = wds.compat.FluidWrapper(stages[0]).compose(stages[1]).pcr_scan(5)
+    assert keys(fluent) == keys(pipeline)
+
+
+def test_resampled_and_mixed(shard_urls, dataset):
+    """Resampled shards and RandomMix work as ever."""
+    resampled = dataset_of(shard_urls, resampled=True, shardshuffle=None).pcr_scan(1, index=str(dataset))
+    assert len([None for _, _ in zip(range(60), resampled, strict=False)]) == 60
+    mixed = wds.RandomMix([dataset_of(shard_urls[:2]).pcr_scan(1), dataset_of(shard_urls[2:]).pcr_scan(5)], longest=True)
+    assert len(list(mixed)) == 24
+
+
+def test_select_and_rename_files_are_honoured(shard_urls, plain_tars):
+    """select_files and rename_files do what they do for plain tars."""
+    options = {
+        "select_files": lambda name: not name.endswith(".cls"),
+        "rename_files": lambda name: name.replace("jpg", "image.jpeg"),
+    }
+    got = without_place(dataset_of(shard_urls, **options).pcr_scan(5))
+    assert got == without_place(dataset_of(plain_tars, **options))
+    assert set(got[0]) == {"__key__", "image.jpeg"}
+
+
+def test_one_request_a_shard_with_an_index(shard_urls, dataset):
+    """With the dataset index each shard is one request."""
+    by_folder = keys(dataset_of(shard_urls).pcr_scan(2, index=str(dataset)))
+    by_object = keys(dataset_of(shard_urls).pcr_scan(2, index=pcrshard.open_dataset(str(dataset))[0]))
+    assert by_folder == by_object == keys(dataset_of(shard_urls).pcr_scan(2))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_the_shards(method, shard_urls):
+    """Two DataLoader workers read each sample once, under fork and spawn."""
+    ds = dataset_of(shard_urls).pcr_scan(ScanLevel(2)).decode(JpegHandler("torchrgb8")).to_tuple("__key__", "jpg")
+    loader = wds.WebLoader(ds, batch_size=None, num_workers=2, multiprocessing_context=method)
+    seen = [key for key, _ in loader]
+    assert len(seen) == len(set(seen)) == 24
+
+
+def _rank_splitter(paths):
+    return list(paths)[1::2]
+
+
+def test_nodes_split_the_shards(shard_urls):
+    """A nodesplitter of the user's own keeps working."""
+    assert len(list(dataset_of(shard_urls, nodesplitter=_rank_splitter).pcr_scan(2))) == 12
+
+
+def test_the_pipeline_pickles(shard_urls):
+    """A pipeline travels to spawned workers."""
+    ds = dataset_of(shard_urls).pcr_scan(4)
+    assert keys(pickle.loads(pickle.dumps(ds))) == keys(ds)
+
+
+def break_shard(url, folder, *, piece):
+    """Copy a shard with a damaged sample, or with a damaged index."""
+    path = shutil.copy(url, folder)
+    offset = int(pcrshard.Shard(url).index.starts(2)[1, 2, 0]) if piece else 1100
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+    return path
+
+
+@pytest.mark.parametrize(("piece", "left"), [(True, 23), (False, 18)])
+def test_handlers_are_honoured(piece, left, shard_urls, tmp_path):
+    """warn_and_continue loses the damaged sample or shard and no other; by default the damage raises."""
+    urls = [*shard_urls[:1], break_shard(shard_urls[1], tmp_path, piece=piece), *shard_urls[2:]]
+    with pytest.raises(PCRError, match=os.path.basename(urls[1])):
+        list(dataset_of(urls).pcr_scan(5))
+    seen = []
+    handler = lambda error: not seen.append(error)  # noqa: E731
+    assert len(list(dataset_of(urls, handler=handler).pcr_scan(5))) == left
+    assert len(seen) == 1
+    assert seen[0].args[-1] == urls[1]
+    stopped = list(dataset_of(urls, handler=wds.ignore_and_stop).pcr_scan(5))
+    assert len(stopped) == (8 if piece else 6)
+
+
+def test_damage_reaches_the_parent_process(shard_urls, tmp_path):
+    """An error in a DataLoader worker arrives with its message."""
+    urls = [break_shard(shard_urls[1], tmp_path, piece=True)]
+    loader = torch.utils.data.DataLoader(dataset_of(urls).pcr_scan(5), batch_size=None, num_workers=1)
+    with pytest.raises(CorruptPiece, match="scan=2"):
+        list(loader)
+
+
+WRONG = {
+    "a WebLoader": (lambda urls: wds.WebLoader(dataset_of(urls), batch_size=None).pcr_scan(2), TypeError, "WebLoader"),
+    "applied twice": (lambda urls: dataset_of(urls).pcr_scan(2).pcr_scan(3), TypeError, "already"),
+    "no opener": (lambda urls: wds.compat.FluidWrapper(wds.SimpleShardList(urls)).pcr_scan(2), TypeError, "stage"),
+    "a cache": (lambda urls: dataset_of(urls, cache_dir=".").pcr_scan(2), TypeError, "cache_dir"),
+    "scan 0": (lambda urls: dataset_of(urls).pcr_scan(0), ValueError, "1 or more"),
+    "a string": (lambda urls: dataset_of(urls).pcr_scan("5"), TypeError, "scan number"),
+    "a float": (lambda urls: pcr_scan(2.5), TypeError, "scan number"),
+    "scan 11": (lambda urls: list(dataset_of(urls).pcr_scan(11)), ScanUnavailable, "1 to 10"),
+    "a failing pipe": (
+        lambda urls: list(dataset_of(["pipe:echo no such thing >&2; exit 4"]).pcr_scan(2)),
+        PCRError,
+        "no such thing",
+    ),
+    "an unknown option": (lambda urls: dataset_of(urls).pcr_scan(2, caches="."), TypeError, "caches"),
+    "a missing shard": (lambda urls: list(dataset_of(["/nowhere/x.tar"]).pcr_scan(2)), PCRError, "nowhere"),
+}
+
+
+def test_a_pipe_is_read_up_to_the_prefix(shard_urls):
+    """``pipe:`` URLs work as in WebDataset, and a command that would go on for hours is ended behind the prefix."""
+    piped = list(dataset_of([f"pipe:cat {urls}; sleep 600" for urls in shard_urls]).pcr_scan(2))
+    plain = list(dataset_of(shard_urls).pcr_scan(2))
+    assert [(s["__key__"], s["jpg"]) for s in piped] == [(s["__key__"], s["jpg"]) for s in plain]
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_wrong_use_is_a_clear_error(why, shard_urls):
+    """Wrong use says what to do instead."""
+    use, error, text = WRONG[why]
+    with pytest.raises(error, match=text):
+        use(shard_urls)
+
+
+def test_a_plain_tar_is_refused(plain_tars):
+    """pcr_scan on ordinary tars says that they are not shards."""
+    with pytest.raises(NotAShard, match="pcrshard encode"):
+        list(dataset_of(plain_tars).pcr_scan(2))
+
+
+def test_a_stage_between_opener_and_expander_is_not_lost_silently(shard_urls):
+    """A user's own stage that pcr_scan would have to drop is refused."""
+    ds = dataset_of(shard_urls)
+    position = next(i for i, stage in enumerate(ds.pipeline) if isinstance(stage, cache.StreamingOpen))
+    ds.pipeline.insert(position + 1, lambda source: source)
+    with pytest.raises(TypeError, match="stands between"):
+        ds.pcr_scan(2)
+    assert any(getattr(stage, "f", None) is tariterators.group_by_keys for stage in ds.pipeline)
+
+
+@pytest.mark.parametrize(
+    "order", ["import webdataset, pcrshard", "import pcrshard, webdataset", "import pcrshard.integrations.webdataset, webdataset"]
+)
+def test_import_adds_the_method_in_any_order(order):
+    """import pcrshard is enough, before or after webdataset, and alone it does not import torch."""
+    code = (
+        f"import sys; import pcrshard; assert 'torch' not in sys.modules, 'slow import'; {order}; webdataset.WebDataset.pcr_scan"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code if order.startswith("import pcrshard") else f"{order}; webdataset.WebDataset.pcr_scan"],
+        check=True,
+    )
+
+
+@pytest.mark.parametrize("spec", ["l8", "rgb8", "l", "rgb", "torchl8", "torchrgb8", "torchl", "torchrgb", "torch"])
+def test_the_jpeg_handler_agrees_with_webdatasets(spec, shard_urls):
+    """JpegHandler gives the shape, type and nearly the values of WebDataset's own handler, and the same for other fields."""
+    samples = [s for s in dataset_of(shard_urls).pcr_scan(10) if s["__key__"] not in ("cat/005", "dog/006")][:4]
+    for sample in samples:
+        ours = np.asarray(JpegHandler(spec)(".jpg", sample["jpg"]))
+        theirs = np.asarray(wds.autodecode.ImageHandler(spec)(".jpg", sample["jpg"]))
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert np.abs(ours.astype(float) - theirs.astype(float)).max() <= (3 if spec.endswith("8") else 3 / 255)
+    assert JpegHandler(spec)(".cls", b"5") is None
+    with pytest.raises(ValueError, match="imagespec"):
+        JpegHandler("nonsense")
+
+
+@pytest.mark.parametrize("go_on", [True, False])
+@pytest.mark.parametrize("which", ["select_files", "rename_files", "both"])
+def test_what_the_users_functions_raise_goes_to_the_handler(shard_urls, plain_tars, which, go_on):
+    """As for the original tars: an error of select_files or rename_files costs one file, or the rest of its shard; the handler decides."""
+    found = []
+    for urls in (plain_tars, shard_urls):
+        errors = []
+
+        def refuse(name):
+            if "3.jpg" in name or "7.cls" in name:
+                raise RuntimeError(name)
+            return name
+
+        functions = {"select_files": refuse, "rename_files": refuse}
+        how = functions if which == "both" else {which: functions[which]}
+        ds = dataset_of(urls, handler=lambda error, errors=errors: errors.append(error) or go_on, **how)
+        samples = list(ds if urls is plain_tars else ds.pcr_scan(10))
+        found.append(([(s["__key__"], sorted(s)) for s in samples], [error.args[0].partition(" @ ")[0] for error in errors]))
+    assert found[0] == found[1]
+    assert found[0][1]
+
+
+@pytest.mark.parametrize("which", ["select_files", "rename_files"])
+def test_what_the_users_functions_raise_ends_the_job_by_default(shard_urls, which):
+    """Without a handler it is raised as it is."""
+    with pytest.raises(ZeroDivisionError):
+        list(dataset_of(shard_urls, **{which: lambda name: 1 / 0}).pcr_scan(2))
+
+
+def test_a_dataset_that_was_replaced_is_read_anew(synthetic_folder, tmp_path):
+    """A notebook that encodes again and reads again gets the new index, and paths and NumPy's numbers work wherever names and numbers do."""
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / "d", ignore_errors=True)
+        pcrshard.encode(synthetic_folder, tmp_path / "d", pcrshard.EncodeOptions(num_shards=2, seed=seed), workers=1)
+        index, urls = pcrshard.open_dataset(tmp_path / "d")
+        stage = pcrshard.pcr_scan(np.int64(2), index=str(tmp_path / "d"))
+        assert len(list(wds.DataPipeline(wds.SimpleShardList(urls), stage))) == index.num_samples
+        assert (
+            len(list(pcrshard.Shard(tmp_path / "d" / index.shards[0].name).samples(np.int64(2)))) == index.shards[0].num_samples
+        )
+
+
+@pytest.mark.parametrize("options", [{"prefetch": -1}, {"prefetch_bytes": 0}, {"cache_bytes": 0}])
+def test_impossible_ways_to_read_are_refused(options):
+    """A negative number is an error, not an empty epoch."""
+    with pytest.raises(ValueError, match="of at least"):
+        pcrshard.pcr_scan(1, **options)

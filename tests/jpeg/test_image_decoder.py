@@ -1,0 +1,196 @@
+"""Decode, crop and resize in one go, with the native core and without it."""
+
+import functools
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import pcrshard
+from pcrshard import ImageDecoder, Shard, decode_image, native
+from pcrshard.errors import CorruptJpeg, CorruptPiece
+from pcrshard.jpeg.crops import Draws, center_crop, random_resized_crop
+from pcrshard.jpeg.markers import frame_size
+from pcrshard.jpeg.pixels import decode
+from pcrshard.jpeg.split import join_scans, split_scans
+from pcrshard.testing import make_jpeg
+
+JPEG = make_jpeg(4, 150, 200, quality=90, progressive=True)
+
+
+@pytest.fixture(params=["native", "libjpeg-turbo"])
+def backend(request, monkeypatch):
+    """Run with the native core, and as if it had not been built."""
+    if request.param == "native" and not native.available:
+        pytest.skip("THE NATIVE CORE IS NOT BUILT: install a C compiler and run scripts/setup")
+    monkeypatch.setattr(native, "available", request.param == "native")
+    return request.param
+
+
+@pytest.mark.parametrize("colour", ["rgb", "gray"])
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+def test_a_whole_image_is_libjpegs(backend, colour, layout):
+    """Without crop and size the pixels are the reference decoder's, whatever the backend."""
+    expected = decode(JPEG, colour)
+    expected = expected if layout == "hwc" else expected.transpose(2, 0, 1)
+    assert np.array_equal(decode_image(JPEG, colour=colour, layout=layout), expected)
+    out = np.zeros(expected.shape, np.uint8)
+    decode_image([JPEG[:100], memoryview(JPEG)[100:]], colour=colour, layout=layout, out=out)
+    assert np.array_equal(out, expected)
+
+
+def test_crop_and_resize_are_pillows(backend):
+    """The resized crop is within a grey level of Pillow's bilinear resize of the same box."""
+    box, size = (11, 7, 120, 150), (60, 110)
+    got = decode_image(JPEG, crop=box, size=size).astype(int)
+    picture = Image.fromarray(decode(JPEG))
+    expected = picture.resize((110, 60), Image.Resampling.BILINEAR, box=(7, 11, 157, 131))
+    assert np.abs(got - np.asarray(expected)).mean() < 1
+    assert np.array_equal(decode_image(JPEG, crop=box), decode(JPEG)[11:131, 7:157])
+
+
+def test_smoothing_is_libjpegs(backend):
+    """Smoothing gives what every libjpeg wrapper shows of an unfinished image; without it the native core differs."""
+    header, scans, _ = split_scans(JPEG)
+    cut = join_scans(header, scans[:2])
+    assert np.array_equal(decode_image(cut, smoothing=True), decode(cut))
+    assert np.array_equal(decode_image(cut), decode(cut)) == (backend == "libjpeg-turbo")
+
+
+@pytest.mark.parametrize(
+    ("crop", "error"), [((0, 0, 0, 5), ValueError), ((100, 0, 51, 5), ValueError), ((-1, 0, 5, 5), ValueError)]
+)
+def test_crops_outside_are_refused(backend, crop, error):
+    """A crop that is not within the image is a ValueError."""
+    with pytest.raises(error):
+        decode_image(JPEG, crop=crop)
+
+
+def test_cmyk_becomes_rgb(backend):
+    """CMYK images, which the core leaves to others, decode too."""
+    assert decode_image(make_jpeg(1, 20, 30, "CMYK"), size=(10, 15)).shape == (10, 15, 3)
+    assert decode_image(make_jpeg(1, 20, 30), size=12).shape == (12, 12, 3)
+
+
+def test_damage_is_named(backend):
+    """Garbage is CorruptJpeg, not a picture."""
+    with pytest.raises(CorruptJpeg):
+        decode_image(b"\xff\xd8 garbage")
+
+
+@given(st.integers(0, 99), st.integers(1, 3000), st.integers(1, 3000))
+def test_random_crops_stay_inside(seed, height, width):
+    """Every crop is a part of its image, of the shape and area asked for where one exists."""
+    y, x, h, w = random_resized_crop(random.Random(seed), height, width)
+    assert 0 <= y <= y + h <= height
+    assert 0 <= x <= x + w <= width
+    assert h > 0
+    assert w > 0
+    y, x, h, w = center_crop(height, width)
+    assert 0 <= y <= y + h <= height
+    assert 0 <= x <= x + w <= width
+    assert h == w > 0
+
+
+def test_random_crops_have_the_asked_distribution():
+    """Areas and shapes spread over their ranges, as in torchvision; the largest areas fit less often."""
+    rng = random.Random(1)
+    boxes = np.array([random_resized_crop(rng, 1000, 1000) for _ in range(4000)], float)
+    areas, shapes = boxes[:, 2] * boxes[:, 3] / 1e6, np.log(boxes[:, 3] / boxes[:, 2])
+    assert 0.45 < areas.mean() < 0.53
+    assert abs(shapes.mean()) < 0.02
+    assert shapes.min() > np.log(0.74)
+    assert shapes.max() < np.log(1.35)
+
+
+def test_draws_are_uniform_and_independent():
+    """Draws of neighbouring samples and epochs are as good as random ones: each bin of 20 gets its share, and no two keys share a stream."""
+    streams = np.array([[draws.random() for _ in range(3)] for draws in (Draws(0, e, n) for e in range(4) for n in range(5000))])
+    assert streams.min() >= 0
+    assert streams.max() < 1
+    for column in streams.T:
+        counts = np.histogram(column, 20, (0, 1))[0]
+        assert abs(counts - 1000).max() < 5 * 1000**0.5
+    assert abs(np.corrcoef(streams[:-1, 0], streams[1:, 0])[0, 1]) < 5 / 20000**0.5
+    assert abs(np.corrcoef(streams.T) - np.eye(3)).max() < 5 / 20000**0.5
+    assert len(np.unique(streams)) == streams.size
+    assert {Draws(i).randint(-1, 2) for i in range(100)} == {-1, 0, 1, 2}
+    assert all(2 <= Draws(1, i).uniform(2, 3) < 3 for i in range(100))
+
+
+def test_the_same_seed_gives_the_same_batch():
+    """A batch is one array, and a seed decides its crops."""
+    decoder = ImageDecoder(32, "random")
+    batch = decoder.batch([JPEG] * 5, random.Random(3))
+    assert (batch.shape, batch.dtype) == ((5, 3, 32, 32), np.uint8)
+    assert np.array_equal(batch, decoder.batch([JPEG] * 5, random.Random(3)))
+    assert not np.array_equal(batch[0], batch[1])
+    with pytest.raises(ValueError, match="size"):
+        ImageDecoder().batch([JPEG], random.Random())
+
+
+@pytest.mark.parametrize("wrong", [{"crop": "middle"}, {"layout": "nchw"}, {"size": 0}, {"colour": "cmyk"}])
+def test_wrong_options_are_refused(wrong):
+    """A typing error is refused before the first image."""
+    with pytest.raises(ValueError, match="expected"):
+        ImageDecoder(**wrong)
+
+
+def test_the_size_of_a_frame_is_read_from_its_head():
+    """A crop is planned from the first piece alone."""
+    header, _, _ = split_scans(JPEG)
+    assert frame_size(header) == (150, 200)
+    with pytest.raises(CorruptJpeg):
+        frame_size(b"\xff\xd8\xff\xd9")
+
+
+def test_the_reader_decodes_pieces(shard_urls):
+    """Shard.samples can hand out arrays, decoded from the scattered pieces, equal to those of the joined JPEG."""
+    joined = {s["__key__"]: s["jpg"] for s in Shard(shard_urls[0]).samples(5)}
+    decoder = functools.partial(ImageDecoder(24, "center"), rng=random.Random(0))
+    for sample in Shard(shard_urls[0]).samples(5, decode=decoder):
+        assert np.array_equal(sample["jpg"], decoder(joined[sample["__key__"]]))
+        assert sample["cls"] in (b"0", b"1")
+
+
+def test_damage_is_found_before_it_is_decoded(shard_urls, tmp_path):
+    """A damaged piece is a CorruptPiece for a decoding reader, too."""
+    data = bytearray(open(shard_urls[0], "rb").read())  # noqa: SIM115
+    data[int(Shard(shard_urls[0]).index.starts(2)[1, 0, 0])] ^= 1
+    path = tmp_path / "data-000000.tar"
+    path.write_bytes(data)
+    with pytest.raises(CorruptPiece, match="scan=2"):
+        list(Shard(str(path)).samples(5, decode=functools.partial(ImageDecoder(8), rng=random.Random())))
+
+
+def test_in_a_webdataset_pipeline(shard_urls):
+    """pcr_decode gives batches of uint8 images, in workers, with seeded crops and labels."""
+    ds = (
+        wds.WebDataset(shard_urls, shardshuffle=False)
+        .pcr_scan(2)
+        .pcr_decode(16, "random", seed=5)
+        .decode(partial=True)
+        .to_tuple("jpg", "cls")
+    )
+    first, second = (np.stack([image for image, _ in ds]) for _ in range(2))
+    assert first.shape == (24, 3, 16, 16)
+    assert np.array_equal(first, second)
+    pickle.loads(pickle.dumps(ds))
+    loader = wds.WebLoader(ds.batched(4), batch_size=None, num_workers=2)
+    batches = list(loader)
+    assert sum(len(labels) for _, labels in batches) == 24
+    assert all(torch.as_tensor(images).dtype == torch.uint8 for images, _ in batches)
+
+
+def test_the_handler_decides_about_damage():
+    """A sample that does not decode goes to the handler."""
+    samples = [{"__key__": "a", "jpg": b"\xff\xd8 garbage"}, {"__key__": "b", "jpg": JPEG}]
+    assert [s["__key__"] for s in pcrshard.pcr_decode(8, handler=lambda error: True)(samples)] == ["b"]
+    with pytest.raises(CorruptJpeg):
+        list(pcrshard.pcr_decode(8)(samples))

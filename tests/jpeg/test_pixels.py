@@ -1,0 +1,118 @@
+"""Pixels: lossless transcoding, decoding, conversion."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
+from pcrshard.format.scan_script import STANDARD, scans_for
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.jpeg.pixels import compress, decode, make_baseline, make_progressive, system, to_jpeg
+from pcrshard.testing import make_jpeg, make_pixels
+
+
+def progressive_of(jpeg):
+    found = map_jpeg(jpeg)
+    return make_progressive(jpeg, scans_for(STANDARD, found.colour, len(found.frame.components)))
+
+
+KINDS = [
+    {},
+    {"mode": "L"},
+    {"mode": "CMYK"},
+    {"subsampling": 0},
+    {"subsampling": 1},
+    {"height": 1, "width": 1},
+    {"progressive": True},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_progressive_is_what_jpegtran_makes(options, jpegtran, djpeg):
+    """In-process transcoding gives jpegtran's bytes, and baseline again gives the same pixels."""
+    jpeg = make_jpeg(2, **options)
+    progressive = progressive_of(jpeg)
+    assert progressive == jpegtran(jpeg, "-copy", "none", "-progressive")
+    assert djpeg(progressive) == djpeg(jpeg)
+    baseline = make_baseline(progressive)
+    assert map_jpeg(baseline).frame.sof == 0xC0
+    assert djpeg(baseline) == djpeg(jpeg)
+
+
+def test_arithmetic_coding_becomes_huffman(jpegtran, djpeg):
+    """An arithmetic-coded source, which few decoders read, is kept losslessly."""
+    jpeg = make_jpeg(2)
+    arithmetic = jpegtran(jpeg, "-arithmetic")
+    assert map_jpeg(arithmetic).frame.arithmetic
+    assert djpeg(progressive_of(arithmetic)) == djpeg(jpeg)
+
+
+def test_damage_is_an_error_even_where_decoding_could_go_on():
+    """A damaged source is refused, not repaired."""
+    jpeg = bytearray(make_jpeg(2, 200, 200, quality=95))
+    jpeg[len(jpeg) // 2 : len(jpeg) // 2 + 40] = bytes(40)
+    with pytest.raises(CorruptJpeg, match=r"libjpeg-turbo|native core"):
+        progressive_of(bytes(jpeg))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "shape"), [("rgb", "RGB", 3), ("gray", "RGB", 1), ("gray", "L", 1), ("cmyk", "CMYK", 4)]
+)
+def test_decodes_to_arrays(mode, kind, shape):
+    """Decoded arrays have the documented shape and type."""
+    pixels = decode(make_jpeg(3, 20, 30, kind), mode)
+    assert (pixels.shape, pixels.dtype) == ((20, 30, shape), np.uint8)
+    with pytest.raises(CorruptJpeg):
+        decode(b"\xff\xd8 no", mode)
+
+
+def test_compress_is_close_to_the_pixels():
+    """The demo's crops are what they were cut from."""
+    pixels = make_pixels(1, 64, 64)
+    assert np.abs(decode(compress(pixels, 98)).astype(int) - pixels).mean() < 6
+
+
+@pytest.mark.parametrize(
+    ("fmt", "mode"), [("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"), ("WEBP", "RGB"), ("BMP", "L"), ("GIF", "P")]
+)
+def test_other_formats_convert(fmt, mode):
+    """Each common format becomes a JPEG of its size."""
+    out = io.BytesIO()
+    picture = Image.fromarray(make_pixels(1, 20, 30)[..., 0].astype(np.uint16) * 256) if mode == "I;16" else None
+    (picture or Image.fromarray(make_pixels(1, 20, 30)).convert(mode)).save(out, fmt)
+    frame = map_jpeg(to_jpeg(out.getvalue(), 90, None)).frame
+    assert (frame.height, frame.width) == (20, 30)
+    with pytest.raises(CorruptJpeg, match="Pillow"):
+        to_jpeg(out.getvalue()[:20], 90, None)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_without_a_known_range_are_refused(kind):
+    """A TIFF of measurements would come out black or as noise."""
+    out = io.BytesIO()
+    Image.fromarray(np.arange(600, dtype=kind).reshape(20, 30)).save(out, "TIFF")
+    with pytest.raises(UnsupportedJpeg, match="32 bits"):
+        to_jpeg(out.getvalue(), 90, None)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_resize_short_keeps_the_sampling(subsampling):
+    """The colours of a 4:4:4 source stay as fine as its luma."""
+    source = make_jpeg(1, 100, 200, subsampling=subsampling)
+    assert map_jpeg(to_jpeg(source, None, 50)).frame.components == map_jpeg(source).frame.components
+
+
+@pytest.mark.parametrize(("size", "expected"), [((100, 200), (50, 100)), ((333, 100), (166, 50)), ((40, 300), (40, 300))])
+def test_resize_short_keeps_the_shape(size, expected):
+    """The shorter side becomes N, the other follows, small images stay, and EXIF is kept."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    found = map_jpeg(to_jpeg(make_jpeg(1, *size, exif=exif), None, 50))
+    assert (found.frame.height, found.frame.width) == expected
+    assert found.orientation == 6
+
+
+def test_system_names_the_decoder():
+    """A bug report says which library decoded."""
+    assert "turbojpeg" in system()["libturbojpeg"]

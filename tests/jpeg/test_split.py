@@ -1,0 +1,196 @@
+"""JPEG bytes: split, join, and what is refused."""
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pcrshard import join_scans, split_scans
+from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
+from pcrshard.jpeg.markers import EOI, SOI, exif_orientation, map_jpeg
+from pcrshard.jpeg.split import check_complete, mend_headers
+from pcrshard.testing import make_jpeg
+
+JPEG = make_jpeg(1, 40, 56, quality=85)
+PROGRESSIVE = make_jpeg(1, 40, 56, quality=85, progressive=True)
+APP1_WITH_THUMBNAIL = b"\xff\xe1" + struct.pack(">H", 2 + len(JPEG)) + JPEG
+DQT_AT = PROGRESSIVE.index(b"\xff\xdb")
+SOF_AT = PROGRESSIVE.index(b"\xff\xc2")
+SOS_AT = PROGRESSIVE.index(b"\xff\xda")
+
+
+def patched(jpeg: bytes, at: int, new: bytes) -> bytes:
+    return jpeg[:at] + new + jpeg[at + len(new) :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mode": "L"},
+        {"mode": "CMYK"},
+        {"subsampling": 0},
+        {"subsampling": 1},
+        {"restart_marker_blocks": 2},
+        {"height": 1, "width": 1},
+        {"height": 17, "width": 33},
+        {"optimize": False, "quality": 100},
+    ],
+    ids=str,
+)
+def test_every_prefix_decodes_as_the_cut_original(options, djpeg, jpegtran):
+    """Scans 1..k joined are what a decoder sees of the original cut after scan k."""
+    jpeg = jpegtran(make_jpeg(3, **options), "-copy", "none", "-progressive")
+    header, scans, tail = split_scans(jpeg)
+    assert tail == b""
+    assert header + b"".join(scans) + EOI == jpeg
+    for k in range(1, len(scans) + 1):
+        cut = jpeg[: len(header) + sum(map(len, scans[:k]))] + EOI
+        assert join_scans(header, scans[:k]) == cut
+        djpeg(cut)
+
+
+def test_a_joined_file_keeps_metadata_and_trailing_bytes(djpeg):
+    """At full fidelity the file is as the user made it, thumbnail and appended data included."""
+    comment = b"\xff\xfe\x00\x07hello"
+    jpeg = PROGRESSIVE[:DQT_AT] + APP1_WITH_THUMBNAIL + comment + PROGRESSIVE[DQT_AT:] + b"trailing \xff\xd9 bytes"
+    header, scans, tail = split_scans(jpeg)
+    assert header + b"".join(scans) + EOI == PROGRESSIVE
+    assert tail == APP1_WITH_THUMBNAIL + comment + EOI + b"trailing \xff\xd9 bytes"
+    assert join_scans(header, scans, tail) == jpeg
+    assert djpeg(join_scans(header, scans)) == djpeg(PROGRESSIVE)
+
+
+def test_fill_bytes_between_segments_are_allowed(djpeg):
+    """Fill bytes before a marker (T.81 B.1.1.2) change nothing."""
+    jpeg = (
+        PROGRESSIVE[:DQT_AT] + b"\xff\xff\xff" + PROGRESSIVE[DQT_AT:SOS_AT] + b"\xff" + PROGRESSIVE[SOS_AT:-2] + b"\xff\xff\xd9"
+    )
+    assert djpeg(join_scans(*split_scans(jpeg))) == djpeg(PROGRESSIVE)
+
+
+def test_several_tables_in_one_segment_stay_together(djpeg, jpegtran):
+    """Tables that one DHT segment holds for many scans come with the first of them."""
+    jpeg = jpegtran(PROGRESSIVE, "-copy", "none", "-progressive")
+    found = map_jpeg(jpeg)
+    tables = [jpeg[a:b] for ranges in found.scan_ranges for a, b in ranges[:-1]]
+    assert len(tables) > 5
+    header, scans, _ = split_scans(jpeg)
+    assert all(b"\xff\xc4" in scan for scan in scans[:5])
+    djpeg(join_scans(header, scans[:1]))
+
+
+def test_a_height_that_only_dnl_tells_is_filled_in(djpeg):
+    """A scanner's JPEG with height 0 and DNL (T.81 B.2.5) decodes like one with the height in its header."""
+    found = map_jpeg(PROGRESSIVE)
+    first_stop = found.scan_ranges[0][-1][1]
+    dnl = b"\xff\xdc\x00\x04" + struct.pack(">H", found.frame.height)
+    jpeg = patched(PROGRESSIVE, SOF_AT + 5, b"\0\0")
+    jpeg = jpeg[:first_stop] + dnl + jpeg[first_stop:]
+    assert map_jpeg(jpeg).frame.height == found.frame.height
+    assert djpeg(join_scans(*split_scans(jpeg))) == djpeg(PROGRESSIVE)
+    assert mend_headers(jpeg, map_jpeg(jpeg)).replace(dnl, b"") == PROGRESSIVE
+
+
+@pytest.mark.parametrize("fields", [b"\0\0\0", b"\0\x3f\x10", b"\1\x05\0"])
+def test_fields_that_mean_nothing_are_filled_in(fields):
+    """Some cameras write zeros where a baseline scan has nothing to say; djpeg warns of it, and reads the same pixels."""
+    at = JPEG.index(b"\xff\xda") + 5 + 2 * 3
+    jpeg = patched(JPEG, at, fields)
+    assert mend_headers(jpeg, map_jpeg(jpeg)) == JPEG == mend_headers(JPEG, map_jpeg(JPEG))
+
+
+REFUSED = {
+    "an empty file": (b"", CorruptJpeg, "empty"),
+    "png": (b"\x89PNG\r\n\x1a\n", CorruptJpeg, "PNG"),
+    "junk before SOI": (b"\0" + JPEG, CorruptJpeg, "SOI"),
+    "only SOI": (SOI, CorruptJpeg, "no EOI"),
+    "SOI, EOI": (SOI + EOI, CorruptJpeg, "frame header"),
+    "no EOI": (PROGRESSIVE[:-2], CorruptJpeg, "no EOI"),
+    "cut in a segment": (PROGRESSIVE[: DQT_AT + 9], CorruptJpeg, "claims"),
+    "cut in a length": (PROGRESSIVE[: DQT_AT + 3], CorruptJpeg, "cut inside"),
+    "no scan": (PROGRESSIVE[:SOS_AT] + EOI, CorruptJpeg, "scan before EOI"),
+    "length 1": (patched(PROGRESSIVE, DQT_AT + 2, b"\0\1"), CorruptJpeg, "claims"),
+    "second SOI": (SOI + PROGRESSIVE, CorruptJpeg, "second"),
+    "second SOF": (PROGRESSIVE[:SOS_AT] + PROGRESSIVE[SOF_AT : SOF_AT + 19] + PROGRESSIVE[SOS_AT:], CorruptJpeg, "second"),
+    "scan before SOF": (PROGRESSIVE[:SOF_AT] + PROGRESSIVE[SOS_AT:], CorruptJpeg, "before the first scan"),
+    "unknown marker": (PROGRESSIVE[:DQT_AT] + b"\xff\x02\0\2" + PROGRESSIVE[DQT_AT:], CorruptJpeg, "FF02"),
+    "stray byte": (PROGRESSIVE[:DQT_AT] + b"x" + PROGRESSIVE[DQT_AT:], CorruptJpeg, "expected a marker"),
+    "width 0": (patched(PROGRESSIVE, SOF_AT + 7, b"\0\0"), CorruptJpeg, "width"),
+    "height 0": (patched(PROGRESSIVE, SOF_AT + 5, b"\0\0"), CorruptJpeg, "height"),
+    "12 bits": (patched(PROGRESSIVE, SOF_AT + 4, b"\x0c"), UnsupportedJpeg, "12-bit"),
+    "lossless": (patched(PROGRESSIVE, SOF_AT + 1, b"\xc3"), UnsupportedJpeg, "lossless"),
+    "hierarchical": (patched(PROGRESSIVE, SOF_AT + 1, b"\xc6"), UnsupportedJpeg, "hierarchical"),
+    "arithmetic": (patched(PROGRESSIVE, SOF_AT + 1, b"\xca"), UnsupportedJpeg, "arithmetic"),
+    "sequential": (JPEG, UnsupportedJpeg, "sequential"),
+    "148 components": (patched(PROGRESSIVE, SOF_AT + 9, b"\x94"), CorruptJpeg, "components"),
+    "sampling 0": (patched(PROGRESSIVE, SOF_AT + 11, b"\x00"), CorruptJpeg, "sampling"),
+    "same ids": (patched(PROGRESSIVE, SOF_AT + 13, b"\x01"), CorruptJpeg, "distinct"),
+    "unknown component": (patched(PROGRESSIVE, SOS_AT + 5, b"\x09"), CorruptJpeg, "does not have"),
+    "illegal band": (patched(PROGRESSIVE, SOS_AT + 12, b"\x05"), CorruptJpeg, "progressive scan"),
+    "3.6 gigapixels": (patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 60000, 60000)), UnsupportedJpeg, "pixels"),
+    "100 megapixels in 1 kB": (patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 10000, 10000)), CorruptJpeg, "cannot hold"),
+    "Adobe behind a scan": (PROGRESSIVE[:-2] + b"\xff\xee\0\x0eAdobe\0\x64" + bytes(5) + EOI, UnsupportedJpeg, "Adobe segment"),
+    "JFIF behind a scan": (PROGRESSIVE[:-2] + PROGRESSIVE[2:20] + EOI, UnsupportedJpeg, "JFIF segment behind"),
+    "300 scans": (PROGRESSIVE[:-2] + PROGRESSIVE[SOS_AT : SOS_AT + 14] * 300 + EOI, UnsupportedJpeg, "scans"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_refuses_by_name(why):
+    """A bad file is refused with a message that says what came."""
+    jpeg, error, text = REFUSED[why]
+    with pytest.raises(error, match=text):
+        split_scans(jpeg)
+
+
+@given(st.integers(0, len(PROGRESSIVE) - 1), st.integers(0, 7))
+@settings(max_examples=400, deadline=None)
+def test_a_flipped_bit_never_crashes_the_parser(position, bit):
+    """A damaged file is split in some way or refused, never worse."""
+    jpeg = bytearray(PROGRESSIVE)
+    jpeg[position] ^= 1 << bit
+    try:
+        header, scans, tail = split_scans(bytes(jpeg))
+    except FormatError:
+        return
+    assert join_scans(header, scans, tail)[:2] == SOI
+
+
+@given(st.integers(0, len(PROGRESSIVE) - 1))
+@settings(max_examples=200, deadline=None)
+def test_a_cut_file_is_refused(stop):
+    """No cut of a file passes for the file."""
+    with pytest.raises(FormatError):
+        split_scans(PROGRESSIVE[:stop])
+
+
+def test_an_unfinished_progressive_file_is_refused():
+    """A file that decoders would smooth is refused, because a finished copy would look different."""
+    found = map_jpeg(PROGRESSIVE)
+    cut = PROGRESSIVE[: found.scan_ranges[2][-1][1]] + EOI
+    with pytest.raises(UnsupportedJpeg, match="unfinished"):
+        check_complete(map_jpeg(cut))
+    check_complete(found)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_reads_exif_orientation(order):
+    """Orientation is known without the metadata."""
+    magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    payload = b"Exif\0\0" + magic + struct.pack(order + "IHHHIHH", 8, 1, 0x0112, 3, 1, 6, 0)
+    assert exif_orientation(payload) == 6
+
+
+@given(st.binary(max_size=60))
+def test_broken_exif_is_no_orientation(data):
+    """Hostile EXIF never raises."""
+    assert exif_orientation(b"Exif\0\0II*\0" + data) in range(9)
+
+
+def test_hostile_tails_are_refused():
+    """A tail that is not made of segments cannot be joined."""
+    header, scans, _ = split_scans(PROGRESSIVE)
+    with pytest.raises(CorruptJpeg, match="tail"):
+        join_scans(header, scans, b"not segments")

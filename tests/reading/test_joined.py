@@ -1,0 +1,196 @@
+"""Samples that are read straight into their bytes are those that a prefix in memory gives."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pcrshard import Shard
+from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_shard
+from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
+from pcrshard.format.scan import FULL
+from pcrshard.native import scatter
+from pcrshard.reading.joined import JoinedSamples
+from pcrshard.reading.prefix import Prefix
+from pcrshard.storage.local_file import LocalFile
+from pcrshard.testing import make_jpeg
+
+pytestmark = pytest.mark.skipif(not scatter.available, reason="NO SCATTERED READS HERE")
+SCANS = [1, 2, 5, 10, FULL]
+EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+
+
+@pytest.fixture(scope="module", params=["compact", "preview"])
+def url(request, tmp_path_factory):
+    """Colour, gray and CMYK images, a second stream that some samples lack, optional fields, metadata in some."""
+    samples = []
+    for i, mode in enumerate(["RGB", "L", "RGB", "CMYK", "RGB", "L"]):
+        sample = {"__key__": f"k{i}", "jpg": make_jpeg(i, 30 + i, 41 - i, mode, exif=EXIF if i % 2 else b""), "cls": i}
+        if i % 3:
+            sample["mask.jpg"] = make_jpeg(i + 50, 30 + i, 41 - i, "L")
+        if i % 4:
+            sample["txt"] = f"caption {i}"
+        samples.append(sample)
+    path = str(tmp_path_factory.mktemp("joined") / f"{request.param}-000000.tar")
+    write_shard(path, [encode_sample(sample) for sample in samples], ShardFormat(layout=request.param))
+    return path
+
+
+def both(url, scan, **how):
+    shard = Shard(url)
+    with shard.load(scan) as prefix, shard.load_samples(scan) as loaded:
+        assert isinstance(prefix, Prefix)
+        assert isinstance(loaded, JoinedSamples)
+        return list(prefix.samples(**how)), list(loaded.samples(**how))
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_samples_are_those_of_a_prefix(url, scan):
+    """A local file gives the same samples as the same shard on an object store: same bytes, same fields, same order."""
+    expected, got = both(url, scan)
+    assert got == expected
+    assert [list(sample) for sample in got] == [list(sample) for sample in expected]
+    assert [sorted(sample) for sample in got[:2]] == [["__key__", "cls", "jpg"], ["__key__", "cls", "jpg", "mask.jpg", "txt"]]
+
+
+@pytest.mark.parametrize("scan", [1, FULL])
+def test_fields_are_left_out(url, scan):
+    """``select`` sees each field that is there, and no other."""
+    seen = []
+    expected, got = both(url, scan, select=lambda key, field: seen.append((key, field)) or field != "jpg")
+    assert got == expected
+    assert len(seen) == 2 * len(set(seen))
+
+
+def damage(url, path, row, scan):
+    """A copy in which one byte of a sample's piece is another."""
+    index = Shard(url).index
+    data = bytearray(Path(url).read_bytes())
+    starts = index.starts(FULL)[-1 if scan == "tail" else scan - 1]
+    data[int(starts[row, 0])] ^= 1
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.mark.parametrize(("where", "scan"), [(1, 1), (2, 5), (2, FULL), ("tail", FULL)])
+def test_damage_is_named_as_in_a_prefix(url, tmp_path, where, scan):
+    """The error names shard, key, scan and place; the handler may go on with the other samples, and they are whole."""
+    bad = damage(url, tmp_path / "bad.tar", 1, where)
+    errors = []
+    expected, got = both(bad, scan, on_error=lambda error: errors.append(str(error)) or True)
+    assert got == expected
+    assert [sample["__key__"] for sample in got] == ["k0", "k2", "k3", "k4", "k5"]
+    assert len(errors) == 2
+    assert errors[0] == errors[1]
+    assert "bad.tar" in errors[0]
+    assert "k1" in errors[0]
+    with pytest.raises(CorruptPiece, match=f"{where}"):
+        list(Shard(bad).samples(scan))
+
+
+def test_metadata_that_are_none(tmp_path):
+    """Whoever writes a shard may put anything into a tail, with its right checksum: the sample is refused at full fidelity, the others are not."""
+    samples = [encode_sample({"__key__": f"k{i}", "jpg": make_jpeg(i, 20, 20)}) for i in range(3)]
+    image = samples[1].images["jpg"]
+    samples[1].images["jpg"] = image._replace(pieces=(*image.pieces[:-1], b"\xff\xe1\0\1not a segment"))
+    write_shard(str(tmp_path / "a.tar"), samples, ShardFormat())
+    errors = []
+    expected, got = both(str(tmp_path / "a.tar"), FULL, on_error=lambda error: errors.append(repr(error)) or True)
+    assert got == expected
+    assert [sample["__key__"] for sample in got] == ["k0", "k2"]
+    assert errors[0] == errors[1]
+    assert all(word in errors[0] for word in ("a.tar", "k1", "tail"))
+    assert len(list(Shard(str(tmp_path / "a.tar")).samples(10))) == 3
+
+
+def test_damage_elsewhere_does_not_matter(url, tmp_path):
+    """A lower scan, an unselected field or ``check=False`` does not meet the damage."""
+    bad = damage(url, tmp_path / "bad.tar", 1, 5)
+    assert list(Shard(bad).samples(4)) == list(Shard(url).samples(4))
+    labels = [sample.get("cls") for sample in Shard(bad).samples(5, select=lambda key, field: field == "cls")]
+    assert labels == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    unchecked = [sample["jpg"] for sample in Shard(bad, check=False).samples(5)]
+    assert sum(a != b["jpg"] for a, b in zip(unchecked, Shard(url).samples(5), strict=True)) == 1
+
+
+def test_a_damaged_sample_is_read_again_alone(url, tmp_path, monkeypatch):
+    """To say what is damaged takes the sample's own pieces, not the shard once more."""
+    bad = str(tmp_path / "bad.tar")
+    damage(damage(url, tmp_path / "bad.tar", 1, 1), tmp_path / "bad.tar", 2, 1)
+    sizes, read = [], LocalFile.read
+    monkeypatch.setattr(LocalFile, "read", lambda self, start, stop: sizes.append(stop - start) or read(self, start, stop))
+    shard = Shard(bad)
+    assert len(list(shard.samples(2, on_error=lambda _: True))) == 4
+    index = shard.index
+    again = sum(sizes) - 1024 - index.head.body_bytes
+    assert 0 < again <= 2 * index.sizes[:2, 1:3].sum()
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_shard_that_is_another_meanwhile(url, tmp_path, change):
+    """The damaged sample of a shard that was replaced or removed is an error with its key, not a sample of the other shard."""
+    bad, errors = damage(url, tmp_path / "bad.tar", 2, 1), []
+    with Shard(bad).load_samples(1) as loaded:
+        if change == "replaced":
+            other = [encode_sample({"__key__": f"other{i}", "jpg": make_jpeg(i, 20, 20)}) for i in range(3)]
+            write_shard(bad, other, ShardFormat())
+        else:
+            os.unlink(bad)
+        samples = list(loaded.samples(on_error=lambda error: errors.append(str(error)) or True))
+    assert [sample["__key__"] for sample in samples] == ["k0", "k1", "k3", "k4", "k5"]
+    assert len(errors) == 1
+    assert "key=k2" in errors[0]
+
+
+def test_samples_do_not_outlive_what_was_loaded(url):
+    """To go on after closing is an error, not a shorter epoch."""
+    with Shard(url).load_samples(1) as loaded:
+        samples = loaded.samples()
+        next(samples)
+    with pytest.raises(ValueError, match="before it was closed"):
+        list(samples)
+    with pytest.raises(ValueError, match="before it was closed"):
+        list(loaded.samples())
+
+
+def test_every_cut_is_an_error(url, tmp_path):
+    """A shard that ends early gives an error of ours that names it, wherever it ends."""
+    data = Path(url).read_bytes()
+    stop, path = Shard(url).prefix_stop(2), tmp_path / "cut.tar"
+    for size in {0, 1, 511, 512, 1023, 1024, *range(1025, stop, 997), stop - 1}:
+        path.write_bytes(data[:size])
+        with pytest.raises(PCRError, match=r"cut\.tar"):
+            list(Shard(str(path)).samples(2))
+    path.write_bytes(data[:stop])
+    assert list(Shard(str(path)).samples(2)) == list(Shard(url).samples(2))
+
+
+def test_files_are_closed(url, tmp_path):
+    """Neither a read nor an error leaves a descriptor open."""
+    shard, missing = Shard(url), Shard(str(tmp_path / "missing.tar"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(PCRError):
+            list(missing.samples(1))
+        with pytest.raises(ScanUnavailable):
+            list(shard.samples(33))
+        next(iter(shard.samples(1)))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_machine_without_scattered_reads_gives_the_same(url, monkeypatch):
+    """Without the compiled module samples come from a prefix in memory."""
+    expected = list(Shard(url).samples(3))
+    monkeypatch.setattr(scatter, "available", False)
+    with Shard(url).load_samples(3) as loaded:
+        assert isinstance(loaded, Prefix)
+        assert list(loaded.samples()) == expected
+
+
+@pytest.mark.parametrize(
+    ("scan", "error"), [(1.5, TypeError), ("5", TypeError), (True, TypeError), (0, ScanUnavailable), (11, ScanUnavailable)]
+)
+def test_a_wrong_scan_is_told_as_such(url, scan, error):
+    """A mistyped scan is that, not a storage error."""
+    with pytest.raises(error, match="expected a scan of 1 to 10 or 'full'"):
+        list(Shard(url).samples(scan))

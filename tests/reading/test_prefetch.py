@@ -1,0 +1,225 @@
+"""Loading ahead: in order, within bounds, and gone when the caller is."""
+
+import gc
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from pcrshard.reading.prefetch import prefetch
+
+
+class Thing:
+    """A result that knows who closed it."""
+
+    alive = 0
+    lock = threading.Lock()
+
+    def __init__(self, number, num_bytes=1):
+        self.number, self.num_bytes, self.closed = number, num_bytes, False
+        with self.lock:
+            Thing.alive += 1
+
+    def close(self):
+        with self.lock:
+            Thing.alive -= not self.closed
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    """After each test no thread runs and nothing that was loaded is open."""
+    Thing.alive = 0
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and (Thing.alive or prefetchers()):
+        time.sleep(0.01)
+    assert Thing.alive == 0
+    assert prefetchers() == []
+
+
+def prefetchers():
+    return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
+
+
+def consume(loaded):
+    for item, future in loaded:
+        thing = future.result()
+        assert thing.number == item
+        yield item
+        thing.close()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 7])
+def test_everything_comes_once_in_order(depth):
+    """Whatever the timing of loads, items come in their order, each once."""
+    rng = random.Random(0)
+    pauses = [rng.random() * 0.005 for _ in range(60)]
+
+    def load(item, cancel):
+        time.sleep(pauses[item])
+        return Thing(item)
+
+    assert list(consume(prefetch(range(60), load, depth=depth, max_bytes=1 << 30))) == list(range(60))
+
+
+@pytest.mark.parametrize(("depth", "max_bytes", "ahead"), [(1, 1000, 1), (3, 1000, 3), (5, 250, 2), (5, 1, 1)])
+def test_no_more_is_loaded_ahead_than_asked(depth, max_bytes, ahead):
+    """``prefetch`` counts shards and ``prefetch_bytes`` bounds their memory, as soon as one is known."""
+    started = []
+
+    def load(item, cancel):
+        started.append(item)
+        return Thing(item, 100)
+
+    loaded = prefetch(itertools.count(), load, depth=depth, max_bytes=max_bytes)
+    for done, (_, future) in enumerate(loaded):
+        future.result().close()
+        if done >= depth:
+            time.sleep(0.01)
+            assert max(started) <= done + ahead
+        if done == 20:
+            break
+    loaded.close()
+
+
+def test_next_load_runs_while_one_is_used():
+    """The point of it: loading and using overlap."""
+    begun = [threading.Event() for _ in range(10)]
+    load = lambda item, cancel: (begun[item].set(), Thing(item))[1]  # noqa: E731
+    for item, _ in enumerate(consume(prefetch(range(10), load, depth=1, max_bytes=1 << 30))):
+        assert all(event.wait(60) for event in begun[: item + 2])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_an_error_comes_with_its_item(depth):
+    """A failed load fails its own item; the others come."""
+
+    def load(item, cancel):
+        if item % 3 == 1:
+            raise ValueError(f"bad {item}")
+        return Thing(item)
+
+    seen = []
+    for item, future in prefetch(range(10), load, depth=depth, max_bytes=1 << 30):
+        if item % 3 == 1:
+            with pytest.raises(ValueError, match=f"bad {item}"):
+                future.result()
+        else:
+            future.result().close()
+        seen.append(item)
+    assert seen == list(range(10))
+
+
+@pytest.mark.parametrize("end", ["break", "close", "collect", "throw"])
+def test_leaving_cancels_what_runs(end):
+    """However an epoch ends, loads that run are told, and what was loaded is closed."""
+
+    def load(item, cancel):
+        if item > 2 and cancel.wait(60):
+            raise TimeoutError("cancelled")
+        return Thing(item)
+
+    begin = time.monotonic()
+    loaded = prefetch(itertools.count(), load, depth=3, max_bytes=1 << 30)
+    for item, future in loaded:
+        future.result().close()
+        if item == 2:
+            break
+    if end == "close":
+        loaded.close()
+    elif end == "throw":
+        with pytest.raises(RuntimeError, match="stop"):
+            loaded.throw(RuntimeError("stop"))
+    del loaded, future
+    gc.collect()
+    assert prefetchers() == []
+    assert time.monotonic() - begin < 20  # of 60
+
+
+def test_source_that_fails_is_the_callers_error():
+    """An error of the shard list arrives; nothing hangs on it."""
+
+    def source():
+        yield from range(3)
+        raise LookupError("no more shards")
+
+    with pytest.raises(LookupError, match="no more shards"):
+        for _, future in prefetch(source(), lambda item, cancel: Thing(item), depth=1, max_bytes=1 << 30):
+            future.result().close()
+
+
+def test_a_load_that_ignores_cancel_is_closed_when_it_ends():
+    """A load that cannot be interrupted does not keep the caller for long, and its result is closed later."""
+    release = threading.Event()
+
+    def load(item, cancel):
+        if item:
+            release.wait(60)
+        return Thing(item)
+
+    loaded = prefetch(range(2), load, depth=1, max_bytes=1 << 30)
+    next(loaded)[1].result().close()
+    begin = time.monotonic()
+    loaded.close()
+    assert time.monotonic() - begin < 20  # of 60
+    release.set()
+
+
+@pytest.mark.parametrize("how", ["falls off the end", "exception", "SIGINT"])
+def test_interpreter_ends_promptly_with_loads_that_hang(how):
+    """A program that ends in the middle of an epoch ends at once, whatever the loads wait for."""
+    program = """
+        import sys, threading, time
+        from pcrshard.prefetch import prefetch
+        class Thing:
+            num_bytes = 1
+            def close(self): pass
+        def load(item, cancel):
+            if item: time.sleep(60)
+            return Thing()
+        loaded = prefetch(range(9), load, depth=3, max_bytes=9)
+        next(loaded)[1].result()
+        print("ready", flush=True)
+        if sys.argv[1] == "exception": raise ValueError("own error")
+        if sys.argv[1] == "SIGINT": time.sleep(60)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    if how == "SIGINT":
+        os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 30  # of 60
+    assert "Fatal" not in errors
+    assert ("own error" in errors) == (how == "exception")
+
+
+def test_a_loading_thread_may_collect_the_generator(monkeypatch):
+    """An abandoned generator is collected wherever the garbage collector happens to run, in one of its own threads too."""
+    go, done, failures = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+
+    def load(item, cancel):
+        if item == 1:
+            go.wait(10)
+            kept.clear()  # the last reference
+            done.set()
+        return Thing(item)
+
+    kept = [prefetch(itertools.count(), load, depth=1, max_bytes=1 << 20)]
+    _, future = next(kept[0])
+    future.result().close()
+    go.set()
+    assert done.wait(10)
+    assert failures == []

@@ -1,0 +1,260 @@
+"""Reading prefixes: exact, checked, and never silently short."""
+
+import random
+import resource
+import shutil
+import subprocess
+import sys
+
+import fsspec
+import pytest
+from support import ROOT
+
+from pcrshard import Shard, open_dataset
+from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_shard
+from pcrshard.errors import CorruptIndex, CorruptPiece, NotAShard, PCRError, ScanUnavailable, TruncatedShard
+from pcrshard.format.scan import FULL
+from pcrshard.jpeg.split import join_scans, split_scans
+from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.upkeep.verify import VerifyTask, verify_shard
+
+SCANS = [*range(1, 11), FULL]
+fsspec.register_implementation("counting", CountingFS, clobber=True)
+
+
+@pytest.fixture(scope="module", params=["compact", "preview"])
+def small(request, tmp_path_factory):
+    """A shard of three small samples, its path."""
+    path = tmp_path_factory.mktemp(request.param) / "small-000000.tar"
+    modes = ["RGB", "L", "RGB"]
+    samples = [{"__key__": f"k{i}", "jpg": make_jpeg(i, 16, 24, mode, exif=EXIF), "cls": i} for i, mode in enumerate(modes)]
+    write_shard(str(path), [encode_sample(s) for s in samples], ShardFormat(layout=request.param, preview_fields=("cls",)))
+    return path
+
+
+EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_reads_exactly_the_prefix(dataset, scan):
+    """A job at scan k moves prefix_stop(k) bytes a shard: one request with a dataset index, two without."""
+    index, urls = open_dataset(str(dataset))
+    for url, entry in zip(urls, index.shards, strict=True):
+        stop = entry.prefix_stop(scan)
+        for known, expected in ((entry, [(0, stop)]), (None, [(0, 1024), (1024, stop)])):
+            CountingFS.requests.clear()
+            samples = list(Shard(f"counting://{url}", entry=known).samples(scan))
+            assert len(samples) == entry.num_samples
+            assert [(start, stop) for _, start, stop in CountingFS.requests] == expected
+
+
+def test_reads_local_files_with_no_byte_more(dataset):
+    """The system is asked for exactly the prefix on local disk too, without read-ahead of our own."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("NO /proc/self/io HERE")
+    index, urls = open_dataset(str(dataset))
+
+    def bytes_read():
+        with open("/proc/self/io", "rb", buffering=0) as file:
+            data = file.read(4096)
+        return int(data.split()[1]), len(data)
+
+    for scan in (1, 5, FULL):
+        before, own = bytes_read()
+        list(Shard(urls[0], entry=index.shards[0]).samples(scan))
+        assert bytes_read()[0] - before - own == index.shards[0].prefix_stop(scan)
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_a_prefix_is_the_cut_jpeg(scan, tmp_path, jpegtran, djpeg):
+    """Each sample at scan k decodes as jpegtran's progressive file cut after scan k."""
+    jpeg = make_jpeg(9, 50, 70, quality=92)
+    write_shard(str(tmp_path / "a-000000.tar"), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat())
+    got = next(Shard(str(tmp_path / "a-000000.tar")).samples(scan))["jpg"]
+    header, scans, _ = split_scans(jpegtran(jpeg, "-copy", "none", "-progressive"))
+    assert djpeg(got) == djpeg(join_scans(header, scans[: 10 if scan == FULL else scan]))
+
+
+def test_full_restores_metadata(small):
+    """EXIF comes back at full fidelity, is not read at scan 10, and orientation is known at every scan."""
+    shard = Shard(str(small))
+    assert all(EXIF in sample["jpg"] for sample in shard.samples(FULL))
+    assert not any(EXIF in sample["jpg"] for sample in shard.samples(10))
+    assert shard.index.orientation.ravel().tolist() == [6, 6, 6]
+
+
+def test_other_fields_come_back(small):
+    """Labels are as they were given."""
+    assert [sample["cls"] for sample in Shard(str(small)).samples(1)] == [b"0", b"1", b"2"]
+
+
+def test_iterating_a_shard_reads_once(small, monkeypatch):
+    """``for sample in shard`` costs one read of the prefix, not one a sample."""
+    loads = []
+    load = Shard.load_samples
+    monkeypatch.setattr(Shard, "load_samples", lambda self, *args, **kwargs: loads.append(args) or load(self, *args, **kwargs))
+    assert [sample["cls"] for sample in Shard(str(small))] == [b"0", b"1", b"2"]
+    assert len(loads) == 1
+
+
+def test_select_leaves_fields_out(small):
+    """A job can leave out fields that it does not need."""
+    samples = list(Shard(str(small)).samples(3, select=lambda key, field: field == "cls"))
+    assert [sorted(sample) for sample in samples] == [["__key__", "cls"]] * 3
+
+
+@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.long)])
+def test_every_cut_is_an_error(step, small, tmp_path):
+    """A shard cut at any byte is a clear error, never a short epoch."""
+    data = small.read_bytes()
+    path = tmp_path / small.name
+    stop = Shard(str(small)).prefix_stop(FULL)
+    for cut in sorted({*range(0, stop, step), *range(0, stop, 512), *range(511, stop, 512), stop - 1}):
+        path.write_bytes(data[:cut])
+        with pytest.raises(PCRError, match=path.name):
+            list(Shard(str(path)).samples(FULL))
+    path.write_bytes(data[:stop])
+    assert len(list(Shard(str(path)).samples(FULL))) == 3
+    assert verify_shard(VerifyTask(str(path), None)).problems
+
+
+def test_a_cut_behind_the_prefix_does_not_matter(small, tmp_path):
+    """Only the bytes that a scan needs must be there."""
+    stop = Shard(str(small)).prefix_stop(4)
+    path = tmp_path / small.name
+    path.write_bytes(small.read_bytes()[:stop])
+    assert len(list(Shard(str(path)).samples(4))) == 3
+    with pytest.raises(TruncatedShard):
+        list(Shard(str(path)).samples(5))
+
+
+def _flip(data: bytes, bit: int) -> bytes:
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    return bytes(flipped)
+
+
+def _check_flip(path, data, bit, expected):
+    """A flip gives an error, or exactly the right samples; verify finds it in any case."""
+    path.write_bytes(_flip(data, bit))
+    try:
+        got = list(Shard(str(path)).samples(FULL))
+    except PCRError as error:
+        assert path.name in str(error)
+    else:
+        assert got == expected, f"bit {bit} changed samples without an error"
+    assert verify_shard(VerifyTask(str(path), None)).problems, f"bit {bit} was not found by verify"
+
+
+def test_flipped_bits_are_found(small, tmp_path):
+    """A flipped bit is detected, or changes nothing that a reader uses; verify finds every one."""
+    data = small.read_bytes()
+    expected = list(Shard(str(small)).samples(FULL))
+    for bit in random.Random(1).sample(range(len(data) * 8), 800):
+        _check_flip(tmp_path / small.name, data, bit, expected)
+
+
+@pytest.mark.long
+def test_every_single_flipped_bit_is_found(small, tmp_path):
+    """The same for each bit of the shard."""
+    data = small.read_bytes()
+    expected = list(Shard(str(small)).samples(FULL))
+    for bit in range(len(data) * 8):
+        _check_flip(tmp_path / small.name, data, bit, expected)
+
+
+def test_a_damaged_piece_costs_one_sample(small, tmp_path):
+    """A damaged scan names shard, key and scan, and the other samples can still be had."""
+    shard = Shard(str(small))
+    start = int(shard.index.starts(10)[4, 1, 0])
+    path = tmp_path / small.name
+    path.write_bytes(_flip(small.read_bytes(), start * 8))
+    assert len(list(Shard(str(path)).samples(4))) == 3
+    with pytest.raises(CorruptPiece, match=rf"shard=.*{path.name}, key=k1, scan=5, offset={start}"):
+        list(Shard(str(path)).samples(10))
+    errors = []
+    samples = list(Shard(str(path)).samples(10, on_error=lambda error: not errors.append(error)))
+    assert [sample["__key__"] for sample in samples] == ["k0", "k2"]
+    assert len(errors) == 1
+    assert len(list(Shard(str(path), check=False).samples(10))) == 3
+
+
+@pytest.mark.parametrize("layout", ["compact", "preview"])
+@pytest.mark.parametrize("scan", [1, 2, 4, 10, FULL])
+def test_samples_together_are_those_one_by_one(layout, scan):
+    """It does not matter whether samples are asked for at once, some of them in another order, or singly; nor where streams are missing."""
+    golden = ROOT / "tests" / "golden" / "v1" / f"{layout}-000000.tar"
+    with Shard(f"counting://{golden}").load(scan) as prefix:
+        assert prefix.is_sound()
+    with Shard(str(golden)).load(scan) as prefix:
+        one_by_one = [prefix.sample(row) for row in range(len(prefix.index.keys))]
+        assert len(one_by_one) == 4
+        assert len(prefix.streams) == 2
+        assert list(prefix.samples()) == one_by_one
+        assert list(prefix.samples(select=lambda _, __: True)) == one_by_one
+        assert list(prefix.samples([3, 0, 2])) == [one_by_one[row] for row in (3, 0, 2)]
+        assert list(prefix.samples([])) == []
+
+
+def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, tmp_path):
+    """A level that falls and rises while a damaged shard is in memory gets the error, not the damage."""
+    path = tmp_path / small.name
+    with Shard(str(small)).load(4) as prefix:
+        offset = prefix.starts[2][3] + prefix.base
+    data = bytearray(small.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    shard = Shard(str(path))
+    prefix = shard.change_scan(shard.load(5), 2)
+    assert prefix.is_sound()
+    assert len(list(prefix.samples())) == 3
+    with pytest.raises(CorruptPiece, match="scan=4"):
+        prefix.at(5).sample(2)
+    with shard.change_scan(prefix, 5) as higher, pytest.raises(CorruptPiece, match="scan=4"):
+        higher.sample(2)
+
+
+def test_a_replaced_shard_is_an_error(dataset, tmp_path):
+    """A shard that is not the one in pcr.json is refused, not read by old offsets."""
+    index, urls = open_dataset(str(dataset))
+    path = tmp_path / index.shards[0].name
+    shutil.copy(urls[1], path)
+    with pytest.raises(CorruptIndex, match="replaced"):
+        list(Shard(str(path), entry=index.shards[0]).samples(2))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 4096, b"\x1f\x8b" * 2000])
+def test_other_files_are_not_shards(content, tmp_path):
+    """Another kind of file is refused with its name."""
+    path = tmp_path / "other.tar"
+    path.write_bytes(content)
+    with pytest.raises(PCRError, match=r"other\.tar"):
+        list(Shard(str(path)).samples(1))
+
+
+def test_a_plain_tar_says_what_to_do(tmp_path):
+    """An ordinary WebDataset tar names the command that converts it."""
+    path = tmp_path / "plain.tar"
+    subprocess.run(["tar", "cf", path, "-C", ROOT, "README.md", "SPEC.md"], check=True)
+    with pytest.raises(NotAShard, match="pcrshard encode"):
+        list(Shard(str(path)).samples(1))
+
+
+def test_scan_out_of_range(shard_urls):
+    """Asking for scan 11 of 10 names both, and the shard."""
+    with pytest.raises(ScanUnavailable, match=r"1 to 10 or 'full', got 11 \(shard="):
+        list(Shard(shard_urls[0]).samples(11))
+
+
+def test_claimed_sizes_take_no_memory(small, tmp_path):
+    """A head that claims terabytes, correctly signed, is refused before memory is taken."""
+    shard = Shard(str(small))
+    huge = tuple(stop + (1 << 42) for stop in shard.head.prefix_stops)
+    data = bytearray(small.read_bytes())
+    data[512:1024] = shard.head._replace(prefix_stops=huge).encode()
+    path = tmp_path / small.name
+    path.write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PCRError):
+        list(Shard(str(path)).samples(1))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000

@@ -1,0 +1,794 @@
+"""Reading over HTTP and S3: these bytes and no others, whatever the server does, and nothing left behind."""
+
+import contextlib
+import dataclasses
+import gzip
+import http.server
+import logging
+import multiprocessing
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+
+import pytest
+import servers
+import torch
+import webdataset as wds
+from servers import AS_ASKED, Fault
+
+import pcrshard
+from pcrshard import memory, storage
+from pcrshard.cli.main import main
+from pcrshard.encoding.encode_dataset import encode_part
+from pcrshard.errors import CorruptIndex, CorruptPiece, EncodeError, PCRError, StorageError, TruncatedShard
+from pcrshard.reading.prefix_cache import PrefixCache
+from pcrshard.reading.shard import Shard
+from pcrshard.storage import http_s3
+from pcrshard.storage.http_s3 import Cancelled
+from pcrshard.storage.retry import Retry
+from pcrshard.testing import make_jpeg
+
+# A fork server that has the imports makes a process in milliseconds.
+multiprocessing.set_forkserver_preload(["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"])
+HASTY = Retry(attempts=4, first_delay=0.01, timeout=0.4, deadline=10)
+DATA = random.Random(7).randbytes(3 << 20)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A folder with 3 MiB of noise."""
+    folder = tmp_path_factory.mktemp("raw")
+    (folder / "a.bin").write_bytes(DATA)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(dataset):
+    return pcrshard.open_dataset(str(dataset))[0]
+
+
+@pytest.fixture(scope="module")
+def truth(index, dataset):
+    """Samples by scan and key."""
+    return {scan: samples_of(pipeline([f"{dataset}/{e.name}" for e in index.shards], scan)) for scan in (1, 2, 5, "full")}
+
+
+@pytest.fixture(scope="module")
+def other_version(tmp_path_factory):
+    """Other photographs in shards of the same names and number."""
+    folder = tmp_path_factory.mktemp("other")
+    for i in range(24):
+        path = folder / "in" / ("cat" if i % 2 else "dog") / f"{i:03d}.jpg"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(make_jpeg(100 + i, 40 + i, 64 - i, quality=90))
+    pcrshard.encode(str(folder / "in"), str(folder / "out"), pcrshard.EncodeOptions(num_shards=4), workers=1)
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def bucket(dataset):
+    pytest.importorskip("s3fs", reason="S3FS IS NOT INSTALLED: pip install -c constraints.txt s3fs")
+    with servers.s3(dataset) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", ["", "pcr.json"])
+def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
+    """A query behind a dataset's URL, such as a token for its folder, goes with each request for a file of it."""
+    with servers.faulty(dataset, lambda ask: None if ask.query == "sig=a/b" else Fault(status=403)) as server:
+        url = f"{server.url(name)}?sig=a/b"
+        index, urls = pcrshard.open_dataset(url)
+        ds = wds.WebDataset(urls, shardshuffle=False).pcr_scan(2, index=url, retry=HASTY)
+        assert samples_of(ds) == samples_of(
+            wds.WebDataset(sorted(map(str, dataset.glob("*.tar"))), shardshuffle=False).pcr_scan(2)
+        )
+        assert pcrshard.stage(url, str(tmp_path / "staged"), 1) == pcrshard.stage(str(dataset), str(tmp_path / "same"), 1)
+        assert main(["verify", url, "--workers", "1"]) == 0
+        assert main(["verify", urls[0], "--workers", "1"]) == main(["info", urls[0]]) == 0
+        assert main(["export", urls[0], str(tmp_path / "tars"), "--format", "wds"]) == 0
+        assert [path.name for path in (tmp_path / "tars").iterdir()] == [index.shards[0].name]
+        with pytest.raises(StorageError, match="403"):
+            pcrshard.open_dataset(server.url(name))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(headers={"Content-Range": "Bytes {start}-{last}/{total}"})],
+        [Fault(cut_after=1000, headers={"ETag": 'W/"x"'}), Fault(headers={"ETag": '"x"'})],
+    ],
+    ids=["unit in capitals", "weak tag"],
+)
+def test_what_http_leaves_open(dataset, faults):
+    """Units of ranges have no case, and a weak tag of the same content is no other version (RFC 9110 sections 14.1, 8.8.3.2)."""
+    with servers.faulty(dataset, faults) as server:
+        assert read(server.url("data-000000.tar"), 0, 5000) == (dataset / "data-000000.tar").read_bytes()[:5000]
+        assert len(server.requests()) == len(faults)
+
+
+def test_a_compressed_answer_has_another_length(tmp_path):
+    """A server that compresses whole files tells the length of what it sends, which says nothing of where the file ends."""
+    data = bytes(200_000) + b"end"
+
+    class Compressing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = gzip.compress(data)
+            self.send_response(200)
+            self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Compressing) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            assert read(f"http://127.0.0.1:{server.server_port}/a", 0, len(data)) == data
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["pcr.json", "data-000000.tar"])
+def test_a_server_that_asks_for_a_pause_gets_it(dataset, name):
+    """A store that limits requests says when to come again; earlier requests would only be refused, and counted."""
+    with servers.faulty(dataset, [Fault(status=429, headers={"Retry-After": "1"})]) as server:
+        begun = time.monotonic()
+        if name == "pcr.json":
+            assert pcrshard.open_dataset(server.url(name))[0].num_samples == 24
+        else:
+            assert len(read(server.url(name), 0, 2000)) == 2000
+        assert time.monotonic() - begun >= 1
+        assert [request.status for request in server.requests()][:1] == [429]
+        assert len(server.requests()) == 2
+
+
+@pytest.mark.parametrize("part", [None, (1, 2)])
+def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, part):
+    """Object stores have no folders to make: the first run, each part and a resumed run write to a fresh prefix."""
+    dst, options = f"s3://{bucket.bucket}/fresh-{part is None}/deep", pcrshard.EncodeOptions(num_shards=4)
+    how = {"workers": 1, "dst_options": bucket.storage_options}
+    if part is None:
+        pcrshard.encode(str(synthetic_folder), dst, options, **how)
+    else:
+        assert encode_part(str(synthetic_folder), dst, part, options, **how) is None
+    index = pcrshard.encode(str(synthetic_folder), dst, options, resume=True, **how)
+    assert index == pcrshard.open_dataset(str(dataset))[0]
+    with pytest.raises(EncodeError, match="already holds a dataset"):
+        pcrshard.encode(str(synthetic_folder), dst, options, **how)
+    for entry in index.shards:
+        shard = pcrshard.Shard(f"{dst}/{entry.name}", entry=entry, storage_options=bucket.storage_options)
+        assert list(shard.samples()) == list(pcrshard.Shard(f"{dataset}/{entry.name}").samples())
+
+
+def pipeline(urls, scan, **reading):
+    return wds.WebDataset(urls, shardshuffle=False).pcr_scan(scan, **({"retry": HASTY} | reading))
+
+
+def samples_of(samples):
+    """Samples by key; asserts that each comes once."""
+    found = {}
+    for sample in samples:
+        assert sample["__key__"] not in found, sample["__key__"]
+        found[sample["__key__"]] = {name: value for name, value in sample.items() if not name.startswith("__")}
+    return found
+
+
+def read(url, start, stop, retry=HASTY, **options):
+    with storage.open_range(url, start, stop, retry=retry, **options) as view:
+        return bytes(view)
+
+
+def bodies(server):
+    return [(r.method, r.path.rpartition("/")[2], r.range, r.status, r.body_bytes) for r in server.requests()]
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Fail, with all stacks, what hangs."""
+    begin = time.monotonic()
+    previous = signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"hangs for {seconds} s"))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert time.monotonic() - begin < seconds
+
+
+class First:
+    """A policy: the first GET of each path fails in this way."""
+
+    def __init__(self, fault):
+        self.fault, self.seen = fault, set()
+
+    def __call__(self, ask):
+        if ask.method != "GET" or ask.path in self.seen:
+            return None
+        self.seen.add(ask.path)
+        return self.fault(ask) if callable(self.fault) else self.fault
+
+
+class Always:
+    """A policy: every GET of some paths fails in this way, as long as there is enough to fail with."""
+
+    def __init__(self, fault, path=""):
+        self.fault, self.path = fault, path
+
+    def __call__(self, ask):
+        if ask.method != "GET" or self.path not in ask.path:
+            return None
+        start, stop = ask.range or (0, 1 << 60)
+        needed = max(self.fault.stall_after or 0, self.fault.cut_after or 0, -self.fault.more, -self.fault.length_error, 0)
+        return self.fault if stop - start > needed else Fault(drop=True)
+
+
+def prefetchers():
+    return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
+
+
+# What goes over the wire
+
+
+@pytest.mark.parametrize("scan", [1, 5, "full"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_http_one_request_of_exactly_the_prefix(dataset, index, truth, scan, prefetch):
+    """With the dataset index a shard costs one GET for its prefix, to the byte, by nginx's own log."""
+    with servers.nginx(dataset) as server:
+        urls = [server.url(entry.name) for entry in index.shards]
+        assert samples_of(pipeline(urls, scan, index=index, prefetch=prefetch)) == truth[scan]
+        expected = [("GET", e.name, (0, e.prefix_stop(scan)), 206, e.prefix_stop(scan)) for e in index.shards]
+        assert sorted(bodies(server)) == sorted(expected)
+        assert sum(r.body_bytes for r in server.requests()) == index.prefix_bytes(scan)
+
+
+@pytest.mark.parametrize("scan", [2, "full"])
+def test_http_two_requests_without_the_index(dataset, index, truth, scan):
+    """Without the dataset index a shard costs one small request more, and no byte twice."""
+    with servers.nginx(dataset) as server:
+        assert samples_of(pipeline([server.url(e.name) for e in index.shards], scan, prefetch=0)) == truth[scan]
+        expected = [("GET", e.name, (0, 1024), 206, 1024) for e in index.shards]
+        expected += [("GET", e.name, (1024, e.prefix_stop(scan)), 206, e.prefix_stop(scan) - 1024) for e in index.shards]
+        assert sorted(bodies(server)) == sorted(expected)
+
+
+def test_s3_one_request_of_exactly_the_prefix(bucket, index, truth):
+    """The same from an object store, by the store's own log."""
+    for scan in (1, 5, "full"):
+        bucket.reset()
+        urls = [bucket.url(entry.name) for entry in index.shards]
+        reading = {"index": index, "storage_options": bucket.storage_options}
+        assert samples_of(pipeline(urls, scan, **reading)) == truth[scan]
+        expected = [("GET", e.name, (0, e.prefix_stop(scan)), 206, e.prefix_stop(scan)) for e in index.shards]
+        assert sorted(bodies(bucket)) == sorted(expected)
+
+
+def test_s3_two_requests_without_the_index(bucket, index, truth):
+    """Without the dataset index an object costs one small request more."""
+    bucket.reset()
+    shard = Shard(bucket.url(index.shards[0].name), storage_options=bucket.storage_options)
+    assert {s["__key__"]: s["jpg"] for s in shard.samples(2)}.items() <= {k: v["jpg"] for k, v in truth[2].items()}.items()
+    assert [line[2] for line in bodies(bucket)] == [(0, 1024), (1024, shard.prefix_stop(2))]
+
+
+def test_s3_index_by_its_url(bucket, truth):
+    """The index of an S3 dataset can be given by its URL, as that of a folder can."""
+    index, urls = pcrshard.open_dataset(bucket.url(), storage_options=bucket.storage_options)
+    reading = {"index": bucket.url(), "storage_options": bucket.storage_options}
+    assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
+    assert len(index.shards) == len(urls)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_raising_the_scan_through_the_cache_moves_the_difference(dataset, index, truth, tmp_path, known):
+    """From scan 2 to scan 5 only groups 3 to 5 come; a second epoch moves nothing."""
+    with servers.nginx(dataset) as server:
+        urls = [server.url(entry.name) for entry in index.shards]
+        reading = {"cache_dir": str(tmp_path)} | ({"index": index} if known else {})
+        assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
+        for scan, previous in [(5, 2), (5, 5), (2, 5), ("full", 5)]:
+            server.reset()
+            assert samples_of(pipeline(urls, scan, **reading)) == truth[scan]
+            moved = [line for line in bodies(server) if line[0] == "GET"]
+            wanted = {e.name: (e.prefix_stop(previous), e.prefix_stop(scan)) for e in index.shards}
+            expected = [("GET", name, (a, b), 206, b - a) for name, (a, b) in wanted.items() if a < b]
+            assert sorted(moved) == sorted(expected), (scan, previous)
+
+
+def test_changing_the_scan_of_a_loaded_prefix_moves_the_difference(dataset, index):
+    """A prefix that was read ahead grows by what is missing when the level rises, and costs nothing when it falls."""
+    entry = index.shards[0]
+    with servers.nginx(dataset) as server:
+        shard = Shard(server.url(entry.name), entry=entry, retry=HASTY)
+        prefix = shard.change_scan(shard.load(2), 5)
+        assert [s["jpg"] for s in prefix.samples()] == [s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(5)]
+        with shard.change_scan(prefix, 1) as prefix:
+            assert [s["jpg"] for s in prefix.samples()] == [s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(1)]
+        stops = entry.prefix_stops
+        assert [line[2] for line in bodies(server)] == [(0, stops[1]), (stops[1], stops[4])]
+
+
+# One range against every fault
+
+ONCE = {
+    "drop": Fault(drop=True),
+    "drop by RST": Fault(drop=True, reset=True),
+    "cut before the body": Fault(cut_after=0),
+    "cut in the body": Fault(cut_after=100_000),
+    "cut in the body by RST": Fault(cut_after=100_001, reset=True),
+    "stall before the answer": Fault(stall=30),
+    "stall in the body": Fault(stall=30, stall_after=70_000),
+    **{str(status): Fault(status=status, body=b"busy") for status in (408, 425, 429, 500, 502, 503, 504)},
+    "200 with an error page": Fault(headers={"Content-Range": None}, status=503, body=b"<html>sorry</html>"),
+    "longer Content-Length": Fault(length_error=1000),
+    "shorter Content-Length": Fault(length_error=-1000),
+    "no Content-Length": Fault(headers={"Content-Length": None}),
+    "no Content-Length, cut": Fault(headers={"Content-Length": None}, cut_after=100_000),
+    "another range": Fault(shift=512),
+    "an earlier range": Fault(shift=-512),
+    "more than asked": Fault(more=4096),
+    "less than asked": Fault(more=-4096),
+    "more than asked, says as asked": Fault(more=4096, headers=AS_ASKED),
+    "less than asked, says as asked": Fault(more=-4096, headers=AS_ASKED),
+    "no Content-Range": Fault(headers={"Content-Range": None}),
+    "nonsense in Content-Range": Fault(headers={"Content-Range": "bytes */*"}),
+    "Content-Range of another unit": Fault(headers={"Content-Range": "lines {start}-{last}/{total}"}),
+    "unknown total": Fault(headers={"Content-Range": "bytes {start}-{last}/*"}),
+    "no Range": Fault(ignore_range=True),
+    "no Range, cut": Fault(ignore_range=True, cut_after=150_000),
+    "no ETag": Fault(headers={"ETag": None, "Last-Modified": None}),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_range_survives_one_fault(raw, name):
+    """Each thing that can go wrong once costs at most one more request, which asks only for what is missing."""
+    with servers.faulty(raw, [ONCE[name]]) as server, within(10):
+        assert read(server.url("a.bin"), 1000, 250_000) == DATA[1000:250_000]
+        server.settle()
+        asked = [r.range for r in server.requests()]
+        assert len(asked) <= 2
+        assert all(r[1] == 250_000 for r in asked)
+        if "cut in the body" in name or "stall in" in name:
+            assert asked[1][0] >= 1000 + 70_000
+
+
+ALWAYS_FINE = ["no Content-Length", "unknown total", "no Range", "no ETag"]
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_range_against_a_fault_that_stays(raw, name):
+    """What never goes away ends in an error with the file's name, and never in wrong bytes."""
+    with servers.faulty(raw, Always(ONCE[name])) as server, within(12):
+        try:
+            assert read(server.url("a.bin"), 1000, 250_000) == DATA[1000:250_000]
+        except PCRError as error:
+            assert name not in ALWAYS_FINE
+            assert server.url("a.bin") in str(error)
+            assert len(str(error)) > 80
+        assert len(server.requests()) <= 3 * HASTY.attempts  # aiohttp itself asks again on a connection that was kept
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
+def test_hopeless_answers_are_asked_for_once(raw, status):
+    """A missing file or a wrong password is reported at once."""
+    with servers.faulty(raw, lambda ask: Fault(status=status)) as server:
+        with pytest.raises(StorageError, match=r"a\.bin"):
+            read(server.url("a.bin"), 0, 100)
+        assert len(server.requests()) == 1
+
+
+@pytest.mark.parametrize(("start", "stop"), [(3_000_000, 4_000_000), (3 << 20, (3 << 20) + 1), (9_000_000, 9_000_001)])
+def test_a_short_file_is_truncated(raw, start, stop):
+    """A file that ends before the range is a truncated shard, at once and from the first answer."""
+    with servers.nginx(raw) as server:
+        with pytest.raises(TruncatedShard, match=f"bytes {start} to {stop}"):
+            read(server.url("a.bin"), start, stop)
+        assert len(server.requests()) == 1
+        assert sum(r.body_bytes for r in server.requests() if r.status == 206) == 0 or stop < 5_000_000
+
+
+def test_many_cuts_are_survived_as_long_as_there_is_progress(raw):
+    """A line that drops every 100 kB still delivers 3 MB, each byte once."""
+    with servers.faulty(raw, lambda ask: Fault(cut_after=100_000)) as server:
+        assert read(server.url("a.bin"), 0, len(DATA)) == DATA
+        assert sum(r.body_bytes for r in server.requests()) == len(DATA)
+
+
+def test_little_bites_are_given_up(raw):
+    """A server that cuts after a few bytes, always, is not asked for ever."""
+    with servers.faulty(raw, lambda ask: Fault(cut_after=3)) as server, within(10):
+        with pytest.raises(StorageError, match="12 of 100000 came in 4 requests"):
+            read(server.url("a.bin"), 0, 100_000)
+
+
+def test_a_server_without_range_is_read_up_to_the_prefix(tmp_path):
+    """From a server that ignores Range the prefix comes in one request, and the rest of the file is not downloaded."""
+    (tmp_path / "big.bin").write_bytes(DATA * 11)
+    with servers.nginx(tmp_path, max_ranges=0) as server:
+        assert read(server.url("big.bin"), 0, 100_000) == DATA[:100_000]
+        (only,) = server.requests()
+        assert only.status == 200
+        assert only.body_bytes < 12 << 20  # what sockets hold
+        server.reset()
+        assert read(server.url("big.bin"), 1 << 20, (1 << 20) + 10) == DATA[1 << 20 : (1 << 20) + 10]
+        server.reset()
+        with pytest.raises(StorageError, match="ignores Range"):
+            read(server.url("big.bin"), (1 << 20) + 1, (1 << 20) + 11)
+        assert [r.status for r in server.requests()] == [200]
+
+
+def test_a_drip_is_given_up_at_the_deadline(raw):
+    """A server that is never silent but brings next to nothing does not hold a job for longer than the deadline."""
+    with servers.nginx(raw, limit_rate=2000) as server, within(60):
+        begin = time.monotonic()
+        with pytest.raises(StorageError, match="slow"):
+            read(server.url("a.bin"), 0, 200_000, Retry(timeout=5, deadline=2.5))
+        assert time.monotonic() - begin < 30  # of 100
+
+
+def test_a_file_that_is_replaced_midway_comes_whole(raw):
+    """Bytes of two versions are never mixed: after a new ETag the range begins again."""
+    with servers.faulty(raw, [Fault(cut_after=100_000, headers={"ETag": '"old"'})]) as server:
+        assert read(server.url("a.bin"), 10, 250_000) == DATA[10:250_000]
+        assert [r.range[0] for r in server.requests()] == [10, 100_010, 10]
+
+
+def test_a_file_that_is_replaced_all_the_time_is_given_up(raw):
+    """Servers that do not agree on a file, behind one name, cannot make a read begin again for ever."""
+    policy = lambda ask: Fault(cut_after=100_000, headers={"ETag": f'"{ask.number}"'})  # noqa: E731
+    with servers.faulty(raw, policy) as server, within(10):
+        with pytest.raises(StorageError, match="replaced while it was read"):
+            read(server.url("a.bin"), 0, 250_000, Retry(first_delay=0.01))
+        assert len(server.requests()) < 20
+
+
+def test_claims_take_no_memory(dataset, index):
+    """An index or a header that promises terabytes is an error at once, without the memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    entry = index.shards[0]
+    with servers.nginx(dataset) as server, within(10):
+        for size in (8 << 30, 1 << 45, (1 << 62) + 5):
+            stops = (*entry.prefix_stops[:-1], size)
+            huge = entry._replace(prefix_stops=stops, shard_bytes=size)
+            with pytest.raises(PCRError, match=entry.name):
+                list(Shard(server.url(entry.name), entry=huge, retry=HASTY).samples())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_a_cancelled_read_writes_no_more(raw):
+    """After a cancelled read its memory is another's: nothing of the late answer gets into it."""
+    with servers.faulty(raw, lambda ask: Fault(stall=5.0, stall_after=100_000)) as server:
+        for _ in range(3):
+            cancel, view = threading.Event(), bytearray(250_000)
+            threading.Timer(0.3, cancel.set).start()
+            begin = time.monotonic()
+            with pytest.raises(Cancelled):
+                storage.read_into(server.url("a.bin"), 0, memoryview(view), retry=Retry(), cancel=cancel)
+            assert time.monotonic() - begin < 4  # of 5
+            seen = bytes(view)
+            time.sleep(0.2)
+            assert bytes(view) == seen
+
+
+def test_an_abandoned_transfer_takes_nothing():
+    """A chunk that arrives after the caller left goes nowhere."""
+    view = bytearray(10)
+    transfer = http_s3.Transfer(0, memoryview(view))
+    transfer.put(b"abc", whole_file=False)
+    transfer.abandon()
+    with pytest.raises(Cancelled):
+        transfer.put(b"def", whole_file=False)
+    assert view == b"abc" + bytes(7)
+
+
+def test_passwords_and_signatures_stay_out_of_messages_and_tracebacks(raw, caplog):
+    """Neither an error, nor the log, nor a worker's traceback shows what is behind ``?`` or before ``@``."""
+    caplog.set_level(logging.DEBUG, "pcrshard")
+    with servers.faulty(raw, lambda ask: Fault(status=503 if ask.number < 2 else 403)) as server:
+        url = server.url("a.bin").replace("http://", "http://me:SECRET1@") + "?X-Amz-Signature=SECRET2"
+        with pytest.raises(StorageError, match=r"a\.bin") as caught:
+            read(url, 0, 100)
+    text = "".join(traceback.format_exception(caught.value)) + caplog.text
+    lines = [line for line in text.splitlines() if "SECRET" in line]
+    assert lines == []
+    assert "trying again" in caplog.text
+
+
+# Whole shards and epochs against every fault
+
+
+def outcome(make, truth):
+    """``ok`` for exactly the right samples; ``error`` for an error of ours; anything else fails."""
+    try:
+        found = samples_of(make())
+    except PCRError as error:
+        assert "http://" in str(error), error
+        return "error"
+    assert found == truth
+    return "ok"
+
+
+# Without those that a range of its own covers, and those that do not fit into small shards.
+_RANGES_ONLY = ("an earlier range", "stall before the answer", "408", "425", "500", "502", "504", "no ETag", "unknown total")
+EPOCH_FAULTS = {name: fault for name, fault in ONCE.items() if name not in _RANGES_ONLY} | {
+    "cut in the body": Fault(cut_after=3000),
+    "cut in the body by RST": Fault(cut_after=3001, reset=True),
+    "stall in the body": Fault(stall=30, stall_after=5000),
+    "no Range, cut": Fault(ignore_range=True, cut_after=3000),
+    "no Content-Length, cut": Fault(headers={"Content-Length": None}, cut_after=3000),
+    "another range, says as asked": Fault(shift=512, headers=AS_ASKED),
+    "flipped in the head": Fault(flip=700),
+    "flipped in the pieces": Fault(flip=-600),
+    "less than asked": Fault(more=-600),
+    "more than asked": Fault(more=600),
+    "less than asked, says as asked": Fault(more=-600, headers=AS_ASKED),
+    "more than asked, says as asked": Fault(more=600, headers=AS_ASKED),
+}
+
+
+def pieces_end(entry, scan):
+    """The byte before the last piece's end, away from padding."""
+    with Shard(entry).load(scan) as prefix:
+        return max(stop for row in prefix.stops for stop in row) - 1 + prefix.base
+
+
+@pytest.mark.parametrize("name", EPOCH_FAULTS)
+def test_an_epoch_survives_a_fault_at_each_shard(dataset, index, truth, name):
+    """Every shard's first request fails in this way: the epoch delivers all samples, once, with the right bytes."""
+    fault = EPOCH_FAULTS[name]
+    flips = {e.name: pieces_end(f"{dataset}/{e.name}", 5) for e in index.shards}
+
+    def chosen(ask):
+        return dataclasses.replace(fault, flip=flips[ask.path[1:]]) if name == "flipped in the pieces" else fault
+
+    with servers.faulty(dataset, First(chosen)) as server, within(20):
+        urls = [server.url(entry.name) for entry in index.shards]
+        assert outcome(lambda: pipeline(urls, 5, index=index, prefetch=2), truth[5]) == "ok"
+        assert len(server.requests()) <= 3 * len(urls)
+    assert prefetchers() == []
+
+
+@pytest.mark.parametrize("name", EPOCH_FAULTS)
+def test_an_epoch_against_a_fault_that_stays_is_whole_or_an_error(dataset, index, truth, name):
+    """The third shard always fails in this way: no short epoch, no hang, with and without index, cache and prefetch."""
+    fault = EPOCH_FAULTS[name]
+    bad = index.shards[2].name
+    seen = set()
+    with servers.faulty(dataset, Always(fault, bad)) as server, within(25):
+        urls = [server.url(entry.name) for entry in index.shards]
+        quick = Retry(attempts=2, first_delay=0.01, timeout=0.3)
+        for known in (index, None):
+            seen.add(outcome(lambda: pipeline(urls, 5, index=known, retry=quick), truth[5]))  # noqa: B023
+    assert seen
+    assert prefetchers() == []
+
+
+def test_flipped_bytes_are_fetched_once_more_and_then_an_error(dataset, index):
+    """Damage on the way heals by itself; damage in the store is named by shard, key and scan after two reads."""
+    entry = index.shards[1]
+    place = pieces_end(f"{dataset}/{entry.name}", 5)
+    with servers.faulty(dataset, lambda ask: Fault(flip=place)) as server:
+        with pytest.raises(CorruptPiece, match=rf"{entry.name}, key=.*, scan=5"):
+            list(Shard(server.url(entry.name), entry=entry, retry=HASTY).samples(5))
+        assert len(server.requests()) == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_shard_that_is_replaced_between_epochs(dataset, other_version, index, truth, tmp_path, known, cached):
+    """With the old index a replaced shard is an error; without one the new samples come; never a mixture."""
+    served = tmp_path / "served"
+    shutil.copytree(dataset, served)
+    reading = ({"index": index} if known else {}) | ({"cache_dir": str(tmp_path / "cache")} if cached else {})
+    with servers.faulty(served) as server:
+        urls = [server.url(entry.name) for entry in index.shards]
+        assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
+        for name in (entry.name for entry in index.shards):
+            shutil.copy(other_version / name, served / name)
+        new = samples_of(pipeline([str(other_version / entry.name) for entry in index.shards], 5))
+        if known:
+            with pytest.raises(PCRError, match=r"replaced|expected bytes") as caught:
+                list(pipeline(urls, 5, **reading))
+            assert urls[0].rpartition("-")[0] in str(caught.value)
+        else:
+            assert samples_of(pipeline(urls, 5, **reading)) == new
+
+
+def test_a_shard_object_finds_a_replaced_shard(dataset, other_version, index, tmp_path):
+    """A ``Shard`` that was read before its file was replaced gives the new samples or an error, not a mixture."""
+    name = index.shards[0].name
+    shutil.copy(dataset / name, tmp_path / name)
+    with servers.faulty(tmp_path) as server:
+        shard = Shard(server.url(name), retry=HASTY)
+        list(shard.samples(2))
+        shutil.copy(other_version / name, tmp_path / name)
+        new = list(Shard(str(other_version / name)).samples(5))
+        try:
+            assert list(shard.samples(5)) == new
+        except TruncatedShard:
+            assert os.path.getsize(other_version / name) < os.path.getsize(dataset / name)
+
+
+def test_s3_with_faults_before_it(bucket, index, truth):
+    """Cuts, errors and damage between the job and an object store are survived as over HTTP."""
+    faults = [
+        Fault(cut_after=3000),
+        Fault(status=503, body=b"<Error><Code>SlowDown</Code></Error>"),
+        Fault(drop=True),
+        Fault(flip=700),
+        Fault(stall=30, stall_after=2000),
+        Fault(length_error=500),
+        Fault(ignore_range=True),
+        Fault(headers={"ETag": '"x"'}, cut_after=4000),
+    ]
+    for fault in faults:
+        with servers.faulty_proxy(bucket.endpoint, First(fault)) as server, within(20):
+            options = bucket.storage_options_at(server.endpoint)
+            shard = Shard(bucket.url(index.shards[0].name), entry=index.shards[0], storage_options=options, retry=HASTY)
+            found = samples_of(dict(sample) for sample in shard.samples(5))
+            assert found.items() <= truth[5].items(), fault
+            assert len(found) == index.shards[0].num_samples
+
+
+def test_s3_that_stays_broken_is_an_error(bucket, index):
+    """An object store that is down is given up, in bounded time and with the object's name."""
+    with servers.faulty_proxy(bucket.endpoint, lambda ask: Fault(status=503)) as server, within(30):
+        options = bucket.storage_options_at(server.endpoint)
+        shard = Shard(bucket.url(index.shards[0].name), entry=index.shards[0], storage_options=options, retry=HASTY)
+        with pytest.raises(StorageError, match=index.shards[0].name):
+            list(shard.samples(5))
+
+
+def test_s3_object_that_is_too_short_is_truncated(bucket, index):
+    """An object that ends before the prefix is a truncated shard, not an error of the network."""
+    entry = index.shards[0]
+    with pytest.raises(TruncatedShard):
+        read(bucket.url(entry.name), entry.shard_bytes, entry.shard_bytes + 10, options=bucket.storage_options)
+    with pytest.raises(TruncatedShard):
+        read(bucket.url(entry.name), 0, entry.shard_bytes + 10, options=bucket.storage_options)
+
+
+# Processes
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_read_after_the_parent_did(dataset, index, truth, method):
+    """DataLoader workers of any start method read over HTTP although their parent did before, and does again."""
+    with servers.nginx(dataset) as server, within(60):
+        urls = [server.url(entry.name) for entry in index.shards]
+        assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
+        ds = pipeline(urls, 5, index=index)
+        workers = 1 if method == "spawn" else 2
+        loader = torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers, multiprocessing_context=method)
+        assert samples_of(loader) == truth[5]
+        begin = time.monotonic()
+        assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
+        assert time.monotonic() - begin < 30
+
+
+def test_fork_in_the_middle_of_an_epoch(dataset, index, truth, tmp_path):
+    """Workers that are forked while the parent prefetches and caches read all, and the parent goes on."""
+    with servers.nginx(dataset) as server, within(60):
+        urls = [server.url(entry.name) for entry in index.shards]
+        reading = {"index": index, "cache_dir": str(tmp_path), "cache_bytes": 1 << 30}
+        parent = iter(pipeline(urls, 2, **reading))
+        first = next(parent)
+        loader = torch.utils.data.DataLoader(pipeline(urls, 2, **reading), batch_size=None, num_workers=2)
+        assert samples_of(loader) == truth[2]
+        assert samples_of([first, *parent]) == truth[2]
+
+
+def test_a_lock_does_not_outlive_its_holder_in_a_fork(tmp_path):
+    """A child forked while the cache is locked does not keep the lock when the parent is done with it."""
+    cache = PrefixCache(str(tmp_path))
+
+    def fetch(start, view):
+        view[:] = bytes(len(view))
+        child.start()
+
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
+    with cache.open_prefix("u", "i", (100, 200), 100, fetch):
+        pass
+    try:
+        with within(5), cache.open_prefix("u", "i", (100, 200), 200, lambda start, view: None):
+            assert child.is_alive()
+        assert cache.clear() > 0
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_an_early_break_leaves_nothing(dataset, index, tmp_path):
+    """Leaving an epoch in the middle, with a server that stalls, takes no time, and no thread or buffer stays."""
+    bad = index.shards[1].name
+    with servers.faulty(dataset, lambda ask: Fault(stall=60, stall_after=100) if bad in ask.path else None) as server:
+        urls = [server.url(entry.name) for entry in index.shards]
+        begin = time.monotonic()
+        for _ in pipeline(urls, 5, index=index, retry=Retry(timeout=60), cache_dir=str(tmp_path)):
+            break
+        assert time.monotonic() - begin < 20  # the server stalls for 60
+        assert prefetchers() == []
+        server.settle()
+
+
+PROGRAM = """
+    import sys, threading
+    import pcrshard
+    import webdataset as wds
+    index, _ = pcrshard.open_dataset(sys.argv[1])
+    urls = [sys.argv[2] + entry.name for entry in index.shards]
+    samples = iter(wds.WebDataset(urls, shardshuffle=False).pcr_scan(5, index=index, cache_dir=sys.argv[4]))
+    print(next(samples)["__key__"], flush=True)
+    if sys.argv[3] == "exception": raise ValueError("own error")
+    if sys.argv[3] == "waits": list(samples)
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", pytest.param("exception", marks=pytest.mark.long), "waits"])
+def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_path, how):
+    """A program that ends, fails, or is interrupted with Ctrl-C in a read that stalls ends within seconds."""
+    stalls = {entry.name for entry in index.shards[1:]}
+    with servers.faulty(dataset, lambda ask: Fault(stall=60) if ask.path[1:] in stalls else None) as server:
+        command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(dataset), server.url(), how, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout.readline().strip()
+        begin = time.monotonic()
+        if how == "waits":
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - begin < 30  # of 60
+        assert ("own error" in errors) == (how == "exception")
+        assert "Fatal" not in errors
+        assert process.returncode == {"ends": 0, "exception": 1, "waits": -signal.SIGINT}[how]
+
+
+def test_a_killed_worker_is_an_error_and_not_a_short_epoch(dataset, index):
+    """kill -9 of a DataLoader worker in the middle of an epoch ends the epoch with torch's error, soon."""
+    last = index.shards[3].name
+    with servers.faulty(dataset, lambda ask: Fault(stall=60) if last in ask.path else None) as server, within(40):
+        urls = [server.url(entry.name) for entry in index.shards]
+        ds = pipeline(urls, 5, index=index, retry=Retry(timeout=60))
+        loader = iter(torch.utils.data.DataLoader(ds, batch_size=None, num_workers=1))
+        next(loader)
+        (worker,) = loader._workers
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+            list(loader)
+
+
+def test_an_error_in_a_worker_arrives_as_itself(dataset, index):
+    """A store that fails in a DataLoader worker is a StorageError in the job, with the shard's name and without the password."""
+    with servers.faulty(dataset, lambda ask: Fault(status=403)) as server, within(30):
+        urls = [server.url(entry.name) + "?sig=SECRET" for entry in index.shards]
+        loader = torch.utils.data.DataLoader(pipeline(urls, 5), batch_size=None, num_workers=1)
+        with pytest.raises(StorageError, match=index.shards[0].name) as caught:
+            list(loader)
+        assert "SECRET" not in str(caught.value)
+
+
+def test_buffers_come_back(dataset, index):
+    """Epochs over HTTP, also those that are left early, use the same memory again and again."""
+    with servers.nginx(dataset) as server:
+        urls = [server.url(entry.name) for entry in index.shards]
+        for _ in range(20):
+            list(pipeline(urls, 5, index=index))
+            next(iter(pipeline(urls, 5, index=index)))
+        assert 1 <= len(memory._idle) <= memory._MAX_IDLE
+
+
+def test_corrupt_index_of_a_remote_dataset_is_named(tmp_path):
+    """A damaged ``pcr.json`` behind HTTP is an error with its URL."""
+    pathlib.Path(tmp_path, "pcr.json").write_text("{")
+    with servers.faulty(tmp_path) as server:
+        with pytest.raises(CorruptIndex, match=r"pcr\.json"):
+            pcrshard.open_dataset(server.url())

@@ -1,0 +1,64 @@
+"""Shard lists for WebDataset: orders by epoch, and ranks that survive spawn and a plain srun."""
+
+import pickle
+import warnings
+
+import pytest
+import webdataset as wds
+
+import pcrshard
+from pcrshard.training.ranks import Rank
+from pcrshard.training.shard_lists import SplitByNode
+
+URLS = [f"{i}.tar" for i in range(20)]
+
+
+def test_each_epoch_has_its_own_order():
+    """Epochs differ, every shard comes once, and seed and epoch alone decide."""
+    orders = [pcrshard.shards(URLS, seed=3, epoch=epoch) for epoch in range(4)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(sorted(order) == sorted(URLS) for order in orders)
+    assert orders[2] == pcrshard.shards("{0..19}.tar", 3, 2)
+
+
+@pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")])
+def test_ranks_share_the_shards(monkeypatch, names):
+    """Under torchrun and under a plain srun, each rank gets its part, and together they get all."""
+    parts = []
+    for rank in range(3):
+        monkeypatch.setenv(names[0], str(rank))
+        monkeypatch.setenv(names[1], "3")
+        parts.append(list(pcrshard.split_by_node(URLS)))
+    assert sorted(url for part in parts for url in part) == sorted(URLS)
+    assert [len(part) for part in parts] == [7, 7, 6]
+
+
+def test_a_spawned_worker_keeps_its_parents_rank(monkeypatch):
+    """What a spawned worker unpickles knows the rank, although the worker itself could not find it out."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    sent = pickle.dumps(pcrshard.split_by_node)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert list(pickle.loads(sent)(URLS)) == URLS[1::4]
+    assert list(pcrshard.split_by_node(URLS)) == URLS
+
+
+def test_webdataset_takes_the_splitter(shard_urls):
+    """The splitter works as ``nodesplitter=`` in a real pipeline."""
+    keys = []
+    for rank in range(2):
+        dataset = wds.WebDataset(shard_urls, shardshuffle=False, nodesplitter=SplitByNode(Rank(rank, 2))).pcr_scan(1)
+        keys.append([sample["__key__"] for sample in dataset])
+    assert not set(keys[0]) & set(keys[1])
+    assert len(keys[0]) + len(keys[1]) == sum(pcrshard.Shard(url).num_samples for url in shard_urls)
+
+
+def test_a_frozen_order_is_pointed_out(shard_urls):
+    """Who relies on WebDataset's shardshuffle learns that its epochs are all alike, and what to use."""
+    with pytest.warns(UserWarning, match=r"same order of shards.*pcrshard\.shards"):
+        wds.WebDataset(shard_urls, shardshuffle=100).pcr_scan(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wds.WebDataset(pcrshard.shards(shard_urls, 1, 2), shardshuffle=False).pcr_scan(1)
+        wds.WebDataset(shard_urls, shardshuffle=100, detshuffle=True).pcr_scan(1)

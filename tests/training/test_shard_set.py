@@ -1,0 +1,296 @@
+"""Reading by plan: each shard once, few at a time, gone afterwards."""
+
+import collections
+import itertools
+import os
+import shutil
+import threading
+import time
+
+import fsspec
+import numpy as np
+import pytest
+
+from pcrshard import PCRError, ReadOptions, ScanLevel, Shard, ShardWriter, memory
+from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
+from pcrshard.reading.prefix import Prefix
+from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
+from pcrshard.training.shard_schedule import schedule
+from pcrshard.training.shard_set import Place, ShardSet, read_batches
+
+fsspec.register_implementation("counting", CountingFS, clobber=True)
+SHARDS, ROWS = 12, 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """12 shards of 5 samples; ``cls`` is the sample's id."""
+    folder = tmp_path_factory.mktemp("batches")
+    jpegs = [make_jpeg(i, 16, 16) for i in range(4)]
+    with ShardWriter(str(folder), samples_per_shard=ROWS) as writer:
+        for i in range(SHARDS * ROWS):
+            writer.write({"__key__": f"k{i:03d}", "jpg": jpegs[i % 4], "cls": i})
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(monkeypatch):
+    """After each test every prefix is closed, and no thread runs."""
+    open_prefixes = set()
+    made, kept = Prefix.__init__, []
+
+    def init(self, *args, **options):
+        made(self, *args, **options)
+        kept.append(self)
+        open_prefixes.add(id(self.resources))
+        self.resources.callback(open_prefixes.discard, id(self.resources))
+
+    monkeypatch.setattr(Prefix, "__init__", init)
+    yield
+    deadline = time.monotonic() + 5
+    while prefetchers() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert prefetchers() == []
+    assert not open_prefixes
+
+
+def prefetchers():
+    return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
+
+
+def plan(size=4, workers=1, worker=0, window=3, phases=1):
+    """A worker's batches of ids."""
+    order = epoch_order([ROWS] * SHARDS, Geometry(size, phases=phases), Rules(seed=5, shuffle_shards=window))
+    return worker_batches(order, workers=workers, worker=worker)
+
+
+def classes(rows):
+    """A take that reads each sample's ``cls``, which must be its id."""
+    found = [int(prefix.sample(row)["cls"]) for _, prefix, row in rows]
+    assert found == [number for number, _, _ in rows]
+    return found
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
+    """A shard is one request per worker that needs it, for exactly its prefix, however many are fetched ahead."""
+    shards = ShardSet([f"counting://{folder}"], ReadOptions(prefetch=prefetch))
+    for worker in range(workers):
+        batches = plan(workers=workers, worker=worker)
+        CountingFS.requests.clear()
+        assert list(read_batches(shards, batches, 2, classes)) == [ids.tolist() for ids in batches]
+        wanted = {shards.urls[shards.place(number).shard].removeprefix("counting://") for ids in batches for number in ids}
+        stops = dict(zip(shards.urls, (entry.prefix_stop(2) for entry in shards.entries), strict=True))
+        assert sorted(CountingFS.requests) == sorted((path, 0, stops[f"counting://{path}"]) for path in wanted)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_memory_is_bounded(folder, monkeypatch, prefetch):
+    """No more prefixes are in memory than the plan's peak and those that are fetched ahead."""
+    alive, most, lock = 0, 0, threading.Lock()
+    load = Shard.load
+
+    def count(change):
+        nonlocal alive, most
+        with lock:
+            alive += change
+            most = max(most, alive)
+
+    def counting_load(self, *args, **options):
+        prefix = load(self, *args, **options)
+        count(1)
+        prefix.resources.callback(count, -1)
+        return prefix
+
+    monkeypatch.setattr(Shard, "load", counting_load)
+    batches = plan()
+    for _ in read_batches(ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 1, classes):
+        time.sleep(0.002)
+    assert alive == 0
+    peak = schedule(batches, [ROWS] * SHARDS).peak()
+    assert peak < SHARDS / 2
+    # One more: it was fetched ahead when the batch's own were counted.
+    assert most <= peak + prefetch + bool(prefetch)
+
+
+def test_samples_that_come_twice_are_read_again_not_held(folder):
+    """A sequence that needs a shard at both ends of a long epoch lets go of it in between."""
+    ids = np.concatenate([np.arange(ROWS), np.tile(np.arange(ROWS, 2 * ROWS), 200), np.arange(ROWS)])
+    shards = ShardSet([f"counting://{folder}"], ReadOptions(prefetch=0))
+    CountingFS.requests.clear()
+    batches = np.split(ids, len(ids) // ROWS)
+    assert sum(1 for _ in read_batches(shards, batches, 1, classes)) == len(batches)
+    assert collections.Counter(os.path.basename(path) for path, _, _ in CountingFS.requests) == {
+        "data-000000.tar": 2,
+        "data-000001.tar": 1,
+    }
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_a_level_counts_from_the_next_shard(folder, prefetch):
+    """Shards that begin after the change are at the new scan, even those fetched ahead; those that are open stay as they are."""
+    level, batches = ScanLevel(2), plan()
+    begun, change, expected = {}, 5, {}
+    needed = schedule(batches, [ROWS] * SHARDS)
+    for shard, first in zip(needed.shards.tolist(), needed.first.tolist(), strict=True):
+        expected[shard] = 2 if first < change else 6 if first < 2 * change else 1
+    shards = ShardSet([str(folder)], ReadOptions(prefetch=prefetch))
+
+    def scans(rows):
+        for number, prefix, _ in rows:
+            begun.setdefault(shards.place(number).shard, set()).add(prefix.scan)
+
+    for done, _ in enumerate(read_batches(shards, batches, level, scans), 1):
+        level.value = {change: 6, 2 * change: 1}.get(done, level.value)
+    assert begun == {shard: {scan} for shard, scan in expected.items()}
+    assert set(expected.values()) == {1, 2, 6}
+
+
+def test_a_higher_level_fetches_the_difference(folder):
+    """What was fetched ahead at a lower scan is not fetched again."""
+    level, shards = ScanLevel(1), ShardSet([f"counting://{folder}"], ReadOptions(prefetch=4))
+    batches = [np.array([0]), np.array([ROWS])]
+    CountingFS.requests.clear()
+    batch = read_batches(shards, batches, level, lambda rows: rows[0][1].scan)
+    assert next(batch) == 1
+    deadline = time.monotonic() + 5
+    while len(CountingFS.requests) < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    level.value = 5
+    assert list(batch) == [5]
+    entry, path = shards.entries[1], shards.urls[1].removeprefix("counting://")
+    assert CountingFS.requests[1:] == [(path, 0, entry.prefix_stop(1)), (path, entry.prefix_stop(1), entry.prefix_stop(5))]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("leave", ["close", "collect", "throw", "take fails", "before"])
+def test_leaving_early_leaves_nothing(folder, prefetch, leave):
+    """An epoch may end anywhere: threads end and memory is given back."""
+
+    def take(rows):
+        if leave == "take fails" and rows[0][0] == batches[2][0]:
+            raise RuntimeError("stop")
+        return classes(rows)
+
+    batches = plan()
+    reading = read_batches(ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 3, take)
+    if leave == "take fails":
+        with pytest.raises(RuntimeError, match="stop"):
+            list(reading)
+        return
+    if leave != "before":
+        list(itertools.islice(reading, 3))
+    if leave == "throw":
+        with pytest.raises(RuntimeError, match="stop"):
+            reading.throw(RuntimeError("stop"))
+    elif leave == "collect":
+        del reading
+    else:
+        reading.close()
+
+
+def test_memory_is_used_again(folder):
+    """An epoch takes its buffers from those that the last one gave back."""
+    shards = ShardSet([str(folder)], ReadOptions(prefetch=0))
+    list(read_batches(shards, plan(window=1), "full", classes))
+    idle = {id(buffer) for buffer in memory._idle}
+    list(read_batches(shards, plan(window=1), "full", classes))
+    assert idle & {id(buffer) for buffer in memory._idle}
+
+
+@pytest.fixture
+def damaged(folder, tmp_path):
+    """A copy with one flipped bit in scan 3 of k007, and one shard missing."""
+    for path in folder.iterdir():
+        shutil.copy(path, tmp_path)
+    path = tmp_path / "data-000001.tar"
+    with Shard(str(path)).load(3) as prefix:
+        offset = prefix.starts[2][2] + prefix.base
+    data = bytearray(path.read_bytes())
+    data[offset + 1] ^= 4
+    path.write_bytes(data)
+    (tmp_path / "data-000009.tar").unlink()
+    return tmp_path
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_errors_name_their_place(damaged, prefetch):
+    """Damage is named by shard, key and scan, a shard that is gone by its URL, when their turn comes and not before."""
+    shards = ShardSet([str(damaged)], ReadOptions(prefetch=prefetch))
+    order = [np.arange(i * ROWS, (i + 1) * ROWS) for i in range(SHARDS)]
+    reading = read_batches(shards, order, 5, classes)
+    assert next(reading) == list(range(ROWS))
+    with pytest.raises(CorruptPiece, match=r"data-000001\.tar.*k007.*scan=3"):
+        next(reading)
+    assert len(list(read_batches(shards, order[:9], 2, classes))) == 9
+    reading = read_batches(shards, order[7:], 2, classes)
+    assert [next(reading), next(reading)] == [order[7].tolist(), order[8].tolist()]
+    with pytest.raises((StorageError, FileNotFoundError), match=r"data-000009\.tar"):
+        next(reading)
+
+
+def test_damage_can_be_ignored(damaged):
+    """Without checks the bytes are given as they are."""
+    shards = ShardSet([str(damaged)], ReadOptions(check=False))
+    assert list(read_batches(shards, [np.array([7])], 5, classes)) == [[7]]
+
+
+def test_a_scan_that_is_not_there(folder):
+    """A level that is set too high is an error of the shard where it was found."""
+    reading = read_batches(ShardSet([str(folder)], ReadOptions()), plan(), ScanLevel(11), classes)
+    with pytest.raises(ScanUnavailable, match=r"data-\d+\.tar"):
+        next(reading)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_level_that_goes_too_high(folder, prefetch):
+    """What was fetched ahead at a good level is given back when the level it should go to does not exist."""
+    level = ScanLevel(2)
+    reading = read_batches(ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), plan(window=1), level, classes)
+    next(reading)
+    time.sleep(0.1)
+    level.value = 11
+    with pytest.raises(ScanUnavailable, match=r"data-\d+\.tar"):
+        list(reading)
+
+
+def test_no_batches_read_nothing(folder):
+    """A worker that has nothing to do asks for nothing."""
+    CountingFS.requests.clear()
+    assert list(read_batches(ShardSet([f"counting://{folder}"], ReadOptions()), [], 1, classes)) == []
+    assert [os.path.basename(path) for path, _, _ in CountingFS.requests] in ([], ["pcr.json"])
+
+
+def test_ids_run_on_over_datasets(folder, dataset):
+    """Several datasets are one row of ids, and the fingerprint tells which ones, in which order."""
+    both = ShardSet([str(folder), f"{dataset}/pcr.json"], ReadOptions())
+    assert both.num_samples == SHARDS * ROWS + 24
+    assert both.sizes == [[ROWS] * SHARDS, [6] * 4]
+    assert [both.place(number) for number in (0, 4, 5, 60, 83)] == [
+        Place(0, 0),
+        Place(0, 4),
+        Place(1, 0),
+        Place(SHARDS, 0),
+        Place(SHARDS + 3, 5),
+    ]
+    assert both.classes == ()
+    others = [[str(folder)], [str(dataset)], [str(dataset), str(folder)]]
+    assert len({both.fingerprint, *(ShardSet(urls, ReadOptions()).fingerprint for urls in others)}) == 4
+    assert ShardSet([f"{folder}/"], ReadOptions()).fingerprint == ShardSet([str(folder)], ReadOptions(check=False)).fingerprint
+
+
+def test_a_cache_is_used(folder, tmp_path):
+    """With ``cache_dir`` a second epoch asks the store for nothing."""
+    shards = ShardSet([f"counting://{folder}"], ReadOptions(cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 30))
+    list(read_batches(shards, plan(), 2, classes))
+    CountingFS.requests.clear()
+    list(read_batches(shards, plan(), 2, classes))
+    assert CountingFS.requests == []
+
+
+def test_no_dataset_there(tmp_path):
+    """A folder without ``pcr.json`` is named."""
+    with pytest.raises((PCRError, FileNotFoundError), match=str(tmp_path)):
+        ShardSet([str(tmp_path)], ReadOptions())

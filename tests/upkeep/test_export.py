@@ -1,0 +1,237 @@
+"""Shards back to ordinary files: nothing lost, nothing outside the target folder."""
+
+import dataclasses
+import io
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import webdataset as wds
+from PIL import Image
+
+from pcrshard import EncodeOptions, Shard, ShardWriter, encode, open_dataset
+from pcrshard.checksum import crc32c
+from pcrshard.cli.main import main
+from pcrshard.errors import CorruptIndex, EncodeError, PCRError, ScanUnavailable
+from pcrshard.format.shard_index import Head, decode_head, decode_index, encode_body, round512
+from pcrshard.jpeg import pixels
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.testing import make_jpeg
+from pcrshard.upkeep.export import export_shard
+
+SCANS = [1, 2, 5, 10, "full"]
+
+
+def read_samples(folder, scan):
+    index, urls = open_dataset(str(folder))
+    shards = (Shard(url, entry=entry) for url, entry in zip(urls, index.shards, strict=True))
+    return {sample["__key__"]: sample for shard in shards for sample in shard.samples(scan)}
+
+
+def export(src, dst, scan="full", **options):
+    index, urls = open_dataset(str(src))
+    return sum(export_shard(Shard(url), str(dst), scan=scan, classes=index.classes, **options) for url in urls)
+
+
+def files_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in pathlib.Path(folder).rglob("*") if p.is_file()}
+
+
+def pillow(jpeg):
+    with Image.open(io.BytesIO(jpeg)) as image:
+        return image.mode, np.asarray(image)
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_a_folder_at_a_scan(dataset, tmp_path, scan):
+    """A folder has each image once, at its own path, with the bytes of that scan, and nothing else."""
+    assert export(dataset, tmp_path, scan) == 24
+    expected = {f"{key}.jpg": sample["jpg"] for key, sample in read_samples(dataset, scan).items()}
+    assert files_of(tmp_path) == expected
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_tars_at_a_scan_are_stock_webdataset(dataset, tmp_path, scan):
+    """Unmodified WebDataset reads the exported tars, and gets the samples that the shards give."""
+    assert export(dataset, tmp_path, scan, form="wds") == 24
+    urls = sorted(map(str, tmp_path.glob("*.tar")))
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in dataset.glob("*.tar"))
+    stock = wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception)
+    got = [{k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in stock]
+    assert got == list(read_samples(dataset, scan).values())
+
+
+def test_an_exported_dataset_can_be_encoded_again(dataset, tmp_path):
+    """Export and encode are each other's inverse: same samples, same pixels."""
+    export(dataset, tmp_path / "tars", form="wds")
+    encode(str(tmp_path / "tars"), str(tmp_path / "again"), workers=1)
+    assert read_samples(tmp_path / "again", "full") == read_samples(dataset, "full")
+
+
+def test_baseline_is_sequential_with_the_same_pixels(dataset, tmp_path):
+    """At full fidelity, baseline files are SOF0 and Pillow sees the pixels of the progressive ones: colour, gray and CMYK."""
+    export(dataset, tmp_path, baseline=True)
+    samples = read_samples(dataset, "full")
+    for name, jpeg in files_of(tmp_path).items():
+        assert map_jpeg(jpeg).frame.sof == 0xC0
+        assert len(map_jpeg(jpeg).scans) == 1
+        mode, array = pillow(jpeg)
+        expected_mode, expected = pillow(samples[name.removesuffix(".jpg")]["jpg"])
+        assert mode == expected_mode
+        assert np.array_equal(array, expected)
+
+
+@pytest.mark.parametrize("scan", [1, 2, 5, 9])
+def test_baseline_of_a_prefix_has_the_same_coefficients(dataset, tmp_path, jpegtran, djpeg, scan):
+    """At lower scans the baseline file is what jpegtran makes of the prefix."""
+    export(dataset, tmp_path, scan, baseline=True)
+    prefixes = read_samples(dataset, scan)
+    for name, jpeg in sorted(files_of(tmp_path).items())[::4]:
+        assert map_jpeg(jpeg).frame.sof == 0xC0
+        prefix = prefixes[name.removesuffix(".jpg")]["jpg"]
+        assert djpeg(jpeg) == djpeg(jpegtran(prefix, "-copy", "none"))
+
+
+def test_baseline_of_photographs(photos, tmp_path, djpeg):
+    """The same for real photographs, with their metadata kept."""
+    for folder in sorted(photos.glob("*/*"))[::6]:
+        path = min(folder.iterdir())
+        target = tmp_path / "src" / folder.name / path.name
+        target.parent.mkdir(parents=True)
+        target.symlink_to(path)
+    encode(str(tmp_path / "src"), str(tmp_path / "pcr"), EncodeOptions(num_shards=1), workers=1)
+    export(tmp_path / "pcr", tmp_path / "out", baseline=True)
+    sources = {f"{p.parent.name}/{p.stem}": p.read_bytes() for p in (tmp_path / "src").rglob("*") if p.is_file()}
+    exported = {name.removesuffix(".jpg"): jpeg for name, jpeg in files_of(tmp_path / "out").items()}
+    assert exported.keys() == sources.keys()
+    for key, jpeg in exported.items():
+        assert djpeg(jpeg) == djpeg(sources[key])
+        metadata = [sources[key][s.start : s.stop] for s in map_jpeg(sources[key]).metadata]
+        assert [jpeg[s.start : s.stop] for s in map_jpeg(jpeg).metadata] == metadata
+
+
+def write_dataset(folder, samples, classes=()):
+    with ShardWriter(str(folder), classes=classes) as writer:
+        for key, fields in samples.items():
+            writer.write({"__key__": key, "jpg": make_jpeg()} | fields)
+    return folder
+
+
+def test_class_folders(tmp_path):
+    """Images whose key does not start with their class come under the class's name."""
+    samples = {"x/1": {"cls": 1}, "cat/2": {"cls": 0}, "3": {}, "4": {"cls": 7}, "5": {"cls": "1\n"}, "6": {"cls": "x"}}
+    export(write_dataset(tmp_path / "pcr", samples, ["cat", "dog/big"]), tmp_path / "out")
+    assert {"dog_big/x/1.jpg", "cat/2.jpg", "3.jpg", "4.jpg"} <= files_of(tmp_path / "out").keys()
+
+
+@pytest.mark.parametrize("samples", [{"a": {"cls": 0}, "cat/a": {"cls": 0}}, {"d/a": {}, "d/./a": {}}, {"d/b": {}, "d//b": {}}])
+def test_no_image_overwrites_another(tmp_path, samples):
+    """Two samples never become one file: they are told apart, or refused."""
+    try:
+        write_dataset(tmp_path / "pcr", samples, ["cat"])
+        export(tmp_path / "pcr", tmp_path / "out")
+    except PCRError as error:
+        assert "a" in str(error)
+    else:
+        assert len(files_of(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../..", "a/../../b", "\\", "", "a\0b", "/abs"])
+def test_a_class_name_cannot_leave_the_folder(tmp_path, name):
+    """Class names come from pcr.json, which anyone may have written: an image never lands outside the target."""
+    write_dataset(tmp_path / "pcr", {"escaped": {"cls": 0}}, [name])
+    before = files_of(tmp_path)
+    try:
+        export(tmp_path / "pcr", tmp_path / "deep" / "out")
+    except PCRError:
+        assert files_of(tmp_path) == before
+    else:
+        new = files_of(tmp_path).keys() - before.keys()
+        assert all(path.startswith("deep/out/") for path in new)
+
+
+def rewrite_key(path, key):
+    """The shard with its first sample renamed in the index, and checksums that fit."""
+    data = path.read_bytes()
+    head = decode_head(data[512:1024])
+    index = decode_index(head, data[1024 : 1024 + head.body_bytes])
+    body = encode_body(index.schema, dataclasses.replace(index, keys=(key, *index.keys[1:])))
+    head = Head(head.num_samples, head.schema_bytes, len(body), crc32c(body), head.prefix_stops)
+    rest = data[round512(1024 + head.body_bytes) :]
+    path.write_bytes((data[:512] + head.encode() + body).ljust(round512(1024 + len(body)), b"\0") + rest)
+
+
+@pytest.mark.parametrize("key", ["../a", "/aaa", "x/..", "..\\a", "a/../", "aa\0a", "....", "x.jp"])
+def test_a_key_cannot_leave_the_folder(tmp_path, key):
+    """A shard whose index has a key that leads out of a folder is refused when it is read, before a file is made."""
+    write_dataset(tmp_path / "pcr", {"aaaa": {}})
+    rewrite_key(tmp_path / "pcr" / "data-000000.tar", "bbbb")
+    assert next(Shard(str(tmp_path / "pcr" / "data-000000.tar")).samples())["__key__"] == "bbbb"
+    rewrite_key(tmp_path / "pcr" / "data-000000.tar", key)
+    with pytest.raises(CorruptIndex, match=r"key .* is not legal.*data-000000\.tar"):
+        export_shard(Shard(str(tmp_path / "pcr" / "data-000000.tar")), str(tmp_path / "deep" / "out"))
+    assert {p.name for p in tmp_path.iterdir()} == {"pcr"}
+
+
+def test_a_hostile_label(tmp_path):
+    """A label of five thousand digits is not a class, and no crash."""
+    export(write_dataset(tmp_path / "pcr", {"a": {"cls": "9" * 5000}}, ["cat"]), tmp_path / "out")
+    assert files_of(tmp_path / "out").keys() == {"a.jpg"}
+
+
+@pytest.mark.parametrize("scan", [1, "full"])
+def test_a_dataset_is_not_exported_over_itself(dataset, tmp_path, capsys, scan):
+    """Exporting tars into the dataset's own folder is refused: it would replace the shards by plain tars of fewer bytes."""
+    shutil.copytree(dataset, tmp_path / "pcr")
+    before = files_of(tmp_path / "pcr")
+    assert main(["export", str(tmp_path / "pcr"), f"{tmp_path}/other/../pcr/", "--format", "wds", "--scan", str(scan)]) == 1
+    assert files_of(tmp_path / "pcr") == before
+
+
+def test_what_is_in_the_target_folder_stays(dataset, tmp_path, capsys):
+    """Originals are not replaced by copies of a lower scan, unless that is asked for."""
+    assert main(["export", str(dataset), str(tmp_path / "out")]) == 0
+    before = files_of(tmp_path / "out")
+    assert main(["export", str(dataset), str(tmp_path / "out"), "--scan", "1"]) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert files_of(tmp_path / "out") == before
+    assert main(["export", str(dataset), str(tmp_path / "out"), "--scan", "1", "--overwrite"]) == 0
+    assert files_of(tmp_path / "out") != before
+
+
+@pytest.mark.parametrize(
+    ("options", "error"), [({"form": "zip"}, EncodeError), ({"scan": 11}, ScanUnavailable), ({"scan": 0}, ScanUnavailable)]
+)
+def test_wrong_use(shard_urls, tmp_path, options, error):
+    """Wrong arguments are refused before anything is written."""
+    with pytest.raises(error):
+        export_shard(Shard(shard_urls[0]), str(tmp_path / "out"), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_shard_leaves_no_half_tar(dataset, tmp_path):
+    """An export that fails half-way leaves no tar that looks whole."""
+    shutil.copytree(dataset, tmp_path / "pcr")
+    path = tmp_path / "pcr" / "data-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[Shard(str(path)).head.prefix_stops[-2] - 600] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PCRError, match="key="):
+        export_shard(Shard(str(path)), str(tmp_path / "out"), form="wds")
+    assert files_of(tmp_path / "out") == {}
+
+
+def test_fields_that_only_look_like_images(tmp_path):
+    """A field of raw bytes that starts as a JPEG does is not an image: baseline export leaves it as it is."""
+    write_dataset(tmp_path / "pcr", {"a": {"bin": b"\xff\xd8 raw"}})
+    export(tmp_path / "pcr", tmp_path / "out", form="wds", baseline=True)
+    (sample,) = wds.WebDataset(str(tmp_path / "out" / "data-000000.tar"), shardshuffle=False)
+    assert sample["bin"] == b"\xff\xd8 raw"
+    assert np.array_equal(pixels.decode(sample["jpg"]), pixels.decode(make_jpeg()))
+
+
+def test_class_names_survive(dataset):
+    """The class names of the dataset index are JSON that any tool reads."""
+    assert json.loads((dataset / "pcr.json").read_text())["classes"] == ["cat", "dog"]

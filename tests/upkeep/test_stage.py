@@ -1,0 +1,384 @@
+"""Staging: a local copy of prefixes that is right, that grows by the difference, and that any crash leaves usable."""
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import tarfile
+import threading
+import time
+
+import pytest
+import servers
+import webdataset as wds
+from servers import Fault
+
+import pcrshard
+from pcrshard import open_dataset
+from pcrshard.cli.main import main
+from pcrshard.errors import CorruptIndex, EncodeError, PCRError, ScanUnavailable, StorageError
+from pcrshard.format.scan import check_scan
+from pcrshard.reading.prefix_cache import PrefixCache
+from pcrshard.reading.shard import Shard
+from pcrshard.storage.retry import Retry
+from pcrshard.upkeep.stage import stage
+from pcrshard.upkeep.verify import VerifyTask, verify_shard
+
+# A fork server that has the imports makes a process in milliseconds.
+multiprocessing.set_forkserver_preload(["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"])
+HASTY = Retry(attempts=3, first_delay=0.01, timeout=1)
+
+
+@pytest.fixture(scope="module")
+def index(dataset):
+    return open_dataset(str(dataset))[0]
+
+
+def size_at(entry, scan):
+    return entry.shard_bytes if scan == "full" else entry.prefix_stop(scan)
+
+
+def assert_staged(dst, dataset, index, scan):
+    """Files, index, samples, and the verify command agree that the copy is what was asked for."""
+    for entry in index.shards:
+        whole = pathlib.Path(dataset, entry.name).read_bytes()
+        assert pathlib.Path(dst, entry.name).read_bytes() == whole[: size_at(entry, scan)]
+    copy, urls = open_dataset(str(dst))
+    assert copy.scan == (None if scan == "full" else scan)
+    for url, entry in zip(urls, copy.shards, strict=True):
+        assert list(Shard(url, entry=entry).samples(scan)) == list(Shard(f"{dataset}/{entry.name}").samples(scan))
+    assert sorted(path.name for path in pathlib.Path(dst).iterdir()) == sorted([*(e.name for e in index.shards), "pcr.json"])
+
+
+def moved(server):
+    return sum(r.body_bytes for r in server.requests() if r.method == "GET" and r.path.endswith(".tar"))
+
+
+@pytest.mark.parametrize("scan", [1, 5, "full"])
+def test_copies_exactly_the_prefixes(dataset, index, tmp_path, scan, capsys):
+    """The bytes of a scan's prefixes move once, and the copy verifies."""
+    with servers.nginx(dataset) as server:
+        stage(server.url(), str(tmp_path), scan, retry=HASTY)
+        assert moved(server) == sum(size_at(entry, scan) for entry in index.shards)
+    assert_staged(tmp_path, dataset, index, scan)
+    copy, urls = open_dataset(str(tmp_path))
+    assert [verify_shard(VerifyTask(url, entry)).problems for url, entry in zip(urls, copy.shards, strict=True)] == [()] * 4
+    assert scan != 5 or main(["verify", str(tmp_path)]) == 0
+    capsys.readouterr()
+
+
+def test_grows_by_the_difference(dataset, index, tmp_path):
+    """From scan 2 to 5 to full only what is missing moves; going down moves nothing and takes nothing away."""
+    with servers.nginx(dataset) as server:
+        previous = 0
+        for scan in (2, 5, "full"):
+            server.reset()
+            seen = []
+            stage(server.url(), str(tmp_path), scan, retry=HASTY, on_shard=seen.append)
+            total = sum(size_at(entry, scan) for entry in index.shards)
+            assert moved(server) == total - previous == sum(staged.copied_bytes for staged in seen)
+            assert sum(staged.kept_bytes for staged in seen) == previous
+            assert_staged(tmp_path, dataset, index, scan)
+            previous = total
+        server.reset()
+        assert stage(server.url(), str(tmp_path), 1).scan is None
+        assert moved(server) == 0
+        assert_staged(tmp_path, dataset, index, "full")
+
+
+def test_more_than_is_there_names_both_numbers(dataset, index, tmp_path):
+    """A job that asks a staged copy for too much is told what is there, what it asked for, and what to do."""
+    stage(str(dataset), str(tmp_path), 2)
+    copy, urls = open_dataset(str(tmp_path))
+    for read in (
+        lambda: list(Shard(urls[0], entry=copy.shards[0]).samples(5)),
+        lambda: list(wds.WebDataset(urls, shardshuffle=False).pcr_scan(5, index=str(tmp_path))),
+        lambda: stage(str(tmp_path), str(tmp_path / "more"), 5),
+    ):
+        with pytest.raises(ScanUnavailable, match=r"scan 5.*scans 1 to 2 of 10"):
+            read()
+
+
+def test_more_than_is_there_with_a_cache(dataset, tmp_path):
+    """The same through a cache."""
+    stage(str(dataset), str(tmp_path / "dst"), 2)
+    copy, urls = open_dataset(str(tmp_path / "dst"))
+    shard = Shard(urls[0], entry=copy.shards[0], cache=PrefixCache(str(tmp_path / "cache")))
+    with pytest.raises(ScanUnavailable, match=r"scan 5, the staged copy holds scans 1 to 2"):
+        list(shard.samples(5))
+
+
+def test_stock_webdataset_reads_a_staged_copy(dataset, index, tmp_path):
+    """A staged tar ends at a member: the unmodified reader takes it."""
+    for scan in (1, 5):
+        stage(str(dataset), str(tmp_path), scan)
+        for entry in index.shards:
+            (record,) = wds.WebDataset(str(tmp_path / entry.name), shardshuffle=False)
+            assert {f"scan{k:02d}" for k in range(1, scan + 1)} == {name for name in record if name.startswith("scan")}
+
+
+def test_a_staged_copy_can_be_staged_on(dataset, index, tmp_path):
+    """From node to node: a copy is a source for lower scans, also where the target already has more."""
+    stage(str(dataset), str(tmp_path / "a"), 5)
+    stage(str(tmp_path / "a"), str(tmp_path / "b"), 2)
+    assert_staged(tmp_path / "b", dataset, index, 2)
+    stage(str(dataset), str(tmp_path / "c"), "full")
+    assert stage(str(tmp_path / "a"), str(tmp_path / "c"), 2).scan is None
+    assert_staged(tmp_path / "c", dataset, index, "full")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, seed):
+    """Damaged, cut, foreign and unfinished files of the destination are replaced; sound bytes are kept."""
+    rng = random.Random(seed)
+    stage(str(dataset), str(tmp_path), rng.choice([1, 5, "full"]))
+    (tmp_path / f".pcrshard-{'0' * 16}.tmp").write_bytes(b"unfinished")
+    for entry in index.shards:
+        path = tmp_path / entry.name
+        data = bytearray(path.read_bytes())
+        what = rng.choice(["nothing", "flip", "cut", "empty", "foreign", "delete", "longer", "other shard", "zeros"])
+        if what == "flip":
+            data[rng.randrange(1024, len(data))] ^= 0xFF
+        elif what == "cut":
+            del data[rng.randrange(len(data)) :]
+        elif what == "longer":
+            data += rng.randbytes(rng.choice([1, 512, 5000]))
+        elif what == "other shard":
+            data = pathlib.Path(dataset, index.shards[0].name).read_bytes()
+        elif what in ("empty", "foreign", "zeros"):
+            data = {"empty": b"", "foreign": rng.randbytes(30_000), "zeros": bytes(len(data))}[what]
+        path.unlink() if what == "delete" else path.write_bytes(data)
+    if rng.random() < 0.5:
+        (tmp_path / "pcr.json").unlink()
+    scan = stage(str(dataset), str(tmp_path), "full").scan
+    assert scan is None
+    assert_staged(tmp_path, dataset, index, "full")
+    for entry in index.shards:
+        assert verify_shard(VerifyTask(str(tmp_path / entry.name), entry)).problems == ()
+
+
+def test_foreign_tars_in_the_destination_are_not_touched(dataset, index, tmp_path, synthetic_folder):
+    """A tar or a shard of something else that has the same name is refused as it is, also where there is no dataset index."""
+    pcrshard.encode(str(synthetic_folder), str(tmp_path / "other"), pcrshard.EncodeOptions(num_shards=3), workers=1)
+    path = tmp_path / "dst" / index.shards[0].name
+    path.parent.mkdir()
+    with tarfile.open(tmp_path / "plain.tar", "w") as tar:
+        tar.add(__file__)
+    for foreign in (tmp_path / "other" / path.name, tmp_path / "plain.tar"):
+        shutil.copy(foreign, path)
+        before = path.read_bytes()
+        with pytest.raises(EncodeError, match=f"{path.name} is not of this dataset"):
+            stage(str(dataset), str(path.parent), 2)
+        assert path.read_bytes() == before
+
+
+def test_another_dataset_in_the_destination_is_not_touched(dataset, index, tmp_path, synthetic_folder):
+    """A folder that holds another dataset, or a newer or older version of this one, is refused as it is."""
+    pcrshard.encode(str(synthetic_folder), str(tmp_path), pcrshard.EncodeOptions(num_shards=3), workers=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(EncodeError, match=r"another dataset.*remove it"):
+        stage(str(dataset), str(tmp_path), 2)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_replaced_source_is_noticed(dataset, index, tmp_path):
+    """Growing a copy of a dataset that was replaced meanwhile never mixes versions."""
+    source, dst = tmp_path / "src", tmp_path / "dst"
+    shutil.copytree(dataset, source)
+    with servers.faulty(source) as server:
+        stage(server.url(), str(dst), 2, retry=HASTY)
+        name = index.shards[1].name
+        shutil.copy(source / index.shards[0].name, source / name)
+        with pytest.raises(PCRError, match=name):
+            stage(server.url(), str(dst), 5, retry=HASTY)
+    copy, urls = open_dataset(str(dst))
+    assert copy.scan == 2
+    for url, entry in zip(urls, copy.shards, strict=True):
+        list(Shard(url, entry=entry).samples(2))
+
+
+def test_garbage_index_in_the_destination_is_named(dataset, tmp_path):
+    """A damaged ``pcr.json`` in the destination is an error that names it."""
+    (tmp_path / "pcr.json").write_text("{}")
+    with pytest.raises(CorruptIndex, match=r"pcr\.json"):
+        stage(str(dataset), str(tmp_path), 2)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(drop=True),
+        Fault(cut_after=3000),
+        Fault(status=503),
+        Fault(stall=30, stall_after=100),
+        Fault(length_error=100),
+        Fault(ignore_range=True),
+        Fault(flip=3000),
+        Fault(flip=-700),
+        Fault(shift=512, headers=servers.AS_ASKED),
+    ],
+    ids=repr,
+)
+def test_a_fault_of_the_network_costs_a_request(dataset, index, tmp_path, fault, caplog):
+    """Each shard's first transfer fails in this way: the copy is right all the same, also where only the whole file's checksum tells."""
+    seen = set()
+
+    def policy(ask):
+        first = ask.path.endswith(".tar") and ask.path not in seen
+        seen.add(ask.path)
+        return fault if first else None
+
+    with servers.faulty(dataset, policy) as server:
+        stage(server.url(), str(tmp_path), "full", retry=HASTY)
+    assert_staged(tmp_path, dataset, index, "full")
+
+
+def test_damage_that_stays_is_an_error_that_names_the_shard(dataset, index, tmp_path):
+    """A source that is damaged is named, and the other shards are kept for the next run."""
+    bad = index.shards[1].name
+    place = index.shards[1].prefix_stop(5) - 520
+    with servers.faulty(dataset, lambda ask: Fault(flip=place) if bad in ask.path else None) as server:
+        with pytest.raises(PCRError, match=bad):
+            stage(server.url(), str(tmp_path), "full", workers=1, retry=HASTY)
+        assert not (tmp_path / "pcr.json").exists()
+    with servers.nginx(dataset) as server:
+        stage(server.url(), str(tmp_path), "full", retry=HASTY)
+        assert moved(server) < sum(entry.shard_bytes for entry in index.shards)
+    assert_staged(tmp_path, dataset, index, "full")
+
+
+@contextlib.contextmanager
+def small_disk(folder, size):
+    if os.geteuid():
+        pytest.skip("NOT ROOT: cannot mount a small disk")
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=False).returncode:
+        pytest.skip("NO SMALL DISK")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_full_disk_is_an_error_and_the_earlier_stage_stays(dataset, index, tmp_path):
+    """When the disk runs out in growing, the error names the file, and readers of the earlier stage go on."""
+    disk = tmp_path / "disk"
+    size = sum(-(-entry.prefix_stop(2) // 4096) * 4096 for entry in index.shards) + 4096 + 8192
+    with small_disk(disk, size):
+        stage(str(dataset), str(disk), 2)
+        with pytest.raises(StorageError, match=r"cannot write.*No space left.*data-00000"):
+            stage(str(dataset), str(disk), "full")
+        copy, urls = open_dataset(str(disk))
+        assert copy.scan == 2
+        for url, entry in zip(urls, copy.shards, strict=True):
+            assert list(Shard(url, entry=entry).samples(2))
+
+
+def test_destination_that_cannot_be_written_is_an_error(dataset, index, tmp_path):
+    """A folder in the place of a file, and a file in the place of the folder, are errors of ours."""
+    (tmp_path / "dst" / index.shards[0].name).mkdir(parents=True)
+    with pytest.raises(StorageError, match="cannot write"):
+        stage(str(dataset), str(tmp_path / "dst"), 2)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="file"):
+        stage(str(dataset), str(tmp_path / "file"), 2)
+
+
+def test_readers_go_on_while_it_grows(dataset, index, tmp_path):
+    """A job that reads scan 2 of a staged copy is not disturbed while scan 5 is being staged."""
+    stage(str(dataset), str(tmp_path), 2)
+    copy, urls = open_dataset(str(tmp_path))
+    expected = [list(Shard(f"{dataset}/{entry.name}").samples(2)) for entry in index.shards]
+    done = threading.Event()
+
+    def grow():
+        with servers.nginx(dataset) as server:
+            for scan in (3, 4, 5, 6, "full"):
+                stage(server.url(), str(tmp_path), scan, retry=HASTY)
+        done.set()
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    epochs = 0
+    while not done.is_set() or epochs < 2:
+        assert thread.is_alive() or done.is_set()
+        assert [list(Shard(url, entry=entry).samples(2)) for url, entry in zip(urls, copy.shards, strict=True)] == expected
+        epochs += 1
+    thread.join()
+    assert epochs > 3
+
+
+def _stage_process(url, dst, scan):
+    logging.disable()
+    stage(url, dst, scan, workers=2, retry=Retry())
+
+
+def spawn(*args):
+    process = multiprocessing.get_context("forkserver").Process(target=_stage_process, args=args)
+    process.start()
+    return process
+
+
+def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
+    """kill -9 at any moment leaves a folder that the next run completes; what was complete is not fetched again."""
+    seed = 3
+    rng = random.Random(seed)
+    slow = lambda ask: Fault(stall=0.05, stall_after=rng.randrange(1, 2000)) if ask.path.endswith(".tar") else None  # noqa: E731
+    killed = 0
+    with servers.faulty(dataset, slow) as server:
+        for scan in (2, 5, "full"):
+            for _ in range(3):
+                process = spawn(server.url(), str(tmp_path), scan)
+                process.join(rng.uniform(0.03, 0.25))
+                killed += process.is_alive()
+                process.kill()
+                process.join()
+                if (tmp_path / "pcr.json").exists():
+                    copy, urls = open_dataset(str(tmp_path))
+                    for url, entry in zip(urls, copy.shards, strict=True):
+                        list(Shard(url, entry=entry).samples("full" if copy.scan is None else copy.scan))
+            there = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+            server.reset()
+            stage(server.url(), str(tmp_path), scan, retry=HASTY)
+            assert moved(server) <= sum(size_at(entry, scan) for entry in index.shards)
+            if there == sum(size_at(entry, scan) for entry in index.shards):
+                assert moved(server) == 0
+            assert_staged(tmp_path, dataset, index, scan)
+    assert killed, seed
+
+
+def test_processes_of_a_node_stage_to_one_folder(dataset, index, tmp_path):
+    """Every rank may call it: one copies, the others wait and find all there."""
+    with servers.nginx(dataset) as server:
+        processes = [spawn(server.url(), str(tmp_path), 5) for _ in range(3)]
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0, 0, 0]
+        assert moved(server) == index.prefix_bytes(5)
+    assert_staged(tmp_path, dataset, index, 5)
+
+
+def test_interrupt_ends_it_soon(dataset, index, tmp_path):
+    """Ctrl-C does not wait for a server that stalls."""
+    with servers.faulty(dataset, lambda ask: Fault(stall=60, stall_after=100) if ".tar" in ask.path else None) as server:
+        threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            stage(server.url(), str(tmp_path), 5, retry=Retry(timeout=60, deadline=60))
+        assert time.monotonic() - begin < 30  # of 60
+
+
+def test_command(dataset, index, tmp_path, capsys):
+    """``pcrshard stage SRC DST --scan K --json`` reports what it copied and what it kept."""
+    for scan, kept in (("2", 0), ("5", 2), ("5", 5)):
+        assert main(["stage", str(dataset), str(tmp_path), "--scan", scan, "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        there = index.prefix_bytes(kept) if kept else 0
+        total = index.prefix_bytes(check_scan(int(scan), 10))
+        assert figures == {"shards": 4, "samples": 24, "copied_bytes": total - there, "kept_bytes": there}

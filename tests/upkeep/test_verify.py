@@ -1,0 +1,311 @@
+"""Verify finds every byte that is not what was written, and says where."""
+
+import json
+import shutil
+import tarfile
+
+import fsspec
+import pytest
+
+from pcrshard import EncodeOptions, Shard, ShardFormat, encode, native, open_dataset
+from pcrshard.cli.main import main
+from pcrshard.encoding.sources import list_source
+from pcrshard.testing import CountingFS, make_jpeg
+from pcrshard.upkeep.verify import VerifyTask, verify_shard
+
+SCANS = [*range(1, 11), "tail"]
+
+
+@pytest.fixture(scope="module", params=["compact", "preview"])
+def whole(request, tmp_path_factory):
+    """A folder of JPEGs with metadata, and its dataset of two shards: (source, dataset, layout)."""
+    source = tmp_path_factory.mktemp("source")
+    for i in range(6):
+        path = source / "ab"[i % 2] / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(make_jpeg(i, 40, 50, comment=b"a comment for the tail"))
+    target = tmp_path_factory.mktemp("target")
+    fmt = ShardFormat(layout=request.param, preview_fields=("cls",) if request.param == "preview" else ())
+    encode(str(source), str(target), EncodeOptions(num_shards=2, fmt=fmt), workers=1)
+    return source, target, request.param
+
+
+def problems_of(folder, number=0, **options):
+    index, urls = open_dataset(str(folder))
+    return verify_shard(VerifyTask(urls[number], index.shards[number], **options)).problems
+
+
+def flip(folder, offset, bit=1):
+    path = folder / "data-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[offset] ^= bit
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of the dataset that may be damaged, and its whole first shard's index."""
+    shutil.copytree(whole[1], tmp_path, dirs_exist_ok=True)
+    return tmp_path, Shard(str(whole[1] / "data-000000.tar")).index
+
+
+def members_of(folder):
+    with tarfile.open(folder / "data-000000.tar") as tar:
+        return {info.name: info for info in tar}
+
+
+def test_a_clean_dataset(whole):
+    """What was just written has no problems, alone and against its source."""
+    source, target, _ = whole
+    sources = {sample.key: sample for sample in list_source(str(source)).samples}
+    for number in (0, 1):
+        assert problems_of(target, number) == ()
+        keys = Shard(str(target / f"data-00000{number}.tar")).index.keys
+        assert problems_of(target, number, sources={key: sources[key] for key in keys}) == ()
+    assert main(["verify", str(target), "--against", str(source), "--workers", "1"]) == 0
+
+
+def test_every_member_header_is_checked(copy):
+    """No byte of any member's header is free."""
+    folder, _ = copy
+    for name, info in members_of(folder).items():
+        for at in (0, 100, 136, 156, 265, 511):
+            flip(folder, info.offset + at)
+            problems = problems_of(folder)
+            assert len(problems) >= 1, (name, at)
+            assert "data-000000.tar" in problems[0]
+            flip(folder, info.offset + at)
+
+
+@pytest.mark.parametrize("where", ["padding", "trailer start", "trailer end"])
+def test_padding_and_trailer_are_checked(copy, where):
+    """Bytes between and after members must be zero, and the offset is told."""
+    folder, index = copy
+    infos = list(members_of(folder).values())
+    padded = next(i for i in infos if i.size % 512)
+    stop = index.head.prefix_stops[-1]
+    offset = {"padding": padded.offset_data + padded.size, "trailer start": stop, "trailer end": stop + 1023}[where]
+    flip(folder, offset)
+    (problem,) = problems_of(folder)
+    assert "zero" in problem
+    assert f"offset={offset if where == 'padding' else stop}" in problem
+
+
+@pytest.mark.parametrize("offset", [512, 520, 524, 528, 560, 1023, 1024, 1300, -1])
+def test_every_part_of_the_index_is_checked(copy, offset):
+    """Magic, checksums, counts, stops, schema and columns: a flipped bit is found."""
+    folder, index = copy
+    flip(folder, offset if offset >= 0 else 1024 + index.head.body_bytes - 1)
+    (problem,) = problems_of(folder)
+    assert "data-000000.tar" in problem
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_a_damaged_piece_is_named(copy, scan):
+    """A flipped bit in any scan group of any sample is told with the sample's key, the scan, and nothing else with it."""
+    folder, index = copy
+    row = SCANS.index(scan)
+    starts = index.starts("full")
+    for s, key in enumerate(index.keys):
+        if not index.sizes[row, s, 0]:
+            continue
+        for at in (0, int(index.sizes[row, s, 0]) - 1):
+            flip(folder, int(starts[row, s, 0]) + at, bit=64)
+            (problem,) = problems_of(folder)
+            assert f"key={key}, scan={scan}" in problem
+            assert "data-000000.tar" in problem
+            flip(folder, int(starts[row, s, 0]) + at, bit=64)
+
+
+def test_a_preview_member_is_checked(whole, copy):
+    """The EOI of a preview image and the copy of a field beside it are compared, too."""
+    if whole[2] == "compact":
+        pytest.skip("the compact layout has no preview members")
+    folder, index = copy
+    members = members_of(folder)
+    for field in ("jpg", "cls"):
+        info = members[f"{index.keys[1]}.{field}"]
+        flip(folder, info.offset_data + info.size - 1)
+        (problem,) = problems_of(folder)
+        assert f"{index.keys[1]}.{field}" in problem
+        flip(folder, info.offset_data + info.size - 1)
+
+
+def test_every_byte_of_a_small_shard_is_checked(tmp_path):
+    """There is no byte in a shard that may change unseen (every 23rd, to be quick)."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.jpg").write_bytes(make_jpeg(0, 8, 8, comment=b"x"))
+    encode(str(tmp_path / "src"), str(tmp_path / "dst"), workers=1)
+    size = (tmp_path / "dst" / "data-000000.tar").stat().st_size
+    for offset in range(0, size, 23):
+        flip(tmp_path / "dst", offset)
+        assert problems_of(tmp_path / "dst"), offset
+        flip(tmp_path / "dst", offset)
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "missing", "other shard", "empty"])
+def test_a_shard_of_another_size(copy, change):
+    """A shard that is cut, has bytes after its end, is gone, or is another one is a problem."""
+    folder, _ = copy
+    path = folder / "data-000000.tar"
+    data = path.read_bytes()
+    if change == "missing":
+        path.unlink()
+    else:
+        other = (folder / "data-000001.tar").read_bytes()
+        path.write_bytes({"cut": data[:-1], "longer": data + b"hidden", "other shard": other, "empty": b""}[change])
+    assert len(problems_of(folder)) >= 1
+
+
+def test_a_renamed_shard(whole, copy):
+    """A shard's members carry its name: in the compact layout a renamed shard is told as such."""
+    if whole[2] == "preview":
+        pytest.skip("the preview layout does not have the shard's name in it")
+    folder, _ = copy
+    (folder / "data-000000.tar").rename(folder / "new-000000.tar")
+    problems = verify_shard(VerifyTask(str(folder / "new-000000.tar"), None)).problems
+    assert len(problems) == 1
+    assert "renamed: its members say 'data-000000'" in problems[0]
+
+
+def test_a_damaged_name_is_no_other_name(copy):
+    """A flipped bit in the first member's name is one problem there, and no news about the other members."""
+    folder, _ = copy
+    path = folder / "data-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    (problem,) = verify_shard(VerifyTask(str(path), None)).problems
+    assert "index member's header" in problem
+
+
+@pytest.mark.parametrize("field", ["num_samples", "shard_bytes", "head_crc32c", "prefix_stops"])
+def test_a_dataset_index_that_does_not_fit(copy, field):
+    """pcr.json is checked against the shards, each number of it."""
+    folder, _ = copy
+    raw = json.loads((folder / "pcr.json").read_text())
+    shard = raw["shards"][0]
+    if field == "prefix_stops":
+        shard[field][0] -= 512
+    else:
+        shard[field] += 512
+    raw["num_samples"] = sum(s["num_samples"] for s in raw["shards"])
+    (folder / "pcr.json").write_text(json.dumps(raw))
+    assert len(problems_of(folder)) >= 1
+
+
+def change_pixels(source):
+    (source / "a" / "0.jpg").write_bytes(make_jpeg(99, 40, 50))
+
+
+def change_size(source):
+    (source / "a" / "0.jpg").write_bytes(make_jpeg(0, 48, 50))
+
+
+def remove_image(source):
+    (source / "a" / "0.jpg").unlink()
+
+
+def add_image(source):
+    shutil.copy(source / "a" / "0.jpg", source / "a" / "new.jpg")
+
+
+def break_image(source):
+    (source / "a" / "0.jpg").write_bytes(b"\xff\xd8 no longer a JPEG")
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "word"),
+    [
+        (change_pixels, "a/0", "pixels"),
+        (change_size, "a/0", "pixels"),
+        (remove_image, "a/0", "source has no such sample"),
+        (add_image, "a/new", "in no shard"),
+        (break_image, "a/0", "a/0"),
+    ],
+)
+def test_against_a_changed_source(whole, tmp_path, capsys, change, key, word):
+    """Different, missing and additional samples are each told in one line with the key."""
+    source = tmp_path / "source"
+    shutil.copytree(whole[0], source)
+    change(source)
+    assert main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert key in problem
+    assert word in problem
+
+
+def test_against_other_labels(whole, tmp_path, capsys):
+    """Fields that are not images are compared by their bytes."""
+    source = tmp_path / "source"
+    shutil.copytree(whole[0], source)
+    (source / "0").mkdir()
+    shutil.copy(source / "a" / "0.jpg", source / "0" / "x.jpg")  # a new first class: all numbers move
+    assert main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert sum("field cls differs" in problem for problem in problems) == 6
+
+
+def test_a_damaged_shard_does_not_hide_the_others(copy, whole, capsys):
+    """One unreadable shard is one problem; its samples are not called missing one by one."""
+    folder, _ = copy
+    flip(folder, 1100)
+    assert main(["verify", str(folder), "--against", str(whole[0]), "--json", "--workers", "1"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert len(problems) == 1
+
+
+def test_photographs_against_their_source(photos, tmp_path):
+    """The proof on real photographs of every set: pixels of progressive, CMYK, ICC and camera files are equal."""
+    for folder in sorted(photos.glob("*/*"))[::3]:
+        for path in sorted(folder.iterdir())[:1]:
+            target = tmp_path / "src" / folder.name / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path)
+    encode(str(tmp_path / "src"), str(tmp_path / "dst"), workers=1)
+    assert main(["verify", str(tmp_path / "dst"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
+
+
+class NoSizeFS(CountingFS):
+    """A store that does not tell sizes, as an HTTP/1.0 server does."""
+
+    protocol = "nosize"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(str(path).removeprefix("nosize://"))
+
+    def size(self, path):
+        return None
+
+
+def test_a_store_that_does_not_tell_sizes(whole, capsys):
+    """What can be checked is checked; nothing is called damaged for want of a number."""
+    fsspec.register_implementation("nosize", NoSizeFS, clobber=True)
+    _, dataset, _ = whole
+    assert main(["verify", f"nosize://{dataset}", "--workers", "1"]) == 0
+    assert main(["info", f"nosize://{dataset}/data-000000.tar"]) == 0
+    assert "3 " in capsys.readouterr().out
+
+
+def test_headers_that_libjpeg_warns_of(tmp_path):
+    """A camera's zeros in a scan header, and a height that comes behind the scan, are no damage."""
+    jpeg = make_jpeg(1, 40, 56)
+    scan, frame = jpeg.index(b"\xff\xda") + 11, jpeg.index(b"\xff\xc0") + 5
+    height = jpeg[frame : frame + 2]
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "zeros.jpg").write_bytes(jpeg[:scan] + bytes(3) + jpeg[scan + 3 :])
+    late = jpeg[:frame] + bytes(2) + jpeg[frame + 2 : -2] + b"\xff\xdc\0\4" + height + jpeg[-2:]
+    (tmp_path / "src" / "late.jpg").write_bytes(late)
+    encode(str(tmp_path / "src"), str(tmp_path / "out"), EncodeOptions(num_shards=1), workers=1)
+    assert main(["verify", str(tmp_path / "out"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
+
+
+def test_rare_cmyk_is_compared_too(data_folder, tmp_path):
+    """An image that the TurboJPEG interface does not take is proven equal all the same."""
+    if not native.available:
+        pytest.skip("without the native core this image is refused")
+    (tmp_path / "in").mkdir()
+    shutil.copy(data_folder / "odd" / "valid-cmyk-subsampled-2x2.jpg", tmp_path / "in" / "a.jpg")
+    encode(str(tmp_path / "in"), str(tmp_path / "out"), EncodeOptions(num_shards=1), workers=1)
+    assert main(["verify", str(tmp_path / "out"), "--against", str(tmp_path / "in"), "--workers", "1"]) == 0
