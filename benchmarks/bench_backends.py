@@ -54,10 +54,17 @@ def main():
             for jpeg in jpegs[scan]:
                 BACKENDS[name](jpeg)
             rounds.append(1000 * (time.process_time() - begin) / len(jpegs[scan]))
-    results = [{"backend": name, "scan": scan, "ms": summary(rounds)} for (name, scan), rounds in times.items()]
+    results = [
+        {"backend": name, "scan": scan, "ms": summary(rounds)}
+        for (name, scan), rounds in times.items()
+    ]
     rows = [[name, *(show(summary(times[name, scan])) for scan in SCANS)] for name in BACKENDS]
     title = f"{len(jpegs[1])} images, {native.backend()}, CPU ms per image, median [quartiles]"
-    print_table(title, ["backend", *(f"scan {scan}" if scan != "source" else "source" for scan in SCANS)], rows)
+    print_table(
+        title,
+        ["backend", *(f"scan {scan}" if scan != "source" else "source" for scan in SCANS)],
+        rows,
+    )
     save(args, results, [])
 
 

@@ -51,7 +51,9 @@ def write_tars(files, folder):
     for shard, url in enumerate(urls):
         with wds.TarWriter(url) as writer:
             for number in range(shard, len(files), SHARDS):
-                writer.write({"__key__": f"{number:06d}", "jpg": read(files[number]), "cls": number})
+                writer.write(
+                    {"__key__": f"{number:06d}", "jpg": read(files[number]), "cls": number}
+                )
     return urls
 
 
@@ -96,11 +98,18 @@ def stock(urls, boxes):
 
     def crop(sample):
         y, x, height, width = boxes[sample["__key__"]]
-        small = sample["jpg"].resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height))
+        small = sample["jpg"].resize(
+            (SIZE, SIZE), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height)
+        )
         return np.asarray(small), sample["cls"], sample["__key__"]
 
     def run(check):
-        pipeline = wds.WebDataset(urls, shardshuffle=False).decode("pil").map(crop).batched(BATCH, partial=False)
+        pipeline = (
+            wds.WebDataset(urls, shardshuffle=False)
+            .decode("pil")
+            .map(crop)
+            .batched(BATCH, partial=False)
+        )
         for images, _, keys in pipeline:
             check(images, keys)
 
@@ -109,7 +118,9 @@ def stock(urls, boxes):
 
 def lay_out(dataset):
     """(pieces, id, box) of every image of every batch of the first epoch, in order, in memory of its own."""
-    prefixes = [shard.load(SCAN) for shard in map(dataset.shards.open, range(len(dataset.shards.urls)))]
+    prefixes = [
+        shard.load(SCAN) for shard in map(dataset.shards.open, range(len(dataset.shards.urls)))
+    ]
     order = dataset._order()
     plan = []
     for step in range(order.steps):
@@ -131,7 +142,9 @@ def check_pixels(runs, boxes, files):
     for name, run in runs.items():
         if name != "stock WebDataset":
             batches = iter(expected)
-            run(lambda images, batches=batches: np.testing.assert_array_equal(images, next(batches)))
+            run(
+                lambda images, batches=batches: np.testing.assert_array_equal(images, next(batches))
+            )
             assert next(batches, None) is None
     seen = {}
     runs["stock WebDataset"](lambda images, keys: seen.update(zip(keys, images, strict=True)))
@@ -169,7 +182,9 @@ def main():
         runs, count = {}, len(files) // BATCH * BATCH
         for name, options in CASES.items():
             if options is not None:
-                dataset = PCRDataset(shards, BATCH, scan=SCAN, image=IMAGE, fields=("jpg", "cls"), read=options)
+                dataset = PCRDataset(
+                    shards, BATCH, scan=SCAN, image=IMAGE, fields=("jpg", "cls"), read=options
+                )
                 runs[name] = pcr_dataset(dataset, workers=int("worker" in name))
         plan = lay_out(dataset)
         runs["decoding alone"] = decoding_alone(plan, draw_and_decode)
@@ -184,15 +199,43 @@ def main():
         faster = summary((times["stock WebDataset"] / times[name])[:, 0].tolist())
         rows.append({"case": name, "stock_over_it": faster})
         for i, unit in enumerate(("cpu_us", "us")):
-            rows[-1] |= {unit: summary(times[name][:, i].tolist()), f"{unit}_over_decoding": summary(ratios[:, i].tolist())}
-        figures = [show(rows[-1]["us"], 0), show(rows[-1]["us_over_decoding"], 3), show(rows[-1]["cpu_us"], 0)]
+            rows[-1] |= {
+                unit: summary(times[name][:, i].tolist()),
+                f"{unit}_over_decoding": summary(ratios[:, i].tolist()),
+            }
+        figures = [
+            show(rows[-1]["us"], 0),
+            show(rows[-1]["us_over_decoding"], 3),
+            show(rows[-1]["cpu_us"], 0),
+        ]
         lines.append([name, *figures, show(rows[-1]["cpu_us_over_decoding"], 3), show(faster)])
-    header = ["", "us per image", "over decoding alone", "CPU us per image", "over decoding alone", "times less CPU than stock"]
-    print_table(f"{count} photographs, scan {SCAN}, crop to {SIZE} x {SIZE}; median [quartiles]", header, lines)
+    header = [
+        "",
+        "us per image",
+        "over decoding alone",
+        "CPU us per image",
+        "over decoding alone",
+        "times less CPU than stock",
+    ]
+    print_table(
+        f"{count} photographs, scan {SCAN}, crop to {SIZE} x {SIZE}; median [quartiles]",
+        header,
+        lines,
+    )
     found = {row["case"]: row for row in rows}["PCRDataset"]
     bars = [
-        bar("time per image over that of decoding alone", found["us_over_decoding"]["median"], BAR_DECODE, at_most=True),
-        bar("CPU time of stock WebDataset over it", found["stock_over_it"]["median"], BAR_STOCK, at_most=False),
+        bar(
+            "time per image over that of decoding alone",
+            found["us_over_decoding"]["median"],
+            BAR_DECODE,
+            at_most=True,
+        ),
+        bar(
+            "CPU time of stock WebDataset over it",
+            found["stock_over_it"]["median"],
+            BAR_STOCK,
+            at_most=False,
+        ),
     ]
     save(args, rows, bars)
 

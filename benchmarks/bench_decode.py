@@ -22,12 +22,19 @@ EVERY = 2  # each second image, to keep a round short
 def load(folder):
     """The samples at each scan, and as they were in the source."""
     source = os.path.join(folder, "photos", "imagenet")
-    index = pcrshard.encode(source, os.path.join(folder, "shards"), pcrshard.EncodeOptions(num_shards=1))
+    index = pcrshard.encode(
+        source, os.path.join(folder, "shards"), pcrshard.EncodeOptions(num_shards=1)
+    )
     shard = pcrshard.Shard(os.path.join(folder, "shards", index.shards[0].name))
     samples = {scan: list(shard.samples(scan))[::EVERY] for scan in SCANS[:-1]}
     paths = {}
     for top, _, names in os.walk(source):
-        paths |= {os.path.relpath(os.path.join(top, name), source).rpartition(".")[0]: os.path.join(top, name) for name in names}
+        paths |= {
+            os.path.relpath(os.path.join(top, name), source).rpartition(".")[0]: os.path.join(
+                top, name
+            )
+            for name in names
+        }
     samples["source"] = []
     for sample in samples["full"]:
         with open(paths[sample["__key__"]], "rb") as file:
@@ -56,7 +63,10 @@ def check(samples, scan):
     equal = total = 0
     for stock, ours in PAIRS.items():
         levels = 255 if stock == "torchrgb" else 1
-        pairs = (wds.decode(how)(dict(sample) for sample in samples) for how in (stock, pcrshard.JpegHandler(ours)))
+        pairs = (
+            wds.decode(how)(dict(sample) for sample in samples)
+            for how in (stock, pcrshard.JpegHandler(ours))
+        )
         for a, b in zip(*pairs, strict=True):
             x, y = (np.asarray(image["jpg"], np.float64) * levels for image in (a, b))
             assert x.shape == y.shape, (x.shape, y.shape)
@@ -66,7 +76,9 @@ def check(samples, scan):
             )
             equal += bool(difference.max() < 1e-3)
             total += 1
-    assert equal == total or scan not in ("full", "source"), f"{total - equal} complete images differ"
+    assert equal == total or scan not in ("full", "source"), (
+        f"{total - equal} complete images differ"
+    )
     return equal / total
 
 
@@ -84,11 +96,37 @@ def main():
     rows, results = [], []
     for (stock, scan), (theirs, ours) in times.items():
         ratio = summary([a / b for a, b in zip(theirs, ours, strict=True)])
-        row = {"stock": stock, "handler": PAIRS[stock], "scan": scan, "ratio": ratio, "equal": equal[scan]}
+        row = {
+            "stock": stock,
+            "handler": PAIRS[stock],
+            "scan": scan,
+            "ratio": ratio,
+            "equal": equal[scan],
+        }
         results.append(row | {"stock_ms": summary(theirs), "handler_ms": summary(ours)})
-        rows.append([stock, PAIRS[stock], scan, show(summary(theirs)), show(summary(ours)), show(ratio), f"{equal[scan]:.1%}"])
-    header = ["WebDataset", "JpegHandler", "scan", "WebDataset ms", "JpegHandler ms", "times faster", "equal pixels"]
-    print_table(f"{len(samples['full'])} images, CPU ms per image, median [quartiles]", header, rows)
+        rows.append(
+            [
+                stock,
+                PAIRS[stock],
+                scan,
+                show(summary(theirs)),
+                show(summary(ours)),
+                show(ratio),
+                f"{equal[scan]:.1%}",
+            ]
+        )
+    header = [
+        "WebDataset",
+        "JpegHandler",
+        "scan",
+        "WebDataset ms",
+        "JpegHandler ms",
+        "times faster",
+        "equal pixels",
+    ]
+    print_table(
+        f"{len(samples['full'])} images, CPU ms per image, median [quartiles]", header, rows
+    )
     slowest = min(results, key=lambda row: row["ratio"]["median"])
     what = f"least gain over WebDataset ({slowest['stock']}, scan {slowest['scan']})"
     save(args, results, [bar(what, slowest["ratio"]["median"], 1.0, at_most=False)])

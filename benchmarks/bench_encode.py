@@ -11,7 +11,19 @@ import subprocess
 import sys
 import time
 
-from common import bar, child_cpu, jpeg_files, machine_busy, parse_args, photos, print_table, read, save, show, summary
+from common import (
+    bar,
+    child_cpu,
+    jpeg_files,
+    machine_busy,
+    parse_args,
+    photos,
+    print_table,
+    read,
+    save,
+    show,
+    summary,
+)
 
 import pcrshard
 from pcrshard.encoding.encode_jpeg import encode_jpeg
@@ -28,7 +40,9 @@ def jpegtran(files, out):
     """CPU seconds of one jpegtran process per file."""
     begin = child_cpu()
     for file in files:
-        subprocess.run(["jpegtran", "-copy", "none", "-progressive", "-outfile", out, file], check=True)
+        subprocess.run(
+            ["jpegtran", "-copy", "none", "-progressive", "-outfile", out, file], check=True
+        )
     return child_cpu() - begin
 
 
@@ -72,29 +86,52 @@ def memory_child(source, dst):
     """A fresh worker: its peak after the imports, and after one shard."""
     before = peak_kib()
     index = pcrshard.encode(source, dst, ONE_SHARD, workers=1)
-    print(json.dumps({"baseline": before * 1024, "peak": peak_kib() * 1024, "shard": index.shards[0].shard_bytes}))
+    print(
+        json.dumps(
+            {
+                "baseline": before * 1024,
+                "peak": peak_kib() * 1024,
+                "shard": index.shards[0].shard_bytes,
+            }
+        )
+    )
 
 
 def memory(source, dst):
     command = [sys.executable, __file__, "--memory", source, dst]
     figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     shutil.rmtree(dst)
-    return figures | {"shards_above_baseline": (figures["peak"] - figures["baseline"]) / figures["shard"]}
+    return figures | {
+        "shards_above_baseline": (figures["peak"] - figures["baseline"]) / figures["shard"]
+    }
 
 
 def cpu_part(files, source, folder, rounds):
     """Encoder against jpegtran and against the bare library, interleaved."""
     figures = []
     for _ in range(rounds):
-        row = {"jpegtran": jpegtran(files, os.path.join(folder, "out.jpg")), "library": in_process(files)}
+        row = {
+            "jpegtran": jpegtran(files, os.path.join(folder, "out.jpg")),
+            "library": in_process(files),
+        }
         row["encode"] = encode(source, os.path.join(folder, "dst"), workers=1)[1]
         figures.append(row)
-    result = {name: summary([1000 * row[name] / len(files) for row in figures]) for name in figures[0]}
+    result = {
+        name: summary([1000 * row[name] / len(files) for row in figures]) for name in figures[0]
+    }
     result["over_jpegtran"] = summary([row["encode"] / row["jpegtran"] for row in figures])
     result["over_library"] = summary([row["encode"] / row["library"] for row in figures])
     names = ("jpegtran", "library", "encode")
-    cells = [*(show(result[name]) for name in names), show(result["over_jpegtran"], 3), show(result["over_library"], 3)]
-    print_table("CPU ms per image; median [quartiles]", [*names, "encode/jpegtran", "encode/library"], [cells])
+    cells = [
+        *(show(result[name]) for name in names),
+        show(result["over_jpegtran"], 3),
+        show(result["over_library"], 3),
+    ]
+    print_table(
+        "CPU ms per image; median [quartiles]",
+        [*names, "encode/jpegtran", "encode/library"],
+        [cells],
+    )
     return result
 
 
@@ -103,14 +140,35 @@ def parallel_part(sources, folder, rounds):
     result, lines = {}, []
     for name, source in sources.items():
         dst = os.path.join(folder, "dst")
-        runs = [(encode(source, dst, workers=1), encode(source, dst, workers=2)) for _ in range(rounds)]
-        row = {"t1": summary([one[0] for one, _ in runs]), "t2": summary([two[0] for _, two in runs])}
+        runs = [
+            (encode(source, dst, workers=1), encode(source, dst, workers=2)) for _ in range(rounds)
+        ]
+        row = {
+            "t1": summary([one[0] for one, _ in runs]),
+            "t2": summary([two[0] for _, two in runs]),
+        }
         row["efficiency"] = summary([one[0] / (2 * two[0]) for one, two in runs])
         row["cpu_growth"] = summary([two[1] / one[1] for one, two in runs])
         row["others1"], row["others2"] = (summary([run[i][2] for run in runs]) for i in range(2))
         result[name] = row
-        lines.append([name, *(show(row[key]) for key in ("t1", "t2", "efficiency", "cpu_growth", "others1", "others2"))])
-    header = ["images", "T1 s", "T2 s", "T1/(2 T2)", "CPU 2/1", "cores others used, 1 worker", "2 workers"]
+        lines.append(
+            [
+                name,
+                *(
+                    show(row[key])
+                    for key in ("t1", "t2", "efficiency", "cpu_growth", "others1", "others2")
+                ),
+            ]
+        )
+    header = [
+        "images",
+        "T1 s",
+        "T2 s",
+        "T1/(2 T2)",
+        "CPU 2/1",
+        "cores others used, 1 worker",
+        "2 workers",
+    ]
     print_table("Two workers against one, wall clock; median [quartiles]", header, lines)
     return result
 
@@ -118,7 +176,11 @@ def parallel_part(sources, folder, rounds):
 def memory_part(sources, folder):
     rows = {name: memory(source, os.path.join(folder, "dst")) for name, source in sources.items()}
     cells = [
-        [name, *(f"{row[key] / 2**20:.1f}" for key in ("shard", "baseline", "peak")), f"{row['shards_above_baseline']:.2f}"]
+        [
+            name,
+            *(f"{row[key] / 2**20:.1f}" for key in ("shard", "baseline", "peak")),
+            f"{row['shards_above_baseline']:.2f}",
+        ]
         for name, row in rows.items()
     ]
     header = ["images", "shard MiB", "baseline MiB", "peak MiB", "shards above baseline"]
@@ -141,11 +203,32 @@ def main():
         results = {"cpu": cpu_part(files, source, folder, args.rounds)}
         results["parallel"] = parallel_part(sources, folder, args.rounds)
         results["memory"] = memory_part(sources, folder)
-    bars = [bar("CPU time over jpegtran's", results["cpu"]["over_jpegtran"]["median"], 1.15, at_most=True)]
+    bars = [
+        bar(
+            "CPU time over jpegtran's",
+            results["cpu"]["over_jpegtran"]["median"],
+            1.15,
+            at_most=True,
+        )
+    ]
     for name, row in results["parallel"].items():
-        bars.append(bar(f"parallel efficiency, {name} images", row["efficiency"]["median"], 0.9, at_most=False))
+        bars.append(
+            bar(
+                f"parallel efficiency, {name} images",
+                row["efficiency"]["median"],
+                0.9,
+                at_most=False,
+            )
+        )
     for name, row in results["memory"].items():
-        bars.append(bar(f"peak memory in shards, {name} images", row["shards_above_baseline"], 3, at_most=True))
+        bars.append(
+            bar(
+                f"peak memory in shards, {name} images",
+                row["shards_above_baseline"],
+                3,
+                at_most=True,
+            )
+        )
     save(args, results, bars)
 
 

@@ -12,7 +12,18 @@ import subprocess
 import sys
 import time
 
-from common import bar, child_cpu, jpeg_files, machine_busy, parse_args, photos, print_table, save, show, summary
+from common import (
+    bar,
+    child_cpu,
+    jpeg_files,
+    machine_busy,
+    parse_args,
+    photos,
+    print_table,
+    save,
+    show,
+    summary,
+)
 
 import pcrshard
 from pcrshard.encoding.clusters import open_engine
@@ -30,14 +41,33 @@ def dask_cluster(folder):
     """
     python = [sys.executable, "-W", "ignore", "-m"]
     scheduler = subprocess.Popen(
-        [*python, "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-jupyter"],
+        [
+            *python,
+            "distributed.cli.dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--no-dashboard",
+            "--no-jupyter",
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
     workers = []
     try:
-        address = next(found[0] for line in scheduler.stderr if (found := re.search(r"tcp://[\d.]+:\d+", line)))
-        command = [*python, "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+        address = next(
+            found[0] for line in scheduler.stderr if (found := re.search(r"tcp://[\d.]+:\d+", line))
+        )
+        command = [
+            *python,
+            "distributed.cli.dask_worker",
+            address,
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--no-dashboard",
+        ]
         command += ["--local-directory", folder]
         workers += [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(WORKERS)]
         yield address, scheduler, workers
@@ -62,7 +92,9 @@ def cpu_seconds(pids):
     total = time.process_time() + child_cpu()
     for pid in pids:
         with open(f"/proc/{pid}/stat") as file:
-            total += sum(map(int, file.read().rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+            total += sum(map(int, file.read().rpartition(")")[2].split()[11:13])) / os.sysconf(
+                "SC_CLK_TCK"
+            )
     return total
 
 
@@ -84,7 +116,10 @@ def with_local(source, dst):
 
 def with_dask(source, dst, folder, *, kill=False):
     """A cluster that is up already; starting it is not counted, as for any cluster."""
-    with dask_cluster(folder) as (address, scheduler, workers), open_engine("dask", scheduler=address) as executor:
+    with (
+        dask_cluster(folder) as (address, scheduler, workers),
+        open_engine("dask", scheduler=address) as executor,
+    ):
         executor._client.wait_for_workers(WORKERS)
         # Workers import the package with their first task, the pool's are forked with it imported.
         list(executor.map(len, [OPTIONS.name] * WORKERS))
@@ -106,7 +141,9 @@ def main():
     with photos() as folder:
         source, dst = os.path.join(folder, "copies"), os.path.join(folder, "dst")
         for i in range(COPIES):
-            shutil.copytree(os.path.join(folder, "photos", "imagenet"), os.path.join(source, f"copy{i}"))
+            shutil.copytree(
+                os.path.join(folder, "photos", "imagenet"), os.path.join(source, f"copy{i}")
+            )
         runs = []
         for _ in range(args.rounds):
             row = {"local": with_local(source, dst), "dask": with_dask(source, dst, folder)}
@@ -117,16 +154,26 @@ def main():
             runs.append(row)
         images = len(jpeg_files(source))
     names = list(runs[0])
-    results = {name: {key: summary([run[name][key] for run in runs]) for key in ("wall", "cpu", "busy")} for name in names}
+    results = {
+        name: {key: summary([run[name][key] for run in runs]) for key in ("wall", "cpu", "busy")}
+        for name in names
+    }
     for ratio, name, key in (
         ("dask_over_local", "dask", "wall"),
         ("killed_over_local", "killed", "wall"),
         ("dask_cpu_over_local", "dask", "cpu"),
     ):
-        results[ratio] = summary([2 * run[name][key] / (run["local"][key] + run["local again"][key]) for run in runs])
+        results[ratio] = summary(
+            [2 * run[name][key] / (run["local"][key] + run["local again"][key]) for run in runs]
+        )
     results["images"] = images
     lines = [
-        [name, show(results[name]["wall"]), "" if name == "killed" else show(results[name]["cpu"]), show(results[name]["busy"])]
+        [
+            name,
+            show(results[name]["wall"]),
+            "" if name == "killed" else show(results[name]["cpu"]),
+            show(results[name]["busy"]),
+        ]
         for name in names
     ]
     print_table(
@@ -137,7 +184,14 @@ def main():
     print(
         f"dask / local: {show(results['dask_over_local'], 3)}; in CPU time {show(results['dask_cpu_over_local'], 3)}; with one of two workers killed midway: {show(results['killed_over_local'], 3)}"
     )
-    bars = [bar("Dask over process pool, wall clock", results["dask_over_local"]["median"], 1.1, at_most=True)]
+    bars = [
+        bar(
+            "Dask over process pool, wall clock",
+            results["dask_over_local"]["median"],
+            1.1,
+            at_most=True,
+        )
+    ]
     save(args, results, bars)
 
 

@@ -88,7 +88,9 @@ def medians(jobs: dict[str, Job], rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) / 1e6 for name, values in times.items()}
 
 
-def pillow_crop(source: bytes, crop: tuple[int, int, int, int], *, draft: bool = False) -> np.ndarray:
+def pillow_crop(
+    source: bytes, crop: tuple[int, int, int, int], *, draft: bool = False
+) -> np.ndarray:
     """Decode + antialiased bilinear resize with a box, to CHW."""
     image = Image.open(io.BytesIO(source))
     y, x, h, w = crop
@@ -97,12 +99,19 @@ def pillow_crop(source: bytes, crop: tuple[int, int, int, int], *, draft: bool =
         full = image.width
         image.draft("RGB", (TARGET, TARGET))
         scale = image.width / full
-    box = (x * scale, y * scale, min((x + w) * scale, image.width), min((y + h) * scale, image.height))
+    box = (
+        x * scale,
+        y * scale,
+        min((x + w) * scale, image.width),
+        min((y + h) * scale, image.height),
+    )
     pixels = image.convert("RGB").resize((TARGET, TARGET), Image.Resampling.BILINEAR, box=box)
     return np.ascontiguousarray(np.asarray(pixels).transpose(2, 0, 1))
 
 
-def opencv_crop(codec: turbojpeg.TurboJPEG, source: bytes, crop: tuple[int, int, int, int]) -> np.ndarray:
+def opencv_crop(
+    codec: turbojpeg.TurboJPEG, source: bytes, crop: tuple[int, int, int, int]
+) -> np.ndarray:
     """libjpeg-turbo decode + OpenCV's INTER_AREA resize, to CHW."""
     y, x, h, w = crop
     pixels = codec.decode(source, pixel_format=turbojpeg.TJPF_RGB)[y : y + h, x : x + w]
@@ -115,11 +124,15 @@ def native_job(stream: bytes, out: np.ndarray, **options: object) -> Job:
     return lambda: native.decode([stream], out=out, **options)
 
 
-def whole_jobs(source: bytes, streams: dict[int, bytes], codec: turbojpeg.TurboJPEG) -> dict[str, Job]:
+def whole_jobs(
+    source: bytes, streams: dict[int, bytes], codec: turbojpeg.TurboJPEG
+) -> dict[str, Job]:
     """Whole image to RGB."""
     reference = codec.decode(source, pixel_format=turbojpeg.TJPF_RGB)
     out = np.empty_like(reference)
-    jobs: dict[str, Job] = {"libjpeg-turbo": lambda: codec.decode(source, pixel_format=turbojpeg.TJPF_RGB)}
+    jobs: dict[str, Job] = {
+        "libjpeg-turbo": lambda: codec.decode(source, pixel_format=turbojpeg.TJPF_RGB)
+    }
     for k, stream in {0: source, **streams}.items():
         jobs[f"native {k}"] = native_job(stream, out)
     for k in (0, max(SCANS)):
@@ -129,7 +142,10 @@ def whole_jobs(source: bytes, streams: dict[int, bytes], codec: turbojpeg.TurboJ
 
 
 def crop_jobs(
-    source: bytes, streams: dict[int, bytes], codec: turbojpeg.TurboJPEG, crop: tuple[int, int, int, int]
+    source: bytes,
+    streams: dict[int, bytes],
+    codec: turbojpeg.TurboJPEG,
+    crop: tuple[int, int, int, int],
 ) -> dict[str, Job]:
     """A random crop to 224 x 224, CHW."""
     out = np.empty((3, TARGET, TARGET), np.uint8)
@@ -138,7 +154,9 @@ def crop_jobs(
         "OpenCV": lambda: opencv_crop(codec, source, crop),
     }
     for k, stream in streams.items():
-        jobs[f"native {k}"] = native_job(stream, out, crop=crop, size=(TARGET, TARGET), layout="chw")
+        jobs[f"native {k}"] = native_job(
+            stream, out, crop=crop, size=(TARGET, TARGET), layout="chw"
+        )
     exact = native.decode([source], crop=crop, size=(TARGET, TARGET), layout="chw", scale=1)
     difference = np.abs(exact.astype(int) - pillow_crop(source, crop)).mean()
     if difference >= 1:
@@ -175,11 +193,18 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             source = tar.extractfile(member).read()
             header = native.read_header([source])
             is_large = header.height * header.width >= LARGE_PIXELS
-            if header.num_components != 3 or header.progressive or (member in large and not is_large):
+            if (
+                header.num_components != 3
+                or header.progressive
+                or (member in large and not is_large)
+            ):
                 continue
             streams = prefixes(source)
             if member in large:
-                add(tables["large"], medians(large_jobs(source, streams, header.height, header.width), 5))
+                add(
+                    tables["large"],
+                    medians(large_jobs(source, streams, header.height, header.width), 5),
+                )
                 continue
             add(tables["whole"], medians(whole_jobs(source, streams, codec), arguments.rounds))
             crop = random_crop(header.height, header.width, rng)
@@ -189,7 +214,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
 
 def ratios(tables: dict[str, dict[str, list[float]]]) -> dict[str, dict[int, float]]:
     """How many times faster the native core is, by the summed time of all images."""
-    totals = {table: {name: sum(values) for name, values in jobs.items()} for table, jobs in tables.items()}
+    totals = {
+        table: {name: sum(values) for name, values in jobs.items()}
+        for table, jobs in tables.items()
+    }
     pairs = {
         "whole": ("whole", "libjpeg-turbo"),
         "crop vs Pillow": ("crop", "Pillow"),
@@ -208,13 +236,17 @@ def ratios(tables: dict[str, dict[str, list[float]]]) -> dict[str, dict[int, flo
 
 def report(tables: dict[str, dict[str, list[float]]], speeds: dict[str, dict[int, float]]) -> None:
     for table, jobs in tables.items():
-        print(f"{table}: CPU ms per image, mean over {max(map(len, jobs.values()), default=0)} images")
+        print(
+            f"{table}: CPU ms per image, mean over {max(map(len, jobs.values()), default=0)} images"
+        )
         for name, values in jobs.items():
             print(f"  {name:16} {statistics.fmean(values):8.3f}")
     for title, by_scan in speeds.items():
         for k, speed in by_scan.items():
             bar = BARS[title].get(k)
-            verdict = "" if bar is None else f"  bar {bar:.2f} {'met' if speed >= bar else 'MISSED'}"
+            verdict = (
+                "" if bar is None else f"  bar {bar:.2f} {'met' if speed >= bar else 'MISSED'}"
+            )
             print(f"{title:34} {f'scan {k}' if k else 'source':8} {speed:6.2f}x{verdict}")
 
 
@@ -245,7 +277,11 @@ def machine() -> dict[str, str]:
     processor = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         processor = names[0] if names else processor
     return {
         "processor": processor,

@@ -41,7 +41,10 @@ print(json.dumps([seconds, after - before]))
 def speed(rounds):
     """Seconds and MB that one rank of 1,024 needs for an epoch, each round in a fresh process."""
     runs = [
-        json.loads(subprocess.run([sys.executable, "-c", FRESH], capture_output=True, check=True).stdout) for _ in range(rounds)
+        json.loads(
+            subprocess.run([sys.executable, "-c", FRESH], capture_output=True, check=True).stdout
+        )
+        for _ in range(rounds)
     ]
     seconds, megabytes = zip(*runs, strict=True)
     return {"seconds": summary(seconds), "megabytes": summary(megabytes)}
@@ -50,11 +53,27 @@ def speed(rounds):
 def reading():
     """Bytes read, as multiples of the dataset, and shards held, for several jobs over ImageNet."""
     rows = []
-    for world, workers, phases in ((1, 4, 4), (8, 1, 4), (8, 4, 4), (8, 3, 4), (64, 4, 4), (1024, 4, 4), (1024, 1, 1)):
+    for world, workers, phases in (
+        (1, 4, 4),
+        (8, 1, 4),
+        (8, 4, 4),
+        (8, 3, 4),
+        (64, 4, 4),
+        (1024, 4, 4),
+        (1024, 1, 1),
+    ):
         order = epoch_order(IMAGENET, Geometry(32 * world, world, phases), Rules(1))
         report = account(order, IMAGENET, [1000] * len(IMAGENET), world, workers)
-        row = {"world": world, "workers": workers, "phases": phases, "read": report.read_bytes.sum() / report.once_bytes}
-        row |= {"read_if_shared": report.rank_bytes.sum() / report.once_bytes, "held_by_worker": int(report.open_shards.max())}
+        row = {
+            "world": world,
+            "workers": workers,
+            "phases": phases,
+            "read": report.read_bytes.sum() / report.once_bytes,
+        }
+        row |= {
+            "read_if_shared": report.rank_bytes.sum() / report.once_bytes,
+            "held_by_worker": int(report.open_shards.max()),
+        }
         rows.append({**row, "held_by_rank": int(report.open_shards.sum(1).max())})
     return rows
 
@@ -69,7 +88,13 @@ def orders():
         order = epoch_order(sizes, Geometry(BATCH, phases=1), rules)
         plan = schedule(worker_batches(order), sizes)
         unused = np.bincount(plan.first).cumsum() * ROWS - np.arange(plan.first.max() + 1) * BATCH
-        yield f"window {window}", plan.peak() * ROWS, int(unused.max()), order.ids, mixture([sizes], [1], SAMPLES, rules)
+        yield (
+            f"window {window}",
+            plan.peak() * ROWS,
+            int(unused.max()),
+            order.ids,
+            mixture([sizes], [1], SAMPLES, rules),
+        )
     for buffer in BUFFERS:
         shards = rng.permutation(SHARDS)  # WebDataset's shuffled list of shards
         stream = (shards[:, None] * ROWS + np.arange(ROWS)).ravel()
@@ -93,9 +118,12 @@ def mixing(ids, stream):
     distinct = [len(set(batch)) for batch in batches.tolist()]
     bits = [entropy(np.bincount(batch)) for batch in batches]
     return {
-        "rank_correlation": float(np.corrcoef(place[ids], np.arange(SAMPLES))[0, 1]),  # both are ranks
+        "rank_correlation": float(
+            np.corrcoef(place[ids], np.arange(SAMPLES))[0, 1]
+        ),  # both are ranks
         "moved": summary(moved.tolist()) | {"p99": float(np.percentile(moved, 99))},
-        "shards_per_batch": summary(distinct) | {"mean": float(np.mean(distinct)), "min": min(distinct)},
+        "shards_per_batch": summary(distinct)
+        | {"mean": float(np.mean(distinct)), "min": min(distinct)},
         "entropy_bits": {"mean": float(np.mean(bits)), "min": min(bits)},
     }
 
@@ -108,9 +136,16 @@ def shares(rounds):
         spread = []
         for seed in range(rounds):
             sequence = mixture(sizes, [1 - share, share], SAMPLES, Rules(seed))
-            order = epoch_order(sizes[0] + sizes[1], Geometry(BATCH, slots), Rules(seed), sequence=sequence)
+            order = epoch_order(
+                sizes[0] + sizes[1], Geometry(BATCH, slots), Rules(seed), sequence=sequence
+            )
             spread.append((order.ids.reshape(-1, BATCH) >= 80 * ROWS).mean(1).std())
-        result.append({"slots": slots, "spread": float(np.mean(spread)) / (share * (1 - share) / BATCH) ** 0.5})
+        result.append(
+            {
+                "slots": slots,
+                "spread": float(np.mean(spread)) / (share * (1 - share) / BATCH) ** 0.5,
+            }
+        )
     return result
 
 
@@ -126,7 +161,14 @@ def draw(rows, scatter, path):
     panels = left.subplots(2, 2, sharex=True, sharey=True)
     for axes, (name, place) in zip(panels.flat, scatter.items(), strict=True):
         colour = "#2b6cb0" if "window" in name else "#c05621"
-        axes.plot(np.arange(0, len(place), 8) / 1000, place[::8] / 1000, ".", markersize=1.2, alpha=0.5, color=colour)
+        axes.plot(
+            np.arange(0, len(place), 8) / 1000,
+            place[::8] / 1000,
+            ".",
+            markersize=1.2,
+            alpha=0.5,
+            color=colour,
+        )
         source = "pcrshard, " if "window" in name else "WebDataset, "
         axes.set_title(source + name, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
@@ -139,13 +181,22 @@ def draw(rows, scatter, path):
         ("window", "unused"): ("s--", "#90cdf4", "the same, unused samples only"),
     }
     for (kind, held), (style, colour, label) in styles.items():
-        found = [(row[held], row["shards_per_batch"]["mean"]) for row in rows if row["name"].startswith(kind)]
-        axes.plot(*zip(*found, strict=True), style, color=colour, label=label, markersize=5, linewidth=1.3)
+        found = [
+            (row[held], row["shards_per_batch"]["mean"])
+            for row in rows
+            if row["name"].startswith(kind)
+        ]
+        axes.plot(
+            *zip(*found, strict=True), style, color=colour, label=label, markersize=5, linewidth=1.3
+        )
     full = next(row for row in rows if row["name"] == "full shuffle")["shards_per_batch"]["mean"]
     axes.axhline(full, color="#4a5568", linestyle="--", linewidth=1)
     axes.text(450, full * 1.04, "full shuffle", fontsize=9, color="#4a5568")
     axes.set(
-        xscale="log", yscale="log", xlabel="samples held in memory, at most", ylabel="different shards in a batch of 256, mean"
+        xscale="log",
+        yscale="log",
+        xlabel="samples held in memory, at most",
+        ylabel="different shards in a batch of 256, mean",
     )
     axes.set_xticks([500, 1000, 2000, 5000, 10000, 30000], ["500", "1k", "2k", "5k", "10k", "30k"])
     axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
@@ -167,7 +218,15 @@ def main():
         [[show(plan["seconds"]), show(plan["megabytes"], 0)]],
     )
     read = reading()
-    header = ["ranks", "workers", "phases", "read, x dataset", "if a rank shares", "held by a worker", "by a rank"]
+    header = [
+        "ranks",
+        "workers",
+        "phases",
+        "read, x dataset",
+        "if a rank shares",
+        "held by a worker",
+        "by a rank",
+    ]
     cells = [[*(str(row[key]) for key in ("world", "workers", "phases")), f"{row['read']:.2f}", f"{row['read_if_shared']:.2f}", str(row["held_by_worker"]), str(row["held_by_rank"])] for row in read]  # fmt: skip
     print_table("shards of ImageNet, window 4", header, cells)
     mixed, scatter = [], {}
@@ -214,7 +273,12 @@ def main():
     spread = shares(args.rounds)
     print_table("a dataset with 20 % of a mixture: spread of its share of a batch", ["slots", "x random"], [[str(row["slots"]), f"{row['spread']:.2f}"] for row in spread])  # fmt: skip
     bars = [
-        bar("seconds to plan one epoch for 1,024 ranks", plan["seconds"]["median"], 1.0, at_most=True),
+        bar(
+            "seconds to plan one epoch for 1,024 ranks",
+            plan["seconds"]["median"],
+            1.0,
+            at_most=True,
+        ),
         bar("MB to plan it", plan["megabytes"]["median"], 100, at_most=True),
     ]
     save(args, {"speed": plan, "reading": read, "mixing": mixed, "mixture": spread}, bars)

@@ -18,7 +18,12 @@ from common import bar, jpeg_files, parse_args, photos, print_table, read, save,
 
 import pcrshard
 from pcrshard.checksum import crc32c
-from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_dataset_index, write_shard
+from pcrshard.encoding.shard_writer import (
+    ShardFormat,
+    encode_sample,
+    write_dataset_index,
+    write_shard,
+)
 from pcrshard.format.shard_index import decode_head, decode_index
 
 SCANS = (1, 2, 5, 10)
@@ -34,7 +39,9 @@ def build(folder):
     source = os.path.join(folder, "photos", "imagenet")
     pcrshard.encode(source, os.path.join(folder, "a"))
     samples = [
-        encode_sample({"__key__": os.path.relpath(path, source).rpartition(".")[0], "jpg": read(path)})
+        encode_sample(
+            {"__key__": os.path.relpath(path, source).rpartition(".")[0], "jpg": read(path)}
+        )
         for path in jpeg_files(source)
     ]
     copies = [sample._replace(key=f"copy{i}/{sample.key}") for i in range(4) for sample in samples]
@@ -53,7 +60,9 @@ def bare(files):
 
 def jpegs(files, scan, check):
     for path, entry, _, expected in files:
-        data = [sample["jpg"] for sample in pcrshard.Shard(path, entry=entry, check=check).samples(scan)]
+        data = [
+            sample["jpg"] for sample in pcrshard.Shard(path, entry=entry, check=check).samples(scan)
+        ]
         assert sum(map(len, data)) == expected
 
 
@@ -68,7 +77,9 @@ def plain(files, scan):
         crcs = index.crcs[scan - 1].ravel().tolist()
         data = []
         for begins, stops, crc in zip(starts.T.tolist(), ends.T.tolist(), crcs, strict=True):
-            jpeg = b"".join([*(shard[a:b] for a, b in zip(begins, stops, strict=True)), b"\xff\xd9"])
+            jpeg = b"".join(
+                [*(shard[a:b] for a, b in zip(begins, stops, strict=True)), b"\xff\xd9"]
+            )
             assert crc32c(jpeg) == crc32c(b"\xff\xd9", crc)
             data.append(jpeg)
         assert sum(map(len, data)) == expected
@@ -129,7 +140,11 @@ def child(folder, case, scan, how):
 
 def measure(work, passes=1):
     """CPU seconds, wall seconds and minor page faults of a pass."""
-    faults, wall, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter(), time.process_time()
+    faults, wall, cpu = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
+        time.perf_counter(),
+        time.process_time(),
+    )
     for _ in range(passes):
         work()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -138,7 +153,9 @@ def measure(work, passes=1):
 
 
 def run_child(*args):
-    done = subprocess.run([sys.executable, __file__, "--child", *map(str, args)], check=True, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", *map(str, args)], check=True, stdout=subprocess.PIPE
+    )
     return json.loads(done.stdout)
 
 
@@ -149,10 +166,18 @@ def summarise(rounds):
         for regime in REGIMES:
             mib = figures[0]["bytes"] / 2**20
             base = rounds[case, scan, "bare"]
-            row = {"case": case, "scan": scan, "how": how, "regime": regime, "bytes": figures[0]["bytes"]}
+            row = {
+                "case": case,
+                "scan": scan,
+                "how": how,
+                "regime": regime,
+                "bytes": figures[0]["bytes"],
+            }
             row["mib_per_cpu_s"] = summary([mib / f[regime]["cpu"] for f in figures])
             row["mib_per_s"] = summary([mib / f[regime]["wall"] for f in figures])
-            row["ratio"] = summary([b[regime]["cpu"] / f[regime]["cpu"] for b, f in zip(base, figures, strict=True)])
+            row["ratio"] = summary(
+                [b[regime]["cpu"] / f[regime]["cpu"] for b, f in zip(base, figures, strict=True)]
+            )
             row["faults"] = summary([f[regime]["faults"] for f in figures])
             row["requested_over_prefix"] = figures[0]["requested"] / figures[0]["bytes"]
             rows.append(row)
@@ -171,7 +196,13 @@ def report(rows):
                 line += [show(row[how]["ratio"]) for how in HOWS[1:]]
                 line += [f"{row[how]['faults']['median']:.0f}" for how in ("bare", "checked")]
                 lines.append(line)
-        header = ["case", "scan", "MiB", *(f"{how} MiB/s" for how in HOWS), *(f"{how} ratio" for how in HOWS[1:])]
+        header = [
+            "case",
+            "scan",
+            "MiB",
+            *(f"{how} MiB/s" for how in HOWS),
+            *(f"{how} ratio" for how in HOWS[1:]),
+        ]
         title = f"{regime}: MiB per CPU second, ratio to the bare read, page faults a pass; median [quartiles]"
         print_table(title, [*header, "faults bare", "faults checked"], lines)
 

@@ -70,7 +70,9 @@ def read_all(dataset, expected, field="jpg"):
 def pcr_round(server, index, scan, **options):
     """Images a second at a scan, and what the server sent."""
     urls = epochs(
-        [server.url(f"pcr/{s.name}") for s in index.shards], index.prefix_bytes(scan) / index.num_samples, index.num_samples
+        [server.url(f"pcr/{s.name}") for s in index.shards],
+        index.prefix_bytes(scan) / index.num_samples,
+        index.num_samples,
     )
     expected = index.num_samples * len(urls) // len(index.shards)
     server.reset()
@@ -89,7 +91,11 @@ def pcr_round(server, index, scan, **options):
 def stock_round(server, served, index):
     names = sorted(os.listdir(os.path.join(served, "plain")))
     sizes = sum(os.path.getsize(os.path.join(served, "plain", name)) for name in names)
-    urls = epochs([server.url(f"plain/{name}") for name in names], sizes / index.num_samples, index.num_samples)
+    urls = epochs(
+        [server.url(f"plain/{name}") for name in names],
+        sizes / index.num_samples,
+        index.num_samples,
+    )
     expected = index.num_samples * len(urls) // len(names)
     return read_all(wds.WebDataset(urls, shardshuffle=False), expected)
 
@@ -114,14 +120,33 @@ def link_part(served, index, rounds):
         row["over_stock"] = summary([f["rate"] / stock for f, _, stock in pairs])
         row["sent_over_prefix"] = figures[scan][0]["sent_over_prefix"]
         rows[str(scan)] = row
-        cells = [show(row["rate"], 0), show(row["predicted"], 0), show(row["over_predicted"], 3), show(row["over_stock"])]
-        lines.append([scan, f"{mean / 1000:.1f}", *cells, f"{(row['sent_over_prefix'] - 1) * 100:.3f} %"])
-    header = ["scan", "kB/image", "images/s", "goodput / bytes", "ratio", "over stock", "headers sent"]
+        cells = [
+            show(row["rate"], 0),
+            show(row["predicted"], 0),
+            show(row["over_predicted"], 3),
+            show(row["over_stock"]),
+        ]
+        lines.append(
+            [scan, f"{mean / 1000:.1f}", *cells, f"{(row['sent_over_prefix'] - 1) * 100:.3f} %"]
+        )
+    header = [
+        "scan",
+        "kB/image",
+        "images/s",
+        "goodput / bytes",
+        "ratio",
+        "over stock",
+        "headers sent",
+    ]
     print_table(f"One reader, link of {RATE / 1e6:.0f} MB/s; median [quartiles]", header, lines)
     print(
         f"goodput {show(summary([g / 1e6 for g in figures['goodput']]))} MB/s, stock WebDataset {show(summary(figures['stock']), 0)} images/s"
     )
-    return {"scans": rows, "goodput": summary(figures["goodput"]), "stock": summary(figures["stock"])}
+    return {
+        "scans": rows,
+        "goodput": summary(figures["goodput"]),
+        "stock": summary(figures["stock"]),
+    }
 
 
 def cache_part(served, index):
@@ -132,7 +157,10 @@ def cache_part(served, index):
 
         def epoch(scan, **options):
             server.reset()
-            read_all(wds.WebDataset(urls, shardshuffle=False).pcr_scan(scan, index=index, **options), index.num_samples)
+            read_all(
+                wds.WebDataset(urls, shardshuffle=False).pcr_scan(scan, index=index, **options),
+                index.num_samples,
+            )
             return sum(request.body_bytes for request in server.requests())
 
         large = {"cache_dir": os.path.join(folder, "large")}
@@ -142,13 +170,19 @@ def cache_part(served, index):
         half = {"cache_dir": os.path.join(folder, "half"), "cache_bytes": full // 2}
         pressed = [epoch(scan, **half) for scan in (FULL, 5, 5)]
         held = sum(
-            os.path.getsize(path) for path in jpeg_files(os.path.join(folder, "half", "entries")) if not path.endswith("json")
+            os.path.getsize(path)
+            for path in jpeg_files(os.path.join(folder, "half", "entries"))
+            if not path.endswith("json")
         )
         assert held <= full // 2, f"the cache holds {held} bytes of {full // 2}"
         assert pressed[-1] == 0, f"an epoch at scan 5 still moved {pressed[-1]} bytes"
-    lines = [[what, f"{size / 1e6:.1f}"] for what, size in zip(("scan 2", "then 5", "5 again", "1"), moved, strict=True)]
+    lines = [
+        [what, f"{size / 1e6:.1f}"]
+        for what, size in zip(("scan 2", "then 5", "5 again", "1"), moved, strict=True)
+    ]
     lines += [
-        [f"half of full: {what}", f"{size / 1e6:.1f}"] for what, size in zip(("full", "5", "5 again"), pressed, strict=True)
+        [f"half of full: {what}", f"{size / 1e6:.1f}"]
+        for what, size in zip(("full", "5", "5 again"), pressed, strict=True)
     ]
     print_table("MB that the server sent through a cache, epoch by epoch", ["epoch", "MB"], lines)
     return {"growth": moved, "half": pressed, "held": held, "full": full}
@@ -161,14 +195,18 @@ def s3_part(served, index):
         urls = [store.url(shard.name) for shard in index.shards]
         for scan in SCANS:
             store.reset()
-            stage = wds.WebDataset(urls, shardshuffle=False).pcr_scan(scan, index=index, storage_options=store.storage_options)
+            stage = wds.WebDataset(urls, shardshuffle=False).pcr_scan(
+                scan, index=index, storage_options=store.storage_options
+            )
             read_all(stage, index.num_samples)
             gets = [request for request in store.requests() if request.method == "GET"]
             assert len(gets) == len(urls), f"{len(gets)} GETs for {len(urls)} shards"
             rows[str(scan)] = sum(request.body_bytes for request in gets) / index.prefix_bytes(scan)
             assert rows[str(scan)] == 1
     print_table(
-        "S3: bytes sent over prefix bytes, one GET a shard", ["scan", "ratio"], [[k, f"{v:.6f}"] for k, v in rows.items()]
+        "S3: bytes sent over prefix bytes, one GET a shard",
+        ["scan", "ratio"],
+        [[k, f"{v:.6f}"] for k, v in rows.items()],
     )
     return rows
 
@@ -183,12 +221,26 @@ def main():
     bars = []
     for scan, row in results["link"]["scans"].items():
         bars.append(
-            bar(f"scan {scan}: images/s over goodput / prefix bytes", row["over_predicted"]["median"], 0.97, at_most=False)
+            bar(
+                f"scan {scan}: images/s over goodput / prefix bytes",
+                row["over_predicted"]["median"],
+                0.97,
+                at_most=False,
+            )
         )
-        bars.append(bar(f"scan {scan}: bytes sent over prefix bytes", row["sent_over_prefix"], 1.01, at_most=True))
+        bars.append(
+            bar(
+                f"scan {scan}: bytes sent over prefix bytes",
+                row["sent_over_prefix"],
+                1.01,
+                at_most=True,
+            )
+        )
     for scan, limit in (("5", 2.05), ("2", 6)):
         found = results["link"]["scans"][scan]["over_stock"]["median"]
-        bars.append(bar(f"scan {scan}: images/s over stock WebDataset", found, limit, at_most=False))
+        bars.append(
+            bar(f"scan {scan}: images/s over stock WebDataset", found, limit, at_most=False)
+        )
     save(args, results, bars)
 
 

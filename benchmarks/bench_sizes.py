@@ -38,7 +38,9 @@ def measure(source, dst):
 
 
 def progressive(file):
-    return subprocess.run(["jpegtran", "-copy", "none", "-progressive", file], check=True, capture_output=True).stdout
+    return subprocess.run(
+        ["jpegtran", "-copy", "none", "-progressive", file], check=True, capture_output=True
+    ).stdout
 
 
 def saving(row, scan):
@@ -54,7 +56,9 @@ def main():
     results = {}
     with photos() as folder:
         for name in sorted(os.listdir(os.path.join(folder, "photos"))):
-            results[name] = measure(os.path.join(folder, "photos", name), os.path.join(folder, "shards", name))
+            results[name] = measure(
+                os.path.join(folder, "photos", name), os.path.join(folder, "shards", name)
+            )
     rows = [
         [name, row["images"], row["shards"], f"{row['source_bytes'] / 1e6:.2f}"]
         + [f"{row['prefix_bytes'][str(scan)] / row['source_bytes']:.3f}" for scan in SCANS]
@@ -67,7 +71,10 @@ def main():
     title = "at k: prefix over source. saved k: full prefix over prefix. over k: prefix over the images' own bytes, less one."
     print_table(title, header, rows)
     row = results["imagenet"]
-    bars = [bar(f"imagenet, saving at scan {scan}", saving(row, scan), limit, at_most=False) for scan, limit in BARS.items()]
+    bars = [
+        bar(f"imagenet, saving at scan {scan}", saving(row, scan), limit, at_most=False)
+        for scan, limit in BARS.items()
+    ]
     total = row["prefix_bytes"]["full"] / row["source_bytes"]
     bars.append(bar("imagenet, full with metadata over source", total, 0.965, at_most=True))
     bars.append(bar("imagenet, overhead at scan 5", overhead(row, 5), 0.01, at_most=True))

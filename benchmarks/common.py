@@ -25,9 +25,13 @@ def parse_args(doc, rounds):
     """The options that every benchmark has; ``args.json`` is where the figures go."""
     name = os.path.basename(sys.argv[0]).removesuffix(".py")
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="interleaved rounds (default: %(default)s)"
+    )
     default = os.path.join(tempfile.gettempdir(), "pcrshard-benchmarks", f"{name}.json")
-    parser.add_argument("--json", default=default, help="where to write the figures (default: %(default)s)")
+    parser.add_argument(
+        "--json", default=default, help="where to write the figures (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
@@ -84,7 +88,9 @@ def machine_busy():
 def bar(what, value, limit, *, at_most):
     """Print whether a figure keeps to its limit, and return that as a row for the JSON file."""
     met = bool(value <= limit if at_most else value >= limit)
-    print(f"{'met   ' if met else 'MISSED'}  {what}: {value:.4g} (bar: at {'most' if at_most else 'least'} {limit})")
+    print(
+        f"{'met   ' if met else 'MISSED'}  {what}: {value:.4g} (bar: at {'most' if at_most else 'least'} {limit})"
+    )
     return {"what": what, "value": value, "limit": limit, "at_most": at_most, "met": met}
 
 

@@ -21,11 +21,17 @@ def draw(axes, rows, regime):
     """Points with quartiles, one column per case and scan."""
     columns = list(dict.fromkeys((row["case"], row["scan"]) for row in rows))
     for how, (marker, colour, label) in STYLES.items():
-        found = {(r["case"], r["scan"]): r["mib_per_cpu_s"] for r in rows if r["how"] == how and r["regime"] == regime}
+        found = {
+            (r["case"], r["scan"]): r["mib_per_cpu_s"]
+            for r in rows
+            if r["how"] == how and r["regime"] == regime
+        }
         stats = [found[column] for column in columns]
         median = [s["median"] for s in stats]
         error = [[s["median"] - s["q1"] for s in stats], [s["q3"] - s["median"] for s in stats]]
-        axes.errorbar(range(len(columns)), median, error, fmt=marker, color=colour, label=label, capsize=2)
+        axes.errorbar(
+            range(len(columns)), median, error, fmt=marker, color=colour, label=label, capsize=2
+        )
     axes.axhline(400, color="#c53030", linewidth=1, linestyle="--", label="bar: 400 MiB/s")
     axes.set_xticks(range(len(columns)), [str(scan) for _, scan in columns])
     cases = list(dict.fromkeys(case for case, _ in columns))
@@ -38,7 +44,10 @@ def draw(axes, rows, regime):
     axes.set_xlabel("read up to scan")
     axes.set_yscale("log")
     axes.set_ylim(220, 20000)
-    axes.set_yticks([250, 500, 1000, 2000, 4000, 8000, 16000], ["250", "500", "1000", "2000", "4000", "8000", "16000"])
+    axes.set_yticks(
+        [250, 500, 1000, 2000, 4000, 8000, 16000],
+        ["250", "500", "1000", "2000", "4000", "8000", "16000"],
+    )
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
 

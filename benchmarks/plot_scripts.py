@@ -25,7 +25,11 @@ def names(rows):
 
 
 def points(rows, name, script):
-    return [(r["share"], r["msssim"], r["decode_ms"]) for r in rows if (r["set"], r["script"]) == (name, script)]
+    return [
+        (r["share"], r["msssim"], r["decode_ms"])
+        for r in rows
+        if (r["set"], r["script"]) == (name, script)
+    ]
 
 
 def draw(axes, rows, name):
@@ -33,7 +37,15 @@ def draw(axes, rows, name):
     for (marker, colour), script in zip(STYLES, names(rows), strict=False):
         found = [point for point in points(rows, name, script) if point[1] < 1 - 2e-4]
         shares, qualities, _ = zip(*found, strict=True)
-        axes.plot(shares, [1 - q for q in qualities], marker=marker, color=colour, label=script, markersize=5, linewidth=1.2)
+        axes.plot(
+            shares,
+            [1 - q for q in qualities],
+            marker=marker,
+            color=colour,
+            label=script,
+            markersize=5,
+            linewidth=1.2,
+        )
     axes.set_yscale("log")
     axes.invert_yaxis()
     axes.set_ylim(0.35, 0.0008)
@@ -46,7 +58,9 @@ def draw(axes, rows, name):
 
 
 def picture(rows, path):
-    figure, axes = pyplot.subplots(2, 2, figsize=(8, 7), sharex=True, sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        2, 2, figsize=(8, 7), sharex=True, sharey=True, layout="constrained"
+    )
     for panel, name in zip(axes.flat, SETS, strict=True):
         draw(panel, rows, name)
     figure.supxlabel("bytes of the images up to a scan, as a share of the source", fontsize=10)
@@ -65,15 +79,29 @@ def tables(rows):
         images = next(row["images"] for row in rows if row["set"] == name)
         cells = []
         for target in TARGETS:
-            shares = [min(share for share, quality, _ in points(rows, name, script) if quality >= target) for script in scripts]
-            cells.append(" · ".join(f"**{s:.3f}**" if s == min(shares) else f"{s:.3f}" for s in shares))
+            shares = [
+                min(share for share, quality, _ in points(rows, name, script) if quality >= target)
+                for script in scripts
+            ]
+            cells.append(
+                " · ".join(f"**{s:.3f}**" if s == min(shares) else f"{s:.3f}" for s in shares)
+            )
         cells.append(" · ".join(f"{points(rows, name, script)[-1][0]:.3f}" for script in scripts))
         print(f"| {name} | {images} | " + " | ".join(cells) + " |")
     for name, title in SETS.items():
-        print(f"\n{title}:\n\n| scan | " + " | ".join(scripts) + " |\n|---" + "|---" * len(scripts) + "|")
+        print(
+            f"\n{title}:\n\n| scan | "
+            + " | ".join(scripts)
+            + " |\n|---"
+            + "|---" * len(scripts)
+            + "|"
+        )
         columns = [points(rows, name, script) for script in scripts]
         for k in range(max(map(len, columns))):
-            cells = [f"{c[k][0]:.3f} → {c[k][1]:.4f}, {c[k][2]:.2f} ms" if k < len(c) else "" for c in columns]
+            cells = [
+                f"{c[k][0]:.3f} → {c[k][1]:.4f}, {c[k][2]:.2f} ms" if k < len(c) else ""
+                for c in columns
+            ]
             print(f"| {k + 1} | " + " | ".join(cells) + " |")
 
 

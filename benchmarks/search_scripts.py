@@ -40,10 +40,16 @@ BARS = {0.95: 0.17, 0.965: 0.23, 0.98: 0.335}
 UNSENT = 6
 SIDE = 256  # The middle of a photograph tells as much about a script as all of it.
 # First and last coefficient of each band.
-BANDS = {"dc": ((0, 0),), "luma": ((1, 2), (3, 5), (6, 9), (10, 20), (21, 35), (36, 63)), "chroma": ((1, 5), (6, 20), (21, 63))}
+BANDS = {
+    "dc": ((0, 0),),
+    "luma": ((1, 2), (3, 5), (6, 9), (10, 20), (21, 35), (36, 63)),
+    "chroma": ((1, 5), (6, 20), (21, 63)),
+}
 COMPONENTS = {"dc": ((0, 1, 2),), "luma": ((0,),), "chroma": ((2,), (1,))}
 # MS-SSIM and weight: even from 0.90 to 0.99, and something at both ends, for the tasks that need less and those that need nearly all.
-TARGETS = {round(0.9 + i / 1000, 3): 1 for i in range(91)} | dict.fromkeys((0.80, 0.85, 0.9925, 0.995, 0.9975, 0.999), 4)
+TARGETS = {round(0.9 + i / 1000, 3): 1 for i in range(91)} | dict.fromkeys(
+    (0.80, 0.85, 0.9925, 0.995, 0.9975, 0.999), 4
+)
 C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 TAPS = np.exp(-((np.arange(11) - 5) ** 2) / (2 * 1.5**2)).astype(np.float32)
 TAPS /= TAPS.sum()
@@ -65,9 +71,13 @@ class Reference:
     def compare(self, pixels):
         """MS-SSIM of another picture, mean over its channels."""
         y, result = pixels.astype(np.float32), 1.0
-        for i, (weight, (x, mean_x, var_x)) in enumerate(zip(self.weights, self.levels, strict=True)):
+        for i, (weight, (x, mean_x, var_x)) in enumerate(
+            zip(self.weights, self.levels, strict=True)
+        ):
             mean_y = blur(y)
-            value = (2 * (blur(x * y) - mean_x * mean_y) + C2) / (var_x + blur(y * y) - mean_y * mean_y + C2)
+            value = (2 * (blur(x * y) - mean_x * mean_y) + C2) / (
+                var_x + blur(y * y) - mean_y * mean_y + C2
+            )
             if i == len(self.weights) - 1:
                 value *= (2 * mean_x * mean_y + C1) / (mean_x * mean_x + mean_y * mean_y + C1)
             result *= max(float(value.mean()), 0) ** weight
@@ -96,7 +106,10 @@ class Step(NamedTuple):
     @property
     def scans(self):
         ss, se = BANDS[self.plane][self.first][0], BANDS[self.plane][self.last][1]
-        return [(c, ss, se, 0 if self.ah == UNSENT else self.ah, self.al) for c in COMPONENTS[self.plane]]
+        return [
+            (c, ss, se, 0 if self.ah == UNSENT else self.ah, self.al)
+            for c in COMPONENTS[self.plane]
+        ]
 
 
 def partitions(bands):
@@ -116,19 +129,32 @@ class Photo:
         luma, chroma = (partitions(len(BANDS[plane])) for plane in ("luma", "chroma"))
         for cuts in itertools.zip_longest(luma, chroma, fillvalue=chroma[0]):
             for al in range(UNSENT):
-                self._cut(jpeg, [("dc", 0, 0), *(("luma", *run) for run in cuts[0]), *(("chroma", *run) for run in cuts[1])], al)
+                self._cut(
+                    jpeg,
+                    [
+                        ("dc", 0, 0),
+                        *(("luma", *run) for run in cuts[0]),
+                        *(("chroma", *run) for run in cuts[1]),
+                    ],
+                    al,
+                )
         height, width = frame_size(jpeg)
         side = min(height, width, SIDE)
         self.crop = ((height - side) // 2, (width - side) // 2, side, side)
         self.reference = Reference(decode_image(jpeg, crop=self.crop))
         pieces = encode_jpeg(jpeg, STANDARD).pieces[:-1]
-        qualities = [self.reference.compare(decode_image(pieces[:k], crop=self.crop)) for k in range(1, len(pieces) + 1)]
+        qualities = [
+            self.reference.compare(decode_image(pieces[:k], crop=self.crop))
+            for k in range(1, len(pieces) + 1)
+        ]
         self.standard = np.stack([np.cumsum([len(piece) for piece in pieces]), qualities])
 
     def _cut(self, jpeg, runs, al):
         steps = [Step(*run, UNSENT, al) for run in runs]
         steps += [Step(*run, a + 1, a) for a in reversed(range(al)) for run in runs]
-        self.header, parts, _ = split_scans(native.rescan(jpeg, [scan for step in steps for scan in step.scans]))
+        self.header, parts, _ = split_scans(
+            native.rescan(jpeg, [scan for step in steps for scan in step.scans])
+        )
         left = iter(parts)
         for step in steps:
             mine = list(itertools.islice(left, len(step.scans)))
@@ -138,7 +164,11 @@ class Photo:
 
     def quality(self, state):
         """MS-SSIM of a state: bits as first scans send them are bits as refinements send them."""
-        sent = [Step(plane, i, i, UNSENT, al) for plane, bits in zip(BANDS, state, strict=True) for i, al in enumerate(bits)]
+        sent = [
+            Step(plane, i, i, UNSENT, al)
+            for plane, bits in zip(BANDS, state, strict=True)
+            for i, al in enumerate(bits)
+        ]
         parts = [piece for step in sent if step.al < UNSENT for piece in self.pieces[step]]
         return self.reference.compare(decode_image([self.header, *parts], crop=self.crop))
 
@@ -152,7 +182,9 @@ class Search:
     def __init__(self, sets, scan_cost, regret, top):
         self.photos = [photo for photos_of_set in sets for photo in photos_of_set]
         self.weights = np.concatenate([np.full(len(s), 1 / len(s) / len(sets)) for s in sets])
-        totals = np.concatenate([np.full(len(s), sum(p.source_bytes for p in s) / len(s)) for s in sets])
+        totals = np.concatenate(
+            [np.full(len(s), sum(p.source_bytes for p in s) / len(s)) for s in sets]
+        )
         self.byte_weights = self.weights / totals
         self.scan_cost, self.regret, self.top = scan_cost, regret, top
         self.share = functools.cache(self._share)
@@ -175,17 +207,29 @@ class Search:
         return min(self._finish(plane, bits, al) for al in choices)
 
     def _finish(self, plane, bits, al):
-        total = sum(self.share(Step(plane, i, j, UNSENT, al)) for i, j in runs(bit == UNSENT for bit in bits))
+        total = sum(
+            self.share(Step(plane, i, j, UNSENT, al))
+            for i, j in runs(bit == UNSENT for bit in bits)
+        )
         bits = [al if bit == UNSENT else bit for bit in bits]
         for a in reversed(range(max(bits))):
-            total += sum(self.share(Step(plane, i, j, a + 1, a)) for i, j in runs(bit > a for bit in bits))
+            total += sum(
+                self.share(Step(plane, i, j, a + 1, a)) for i, j in runs(bit > a for bit in bits)
+            )
         return total
 
     def cost(self, state, step):
         """What a step costs: its bytes, those that it makes the whole file longer by, weighted, and a sum for each scan."""
-        rest = [self.rest(step.plane, dict(zip(BANDS, s, strict=True))[step.plane]) for s in (state, after(state, step))]
+        rest = [
+            self.rest(step.plane, dict(zip(BANDS, s, strict=True))[step.plane])
+            for s in (state, after(state, step))
+        ]
         share = self.share(step)
-        return share + self.regret * max(0, share + rest[1] - rest[0]) + self.scan_cost * len(step.scans)
+        return (
+            share
+            + self.regret * max(0, share + rest[1] - rest[0])
+            + self.scan_cost * len(step.scans)
+        )
 
     def run(self, dc_al):
         """Steps in the order of their gain per byte; a stale gain is trusted until its step is at the head of the queue."""
@@ -228,12 +272,18 @@ class Search:
     def score(self, order, max_groups, limit):
         """Mean source bytes at the targets, with fines for scans and for a longer file."""
         groups = self.groups(order, max_groups)
-        sizes = [next(size for _, size, quality in groups if quality >= target) for target in TARGETS]
+        sizes = [
+            next(size for _, size, quality in groups if quality >= target) for target in TARGETS
+        ]
         mean = np.average(sizes, weights=list(TARGETS.values()))
         scans = sum(len(step.scans) for group, _, _ in groups for step in group)
         # Standard is good from 0.985 on; what is more than 2 % worse there is no improvement.
         _, sizes, qualities = zip(*groups, strict=True)
-        excess = sum(max(0, np.interp(q, qualities, sizes) / share - 1.02) for share, q in self.standard if q >= 0.985)
+        excess = sum(
+            max(0, np.interp(q, qualities, sizes) / share - 1.02)
+            for share, q in self.standard
+            if q >= 0.985
+        )
         return mean + self.scan_cost * scans + 10 * max(0, groups[-1][1] - limit) + 3 * excess
 
 
@@ -243,10 +293,14 @@ def steps_of(script):
     for scan in (parse_scan(text) for group in script.groups for text in group.split(";")):
         if scan.components == (1,):
             continue
-        plane = next(plane for plane, components in COMPONENTS.items() if scan.components in components)
+        plane = next(
+            plane for plane, components in COMPONENTS.items() if scan.components in components
+        )
         first = next(i for i, band in enumerate(BANDS[plane]) if band[0] == scan.ss)
         last = next(i for i, band in enumerate(BANDS[plane]) if band[1] == scan.se)
-        order.append(Step(plane, first, last, dict(zip(BANDS, state, strict=True))[plane][first], scan.al))
+        order.append(
+            Step(plane, first, last, dict(zip(BANDS, state, strict=True))[plane][first], scan.al)
+        )
         state = after(state, order[-1])
     return order
 
@@ -261,7 +315,10 @@ def runs(flags):
 def after(state, step):
     """The state that a step leads to."""
     return tuple(
-        tuple(step.al if plane == step.plane and step.first <= i <= step.last else al for i, al in enumerate(bits))
+        tuple(
+            step.al if plane == step.plane and step.first <= i <= step.last else al
+            for i, al in enumerate(bits)
+        )
         for plane, bits in zip(BANDS, state, strict=True)
     )
 
@@ -283,11 +340,15 @@ def steps_from(state, top):
 def cut(sizes, qualities, max_groups):
     """Which steps end the groups, such that the mean bytes at the targets are least; dynamic programming, vectorised."""
     wanted, weights = np.array(list(TARGETS)), np.array(list(TARGETS.values()))
-    below = np.array([0, *(weights[wanted <= reached].sum() for reached in np.maximum.accumulate(qualities))])
+    below = np.array(
+        [0, *(weights[wanted <= reached].sum() for reached in np.maximum.accumulate(qualities))]
+    )
     sizes = np.array([0, *sizes])
     # The targets between two ends cost all bytes up to the second.
     cost = np.where(
-        np.tri(len(sizes), k=0, dtype=bool).T & ~np.eye(len(sizes), dtype=bool), sizes * (below - below[:, None]), np.inf
+        np.tri(len(sizes), k=0, dtype=bool).T & ~np.eye(len(sizes), dtype=bool),
+        sizes * (below - below[:, None]),
+        np.inf,
     )
     totals, chosen = cost[0], []
     for _ in range(min(max_groups, len(sizes) - 1) - 1):
@@ -305,7 +366,12 @@ def join(steps):
     joined = []
     for step in sorted(steps, key=lambda s: (s.plane != "dc", -s.al, s.plane == "chroma", s.first)):
         other = joined[-1] if joined else None
-        if other and other.plane == step.plane != "dc" and other[3:] == step[3:] and other.last + 1 == step.first:
+        if (
+            other
+            and other.plane == step.plane != "dc"
+            and other[3:] == step[3:]
+            and other.last + 1 == step.first
+        ):
             joined[-1] = other._replace(last=step.last)
         else:
             joined.append(step)
@@ -340,7 +406,9 @@ def neighbour(rng, order, top):
             mates = [
                 o
                 for o in order
-                if o.plane == step.plane and o[3:] == step[3:] and (o.last + 1 == step.first or step.last + 1 == o.first)
+                if o.plane == step.plane
+                and o[3:] == step[3:]
+                and (o.last + 1 == step.first or step.last + 1 == o.first)
             ]
             if mates:
                 mate = rng.choice(mates)
@@ -355,7 +423,9 @@ def neighbour(rng, order, top):
                 order[i] = step._replace(al=step.al + 1)
                 order.insert(i + rng.randrange(1, 6), step._replace(ah=step.al + 1))
             else:
-                mates = [o for o in order if o[:3] == step[:3] and o.al == step.ah and o.ah == UNSENT]
+                mates = [
+                    o for o in order if o[:3] == step[:3] and o.al == step.ah and o.ah == UNSENT
+                ]
                 if mates:
                     order[order.index(rng.choice((mates[0], step)))] = step._replace(ah=UNSENT)
                     order = [o for o in order if o not in (mates[0], step)]
@@ -390,25 +460,47 @@ def load_set(folder, name):
 def search_sets(args):
     """Print the best script found."""
     with photos() as folder:
-        search = Search([load_set(folder, name) for name in args.sets], args.scan_cost, args.regret, args.top)
+        search = Search(
+            [load_set(folder, name) for name in args.sets], args.scan_cost, args.regret, args.top
+        )
     print(f"{len(search.photos)} photographs", file=sys.stderr)
-    start = steps_of(parse_script("start", read(args.start).decode())) if args.start else search.run(args.dc)
+    start = (
+        steps_of(parse_script("start", read(args.start).decode()))
+        if args.start
+        else search.run(args.dc)
+    )
     order = climb(
-        search, start, groups=args.groups, limit=args.longer * search.standard[-1][0], seconds=args.seconds, seed=args.seed
+        search,
+        start,
+        groups=args.groups,
+        limit=args.longer * search.standard[-1][0],
+        seconds=args.seconds,
+        seed=args.seed,
     )
     for group, size, quality in search.groups(order, args.groups):
-        scans = "; ".join(f"{','.join(map(str, c))}: {ss}-{se}, {ah}, {al}" for step in group for c, ss, se, ah, al in step.scans)
+        scans = "; ".join(
+            f"{','.join(map(str, c))}: {ss}-{se}, {ah}, {al}"
+            for step in group
+            for c, ss, se, ah, al in step.scans
+        )
         print(f"{scans};  # {size:.3f} of the source, MS-SSIM {quality:.4f}")
 
 
 def measure_scripts(args):
     """Bytes, MS-SSIM and decoding time of every prefix of every script, set by set."""
-    scripts = [parse_script(os.path.basename(path).removesuffix(".txt"), read(path).decode()) for path in jpeg_files(args.scans)]
+    scripts = [
+        parse_script(os.path.basename(path).removesuffix(".txt"), read(path).decode())
+        for path in jpeg_files(args.scans)
+    ]
     results = []
     with photos() as folder:
         for name in sorted(os.listdir(os.path.join(folder, "photos"))):
             every = SEARCHED.get(name)
-            files = [f for i, f in enumerate(jpeg_files(os.path.join(folder, "photos", name))) if not every or i % every]
+            files = [
+                f
+                for i, f in enumerate(jpeg_files(os.path.join(folder, "photos", name)))
+                if not every or i % every
+            ]
             sources = [read(file) for file in files]
             results += measure_set(name, sources, scripts, args.rounds)
     bars = check_bars(results)
@@ -425,11 +517,17 @@ def measure_set(name, sources, scripts, rounds):
             pieces = encode_jpeg(source, script).pieces[:-1]
             prefixes = [[piece for piece in pieces[:k] if piece] for k in range(1, len(pieces) + 1)]
             pictures = [decode_image(prefix) for prefix in prefixes]
-            assert np.array_equal(pictures[-1], pixels), f"{name} {i}: {script.name} changed the pixels"
+            assert np.array_equal(pictures[-1], pixels), (
+                f"{name} {i}: {script.name} changed the pixels"
+            )
             values = [reference.compare(picture) for picture in pictures]
             if i == 0:
-                assert abs(values[1] - msssim(pictures[1], pixels)) < 1e-3, "MS-SSIM is not what pcrshard.fidelity measures"
-            times = np.array([[cpu_of(decode_image, prefix) for prefix in prefixes] for _ in range(rounds)]).min(axis=0)
+                assert abs(values[1] - msssim(pictures[1], pixels)) < 1e-3, (
+                    "MS-SSIM is not what pcrshard.fidelity measures"
+                )
+            times = np.array(
+                [[cpu_of(decode_image, prefix) for prefix in prefixes] for _ in range(rounds)]
+            ).min(axis=0)
             sizes = np.cumsum([len(piece) for piece in pieces])
             totals[script] += np.stack([sizes, values, times], axis=1)
     rows = []
@@ -440,7 +538,10 @@ def measure_set(name, sources, scripts, rounds):
             row |= {"share": sizes[k] / sum(map(len, sources)), "msssim": values[k] / len(sources)}
             rows.append(row | {"decode_ms": 1000 * times[k] / len(sources)})
     header = ["script", "scan", "share", "MS-SSIM", "decode ms"]
-    cells = [[r["script"], r["scan"], f"{r['share']:.3f}", f"{r['msssim']:.4f}", f"{r['decode_ms']:.2f}"] for r in rows]
+    cells = [
+        [r["script"], r["scan"], f"{r['share']:.3f}", f"{r['msssim']:.4f}", f"{r['decode_ms']:.2f}"]
+        for r in rows
+    ]
     print_table(f"{name}: {len(sources)} photographs", header, cells)
     return rows
 
@@ -454,20 +555,44 @@ def cpu_of(function, *args):
 def check_bars(results):
     """What the issue asks of q95 on ImageNet photographs."""
     points = {
-        s: [(r["share"], r["msssim"]) for r in results if (r["set"], r["script"]) == ("imagenet", s)] for s in ("standard", "q95")
+        s: [
+            (r["share"], r["msssim"]) for r in results if (r["set"], r["script"]) == ("imagenet", s)
+        ]
+        for s in ("standard", "q95")
     }
     bars = []
     if not all(points.values()):
         return bars
     for target, limit in BARS.items():
         share = min(share for share, quality in points["q95"] if quality >= target)
-        bars.append(bar(f"imagenet, source bytes of the first prefix of q95 with MS-SSIM {target}", share, limit, at_most=True))
+        bars.append(
+            bar(
+                f"imagenet, source bytes of the first prefix of q95 with MS-SSIM {target}",
+                share,
+                limit,
+                at_most=True,
+            )
+        )
     shares, qualities = zip(*points["q95"], strict=True)
     for share, quality in points["standard"]:
         if quality >= 0.985:
             ratio = float(np.interp(quality, qualities, shares)) / share
-            bars.append(bar(f"imagenet, bytes of q95 over standard's at MS-SSIM {quality:.4f}", ratio, 1.03, at_most=True))
-    bars.append(bar("imagenet, whole files of q95 over standard's", shares[-1] / points["standard"][-1][0], 1.01, at_most=True))
+            bars.append(
+                bar(
+                    f"imagenet, bytes of q95 over standard's at MS-SSIM {quality:.4f}",
+                    ratio,
+                    1.03,
+                    at_most=True,
+                )
+            )
+    bars.append(
+        bar(
+            "imagenet, whole files of q95 over standard's",
+            shares[-1] / points["standard"][-1][0],
+            1.01,
+            at_most=True,
+        )
+    )
     return bars
 
 
@@ -476,31 +601,69 @@ def main():
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("search", help="print the best script found for some photo sets")
     command.set_defaults(run=search_sets)
-    command.add_argument("sets", nargs="+", choices=SEARCHED, metavar="SET", help=f"one of {', '.join(SEARCHED)}")
-    command.add_argument("--groups", type=int, default=10, help="scan groups (default: %(default)s)")
     command.add_argument(
-        "--dc", type=int, default=1, help="bits of DC that the first scan leaves at the start (default: %(default)s)"
+        "sets", nargs="+", choices=SEARCHED, metavar="SET", help=f"one of {', '.join(SEARCHED)}"
     )
     command.add_argument(
-        "--top", type=int, default=4, choices=range(UNSENT), help="highest bit of a first scan (default: %(default)s)"
+        "--groups", type=int, default=10, help="scan groups (default: %(default)s)"
     )
     command.add_argument(
-        "--scan-cost", type=float, default=0.0005, help="of a scan beside its bytes, in source bytes (default: %(default)s)"
+        "--dc",
+        type=int,
+        default=1,
+        help="bits of DC that the first scan leaves at the start (default: %(default)s)",
     )
     command.add_argument(
-        "--regret", type=float, default=2, help="weight of bytes that lengthen the whole file (default: %(default)s)"
+        "--top",
+        type=int,
+        default=4,
+        choices=range(UNSENT),
+        help="highest bit of a first scan (default: %(default)s)",
     )
     command.add_argument(
-        "--longer", type=float, default=1.006, help="whole file at most so many times standard's (default: %(default)s)"
+        "--scan-cost",
+        type=float,
+        default=0.0005,
+        help="of a scan beside its bytes, in source bytes (default: %(default)s)",
     )
-    command.add_argument("--seconds", type=float, default=150, help="CPU time of random changes (default: %(default)s)")
-    command.add_argument("--start", help="file of a script to begin with, in place of the first search")
+    command.add_argument(
+        "--regret",
+        type=float,
+        default=2,
+        help="weight of bytes that lengthen the whole file (default: %(default)s)",
+    )
+    command.add_argument(
+        "--longer",
+        type=float,
+        default=1.006,
+        help="whole file at most so many times standard's (default: %(default)s)",
+    )
+    command.add_argument(
+        "--seconds",
+        type=float,
+        default=150,
+        help="CPU time of random changes (default: %(default)s)",
+    )
+    command.add_argument(
+        "--start", help="file of a script to begin with, in place of the first search"
+    )
     command.add_argument("--seed", type=int, default=1)
     command = commands.add_parser("measure", help="measure every script of a folder")
     command.set_defaults(run=measure_scripts)
-    command.add_argument("--scans", default=os.path.join(ROOT, "conf", "scans"), help="folder of scripts (default: conf/scans)")
-    command.add_argument("--rounds", type=int, default=3, help="of decoding; the fastest counts (default: %(default)s)")
-    command.add_argument("--json", default="scripts.json", help="where to write the figures (default: %(default)s)")
+    command.add_argument(
+        "--scans",
+        default=os.path.join(ROOT, "conf", "scans"),
+        help="folder of scripts (default: conf/scans)",
+    )
+    command.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="of decoding; the fastest counts (default: %(default)s)",
+    )
+    command.add_argument(
+        "--json", default="scripts.json", help="where to write the figures (default: %(default)s)"
+    )
     args = parser.parse_args()
     cv2.setNumThreads(1)
     # Keep freed memory: the floats of a photograph would else be mapped and unmapped for every operation.

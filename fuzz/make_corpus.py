@@ -17,7 +17,11 @@ def parts(jpeg: bytes) -> list[bytes]:
     found, at = [], 2
     while at + 4 <= len(jpeg) and jpeg[at + 1] != 0xD9:
         stop = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        while jpeg[at + 1] == 0xDA and stop + 2 < len(jpeg) and (jpeg[stop] != 0xFF or jpeg[stop + 1] in (0, *range(0xD0, 0xD8))):
+        while (
+            jpeg[at + 1] == 0xDA
+            and stop + 2 < len(jpeg)
+            and (jpeg[stop] != 0xFF or jpeg[stop + 1] in (0, *range(0xD0, 0xD8)))
+        ):
             stop += 1
         found.append(jpeg[at:stop])
         at = stop
@@ -66,7 +70,9 @@ def main() -> None:
             jpeg = path.read_bytes()
             if 4 <= len(jpeg) <= MAX_SEED_BYTES:
                 for seed in seeds(jpeg, rng):
-                    (arguments.corpus / hashlib.sha1(seed, usedforsecurity=False).hexdigest()).write_bytes(seed)
+                    (
+                        arguments.corpus / hashlib.sha1(seed, usedforsecurity=False).hexdigest()
+                    ).write_bytes(seed)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ def make_pixels(seed: int, height: int, width: int, channels: int = 3) -> Pixels
     return np.clip(picture + 128, 0, 255).astype(np.uint8)
 
 
-def make_jpeg(seed: int = 0, height: int = 48, width: int = 64, mode: str = "RGB", **options: Any) -> bytes:
+def make_jpeg(
+    seed: int = 0, height: int = 48, width: int = 64, mode: str = "RGB", **options: Any
+) -> bytes:
     """A synthetic JPEG.
 
     Args:
@@ -67,7 +69,9 @@ class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
     def _strip_protocol(cls, path: str) -> str:
         return str(super()._strip_protocol(str(path).removeprefix("counting://")))
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
         """Read a range and note it."""
         self.requests.append((path, start, end))
         return bytes(super().cat_file(path, start, end, **kwargs))
@@ -87,7 +91,11 @@ class TokenBucket:
     def __init__(self, rate: float, state: str, burst: float | None = None) -> None:
         if not rate > 0:
             raise ValueError(f"expected a rate above 0 bytes a second, got {rate!r}")
-        self.rate, self.state, self.burst = float(rate), state, rate / 10 if burst is None else burst
+        self.rate, self.state, self.burst = (
+            float(rate),
+            state,
+            rate / 10 if burst is None else burst,
+        )
 
     def take(self, count: int) -> float:
         """Take tokens, and sleep until they are there; returns the seconds slept."""
@@ -96,7 +104,9 @@ class TokenBucket:
             fcntl.flock(handle, fcntl.LOCK_EX)
             now = time.monotonic()
             raw = os.pread(handle, self._STATE.size, 0)
-            level, then = self._STATE.unpack(raw) if len(raw) == self._STATE.size else (self.burst, now)
+            level, then = (
+                self._STATE.unpack(raw) if len(raw) == self._STATE.size else (self.burst, now)
+            )
             # The level may fall below zero: who takes more than is there waits for it, and so does who comes next.
             level = min(self.burst, level + (now - then) * self.rate) - count
             os.pwrite(handle, self._STATE.pack(level, now), 0)
@@ -123,7 +133,12 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
     _CHUNK_BYTES = 1 << 18
 
     def __init__(
-        self, rate: float, state: str, target: str = "file", target_options: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        rate: float,
+        state: str,
+        target: str = "file",
+        target_options: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.bucket = TokenBucket(rate, state)
@@ -133,7 +148,9 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
     def _strip_protocol(cls, path: str) -> str:
         return str(path).removeprefix("throttled://")
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
         """Read a range as fast as the bucket lets it."""
         path = self._strip_protocol(path)
         first, stop = start or 0, self.fs.size(path) if end is None else end
@@ -155,5 +172,9 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
         if mode != "rb":
             raise NotImplementedError("throttled:// is for reading")
         return AbstractBufferedFile(
-            self, self._strip_protocol(path), mode, cache_type="readahead", size=self.fs.size(self._strip_protocol(path))
+            self,
+            self._strip_protocol(path),
+            mode,
+            cache_type="readahead",
+            size=self.fs.size(self._strip_protocol(path)),
         )

@@ -30,9 +30,19 @@ EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0
 
 def sources() -> list[dict[str, Any]]:
     return [
-        {"__key__": "a/colour", "jpg": make_jpeg(1, 40, 56, exif=EXIF), "cls": 0, "json": b'{"x": 1}'},
+        {
+            "__key__": "a/colour",
+            "jpg": make_jpeg(1, 40, 56, exif=EXIF),
+            "cls": 0,
+            "json": b'{"x": 1}',
+        },
         {"__key__": "a/gray", "jpg": make_jpeg(2, 17, 9, "L"), "cls": 1},
-        {"__key__": "b/cmyk", "jpg": make_jpeg(3, 16, 16, "CMYK"), "cls": 2, "left.jpg": make_jpeg(4, 8, 8)},
+        {
+            "__key__": "b/cmyk",
+            "jpg": make_jpeg(3, 16, 16, "CMYK"),
+            "cls": 2,
+            "left.jpg": make_jpeg(4, 8, 8),
+        },
         {"__key__": "b/ünï", "jpg": make_jpeg(5, 1, 1), "txt": "one pixel"},
     ]
 
@@ -44,14 +54,19 @@ def make_golden() -> None:
         for name, value in sample.items():
             if name.endswith("jpg"):
                 (GOLDEN / "sources" / f"{number}.{name}").write_bytes(value)
-    formats = {"compact": ShardFormat(), "preview": ShardFormat(layout="preview", base=2, preview_fields=("cls",))}
+    formats = {
+        "compact": ShardFormat(),
+        "preview": ShardFormat(layout="preview", base=2, preview_fields=("cls",)),
+    }
     expected: dict[str, Any] = {}
     for layout, fmt in formats.items():
         path = GOLDEN / f"{layout}-000000.tar"
         entry = write_shard(str(path), [encode_sample(sample) for sample in samples], fmt)
         expected[layout] = {
             "entry": entry._asdict(),
-            "samples": {str(scan): digest(Shard(str(path)), scan) for scan in (*range(1, 11), "full")},
+            "samples": {
+                str(scan): digest(Shard(str(path)), scan) for scan in (*range(1, 11), "full")
+            },
         }
     (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
@@ -59,7 +74,10 @@ def make_golden() -> None:
 def digest(shard: Shard, scan: Any) -> list[dict[str, str]]:
     """Each sample with its values as short hashes."""
     return [
-        {k: v if isinstance(v, str) else hashlib.sha256(v).hexdigest()[:16] for k, v in sample.items()}
+        {
+            k: v if isinstance(v, str) else hashlib.sha256(v).hexdigest()[:16]
+            for k, v in sample.items()
+        }
         for sample in shard.samples(scan)
     ]
 
@@ -68,31 +86,56 @@ class Vector:
     """The bytes of a small index, to be changed and signed again."""
 
     def __init__(self, layout: str = "compact") -> None:
-        samples = [encode_sample({"__key__": key, "jpg": make_jpeg(i, 8, 8, "L"), "cls": i}) for i, key in enumerate("pq")]
+        samples = [
+            encode_sample({"__key__": key, "jpg": make_jpeg(i, 8, 8, "L"), "cls": i})
+            for i, key in enumerate("pq")
+        ]
         path = REJECT / "base-000000.tar"
         write_shard(str(path), samples, ShardFormat(layout=layout))
         self.shard = path.read_bytes()
         head = Shard(str(path)).head
         path.unlink()
-        self.head: dict[str, Any] = dict(zip(("samples", "groups"), (head.num_samples, head.num_groups), strict=True))
-        self.head |= {"magic": MAGIC, "version": 1, "stops": list(head.prefix_stops), "padding": b""}
+        self.head: dict[str, Any] = dict(
+            zip(("samples", "groups"), (head.num_samples, head.num_groups), strict=True)
+        )
+        self.head |= {
+            "magic": MAGIC,
+            "version": 1,
+            "stops": list(head.prefix_stops),
+            "padding": b"",
+        }
         body = self.shard[HEAD_STOP : HEAD_STOP + head.body_bytes]
         self.schema = msgpack.unpackb(body[: head.schema_bytes])
         self.columns = bytearray(body[head.schema_bytes :])
 
     def column(self, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
         """A writable view of a column of two gray samples."""
-        starts = {"sizes": 0, "crcs": 88, "dims": 176, "orientation": 184, "base_offsets": 186, "key_bytes": 186, "keys": 194}
+        starts = {
+            "sizes": 0,
+            "crcs": 88,
+            "dims": 176,
+            "orientation": 184,
+            "base_offsets": 186,
+            "key_bytes": 186,
+            "keys": 194,
+        }
         return np.frombuffer(self.columns, dtype, int(np.prod(shape)), starts[name]).reshape(shape)
 
     def build(self, **claims: Any) -> bytes:
         schema = claims.get("schema", msgpack.packb(self.schema))
         body = schema + bytes(self.columns)
-        head = self.head | {"schema_bytes": len(schema), "body_crc": crc32c(body), "body_bytes": len(body)} | claims
+        head = (
+            self.head
+            | {"schema_bytes": len(schema), "body_crc": crc32c(body), "body_bytes": len(body)}
+            | claims
+        )
         names = ("version", "samples", "groups", "schema_bytes", "body_crc", "body_bytes")
         block = head["magic"] + bytes(4) + struct.pack("<IIIIIQ", *(head[name] for name in names))
         block += struct.pack(f"<{len(head['stops'])}Q", *head["stops"])
-        block = bytearray((block[: BLOCK - len(head["padding"])]).ljust(BLOCK - len(head["padding"]), b"\0") + head["padding"])
+        block = bytearray(
+            (block[: BLOCK - len(head["padding"])]).ljust(BLOCK - len(head["padding"]), b"\0")
+            + head["padding"]
+        )
         block[8:12] = struct.pack("<I", claims.get("head_crc", crc32c(block)))
         data = self.shard[:BLOCK] + bytes(block) + body
         return data.ljust(round512(len(data)), b"\0")
@@ -101,7 +144,10 @@ class Vector:
 def head_vectors() -> Iterator[tuple[str, bytes]]:
     good = Vector()
     stops = good.head["stops"]
-    yield "magic--text-mode--NotAShard", good.build(magic=MAGIC.replace(b"\r\n", b"\n").ljust(8, b"\n"))
+    yield (
+        "magic--text-mode--NotAShard",
+        good.build(magic=MAGIC.replace(b"\r\n", b"\n").ljust(8, b"\n")),
+    )
     yield "head-checksum--zero--CorruptIndex", good.build(head_crc=0)
     yield "version--newer--UnsupportedVersion", good.build(version=2)
     yield "version--zero--UnsupportedVersion", good.build(version=0)
@@ -156,14 +202,24 @@ def schema_vectors() -> Iterator[tuple[str, bytes]]:
     yield "fields--also-a-stream--CorruptIndex", changed(fields=["jpg"])
     yield "fields--twice--CorruptIndex", changed(fields=["cls", "cls"])
     yield "preview-fields--in-compact--CorruptIndex", changed(preview_fields=["cls"])
-    yield "preview-fields--unknown--CorruptIndex", changed(made_as="preview", preview_fields=["txt"])
+    yield (
+        "preview-fields--unknown--CorruptIndex",
+        changed(made_as="preview", preview_fields=["txt"]),
+    )
     yield "field-name--slash--CorruptIndex", changed(fields=["../cls"])
     yield "field-name--underscores--CorruptIndex", changed(fields=["__key__"])
     yield "field-name--upper-case--CorruptIndex", changed(fields=["CLS"])
 
 
 def column_vectors() -> Iterator[tuple[str, bytes]]:
-    def changed(name: str, dtype: str, shape: tuple[int, ...], where: Any, value: Any, layout: str = "compact") -> bytes:
+    def changed(
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        where: Any,
+        value: Any,
+        layout: str = "compact",
+    ) -> bytes:
         vector = Vector(layout)
         vector.column(name, dtype, shape)[where] = value
         return vector.build()
@@ -180,14 +236,20 @@ def column_vectors() -> Iterator[tuple[str, bytes]]:
     yield "dims--zero-height--CorruptIndex", changed("dims", "<u2", (2, 2), (0, 0), 0)
     yield "orientation--nine--CorruptIndex", changed("orientation", "<u1", (2,), 1, 9)
     yield "group-stops--larger-piece--CorruptIndex", changed("sizes", "<u4", (11, 2), (0, 0), 5000)
-    yield "group-stops--4-gib-piece--CorruptIndex", changed("sizes", "<u4", (11, 2), (0, 0), 0xFFFFFFFF)
+    yield (
+        "group-stops--4-gib-piece--CorruptIndex",
+        changed("sizes", "<u4", (11, 2), (0, 0), 0xFFFFFFFF),
+    )
     yield "dims--pieces-without-a-first--CorruptIndex", changed("sizes", "<u4", (11, 2), (0, 0), 0)
     yield "key--way-out--CorruptIndex", changed("keys", "S1", (2,), 0, b".")
     yield "key--leading-slash--CorruptIndex", changed("keys", "S1", (2,), 0, b"/")
     yield "key--nul--CorruptIndex", changed("keys", "<u1", (2,), 0, 0)
     yield "key--not-utf8--CorruptIndex", changed("keys", "<u1", (2,), 0, 0xFF)
     yield "key--twice--CorruptIndex", changed("keys", "S1", (2,), 0, b"q")
-    yield "key--absent--CorruptIndex", changed("key_bytes", "<u4", (2,), slice(None), [0xFFFFFFFF, 2])
+    yield (
+        "key--absent--CorruptIndex",
+        changed("key_bytes", "<u4", (2,), slice(None), [0xFFFFFFFF, 2]),
+    )
     for why, where, value in (
         ("overlap", 1, 2560),
         ("inside-index", 0, 512),
@@ -195,7 +257,10 @@ def column_vectors() -> Iterator[tuple[str, bytes]]:
         ("2-to-63", 1, 1 << 63),
         ("elsewhere", 1, 1 << 20),
     ):
-        yield f"base-offsets--{why}--CorruptIndex", changed("base_offsets", "<u8", (2,), where, value, "preview")
+        yield (
+            f"base-offsets--{why}--CorruptIndex",
+            changed("base_offsets", "<u8", (2,), where, value, "preview"),
+        )
 
 
 def make_vectors() -> None:

@@ -187,17 +187,25 @@ for epoch in range(4):
 """,
 ]
 
-NOTEBOOKS = {"01-encode-and-look": ENCODE, "02-train-from-a-prefix": TRAIN, "03-let-it-tune-itself": TUNE}
+NOTEBOOKS = {
+    "01-encode-and-look": ENCODE,
+    "02-train-from-a-prefix": TRAIN,
+    "03-let-it-tune-itself": TUNE,
+}
 
 
 def build(cells):
     """Cells that begin with a letter or # are text where they are prose; code otherwise."""
     notebook = nbformat.v4.new_notebook(
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        metadata={
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+        }
     )
     for number, text in enumerate(cells):
         prose = text.startswith("#") or (text[0].isupper() and "\n" not in text)
-        cell = (nbformat.v4.new_markdown_cell if prose else nbformat.v4.new_code_cell)(text.strip("\n"))
+        cell = (nbformat.v4.new_markdown_cell if prose else nbformat.v4.new_code_cell)(
+            text.strip("\n")
+        )
         cell["id"] = f"cell-{number}"
         notebook.cells.append(cell)
     return notebook

@@ -8,7 +8,10 @@ from torch import nn
 
 def conv(inputs, outputs, kernel=3, stride=1, groups=1, relu=True):
     """Convolution, BatchNorm and, unless told otherwise, ReLU."""
-    layers = [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(outputs)]
+    layers = [
+        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(outputs),
+    ]
     return nn.Sequential(*layers, *([nn.ReLU(inplace=True)] if relu else []))
 
 
@@ -31,7 +34,9 @@ class Residual(nn.Module):
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()
-        self.body = nn.Sequential(conv(inputs, outputs, 3, stride), conv(outputs, outputs, 3, 1, relu=False))
+        self.body = nn.Sequential(
+            conv(inputs, outputs, 3, stride), conv(outputs, outputs, 3, 1, relu=False)
+        )
         same = inputs == outputs and stride == 1
         self.shortcut = nn.Identity() if same else conv(inputs, outputs, 1, stride, relu=False)
 
@@ -56,8 +61,14 @@ class ShuffleUnit(nn.Module):
         super().__init__()
         self.stride, half = stride, outputs // 2
         taken = inputs if stride == 2 else inputs // 2
-        self.right = nn.Sequential(conv(taken, half, 1), conv(half, half, 3, stride, half, relu=False), conv(half, half, 1))
-        self.left = nn.Sequential(conv(inputs, inputs, 3, 2, inputs, relu=False), conv(inputs, half, 1)) if stride == 2 else None
+        self.right = nn.Sequential(
+            conv(taken, half, 1), conv(half, half, 3, stride, half, relu=False), conv(half, half, 1)
+        )
+        self.left = (
+            nn.Sequential(conv(inputs, inputs, 3, 2, inputs, relu=False), conv(inputs, half, 1))
+            if stride == 2
+            else None
+        )
 
     def forward(self, x):
         left, right = (x, x) if self.left is not None else x.chunk(2, 1)
@@ -69,7 +80,10 @@ def shufflenet_v2(classes):
     """ShuffleNetV2 x0.5."""
     layers, inputs = [conv(3, 24, 3, 2), nn.MaxPool2d(3, 2, 1)], 24
     for outputs, units in ((48, 4), (96, 8), (192, 4)):
-        layers += [ShuffleUnit(inputs, outputs, 2), *(ShuffleUnit(outputs, outputs, 1) for _ in range(units - 1))]
+        layers += [
+            ShuffleUnit(inputs, outputs, 2),
+            *(ShuffleUnit(outputs, outputs, 1) for _ in range(units - 1)),
+        ]
         inputs = outputs
     return nn.Sequential(*layers, conv(192, 512, 1), Head(512, classes))
 

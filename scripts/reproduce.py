@@ -18,7 +18,13 @@ from reproduce_parts import accuracy, costs, rates, scanscripts, tuning
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
 
-EXPERIMENTS = [*costs.EXPERIMENTS, *rates.EXPERIMENTS, *tuning.EXPERIMENTS, *accuracy.EXPERIMENTS, *scanscripts.EXPERIMENTS]
+EXPERIMENTS = [
+    *costs.EXPERIMENTS,
+    *rates.EXPERIMENTS,
+    *tuning.EXPERIMENTS,
+    *accuracy.EXPERIMENTS,
+    *scanscripts.EXPERIMENTS,
+]
 ORDER = [
     "sizes",
     "decode",
@@ -68,11 +74,25 @@ def perform(lab, experiment):
 def main(arguments=None):
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *ORDER], help=f"some of: {', '.join(ORDER)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        choices=[[], *ORDER],
+        help=f"some of: {', '.join(ORDER)}",
+    )
     parser.add_argument("--quick", action="store_true", help="tiny runs on synthetic pictures")
     parser.add_argument("--fresh", action="store_true", help="measure and train anew")
-    parser.add_argument("--existing", action="store_true", help="measure and train nothing: figures and tables of what is there")
-    parser.add_argument("--out", default=os.path.join(ROOT, "docs", "evidence"), help="where to write (default: %(default)s)")
+    parser.add_argument(
+        "--existing",
+        action="store_true",
+        help="measure and train nothing: figures and tables of what is there",
+    )
+    parser.add_argument(
+        "--out",
+        default=os.path.join(ROOT, "docs", "evidence"),
+        help="where to write (default: %(default)s)",
+    )
     args = parser.parse_args(arguments)
     if args.quick and args.out == parser.get_default("out"):
         parser.error("--quick needs --out: docs/evidence is for real runs")

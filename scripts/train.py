@@ -46,7 +46,13 @@ def make_dataset(cfg, url, level, decoder, *, training):
     epoch = dict(cfg.data.epoch_options) if training else {"shuffle_shards": 0, "last": "short"}
     options = pcrshard.EpochOptions(seed=cfg.seed, **epoch)
     return pcrshard.PCRDataset(
-        url, cfg.batch_size, scan=level, image=decoder, fields=("jpg", "cls"), epoch=options, read=pcrshard.ReadOptions(**read)
+        url,
+        cfg.batch_size,
+        scan=level,
+        image=decoder,
+        fields=("jpg", "cls"),
+        epoch=options,
+        read=pcrshard.ReadOptions(**read),
     )
 
 
@@ -55,12 +61,18 @@ class Batches:
 
     def __init__(self, cfg, device):
         self.device = device
-        self.mean, self.std = (torch.tensor(values, device=device)[:, None, None] * 255 for values in (MEAN, STD))
-        self.coarse = None if cfg.data.coarse is None else torch.tensor(list(cfg.data.coarse), device=device)
+        self.mean, self.std = (
+            torch.tensor(values, device=device)[:, None, None] * 255 for values in (MEAN, STD)
+        )
+        self.coarse = (
+            None if cfg.data.coarse is None else torch.tensor(list(cfg.data.coarse), device=device)
+        )
 
     def __call__(self, batch):
         images, labels = (part.to(self.device, non_blocking=True) for part in batch)
-        images = ((images.float() - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        images = ((images.float() - self.mean) / self.std).contiguous(
+            memory_format=torch.channels_last
+        )
         return images, labels if self.coarse is None else self.coarse[labels]
 
 
@@ -90,7 +102,12 @@ def make_policy(cfg, level, dataset, loss):
     if policy.name == "bandwidth":
         entries = dataset.shards.entries
         ahead = (cfg.data.read.prefetch + 1) * dataset.num_samples // len(entries)
-        options = {"floor": policy.floor, "max_wait": policy.max_wait, "window": policy.window, "ahead": ahead}
+        options = {
+            "floor": policy.floor,
+            "max_wait": policy.max_wait,
+            "window": policy.window,
+            "ahead": ahead,
+        }
         tuner = BandwidthTuner(level, bytes_per_sample(entries), **options)
         return tuner, _nothing, (lambda loader: tuner.watch(loader, samples=cfg.batch_size))
     return None, _nothing, (lambda loader: loader)
@@ -105,7 +122,12 @@ def evaluate(model, loader, prepare):
     with torch.no_grad():
         for batch in loader:
             images, labels = prepare(batch)
-            found += torch.stack(((model(images).argmax(1) == labels).sum(), torch.tensor(len(labels), device=prepare.device)))
+            found += torch.stack(
+                (
+                    (model(images).argmax(1) == labels).sum(),
+                    torch.tensor(len(labels), device=prepare.device),
+                )
+            )
     loader.dataset.set_epoch(0)
     if dist.is_initialized():
         dist.all_reduce(found)
@@ -130,21 +152,31 @@ class Run:
         scan = cfg.policy.get("scan", "full")
         self.level = pcrshard.ScanLevel(scan)
         smooth = {"smoothing": bool(cfg.data.smoothing)}
-        random = pcrshard.ImageDecoder(cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip, **smooth)
+        random = pcrshard.ImageDecoder(
+            cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip, **smooth
+        )
         self.dataset = make_dataset(cfg, cfg.data.train, self.level, random, training=True)
-        self.loader = self.dataset.loader(cfg.workers, pin_memory=device.type == "cuda", persistent_workers=cfg.workers > 0)
+        self.loader = self.dataset.loader(
+            cfg.workers, pin_memory=device.type == "cuda", persistent_workers=cfg.workers > 0
+        )
         self.val = None
         if cfg.data.val:
             centre = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
-            self.val = make_dataset(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False).loader(0)
+            self.val = make_dataset(
+                cfg, cfg.data.val, cfg.data.val_scan, centre, training=False
+            ).loader(0)
         self.prepare = Batches(cfg, device)
         classes = len(self.dataset.classes) if cfg.data.coarse is None else max(cfg.data.coarse) + 1
         self.net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
         self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
         decay = cfg.optim.weight_decay
-        self.optimiser = torch.optim.SGD(self.model.parameters(), 0.1, cfg.optim.momentum, weight_decay=decay)
+        self.optimiser = torch.optim.SGD(
+            self.model.parameters(), 0.1, cfg.optim.momentum, weight_decay=decay
+        )
         self.criterion = nn.CrossEntropyLoss(label_smoothing=cfg.optim.label_smoothing)
-        self.policy, self.before_epoch, self.around = make_policy(cfg, self.level, self.dataset, self.loss)
+        self.policy, self.before_epoch, self.around = make_policy(
+            cfg, self.level, self.dataset, self.loss
+        )
         self.step = self.epoch = 0
         self.seconds, self.losses = 0.0, []
         self.path = os.path.join(cfg.out, "checkpoint.pt")
@@ -168,9 +200,21 @@ class Run:
         """Save all that decides what comes next."""
         if self.rank.rank == 0:
             data = self.loader.state_dict()
-            state = {"model": self.net.state_dict(), "optimiser": self.optimiser.state_dict(), "data": data, "step": self.step}
-            state |= {"level": self.level.value, "seconds": self.seconds, "losses": self.losses, "epoch": self.epoch + epoch_done}
-            state["policy"] = self.policy.state_dict() if isinstance(self.policy, ScanTuner) else None
+            state = {
+                "model": self.net.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "data": data,
+                "step": self.step,
+            }
+            state |= {
+                "level": self.level.value,
+                "seconds": self.seconds,
+                "losses": self.losses,
+                "epoch": self.epoch + epoch_done,
+            }
+            state["policy"] = (
+                self.policy.state_dict() if isinstance(self.policy, ScanTuner) else None
+            )
             state["torch"] = torch.get_rng_state()
             save(self.path, state)
 
@@ -183,7 +227,9 @@ class Run:
         self.optimiser.load_state_dict(state["optimiser"])
         self.loader.load_state_dict(state["data"])
         torch.set_rng_state(state["torch"].cpu())
-        self.step, self.seconds, self.losses, self.epoch = (state[name] for name in ("step", "seconds", "losses", "epoch"))
+        self.step, self.seconds, self.losses, self.epoch = (
+            state[name] for name in ("step", "seconds", "losses", "epoch")
+        )
         self.level.value = state["level"]
         if state["policy"] is not None:
             self.policy.load_state_dict(state["policy"])
@@ -255,7 +301,10 @@ class Log:
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
         print(
-            "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()),
+            "  ".join(
+                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in row.items()
+            ),
             flush=True,
         )
         for name in ("loss", "accuracy", "seconds"):

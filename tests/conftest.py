@@ -27,7 +27,9 @@ def data_folder() -> pathlib.Path:
     """The folder of real photographs."""
     folder = _data_folder()
     if folder is None:
-        pytest.skip("NO REAL PHOTOGRAPHS: set PCRSHARD_DATA to a folder with photos.tar, classify.tar and odd/")
+        pytest.skip(
+            "NO REAL PHOTOGRAPHS: set PCRSHARD_DATA to a folder with photos.tar, classify.tar and odd/"
+        )
     return folder
 
 
@@ -56,7 +58,9 @@ def synthetic_folder(tmp_path_factory) -> pathlib.Path:
 def dataset(synthetic_folder, tmp_path_factory) -> pathlib.Path:
     """The synthetic folder as 4 shards; read only."""
     target = tmp_path_factory.mktemp("dataset")
-    pcrshard.encode(str(synthetic_folder), str(target), pcrshard.EncodeOptions(num_shards=4), workers=1)
+    pcrshard.encode(
+        str(synthetic_folder), str(target), pcrshard.EncodeOptions(num_shards=4), workers=1
+    )
     return target
 
 

@@ -125,7 +125,11 @@ class Server(abc.ABC):
         Raises:
             TimeoutError: Some client is still being served.
         """
-        _poll(lambda: self._in_progress() <= 0, seconds, lambda: f"{self._in_progress()} requests still in progress")
+        _poll(
+            lambda: self._in_progress() <= 0,
+            seconds,
+            lambda: f"{self._in_progress()} requests still in progress",
+        )
 
     def reset(self) -> None:
         """Forget the requests so far."""
@@ -146,7 +150,13 @@ def _read_log(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def _from_log(line: dict[str, Any]) -> Request:
     return Request(
-        line["method"], line["path"], parse_range(line["range"]), int(line["status"]), line["body"], line["sent"], line["query"]
+        line["method"],
+        line["path"],
+        parse_range(line["range"]),
+        int(line["status"]),
+        line["body"],
+        line["sent"],
+        line["query"],
     )
 
 
@@ -167,7 +177,9 @@ class Link:
         def enter_and_listen() -> socket.socket:
             with open(f"/run/netns/{self.namespace}") as namespace:
                 if libc.setns(namespace.fileno(), 0x40000000):  # CLONE_NEWNET
-                    raise OSError(ctypes.get_errno(), f"cannot enter network namespace {self.namespace}")
+                    raise OSError(
+                        ctypes.get_errno(), f"cannot enter network namespace {self.namespace}"
+                    )
             return socket.create_server((self.host, 0), backlog=511)
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -182,7 +194,10 @@ def _listen(link: Link | None) -> socket.socket:
 
 @contextlib.contextmanager
 def _running(
-    command: Sequence[str], listening: socket.socket, folder: pathlib.Path, environment: Mapping[str, str]
+    command: Sequence[str],
+    listening: socket.socket,
+    folder: pathlib.Path,
+    environment: Mapping[str, str],
 ) -> Iterator[Callable[[], None]]:
     """Run a server that inherits a listening socket; yields a check that it still runs. It dies with this process."""
     setpriv = shutil.which("setpriv")
@@ -224,7 +239,12 @@ def _answers(host: str, port: int, path: str, check: Callable[[], None]) -> bool
 
 
 def _ask(
-    host: str, port: int, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    host: str,
+    port: int,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
     with contextlib.closing(connection):
@@ -291,20 +311,35 @@ def nginx(
         max_ranges: 0 ignores Range.
         link: Listen at the far end of this link.
     """
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    program = shutil.which(
+        "nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+    )
     if program is None:
         raise Unavailable("NGINX IS NOT INSTALLED: apt-get install nginx-light")
-    user = "" if os.geteuid() else "user root root;"  # or its worker could not enter a private folder
+    user = (
+        "" if os.geteuid() else "user root root;"
+    )  # or its worker could not enter a private folder
     options = f"limit_rate {limit_rate}; limit_rate_after {limit_rate_after};" if limit_rate else ""
     options += "" if max_ranges is None else f" max_ranges {max_ranges};"
-    with tempfile.TemporaryDirectory(prefix="pcrshard-nginx-") as prefix, _listen(link) as listening:
+    with (
+        tempfile.TemporaryDirectory(prefix="pcrshard-nginx-") as prefix,
+        _listen(link) as listening,
+    ):
         own, (host, port) = pathlib.Path(prefix), listening.getsockname()
         (own / "served").symlink_to(pathlib.Path(folder).resolve(strict=True))
-        (own / "nginx.conf").write_text(_NGINX.format(user=user, options=options, host=host, port=port))
+        (own / "nginx.conf").write_text(
+            _NGINX.format(user=user, options=options, host=host, port=port)
+        )
         # nginx takes the descriptors of listening sockets from this variable (its way to upgrade itself).
         environment = {"NGINX": f"{listening.fileno()};"}
-        with _running([program, "-p", f"{prefix}/", "-c", f"{prefix}/nginx.conf"], listening, own, environment) as check:
-            _poll(lambda: _answers(host, port, "/.status", check), SECONDS, lambda: "nginx does not answer")
+        with _running(
+            [program, "-p", f"{prefix}/", "-c", f"{prefix}/nginx.conf"], listening, own, environment
+        ) as check:
+            _poll(
+                lambda: _answers(host, port, "/.status", check),
+                SECONDS,
+                lambda: "nginx does not answer",
+            )
             server = Nginx(host, port, own / "access.log")
             waited_for_it = server._in_progress()
             server._own_requests += waited_for_it
@@ -346,7 +381,11 @@ class S3(Server):
             "secret": "test",
             "client_kwargs": {"endpoint_url": endpoint, "region_name": "us-east-1"},
             "config_kwargs": {"proxies": {}},
-            "session_vars": {"config_file": nowhere, "credentials_file": nowhere, "profile": (None, None, None, None)},
+            "session_vars": {
+                "config_file": nowhere,
+                "credentials_file": nowhere,
+                "profile": (None, None, None, None),
+            },
         }
 
     def _ended(self) -> list[Request]:
@@ -367,29 +406,48 @@ def s3(folder: str | os.PathLike[str] | None = None, *, link: Link | None = None
         link: Listen at the far end of this link.
     """
     if not all(importlib.util.find_spec(name) for name in ("moto", "flask", "flask_cors")):
-        raise Unavailable("MOTO'S SERVER IS NOT INSTALLED: pip install -c constraints.txt 'moto[server]' s3fs")
+        raise Unavailable(
+            "MOTO'S SERVER IS NOT INSTALLED: pip install -c constraints.txt 'moto[server]' s3fs"
+        )
     with tempfile.TemporaryDirectory(prefix="pcrshard-s3-") as own, _listen(link) as listening:
         host, port = listening.getsockname()
         log = pathlib.Path(own, "access.log")
         log.touch()
-        command = [sys.executable, "-P", __file__, "s3", str(listening.fileno()), host, str(port), str(log)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))} | {
-            "TMPDIR": own
-        }
+        command = [
+            sys.executable,
+            "-P",
+            __file__,
+            "s3",
+            str(listening.fileno()),
+            host,
+            str(port),
+            str(log),
+        ]
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AWS_", "MOTO_"))
+        } | {"TMPDIR": own}
         with _running(command, listening, pathlib.Path(own), environment) as check:
             _poll(lambda: _answers(host, port, "/", check), SECONDS, lambda: "moto does not answer")
             server = S3(host, port, log)
             _put(server, "", b"")
             for path in sorted(pathlib.Path(folder).rglob("*")) if folder else []:
                 if path.is_file():
-                    _put(server, f"/{server.prefix}/{path.relative_to(pathlib.Path(folder or '')).as_posix()}", path.read_bytes())
+                    _put(
+                        server,
+                        f"/{server.prefix}/{path.relative_to(pathlib.Path(folder or '')).as_posix()}",
+                        path.read_bytes(),
+                    )
             server.reset()
             yield server
 
 
 def _put(server: S3, name: str, data: bytes) -> None:
     public = {"x-amz-acl": "public-read"}  # so that clients which sign nothing can read
-    status, text = _ask(server.host, server.port, "PUT", urllib.parse.quote(f"/{server.bucket}{name}"), data, public)
+    status, text = _ask(
+        server.host, server.port, "PUT", urllib.parse.quote(f"/{server.bucket}{name}"), data, public
+    )
     if status != 200:
         raise RuntimeError(f"cannot upload {name}: {status} {text!r}")
 
@@ -419,7 +477,9 @@ def _serve_s3(descriptor: int, host: str, port: int, log: str) -> None:
     from werkzeug.serving import make_server
 
     handler = _logging_handler(MotoRequestHandler, os.open(log, os.O_WRONLY | os.O_APPEND))
-    make_server(host, port, create_backend_app("s3"), threaded=True, request_handler=handler, fd=descriptor).serve_forever()
+    make_server(
+        host, port, create_backend_app("s3"), threaded=True, request_handler=handler, fd=descriptor
+    ).serve_forever()
 
 
 def _logging_handler(moto_handler: Any, log_file: int) -> Any:
@@ -517,7 +577,9 @@ class Ask:
 Faults = Sequence[Fault | None] | Callable[[Ask], Fault | None]
 
 
-def seeded(seed: int, faults: Sequence[Fault], probability: float = 0.3) -> Callable[[Ask], Fault | None]:
+def seeded(
+    seed: int, faults: Sequence[Fault], probability: float = 0.3
+) -> Callable[[Ask], Fault | None]:
     """A random fault for some GETs; the same for the same bytes and attempt, in whatever order requests arrive."""
 
     def policy(ask: Ask) -> Fault | None:
@@ -571,15 +633,31 @@ def _answer_file(file: io.BufferedReader, method: str, headers: Fields) -> _Answ
         return _Answer(412, common)
     if headers.get("If-None-Match") in {etag, "*"}:
         return _Answer(304, common)
-    asked = parse_range(headers.get("Range")) if method == "GET" and headers.get("If-Range", etag) == etag else None
+    asked = (
+        parse_range(headers.get("Range"))
+        if method == "GET" and headers.get("If-Range", etag) == etag
+        else None
+    )
     if asked is None:
-        return _Answer(200, {**common, "Content-Length": str(stat.st_size)}, b"" if method == "HEAD" else file.read())
-    start, stop, size = max(asked[0] + stat.st_size, 0) if asked[0] < 0 else asked[0], asked[1], stat.st_size
+        return _Answer(
+            200,
+            {**common, "Content-Length": str(stat.st_size)},
+            b"" if method == "HEAD" else file.read(),
+        )
+    start, stop, size = (
+        max(asked[0] + stat.st_size, 0) if asked[0] < 0 else asked[0],
+        asked[1],
+        stat.st_size,
+    )
     stop = size if stop is None else min(stop, size)
     if start >= stop:
         return _Answer(416, {**common, "Content-Range": f"bytes */{size}"})
     file.seek(start)
-    return _Answer(206, {**common, "Content-Range": f"bytes {start}-{stop - 1}/{size}"}, file.read(stop - start))
+    return _Answer(
+        206,
+        {**common, "Content-Range": f"bytes {start}-{stop - 1}/{size}"},
+        file.read(stop - start),
+    )
 
 
 def _titled(headers: Headers) -> dict[str, str | None]:
@@ -605,20 +683,31 @@ def _proxy_origin(upstream: str) -> _Origin:
         connection = http.client.HTTPConnection(host, timeout=SECONDS)
         with contextlib.closing(connection):
             connection.request(
-                method, target, body or None, {k: v for k, v in headers.items() if k.lower() not in {"connection", "expect"}}
+                method,
+                target,
+                body or None,
+                {k: v for k, v in headers.items() if k.lower() not in {"connection", "expect"}},
             )
             reply = connection.getresponse()
-            kept: Headers = {name: value for name, value in reply.getheaders() if name.lower() not in _OF_THE_CONNECTION}
+            kept: Headers = {
+                name: value
+                for name, value in reply.getheaders()
+                if name.lower() not in _OF_THE_CONNECTION
+            }
             return _Answer(reply.status, _titled(kept), reply.read())
 
     return answer
 
 
-def _faulty_answer(origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields, body: bytes) -> _Answer:
+def _faulty_answer(
+    origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields, body: bytes
+) -> _Answer:
     """The answer with all that a fault changes in its content."""
     if fault.status is not None and fault.status >= 300:
         answer = _Answer(
-            fault.status, {"Location": f"http://{headers.get('Host')}{target}"} if fault.status < 400 else {}, fault.body
+            fault.status,
+            {"Location": f"http://{headers.get('Host')}{target}"} if fault.status < 400 else {},
+            fault.body,
         )
     elif fault.ignore_range:
         answer = origin(ask.method, target, _with_range(headers, None), body)
@@ -630,7 +719,9 @@ def _faulty_answer(origin: _Origin, fault: Fault, ask: Ask, target: str, headers
     if fault.flip is not None:
         changed = bytearray(answer.body)
         if not -len(changed) <= fault.flip < len(changed):
-            raise ValueError(f"cannot flip byte {fault.flip} of {len(changed)} in an answer with status {answer.status}")
+            raise ValueError(
+                f"cannot flip byte {fault.flip} of {len(changed)} in an answer with status {answer.status}"
+            )
         changed[fault.flip] ^= 0xFF
         answer.body = bytes(changed)
     return answer
@@ -643,7 +734,9 @@ def _moved(origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields
     stop = ask.range[1] + fault.shift + fault.more
     answer = origin(ask.method, target, _with_range(headers, f"bytes={start}-{stop - 1}"), b"")
     if answer.status != 206:
-        raise ValueError(f"shift and more must stay in the file, got status {answer.status} for bytes {start} to {stop}")
+        raise ValueError(
+            f"shift and more must stay in the file, got status {answer.status} for bytes {start} to {stop}"
+        )
     answer.body = answer.body.ljust(stop - start, b"\0")
     total = str(answer.headers["Content-Range"]).rpartition("/")[2]
     answer.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total}"
@@ -657,7 +750,9 @@ def _fill(template: str, ask: Ask, answer: _Answer) -> str:
     total = int(str(answer.headers.get("Content-Range") or len(answer.body)).rpartition("/")[2])
     start, stop = ask.range or (0, None)
     start = max(start + total, 0) if start < 0 else start
-    return template.format(start=start, last=(total if stop is None else min(stop, total)) - 1, total=total)
+    return template.format(
+        start=start, last=(total if stop is None else min(stop, total)) - 1, total=total
+    )
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -710,7 +805,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._stall(fault.stall)
         if fault.drop:
             return self._leave(fault.reset)
-        answer = _faulty_answer(self.server.owner._origin, fault, ask, self.path, self.headers, body)
+        answer = _faulty_answer(
+            self.server.owner._origin, fault, ask, self.path, self.headers, body
+        )
         self._send_head(answer, fault, ask)
         if ask.method != "HEAD":
             self._send_body(answer.body, fault)
@@ -728,7 +825,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for name, value in {**_titled(answer.headers), **_titled(fault.headers)}.items()
         }
         # A client that waits for more than there is must see the end; one that was promised less finds the rest in its next answer.
-        if fault.length_error > 0 or ("Content-Length" in headers and headers["Content-Length"] is None):
+        if fault.length_error > 0 or (
+            "Content-Length" in headers and headers["Content-Length"] is None
+        ):
             headers["Connection"] = "close"
         self.status = answer.status
         self.send_response(answer.status)
@@ -774,7 +873,11 @@ def _unacknowledged(connection: socket.socket) -> int:
 def _drain(connection: socket.socket) -> int:
     """Wait until all is acknowledged or the client leaves; returns what never was."""
     deadline = time.monotonic() + SECONDS
-    while _unacknowledged(connection) and time.monotonic() < deadline and not _hung_up(connection, 0.001):
+    while (
+        _unacknowledged(connection)
+        and time.monotonic() < deadline
+        and not _hung_up(connection, 0.001)
+    ):
         pass
     return _unacknowledged(connection)
 
@@ -836,7 +939,9 @@ class FaultServer(Server):
                     connection.shutdown(socket.SHUT_RDWR)
             self.server_close()
 
-    def __init__(self, listening: socket.socket, origin: _Origin, faults: Faults, reset_connections: int) -> None:
+    def __init__(
+        self, listening: socket.socket, origin: _Origin, faults: Faults, reset_connections: int
+    ) -> None:
         super().__init__(*listening.getsockname())
         self.connections = 0
         self.errors: list[Exception] = []
@@ -891,7 +996,9 @@ class FaultServer(Server):
 
 
 @contextlib.contextmanager
-def _fault_server(origin: _Origin, faults: Faults, reset_connections: int, link: Link | None) -> Iterator[FaultServer]:
+def _fault_server(
+    origin: _Origin, faults: Faults, reset_connections: int, link: Link | None
+) -> Iterator[FaultServer]:
     server = FaultServer(_listen(link), origin, faults, reset_connections)
     try:
         yield server
@@ -901,7 +1008,11 @@ def _fault_server(origin: _Origin, faults: Faults, reset_connections: int, link:
 
 @contextlib.contextmanager
 def faulty(
-    folder: str | os.PathLike[str], faults: Faults = (), *, reset_connections: int = 0, link: Link | None = None
+    folder: str | os.PathLike[str],
+    faults: Faults = (),
+    *,
+    reset_connections: int = 0,
+    link: Link | None = None,
 ) -> Iterator[FaultServer]:
     """Serve a folder correctly (HTTP/1.1, Range, ETag, If-Match, If-Range), except for these faults.
 
@@ -965,12 +1076,27 @@ def _make_pair(undo: contextlib.ExitStack) -> int:
         made = _ip("ip", "netns", "add", far, check=False)
         if made.returncode == 0:
             undo.callback(_ip, "ip", "netns", "del", far)
-            made = _ip("ip", "link", "add", near, "type", "veth", "peer", "name", far, "netns", far, check=False)
+            made = _ip(
+                "ip",
+                "link",
+                "add",
+                near,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                far,
+                "netns",
+                far,
+                check=False,
+            )
             if made.returncode == 0:
                 undo.callback(_ip, "ip", "link", "del", near)
                 return number
         if "exists" not in made.stderr:
-            raise Unavailable(f"NO SLOW LINK: this machine refuses network namespaces: {made.stderr.strip()}")
+            raise Unavailable(
+                f"NO SLOW LINK: this machine refuses network namespaces: {made.stderr.strip()}"
+            )
     raise Unavailable("NO SLOW LINK: all 256 are in use; ip netns list")
 
 

@@ -15,7 +15,17 @@ import time
 import pytest
 
 CPUS = 8  # more than there may be: SLURM is told so, and the tasks share the cores
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "squeue",
+    "scancel",
+    "scontrol",
+    "sinfo",
+)
 CONF = """
 ClusterName=pcrshard
 SlurmctldHost={host}(127.0.0.1)
@@ -56,13 +66,19 @@ class Cluster:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         # A test run may itself be a SLURM job; its jobs must not take that job's variables for their own.
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("SLURM_", "SBATCH_"))
+        }
         self.environment = clean | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def run(self, *command, check=True, **options):
         """Run a command with this cluster's SLURM; returns its output."""
         options = {"env": self.environment, "timeout": 60} | options
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+        result = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, check=False, **options
+        )
         assert not check or result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
         return result.stdout.strip()
 
@@ -72,21 +88,29 @@ class Cluster:
 
     def state(self, job):
         """A job's state in SLURM's word."""
-        shown = dict(field.partition("=")[::2] for field in self.run("scontrol", "show", "job", job, "-o").split())
+        shown = dict(
+            field.partition("=")[::2]
+            for field in self.run("scontrol", "show", "job", job, "-o").split()
+        )
         return shown["JobState"]
 
     def wait(self, job, states=("COMPLETED",), seconds=60.0):
         """Wait for a job to be in one of the states; fails at once where it ends in another."""
         end = time.monotonic() + seconds
         while (state := self.state(job)) not in states:
-            over = state in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "COMPLETED") or time.monotonic() > end
+            over = (
+                state in ("FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "COMPLETED")
+                or time.monotonic() > end
+            )
             assert not over, f"job {job} is {state}, expected {states}; {self.logs()}"
             time.sleep(0.1)
         return state
 
     def logs(self):
         """The ends of the daemons' logs."""
-        return "\n".join(f"{log}: {log.read_text(errors='replace')[-600:]}" for log in self.folder.glob("*.log"))
+        return "\n".join(
+            f"{log}: {log.read_text(errors='replace')[-600:]}" for log in self.folder.glob("*.log")
+        )
 
 
 def free_ports(count):
@@ -107,7 +131,9 @@ def cluster():
     if lacking:
         pytest.skip(f"NO SLURM: {', '.join(lacking)} not found: apt-get install slurm-wlm munge")
     if os.geteuid() != 0:
-        pytest.skip("NO SLURM: slurmd needs root to start jobs; run the tests as root, in a container say")
+        pytest.skip(
+            "NO SLURM: slurmd needs root to start jobs; run the tests as root, in a container say"
+        )
     folder = tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="/tmp")  # a socket's path must be short
     os.chmod(folder, 0o755)
     found = Cluster(folder)
@@ -131,11 +157,23 @@ def _start(found):
     key.chmod(0o600)
     controller, node = free_ports(2)
     host = socket.gethostname().partition(".")[0]
-    text = CONF.format(folder=folder, host=host, user=getpass.getuser(), controller=controller, node=node, cpus=CPUS)
+    text = CONF.format(
+        folder=folder,
+        host=host,
+        user=getpass.getuser(),
+        controller=controller,
+        node=node,
+        cpus=CPUS,
+    )
     (folder / "slurm.conf").write_text(text)
     at = {name: str(folder / f"munge.{name}") for name in ("key", "socket", "pid", "log", "seed")}
     run = {"env": found.environment | {"PATH": _path()}}
-    files = (f"--key-file={at['key']}", f"--pid-file={at['pid']}", f"--log-file={at['log']}", f"--seed-file={at['seed']}")
+    files = (
+        f"--key-file={at['key']}",
+        f"--pid-file={at['pid']}",
+        f"--log-file={at['log']}",
+        f"--seed-file={at['seed']}",
+    )
     found.run("munged", "--force", f"--socket={at['socket']}", *files, **run)
     found.run("slurmctld", **run)
     found.run("slurmd", **run)
@@ -148,7 +186,15 @@ def _start(found):
 def _stop(found):
     """End jobs, then the daemons in the reverse order."""
     if (found.folder / "slurmd.pid").exists():
-        found.run("scancel", "--quiet", "--signal=KILL", "--full", "--user", getpass.getuser(), check=False)
+        found.run(
+            "scancel",
+            "--quiet",
+            "--signal=KILL",
+            "--full",
+            "--user",
+            getpass.getuser(),
+            check=False,
+        )
     for name in ("slurmd", "slurmctld", "munge"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             pid = int((found.folder / f"{name}.pid").read_text())

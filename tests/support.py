@@ -25,7 +25,9 @@ def run_tool(*command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
 
 def read_all(folder):
     """Digest of every file of a dataset but the journal, whose order in time is its own."""
-    return {p.name: digest(p.read_bytes()) for p in pathlib.Path(folder).iterdir() if p.name != JOURNAL}
+    return {
+        p.name: digest(p.read_bytes()) for p in pathlib.Path(folder).iterdir() if p.name != JOURNAL
+    }
 
 
 def digest(data):
@@ -34,7 +36,11 @@ def digest(data):
 
 
 def run_encode(src, dst, **options):
-    how = {name: options.pop(name) for name in ("workers", "resume", "progress", "executor") if name in options}
+    how = {
+        name: options.pop(name)
+        for name in ("workers", "resume", "progress", "executor")
+        if name in options
+    }
     return encode(str(src), str(dst), EncodeOptions(**options), **{"workers": 1} | how)
 
 

@@ -17,7 +17,16 @@ PAGES = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("guide", "native", "plan", "remote", "training", "huggingface", "scripts", "slurm")
+        for name in (
+            "guide",
+            "native",
+            "plan",
+            "remote",
+            "training",
+            "huggingface",
+            "scripts",
+            "slurm",
+        )
     ),
 ]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -27,13 +36,26 @@ BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def test_every_block_runs(page, synthetic_folder, tmp_path):
     """A reader can copy any block, in the order of the page, and it works."""
     shutil.copytree(synthetic_folder, tmp_path / "photos")
-    environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "PYTHONWARNINGS": "ignore"}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    environment = os.environ | {
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PYTHONWARNINGS": "ignore",
+    }
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "hf"),
+    }
     blocks = BLOCK.findall(page.read_text())
     assert blocks
     for kind, text in blocks:
-        command = ["bash", "-euo", "pipefail", "-c", text] if kind == "bash" else [sys.executable, "-c", text]
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        command = (
+            ["bash", "-euo", "pipefail", "-c", text]
+            if kind == "bash"
+            else [sys.executable, "-c", text]
+        )
+        result = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
         assert result.returncode == 0, f"{text}\n{result.stderr}"
 
 
@@ -47,7 +69,9 @@ def test_every_command_is_in_the_documentation():
         assert re.search(rf"(pcrshard|scripts/){'' if name == 'demo' else ' '}{name}", text), name
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "pcrshard").rglob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "pcrshard").rglob("*.py")), ids=lambda path: path.name
+)
 def test_examples_in_docstrings_run(path):
     """Examples in docstrings are true."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -21,7 +21,10 @@ def test_an_array_gives_its_memory_back():
     assert memory.borrow_array(900).ctypes.data == first
 
 
-@pytest.mark.parametrize("look", ["tensor", "view of the tensor", "array of the tensor", "view of the array", "memoryview"])
+@pytest.mark.parametrize(
+    "look",
+    ["tensor", "view of the tensor", "array of the tensor", "view of the array", "memoryview"],
+)
 def test_memory_that_is_looked_at_is_not_given_away(look):
     """Whoever holds any view of a batch keeps what it shows."""
     array = memory.borrow_array(64)

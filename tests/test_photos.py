@@ -37,7 +37,10 @@ def _check_lossless(name, jpeg, djpeg, jpegtran, scans):
 
 def test_photographs_are_kept_losslessly(data_folder, djpeg, jpegtran):
     """A sample of every photo set decodes to its source's pixels, is cut at scan ends, and is not larger in total."""
-    sizes = [_check_lossless(name, jpeg, djpeg, jpegtran, (1, 5)) for name, jpeg in _photographs(data_folder, 555 // FEW)]
+    sizes = [
+        _check_lossless(name, jpeg, djpeg, jpegtran, (1, 5))
+        for name, jpeg in _photographs(data_folder, 555 // FEW)
+    ]
     assert len(sizes) >= FEW
     ours, source = map(sum, zip(*sizes, strict=True))
     assert ours < source
@@ -46,12 +49,19 @@ def test_photographs_are_kept_losslessly(data_folder, djpeg, jpegtran):
 @pytest.mark.long
 def test_all_photographs_are_kept_losslessly(data_folder, djpeg, jpegtran):
     """The same for each photograph at every scan."""
-    sizes = [_check_lossless(name, jpeg, djpeg, jpegtran, range(1, 11)) for name, jpeg in _photographs(data_folder, 1)]
+    sizes = [
+        _check_lossless(name, jpeg, djpeg, jpegtran, range(1, 11))
+        for name, jpeg in _photographs(data_folder, 1)
+    ]
     assert len(sizes) == 555
 
 
 def _odd_files(data_folder):
-    return sorted(path for path in (data_folder / "odd").iterdir() if path.name not in ("README.md", "index.tsv"))
+    return sorted(
+        path
+        for path in (data_folder / "odd").iterdir()
+        if path.name not in ("README.md", "index.tsv")
+    )
 
 
 def test_odd_files_are_lossless_or_refused_by_name(data_folder, djpeg):
@@ -82,7 +92,9 @@ def test_pillow_sees_the_same_metadata(data_folder):
         jpeg = path.read_bytes()
         try:
             *groups, tail = encode_jpeg(jpeg).pieces
-            before, after = (image_module.open(io.BytesIO(data)) for data in (jpeg, join_pieces(groups, tail)))
+            before, after = (
+                image_module.open(io.BytesIO(data)) for data in (jpeg, join_pieces(groups, tail))
+            )
         except (PCRError, OSError):
             continue
         # Pillow counts this file's two profiles, one of them after SOF, as one profile in fragments once they stand together.
@@ -100,12 +112,24 @@ def test_names_of_refused_files_are_known(data_folder, tmp_path):
     import pcrshard
 
     index = pcrshard.encode(
-        str(data_folder / "odd"), str(tmp_path), pcrshard.EncodeOptions(num_shards=3, on_error="skip"), workers=1
+        str(data_folder / "odd"),
+        str(tmp_path),
+        pcrshard.EncodeOptions(num_shards=3, on_error="skip"),
+        workers=1,
     )
     rows = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
     files = [
-        path for path in _odd_files(data_folder) if pathlib.Path(path.name.lower()).suffix in (".jpg", ".jpeg", ".jfif", ".jpe")
+        path
+        for path in _odd_files(data_folder)
+        if pathlib.Path(path.name.lower()).suffix in (".jpg", ".jpeg", ".jfif", ".jpe")
     ]
     assert index.num_samples + len(rows) == len(files)
     assert all(row["reason"] and pathlib.Path(row["source"]).exists() for row in rows)
-    assert sum(1 for shard in index.shards for _ in pcrshard.Shard(str(tmp_path / shard.name)).samples(FULL)) == index.num_samples
+    assert (
+        sum(
+            1
+            for shard in index.shards
+            for _ in pcrshard.Shard(str(tmp_path / shard.name)).samples(FULL)
+        )
+        == index.num_samples
+    )

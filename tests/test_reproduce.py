@@ -29,8 +29,16 @@ NAMES = [
 
 def reproduce(out, temporary, *arguments):
     environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), *arguments, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "reproduce.py"),
+        *arguments,
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -21,7 +21,10 @@ SUBMIT = ROOT / "scripts" / "slurm" / "submit"
 @pytest.fixture
 def jobs(cluster, tmp_path):
     """Submit a job script from a folder of the test's own: ``jobs(job, *arguments, options=...)``."""
-    environment = cluster.environment | {"PYTHON_BIN": os.path.dirname(sys.executable), "PYTHONWARNINGS": "ignore"}
+    environment = cluster.environment | {
+        "PYTHON_BIN": os.path.dirname(sys.executable),
+        "PYTHONWARNINGS": "ignore",
+    }
 
     def submit(job, *arguments, options=(), **extra):
         line = [SUBMIT, "test-cluster", job, *options, *(["--"] if options else []), *arguments]
@@ -47,21 +50,41 @@ def test_encode_array_and_stage(cluster, jobs, synthetic_folder, dataset, tmp_pa
     dst = tmp_path / "dst"
     job = jobs("encode", synthetic_folder, dst, "--num-shards", "4", options=["--array=0-3"])
     again = jobs(
-        "encode", synthetic_folder, dst, "--num-shards", "4", options=["--array=2", f"--dependency=afterany:{job}"], PARTS="4"
+        "encode",
+        synthetic_folder,
+        dst,
+        "--num-shards",
+        "4",
+        options=["--array=2", f"--dependency=afterany:{job}"],
+        PARTS="4",
     )
-    staged = jobs("stage", dst, tmp_path / "staged", "--scan", "2", options=[f"--dependency=afterok:{again}"])
+    staged = jobs(
+        "stage", dst, tmp_path / "staged", "--scan", "2", options=[f"--dependency=afterok:{again}"]
+    )
     cluster.wait(staged)
     assert read_all(dst) == read_all(dataset), log_of(tmp_path, job)
     assert log_of(tmp_path, job).count("24 samples in 4 shards") >= 1
     assert "24 samples in 4 shards" in log_of(tmp_path, again)
-    assert all(path.stat().st_size < (dst / path.name).stat().st_size for path in (tmp_path / "staged").glob("*.tar"))
+    assert all(
+        path.stat().st_size < (dst / path.name).stat().st_size
+        for path in (tmp_path / "staged").glob("*.tar")
+    )
 
 
 def test_an_array_task_of_another_array_is_refused(cluster, jobs, synthetic_folder, tmp_path):
     """Task 3 submitted alone would be part 3 of 4: the number of parts that are there is named."""
     dst = tmp_path / "dst"
-    first = jobs("encode", synthetic_folder, dst, "--num-shards", "8", options=["--array=0"], PARTS="8")
-    second = jobs("encode", synthetic_folder, dst, "--num-shards", "8", options=["--array=3", f"--dependency=afterany:{first}"])
+    first = jobs(
+        "encode", synthetic_folder, dst, "--num-shards", "8", options=["--array=0"], PARTS="8"
+    )
+    second = jobs(
+        "encode",
+        synthetic_folder,
+        dst,
+        "--num-shards",
+        "8",
+        options=["--array=3", f"--dependency=afterany:{first}"],
+    )
     cluster.wait(second, ("FAILED",))
     assert "expected parts of 8, as those that are there, got part 3/4" in log_of(tmp_path, second)
 
@@ -119,7 +142,9 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, small_dataset, tmp_path):
     assert sequence(run) == sequence(whole)
     assert len(sequence(run)) == 180
     assert all(
-        len({key for _, _, keys in sequence(run)[epoch * 12 : epoch * 12 + 12] for key in keys}) == 96 for epoch in range(15)
+        len({key for _, _, keys in sequence(run)[epoch * 12 : epoch * 12 + 12] for key in keys})
+        == 96
+        for epoch in range(15)
     )
 
 
@@ -130,7 +155,15 @@ def test_a_real_time_limit(cluster, jobs, small_dataset, tmp_path, tasks):
     options = ["--batch", "8", "--log-keys", "--size", "8"]
     how = [f"--ntasks={tasks}"]
     run = tmp_path / "run"
-    job = jobs("train", small_dataset, run, *options, "--epochs", "1000000", options=[*how, "--time=1", "--signal=B:USR1@30"])
+    job = jobs(
+        "train",
+        small_dataset,
+        run,
+        *options,
+        "--epochs",
+        "1000000",
+        options=[*how, "--time=1", "--signal=B:USR1@30"],
+    )
     wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 150)
     wait_for(lambda: cluster.state(job) == "RUNNING", 60)
     stop(cluster, job, run, 10)
@@ -139,7 +172,10 @@ def test_a_real_time_limit(cluster, jobs, small_dataset, tmp_path, tasks):
     done = len(rows(run))
     whole = tmp_path / "whole"
     epochs = -(-done // 12)
-    cluster.wait(jobs("train", small_dataset, whole, *options, "--epochs", str(epochs), options=how), seconds=300)
+    cluster.wait(
+        jobs("train", small_dataset, whole, *options, "--epochs", str(epochs), options=how),
+        seconds=300,
+    )
     assert sequence(run) == sequence(whole)[:done]
 
 
@@ -188,7 +224,9 @@ def test_the_listing_of_the_course(cluster, small_dataset, tmp_path, tasks):
     script.write_text(COURSE.replace("{scan}", ".pcr_scan(5)"))
     environment = cluster.environment | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     paths = f"{small_dataset}/data-{{000000..000007}}.tar"
-    said = cluster.run("srun", f"--ntasks={tasks}", sys.executable, script, paths, cwd=tmp_path, env=environment)
+    said = cluster.run(
+        "srun", f"--ntasks={tasks}", sys.executable, script, paths, cwd=tmp_path, env=environment
+    )
     assert sum(int(line.split()[1]) for line in said.splitlines()) == sum(i % 3 for i in range(96))
 
 
@@ -203,7 +241,9 @@ def test_every_cluster_has_every_option():
     """A configuration that lacks what a script needs would fail on the cluster only."""
     for conf in (ROOT / "conf" / "slurm").glob("*.conf"):
         code = f"set -eu; . {conf}; for name in all encode stage train; do declare -p ${{name}}_options >/dev/null; done; declare -F setup"
-        assert subprocess.run(["bash", "-c", code], capture_output=True, check=False).returncode == 0, conf
+        assert (
+            subprocess.run(["bash", "-c", code], capture_output=True, check=False).returncode == 0
+        ), conf
 
 
 def test_the_cluster_ends_with_everything(tmp_path):
@@ -212,7 +252,9 @@ def test_the_cluster_ends_with_everything(tmp_path):
 
     with start() as found:
         folder = found.folder
-        pids = [int((folder / f"{name}.pid").read_text()) for name in ("munge", "slurmctld", "slurmd")]
+        pids = [
+            int((folder / f"{name}.pid").read_text()) for name in ("munge", "slurmctld", "slurmd")
+        ]
         found.run("sbatch", "--wrap", "sleep 1000", cwd=tmp_path)
         time.sleep(0.5)
     assert not folder.exists()

@@ -49,10 +49,15 @@ def test_a_throttled_shard_is_the_same_but_slow(dataset, tmp_path):
     stop = index.shards[0].prefix_stop(2)
     options = {"rate": stop / 0.3, "state": str(tmp_path / "state")}
     begun = time.monotonic()
-    slow = list(Shard(f"throttled://{urls[0]}", entry=index.shards[0], storage_options=options).samples(2))
+    slow = list(
+        Shard(f"throttled://{urls[0]}", entry=index.shards[0], storage_options=options).samples(2)
+    )
     assert time.monotonic() - begun > 0.15
     assert slow == list(Shard(urls[0]).samples(2))
-    with fsspec.open(f"throttled://{urls[0]}", "rb", **options) as file, open(urls[0], "rb") as plain:
+    with (
+        fsspec.open(f"throttled://{urls[0]}", "rb", **options) as file,
+        open(urls[0], "rb") as plain,
+    ):
         assert file.read(3000) == plain.read(3000)
 
 

@@ -64,7 +64,10 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> list[Training]:
     print(f"\nWhat a job reads of the {train.num_samples} training images ({', '.join(classes)}):")
     print(scan_table(costs))
     trainings = [_train(out, scan, epochs, len(classes)) for scan in (2, FULL)]
-    rows = [[t.scan, human_bytes(t.bytes_read), f"{t.images_per_second:.0f}", f"{t.accuracy:.3f}"] for t in trainings]
+    rows = [
+        [t.scan, human_bytes(t.bytes_read), f"{t.images_per_second:.0f}", f"{t.accuracy:.3f}"]
+        for t in trainings
+    ]
     print(f"\nTraining a small network for {epochs} epochs, validated at full fidelity:")
     print(table(["scan", "bytes read", "images/s", "accuracy"], rows))
     picture = os.path.join(out, "scans.png")
@@ -80,7 +83,9 @@ def _take(out: str) -> None:
     os.makedirs(out, exist_ok=True)
     marker = os.path.join(out, _MARKER)
     if os.listdir(out) and not os.path.exists(marker):
-        raise EncodeError(f"expected an empty or a new folder for the demonstration, {out} holds files: use another --out")
+        raise EncodeError(
+            f"expected an empty or a new folder for the demonstration, {out} holds files: use another --out"
+        )
     with open(marker, "w", encoding="utf-8") as file:
         file.write("pcrshard demo replaces what is in this folder.\n")
 
@@ -90,20 +95,27 @@ def _crop_sample_photographs(folder: str) -> str:
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
-        raise MissingDependency("scikit-learn is not installed: pip install 'pcrshard[train]'") from error
+        raise MissingDependency(
+            "scikit-learn is not installed: pip install 'pcrshard[train]'"
+        ) from error
     shutil.rmtree(folder, ignore_errors=True)
     rng = np.random.default_rng(0)
     photographs = load_sample_images()
     for path, image in zip(photographs.filenames, photographs.images, strict=True):
         label = os.path.basename(path).partition(".")[0]
         border = image.shape[1] - _CROP - 32
-        for part, count, pixels in (("train", 320, image[:, :border]), ("val", 80, image[:, border:])):
+        for part, count, pixels in (
+            ("train", 320, image[:, :border]),
+            ("val", 80, image[:, border:]),
+        ):
             target = os.path.join(folder, label, part)
             os.makedirs(target)
             for i in range(count):
                 y, x = (int(rng.integers(0, side - _CROP + 1)) for side in pixels.shape[:2])
                 with open(os.path.join(target, f"{i:03d}.jpg"), "wb") as file:
-                    file.write(compress(np.ascontiguousarray(pixels[y : y + _CROP, x : x + _CROP]), 90))
+                    file.write(
+                        compress(np.ascontiguousarray(pixels[y : y + _CROP, x : x + _CROP]), 90)
+                    )
     return folder
 
 
@@ -111,7 +123,10 @@ def _encode_split(photos: str, out: str) -> tuple[DatasetIndex, tuple[str, ...]]
     """Encode training and validation images; without train/val sub-folders one image in five is for validation."""
     source = list_source(photos)
     if len(source.classes) < 2:
-        raise EncodeError(f"expected at least two classes, one sub-folder each, got {len(source.classes)}", url=photos)
+        raise EncodeError(
+            f"expected at least two classes, one sub-folder each, got {len(source.classes)}",
+            url=photos,
+        )
     rng = random.Random(0)
     rows: dict[str, list[dict[str, Any]]] = {"train": [], "val": []}
     for sample in source.samples:
@@ -127,7 +142,9 @@ def _encode_split(photos: str, out: str) -> tuple[DatasetIndex, tuple[str, ...]]
             file.writelines(json.dumps(line) + "\n" for line in lines)
         started = time.monotonic()
         indexes.append(encode(path, dst, EncodeOptions(name=part, on_error="skip")))
-        print(f"Encoded {indexes[-1].num_samples} images into {dst} in {time.monotonic() - started:.1f} s.")
+        print(
+            f"Encoded {indexes[-1].num_samples} images into {dst} in {time.monotonic() - started:.1f} s."
+        )
     return indexes[0], source.classes
 
 
@@ -135,10 +152,17 @@ def _loader(folder: str, scan: Scan, *, training: bool) -> Any:
     """A stock WebDataset pipeline with ``.pcr_scan(scan)`` added."""
     _, urls = open_dataset(folder)
     shuffled = len(urls) if training else False
-    dataset = WebDataset(urls, shardshuffle=shuffled, detshuffle=training, empty_check=False).pcr_scan(scan, index=folder)
+    dataset = WebDataset(
+        urls, shardshuffle=shuffled, detshuffle=training, empty_check=False
+    ).pcr_scan(scan, index=folder)
     if training:
         dataset = dataset.shuffle(500)
-    dataset = dataset.decode(JpegHandler("torchrgb8")).to_tuple("jpg", "cls").map_tuple(_shrink, int).batched(32)
+    dataset = (
+        dataset.decode(JpegHandler("torchrgb8"))
+        .to_tuple("jpg", "cls")
+        .map_tuple(_shrink, int)
+        .batched(32)
+    )
     workers = min(_LOADER_WORKERS, len(urls))
     return WebLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=True)
 

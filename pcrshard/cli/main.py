@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pcrshard", description="Read only the JPEG fidelity that training needs.")
+    parser = argparse.ArgumentParser(
+        prog="pcrshard", description="Read only the JPEG fidelity that training needs."
+    )
     parser.add_argument("--version", action="version", version=f"pcrshard {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_encode(commands)
@@ -84,10 +86,18 @@ def _add_encode(commands: Any) -> None:
         "pcrshard encode imagenet/train /data/train-pcr --samples-per-shard 1024",
     )
     add = parser.add_argument
-    add("src", help="folder of images (class per sub-folder), folder/URL/brace pattern of WebDataset tars, or a .tsv/.jsonl list")
+    add(
+        "src",
+        help="folder of images (class per sub-folder), folder/URL/brace pattern of WebDataset tars, or a .tsv/.jsonl list",
+    )
     add("dst", help="folder for the shards, local or a URL")
     add("--name", default="data", help="shards' name before the number (default: %(default)s)")
-    add("--num-shards", type=int, metavar="N", help="number of shards; their sizes differ by at most one sample")
+    add(
+        "--num-shards",
+        type=int,
+        metavar="N",
+        help="number of shards; their sizes differ by at most one sample",
+    )
     add(
         "--samples-per-shard",
         type=int,
@@ -95,11 +105,27 @@ def _add_encode(commands: Any) -> None:
         help="at most N samples a shard (default: 1024, and up to 8 shards if there are fewer)",
     )
     order = parser.add_mutually_exclusive_group()
-    order.add_argument("--seed", type=int, default=0, help="seed of the global shuffle (default: %(default)s)")
+    order.add_argument(
+        "--seed", type=int, default=0, help="seed of the global shuffle (default: %(default)s)"
+    )
     order.add_argument("--keep-order", action="store_true", help="do not shuffle")
-    add("--workers", type=int, metavar="N", help="worker processes (default: one a core), or SLURM jobs at a time (default: 8)")
-    add("--engine", choices=ENGINES, default="local", help="where shards are encoded (default: %(default)s processes)")
-    add("--scheduler", metavar="ADDRESS", help="of the Dask scheduler, or its scheduler file (.json)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="worker processes (default: one a core), or SLURM jobs at a time (default: 8)",
+    )
+    add(
+        "--engine",
+        choices=ENGINES,
+        default="local",
+        help="where shards are encoded (default: %(default)s processes)",
+    )
+    add(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="of the Dask scheduler, or its scheduler file (.json)",
+    )
     add(
         "--slurm-option",
         type=_pair,
@@ -109,21 +135,54 @@ def _add_encode(commands: Any) -> None:
         help="sbatch option of the jobs (partition, account, time, tasks_per_node...); may be repeated",
     )
     add(
-        "--part", type=_part, metavar="I/N", help="encode part I (from 0) of N only; the last one to end writes the dataset index"
+        "--part",
+        type=_part,
+        metavar="I/N",
+        help="encode part I (from 0) of N only; the last one to end writes the dataset index",
     )
     add("--resume", action="store_true", help="go on with an earlier run; whole shards are kept")
-    add("--on-error", choices=("raise", "skip"), default="raise", help=f"skip lists bad images in {SKIPPED} and goes on")
-    add("--reencode-quality", type=int, metavar="Q", help="convert PNG, WebP, BMP sources to JPEG of this quality (lossy)")
-    add("--resize-short", type=int, metavar="N", help="resize larger images to a shorter side of N pixels first (lossy)")
+    add(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help=f"skip lists bad images in {SKIPPED} and goes on",
+    )
+    add(
+        "--reencode-quality",
+        type=int,
+        metavar="Q",
+        help="convert PNG, WebP, BMP sources to JPEG of this quality (lossy)",
+    )
+    add(
+        "--resize-short",
+        type=int,
+        metavar="N",
+        help="resize larger images to a shorter side of N pixels first (lossy)",
+    )
     add("--prefix-keys", action="store_true", help="put the tar's name before its keys")
     add(
         "--script",
         default="standard",
         help="scan script: standard, q95, or a file in the syntax of jpegtran -scans (default: %(default)s)",
     )
-    add("--layout", choices=("compact", "preview"), default="compact", help="preview shows base scans as ordinary image members")
-    add("--base", type=int, metavar="K", help=f"scans in a preview member (default: {ShardFormat.base})")
-    add("--preview-fields", default="", metavar="A,B", help="fields stored as members too, in the preview layout (cls,json)")
+    add(
+        "--layout",
+        choices=("compact", "preview"),
+        default="compact",
+        help="preview shows base scans as ordinary image members",
+    )
+    add(
+        "--base",
+        type=int,
+        metavar="K",
+        help=f"scans in a preview member (default: {ShardFormat.base})",
+    )
+    add(
+        "--preview-fields",
+        default="",
+        metavar="A,B",
+        help="fields stored as members too, in the preview layout (cls,json)",
+    )
 
 
 def _encode(args: argparse.Namespace) -> int:
@@ -139,11 +198,19 @@ def _encode(args: argparse.Namespace) -> int:
         reencode_quality=args.reencode_quality,
         resize_short=args.resize_short,
         prefix_keys=args.prefix_keys,
-        fmt=ShardFormat(_script(args.script), args.layout, ShardFormat.base if args.base is None else args.base, preview_fields),
+        fmt=ShardFormat(
+            _script(args.script),
+            args.layout,
+            ShardFormat.base if args.base is None else args.base,
+            preview_fields,
+        ),
     )
     local = args.engine == "local"
     engine = open_engine(
-        args.engine, workers=None if local else args.workers, scheduler=args.scheduler, slurm=dict(args.slurm_option)
+        args.engine,
+        workers=None if local else args.workers,
+        scheduler=args.scheduler,
+        slurm=dict(args.slurm_option),
     )
     with Progress("encode", "images") as progress, engine as executor:
         how: dict[str, Any] = {"workers": args.workers if local else None, "executor": executor}
@@ -153,13 +220,17 @@ def _encode(args: argparse.Namespace) -> int:
         else:
             index = encode_part(args.src, args.dst, args.part, options, **how)
     if index is None:
-        print(f"part {args.part[0]} of {args.part[1]} is done; other parts have shards to write yet")
+        print(
+            f"part {args.part[0]} of {args.part[1]} is done; other parts have shards to write yet"
+        )
         return 0
     print(scan_table(scan_costs(index)))
     print(f"{index.num_samples} samples in {len(index.shards)} shards in {args.dst}")
     if rows := read_skipped(args.dst):
         listed = storage.join(args.dst, SKIPPED)
-        print(f"{len(rows)} images were skipped, listed in {listed}; the first: {rows[0].source}: {rows[0].reason}")
+        print(
+            f"{len(rows)} images were skipped, listed in {listed}; the first: {rows[0].source}: {rows[0].reason}"
+        )
     return 0
 
 
@@ -182,14 +253,20 @@ def _script(name: str) -> ScanScript | str:
     if name in SCRIPTS:
         return name
     try:
-        return parse_script(os.path.splitext(os.path.basename(name))[0], storage.read_bytes(name).decode())
+        return parse_script(
+            os.path.splitext(os.path.basename(name))[0], storage.read_bytes(name).decode()
+        )
     except ValueError as error:
         raise EncodeError(f"not a scan script: {error}", url=name) from error
 
 
 def _add_info(commands: Any) -> None:
     add = add_command(
-        commands, "info", _info, "Show what each scan of a dataset costs.", "pcrshard info /data/train-pcr --plot sizes.png"
+        commands,
+        "info",
+        _info,
+        "Show what each scan of a dataset costs.",
+        "pcrshard info /data/train-pcr --plot sizes.png",
     ).add_argument
     add("src", nargs="?", help="dataset folder, its pcr.json, or one shard")
     add("--json", action="store_true", help="print JSON")
@@ -199,7 +276,12 @@ def _add_info(commands: Any) -> None:
 
 def _info(args: argparse.Namespace) -> int:
     if args.system:
-        print(json.dumps({"pcrshard": __version__, "scattered reads": scatter.available} | pixels.system(), indent=1))
+        print(
+            json.dumps(
+                {"pcrshard": __version__, "scattered reads": scatter.available} | pixels.system(),
+                indent=1,
+            )
+        )
         return 0
     if args.src is None:
         raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
@@ -218,11 +300,22 @@ def _info(args: argparse.Namespace) -> int:
     if args.plot:
         from ..fidelity import plots
 
-        plots.plot_scan_costs(costs, args.plot, title=f"{index.num_samples} samples, script {index.script}")
+        plots.plot_scan_costs(
+            costs, args.plot, title=f"{index.num_samples} samples, script {index.script}"
+        )
     if args.json:
-        print(json.dumps(about | {"classes": index.classes, "scans": [c._asdict() for c in costs]}, indent=1))
+        print(
+            json.dumps(
+                about | {"classes": index.classes, "scans": [c._asdict() for c in costs]}, indent=1
+            )
+        )
         return 0
-    print("  ".join(f"{name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()))
+    print(
+        "  ".join(
+            f"{name}: {', '.join(value) if isinstance(value, list) else value}"
+            for name, value in about.items()
+        )
+    )
     print(scan_table(costs))
     return 0
 
@@ -235,7 +328,9 @@ def _open(url: str) -> tuple[DatasetIndex, list[str]]:
         except StorageError as error:
             if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
                 raise
-            raise EncodeError(f"no {DATASET_INDEX} in {url}; make a dataset with `pcrshard encode`, or name one shard") from error
+            raise EncodeError(
+                f"no {DATASET_INDEX} in {url}; make a dataset with `pcrshard encode`, or name one shard"
+            ) from error
     shard = Shard(url)
     head = shard.head
     crc = int.from_bytes(head.encode()[8:12], "little")
@@ -272,7 +367,11 @@ def _verify(args: argparse.Namespace) -> int:
             )
     tasks = {}
     for i, (url, entry) in enumerate(zip(urls, index.shards, strict=True)):
-        tasks[i] = VerifyTask(url, None if storage.file_name(args.src).endswith(".tar") else entry, _sources_of(url, sources))
+        tasks[i] = VerifyTask(
+            url,
+            None if storage.file_name(args.src).endswith(".tar") else entry,
+            _sources_of(url, sources),
+        )
     problems: list[str] = []
     seen: set[str] = set()
     unread = 0
@@ -283,8 +382,16 @@ def _verify(args: argparse.Namespace) -> int:
             unread += not result.keys
             progress(progress.done + index.shards[number].num_samples, index.num_samples)
     # Of a shard that could not be read nobody knows what is missing.
-    missing = set() if unread or storage.file_name(args.src).endswith(".tar") else set(sources or ()) - seen
-    missing -= {row.key for row in read_skipped(args.src.removesuffix(DATASET_INDEX))} if missing else set()
+    missing = (
+        set()
+        if unread or storage.file_name(args.src).endswith(".tar")
+        else set(sources or ()) - seen
+    )
+    missing -= (
+        {row.key for row in read_skipped(args.src.removesuffix(DATASET_INDEX))}
+        if missing
+        else set()
+    )
     problems += [f"the source's sample {key} is in no shard" for key in sorted(missing)]
     return _report_verify(args, index, problems)
 
@@ -301,9 +408,16 @@ def _sources_of(url: str, sources: dict[str, Any] | None) -> dict[str, Any] | No
 
 
 def _report_verify(args: argparse.Namespace, index: DatasetIndex, problems: list[str]) -> int:
-    what = "checksums and layout are right" + (", pixels equal the source's" if args.against else "")
+    what = "checksums and layout are right" + (
+        ", pixels equal the source's" if args.against else ""
+    )
     if args.json:
-        print(json.dumps({"samples": index.num_samples, "shards": len(index.shards), "problems": problems}, indent=1))
+        print(
+            json.dumps(
+                {"samples": index.num_samples, "shards": len(index.shards), "problems": problems},
+                indent=1,
+            )
+        )
     elif problems:
         print("\n".join(problems))
         print(f"{len(problems)} problems in {index.num_samples} samples")
@@ -323,10 +437,28 @@ def _add_export(commands: Any) -> None:
     add("src", help="dataset folder, its pcr.json, or one shard")
     add("dst", help="target folder")
     add("--scan", type=scan_argument, default=FULL, help="scan to export (default: full)")
-    add("--format", choices=FORMATS, default="folder", help="image folder, or WebDataset tars (default: %(default)s)")
-    add("--baseline", action="store_true", help="rearrange losslessly into baseline JPEG, for hardware decoders")
-    add("--on-error", choices=("raise", "skip"), default="raise", help="skip names samples that cannot be exported and goes on")
-    add("--overwrite", action="store_true", help="write to a folder that is not empty; files of the same names are replaced")
+    add(
+        "--format",
+        choices=FORMATS,
+        default="folder",
+        help="image folder, or WebDataset tars (default: %(default)s)",
+    )
+    add(
+        "--baseline",
+        action="store_true",
+        help="rearrange losslessly into baseline JPEG, for hardware decoders",
+    )
+    add(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="skip names samples that cannot be exported and goes on",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="write to a folder that is not empty; files of the same names are replaced",
+    )
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -334,9 +466,16 @@ def _export(args: argparse.Namespace) -> int:
     if os.path.realpath(args.dst) == os.path.realpath(os.path.dirname(urls[0])):
         raise EncodeError(f"expected another folder than the dataset's own, got {args.dst}")
     if not args.overwrite and storage.is_folder(args.dst) and storage.list_files(args.dst):
-        raise EncodeError(f"{args.dst} is not empty: use another folder, or --overwrite to replace files of the same names")
+        raise EncodeError(
+            f"{args.dst} is not empty: use another folder, or --overwrite to replace files of the same names"
+        )
     total, taken, failed = 0, set[str](), list[PCRError]()
-    how: dict[str, Any] = {"scan": args.scan, "form": args.format, "baseline": args.baseline, "classes": index.classes}
+    how: dict[str, Any] = {
+        "scan": args.scan,
+        "form": args.format,
+        "baseline": args.baseline,
+        "classes": index.classes,
+    }
 
     def leave_out(error: PCRError) -> bool:
         failed.append(error)
@@ -350,7 +489,10 @@ def _export(args: argparse.Namespace) -> int:
             progress(total, index.num_samples)
     for error in failed:
         print(f"left out: {error}", file=sys.stderr)
-    print(f"{total} samples at scan {args.scan} in {args.dst}" + (f"; {len(failed)} were left out" if failed else ""))
+    print(
+        f"{total} samples at scan {args.scan} in {args.dst}"
+        + (f"; {len(failed)} were left out" if failed else "")
+    )
     return 0
 
 
@@ -362,9 +504,18 @@ def _add_demo(commands: Any) -> None:
         "Encode photographs, show what each scan costs, train from scan 2 and from full fidelity.",
         "pcrshard demo my-photos --out demo-output",
     ).add_argument
-    add("photos", nargs="?", help="folder of JPEGs, one sub-folder a class (default: crops of two sample photographs)")
+    add(
+        "photos",
+        nargs="?",
+        help="folder of JPEGs, one sub-folder a class (default: crops of two sample photographs)",
+    )
     add("--out", default="demo-output", help="folder for shards and picture (default: %(default)s)")
-    add("--epochs", type=at_least(1), default=6, help="epochs of each training (default: %(default)s)")
+    add(
+        "--epochs",
+        type=at_least(1),
+        default=6,
+        help="epochs of each training (default: %(default)s)",
+    )
 
 
 def _demo(args: argparse.Namespace) -> int:

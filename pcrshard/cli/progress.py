@@ -16,7 +16,9 @@ from ..format.scan import FULL, Scan
 _SECONDS_PER_LOG = 5.0
 
 
-def add_command(commands: Any, name: str, run: Any, text: str, example: str) -> argparse.ArgumentParser:
+def add_command(
+    commands: Any, name: str, run: Any, text: str, example: str
+) -> argparse.ArgumentParser:
     """A sub-command with its help and an example."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -71,13 +73,18 @@ class Progress:
     def __call__(self, done: int, total: int) -> None:
         """Say how far it is."""
         if sys.stderr.isatty():
-            self.bar = self.bar or tqdm.tqdm(desc=self.name, total=total, unit=f" {self.unit}", smoothing=0.1)
+            self.bar = self.bar or tqdm.tqdm(
+                desc=self.name, total=total, unit=f" {self.unit}", smoothing=0.1
+            )
             self.bar.update(done - self.done)
         elif time.monotonic() - self.logged > _SECONDS_PER_LOG:
             self.logged = time.monotonic()
             rate = done / (self.logged - self.started)
             left = human_seconds((total - done) / rate) if rate else "?"
-            print(f"{self.name}: {done}/{total} {self.unit}, {rate:.0f} {self.unit}/s, {left} left", file=sys.stderr)
+            print(
+                f"{self.name}: {done}/{total} {self.unit}, {rate:.0f} {self.unit}/s, {left} left",
+                file=sys.stderr,
+            )
         self.done = done
 
 

@@ -37,7 +37,13 @@ def _add_stage(commands: Any) -> None:
     add("src", help="dataset folder or its pcr.json, local or a URL")
     add("dst", help="local folder")
     add("--scan", type=scan_argument, required=True, help="scan to copy, or full")
-    add("--workers", type=at_least(1), default=8, metavar="N", help="shards at a time (default: %(default)s)")
+    add(
+        "--workers",
+        type=at_least(1),
+        default=8,
+        metavar="N",
+        help="shards at a time (default: %(default)s)",
+    )
     add("--json", action="store_true", help="print JSON")
 
 
@@ -53,7 +59,12 @@ def _stage(args: argparse.Namespace) -> int:
             progress((copied + kept) // 10**6, total // 10**6)
 
         index = stage(args.src, args.dst, args.scan, workers=args.workers, on_shard=note)
-    figures = {"shards": len(index.shards), "samples": index.num_samples, "copied_bytes": copied, "kept_bytes": kept}
+    figures = {
+        "shards": len(index.shards),
+        "samples": index.num_samples,
+        "copied_bytes": copied,
+        "kept_bytes": kept,
+    }
     if args.json:
         print(json.dumps(figures))
     else:
@@ -73,9 +84,27 @@ def _add_plan(commands: Any) -> None:
     ).add_argument
     add("src", help="dataset folder or its pcr.json, local or a URL")
     add("--scan", type=scan_argument, help="only this scan (default: all)")
-    add("--ranks", type=at_least(1), default=1, metavar="R", help="processes that train (default: %(default)s)")
-    add("--workers", type=at_least(0), default=1, metavar="W", help="DataLoader workers of each (default: %(default)s)")
-    add("--batch", type=at_least(1), default=256, metavar="N", help="images per rank and step (default: %(default)s)")
+    add(
+        "--ranks",
+        type=at_least(1),
+        default=1,
+        metavar="R",
+        help="processes that train (default: %(default)s)",
+    )
+    add(
+        "--workers",
+        type=at_least(0),
+        default=1,
+        metavar="W",
+        help="DataLoader workers of each (default: %(default)s)",
+    )
+    add(
+        "--batch",
+        type=at_least(1),
+        default=256,
+        metavar="N",
+        help="images per rank and step (default: %(default)s)",
+    )
     add(
         "--phases",
         type=at_least(1),
@@ -90,7 +119,12 @@ def _add_plan(commands: Any) -> None:
         metavar="K",
         help="shards mixed at a time in a lane (default: %(default)s)",
     )
-    add("--bandwidth", type=at_least(0, float), metavar="MB/s", help="of the storage, for all ranks together")
+    add(
+        "--bandwidth",
+        type=at_least(0, float),
+        metavar="MB/s",
+        help="of the storage, for all ranks together",
+    )
     add("--json", action="store_true", help="print JSON")
 
 
@@ -111,7 +145,9 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([cost._asdict() for cost in costs], indent=1))
         return 0
-    print(f"{index.num_samples} samples in {len(index.shards)} shards, {costs[0].steps} steps of {args.batch * args.ranks}")
+    print(
+        f"{index.num_samples} samples in {len(index.shards)} shards, {costs[0].steps} steps of {args.batch * args.ranks}"
+    )
     print(plan_table(costs))
     if args.phases % max(args.workers, 1):
         print(
@@ -128,7 +164,11 @@ def _add_cache(commands: Any) -> None:
         "List or clear a folder of cached prefixes (pcr_scan's cache_dir).",
         "pcrshard cache ls /local/pcr-cache",
     ).add_argument
-    add("action", choices=("ls", "clear"), help="ls lists what is held; clear drops what no job has open")
+    add(
+        "action",
+        choices=("ls", "clear"),
+        help="ls lists what is held; clear drops what no job has open",
+    )
     add("folder", help="the cache_dir")
     add("--json", action="store_true", help="print JSON")
 
@@ -145,7 +185,10 @@ def _cache(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([entry._asdict() | {"scan": entry.scan} for entry in entries], indent=1))
         return 0
-    rows = [[e.scan, human_bytes(e.num_bytes), f"{time.time() - e.last_use:.0f} s ago", e.url] for e in entries]
+    rows = [
+        [e.scan, human_bytes(e.num_bytes), f"{time.time() - e.last_use:.0f} s ago", e.url]
+        for e in entries
+    ]
     print(table(["scan", "bytes", "last use", "shard"], rows))
     print(f"{len(entries)} shards, {human_bytes(sum(entry.num_bytes for entry in entries))}")
     return 0
@@ -160,18 +203,40 @@ def _add_fidelity(commands: Any) -> None:
         "pcrshard fidelity /data/train-pcr --bandwidth 200 --plot fidelity.png --contact-sheet sheet.png",
     ).add_argument
     add("src", help="dataset folder, local or a URL")
-    add("--min-msssim", type=float, default=0.95, metavar="X", help="that is good enough (default: %(default)s, as in the paper)")
+    add(
+        "--min-msssim",
+        type=float,
+        default=0.95,
+        metavar="X",
+        help="that is good enough (default: %(default)s, as in the paper)",
+    )
     add(
         "--bandwidth",
         type=at_least(0, float),
         metavar="MB/s",
         help="of the storage: adds the images/s that each scan allows (Theorem 4.1)",
     )
-    add("--cores", type=at_least(0, float), default=1, metavar="N", help="that decode, for the same (default: %(default)s)")
-    add("--num-images", type=at_least(1), default=32, metavar="N", help="drawn at random (default: %(default)s)")
+    add(
+        "--cores",
+        type=at_least(0, float),
+        default=1,
+        metavar="N",
+        help="that decode, for the same (default: %(default)s)",
+    )
+    add(
+        "--num-images",
+        type=at_least(1),
+        default=32,
+        metavar="N",
+        help="drawn at random (default: %(default)s)",
+    )
     add("--seed", type=int, default=0, help="same seed, same images (default: %(default)s)")
     add("--plot", metavar="OUT.png", help="draw bytes against MS-SSIM")
-    add("--contact-sheet", metavar="OUT.png", help="draw some images at each scan, with their differences to full")
+    add(
+        "--contact-sheet",
+        metavar="OUT.png",
+        help="draw some images at each scan, with their differences to full",
+    )
     add("--json", action="store_true", help="print JSON")
 
 
@@ -179,7 +244,9 @@ def _fidelity(args: argparse.Namespace) -> int:
     from ..fidelity import measure
 
     with Progress("fidelity", "images") as progress:
-        rows = measure.measure(args.src, num_images=args.num_images, seed=args.seed, on_image=progress)
+        rows = measure.measure(
+            args.src, num_images=args.num_images, seed=args.seed, on_image=progress
+        )
     advice = measure.recommend(rows, args.min_msssim)
     bandwidth = None if args.bandwidth is None else args.bandwidth * 1e6
     if args.plot:
@@ -187,17 +254,30 @@ def _fidelity(args: argparse.Namespace) -> int:
 
         sizes, values = [row.bytes_per_image / 1000 for row in rows], [row.msssim for row in rows]
         plots.plot_fidelity(
-            [row.scan for row in rows], sizes, values, args.plot, title=f"{rows[0].num_images} images of {args.src}"
+            [row.scan for row in rows],
+            sizes,
+            values,
+            args.plot,
+            title=f"{rows[0].num_images} images of {args.src}",
         )
     if args.contact_sheet:
         measure.contact_sheet(args.src, args.contact_sheet, seed=args.seed)
     if args.json:
         # JSON has no infinity, which is the PSNR of equal pixels.
-        scans = [{name: None if value == math.inf else value for name, value in row._asdict().items()} for row in rows]
+        scans = [
+            {name: None if value == math.inf else value for name, value in row._asdict().items()}
+            for row in rows
+        ]
         for row, entry in zip(rows, scans, strict=True):
             if bandwidth is not None:
-                entry["images_per_second"] = measure.throughput(row, bandwidth, args.cores).images_per_second
-        print(json.dumps({"recommended": advice.scan, "reason": advice.reason, "scans": scans}, indent=1))
+                entry["images_per_second"] = measure.throughput(
+                    row, bandwidth, args.cores
+                ).images_per_second
+        print(
+            json.dumps(
+                {"recommended": advice.scan, "reason": advice.reason, "scans": scans}, indent=1
+            )
+        )
         return 0
     print(
         f"{rows[0].num_images} images, against full fidelity"

@@ -32,7 +32,11 @@ _MAX_LOSSES = 3
 
 @contextlib.contextmanager
 def open_engine(
-    name: str, *, workers: int | None = None, scheduler: str | None = None, slurm: Mapping[str, str] | None = None
+    name: str,
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    slurm: Mapping[str, str] | None = None,
 ) -> Iterator[concurrent.futures.Executor | None]:
     """An executor for :func:`pcrshard.encode`; ``None`` stands for worker processes of this machine.
 
@@ -48,14 +52,19 @@ def open_engine(
     """
     if name not in ENGINES:
         raise EncodeError(f"expected an engine of {', '.join(ENGINES)}, got {name!r}")
-    for given, option, engine in ((scheduler, "--scheduler", "dask"), (slurm, "--slurm-option", "slurm")):
+    for given, option, engine in (
+        (scheduler, "--scheduler", "dask"),
+        (slurm, "--slurm-option", "slurm"),
+    ):
         if given and name != engine:
             raise EncodeError(f"{option} needs --engine {engine}, got --engine {name}")
     if name == "local":
         yield None
     elif name == "dask":
         if workers is not None:
-            raise EncodeError("--workers is for the engines local and slurm; a Dask cluster brings its own")
+            raise EncodeError(
+                "--workers is for the engines local and slurm; a Dask cluster brings its own"
+            )
         with _dask(scheduler) as executor:
             yield executor
     else:
@@ -68,7 +77,9 @@ def _dask(scheduler: str | None) -> Iterator[concurrent.futures.Executor]:
     try:
         import distributed
     except ImportError as error:
-        raise MissingDependency("--engine dask needs distributed: pip install 'pcrshard[dask]'") from error
+        raise MissingDependency(
+            "--engine dask needs distributed: pip install 'pcrshard[dask]'"
+        ) from error
     if not scheduler:
         raise EncodeError(
             "--engine dask needs --scheduler: start `dask scheduler` here and `dask worker ADDRESS --nthreads 1` on each node, then give ADDRESS"
@@ -92,7 +103,9 @@ def _dask(scheduler: str | None) -> Iterator[concurrent.futures.Executor]:
         except distributed.KilledWorker as error:
             raise EncodeError(f"a shard's task killed several Dask workers: {error}") from error
         except ModuleNotFoundError as error:
-            raise EncodeError(f"a Dask worker cannot import {error.name}: install the same pcrshard on all nodes") from error
+            raise EncodeError(
+                f"a Dask worker cannot import {error.name}: install the same pcrshard on all nodes"
+            ) from error
         except RuntimeError as error:
             if "deserialization" not in str(error):
                 raise
@@ -100,7 +113,9 @@ def _dask(scheduler: str | None) -> Iterator[concurrent.futures.Executor]:
                 "the Dask scheduler cannot read our tasks: install the same pcrshard and dask on all nodes"
             ) from error
         except concurrent.futures.CancelledError as error:
-            raise EncodeError(f"lost the Dask scheduler {scheduler}; run again with --resume") from error
+            raise EncodeError(
+                f"lost the Dask scheduler {scheduler}; run again with --resume"
+            ) from error
 
 
 class SlurmPool(concurrent.futures.Executor):
@@ -145,7 +160,9 @@ class SlurmPool(concurrent.futures.Executor):
         self._thread = threading.Thread(target=self._watch, name="pcrshard-slurm", daemon=True)
         self._thread.start()
 
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
+    def submit(
+        self, fn: Callable[..., R], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[R]:
         """Put a task into the folder."""
         if self._stop.is_set():
             raise RuntimeError("cannot schedule new futures after shutdown")
@@ -167,7 +184,9 @@ class SlurmPool(concurrent.futures.Executor):
         if cancel_futures:
             self._cancel()
         if self._submitted:
-            _command("scancel", "--quiet", *sorted({name.partition("_")[0] for name in self._submitted}))
+            _command(
+                "scancel", "--quiet", *sorted({name.partition("_")[0] for name in self._submitted})
+            )
         if not self._failed:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -177,7 +196,9 @@ class SlurmPool(concurrent.futures.Executor):
                 future.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._failed = self._failed or (kind is not None and not issubclass(kind, KeyboardInterrupt))
+        self._failed = self._failed or (
+            kind is not None and not issubclass(kind, KeyboardInterrupt)
+        )
         self.shutdown(cancel_futures=kind is not None)
         if self._failed:
             _log.warning("the SLURM jobs' logs are in %s", os.path.join(self.folder, "jobs"))
@@ -197,7 +218,10 @@ class SlurmPool(concurrent.futures.Executor):
                     asked = time.monotonic()
                     if (alive := _queue()) is not None:
                         self._put_back(alive)
-                        self._add_jobs(count - len(alive & self._submitted.keys()), len(alive & self._submitted.keys()))
+                        self._add_jobs(
+                            count - len(alive & self._submitted.keys()),
+                            len(alive & self._submitted.keys()),
+                        )
         except Exception as error:
             self._failed = True
             self._fail(error)
@@ -217,7 +241,10 @@ class SlurmPool(concurrent.futures.Executor):
             except Exception as error:
                 good, value = (
                     False,
-                    EncodeError(f"cannot read the result of a SLURM job: {type(error).__name__}: {error}", url=path),
+                    EncodeError(
+                        f"cannot read the result of a SLURM job: {type(error).__name__}: {error}",
+                        url=path,
+                    ),
                 )
             os.unlink(path)
             if good:
@@ -243,7 +270,9 @@ class SlurmPool(concurrent.futures.Executor):
             if self._losses[name] > _MAX_LOSSES:
                 os.unlink(path)
                 future.set_exception(
-                    EncodeError(f"a task was lost with its SLURM job {_MAX_LOSSES + 1} times; {self._last_words()}")
+                    EncodeError(
+                        f"a task was lost with its SLURM job {_MAX_LOSSES + 1} times; {self._last_words()}"
+                    )
                 )
                 with self._lock:
                     self._futures.pop(name, None)
@@ -260,7 +289,9 @@ class SlurmPool(concurrent.futures.Executor):
         if not alive:
             self._fruitless += 1
             if self._fruitless > _MAX_LOSSES:
-                raise EncodeError(f"SLURM jobs ended {_MAX_LOSSES} times without finishing a task; {self._last_words()}")
+                raise EncodeError(
+                    f"SLURM jobs ended {_MAX_LOSSES} times without finishing a task; {self._last_words()}"
+                )
         try:
             jobs = self._submitter.map_array(work, [self.folder] * number)
         except Exception as error:
@@ -288,9 +319,13 @@ def _submitit() -> Any:
     try:
         from submitit.slurm import slurm
     except ImportError as error:
-        raise MissingDependency("--engine slurm needs submitit: pip install 'pcrshard[slurm]'") from error
+        raise MissingDependency(
+            "--engine slurm needs submitit: pip install 'pcrshard[slurm]'"
+        ) from error
     if shutil.which("sbatch") is None:
-        raise EncodeError("--engine slurm needs sbatch, squeue and scancel: run it on a login node of the cluster")
+        raise EncodeError(
+            "--engine slurm needs sbatch, squeue and scancel: run it on a login node of the cluster"
+        )
     return slurm
 
 
@@ -306,7 +341,9 @@ def _submitter(slurm: Any, folder: str, options: Mapping[str, str]) -> Any:
     own = {key: True if value == "" else value for key, value in own.items()} | {"no-requeue": True}
     executor = slurm.SlurmExecutor(folder)
     # submitit's own limit is five minutes; a job that meets its limit is replaced, so that any will do.
-    executor.update_parameters(**{"job_name": "pcrshard-encode", "time": 60} | typed, additional_parameters=own)
+    executor.update_parameters(
+        **{"job_name": "pcrshard-encode", "time": 60} | typed, additional_parameters=own
+    )
     return executor
 
 
@@ -327,7 +364,9 @@ def _check_private(folder: str) -> None:
     """Tasks and results are pickles, which execute: who can write to the folder can run anything as its owner."""
     found = os.stat(folder)
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise EncodeError(f"expected a folder that is yours and that nobody else may write to: chmod go-w {folder}")
+        raise EncodeError(
+            f"expected a folder that is yours and that nobody else may write to: chmod go-w {folder}"
+        )
 
 
 def _write(folder: str, kind: str, name: str, value: Any) -> None:
@@ -348,7 +387,9 @@ def work(folder: str) -> int:
     stop = threading.Event()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: stop.set())
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it, and scancel would have to wait
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # submitit ignores it, and scancel would have to wait
     done = 0
     while not stop.is_set() and (names := os.listdir(os.path.join(folder, "todo"))):
         random.shuffle(names)

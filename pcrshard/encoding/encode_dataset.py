@@ -25,7 +25,13 @@ from ..format.names import JPEG_EXTENSIONS, check_name, shard_name
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import to_jpeg
 from .resume_journal import SKIPPED, Journal, Part, ShardResult, Skipped, read_skipped
-from .shard_writer import EncodedSample, ShardFormat, encode_sample, write_dataset_index, write_shard
+from .shard_writer import (
+    EncodedSample,
+    ShardFormat,
+    encode_sample,
+    write_dataset_index,
+    write_shard,
+)
 from .sources import CONVERTIBLE, SampleRef, Source, list_source
 from .worker_processes import run_tasks, worker_pool
 
@@ -175,8 +181,12 @@ def encode_part(
     Raises:
         EncodeError: The source or the destination is not as it should be, or another run is writing there.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what multiprocessing itself looks at
-        raise EncodeError('a worker process imports the program that started it: encode below `if __name__ == "__main__":` only')
+    if getattr(
+        multiprocessing.current_process(), "_inheriting", False
+    ):  # what multiprocessing itself looks at
+        raise EncodeError(
+            'a worker process imports the program that started it: encode below `if __name__ == "__main__":` only'
+        )
     if part is not None and not 0 <= part[0] < part[1]:
         raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
     src, dst = os.fspath(src), storage.plain_path(os.fspath(dst))
@@ -186,15 +196,29 @@ def encode_part(
     if unknown := set(options.fmt.preview_fields) - set(names[1]):
         raise EncodeError(f"expected preview fields of {list(names[1])}, got {sorted(unknown)}")
     if source.ignored:
-        _log.warning("%s: left out %d files that are not images: %s", src, len(source.ignored), _some(source.ignored))
+        _log.warning(
+            "%s: left out %d files that are not images: %s",
+            src,
+            len(source.ignored),
+            _some(source.ignored),
+        )
     _check_apart(src, source, dst)
     shards = dict(enumerate(plan_shards(source.samples, options)))
-    mine = {number: samples for number, samples in shards.items() if part is None or number % part[1] == part[0]}
+    mine = {
+        number: samples
+        for number, samples in shards.items()
+        if part is None or number % part[1] == part[0]
+    }
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
     with journal.open(resume):
         tasks = {
             number: ShardTask(
-                storage.join(dst, shard_name(options.name, number)), samples, names, options, src_options, dst_options
+                storage.join(dst, shard_name(options.name, number)),
+                samples,
+                names,
+                options,
+                src_options,
+                dst_options,
             )
             for number, samples in mine.items()
             if number not in journal.results
@@ -209,12 +233,21 @@ def _check_apart(src: str, source: Source, dst: str) -> None:
     if not storage.is_local(dst):
         return
     target = os.path.realpath(dst)
-    folders = {url.rpartition("/")[0] for sample in source.samples for ref in sample.refs if (url := ref.url).endswith(".tar")}
+    folders = {
+        url.rpartition("/")[0]
+        for sample in source.samples
+        for ref in sample.refs
+        if (url := ref.url).endswith(".tar")
+    }
     if storage.is_local(src) and os.path.isdir(src):
         folders.add(src)
     for folder in map(os.path.realpath, filter(storage.is_local, folders)):
-        if target == folder or (folder == os.path.realpath(src) and target.startswith(os.path.join(folder, ""))):
-            raise EncodeError(f"expected a folder apart from the source, got {dst}, which is in {folder}")
+        if target == folder or (
+            folder == os.path.realpath(src) and target.startswith(os.path.join(folder, ""))
+        ):
+            raise EncodeError(
+                f"expected a folder apart from the source, got {dst}, which is in {folder}"
+            )
 
 
 class _Count(NamedTuple):
@@ -234,9 +267,13 @@ def _run(
     done = count.total - sum(len(task.samples) for task in tasks.values())
     try:
         with worker_pool(workers, len(tasks), executor) as pool:
-            if pool is not None:  # the largest first, so that no worker has a large one left when the others are done
+            if (
+                pool is not None
+            ):  # the largest first, so that no worker has a large one left when the others are done
                 tasks = dict(sorted(tasks.items(), key=lambda item: -_source_bytes(item[1])))
-            for number, result in run_tasks(pool, encode_shard, tasks, in_flight=_IN_FLIGHT if executor else None):
+            for number, result in run_tasks(
+                pool, encode_shard, tasks, in_flight=_IN_FLIGHT if executor else None
+            ):
                 journal.add(number, result)
                 done += len(tasks[number].samples)
                 if count.progress:
@@ -247,7 +284,12 @@ def _run(
 
 def _source_bytes(task: ShardTask) -> int:
     """Bytes of a shard's sources, as far as listing them has told."""
-    return sum(ref.stop - ref.start for sample in task.samples for ref in sample.refs if ref.stop is not None)
+    return sum(
+        ref.stop - ref.start
+        for sample in task.samples
+        for ref in sample.refs
+        if ref.stop is not None
+    )
 
 
 def _some(names: Sequence[str], count: int = 5) -> str:
@@ -265,7 +307,9 @@ def _convert_name(sample: SampleRef) -> SampleRef:
     if any(_is_jpeg_name(ref.name) for ref in sample.refs):
         return sample
     image = next((ref for ref in sample.refs if ref.name in CONVERTIBLE), None)
-    return sample._replace(refs=tuple(ref._replace(name="jpg") if ref is image else ref for ref in sample.refs))
+    return sample._replace(
+        refs=tuple(ref._replace(name="jpg") if ref is image else ref for ref in sample.refs)
+    )
 
 
 def _is_jpeg_name(name: str) -> bool:
@@ -279,13 +323,19 @@ def field_names(samples: Sequence[SampleRef]) -> tuple[tuple[str, ...], tuple[st
         EncodeError: There is no JPEG field.
     """
     names = dict.fromkeys(
-        name for sample in samples for name in (*(ref.name for ref in sample.refs), *(k for k, _ in sample.known))
+        name
+        for sample in samples
+        for name in (*(ref.name for ref in sample.refs), *(k for k, _ in sample.known))
     )
     streams = tuple(name for name in names if _is_jpeg_name(name))
     if not streams and {"pcr", "scan01"} <= names.keys():
-        raise EncodeError("expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back")
+        raise EncodeError(
+            "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
+        )
     if not streams:
-        raise EncodeError(f"expected a JPEG field, found {sorted(names)}; --reencode-quality Q converts PNG, WebP, BMP (lossy)")
+        raise EncodeError(
+            f"expected a JPEG field, found {sorted(names)}; --reencode-quality Q converts PNG, WebP, BMP (lossy)"
+        )
     return streams, tuple(name for name in names if not _is_jpeg_name(name))
 
 
@@ -335,12 +385,15 @@ def encode_shard(task: ShardTask) -> ShardResult:
                     raise
                 if task.options.on_error == "raise":
                     raise type(error)(
-                        f"{error}; run again with --resume --on-error skip to leave such files out", url=source
+                        f"{error}; run again with --resume --on-error skip to leave such files out",
+                        url=source,
                     ) from error
                 skipped.append(Skipped(sample.key, source, str(error)))
     if not encoded:
         return ShardResult(None, tuple(skipped))
-    entry = write_shard(task.url, encoded, task.options.fmt, names=task.names, options=task.dst_options)
+    entry = write_shard(
+        task.url, encoded, task.options.fmt, names=task.names, options=task.dst_options
+    )
     return ShardResult(entry, tuple(skipped))
 
 
@@ -349,7 +402,9 @@ def _is_bad_file(error: PCRError) -> bool:
     return isinstance(error, FormatError) or isinstance(error.__cause__, FileNotFoundError)
 
 
-def _read(samples: Sequence[SampleRef], options: storage.Options | None) -> Iterator[list[bytes | PCRError]]:
+def _read(
+    samples: Sequence[SampleRef], options: storage.Options | None
+) -> Iterator[list[bytes | PCRError]]:
     """The bytes of each sample's fields, or why there are none."""
     ranges = [(ref.url, ref.start, ref.stop) for sample in samples for ref in sample.refs]
     parts = iter(storage.read_ranges(ranges, options=options))
@@ -357,7 +412,9 @@ def _read(samples: Sequence[SampleRef], options: storage.Options | None) -> Iter
         yield [next(parts) for _ in sample.refs]
 
 
-def _encode_one(sample: SampleRef, values: Sequence[bytes | PCRError], options: EncodeOptions) -> EncodedSample:
+def _encode_one(
+    sample: SampleRef, values: Sequence[bytes | PCRError], options: EncodeOptions
+) -> EncodedSample:
     fields: dict[str, Any] = {"__key__": sample.key}
     for ref, value in zip(sample.refs, values, strict=True):
         if isinstance(value, PCRError):
@@ -376,7 +433,9 @@ def _prepare(image: bytes, options: EncodeOptions) -> bytes:
         map_jpeg(image)
     except CorruptJpeg as error:
         known = "got a " in str(error)
-        raise CorruptJpeg(f"{error}; --reencode-quality Q converts it (lossy)" if known else str(error)) from error
+        raise CorruptJpeg(
+            f"{error}; --reencode-quality Q converts it (lossy)" if known else str(error)
+        ) from error
     return image
 
 
@@ -395,7 +454,9 @@ def _fingerprint(source: Source, options: EncodeOptions) -> str:
     return digest.hexdigest()
 
 
-def _finish(journal: Journal, num_shards: int, options: EncodeOptions, classes: tuple[str, ...]) -> DatasetIndex | None:
+def _finish(
+    journal: Journal, num_shards: int, options: EncodeOptions, classes: tuple[str, ...]
+) -> DatasetIndex | None:
     """Write the dataset index if all shards are there, from this part or from others."""
     with journal.finishing() as found:
         if missing := set(range(num_shards)) - found.keys():
@@ -409,7 +470,9 @@ def _finish(journal: Journal, num_shards: int, options: EncodeOptions, classes: 
                 file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in skipped)
         entries = tuple(result.entry for result in results if result.entry is not None)
         if not entries:
-            raise EncodeError(f"every image was skipped; the reasons are in {storage.join(dst, SKIPPED)}")
+            raise EncodeError(
+                f"every image was skipped; the reasons are in {storage.join(dst, SKIPPED)}"
+            )
         script = options.fmt.scan_script
         index = DatasetIndex(script.name, script.num_groups, entries, classes)
         journal.unite(found)

@@ -41,4 +41,3 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
         raise UnsupportedJpeg(f"a part of more than {MAX_PIECE_BYTES} bytes")
     return EncodedImage(pieces, source.frame.height, source.frame.width, source.orientation)
-

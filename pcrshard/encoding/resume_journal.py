@@ -55,11 +55,26 @@ class Journal:
     """
 
     def __init__(
-        self, dst: str, fingerprint: str, on_error: str, options: storage.Options | None, part: Part | None = None
+        self,
+        dst: str,
+        fingerprint: str,
+        on_error: str,
+        options: storage.Options | None,
+        part: Part | None = None,
     ) -> None:
-        self.dst, self.fingerprint, self.on_error, self.options, self.part = dst, fingerprint, on_error, options, part
+        self.dst, self.fingerprint, self.on_error, self.options, self.part = (
+            dst,
+            fingerprint,
+            on_error,
+            options,
+            part,
+        )
         self.whole_url, self.parts_url = storage.join(dst, JOURNAL), storage.join(dst, PARTS)
-        self.url = self.whole_url if part is None else storage.join(self.parts_url, f"{part[0]}-of-{part[1]}.json")
+        self.url = (
+            self.whole_url
+            if part is None
+            else storage.join(self.parts_url, f"{part[0]}-of-{part[1]}.json")
+        )
         self.results: Results = {}
         self._run = secrets.token_hex(8)
         self._saved = 0.0
@@ -81,16 +96,25 @@ class Journal:
     def _take_over(self, resume: bool) -> None:
         found = self._read_all()
         has_index = storage.exists(storage.join(self.dst, DATASET_INDEX), options=self.options)
-        mine = {url: known for url, known in found.items() if self.part is None or url in (self.url, self.whole_url)}
+        mine = {
+            url: known
+            for url, known in found.items()
+            if self.part is None or url in (self.url, self.whole_url)
+        }
         used = [url for url, known in mine.items() if known[1]]
         if not resume and (used or has_index):
             which = used[0].removeprefix(self.dst).lstrip("/") if used else DATASET_INDEX
-            raise EncodeError(f"{self.dst} already holds a dataset ({which}): use --resume, or another folder")
+            raise EncodeError(
+                f"{self.dst} already holds a dataset ({which}): use --resume, or another folder"
+            )
         if has_index and not found:
-            raise EncodeError(f"{self.dst} holds a dataset that --resume cannot go on with: it has no {JOURNAL}")
+            raise EncodeError(
+                f"{self.dst} holds a dataset that --resume cannot go on with: it has no {JOURNAL}"
+            )
         if any(known[1] and known[0] != self.fingerprint for known in found.values()):
             raise EncodeError(
-                "the source or the options differ from the run that is there, and that --resume would go on with", url=self.dst
+                "the source or the options differ from the run that is there, and that --resume would go on with",
+                url=self.dst,
             )
         self._goes_on = resume and bool(mine)
         self._check_parts(list(found))
@@ -98,8 +122,14 @@ class Journal:
             storage.remove_temporary_files(self.dst, options=self.options)
         results = {number: result for _, known in mine.values() for number, result in known.items()}
         if self.part is not None:
-            results = {number: result for number, result in results.items() if number % self.part[1] == self.part[0]}
-        self.results = {number: result for number, result in results.items() if self._is_kept(result)}
+            results = {
+                number: result
+                for number, result in results.items()
+                if number % self.part[1] == self.part[0]
+            }
+        self.results = {
+            number: result for number, result in results.items() if self._is_kept(result)
+        }
 
     def begin(self, names: list[str]) -> None:
         """Put on record that these shards will be written.
@@ -110,15 +140,25 @@ class Journal:
         if not self._goes_on:
             # An object store has no folder before it has something in it.
             made = storage.is_folder(self.dst, options=self.options)
-            there = [name for name, _ in storage.list_files(self.dst, options=self.options)] if made else []
+            there = (
+                [name for name, _ in storage.list_files(self.dst, options=self.options)]
+                if made
+                else []
+            )
             if found := sorted(set(there).intersection(names)):
-                raise EncodeError(f"{self.dst} already holds {found[0]}, of no run that this goes on with: use another folder")
+                raise EncodeError(
+                    f"{self.dst} already holds {found[0]}, of no run that this goes on with: use another folder"
+                )
         self.save()
 
     def _check_parts(self, urls: list[str]) -> None:
-        counts = {int(match[1]) for url in urls if (match := re.search(r"/\d+-of-(\d+)\.json$", url))}
+        counts = {
+            int(match[1]) for url in urls if (match := re.search(r"/\d+-of-(\d+)\.json$", url))
+        }
         if self.part is not None and counts - {self.part[1]}:
-            raise EncodeError(f"expected parts of {min(counts)}, as those that are there, got part {self.part[0]}/{self.part[1]}")
+            raise EncodeError(
+                f"expected parts of {min(counts)}, as those that are there, got part {self.part[0]}/{self.part[1]}"
+            )
 
     def _read_all(self) -> dict[str, tuple[str, Results]]:
         """Fingerprint and results of every journal in the folder, by URL."""
@@ -127,7 +167,11 @@ class Journal:
             try:
                 if storage.exists(self.parts_url, options=self.options):
                     files = storage.list_files(self.parts_url, options=self.options)
-                    urls += [storage.join(self.parts_url, name) for name, _ in files if name.endswith(".json")]
+                    urls += [
+                        storage.join(self.parts_url, name)
+                        for name, _ in files
+                        if name.endswith(".json")
+                    ]
                 return {url: self._read(url) for url in urls}
             except StorageError:
                 # Another part has found all shards done, and united the journals meanwhile.
@@ -139,9 +183,13 @@ class Journal:
         try:
             raw = json.loads(storage.read_bytes(url, options=self.options))
             fingerprint = str(raw["fingerprint"])
-            results = {int(number): _result_from_json(result) for number, result in raw["shards"].items()}
+            results = {
+                int(number): _result_from_json(result) for number, result in raw["shards"].items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EncodeError(f"not a journal: {error}; remove it to start anew", url=url) from error
+            raise EncodeError(
+                f"not a journal: {error}; remove it to start anew", url=url
+            ) from error
         return fingerprint, results
 
     def _is_kept(self, result: ShardResult) -> bool:
@@ -172,7 +220,10 @@ class Journal:
             EncodeError: One has.
         """
         if not self._lock.path and self._saved and self._owner() != self._run:
-            raise EncodeError("another encode is writing to this folder; wait for it, then use --resume", url=self.dst)
+            raise EncodeError(
+                "another encode is writing to this folder; wait for it, then use --resume",
+                url=self.dst,
+            )
         self._write(self.url, self.results)
         self._saved = time.monotonic()
 
@@ -183,7 +234,11 @@ class Journal:
     def _write(self, url: str, results: Results) -> None:
         shards = {str(number): result for number, result in sorted(results.items())}
         with storage.atomic_write(url, options=self.options) as file:
-            file.write(json.dumps({"fingerprint": self.fingerprint, "run": self._run, "shards": shards}).encode())
+            file.write(
+                json.dumps(
+                    {"fingerprint": self.fingerprint, "run": self._run, "shards": shards}
+                ).encode()
+            )
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[Results]:
@@ -194,7 +249,9 @@ class Journal:
         with self._lock.finishing():
             found: Results = {}
             for _, results in self._read_all().values():
-                found |= {number: result for number, result in results.items() if self._is_there(result)}
+                found |= {
+                    number: result for number, result in results.items() if self._is_there(result)
+                }
             yield found | self.results
 
     def _is_there(self, result: ShardResult) -> bool:
@@ -255,14 +312,18 @@ class _Lock:
             try:
                 self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=self.path) from error
+                raise StorageError(
+                    f"cannot write: {type(error).__name__}: {error}", url=self.path
+                ) from error
             try:
                 fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
             except OSError as error:
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     os.close(self._handle)
                     raise _busy(self.path, length) from error
-                _log.warning("%s: this file system has no locks; let no other encode write there", self.path)
+                _log.warning(
+                    "%s: this file system has no locks; let no other encode write there", self.path
+                )
                 return
             with contextlib.suppress(FileNotFoundError):
                 # By name: to open the file once more and close it would end the lock.
@@ -292,7 +353,9 @@ class _Lock:
 
 def _busy(path: str, length: int) -> EncodeError:
     who = "this part, or one without parts," if length else "or a part of one"
-    return EncodeError(f"another encode, {who} is writing to {os.path.dirname(path)}: wait for it, or use another folder")
+    return EncodeError(
+        f"another encode, {who} is writing to {os.path.dirname(path)}: wait for it, or use another folder"
+    )
 
 
 def read_skipped(dst: str, *, options: storage.Options | None = None) -> list[Skipped]:
@@ -300,7 +363,10 @@ def read_skipped(dst: str, *, options: storage.Options | None = None) -> list[Sk
     url = storage.join(dst, SKIPPED)
     if not storage.exists(url, options=options):
         return []
-    return [Skipped(**json.loads(line)) for line in storage.read_bytes(url, options=options).splitlines()]
+    return [
+        Skipped(**json.loads(line))
+        for line in storage.read_bytes(url, options=options).splitlines()
+    ]
 
 
 def _result_from_json(raw: Any) -> ShardResult:

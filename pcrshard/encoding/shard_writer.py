@@ -22,15 +22,20 @@ from .. import storage
 from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, PCRError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
-from ..format.names import JPEG_EXTENSIONS, check_name, is_metadata, shard_name, valid_field, valid_key
+from ..format.names import (
+    JPEG_EXTENSIONS,
+    check_name,
+    is_metadata,
+    shard_name,
+    valid_field,
+    valid_key,
+)
 from ..format.scan_script import Q95, STANDARD, ScanScript
 from ..format.shard_index import MAX_PIECE_BYTES, Head, Schema, ShardIndex, check_schema, round512
 from ..format.tar_members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
-
-
 
 
 class EncodedSample(NamedTuple):
@@ -63,16 +68,14 @@ class ShardFormat:
         if self.layout not in ("compact", "preview"):
             raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
         if not 1 <= self.base <= self.scan_script.num_groups:
-            raise EncodeError(f"expected base of 1 to {self.scan_script.num_groups}, got {self.base}")
+            raise EncodeError(
+                f"expected base of 1 to {self.scan_script.num_groups}, got {self.base}"
+            )
 
     @property
     def scan_script(self) -> ScanScript:
         """The script itself."""
         return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
-
-
-
-
 
 
 def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> EncodedSample:
@@ -86,20 +89,28 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
     """
     key = sample.get("__key__")
     if not isinstance(key, str) or not valid_key(key):
-        raise EncodeError(f"expected a key without dots in its last part, '..' or a leading '/', got {key!r}")
+        raise EncodeError(
+            f"expected a key without dots in its last part, '..' or a leading '/', got {key!r}"
+        )
     if is_metadata(f"{key}."):
-        raise EncodeError(f"expected a key that is not in a folder named __...__, which WebDataset passes over, got {key!r}")
+        raise EncodeError(
+            f"expected a key that is not in a folder named __...__, which WebDataset passes over, got {key!r}"
+        )
     images, fields = {}, {}
     for name, value in sample.items():
         if name.startswith("__"):
             continue
         if not valid_field(name):
-            raise EncodeError(f"expected a field name in lower case without blanks, got {name!r}", key=key)
+            raise EncodeError(
+                f"expected a field name in lower case without blanks, got {name!r}", key=key
+            )
         if name.rpartition(".")[2] not in JPEG_EXTENSIONS:
             fields[name] = _to_bytes(name, value, key)
             continue
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}", key=key)
+            raise EncodeError(
+                f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}", key=key
+            )
         try:
             images[name] = encode_jpeg(bytes(value), script)
         except PCRError as error:
@@ -109,7 +120,9 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
 
 def _to_bytes(name: str, value: object, key: str) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview) and len(value) > MAX_PIECE_BYTES:
-        raise EncodeError(f"field {name!r} of {len(value)} bytes is larger than {MAX_PIECE_BYTES}", key=key)
+        raise EncodeError(
+            f"field {name!r} of {len(value)} bytes is larger than {MAX_PIECE_BYTES}", key=key
+        )
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     try:
@@ -121,7 +134,9 @@ def _to_bytes(name: str, value: object, key: str) -> bytes:
             return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise EncodeError(f"cannot store field {name!r}: {error}", key=key) from error
-    raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}", key=key)
+    raise EncodeError(
+        f"expected bytes, str or int in field {name!r}, got {type(value).__name__}", key=key
+    )
 
 
 def write_shard(
@@ -150,7 +165,9 @@ def write_shard(
     index, index_bytes = lay_out(index, stem)
     with storage.atomic_write(url, options=options) as raw:
         file = _Checksummed(raw)
-        _write_member(file, tar_header(index_name(index.schema, stem), len(index_bytes)), [index_bytes])
+        _write_member(
+            file, tar_header(index_name(index.schema, stem), len(index_bytes)), [index_bytes]
+        )
         streams = [field for field, _ in index.schema.streams]
         for member in plan_members(index, stem):
             parts = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
@@ -181,13 +198,20 @@ def _write_member(file: _Checksummed, header: bytes, parts: Sequence[bytes]) -> 
 
 
 def _make_index(
-    samples: Sequence[EncodedSample], fmt: ShardFormat, names: tuple[Sequence[str], Sequence[str]] | None
+    samples: Sequence[EncodedSample],
+    fmt: ShardFormat,
+    names: tuple[Sequence[str], Sequence[str]] | None,
 ) -> ShardIndex:
     """The index of the samples, without offsets and checksums of its own."""
     counts = collections.Counter(sample.key for sample in samples)
     if len(counts) != len(samples):
-        raise EncodeError(f"expected distinct keys in a shard, {max(counts, key=counts.__getitem__)!r} is there more than once")
-    streams, fields = names or (_union(s.images for s in samples), _union(s.fields for s in samples))
+        raise EncodeError(
+            f"expected distinct keys in a shard, {max(counts, key=counts.__getitem__)!r} is there more than once"
+        )
+    streams, fields = names or (
+        _union(s.images for s in samples),
+        _union(s.fields for s in samples),
+    )
     preview = fmt.layout == "preview"
     schema = Schema(
         fmt.scan_script.name,
@@ -224,7 +248,10 @@ def _make_index(
 def _running_crcs(pieces: Sequence[bytes]) -> list[int]:
     """CRC-32C of each prefix of the scan groups, then that of the tail alone."""
     *groups, tail = pieces
-    return [*[*itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)][1:], crc32c(tail)]
+    return [
+        *[*itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)][1:],
+        crc32c(tail),
+    ]
 
 
 def _union(names: Any) -> list[str]:
@@ -267,7 +294,9 @@ class ShardWriter:
         self._entries: list[ShardEntry] = []
         for used in (DATASET_INDEX, shard_name(name, 0)):
             if storage.exists(storage.join(dst, used), options=storage_options):
-                raise EncodeError(f"{dst} already holds a dataset ({used}): use another folder, or remove it")
+                raise EncodeError(
+                    f"{dst} already holds a dataset ({used}): use another folder, or remove it"
+                )
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`."""
@@ -286,23 +315,31 @@ class ShardWriter:
             self._flush()
         if not self._entries:
             raise EncodeError(f"no sample was written to {self.dst}")
-        index = DatasetIndex(self.fmt.scan_script.name, self.fmt.scan_script.num_groups, tuple(self._entries), self.classes)
+        index = DatasetIndex(
+            self.fmt.scan_script.name,
+            self.fmt.scan_script.num_groups,
+            tuple(self._entries),
+            self.classes,
+        )
         write_dataset_index(self.dst, index, options=self._options)
         return index
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.close()
 
 
-
-
-
-
-def write_dataset_index(dst: str, index: DatasetIndex, *, options: storage.Options | None = None) -> None:
+def write_dataset_index(
+    dst: str, index: DatasetIndex, *, options: storage.Options | None = None
+) -> None:
     """Write ``pcr.json`` into a folder, atomically."""
     with storage.atomic_write(storage.join(dst, DATASET_INDEX), options=options) as file:
         file.write(index.encode())

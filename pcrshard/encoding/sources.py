@@ -53,7 +53,9 @@ class Source(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def list_source(src: str, *, prefix_keys: bool = False, options: storage.Options | None = None) -> Source:
+def list_source(
+    src: str, *, prefix_keys: bool = False, options: storage.Options | None = None
+) -> Source:
     """List the samples of a source.
 
     Args:
@@ -75,25 +77,38 @@ def list_source(src: str, *, prefix_keys: bool = False, options: storage.Options
         else:
             source = Source(list(_tar_samples(urls, prefix_keys, options)))
     if not source.samples:
-        raise EncodeError(f"expected images, .tar files, or a .tsv/.jsonl list in {src}, found none")
+        raise EncodeError(
+            f"expected images, .tar files, or a .tsv/.jsonl list in {src}, found none"
+        )
     return source
 
 
 def _list_folder(folder: str, prefix_keys: bool, options: storage.Options | None) -> Source:
-    sizes = {name: size for name, size in storage.list_files(folder, options=options) if not _hidden(name)}
+    sizes = {
+        name: size
+        for name, size in storage.list_files(folder, options=options)
+        if not _hidden(name)
+    }
     files = list(sizes)
     tars = [name for name in files if name.endswith(".tar")]
     images = [name for name in files if _extension(name) in _IMAGES]
     ignored = tuple(name for name in files if name not in set(tars) | set(images))
     if tars and images:
-        raise EncodeError(f"expected images or tars in {folder}, found both: name the tars by a pattern")
+        raise EncodeError(
+            f"expected images or tars in {folder}, found both: name the tars by a pattern"
+        )
     if tars:
         urls = [storage.join(folder, name) for name in tars]
         return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
     outside = [name for name in images if "/" not in name]
     in_classes = not outside
     if outside and len(outside) < len(images):
-        _log.warning("%s: no class labels, because %s and %d others are in no sub-folder", folder, outside[0], len(outside) - 1)
+        _log.warning(
+            "%s: no class labels, because %s and %d others are in no sub-folder",
+            folder,
+            outside[0],
+            len(outside) - 1,
+        )
     classes = tuple(sorted({name.split("/")[0] for name in images})) if in_classes else ()
     numbers = {name: str(i).encode() for i, name in enumerate(classes)}
     keys = _unique_keys(images)
@@ -135,7 +150,9 @@ def _unique_keys(paths: Iterable[str]) -> list[str]:
     return keys
 
 
-def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | None) -> Iterator[SampleRef]:
+def _tar_samples(
+    urls: list[str], prefix_keys: bool, options: storage.Options | None
+) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
     folder = posixpath.commonprefix(urls).rpartition("/")[0]
     for url in urls:
@@ -146,7 +163,8 @@ def _tar_samples(urls: list[str], prefix_keys: bool, options: storage.Options | 
                 advice = (
                     "which holds it twice"
                     if seen[key] == url
-                    else f"and in {url}" + ("" if prefix_keys else "; --prefix-keys keeps them apart")
+                    else f"and in {url}"
+                    + ("" if prefix_keys else "; --prefix-keys keeps them apart")
                 )
                 raise EncodeError(f"key {key!r} is in {seen[key]}, {advice}")
             seen[key] = url
@@ -168,9 +186,16 @@ def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
         for info in tar:
             name = info.name.removeprefix("./")
             match = _MEMBER.fullmatch(name)
-            if info.islnk() and info.linkname in places:  # a file that is in the tar already, under another name
+            if (
+                info.islnk() and info.linkname in places
+            ):  # a file that is in the tar already, under another name
                 info.type, (info.offset_data, info.size) = tarfile.REGTYPE, places[info.linkname]
-            if not info.isreg() or match is None or is_metadata(name) or posixpath.basename(name).startswith("."):
+            if (
+                not info.isreg()
+                or match is None
+                or is_metadata(name)
+                or posixpath.basename(name).startswith(".")
+            ):
                 continue
             places[info.name] = info.offset_data, info.size
             if match[1] != key:
@@ -192,23 +217,34 @@ def _check_tar_end(file: BinaryIO, offset: int, url: str) -> None:
     file.seek(offset)
     block = file.read(BLOCK)
     if block not in (b"", bytes(BLOCK)):
-        raise EncodeError("expected a tar header or the end of the tar, got a damaged header", url=url, offset=offset)
+        raise EncodeError(
+            "expected a tar header or the end of the tar, got a damaged header",
+            url=url,
+            offset=offset,
+        )
     while rest := file.read(1 << 20):
         if rest.strip(b"\0"):
-            raise EncodeError("expected nothing behind the end of the tar; join tars by `tar --concatenate`", url=url)
+            raise EncodeError(
+                "expected nothing behind the end of the tar; join tars by `tar --concatenate`",
+                url=url,
+            )
 
 
 def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef:
     if not valid_key(key) or not valid_field(name):
         raise EncodeError(f"member {info.name!r} does not make a legal key and field", url=url)
     if info.issparse():
-        raise EncodeError(f"member {info.name!r} is stored with holes; make the tar without --sparse", url=url)
+        raise EncodeError(
+            f"member {info.name!r} is stored with holes; make the tar without --sparse", url=url
+        )
     return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
 
 
 def _list_file(path: str, options: storage.Options | None) -> Source:
     lines = storage.read_bytes(path, options=options).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    parse: Callable[[str], dict[str, Any] | None] = _TsvParser() if path.endswith(".tsv") else _parse_json
+    parse: Callable[[str], dict[str, Any] | None] = (
+        _TsvParser() if path.endswith(".tsv") else _parse_json
+    )
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -230,7 +266,10 @@ def _rows_to_source(rows: list[dict[str, Any]], path: str) -> Source:
     names = sorted(label for label in labels if isinstance(label, str))
     if names and len(names) != len(labels):
         number = next(label for label in labels if not isinstance(label, str))
-        raise EncodeError(f"expected labels that are all numbers or all names, got {number} and {names[0]!r}", url=path)
+        raise EncodeError(
+            f"expected labels that are all numbers or all names, got {number} and {names[0]!r}",
+            url=path,
+        )
     numbers = {name: i for i, name in enumerate(names)}
     samples = []
     for key, row in zip(_unique_keys(row["path"] for row in rows), rows, strict=True):
@@ -276,20 +315,28 @@ class _TsvParser:
         if not self.names:
             self.names = ["path", "label", "extra"]
             if "path" in cells:
-                self.names = ["label" if name == "class" and "label" not in cells else name for name in cells]
+                self.names = [
+                    "label" if name == "class" and "label" not in cells else name for name in cells
+                ]
                 return None
         if len(cells) > len(self.names) or "\r" in line:
             raise ValueError(f"expected the columns {', '.join(self.names)}, got {len(cells)}")
-        row: dict[str, Any] = {name: value for name, value in zip(self.names, cells, strict=False) if value}
+        row: dict[str, Any] = {
+            name: value for name, value in zip(self.names, cells, strict=False) if value
+        }
         if _DIGITS.fullmatch(row.get("label", "")) and len(row["label"]) > _MAX_DIGITS:
-            raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(row['label'])}")
+            raise ValueError(
+                f"expected a label of at most {_MAX_DIGITS} digits, got {len(row['label'])}"
+            )
         return row
 
 
 def _read_numbers(rows: list[dict[str, Any]]) -> None:
     """Turn labels that are written as numbers into such, unless all are and some have leading zeros: 007 is a name."""
     labelled = [row for row in rows if "label" in row]
-    if all(_DIGITS.fullmatch(row["label"]) for row in labelled) and not all(_NUMBER.fullmatch(row["label"]) for row in labelled):
+    if all(_DIGITS.fullmatch(row["label"]) for row in labelled) and not all(
+        _NUMBER.fullmatch(row["label"]) for row in labelled
+    ):
         return
     for row in labelled:
         if _NUMBER.fullmatch(row["label"]):

@@ -52,7 +52,9 @@ class WorkerProcesses(concurrent.futures.Executor):
         self._how = (workers, context, _die_with_parent)
         self._pool = concurrent.futures.ProcessPoolExecutor(*self._how)
 
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
+    def submit(
+        self, fn: Callable[..., R], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[R]:
         """Run ``fn`` in a worker."""
         return self._pool.submit(fn, *args, **kwargs)
 
@@ -79,7 +81,11 @@ def _die_with_parent() -> None:
 
 
 def run_tasks(
-    pool: concurrent.futures.Executor | None, function: Callable[[T], R], tasks: dict[int, T], *, in_flight: int | None = None
+    pool: concurrent.futures.Executor | None,
+    function: Callable[[T], R],
+    tasks: dict[int, T],
+    *,
+    in_flight: int | None = None,
 ) -> Iterator[tuple[int, R]]:
     """Run tasks on an executor, or here, and yield (number, result) as they end; the first error is raised.
 
@@ -100,15 +106,22 @@ def run_tasks(
                 while waiting and len(running) < limit:
                     future = pool.submit(function, tasks[waiting[0]])
                     running[future] = waiting.popleft()
-                ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                ended, _ = concurrent.futures.wait(
+                    running, return_when=concurrent.futures.FIRST_COMPLETED
+                )
                 for future in ended:
                     result = future.result()
                     yield running.pop(future), result
             except concurrent.futures.BrokenExecutor as error:
                 deaths += 1
                 if not isinstance(pool, WorkerProcesses) or deaths > _MAX_DEATHS:
-                    raise EncodeError(f"a worker process died ({error}); run again with --resume") from error
-                _log.warning("a worker process died; the %d tasks that were under way run again", len(running))
+                    raise EncodeError(
+                        f"a worker process died ({error}); run again with --resume"
+                    ) from error
+                _log.warning(
+                    "a worker process died; the %d tasks that were under way run again",
+                    len(running),
+                )
                 waiting.extendleft(running.values())
                 running.clear()
                 pool.renew()

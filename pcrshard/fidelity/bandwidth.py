@@ -72,7 +72,9 @@ class BandwidthTuner:
         self.max_wait, self.window, self.patience, self.ahead = max_wait, window, patience, ahead
         self.bandwidth: float | None = None
         self.excused = 0.0
-        self._top: tuple[int, float] | None = None  # where a descent began, and seconds a sample there
+        self._top: tuple[int, float] | None = (
+            None  # where a descent began, and seconds a sample there
+        )
         self._hold = patience
         self._calm = self._settling = 0
         self._base: int | None = None  # what held before the last try
@@ -83,7 +85,9 @@ class BandwidthTuner:
         """Forget the window; and the last wait, which was at another scan."""
         self._waited = self._used = 0.0
         self._samples = self._steps = 0
-        self._measured: tuple[float, int] | None = None  # seconds and samples since a step that waited
+        self._measured: tuple[float, int] | None = (
+            None  # seconds and samples since a step that waited
+        )
 
     def watch(self, batches: Iterable[Batch], *, samples: int) -> Iterator[Batch]:
         """Iterate batches and tune meanwhile. The wait for the first one is not counted: nothing is read ahead across epochs.
@@ -171,7 +175,9 @@ class BandwidthTuner:
         seen = samples * self.sizes[position] / seconds
         changed = self.bandwidth is not None and seen < _CHANGED * self.bandwidth
         affordable = _MARGIN * seen * mean_used * self._steps / self._samples
-        lower = max((i for i, size in enumerate(self.sizes[:position]) if size <= affordable), default=0)
+        lower = max(
+            (i for i, size in enumerate(self.sizes[:position]) if size <= affordable), default=0
+        )
         if changed or self.bandwidth is None:
             self._hold, self._lost = self.patience, -math.inf
         else:
@@ -185,7 +191,11 @@ class BandwidthTuner:
 
     def _excuse(self, position: int, seconds: float) -> bool:
         """Whether a sample took as long where the descent began, at many more bytes."""
-        if self._top is None or self.sizes[self._top[0]] < _RAISE * self.sizes[position] or seconds < _SAME * self._top[1]:
+        if (
+            self._top is None
+            or self.sizes[self._top[0]] < _RAISE * self.sizes[position]
+            or seconds < _SAME * self._top[1]
+        ):
             return False
         self.excused = self._waited / (self._waited + self._used)
         self._hold, self._base, self.bandwidth = self.patience, None, None
@@ -195,26 +205,45 @@ class BandwidthTuner:
 
     def _end_window(self) -> None:
         """After enough windows without waiting, try a higher scan."""
-        waits, position = self._waited > self._limit * (self._waited + self._used), max(self._position, self._lowest)
+        waits, position = (
+            self._waited > self._limit * (self._waited + self._used),
+            max(self._position, self._lowest),
+        )
         self._calm = max(0, self._calm - 1) if waits else self._calm + 1
-        per_step, rate = self._samples // self._steps, self._samples * self.sizes[position] / (self._waited + self._used)
+        per_step, rate = (
+            self._samples // self._steps,
+            self._samples * self.sizes[position] / (self._waited + self._used),
+        )
         self._waited = self._used = 0.0
         self._samples = self._steps = 0
         if not waits:
             self._measured = None
             if self._base is not None and self._calm >= self.patience:
                 self._lost = 0.0  # the try has come off
-            if self._calm >= self.patience and self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
-                self.bandwidth, self._hold, self._top = rate, self.patience, None  # what was dear is not so any more
+            if (
+                self._calm >= self.patience
+                and self.bandwidth is not None
+                and rate > self.bandwidth / _CHANGED
+            ):
+                self.bandwidth, self._hold, self._top = (
+                    rate,
+                    self.patience,
+                    None,
+                )  # what was dear is not so any more
             cheap = self._lost <= self.max_wait / 2 * self._passed
             if self._calm >= self._hold and cheap and position < len(self.sizes) - 1:
                 enough, self._base = _RAISE * self.sizes[position], position
                 self._lost = self._passed = 0.0
-                position = next((i for i, size in enumerate(self.sizes) if size >= enough), len(self.sizes) - 1)
+                position = next(
+                    (i for i, size in enumerate(self.sizes) if size >= enough), len(self.sizes) - 1
+                )
         self._move(position, per_step)
 
 
 def bytes_per_sample(entries: Sequence[Any]) -> list[float]:
     """Mean bytes of a sample at scans 1..N and at ``"full"``, from a dataset index's ``shards``."""
     num_samples = sum(entry.num_samples for entry in entries)
-    return [sum(entry.prefix_stops[i] for entry in entries) / num_samples for i in range(len(entries[0].prefix_stops))]
+    return [
+        sum(entry.prefix_stops[i] for entry in entries) / num_samples
+        for i in range(len(entries[0].prefix_stops))
+    ]

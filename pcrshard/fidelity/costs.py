@@ -25,7 +25,10 @@ def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     full = sum(shard.prefix_stops[-1] for shard in index.shards)
     scans: list[Scan] = [*range(1, index.num_groups + 1), FULL][: index.scan]
     sizes = [index.prefix_bytes(scan) for scan in scans]
-    return [ScanCost(scan, size, size / index.num_samples, full / size) for scan, size in zip(scans, sizes, strict=True)]
+    return [
+        ScanCost(scan, size, size / index.num_samples, full / size)
+        for scan, size in zip(scans, sizes, strict=True)
+    ]
 
 
 def human_bytes(size: float) -> str:
@@ -51,12 +54,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    )
 
 
 def scan_table(costs: Sequence[ScanCost]) -> str:
     """The table of ``pcrshard info``."""
-    rows = [[c.scan, human_bytes(c.prefix_bytes), human_bytes(c.bytes_per_sample), f"{c.saving:.2f}x"] for c in costs]
+    rows = [
+        [c.scan, human_bytes(c.prefix_bytes), human_bytes(c.bytes_per_sample), f"{c.saving:.2f}x"]
+        for c in costs
+    ]
     return table(["scan", "prefix", "bytes/sample", "saving"], rows)
 
 
@@ -117,7 +126,18 @@ def plan_costs(
         rate = None if bandwidth is None else bandwidth / (epoch_bytes / len(order.ids))
         worst = int(counted.read_bytes.sum(axis=1).max())
         requests, memory = int(counted.requests.sum()), int(counted.open_bytes.max())
-        costs.append(PlanCost(scan, order.steps, epoch_bytes, worst, counted.repeated_bytes, requests, memory, rate))
+        costs.append(
+            PlanCost(
+                scan,
+                order.steps,
+                epoch_bytes,
+                worst,
+                counted.repeated_bytes,
+                requests,
+                memory,
+                rate,
+            )
+        )
     return costs
 
 

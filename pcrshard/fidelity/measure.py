@@ -105,7 +105,9 @@ def _metric() -> Any:
         import torch
         from torchmetrics.functional.image import multiscale_structural_similarity_index_measure
     except ImportError as error:
-        raise MissingDependency("torchmetrics is not installed: pip install 'pcrshard[train]'") from error
+        raise MissingDependency(
+            "torchmetrics is not installed: pip install 'pcrshard[train]'"
+        ) from error
     return torch, multiscale_structural_similarity_index_measure
 
 
@@ -126,16 +128,23 @@ def msssim(pixels: Pixels, reference: Pixels) -> float:
         ValueError: The shapes differ, or a side is below 11 pixels.
     """
     if pixels.shape != reference.shape or pixels.ndim != 3:
-        raise ValueError(f"expected two images (H, W, C) of one shape, got {pixels.shape} and {reference.shape}")
+        raise ValueError(
+            f"expected two images (H, W, C) of one shape, got {pixels.shape} and {reference.shape}"
+        )
     scales = count_scales(*pixels.shape[:2])
     if scales == 0:
-        raise ValueError(f"expected sides of {_MIN_SIDES[0]} pixels or more, got {pixels.shape[:2]}")
+        raise ValueError(
+            f"expected sides of {_MIN_SIDES[0]} pixels or more, got {pixels.shape[:2]}"
+        )
     if np.array_equal(pixels, reference):
         return 1.0
     torch, metric = _metric()
     y, x, height, width = _middle(pixels, _MAX_SIDE)
     betas = tuple(weight / sum(WEIGHTS[:scales]) for weight in WEIGHTS[:scales])
-    images = (torch.from_numpy(_planes(image[y : y + height, x : x + width])) for image in (pixels, reference))
+    images = (
+        torch.from_numpy(_planes(image[y : y + height, x : x + width]))
+        for image in (pixels, reference)
+    )
     with torch.inference_mode():
         # A negative mean would become a NaN by the power of its weight.
         return float(metric(*images, data_range=255.0, betas=betas, normalize="relu"))
@@ -189,10 +198,21 @@ def measure(
     def look(pieces: Pieces) -> _Seen | None:
         return _look(pieces, stops, rounds)
 
-    seen = [s for _, s in _sample(index, urls, num_images, seed, max_shards, storage_options, look, on_image) if s]
+    seen = [
+        s
+        for _, s in _sample(
+            index, urls, num_images, seed, max_shards, storage_options, look, on_image
+        )
+        if s
+    ]
     if not seen:
-        raise ValueError(f"expected images of {_MIN_SIDES[0]} pixels or more on each side, found none in {url}")
-    return [_summarise(index, scan, [s.rungs[i] for s in seen], sum(s.small for s in seen)) for i, scan in enumerate(wanted)]
+        raise ValueError(
+            f"expected images of {_MIN_SIDES[0]} pixels or more on each side, found none in {url}"
+        )
+    return [
+        _summarise(index, scan, [s.rungs[i] for s in seen], sum(s.small for s in seen))
+        for i, scan in enumerate(wanted)
+    ]
 
 
 class _Rung(NamedTuple):
@@ -228,7 +248,9 @@ def _look(pieces: Pieces, stops: Sequence[int], rounds: int) -> _Seen | None:
     return _Seen(scales < len(WEIGHTS), rungs)
 
 
-def _summarise(index: DatasetIndex, scan: Scan, rungs: Sequence[_Rung], num_small: int) -> ScanFidelity:
+def _summarise(
+    index: DatasetIndex, scan: Scan, rungs: Sequence[_Rung], num_small: int
+) -> ScanFidelity:
     values, prefix = [rung.msssim for rung in rungs], index.prefix_bytes(scan)
     return ScanFidelity(
         scan=scan,
@@ -273,13 +295,19 @@ def _sample(
             f"expected full fidelity to compare with, got a staged copy of scans 1 to {index.scan} of {index.num_groups}; "
             "measure the dataset that it comes from"
         )
-    picked = pick(random.Random(seed), [entry.num_samples for entry in index.shards], num_images, max_shards)
+    picked = pick(
+        random.Random(seed), [entry.num_samples for entry in index.shards], num_images, max_shards
+    )
     found: list[tuple[str, T]] = []
     for shard, rows in picked.items():
         entry = index.shards[shard]
-        with Shard(urls[shard], entry=entry, storage_options=options).load(entry.num_groups) as prefix:
-            field = prefix.index.schema.streams[0][0]
-            samples = prefix.samples(rows, select=lambda _, name, field=field: name == field, decode=look)  # type: ignore[misc]
+        with Shard(urls[shard], entry=entry, storage_options=options).load(
+            entry.num_groups
+        ) as prefix:
+            streams = prefix.index.schema.streams
+            field = streams[0][0]
+            others = set(prefix.index.schema.fields) | {name for name, _ in streams[1:]}
+            samples = prefix.samples(rows, select=lambda _, name: name not in others, decode=look)
             for sample in samples:
                 _note(found, sample, field)
                 if on_image is not None:
@@ -292,7 +320,9 @@ def _note(found: list[tuple[str, Any]], sample: Sample, field: str) -> None:
         found.append((sample["__key__"], sample[field]))
 
 
-def pick(rng: random.Random, sizes: Sequence[int], num_images: int, max_shards: int) -> dict[int, list[int]]:
+def pick(
+    rng: random.Random, sizes: Sequence[int], num_images: int, max_shards: int
+) -> dict[int, list[int]]:
     """Choose images at random from a few shards.
 
     Args:
@@ -310,7 +340,11 @@ def pick(rng: random.Random, sizes: Sequence[int], num_images: int, max_shards: 
     shards = sorted(rng.sample(range(len(sizes)), min(max_shards, len(sizes))))
     images = [(shard, row) for shard in shards for row in range(sizes[shard])]
     chosen = sorted(rng.sample(images, min(num_images, len(images))))
-    return {shard: [row for s, row in chosen if s == shard] for shard in shards if any(s == shard for s, _ in chosen)}
+    return {
+        shard: [row for s, row in chosen if s == shard]
+        for shard in shards
+        if any(s == shard for s, _ in chosen)
+    }
 
 
 def throughput(row: ScanFidelity, bandwidth: float, cores: float = math.inf) -> Throughput:
@@ -351,14 +385,34 @@ def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Reco
     return Recommendation(found.scan, reason)
 
 
-def fidelity_table(rows: Sequence[ScanFidelity], bandwidth: float | None = None, cores: float = math.inf) -> str:
+def fidelity_table(
+    rows: Sequence[ScanFidelity], bandwidth: float | None = None, cores: float = math.inf
+) -> str:
     """The table of ``pcrshard fidelity``."""
-    header = ["scan", "bytes/sample", "image bytes [q1 q3]", "saving", "MS-SSIM [q1 q3]", "PSNR", "decode ms"]
+    header = [
+        "scan",
+        "bytes/sample",
+        "image bytes [q1 q3]",
+        "saving",
+        "MS-SSIM [q1 q3]",
+        "PSNR",
+        "decode ms",
+    ]
     cells: list[list[object]] = []
     for row in rows:
         low, middle, high = map(human_bytes, row.image_bytes)
-        cells.append([row.scan, human_bytes(row.bytes_per_image), f"{middle} [{low} {high}]", f"{row.saving:.2f}x"])
-        cells[-1] += [f"{row.msssim:.4f} [{row.msssim_quartiles.q1:.4f} {row.msssim_quartiles.q3:.4f}]", f"{row.psnr:.1f}"]
+        cells.append(
+            [
+                row.scan,
+                human_bytes(row.bytes_per_image),
+                f"{middle} [{low} {high}]",
+                f"{row.saving:.2f}x",
+            ]
+        )
+        cells[-1] += [
+            f"{row.msssim:.4f} [{row.msssim_quartiles.q1:.4f} {row.msssim_quartiles.q3:.4f}]",
+            f"{row.psnr:.1f}",
+        ]
         cells[-1].append(f"{1000 * row.decode_seconds:.2f}")
         if bandwidth is not None:
             rate = throughput(row, bandwidth, cores)
@@ -394,7 +448,11 @@ def contact_sheet(
     pyplot_module()
     index, urls = open_dataset(url, storage_options=storage_options)
     last = index.num_groups
-    wanted: list[Scan] = list(scans) if scans is not None else sorted({round(1 + i * (last - 1) / 4) for i in range(5)})
+    wanted: list[Scan] = (
+        list(scans)
+        if scans is not None
+        else sorted({round(1 + i * (last - 1) / 4) for i in range(5)})
+    )
     stops = [min(check_scan(scan, last), last) for scan in wanted]
 
     def look(pieces: Pieces) -> list[tuple[int, float, Pixels]]:
@@ -404,7 +462,9 @@ def contact_sheet(
         for stop in [*stops, last]:
             pixels = decode_image(pieces[:stop])
             value = msssim(pixels, reference) if count_scales(*pixels.shape[:2]) else math.nan
-            shown.append((sum(map(len, pieces[:stop])), value, pixels[y : y + height, x : x + width]))
+            shown.append(
+                (sum(map(len, pieces[:stop])), value, pixels[y : y + height, x : x + width])
+            )
         return shown
 
     rows = [
@@ -412,7 +472,9 @@ def contact_sheet(
         for key, cells in _sample(index, urls, num_images, seed, num_images, storage_options, look)
     ]
     plot_contact_sheet(
-        rows, path, title=f"script {index.script}: middle of each image, and four times its difference to full fidelity"
+        rows,
+        path,
+        title=f"script {index.script}: middle of each image, and four times its difference to full fidelity",
     )
 
 

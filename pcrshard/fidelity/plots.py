@@ -30,7 +30,9 @@ def pyplot_module() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingDependency("matplotlib is not installed: pip install 'pcrshard[train]'") from error
+        raise MissingDependency(
+            "matplotlib is not installed: pip install 'pcrshard[train]'"
+        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -58,14 +60,18 @@ def save_figure(figure: Any, path: str) -> None:
 
 def draw_scan_costs(axes: Any, costs: Sequence[ScanCost]) -> None:
     """The bars, with the saving written on each."""
-    bars = axes.bar([str(c.scan) for c in costs], [c.bytes_per_sample / 1000 for c in costs], color=_BLUE)
+    bars = axes.bar(
+        [str(c.scan) for c in costs], [c.bytes_per_sample / 1000 for c in costs], color=_BLUE
+    )
     axes.bar_label(bars, [f"{c.saving:.1f}x" for c in costs], padding=2, color=_GREY)
     axes.set_xlabel("read up to scan (label: times fewer bytes than full)")
     axes.set_ylabel("bytes per sample (kB)")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def plot_ladder(images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanCost], path: str, *, title: str) -> None:
+def plot_ladder(
+    images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanCost], path: str, *, title: str
+) -> None:
     """One image at several scans above the bars of :func:`plot_scan_costs`, saved as PNG.
 
     Args:
@@ -87,7 +93,14 @@ def plot_ladder(images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanC
     save_figure(figure, path)
 
 
-def plot_fidelity(scans: Sequence[object], kilobytes: Sequence[float], msssim: Sequence[float], path: str, *, title: str) -> None:
+def plot_fidelity(
+    scans: Sequence[object],
+    kilobytes: Sequence[float],
+    msssim: Sequence[float],
+    path: str,
+    *,
+    title: str,
+) -> None:
     """Draw MS-SSIM over bytes per sample, one point a scan, saved as PNG."""
     pyplot = pyplot_module()
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
@@ -107,7 +120,11 @@ def plot_contact_sheet(rows: Sequence[Sequence[Picture]], path: str, *, title: s
     pyplot = pyplot_module()
     columns = len(rows[0])
     figure, axes = pyplot.subplots(
-        2 * len(rows), columns, figsize=(2.3 * columns, 4.9 * len(rows)), layout="constrained", squeeze=False
+        2 * len(rows),
+        columns,
+        figsize=(2.3 * columns, 4.9 * len(rows)),
+        layout="constrained",
+        squeeze=False,
     )
     for r, pictures in enumerate(rows):
         reference = pictures[-1].pixels.astype(np.int16)
@@ -115,7 +132,10 @@ def plot_contact_sheet(rows: Sequence[Sequence[Picture]], path: str, *, title: s
             above, below = axes[2 * r][c], axes[2 * r + 1][c]
             above.imshow(picture.pixels)
             scan = FULL if picture.scan == FULL else f"scan {picture.scan}"
-            above.set_title(f"{scan}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}", fontsize=9)
+            above.set_title(
+                f"{scan}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}",
+                fontsize=9,
+            )
             below.imshow(np.clip(128 + 4 * (picture.pixels - reference), 0, 255).astype(np.uint8))
             above.axis("off")
             below.axis("off")

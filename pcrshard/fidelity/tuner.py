@@ -141,12 +141,23 @@ class ScanTuner:
         every: int = 20,
     ) -> None:
         if images < 1 or trials < 1 or every < 1:
-            raise ValueError(f"expected at least one image, trial and epoch, got {images}, {trials}, {every}")
+            raise ValueError(
+                f"expected at least one image, trial and epoch, got {images}, {trials}, {every}"
+            )
         entries = dataset.shards.entries
-        sizes = [sum(entry.prefix_stops[i] for entry in entries) for i in range(len(entries[0].prefix_stops))]
+        sizes = [
+            sum(entry.prefix_stops[i] for entry in entries)
+            for i in range(len(entries[0].prefix_stops))
+        ]
         self.dataset, self.loss, self.level = dataset, loss, level
         self.candidates = list(candidates or candidate_scans(sizes))
-        self.threshold, self.images, self.trials, self.first, self.every = threshold, images, trials, first, every
+        self.threshold, self.images, self.trials, self.first, self.every = (
+            threshold,
+            images,
+            trials,
+            first,
+            every,
+        )
         self.reports: list[TunerReport] = []
 
     def due(self, epoch: int) -> bool:
@@ -172,7 +183,11 @@ class ScanTuner:
 
     def measure(self, model: nn.Module, epoch: int = 0) -> list[Similarity]:
         """The cosine of each candidate; the level stays as it is."""
-        model = getattr(model, "module", model) if type(model).__name__.endswith("DataParallel") else model
+        model = (
+            getattr(model, "module", model)
+            if type(model).__name__.endswith("DataParallel")
+            else model
+        )
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         cosines: dict[Scan, list[float]] = {scan: [] for scan in self.candidates}
         with _untouched(model):
@@ -180,19 +195,39 @@ class ScanTuner:
                 gradients = self._gradients(model, parameters, epoch, trial)
                 reference = gradients.pop(FULL)
                 for scan, gradient in gradients.items():
-                    cosines[scan].append(float(nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30)))
-        return [Similarity(scan, *(max(-1.0, min(1.0, v)) for v in confidence(values))) for scan, values in cosines.items()]
+                    cosines[scan].append(
+                        float(
+                            nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30)
+                        )
+                    )
+        return [
+            Similarity(scan, *(max(-1.0, min(1.0, v)) for v in confidence(values)))
+            for scan, values in cosines.items()
+        ]
 
-    def _gradients(self, model: nn.Module, parameters: list[nn.Parameter], epoch: int, trial: int) -> dict[Scan, Tensor]:
+    def _gradients(
+        self, model: nn.Module, parameters: list[nn.Parameter], epoch: int, trial: int
+    ) -> dict[Scan, Tensor]:
         """The mean gradient at each candidate and at full fidelity, as one vector each."""
         sums: dict[Scan, Tensor] = {}
         scans = [*self.candidates, FULL]
-        crops = _TUNING_EPOCHS + epoch * self.trials + trial  # other crops than any epoch of training has
-        for number, views in enumerate(self.dataset.views(self._batches(epoch, trial), scans, epoch=crops)):
+        crops = (
+            _TUNING_EPOCHS + epoch * self.trials + trial
+        )  # other crops than any epoch of training has
+        for number, views in enumerate(
+            self.dataset.views(self._batches(epoch, trial), scans, epoch=crops)
+        ):
             for scan, batch in views.items():
-                torch.manual_seed(number)  # the same dropout for each scan; _untouched puts the state back
-                gradients = torch.autograd.grad(self.loss(model, batch), parameters, allow_unused=True)
-                parts = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
+                torch.manual_seed(
+                    number
+                )  # the same dropout for each scan; _untouched puts the state back
+                gradients = torch.autograd.grad(
+                    self.loss(model, batch), parameters, allow_unused=True
+                )
+                parts = [
+                    torch.zeros_like(p) if g is None else g
+                    for g, p in zip(gradients, parameters, strict=True)
+                ]
                 flat = torch.cat([part.reshape(-1).float() for part in parts])
                 sums[scan] = sums[scan].add_(flat) if scan in sums else flat
         if dist.is_available() and dist.is_initialized():
@@ -202,7 +237,11 @@ class ScanTuner:
 
     def _batches(self, epoch: int, trial: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
         """This rank's batches of a trial's images, taken from as few shards as hold them: encoding has shuffled the samples."""
-        shards, (rank, world), size = self.dataset.shards, self.dataset.rank, self.dataset.batch_size
+        shards, (rank, world), size = (
+            self.dataset.shards,
+            self.dataset.rank,
+            self.dataset.batch_size,
+        )
         rng = random.Random(f"{self.dataset.options.seed} {epoch} {trial}")
         order = list(range(len(shards.urls)))
         rng.shuffle(order)
@@ -223,7 +262,9 @@ class ScanTuner:
         """The level and what was found, in JSON's terms."""
         return {
             "scan": self.level.value,
-            "reports": [[*r[:2], [list(row) for row in r.similarities], *r[3:]] for r in self.reports],
+            "reports": [
+                [*r[:2], [list(row) for row in r.similarities], *r[3:]] for r in self.reports
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -240,7 +281,13 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics), modes and random numbers back as they were."""
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     modes = [(module, module.training) for module in model.modules()]
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None})
+    devices = sorted(
+        {
+            p.device.index
+            for p in model.parameters()
+            if p.device.type == "cuda" and p.device.index is not None
+        }
+    )
     python, numbers = random.getstate(), copy.deepcopy(np.random.get_state())  # noqa: NPY002  # a model may draw from it
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
@@ -254,7 +301,3 @@ def _untouched(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(buffers[name])
         for module, training in modes:
             module.training = training
-
-
-
-

@@ -78,10 +78,20 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """The JSON of SPEC section 6."""
-        head = {"format": "pcrshard", "version": VERSION, "script": self.script, "num_groups": self.num_groups}
-        head |= {"num_samples": self.num_samples} | ({"classes": list(self.classes)} if self.classes else {})
+        head = {
+            "format": "pcrshard",
+            "version": VERSION,
+            "script": self.script,
+            "num_groups": self.num_groups,
+        }
+        head |= {"num_samples": self.num_samples} | (
+            {"classes": list(self.classes)} if self.classes else {}
+        )
         lines = ",\n".join(
-            "  " + json.dumps({name: value for name, value in shard._asdict().items() if value is not None})
+            "  "
+            + json.dumps(
+                {name: value for name, value in shard._asdict().items() if value is not None}
+            )
             for shard in self.shards
         )
         return f'{json.dumps(head)[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
@@ -98,28 +108,61 @@ class DatasetIndex:
             raw = json.loads(bytes(data))
             require(raw["format"] == "pcrshard", "expected format 'pcrshard'", url)
             if raw["version"] != VERSION:
-                raise UnsupportedVersion(f"expected format version {VERSION}, got {raw['version']!r}", url=url)
+                raise UnsupportedVersion(
+                    f"expected format version {VERSION}, got {raw['version']!r}", url=url
+                )
             require(isinstance(raw.get("classes", []), list), "expected classes to be a list", url)
             shards = tuple(_decode_entry(shard, raw["num_groups"], url) for shard in raw["shards"])
-            index = cls(str(raw["script"]), int(raw["num_groups"]), shards, tuple(map(str, raw.get("classes", ()))))
+            index = cls(
+                str(raw["script"]),
+                int(raw["num_groups"]),
+                shards,
+                tuple(map(str, raw.get("classes", ()))),
+            )
             same = index.num_samples == raw["num_samples"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, CorruptIndex | UnsupportedVersion):
                 raise
-            raise CorruptIndex(f"not a dataset index: {type(error).__name__} {error}", url=url) from error
+            raise CorruptIndex(
+                f"not a dataset index: {type(error).__name__} {error}", url=url
+            ) from error
         require(shards, "expected at least one shard", url)
         require(same, "num_samples is not the sum over the shards", url)
-        require(len({shard.name for shard in shards}) == len(shards), "shard names are not distinct", url)
+        require(
+            len({shard.name for shard in shards}) == len(shards),
+            "shard names are not distinct",
+            url,
+        )
         return index
 
 
 def _decode_entry(raw: dict[str, Any], num_groups: int, url: str | None) -> ShardEntry:
-    entry = ShardEntry._make(raw.get(name) if name == "scan" else raw[name] for name in ShardEntry._fields)
+    entry = ShardEntry._make(
+        raw.get(name) if name == "scan" else raw[name] for name in ShardEntry._fields
+    )
     stops = entry.prefix_stops
     numbers = [num_groups, *entry[1:-2], *stops, *([] if entry.scan is None else [entry.scan])]
-    require(all(type(number) is int and 0 <= number < 1 << 63 for number in numbers), "expected whole numbers", url)
-    require(type(entry.name) is str and _SHARD_NAME.fullmatch(entry.name), f"bad shard name {entry.name!r}", url)
-    require(entry.scan is None or 1 <= entry.scan <= num_groups, "scan is not in 1..num_groups", url)
-    require(1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1, "prefix_stops do not fit num_groups", url)
-    require(rising(stops) and stops[0] >= HEAD_STOP and stops[-1] <= entry.shard_bytes, "bad prefix_stops", url)
+    require(
+        all(type(number) is int and 0 <= number < 1 << 63 for number in numbers),
+        "expected whole numbers",
+        url,
+    )
+    require(
+        type(entry.name) is str and _SHARD_NAME.fullmatch(entry.name),
+        f"bad shard name {entry.name!r}",
+        url,
+    )
+    require(
+        entry.scan is None or 1 <= entry.scan <= num_groups, "scan is not in 1..num_groups", url
+    )
+    require(
+        1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1,
+        "prefix_stops do not fit num_groups",
+        url,
+    )
+    require(
+        rising(stops) and stops[0] >= HEAD_STOP and stops[-1] <= entry.shard_bytes,
+        "bad prefix_stops",
+        url,
+    )
     return entry._replace(prefix_stops=tuple(stops))

@@ -36,8 +36,6 @@ def are_legal_keys(keys: str) -> bool:
     return plain or bool(_KEYS.fullmatch(keys))
 
 
-
-
 def is_metadata(name: str) -> bool:
     """Whether stock WebDataset passes over a tar member of this name (``tar_file_iterator(skip_meta=)``)."""
     return bool(re.match(r"__[^/]*__($|/)", name))
@@ -45,7 +43,11 @@ def is_metadata(name: str) -> bool:
 
 def check_name(name: str) -> None:
     """Raise :class:`EncodeError` unless ``name`` can begin a shard's name (SPEC section 1)."""
-    if not (1 <= len(name) <= 64 and name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()):
+    if not (
+        1 <= len(name) <= 64
+        and name.isascii()
+        and name.replace("-", "_").replace("_", "a").isalnum()
+    ):
         raise EncodeError(f"expected a name of letters, digits, '-' and '_', got {name!r}")
 
 
@@ -56,4 +58,3 @@ def shard_name(name: str, number: int) -> str:
     'train-000007.tar'
     """
     return f"{name}-{number:06d}.tar"
-

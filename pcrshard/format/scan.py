@@ -36,4 +36,3 @@ def check_scan(scan: Scan, num_groups: int) -> int:
     if not 1 <= scan <= num_groups:
         raise ScanUnavailable(f"expected a scan of 1 to {num_groups} or 'full', got {scan}")
     return int(scan)
-

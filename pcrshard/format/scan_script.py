@@ -98,11 +98,15 @@ def parse_script(name: str, text: str) -> ScanScript:
     for scan in (parse_scan(part) for group in script.groups for part in group.split(";")):
         for key in ((c, i) for c in scan.components for i in range(scan.ss, scan.se + 1)):
             if scan.ah != bits.get(key, 0) or (key in bits and scan.al != scan.ah - 1):
-                raise ValueError(f"scan {scan} does not follow on from what was sent of coefficient {key[1]}")
+                raise ValueError(
+                    f"scan {scan} does not follow on from what was sent of coefficient {key[1]}"
+                )
             bits[key] = scan.al
     missing = [(c, i) for c in range(3) for i in range(64) if bits.get((c, i), _UNSENT)]
     if missing:
-        raise ValueError(f"coefficient {missing[0][1]} of component {missing[0][0]} is not sent to its last bit")
+        raise ValueError(
+            f"coefficient {missing[0][1]} of component {missing[0][0]} is not sent to its last bit"
+        )
     return script
 
 
@@ -155,7 +159,11 @@ def _group_scans(script: ScanScript, scans: tuple[Scan, ...], ycc: bool) -> tupl
         components = scan.components if ycc else (0,)
         wanted = [(c, i) for c in components for i in range(scan.ss, scan.se + 1)]
         first = next(
-            (g for g, sent in enumerate(bits, 1) if all(sent.get(key, _UNSENT) <= scan.al for key in wanted)),
+            (
+                g
+                for g, sent in enumerate(bits, 1)
+                if all(sent.get(key, _UNSENT) <= scan.al for key in wanted)
+            ),
             script.num_groups,
         )
         groups.append(max(first, groups[-1] if groups else 1))
@@ -168,6 +176,8 @@ def _bits_sent(script: ScanScript) -> list[dict[tuple[int, int], int]]:
     result = []
     for group in script.groups:
         for scan in map(parse_scan, group.split(";")):
-            sent.update({(c, i): scan.al for c in scan.components for i in range(scan.ss, scan.se + 1)})
+            sent.update(
+                {(c, i): scan.al for c in scan.components for i in range(scan.ss, scan.se + 1)}
+            )
         result.append(dict(sent))
     return result

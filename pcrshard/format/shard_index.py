@@ -46,10 +46,6 @@ def round512(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-
-
-
-
 class Head(NamedTuple):
     """The first 512 bytes of the index: what must be known before the rest is read.
 
@@ -78,15 +74,18 @@ class Head(NamedTuple):
 
     def encode(self) -> bytes:
         """The 512 bytes of SPEC 2.1."""
-        fixed = (VERSION, self.num_samples, self.num_groups, self.schema_bytes, self.body_crc32c, self.body_bytes)
+        fixed = (
+            VERSION,
+            self.num_samples,
+            self.num_groups,
+            self.schema_bytes,
+            self.body_crc32c,
+            self.body_bytes,
+        )
         stops = struct.pack(f"<{len(self.prefix_stops)}Q", *self.prefix_stops)
         head = bytearray((_HEAD.pack(MAGIC, 0, *fixed) + stops).ljust(BLOCK, b"\0"))
         head[8:12] = struct.pack("<I", crc32c(head))
         return bytes(head)
-
-
-
-
 
 
 def decode_head(block: Buffer, *, url: str | None = None) -> Head:
@@ -101,13 +100,21 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
     """
     block = bytes(block[:BLOCK])
     if block[:8] != MAGIC[: len(block)]:
-        raise NotAShard("expected a PCR shard, its magic is not there; make one with `pcrshard encode`", url=url)
+        raise NotAShard(
+            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`", url=url
+        )
     if len(block) < BLOCK:
-        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}", url=url)
-    _, crc, version, num_samples, num_groups, schema_bytes, body_crc, body_bytes = _HEAD.unpack_from(block)
+        raise TruncatedShard(
+            f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}", url=url
+        )
+    _, crc, version, num_samples, num_groups, schema_bytes, body_crc, body_bytes = (
+        _HEAD.unpack_from(block)
+    )
     require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match", url)
     if version != VERSION:
-        raise UnsupportedVersion(f"expected format version {VERSION}, got {version}; a newer pcrshard reads it", url=url)
+        raise UnsupportedVersion(
+            f"expected format version {VERSION}, got {version}; a newer pcrshard reads it", url=url
+        )
     limits = ("num_samples", num_samples, MAX_SAMPLES), ("num_groups", num_groups, MAX_GROUPS)
     for name, number, most in (*limits, ("schema_bytes", schema_bytes, MAX_SCHEMA_BYTES)):
         if not 1 <= number <= most:
@@ -117,7 +124,9 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
     head = Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
     if not schema_bytes <= body_bytes or head.index_stop > stops[0]:
         raise CorruptIndex(f"body_bytes {body_bytes} do not fit", url=url)
-    require(rising(stops) and stops[-1] < 1 << 63, "prefix stops are not rising multiples of 512", url)
+    require(
+        rising(stops) and stops[-1] < 1 << 63, "prefix stops are not rising multiples of 512", url
+    )
     return head
 
 
@@ -154,7 +163,13 @@ def decode_schema(data: bytes) -> Schema:
     """Parse and check the schema (SPEC 2.2); cached, because all shards of a dataset have the same."""
     try:
         raw = msgpack.unpackb(
-            data, raw=False, strict_map_key=True, max_str_len=1024, max_bin_len=0, max_ext_len=0, max_array_len=MAX_FIELDS
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=1024,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_array_len=MAX_FIELDS,
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise CorruptIndex(f"schema is not msgpack within limits: {error}") from error
@@ -168,7 +183,9 @@ def decode_schema(data: bytes) -> Schema:
     require(all(type(text) is str for text in strings), "expected strings in the schema")
     require(type(raw["base"]) is int, "expected base to be an integer")
     lists = {name: tuple(raw[name]) for name in ("groups", "fields", "preview_fields")}
-    schema = Schema(raw["script"], layout=raw["layout"], base=raw["base"], streams=tuple(pairs), **lists)
+    schema = Schema(
+        raw["script"], layout=raw["layout"], base=raw["base"], streams=tuple(pairs), **lists
+    )
     check_schema(schema)
     return schema
 
@@ -182,7 +199,10 @@ def check_schema(schema: Schema) -> None:
     """Check names and numbers of a schema (SPEC 2.2); raises :class:`CorruptIndex`."""
     preview = schema.layout == "preview"
     require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}")
-    require(1 <= schema.base <= len(schema.groups) if preview else schema.base == 0, "base does not fit layout")
+    require(
+        1 <= schema.base <= len(schema.groups) if preview else schema.base == 0,
+        "base does not fit layout",
+    )
     require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
     codecs = {codec for _, codec in schema.streams}
     require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
@@ -190,8 +210,13 @@ def check_schema(schema: Schema) -> None:
     names = [*(field for field, _ in schema.streams), *schema.fields]
     require(len(set(names)) == len(names), "streams and fields are not distinct")
     require(all(map(valid_field, names)), "a field name is not legal")
-    subset = set(schema.preview_fields) <= set(schema.fields) and (preview or not schema.preview_fields)
-    require(subset and len(set(schema.preview_fields)) == len(schema.preview_fields), "preview_fields do not fit")
+    subset = set(schema.preview_fields) <= set(schema.fields) and (
+        preview or not schema.preview_fields
+    )
+    require(
+        subset and len(set(schema.preview_fields)) == len(schema.preview_fields),
+        "preview_fields do not fit",
+    )
     try:
         for group in schema.groups:
             list(map(parse_scan, group.split(";")))
@@ -243,7 +268,9 @@ class ShardIndex:
         starts += self.group_starts[:rows, None]
         if base:
             first = sizes[:base]
-            starts[:base] = self.base_offsets.astype(np.int64).ravel() + first.cumsum(axis=0) - first
+            starts[:base] = (
+                self.base_offsets.astype(np.int64).ravel() + first.cumsum(axis=0) - first
+            )
         return starts.reshape(rows, *self.sizes.shape[1:])
 
     @property
@@ -257,7 +284,10 @@ def encode_body(schema: Schema, index: ShardIndex) -> bytes:
     columns: list[npt.NDArray[Any]] = [index.sizes, index.crcs, index.dims, index.orientation]
     if schema.layout == "preview":
         columns.append(index.base_offsets)
-    parts = [schema.encode(), *(np.ascontiguousarray(c).astype(c.dtype.newbyteorder("<")).tobytes() for c in columns)]
+    parts = [
+        schema.encode(),
+        *(np.ascontiguousarray(c).astype(c.dtype.newbyteorder("<")).tobytes() for c in columns),
+    ]
     parts += _encode_bytes([key.encode() for key in index.keys])
     for name in schema.fields:
         parts += _encode_bytes(index.fields[name])
@@ -333,7 +363,9 @@ class _Columns:
         values = tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
         if sizes is stored:
             return values
-        return tuple(None if size == _ABSENT else value for value, size in zip(values, stored, strict=True))
+        return tuple(
+            None if size == _ABSENT else value for value, size in zip(values, stored, strict=True)
+        )
 
     def at_end(self) -> bool:
         return self.pos == len(self.body)
@@ -344,7 +376,11 @@ def _decode_keys(values: Sequence[bytes | None], url: str | None) -> tuple[str, 
     try:
         joined = b"\0".join([value or b"" for value in values]).decode()
         keys = tuple(joined.split("\0"))
-        if len(keys) != len(values) or not are_legal_keys(joined) or max(map(len, keys)) > MAX_KEY_BYTES // 4:
+        if (
+            len(keys) != len(values)
+            or not are_legal_keys(joined)
+            or max(map(len, keys)) > MAX_KEY_BYTES // 4
+        ):
             keys = tuple([(value or b"").decode() for value in values])
             bad = next((key for key in keys if not valid_key(key)), None)
             require(bad is None, f"key {bad!r} is not legal", url)
@@ -352,8 +388,6 @@ def _decode_keys(values: Sequence[bytes | None], url: str | None) -> tuple[str, 
         raise CorruptIndex(f"a key is not UTF-8: {error}", url=url) from error
     require(len(set(keys)) == len(keys), "keys are not distinct", url)
     return keys
-
-
 
 
 def _check_pieces(index: ShardIndex, url: str | None) -> None:
@@ -376,9 +410,13 @@ def _check_pieces(index: ShardIndex, url: str | None) -> None:
         _check_base(index, ~missing, url)
     totals = np.add.reduce(index.sizes.reshape(len(empty), -1), axis=1, dtype=np.int64).tolist()
     starts = (head.index_stop, *head.prefix_stops)
-    for row, (start, total, stop) in enumerate(zip(starts, totals, head.prefix_stops, strict=False)):
+    for row, (start, total, stop) in enumerate(
+        zip(starts, totals, head.prefix_stops, strict=False)
+    ):
         if row >= schema.base and round512(start + BLOCK + total) != stop:
-            raise CorruptIndex(f"group {row + 1} ends at {round512(start + BLOCK + total)}, not {stop}", url=url)
+            raise CorruptIndex(
+                f"group {row + 1} ends at {round512(start + BLOCK + total)}, not {stop}", url=url
+            )
 
 
 def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | None) -> None:
@@ -386,10 +424,16 @@ def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | No
     head, base = index.head, index.schema.base
     require(len(set(head.prefix_stops[:base])) == 1, "prefix stops of the base groups differ", url)
     require(not index.base_offsets[~present].any(), "a missing stream has an offset", url)
-    require((index.base_offsets < head.prefix_stops[0]).all(), "a base offset is behind the base members", url)
+    require(
+        (index.base_offsets < head.prefix_stops[0]).all(),
+        "a base offset is behind the base members",
+        url,
+    )
     starts = index.base_offsets[present].astype(np.int64)
     stops = starts + index.sizes[:base].sum(axis=0, dtype=np.int64)[present] + 2
     ends = -(-stops // BLOCK) * BLOCK
     floor = np.concatenate(([head.index_stop], ends[:-1])) + BLOCK
     require((starts % BLOCK == 0).all() and (starts >= floor).all(), "base members overlap", url)
-    require(len(ends) > 0 and int(ends[-1]) == head.prefix_stops[0], "base members end elsewhere", url)
+    require(
+        len(ends) > 0 and int(ends[-1]) == head.prefix_stops[0], "base members end elsewhere", url
+    )

@@ -94,7 +94,9 @@ def lay_out(index: ShardIndex, stem: str) -> tuple[ShardIndex, bytes]:
     offsets = np.zeros_like(index.base_offsets)
     for member in plan_members(index, stem):
         if member.size >= MAX_MEMBER_BYTES:
-            raise EncodeError(f"{member.name} of {member.size} bytes is larger than 8 GiB; use fewer samples per shard")
+            raise EncodeError(
+                f"{member.name} of {member.size} bytes is larger than 8 GiB; use fewer samples per shard"
+            )
         start = pos + len(member.header())
         pos = round512(start + member.size)
         stops[member.row] = pos

@@ -30,7 +30,9 @@ try:
     import datasets
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingDependency("HuggingFace datasets is not installed: pip install 'pcrshard[hf]'") from missing
+    raise MissingDependency(
+        "HuggingFace datasets is not installed: pip install 'pcrshard[hf]'"
+    ) from missing
 
 __all__ = ["PcrBuilder", "PcrConfig", "load_dataset"]
 log = logging.getLogger(__name__)
@@ -59,9 +61,15 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
     split: str = "train"
     prefix_cache: PrefixCache | None = None
 
-    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: datasets.Features | None = None) -> str:
+    def create_config_id(
+        self, config_kwargs: dict[str, Any], custom_features: datasets.Features | None = None
+    ) -> str:
         """Name the Arrow cache by what changes the rows; which content it is says the builder's hash, whatever its URL."""
-        kwargs = {name: value for name, value in config_kwargs.items() if name not in ("data_dir", "prefix_cache")}
+        kwargs = {
+            name: value
+            for name, value in config_kwargs.items()
+            if name not in ("data_dir", "prefix_cache")
+        }
         kwargs["scan"] = "level" if isinstance(self.scan, ScanLevel) else self.scan
         return str(super().create_config_id(kwargs, custom_features))
 
@@ -77,7 +85,9 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         data_dir = kwargs.get("data_dir")
         if not data_dir:
-            raise ValueError("expected data_dir, the folder or URL of a dataset that `pcrshard encode` wrote")
+            raise ValueError(
+                "expected data_dir, the folder or URL of a dataset that `pcrshard encode` wrote"
+            )
         # A copy, because datasets adds options of its own to the one that it is given.
         self.options = dict(kwargs.get("storage_options") or {})
         self.index, self.urls = open_dataset(data_dir, storage_options=self.options)
@@ -96,7 +106,9 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         names = list(self.info.features or self.config.columns or inferred)
         if unknown := sorted(set(names) - set(inferred)):
             raise ValueError(f"expected columns of {list(inferred)}, got {unknown}")
-        self.info.features = self.info.features or datasets.Features({name: inferred[name] for name in names})
+        self.info.features = self.info.features or datasets.Features(
+            {name: inferred[name] for name in names}
+        )
         # One list: datasets splits and shuffles it.
         return [datasets.SplitGenerator(name=self.config.split, gen_kwargs={"shards": shards})]
 
@@ -108,11 +120,19 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             extension = field.rpartition(".")[2]
             if extension in _JSON and (found := _json_type(values)) not in (None, pa.null()):
                 self.json_types[field] = found
-                inferred[field] = datasets.Features.from_arrow_schema(pa.schema({field: found}))[field]
+                inferred[field] = datasets.Features.from_arrow_schema(pa.schema({field: found}))[
+                    field
+                ]
             elif field == "cls" and self.index.classes:
                 inferred[field] = datasets.ClassLabel(names=list(self.index.classes))
             else:
-                kind = "int64" if extension in _INTEGER else "string" if extension in (*_TEXT, *_JSON) else "binary"
+                kind = (
+                    "int64"
+                    if extension in _INTEGER
+                    else "string"
+                    if extension in (*_TEXT, *_JSON)
+                    else "binary"
+                )
                 inferred[field] = datasets.Value(kind)
         return inferred
 
@@ -121,17 +141,25 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
     def _prepare_split(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.config.scan, ScanLevel):
-            raise TypeError("a ScanLevel needs streaming=True: a map-style dataset is read once, at one scan")
+            raise TypeError(
+                "a ScanLevel needs streaming=True: a map-style dataset is read once, at one scan"
+            )
         return super()._prepare_split(*args, **kwargs)
 
-    def _generate_examples(self, shards: list[tuple[str, ShardEntry]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _generate_examples(
+        self, shards: list[tuple[str, ShardEntry]]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         scan = self.config.scan
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
-            with self._shard(url, entry).load_samples(scan.value if isinstance(scan, ScanLevel) else scan) as loaded:
+            with self._shard(url, entry).load_samples(
+                scan.value if isinstance(scan, ScanLevel) else scan
+            ) as loaded:
                 self._check_fields(loaded.index, url)
                 orientations = _orientations(loaded)
-                for row, sample in enumerate(loaded.samples(select=lambda _, field: field in columns)):
+                for row, sample in enumerate(
+                    loaded.samples(select=lambda _, field: field in columns)
+                ):
                     for field, values in orientations.items():
                         if values[row] > 1 and field in sample:
                             sample[field] = _with_orientation(sample[field], values[row])
@@ -141,10 +169,21 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     def _check_fields(self, index: ShardIndex, url: str) -> None:
         """Refuse what ``datasets`` would leave out without a word."""
         fields = {*index.fields, *(field for field, _ in index.schema.streams)}
-        if not self.typed and not self.config.columns and (more := sorted(fields - set(self.info.features))):
-            raise FormatError(f"fields {more} are not in the first shard; say which columns are wanted: columns=[...]", url=url)
+        if (
+            not self.typed
+            and not self.config.columns
+            and (more := sorted(fields - set(self.info.features)))
+        ):
+            raise FormatError(
+                f"fields {more} are not in the first shard; say which columns are wanted: columns=[...]",
+                url=url,
+            )
         for field, expected in self.json_types.items():
-            if not self.typed and field in self.info.features and not _fits(_json_type(index.fields.get(field, ())), expected):
+            if (
+                not self.typed
+                and field in self.info.features
+                and not _fits(_json_type(index.fields.get(field, ())), expected)
+            ):
                 raise FormatError(
                     f"the values of {field!r} have other types than in the first shard; give all columns' types in features=..., "
                     f"with {field!r}: Value('string') for its text",
@@ -186,13 +225,17 @@ def _decoder(feature: Any) -> Callable[[Any], Any]:
     return bytes if "binary" in feature.dtype else float if "float" in feature.dtype else int
 
 
-def _example(sample: Sample, columns: Mapping[str, Callable[[Any], Any]], url: str) -> dict[str, Any]:
+def _example(
+    sample: Sample, columns: Mapping[str, Callable[[Any], Any]], url: str
+) -> dict[str, Any]:
     example: dict[str, Any] = {}
     for name, decode in columns.items():
         try:
             example[name] = decode(sample[name]) if name in sample else None
         except ValueError as error:
-            raise FormatError(f"{name!r} does not fit its column: {error}", url=url, key=sample[KEY]) from error
+            raise FormatError(
+                f"{name!r} does not fit its column: {error}", url=url, key=sample[KEY]
+            ) from error
     return example
 
 
@@ -208,8 +251,12 @@ def _orientations(loaded: Prefix | JoinedSamples) -> dict[str, list[int]]:
 def _with_orientation(jpeg: bytes, orientation: int) -> bytes:
     """Put an orientation into a JPEG; ``datasets`` turns images by it, and shall do so at every scan."""
     tiff = b"MM\0*\0\0\0\x08" + struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
-    stop = 4 + int.from_bytes(jpeg[4:6]) if jpeg[2:4] == b"\xff\xe0" else 2  # JFIF wants to be first
-    return jpeg[:stop] + b"\xff\xe1" + (8 + len(tiff)).to_bytes(2) + b"Exif\0\0" + tiff + jpeg[stop:]
+    stop = (
+        4 + int.from_bytes(jpeg[4:6]) if jpeg[2:4] == b"\xff\xe0" else 2
+    )  # JFIF wants to be first
+    return (
+        jpeg[:stop] + b"\xff\xe1" + (8 + len(tiff)).to_bytes(2) + b"Exif\0\0" + tiff + jpeg[stop:]
+    )
 
 
 def load_dataset(
@@ -248,11 +295,17 @@ def load_dataset(
         ValueError: There is no such column.
     """
     if isinstance(columns, str):
-        raise TypeError(f"expected a sequence of column names, got {columns!r}; write [{columns!r}]")
+        raise TypeError(
+            f"expected a sequence of column names, got {columns!r}; write [{columns!r}]"
+        )
     if split is None:
         raise TypeError("expected a split such as 'train', got None")
     spec = str(split.to_spec() if isinstance(split, datasets.ReadInstruction) else split)
-    chosen = {"columns": list(columns) if columns else None, "features": features, "prefix_cache": prefix_cache}
+    chosen = {
+        "columns": list(columns) if columns else None,
+        "features": features,
+        "prefix_cache": prefix_cache,
+    }
     given = {name: value for name, value in chosen.items() if value is not None}
     builder = PcrBuilder(
         data_dir=url,

@@ -50,4 +50,3 @@ def lightning_callback(tuner: ScanTuner) -> Any:
             tuner.load_state_dict(state_dict)
 
     return ScanTunerCallback()
-

@@ -39,7 +39,15 @@ from ..reading.scan_level import ScanLevel
 Handler = Callable[[Exception], bool]
 T = TypeVar("T")
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
-__all__ = ["JpegHandler", "WebDataset", "WebLoader", "pcr_decode", "pcr_decoded", "pcr_samples", "pcr_scan"]
+__all__ = [
+    "JpegHandler",
+    "WebDataset",
+    "WebLoader",
+    "pcr_decode",
+    "pcr_decoded",
+    "pcr_samples",
+    "pcr_scan",
+]
 _EXPANDERS = (tariterators.tar_file_expander, tariterators.group_by_keys)
 
 
@@ -73,14 +81,18 @@ def _files(
     """What ``tar_file_expander`` would give of the original tars, with an empty dict after each shard."""
     urls = (item["url"] if isinstance(item, dict) else item for item in source)
     load = _Load(scan, reading)
-    with contextlib.closing(prefetch(urls, load, depth=reading.prefetch, max_bytes=reading.prefetch_bytes)) as loaded:
+    with contextlib.closing(
+        prefetch(urls, load, depth=reading.prefetch, max_bytes=reading.prefetch_bytes)
+    ) as loaded:
         for url, future in loaded:
             on_error = _OnError(handler, url)
             names = _Names(*file_functions, on_error)
             try:
                 with load.at_level(future.result()) as loaded_samples:
                     path = loaded_samples.shard.url
-                    about = {"__url__": url} | ({"__local_path__": path} if storage.is_local(path) else {})
+                    about = {"__url__": url} | (
+                        {"__local_path__": path} if storage.is_local(path) else {}
+                    )
                     for sample in loaded_samples.samples(select=names.select, on_error=on_error):
                         key = sample.pop("__key__")
                         for field, data in sample.items():
@@ -117,7 +129,9 @@ class _Load:
 
     def at_level(self, loaded: Prefix | JoinedSamples) -> Prefix | JoinedSamples:
         """What was read ahead, at the scan of now."""
-        return loaded.shard.change_scan(loaded, self.level) if isinstance(loaded, Prefix) else loaded
+        return (
+            loaded.shard.change_scan(loaded, self.level) if isinstance(loaded, Prefix) else loaded
+        )
 
 
 class _Names:
@@ -129,7 +143,10 @@ class _Names:
     """
 
     def __init__(
-        self, select_files: Callable[[str], bool] | None, rename_files: Callable[[str], str] | None, on_error: _OnError
+        self,
+        select_files: Callable[[str], bool] | None,
+        rename_files: Callable[[str], str] | None,
+        on_error: _OnError,
     ) -> None:
         self.select_files, self.rename_files, self.on_error = select_files, rename_files, on_error
         self.select = self._select if select_files or rename_files else None
@@ -141,7 +158,9 @@ class _Names:
 
     def _select(self, key: str, field: str) -> bool:
         name = None if self.stopped else self.rename(f"{key}.{field}")
-        return name is not None and (self.select_files is None or bool(self._result(self.select_files, name)))
+        return name is not None and (
+            self.select_files is None or bool(self._result(self.select_files, name))
+        )
 
     def _result(self, function: Callable[[str], T], name: str) -> T | None:
         try:
@@ -182,7 +201,9 @@ def _path(url: str) -> str:
 _known_entries: dict[str, dict[str, ShardEntry]] = {}
 
 
-def _entries(index: str | DatasetIndex | None, options: storage.Options | None) -> dict[str, ShardEntry]:
+def _entries(
+    index: str | DatasetIndex | None, options: storage.Options | None
+) -> dict[str, ShardEntry]:
     """Shards' entries by file name; a dataset index is read once per process, and again when it was replaced."""
     if index is None:
         return {}
@@ -215,7 +236,13 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **kwargs: Any) -> Any:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be pickled.
     """
     _check_scan_type(scan)
-    _Reading(**{name: value for name, value in kwargs.items() if name not in ("handler", "select_files", "rename_files")})
+    _Reading(
+        **{
+            name: value
+            for name, value in kwargs.items()
+            if name not in ("handler", "select_files", "rename_files")
+        }
+    )
     return pcr_samples(scan, **kwargs)
 
 
@@ -237,7 +264,9 @@ def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **kwargs: An
     """
     _check_scan_type(scan)
     if isinstance(self, WebLoader):
-        raise TypeError("pcr_scan belongs on the WebDataset that the WebLoader loads: WebDataset(urls).pcr_scan(5)")
+        raise TypeError(
+            "pcr_scan belongs on the WebDataset that the WebLoader loads: WebDataset(urls).pcr_scan(5)"
+        )
     first, last, inherited = _find_opener(self.pipeline)
     if any(
         getattr(stage, "f", None) is filters._shuffle and any(stage.args) and "seed" in stage.kw
@@ -249,7 +278,11 @@ def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **kwargs: An
             stacklevel=2,
         )
     result = copy.copy(self)
-    result.pipeline = [*self.pipeline[:first], pcr_scan(scan, **inherited | kwargs), *self.pipeline[last + 1 :]]
+    result.pipeline = [
+        *self.pipeline[:first],
+        pcr_scan(scan, **inherited | kwargs),
+        *self.pipeline[last + 1 :],
+    ]
     return result
 
 
@@ -261,7 +294,11 @@ def _find_opener(pipeline: list[Any]) -> tuple[int, int, dict[str, Any]]:
     if tariterators.tarfile_samples in functions:
         position = functions.index(tariterators.tarfile_samples)
         return position, position, dict(pipeline[position].kw)
-    openers = [i for i, stage in enumerate(pipeline) if isinstance(stage, cache.StreamingOpen | cache.FileCache)]
+    openers = [
+        i
+        for i, stage in enumerate(pipeline)
+        if isinstance(stage, cache.StreamingOpen | cache.FileCache)
+    ]
     expanders = [i for i, function in enumerate(functions) if function in _EXPANDERS]
     if not openers or len(expanders) != len(_EXPANDERS):
         raise TypeError(
@@ -270,13 +307,17 @@ def _find_opener(pipeline: list[Any]) -> tuple[int, int, dict[str, Any]]:
         )
     first, last = openers[0], expanders[-1]
     if list(range(first, last + 1)) != [first, *expanders]:
-        raise TypeError("pcr_scan cannot keep a stage that stands between the opener and the tar expander")
+        raise TypeError(
+            "pcr_scan cannot keep a stage that stands between the opener and the tar expander"
+        )
     if isinstance(pipeline[first], cache.FileCache):
         raise TypeError(
             "WebDataset's cache_dir downloads whole shards and tells them apart by file name only; "
             "leave it out of WebDataset(...) and give it to pcr_scan, which keeps prefixes: .pcr_scan(5, cache_dir=...)"
         )
-    options = {name: pipeline[expanders[0]].kw.get(name) for name in ("select_files", "rename_files")}
+    options = {
+        name: pipeline[expanders[0]].kw.get(name) for name in ("select_files", "rename_files")
+    }
     return first, last, {"handler": pipeline[first].handler, **options}
 
 
@@ -297,7 +338,9 @@ class JpegHandler:
         spec = spec.removeprefix("torch")
         colours: dict[str, Literal["gray", "rgb"]] = {"l": "gray", "rgb": "rgb"}
         if spec.removesuffix("8") not in colours:
-            raise ValueError(f"expected an imagespec like 'rgb8', 'torchrgb', 'l8', got {imagespec!r}")
+            raise ValueError(
+                f"expected an imagespec like 'rgb8', 'torchrgb', 'l8', got {imagespec!r}"
+            )
         self.colour = colours[spec.removesuffix("8")]
         self.imagespec, self.floating = imagespec, not spec.endswith("8")
 
@@ -331,7 +374,9 @@ def _pcr_decode(
     for sample in source:
         try:
             yield {
-                name: decoder(value, rng) if isinstance(value, bytes) and name.rpartition(".")[2] in JPEG_EXTENSIONS else value
+                name: decoder(value, rng)
+                if isinstance(value, bytes) and name.rpartition(".")[2] in JPEG_EXTENSIONS
+                else value
                 for name, value in sample.items()
             }
         except PCRError as error:
@@ -344,7 +389,10 @@ pcr_decoded = filters.pipelinefilter(_pcr_decode)
 
 
 def pcr_decode(
-    size: int | tuple[int, int] | None = None, crop: Crop = None, layout: Literal["chw", "hwc"] = "chw", **kwargs: Any
+    size: int | tuple[int, int] | None = None,
+    crop: Crop = None,
+    layout: Literal["chw", "hwc"] = "chw",
+    **kwargs: Any,
 ) -> Any:
     """A WebDataset stage that decodes, crops and resizes every JPEG field in one go, to uint8 arrays.
 

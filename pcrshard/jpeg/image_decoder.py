@@ -45,7 +45,9 @@ class ImageDecoder:
         if self.crop not in ("random", "center", None):
             raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
         if self.layout not in ("chw", "hwc") or self.colour not in ("rgb", "gray"):
-            raise ValueError(f"expected a known layout and colour, got {self.layout!r} and {self.colour!r}")
+            raise ValueError(
+                f"expected a known layout and colour, got {self.layout!r} and {self.colour!r}"
+            )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
         if self.shape is not None and min(self.shape) < 1:
@@ -56,7 +58,9 @@ class ImageDecoder:
         """(height, width) of the result, if it is fixed."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
-    def __call__(self, jpeg: bytes | Sequence[bytes | memoryview], rng: Rng, out: Pixels | None = None) -> Pixels:
+    def __call__(
+        self, jpeg: bytes | Sequence[bytes | memoryview], rng: Rng, out: Pixels | None = None
+    ) -> Pixels:
         """Decode one image.
 
         Args:
@@ -70,16 +74,28 @@ class ImageDecoder:
         Raises:
             CorruptJpeg: It cannot be decoded.
         """
-        size = () if self.crop is None else frame_size(jpeg if isinstance(jpeg, bytes | memoryview) else jpeg[0])
+        size = (
+            ()
+            if self.crop is None
+            else frame_size(jpeg if isinstance(jpeg, bytes | memoryview) else jpeg[0])
+        )
         crop, mirrored = self._draw(rng, *size)
         pixels = decode_image(
-            jpeg, crop=crop, size=self.shape, layout=self.layout, colour=self.colour, smoothing=self.smoothing, out=out
+            jpeg,
+            crop=crop,
+            size=self.shape,
+            layout=self.layout,
+            colour=self.colour,
+            smoothing=self.smoothing,
+            out=out,
         )
         if mirrored:
             self._mirror(pixels)
         return pixels
 
-    def decode_batch(self, table: native.Table, sizes: npt.NDArray[Any], rngs: Sequence[Rng], out: Pixels) -> list[bool]:
+    def decode_batch(
+        self, table: native.Table, sizes: npt.NDArray[Any], rngs: Sequence[Rng], out: Pixels
+    ) -> list[bool]:
         """Decode many images in one call of the native core, which costs less than a call for each.
 
         Args:
@@ -95,7 +111,9 @@ class ImageDecoder:
             return [False] * len(out)
         draws = [self._draw(rng, *size) for rng, size in zip(rngs, sizes.tolist(), strict=True)]
         crops = None if self.crop is None else np.array([crop for crop, _ in draws], np.int32)
-        decoded: list[bool] = native.decode_batch(table, out, crops=crops, layout=self.layout, colour=self.colour).tolist()
+        decoded: list[bool] = native.decode_batch(
+            table, out, crops=crops, layout=self.layout, colour=self.colour
+        ).tolist()
         for pixels, (_, mirrored), done in zip(out, draws, decoded, strict=True):
             if mirrored and done:
                 self._mirror(pixels)

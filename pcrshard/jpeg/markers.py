@@ -20,7 +20,17 @@ MAX_SCANS = 256
 SOI = b"\xff\xd8"
 EOI = b"\xff\xd9"
 
-_DHT, _DAC, _SOS, _DQT, _DNL, _DRI, _COM, _APP0, _APP14 = 0xC4, 0xCC, 0xDA, 0xDB, 0xDC, 0xDD, 0xFE, 0xE0, 0xEE
+_DHT, _DAC, _SOS, _DQT, _DNL, _DRI, _COM, _APP0, _APP14 = (
+    0xC4,
+    0xCC,
+    0xDA,
+    0xDB,
+    0xDC,
+    0xDD,
+    0xFE,
+    0xE0,
+    0xEE,
+)
 _TABLES = {_DHT, _DAC, _DQT, _DRI}
 _FRAMES = set(range(0xC0, 0xD0)) - {_DHT, 0xC8, _DAC}
 # Segments with a length that may stand before the frame: tables, restart interval, APPn, comment.
@@ -78,7 +88,10 @@ class Frame(NamedTuple):
         """8x8 blocks of all components, without padding to whole MCUs."""
         h_max = max(c.h for c in self.components)
         v_max = max(c.v for c in self.components)
-        return sum(-(-self.width * c.h // (8 * h_max)) * -(-self.height * c.v // (8 * v_max)) for c in self.components)
+        return sum(
+            -(-self.width * c.h // (8 * h_max)) * -(-self.height * c.v // (8 * v_max))
+            for c in self.components
+        )
 
 
 class Scan(NamedTuple):
@@ -161,7 +174,9 @@ class _Mapper:
         code = segment.code
         if code in _FRAMES:
             if self.frame is not None:
-                raise CorruptJpeg("expected one frame header, got a second one", offset=segment.start)
+                raise CorruptJpeg(
+                    "expected one frame header, got a second one", offset=segment.start
+                )
             self.frame = _parse_frame(self.jpeg, segment)
             self.header.append(segment)
         elif code in (_DHT, _DAC) or (code in _TABLES and self.scans):
@@ -182,7 +197,9 @@ class _Mapper:
         adobe = segment.code == _APP14 and payload[:5] == b"Adobe" and len(payload) >= 12
         if (jfif or adobe) and self.scans:
             # There they say nothing of the colour space, but would if they were put before the first scan.
-            raise UnsupportedJpeg(f"{'JFIF' if jfif else 'Adobe'} segment behind the first scan", offset=segment.start)
+            raise UnsupportedJpeg(
+                f"{'JFIF' if jfif else 'Adobe'} segment behind the first scan", offset=segment.start
+            )
         if jfif:
             self.jfif = True
             needed = payload[12:14] == b"\0\0"
@@ -197,8 +214,14 @@ class _Mapper:
 
     def _lines(self, segment: Segment) -> None:
         """DNL (T.81 B.2.5) gives the height that the frame header left open; any other DNL is ignored, as libjpeg does."""
-        if self.frame is not None and self.frame.height == 0 and segment.stop - segment.payload == 2:
-            self.frame = self.frame._replace(height=int.from_bytes(self.jpeg[segment.payload : segment.stop], "big"))
+        if (
+            self.frame is not None
+            and self.frame.height == 0
+            and segment.stop - segment.payload == 2
+        ):
+            self.frame = self.frame._replace(
+                height=int.from_bytes(self.jpeg[segment.payload : segment.stop], "big")
+            )
 
     def _scan(self, segment: Segment) -> int:
         if self.frame is None:
@@ -255,7 +278,11 @@ def _check_soi(jpeg: bytes) -> None:
     if not jpeg:
         raise CorruptJpeg("expected a JPEG, got an empty file")
     other = next((name for magic, name in _OTHER_FORMATS if jpeg.startswith(magic)), None)
-    raise CorruptJpeg(f"expected a JPEG, got a {other} file" if other else f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
+    raise CorruptJpeg(
+        f"expected a JPEG, got a {other} file"
+        if other
+        else f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}"
+    )
 
 
 def read_segment(jpeg: bytes, pos: int) -> Segment:
@@ -278,7 +305,10 @@ def read_segment(jpeg: bytes, pos: int) -> Segment:
         raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
     length = int.from_bytes(jpeg[pos + 2 : pos + 4], "big")
     if length < 2 or pos + 2 + length > len(jpeg):
-        raise CorruptJpeg(f"segment FF{code:02X} claims {length} bytes, {len(jpeg) - pos - 2} are there", offset=pos)
+        raise CorruptJpeg(
+            f"segment FF{code:02X} claims {length} bytes, {len(jpeg) - pos - 2} are there",
+            offset=pos,
+        )
     # Fill bytes are not part of the segment, so that it can be moved.
     return Segment(code, pos, pos + 4, pos + 2 + length)
 
@@ -286,15 +316,23 @@ def read_segment(jpeg: bytes, pos: int) -> Segment:
 def _parse_frame(jpeg: bytes, segment: Segment) -> Frame:
     payload = jpeg[segment.payload : segment.stop]
     if segment.code in _UNSUPPORTED_FRAMES:
-        raise UnsupportedJpeg(f"{_UNSUPPORTED_FRAMES[segment.code]} JPEG (SOF{segment.code - 0xC0})")
+        raise UnsupportedJpeg(
+            f"{_UNSUPPORTED_FRAMES[segment.code]} JPEG (SOF{segment.code - 0xC0})"
+        )
     if len(payload) < 6 or len(payload) != 6 + 3 * payload[5]:
-        raise CorruptJpeg(f"frame header of {len(payload)} bytes does not fit its components", offset=segment.start)
+        raise CorruptJpeg(
+            f"frame header of {len(payload)} bytes does not fit its components",
+            offset=segment.start,
+        )
     precision, height, width, num_components = struct.unpack(">BHHB", payload[:6])
     if precision != 8:
         raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits a sample are supported")
     if num_components not in (1, 3, 4):
         raise UnsupportedJpeg(f"{num_components} components, only 1, 3 or 4 are supported")
-    components = tuple(Component(payload[i], payload[i + 1] >> 4, payload[i + 1] & 15) for i in range(6, len(payload), 3))
+    components = tuple(
+        Component(payload[i], payload[i + 1] >> 4, payload[i + 1] & 15)
+        for i in range(6, len(payload), 3)
+    )
     if any(not (1 <= c.h <= 4 and 1 <= c.v <= 4) for c in components):
         raise CorruptJpeg("expected sampling factors of 1 to 4", offset=segment.start)
     if len({c.id for c in components}) != num_components:
@@ -307,11 +345,15 @@ def _parse_frame(jpeg: bytes, segment: Segment) -> Frame:
 def _parse_scan(jpeg: bytes, segment: Segment, frame: Frame) -> Scan:
     payload = jpeg[segment.payload : segment.stop]
     if not payload or not 1 <= payload[0] <= 4 or len(payload) != 4 + 2 * payload[0]:
-        raise CorruptJpeg(f"scan header of {len(payload)} bytes does not fit its components", offset=segment.start)
+        raise CorruptJpeg(
+            f"scan header of {len(payload)} bytes does not fit its components", offset=segment.start
+        )
     positions = {component.id: i for i, component in enumerate(frame.components)}
     ids = payload[1:-3:2]
     if len(set(ids)) != len(ids) or not set(ids) <= positions.keys():
-        raise CorruptJpeg("scan names a component that the frame does not have", offset=segment.start)
+        raise CorruptJpeg(
+            "scan names a component that the frame does not have", offset=segment.start
+        )
     ss, se, approximation = payload[-3:]
     scan = Scan(tuple(positions[i] for i in ids), ss, se, approximation >> 4, approximation & 15)
     if frame.progressive:
@@ -334,7 +376,9 @@ def _check_size(frame: Frame, data_bytes: int) -> None:
         raise UnsupportedJpeg(f"{frame.width}x{frame.height} is more than {MAX_PIXELS} pixels")
     # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot be the image claimed.
     if not frame.arithmetic and data_bytes * 8 < frame.num_blocks:
-        raise CorruptJpeg(f"{data_bytes} bytes of scans cannot hold the {frame.width}x{frame.height} image claimed")
+        raise CorruptJpeg(
+            f"{data_bytes} bytes of scans cannot hold the {frame.width}x{frame.height} image claimed"
+        )
 
 
 def _colour_space(frame: Frame, *, jfif: bool, adobe: int | None) -> str:
@@ -380,7 +424,10 @@ def _quick_frame_size(data: bytes) -> tuple[int, int] | None:
     while pos + 9 <= len(data) and data[pos] == 0xFF:
         code = data[pos + 1]
         if code in _FRAMES:
-            height, width = int.from_bytes(data[pos + 5 : pos + 7]), int.from_bytes(data[pos + 7 : pos + 9])
+            height, width = (
+                int.from_bytes(data[pos + 5 : pos + 7]),
+                int.from_bytes(data[pos + 7 : pos + 9]),
+            )
             return (height, width) if height and width and code not in _UNSUPPORTED_FRAMES else None
         if code not in _PLAIN:
             return None

@@ -52,7 +52,9 @@ def _turbojpeg() -> turbojpeg.TurboJPEG:
 def _library() -> ctypes.CDLL:
     _turbojpeg()
     paths = turbojpeg.DEFAULT_LIB_PATHS.get("Linux", [])
-    name = ctypes.util.find_library("turbojpeg") or next((path for path in paths if _loads(path)), None)
+    name = ctypes.util.find_library("turbojpeg") or next(
+        (path for path in paths if _loads(path)), None
+    )
     library = ctypes.CDLL(name)
     library.tjInitTransform.restype = ctypes.c_void_p
     library.tjGetErrorStr2.restype = ctypes.c_char_p
@@ -128,7 +130,13 @@ def _transform(jpeg: bytes, options: int) -> bytes:
     output, size = ctypes.c_void_p(), ctypes.c_ulong()
     # A handle for each image: a used one keeps the last image's Huffman tables, and a baseline transform would write by them.
     handle = library.tjInitTransform()
-    args = (1, ctypes.byref(output), ctypes.byref(size), ctypes.byref(transform), turbojpeg.TJFLAG_LIMITSCANS)
+    args = (
+        1,
+        ctypes.byref(output),
+        ctypes.byref(size),
+        ctypes.byref(transform),
+        turbojpeg.TJFLAG_LIMITSCANS,
+    )
     try:
         if library.tjTransform(handle, jpeg, len(jpeg), *args) == 0:
             return ctypes.string_at(output, size.value)
@@ -177,8 +185,12 @@ def decode_image(
     size = (size, size) if isinstance(size, int) else size
     if native.available and not smoothing:
         try:
-            target = out[..., 0] if out is not None and colour == "gray" and layout == "hwc" else out
-            pixels = native.decode(pieces, crop=crop, size=size, layout=layout, colour=colour, out=target)
+            target = (
+                out[..., 0] if out is not None and colour == "gray" and layout == "hwc" else out
+            )
+            pixels = native.decode(
+                pieces, crop=crop, size=size, layout=layout, colour=colour, out=target
+            )
             return pixels[..., None] if pixels.ndim == 2 else pixels
         except native.NativeError as error:
             if not error.unsupported:
@@ -198,14 +210,21 @@ def decode_image(
 
 def _crop_and_resize(pixels: Pixels, crop: Box | None, size: tuple[int, int] | None) -> Pixels:
     y, x, height, width = crop or (0, 0, *pixels.shape[:2])
-    if not (0 <= y <= y + height <= pixels.shape[0] and 0 <= x <= x + width <= pixels.shape[1] and height and width):
+    if not (
+        0 <= y <= y + height <= pixels.shape[0]
+        and 0 <= x <= x + width <= pixels.shape[1]
+        and height
+        and width
+    ):
         raise ValueError(f"expected a crop within {pixels.shape[:2]}, got {crop}")
     if size is None:
         return np.ascontiguousarray(pixels[y : y + height, x : x + width])
     from PIL import Image
 
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height))
+    resized = picture.resize(
+        (size[1], size[0]), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height)
+    )
     return np.array(resized).reshape(*size, pixels.shape[2])
 
 
@@ -262,12 +281,20 @@ def _open_image(image: bytes) -> Iterator[Any]:
 def compress(pixels: Pixels, quality: int) -> bytes:
     """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
     sampling = turbojpeg.TJSAMP_420
-    return bytes(_turbojpeg().encode(pixels, quality=quality, pixel_format=turbojpeg.TJPF_RGB, jpeg_subsample=sampling))
+    return bytes(
+        _turbojpeg().encode(
+            pixels, quality=quality, pixel_format=turbojpeg.TJPF_RGB, jpeg_subsample=sampling
+        )
+    )
 
 
 def system() -> dict[str, str]:
     """The decoders of this machine, for ``pcrshard info --system``."""
-    core = native.backend() if native.available else "not built: install a C compiler, then reinstall pcrshard"
+    core = (
+        native.backend()
+        if native.available
+        else "not built: install a C compiler, then reinstall pcrshard"
+    )
     return {"native core": core, "libturbojpeg": str(_library()._name), "numpy": np.__version__}
 
 
@@ -291,11 +318,16 @@ def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> b
 
     extra = {name: picture.info[name] for name in ("exif", "icc_profile") if picture.info.get(name)}
     if quality is None and picture.format in ("JPEG", "MPO"):
-        extra |= {"qtables": picture.quantization, "subsampling": JpegImagePlugin.get_sampling(picture)}
+        extra |= {
+            "qtables": picture.quantization,
+            "subsampling": JpegImagePlugin.get_sampling(picture),
+        }
     else:
         extra["quality"] = quality or 90
     if picture.mode == "F" or (picture.mode == "I" and picture.format != "PNG"):
-        raise UnsupportedJpeg(f"pixels of 32 bits (Pillow's mode {picture.mode}), of which nobody knows what is white")
+        raise UnsupportedJpeg(
+            f"pixels of 32 bits (Pillow's mode {picture.mode}), of which nobody knows what is white"
+        )
     if picture.mode.startswith("I"):
         # Pillow would clip 16 bits to 8 instead of scaling them.
         picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))

@@ -24,8 +24,15 @@ def check_complete(found: JpegMap) -> None:
     """
     if not found.frame.progressive:
         return
-    bits = {(c, i): scan.al for scan in found.scans for c in scan.components for i in range(scan.ss, scan.se + 1)}
-    missing = [c for c in range(len(found.frame.components)) if any(bits.get((c, i), 1) for i in range(10))]
+    bits = {
+        (c, i): scan.al
+        for scan in found.scans
+        for c in scan.components
+        for i in range(scan.ss, scan.se + 1)
+    }
+    missing = [
+        c for c in range(len(found.frame.components)) if any(bits.get((c, i), 1) for i in range(10))
+    ]
     if missing:
         raise UnsupportedJpeg(
             f"unfinished progressive JPEG: its {len(found.scans)} scans leave component {missing[0]} incomplete"
@@ -56,7 +63,9 @@ def cut_scans(jpeg: bytes, found: JpegMap) -> tuple[bytes, list[bytes], bytes]:
     """Split a JPEG that is already mapped; see :func:`split_scans`."""
     if found.frame.sof != 0xC2:
         kind = "arithmetic-coded" if found.frame.arithmetic else "sequential"
-        raise UnsupportedJpeg(f"expected a progressive JPEG (SOF2), got a {kind} one (SOF{found.frame.sof - 0xC0})")
+        raise UnsupportedJpeg(
+            f"expected a progressive JPEG (SOF2), got a {kind} one (SOF{found.frame.sof - 0xC0})"
+        )
     scans = [b"".join(jpeg[start:stop] for start, stop in ranges) for ranges in found.scan_ranges]
     return _join_header(jpeg, found), scans, cut_tail(jpeg, found)
 

@@ -51,7 +51,9 @@ _LAYOUTS = {"hwc": 0, "chw": 1}
 _OUTPUTS = {"rgb": (0, 3), "gray": (1, 1), "cmyk": (2, 4)}
 _CORRUPT, _UNSUPPORTED, _MEMORY, _USAGE = 1, 2, 4, 5
 _PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
-_SCRATCH_BYTES = 1 << 16  # of images that are joined at a time, so that they stay in the processor's cache until they are objects
+_SCRATCH_BYTES = (
+    1 << 16
+)  # of images that are joined at a time, so that they stay in the processor's cache until they are objects
 _threads = threading.local()
 
 
@@ -134,7 +136,14 @@ def read_header(pieces: Sequence[Any]) -> Header:
     header = ffi.new("pcr_header *")
     _check(decoder, lib.pcr_read_header(decoder, array, len(views), header))
     sampling = tuple((header.h[i], header.v[i]) for i in range(header.num_components))
-    return Header(header.height, header.width, header.num_components, sampling, bool(header.progressive), _COLOURS[header.colour])
+    return Header(
+        header.height,
+        header.width,
+        header.num_components,
+        sampling,
+        bool(header.progressive),
+        _COLOURS[header.colour],
+    )
 
 
 def _shape(height: int, width: int, channels: int, layout: str, colour: str) -> tuple[int, ...]:
@@ -179,7 +188,9 @@ def decode(
         ValueError: a crop, size or ``out`` that does not fit.
     """
     if layout not in _LAYOUTS or colour not in _OUTPUTS or scale not in (0, 1, 2, 4, 8):
-        message = f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
+        message = (
+            f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
+        )
         raise ValueError(message)
     decoder = _decoder(backend)
     array, views = _pieces(pieces)
@@ -195,7 +206,12 @@ def decode(
         if request.out_h < 1 or request.out_w < 1:
             message = f"expected a size of at least 1x1 pixels, got {size}"
             raise ValueError(message)
-    request.layout, request.colour, request.scale, request.max_pixels = _LAYOUTS[layout], code, scale, max_pixels
+    request.layout, request.colour, request.scale, request.max_pixels = (
+        _LAYOUTS[layout],
+        code,
+        scale,
+        max_pixels,
+    )
     if size is None or out is None:
         dims = ffi.new("int32_t[2]")
         _check(decoder, lib.pcr_output_size(decoder, array, len(views), request, dims, dims + 1))
@@ -205,14 +221,26 @@ def decode(
     shape = _shape(height, width, channels, layout, colour)
     if out is None:
         out = np.empty(shape, np.uint8)
-    elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
+    elif (
+        out.shape != shape
+        or out.dtype != np.uint8
+        or not out.flags.c_contiguous
+        or not out.flags.writeable
+    ):
         message = f"expected out to be writable C-contiguous uint8 of shape {shape}, got {out.dtype} of {out.shape}"
         raise ValueError(message)
-    _check(decoder, lib.pcr_decode(decoder, array, len(views), request, ffi.from_buffer("uint8_t[]", out), out.size))
+    _check(
+        decoder,
+        lib.pcr_decode(
+            decoder, array, len(views), request, ffi.from_buffer("uint8_t[]", out), out.size
+        ),
+    )
     return out
 
 
-def piece_table(buffer: memoryview, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32]) -> Table:
+def piece_table(
+    buffer: memoryview, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32]
+) -> Table:
     """Where the pieces of many streams are in one buffer, which must outlive the table.
 
     Args:
@@ -244,10 +272,15 @@ def all_sound(table: Table, crcs: npt.NDArray[np.uint32], *, backend: Backend = 
     """Whether the pieces of each stream together have its CRC-32C, (streams,) uint32; without the GIL."""
     pieces, expected = np.ascontiguousarray(table), np.ascontiguousarray(crcs, np.uint32)
     data = ffi.from_buffer("uint32_t[]", expected)
-    return bool(lib.pcr_first_damaged(_decoder(backend), _address(pieces), table.shape[1], len(table), data) == len(table))
+    return bool(
+        lib.pcr_first_damaged(_decoder(backend), _address(pieces), table.shape[1], len(table), data)
+        == len(table)
+    )
 
 
-def join(table: Table, crcs: npt.NDArray[np.uint32] | None, *, backend: Backend = "auto") -> Iterator[bytes | None]:
+def join(
+    table: Table, crcs: npt.NDArray[np.uint32] | None, *, backend: Backend = "auto"
+) -> Iterator[bytes | None]:
     """Streams with their EOI as objects; about 64 KiB at a time, so that they stay in the processor's cache until they are.
 
     Args:
@@ -259,15 +292,29 @@ def join(table: Table, crcs: npt.NDArray[np.uint32] | None, *, backend: Backend 
         ``None`` for one that is empty or does not have its CRC-32C.
     """
     decoder, pieces, done = _decoder(backend), np.ascontiguousarray(table), 0
-    expected = ffi.NULL if crcs is None else ffi.from_buffer("uint32_t[]", np.ascontiguousarray(crcs, np.uint32))
+    expected = (
+        ffi.NULL
+        if crcs is None
+        else ffi.from_buffer("uint32_t[]", np.ascontiguousarray(crcs, np.uint32))
+    )
     first, num_pieces = _address(pieces), table.shape[1]
     stops = [0, *(pieces["size"].sum(axis=1) + 2).cumsum().tolist()]
-    with memory.borrow(max(_SCRATCH_BYTES, max(map(operator.sub, stops[1:], stops), default=0))) as scratch:
+    with memory.borrow(
+        max(_SCRATCH_BYTES, max(map(operator.sub, stops[1:], stops), default=0))
+    ) as scratch:
         out = ffi.from_buffer("uint8_t[]", scratch)
         joined = ffi.buffer(out)
         while done < len(table):
             crc = expected + done if expected else expected
-            count = lib.pcr_join(decoder, first + done * num_pieces, num_pieces, len(table) - done, crc, out, len(out))
+            count = lib.pcr_join(
+                decoder,
+                first + done * num_pieces,
+                num_pieces,
+                len(table) - done,
+                crc,
+                out,
+                len(out),
+            )
             if count == 0:
                 yield None
                 done += 1
@@ -304,8 +351,17 @@ def decode_batch(
     """
     code, channels = _OUTPUTS[colour]
     height, width = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
-    shape = (len(table), height, width, channels) if layout == "hwc" else (len(table), channels, height, width)
-    if out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
+    shape = (
+        (len(table), height, width, channels)
+        if layout == "hwc"
+        else (len(table), channels, height, width)
+    )
+    if (
+        out.shape != shape
+        or out.dtype != np.uint8
+        or not out.flags.c_contiguous
+        or not out.flags.writeable
+    ):
         message = f"expected out to be writable C-contiguous uint8 of shape {shape}, got {out.dtype} of {out.shape}"
         raise ValueError(message)
     if crops is not None and (crops.shape != (len(table), 4) or crops.dtype != np.int32):
@@ -313,11 +369,16 @@ def decode_batch(
         raise ValueError(message)
     pieces, codes = np.ascontiguousarray(table), np.empty(len(table), np.int32)
     boxes = ffi.NULL if crops is None else ffi.from_buffer("int32_t[]", np.ascontiguousarray(crops))
-    request = ffi.new("pcr_request *", {"out_h": height, "out_w": width, "layout": _LAYOUTS[layout], "colour": code})
+    request = ffi.new(
+        "pcr_request *",
+        {"out_h": height, "out_w": width, "layout": _LAYOUTS[layout], "colour": code},
+    )
     target, results = ffi.from_buffer("uint8_t[]", out), ffi.from_buffer("int32_t[]", codes)
     size = height * width * channels
     decoder = _decoder(backend)
-    lib.pcr_decode_batch(decoder, _address(pieces), table.shape[1], len(table), boxes, request, target, size, results)
+    lib.pcr_decode_batch(
+        decoder, _address(pieces), table.shape[1], len(table), boxes, request, target, size, results
+    )
     decoded: npt.NDArray[np.bool_] = codes == 0
     return decoded
 

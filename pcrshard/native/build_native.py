@@ -14,7 +14,11 @@ from cffi import FFI
 
 # Paths are relative to the project's root, because setuptools refuses absolute sources.
 SOURCE_DIR = Path("pcrshard/native/src")
-HEADER = Path(__file__).resolve().parent / "src" / "pcr.h" if "__file__" in globals() else SOURCE_DIR / "pcr.h"
+HEADER = (
+    Path(__file__).resolve().parent / "src" / "pcr.h"
+    if "__file__" in globals()
+    else SOURCE_DIR / "pcr.h"
+)
 
 
 def public_declarations(header: str) -> str:

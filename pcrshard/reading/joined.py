@@ -18,7 +18,9 @@ from ..storage.local_file import LocalFile
 from .prefix import OnError, Prefix, Sample, Select, Source
 
 
-def read_images(file: LocalFile, index: ShardIndex, scan: Scan, *, check: bool = True) -> list[bytes | None]:
+def read_images(
+    file: LocalFile, index: ShardIndex, scan: Scan, *, check: bool = True
+) -> list[bytes | None]:
     """Read the part of a prefix that is behind the index, once.
 
     Returns:
@@ -32,11 +34,18 @@ def read_images(file: LocalFile, index: ShardIndex, scan: Scan, *, check: bool =
     crcs = index.crcs if check else [None] * len(index.crcs)
     stop = index.head.prefix_stop(num_scans)
     images = file.scatter(
-        HEAD_STOP + index.head.body_bytes, stop, _groups(index, 0, num_scans), ending=EOI, crcs=crcs[num_scans - 1]
+        HEAD_STOP + index.head.body_bytes,
+        stop,
+        _groups(index, 0, num_scans),
+        ending=EOI,
+        crcs=crcs[num_scans - 1],
     )
     if scan == FULL:
         tails = file.scatter(
-            stop, index.head.prefix_stop(FULL), _groups(index, index.num_groups, index.num_groups + 1), crcs=crcs[-1]
+            stop,
+            index.head.prefix_stop(FULL),
+            _groups(index, index.num_groups, index.num_groups + 1),
+            crcs=crcs[-1],
         )
         for i in index.sizes[-1].ravel().nonzero()[0].tolist():
             images[i] = _with_tail(images[i], tails[i])
@@ -55,7 +64,9 @@ def _with_tail(image: bytes | None, tail: bytes | None) -> bytes | None:
 def _groups(index: ShardIndex, first: int, stop: int) -> scatter.Groups:
     """Where the pieces of these rows are."""
     base = min(index.schema.base, stop) if first == 0 else 0
-    return scatter.Groups(index.sizes[first:stop], index.group_starts[first:stop], base, index.base_offsets)
+    return scatter.Groups(
+        index.sizes[first:stop], index.group_starts[first:stop], base, index.base_offsets
+    )
 
 
 class JoinedSamples:
@@ -87,7 +98,9 @@ class JoinedSamples:
         self._images.clear()
         self._rows.clear()
 
-    def samples(self, *, select: Select | None = None, on_error: OnError | None = None) -> Iterator[Sample]:
+    def samples(
+        self, *, select: Select | None = None, on_error: OnError | None = None
+    ) -> Iterator[Sample]:
         """The samples in order; see :meth:`Prefix.samples`.
 
         Raises:
@@ -121,11 +134,16 @@ class JoinedSamples:
         """A sample without what is absent or not selected."""
         present = (self.index.sizes[0][row] > 0).tolist()
         key = sample["__key__"]
-        if any(there and sample[field] is None for field, there in zip(self._streams, present, strict=True)):
+        if any(
+            there and sample[field] is None
+            for field, there in zip(self._streams, present, strict=True)
+        ):
             try:
                 return self._again.sample(row, select=select)  # which says what is damaged
             except (StorageError, TruncatedShard) as error:
-                raise CorruptPiece(f"damaged; read again to say where: {error}", url=self.shard.url, key=key) from error
+                raise CorruptPiece(
+                    f"damaged; read again to say where: {error}", url=self.shard.url, key=key
+                ) from error
         return {
             name: value
             for name, value in sample.items()
@@ -143,4 +161,7 @@ class _OnDisk(Prefix):
     def pieces(self, unit: int) -> list[memoryview]:
         url = self.shard.url
         with storage.open_local(storage.local_path(url) or url, url=url) as file:
-            return [memoryview(file.read(*ends)) for ends in zip(self.starts[unit], self.stops[unit], strict=True)]
+            return [
+                memoryview(file.read(*ends))
+                for ends in zip(self.starts[unit], self.stops[unit], strict=True)
+            ]

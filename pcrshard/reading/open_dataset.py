@@ -32,4 +32,3 @@ def open_dataset(
     folder = path.removesuffix(f"/{DATASET_INDEX}") + query
     index = DatasetIndex.decode(storage.read_bytes(found, options=storage_options), url=found)
     return index, [storage.join(folder, shard.name) for shard in index.shards]
-

@@ -44,6 +44,9 @@ class ReadOptions:
     def open(self, url: str, entry: ShardEntry | None) -> Shard:
         """A shard that is read so."""
         cache = PrefixCache(self.cache_dir, self.cache_bytes) if self.cache_dir else None
-        options: dict[str, Any] = {"storage_options": self.storage_options, "retry": self.retry, "cache": cache}
+        options: dict[str, Any] = {
+            "storage_options": self.storage_options,
+            "retry": self.retry,
+            "cache": cache,
+        }
         return Shard(url, entry=entry, check=self.check, **options)
-

@@ -56,7 +56,12 @@ def prefetch(
             loader.note(future)
 
 
-def _run(load: Load[Item, Result], item: Item, cancel: threading.Event, future: Future[Result] | None = None) -> Future[Result]:
+def _run(
+    load: Load[Item, Result],
+    item: Item,
+    cancel: threading.Event,
+    future: Future[Result] | None = None,
+) -> Future[Result]:
     future = future or Future()
     try:
         future.set_result(load(item, cancel))
@@ -78,7 +83,9 @@ class _Loader(Generic[Item, Result]):
 
     def fill(self, source: Iterator[Item]) -> bool:
         """Start loads up to the bounds, and the one that the caller is about to take; whether any are pending."""
-        ahead = min(self.depth, max(self.max_bytes // self.largest, 1)) if self.largest else self.depth
+        ahead = (
+            min(self.depth, max(self.max_bytes // self.largest, 1)) if self.largest else self.depth
+        )
         while len(self.pending) <= ahead:
             try:
                 item = next(source)
@@ -88,7 +95,9 @@ class _Loader(Generic[Item, Result]):
             self.pending.append((item, future))
             self.jobs.put((item, future))
             if len(self.threads) < self.depth:
-                self.threads.append(threading.Thread(target=self._work, name="pcrshard-prefetch", daemon=True))
+                self.threads.append(
+                    threading.Thread(target=self._work, name="pcrshard-prefetch", daemon=True)
+                )
                 self.threads[-1].start()
         return bool(self.pending)
 
@@ -114,7 +123,9 @@ class _Loader(Generic[Item, Result]):
         for _thread in self.threads:
             self.jobs.put(None)
         for thread in self.threads:
-            if thread is not threading.current_thread():  # which may have collected an abandoned generator
+            if (
+                thread is not threading.current_thread()
+            ):  # which may have collected an abandoned generator
                 thread.join(_JOIN_SECONDS)
 
 

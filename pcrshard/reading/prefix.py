@@ -94,7 +94,9 @@ class Prefix:
     @functools.cached_property
     def table(self) -> native.Table:
         """Where the scans of each image are in memory, for the native core; valid until :meth:`close`."""
-        return native.piece_table(self.view, self._starts[:, : self.num_scans], self._sizes[:, : self.num_scans])
+        return native.piece_table(
+            self.view, self._starts[:, : self.num_scans], self._sizes[:, : self.num_scans]
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -111,20 +113,35 @@ class Prefix:
         if scan == self.scan:
             return self
         if self.index.head.prefix_stop(scan) > self.base + len(self.view):
-            raise ScanUnavailable(f"asked for scan {scan} of a prefix of scan {self.scan}", url=self.shard.url)
+            raise ScanUnavailable(
+                f"asked for scan {scan} of a prefix of scan {self.scan}", url=self.shard.url
+            )
         if scan not in self._lower:
-            self._lower[scan] = Prefix(self.shard, self.view, self.base, scan, contextlib.ExitStack(), check=self.checks_at(scan))
+            self._lower[scan] = Prefix(
+                self.shard,
+                self.view,
+                self.base,
+                scan,
+                contextlib.ExitStack(),
+                check=self.checks_at(scan),
+            )
         return self._lower[scan]
 
     def checks_at(self, scan: Scan) -> bool:
         """Whether samples of these bytes at another scan have to be checked: what was found sound is so at lower scans, not at higher ones."""
         head = self.index.head
-        return self.check if head.prefix_stop(scan) <= head.prefix_stop(self.scan) else self.shard.check
+        return (
+            self.check
+            if head.prefix_stop(scan) <= head.prefix_stop(self.scan)
+            else self.shard.check
+        )
 
     def is_sound(self) -> bool:
         """Whether every piece has its checksum; those that were found sound are not checked again."""
         n = self.num_scans
-        sound = self._have_crcs(slice(0, n), self._crcs) and self._have_crcs(slice(n, None), self.index.crcs[-1].ravel())
+        sound = self._have_crcs(slice(0, n), self._crcs) and self._have_crcs(
+            slice(n, None), self.index.crcs[-1].ravel()
+        )
         if sound:
             self.check = False
         return sound
@@ -134,8 +151,13 @@ class Prefix:
         if not self._starts[:, rows].size:
             return True
         if native.available:
-            return native.all_sound(native.piece_table(self.view, self._starts[:, rows], self._sizes[:, rows]), crcs)
-        return all(functools.reduce(_extend_crc, self.pieces(unit)[rows], 0) == crc for unit, crc in enumerate(crcs.tolist()))
+            return native.all_sound(
+                native.piece_table(self.view, self._starts[:, rows], self._sizes[:, rows]), crcs
+            )
+        return all(
+            functools.reduce(_extend_crc, self.pieces(unit)[rows], 0) == crc
+            for unit, crc in enumerate(crcs.tolist())
+        )
 
     def samples(
         self,
@@ -161,7 +183,11 @@ class Prefix:
             CorruptPiece: A sample is damaged; names its key and scan.
         """
         chosen = range(len(self.index.keys)) if rows is None else list(rows)
-        whole = self._join(chosen) if native.available and select is None and decode is None else itertools.repeat((None,))
+        whole = (
+            self._join(chosen)
+            if native.available and select is None and decode is None
+            else itertools.repeat((None,))
+        )
         names = ("__key__", *self.streams, *self.index.fields)
         for row, values in zip(chosen, whole, strict=False):
             if None not in values:
@@ -182,15 +208,23 @@ class Prefix:
         table, crcs = self.table, self._crcs
         if self._sizes.shape[1] > self.num_scans:
             table = table.copy()
-            table["size"][self._sizes[:, -1] > 0] = 0  # metadata go between the segments of the first piece
+            table["size"][self._sizes[:, -1] > 0] = (
+                0  # metadata go between the segments of the first piece
+            )
         if not every:
             columns = [tuple(column[row] for row in rows) for column in columns]
-            units = np.add.outer(np.multiply(rows, len(self.streams)), range(len(self.streams))).ravel().astype(np.intp)
+            units = (
+                np.add.outer(np.multiply(rows, len(self.streams)), range(len(self.streams)))
+                .ravel()
+                .astype(np.intp)
+            )
             table, crcs = table[units], crcs[units]
         images = native.join(table, crcs if self.check else None)
         return zip(columns[0], *[images] * len(self.streams), *columns[1:], strict=False)
 
-    def sample(self, row: int, *, select: Select | None = None, decode: Decode | None = None) -> Sample:
+    def sample(
+        self, row: int, *, select: Select | None = None, decode: Decode | None = None
+    ) -> Sample:
         """One sample; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
@@ -236,7 +270,9 @@ class Prefix:
         try:
             return join_pieces(pieces[:-1], tail)
         except CorruptJpeg as error:
-            raise CorruptJpeg(f"the tail: {error}", url=self.shard.url, key=key, scan="tail") from error
+            raise CorruptJpeg(
+                f"the tail: {error}", url=self.shard.url, key=key, scan="tail"
+            ) from error
 
     def _refuse(self, unit: int, key: str) -> None:
         """Name the first scan whose bytes are not those that were written."""

@@ -124,7 +124,10 @@ class PrefixCache:
     def forget(self, url: str, identity: str) -> None:
         """Drop what is held of a shard; who has it open keeps what is in memory."""
         entry = self._entry(url, identity)
-        for path in [*(extent.path for extent in reversed(_extents(entry))), os.path.join(entry, _ENTRY)]:
+        for path in [
+            *(extent.path for extent in reversed(_extents(entry))),
+            os.path.join(entry, _ENTRY),
+        ]:
             _unlink(path)
 
     def known_stops(self, url: str, identity: str) -> tuple[int, ...] | None:
@@ -154,7 +157,13 @@ class PrefixCache:
 
     def _folders(self) -> list[str]:
         root = os.path.join(self.folder, "entries")
-        return [folder.path for url in _scandir(root) if url.is_dir() for folder in _scandir(url.path) if folder.is_dir()]
+        return [
+            folder.path
+            for url in _scandir(root)
+            if url.is_dir()
+            for folder in _scandir(url.path)
+            if folder.is_dir()
+        ]
 
     @contextlib.contextmanager
     def _lock(self, name: str, mode: int, cancel: threading.Event | None = None) -> Iterator[bool]:
@@ -165,7 +174,9 @@ class PrefixCache:
         folder = os.path.join(self.folder, "locks")
         try:
             os.makedirs(folder, exist_ok=True)
-            handle = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = os.open(
+                os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
         except OSError as error:
             log.warning("cannot lock the cache %s, going on without: %s", self.folder, error)
             handle = None
@@ -201,7 +212,13 @@ class PrefixCache:
         return done
 
     def _store(
-        self, entry: str, url: str, stops: Sequence[int], view: memoryview, start: int, cancel: threading.Event | None
+        self,
+        entry: str,
+        url: str,
+        stops: Sequence[int],
+        view: memoryview,
+        start: int,
+        cancel: threading.Event | None,
     ) -> None:
         """Keep ``view[start:]`` as extents that end at prefix stops; a full disk costs the caching, not the read."""
         bounds = [start, *sorted({stop for stop in stops if start < stop < len(view)}), len(view)]
@@ -216,7 +233,11 @@ class PrefixCache:
                 now = time.time_ns()
                 _write(os.path.join(entry, _ENTRY), _encode_entry(redact(url), stops), now)
                 for a, b in itertools.pairwise(bounds):
-                    _write(os.path.join(entry, f"{a:014d}-{b:014d}-{crc32c(view[a:b]):08x}"), view[a:b], now)
+                    _write(
+                        os.path.join(entry, f"{a:014d}-{b:014d}-{crc32c(view[a:b]):08x}"),
+                        view[a:b],
+                        now,
+                    )
         except StorageError:
             raise
         except OSError as error:
@@ -238,7 +259,11 @@ class PrefixCache:
         total = _read_number(counter)
         if total is None or total + size > limit:
             self._sweep()
-            total = sum(extent.stop - extent.start for folder in self._folders() for extent in _extents(folder))
+            total = sum(
+                extent.stop - extent.start
+                for folder in self._folders()
+                for extent in _extents(folder)
+            )
             excess = total + size - limit
             total -= self._evict(lambda freed: freed < excess, own) if size <= limit else 0
         fits = total + size <= limit
@@ -294,9 +319,19 @@ def _try_lock(handle: int, mode: int) -> bool:
 
 def _extents(folder: str) -> list[Extent]:
     """The extents of an entry by their start; what has another name is not ours, or was not finished."""
-    found = [(file.path, _EXTENT.fullmatch(file.name)) for file in _scandir(folder) if file.is_file(follow_symlinks=False)]
-    extents = [Extent(path, int(match[1]), int(match[2]), int(match[3], 16)) for path, match in found if match]
-    return sorted((extent for extent in extents if extent.start < extent.stop), key=lambda extent: extent[1:])
+    found = [
+        (file.path, _EXTENT.fullmatch(file.name))
+        for file in _scandir(folder)
+        if file.is_file(follow_symlinks=False)
+    ]
+    extents = [
+        Extent(path, int(match[1]), int(match[2]), int(match[3], 16))
+        for path, match in found
+        if match
+    ]
+    return sorted(
+        (extent for extent in extents if extent.start < extent.stop), key=lambda extent: extent[1:]
+    )
 
 
 def _by_use(folder: str) -> Iterator[tuple[Extent, float]]:

@@ -15,7 +15,15 @@ from .. import memory, storage
 from ..errors import CorruptIndex, FormatError, NotAShard, ScanUnavailable, TruncatedShard
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import BLOCK, HEAD_STOP, Buffer, Head, ShardIndex, decode_head, decode_index
+from ..format.shard_index import (
+    BLOCK,
+    HEAD_STOP,
+    Buffer,
+    Head,
+    ShardIndex,
+    decode_head,
+    decode_index,
+)
 from ..native import scatter
 from ..storage.retry import Retry
 from .joined import JoinedSamples, read_images
@@ -171,7 +179,9 @@ class Shard:
             self._forget(head=False)
         return prefix
 
-    def load_samples(self, scan: Scan = FULL, *, cancel: threading.Event | None = None) -> Prefix | JoinedSamples:
+    def load_samples(
+        self, scan: Scan = FULL, *, cancel: threading.Event | None = None
+    ) -> Prefix | JoinedSamples:
         """Read what gives all samples of a scan as bytes; of a local file without a buffer in between.
 
         See :meth:`load` for arguments, cost and errors.
@@ -184,7 +194,9 @@ class Shard:
         with storage.open_local(path, url=self.url) as file:
             self.__dict__["head"] = self._decode_head(file.read(0, HEAD_STOP))
             file.check_range(0, self.prefix_stop(scan))
-            self.__dict__["index"] = decode_index(self.head, file.read(HEAD_STOP, HEAD_STOP + self.head.body_bytes), url=self.url)
+            self.__dict__["index"] = decode_index(
+                self.head, file.read(HEAD_STOP, HEAD_STOP + self.head.body_bytes), url=self.url
+            )
             return JoinedSamples(self, scan, read_images(file, self.index, scan, check=self.check))
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
@@ -206,7 +218,9 @@ class Shard:
     def _change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
         stop, have = self.prefix_stop(scan), prefix.base + len(prefix.view)
         if stop <= have:
-            return Prefix(self, prefix.view, prefix.base, scan, prefix.resources, check=prefix.checks_at(scan))
+            return Prefix(
+                self, prefix.view, prefix.base, scan, prefix.resources, check=prefix.checks_at(scan)
+            )
         if self.cache is not None:
             return self.load(scan)
         with contextlib.ExitStack() as stack:
@@ -236,14 +250,20 @@ class Shard:
             return f"{self.entry.head_crc32c:08x} {self.entry.shard_bytes} {self.entry.shard_crc32c:08x}"
         return storage.identity(self.url, options=self._how["options"])
 
-    def _open(self, start: int, scan: Scan, cancel: threading.Event | None) -> contextlib.AbstractContextManager[memoryview]:
+    def _open(
+        self, start: int, scan: Scan, cancel: threading.Event | None
+    ) -> contextlib.AbstractContextManager[memoryview]:
         """The bytes from ``start`` to the prefix stop, through the cache if there is one."""
         cache = self.cache
         if cache is None:
-            return storage.open_range(self.url, start, self.prefix_stop(scan), cancel=cancel, **self._how)
+            return storage.open_range(
+                self.url, start, self.prefix_stop(scan), cancel=cancel, **self._how
+            )
         if self.entry:
             self.entry.prefix_stop(scan)  # a staged copy may not have it
-        known = self.entry.prefix_stops if self.entry else cache.known_stops(self.url, self._identity)
+        known = (
+            self.entry.prefix_stops if self.entry else cache.known_stops(self.url, self._identity)
+        )
         stops = known or self.head.prefix_stops
         stop = stops[check_scan(scan, len(stops) - 1) - 1]
 
@@ -266,12 +286,13 @@ class Shard:
         head = decode_head(view[BLOCK:HEAD_STOP], url=self.url)
         crc = int.from_bytes(view[BLOCK + 8 : BLOCK + 12], "little")
         known = self.entry
-        if known and (crc, head.num_samples, head.prefix_stops) != (known.head_crc32c, known.num_samples, known.prefix_stops):
+        if known and (crc, head.num_samples, head.prefix_stops) != (
+            known.head_crc32c,
+            known.num_samples,
+            known.prefix_stops,
+        ):
             raise CorruptIndex(
-                f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, or the index is old", url=self.url
+                f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, or the index is old",
+                url=self.url,
             )
         return head
-
-
-
-

@@ -32,7 +32,14 @@ class Output(NamedTuple):
 def _run(command: str) -> Iterator[Output]:
     """Run a shell command; at the end of the ``with`` block it is closed and ended, however far it came."""
     with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=stderr, bufsize=0, start_new_session=True)  # noqa: S602
+        process = subprocess.Popen(
+            command,
+            shell=True,  # the user's own command line
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            bufsize=0,
+            start_new_session=True,
+        )
         stdout = process.stdout
         assert stdout is not None
         try:
@@ -52,7 +59,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def read_range(command: str, start: int, view: memoryview, cancel: threading.Event | None = None) -> None:
+def read_range(
+    command: str, start: int, view: memoryview, cancel: threading.Event | None = None
+) -> None:
     """Fill ``view`` with a command's output from byte ``start`` on; what stands before is read and dropped, what follows is not read.
 
     Args:
@@ -97,4 +106,6 @@ def _ended(output: Output, pos: int, start: int, stop: int) -> Exception:
         return TruncatedShard(f"expected bytes {start} to {stop}, the command's output has {pos}")
     output.stderr.seek(0)
     said = output.stderr.read(2000).decode(errors="replace").strip()
-    return StorageError(f"the command ended with exit status {code} after {pos} of {stop} bytes: {said}")
+    return StorageError(
+        f"the command ended with exit status {code} after {pos} of {stop} bytes: {said}"
+    )

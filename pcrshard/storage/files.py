@@ -80,7 +80,9 @@ def _resolve(url: str, options: Options | None) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _mapped(url: str, doing: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+def _mapped(
+    url: str, doing: str, errors: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
     """Make any failure of a store an error of ours that names the URL; each library has errors of its own."""
     try:
         yield
@@ -91,7 +93,9 @@ def _mapped(url: str, doing: str, errors: tuple[type[Exception], ...] = (Excepti
     except errors as error:
         # A cause is printed with its own text, which may hold a password or a signature.
         cause = error if redact(str(error)) == str(error) else None
-        raise StorageError(f"cannot {doing}: {type(error).__name__}: {redact(str(error))}", url=url) from cause
+        raise StorageError(
+            f"cannot {doing}: {type(error).__name__}: {redact(str(error))}", url=url
+        ) from cause
 
 
 def _retried(call: Callable[[], T], retry: Retry = _ANY_NETWORK) -> T:
@@ -102,7 +106,9 @@ def _retried(call: Callable[[], T], retry: Retry = _ANY_NETWORK) -> T:
         except Exception as error:
             if is_hopeless(error):
                 raise
-            time.sleep(max(retry.delay(failures), min(asked_pause(error), retry.deadline / retry.attempts)))
+            time.sleep(
+                max(retry.delay(failures), min(asked_pause(error), retry.deadline / retry.attempts))
+            )
     return call()
 
 
@@ -138,8 +144,12 @@ def open_range(
     fs, path = _resolve(url, options)
     with contextlib.ExitStack() as stack:
         with _mapped(url, f"read bytes {start} to {stop}"):
-            if type(fs) is LocalFileSystem and (size := os.stat(path).st_size) < stop:  # a claim must not take memory
-                raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(size - start, 0)} of {stop - start}")
+            if (
+                type(fs) is LocalFileSystem and (size := os.stat(path).st_size) < stop
+            ):  # a claim must not take memory
+                raise TruncatedShard(
+                    f"expected bytes {start} to {stop}, got {max(size - start, 0)} of {stop - start}"
+                )
             view = stack.enter_context(memory.borrow(stop - start))
             _fill(view, fs, path, start, retry, cancel)
         yield view
@@ -160,7 +170,9 @@ def read_into(
         _fill(view, fs, path, start, retry, cancel)
 
 
-def _fill(view: memoryview, fs: Any, path: str, start: int, retry: Retry, cancel: threading.Event | None) -> None:
+def _fill(
+    view: memoryview, fs: Any, path: str, start: int, retry: Retry, cancel: threading.Event | None
+) -> None:
     if fs is None:
         command_output.read_range(path, start, view, cancel)
     elif type(fs) is LocalFileSystem:
@@ -183,7 +195,10 @@ def open_local(path: str, *, url: str) -> Iterator[LocalFile]:
     Raises:
         StorageError: It cannot be opened, or the system gives an error in the ``with`` block.
     """
-    with _mapped(url, "read", (OSError, MemoryError, ValueError, OverflowError)), LocalFile(path) as file:
+    with (
+        _mapped(url, "read", (OSError, MemoryError, ValueError, OverflowError)),
+        LocalFile(path) as file,
+    ):
         yield file
 
 
@@ -193,7 +208,9 @@ def _read_exactly(file: io.RawIOBase, view: memoryview, start: int) -> None:
     while done < len(view):
         count = file.readinto(view[done:])
         if not count:
-            raise TruncatedShard(f"expected bytes {start} to {start + len(view)}, got {done} of {len(view)}")
+            raise TruncatedShard(
+                f"expected bytes {start} to {start + len(view)}, got {done} of {len(view)}"
+            )
         done += count
 
 
@@ -218,10 +235,14 @@ def read_bytes(url: str, *, options: Options | None = None) -> bytes:
     if fs is None:
         raise StorageError("expected a file, a pipe has no end that could be known", url=url)
     with _mapped(url, "read"):
-        return bytes(_retried(lambda: http_s3.call(fs, "cat_file", path, seconds=_ANY_NETWORK.deadline)))
+        return bytes(
+            _retried(lambda: http_s3.call(fs, "cat_file", path, seconds=_ANY_NETWORK.deadline))
+        )
 
 
-def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Options | None = None) -> list[bytes | PCRError]:
+def read_ranges(
+    ranges: Sequence[tuple[str, int, int | None]], *, options: Options | None = None
+) -> list[bytes | PCRError]:
     """Read several ranges ``(url, start, stop)``, one request each, concurrently where the store can.
 
     A stop of ``None`` means the end of the file.
@@ -241,18 +262,26 @@ def read_ranges(ranges: Sequence[tuple[str, int, int | None]], *, options: Optio
         starts, stops = ([ranges[i][field] for i, _ in wanted] for field in (1, 2))
         with _mapped(ranges[wanted[0][0]][0], "read ranges"):
             parts = fs.cat_ranges([path for _, path in wanted], starts, stops, on_error="return")
-        results |= {i: _range_result(*ranges[i], part) for (i, _), part in zip(wanted, parts, strict=True)}
+        results |= {
+            i: _range_result(*ranges[i], part) for (i, _), part in zip(wanted, parts, strict=True)
+        }
     return [results[i] for i in range(len(ranges))]
 
 
 def _check_length(length: int, start: int, stop: int, url: str) -> None:
     if length < stop - start:
-        raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(length, 0)} of {stop - start}", url=url)
+        raise TruncatedShard(
+            f"expected bytes {start} to {stop}, got {max(length, 0)} of {stop - start}", url=url
+        )
     if length > stop - start:
-        raise StorageError(f"asked for {stop - start} bytes, got {length}: the server ignores Range", url=url)
+        raise StorageError(
+            f"asked for {stop - start} bytes, got {length}: the server ignores Range", url=url
+        )
 
 
-def _range_result(url: str, start: int, stop: int | None, part: bytes | Exception) -> bytes | PCRError:
+def _range_result(
+    url: str, start: int, stop: int | None, part: bytes | Exception
+) -> bytes | PCRError:
     if isinstance(part, Exception):
         error = StorageError(f"cannot read: {type(part).__name__}: {part}", url=url)
         error.__cause__ = part
@@ -309,7 +338,18 @@ def identity(url: str, *, options: Options | None = None) -> str:
     with _mapped(url, "look up"):
         fs.invalidate_cache()  # a listing may be older than the file
         info = _retried(lambda: http_s3.call(fs, "info", path))
-    known = ("size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "md5Hash", "Content-MD5", "ino")
+    known = (
+        "size",
+        "ETag",
+        "etag",
+        "mtime",
+        "LastModified",
+        "Last-Modified",
+        "updated",
+        "md5Hash",
+        "Content-MD5",
+        "ino",
+    )
     return " ".join(f"{name}={info[name]}" for name in known if info.get(name) is not None)
 
 
@@ -357,7 +397,10 @@ def _walk(root: str) -> Iterator[tuple[str, int | None]]:
         del above[folder]
         for name in files:
             path = os.path.join(folder, name)
-            yield os.path.relpath(path, root), os.stat(path).st_size if os.path.exists(path) else None
+            yield (
+                os.path.relpath(path, root),
+                os.stat(path).st_size if os.path.exists(path) else None,
+            )
 
 
 def _raise(error: OSError) -> None:

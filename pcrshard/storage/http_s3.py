@@ -81,13 +81,21 @@ class Transfer:
         first, last, total = wanted, self.stop - 1, str(reply.length)
         if reply.content_range is not None:
             match = _CONTENT_RANGE.fullmatch(reply.content_range)
-            first, last, total = (int(match[1]), int(match[2]), match[3]) if match else (-1, -1, "*")
+            first, last, total = (
+                (int(match[1]), int(match[2]), match[3]) if match else (-1, -1, "*")
+            )
         elif self.start > _MAX_SKIP:
-            raise Refused(f"asked for bytes {self.start} to {self.stop}, got the whole file: the server ignores Range")
+            raise Refused(
+                f"asked for bytes {self.start} to {self.stop}, got the whole file: the server ignores Range"
+            )
         if total.isdecimal() and int(total) < self.stop:
-            raise TruncatedShard(f"expected bytes {self.start} to {self.stop}, the file has {total}")
+            raise TruncatedShard(
+                f"expected bytes {self.start} to {self.stop}, the file has {total}"
+            )
         if first != wanted or last >= self.stop:
-            raise StorageError(f"asked for bytes {wanted} to {self.stop}, got {reply.content_range!r}")
+            raise StorageError(
+                f"asked for bytes {wanted} to {self.stop}, got {reply.content_range!r}"
+            )
         return wanted if reply.content_range is None else 0
 
     def put(self, chunk: bytes | memoryview, *, whole_file: bool) -> None:
@@ -110,7 +118,9 @@ class Transfer:
             self._abandoned = True
 
 
-def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: threading.Event | None = None) -> None:
+def read_into(
+    fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: threading.Event | None = None
+) -> None:
     """Fill a transfer from a remote file system.
 
     Args:
@@ -144,13 +154,22 @@ def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: thre
         late = time.monotonic() - transfer.last_progress >= retry.deadline
         if is_hopeless(error) or failures >= retry.attempts or late:
             # Tracebacks print the cause too, and those of workers end up in the logs of jobs.
-            raise _final(error, transfer, requests) from (error if redact(str(error)) == str(error) else None)
+            raise _final(error, transfer, requests) from (
+                error if redact(str(error)) == str(error) else None
+            )
         left = transfer.last_progress + retry.deadline - time.monotonic()
         pause = max(retry.delay(failures), min(asked_pause(error), left))
         log.log(
             logging.INFO if failures < _PATIENT_FAILURES else logging.WARNING,
             "%s: %s: %s; %d of %d bytes came, trying again in %.1f s",
-            *(redact(path), type(error).__name__, redact(str(error)), transfer.done, len(transfer.view), pause),
+            *(
+                redact(path),
+                type(error).__name__,
+                redact(str(error)),
+                transfer.done,
+                len(transfer.view),
+                pause,
+            ),
         )
         if cancel.wait(pause):
             raise Cancelled("the read was cancelled")
@@ -158,21 +177,38 @@ def read_into(fs: Any, path: str, transfer: Transfer, retry: Retry, cancel: thre
 
 def _final(error: Exception, transfer: Transfer, requests: int) -> StorageError:
     tried = "1 request" if requests == 1 else f"{requests} requests"
-    what = redact(str(error)) if isinstance(error, StorageError) else f"{type(error).__name__}: {redact(str(error))}"
-    what = "the server is too slow or silent" if isinstance(error, TimeoutError) and not str(error) else what
+    what = (
+        redact(str(error))
+        if isinstance(error, StorageError)
+        else f"{type(error).__name__}: {redact(str(error))}"
+    )
+    what = (
+        "the server is too slow or silent"
+        if isinstance(error, TimeoutError) and not str(error)
+        else what
+    )
     return StorageError(
         f"cannot read bytes {transfer.start} to {transfer.stop}, {transfer.done} of {len(transfer.view)} came in {tried}: {what}"
     )
 
 
-def _attempt_of(fs: Any, path: str, transfer: Transfer, retry: Retry) -> Callable[[threading.Event], None]:
+def _attempt_of(
+    fs: Any, path: str, transfer: Transfer, retry: Retry
+) -> Callable[[threading.Event], None]:
     """One request, as a function that may be called again for the rest."""
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
     streams = {"http": _http_get, "https": _http_get, "s3": _s3_get}
-    opener = next((streams[name] for name in sorted(protocols & set(streams)) if fs.async_impl), None)
+    opener = next(
+        (streams[name] for name in sorted(protocols & set(streams)) if fs.async_impl), None
+    )
     if opener is None:
         return lambda _: _cat(fs, path, transfer)
-    return lambda cancel: _wait(fs.loop, _stream(opener(fs, path, transfer, retry.timeout), transfer, retry), transfer, cancel)
+    return lambda cancel: _wait(
+        fs.loop,
+        _stream(opener(fs, path, transfer, retry.timeout), transfer, retry),
+        transfer,
+        cancel,
+    )
 
 
 def _cat(fs: Any, path: str, transfer: Transfer) -> None:
@@ -181,13 +217,19 @@ def _cat(fs: Any, path: str, transfer: Transfer) -> None:
     options = {} if plain else {"cache_type": "none"}
     data = fs.cat_file(path, start=transfer.start + transfer.done, end=transfer.stop, **options)
     if len(data) > len(transfer.view) - transfer.done:
-        raise Refused(f"asked for bytes {transfer.start} to {transfer.stop}, got {len(data)} bytes: the store ignores ranges")
+        raise Refused(
+            f"asked for bytes {transfer.start} to {transfer.stop}, got {len(data)} bytes: the store ignores ranges"
+        )
     transfer.put(data, whole_file=False)
     if not transfer.complete and transfer.start + transfer.done >= fs.size(path):
-        raise TruncatedShard(f"expected bytes {transfer.start} to {transfer.stop}, the file has {fs.size(path)}")
+        raise TruncatedShard(
+            f"expected bytes {transfer.start} to {transfer.stop}, the file has {fs.size(path)}"
+        )
 
 
-def _wait(loop: asyncio.AbstractEventLoop, coroutine: Any, transfer: Transfer, cancel: threading.Event) -> None:
+def _wait(
+    loop: asyncio.AbstractEventLoop, coroutine: Any, transfer: Transfer, cancel: threading.Event
+) -> None:
     """Run a coroutine on the file system's own loop; whatever ends this wait ends the request."""
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
@@ -203,7 +245,9 @@ def _wait(loop: asyncio.AbstractEventLoop, coroutine: Any, transfer: Transfer, c
         future.cancel()
 
 
-async def _stream(opened: contextlib.AbstractAsyncContextManager[_Reply], transfer: Transfer, retry: Retry) -> None:
+async def _stream(
+    opened: contextlib.AbstractAsyncContextManager[_Reply], transfer: Transfer, retry: Retry
+) -> None:
     async with asyncio.timeout(retry.timeout) as patience:
         async with opened as reply:
             skip = transfer.begin(reply)
@@ -221,35 +265,57 @@ async def _stream(opened: contextlib.AbstractAsyncContextManager[_Reply], transf
 @contextlib.asynccontextmanager
 async def _http_get(fs: Any, url: str, transfer: Transfer, silence: float) -> AsyncIterator[_Reply]:
     session = await fs.set_session()
-    wanted = {"Range": f"bytes={transfer.start + transfer.done}-{transfer.stop - 1}", "Accept-Encoding": "identity"}
+    wanted = {
+        "Range": f"bytes={transfer.start + transfer.done}-{transfer.stop - 1}",
+        "Accept-Encoding": "identity",
+    }
     options = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), **wanted}}
     # The session's default ends every request after five minutes; ours is about silence.
-    options.setdefault("timeout", type(session.timeout)(total=None, sock_connect=silence, sock_read=silence))
+    options.setdefault(
+        "timeout", type(session.timeout)(total=None, sock_connect=silence, sock_read=silence)
+    )
     async with session.get(fs.encode_url(url), **options) as reply:
         if reply.status == 416:
-            raise TruncatedShard(f"expected bytes {transfer.start} to {transfer.stop}, the server has none of them")
+            raise TruncatedShard(
+                f"expected bytes {transfer.start} to {transfer.stop}, the server has none of them"
+            )
         fs._raise_not_found_for_status(reply, url)
         partial = reply.headers.get("Content-Range", "") if reply.status == 206 else None
-        tag = (reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "").removeprefix("W/") or None
-        length = None if "Content-Encoding" in reply.headers else reply.content_length  # that of what is sent, not of the file
+        tag = (reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "").removeprefix(
+            "W/"
+        ) or None
+        length = (
+            None if "Content-Encoding" in reply.headers else reply.content_length
+        )  # that of what is sent, not of the file
         yield _Reply(partial, length, tag, reply.content.iter_any())
 
 
 @contextlib.asynccontextmanager
 async def _s3_get(fs: Any, path: str, transfer: Transfer, _: float) -> AsyncIterator[_Reply]:
     bucket, key, version = fs.split_path(path)
-    request = {"Bucket": bucket, "Key": key, "Range": f"bytes={transfer.start + transfer.done}-{transfer.stop - 1}"}
+    request = {
+        "Bucket": bucket,
+        "Key": key,
+        "Range": f"bytes={transfer.start + transfer.done}-{transfer.stop - 1}",
+    }
     if version:
         request["VersionId"] = version
     try:
         reply = await fs._call_s3("get_object", **request)
     except OSError as error:
-        if any(text in str(error).lower() for text in ("invalidrange", "range not satisfiable", "range is not satisfiable")):
-            raise TruncatedShard(f"expected bytes {transfer.start} to {transfer.stop}, the store has none of them") from error
+        if any(
+            text in str(error).lower()
+            for text in ("invalidrange", "range not satisfiable", "range is not satisfiable")
+        ):
+            raise TruncatedShard(
+                f"expected bytes {transfer.start} to {transfer.stop}, the store has none of them"
+            ) from error
         raise
     body = reply["Body"]
     try:
-        yield _Reply(reply.get("ContentRange"), reply.get("ContentLength"), reply.get("ETag"), _chunks(body))
+        yield _Reply(
+            reply.get("ContentRange"), reply.get("ContentLength"), reply.get("ETag"), _chunks(body)
+        )
     finally:
         body.close()
 

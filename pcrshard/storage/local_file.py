@@ -21,7 +21,9 @@ class LocalFile:
     """
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for who writes to it
+        self._fd = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK
+        )  # a FIFO would wait for who writes to it
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._fd)
@@ -37,7 +39,9 @@ class LocalFile:
     def check_range(self, start: int, stop: int) -> None:
         """Raise :class:`TruncatedShard` if the file ends before ``stop``: a claim must not take memory."""
         if self._size < stop:
-            raise TruncatedShard(f"expected bytes {start} to {stop}, got {max(self._size - start, 0)} of {stop - start}")
+            raise TruncatedShard(
+                f"expected bytes {start} to {stop}, got {max(self._size - start, 0)} of {stop - start}"
+            )
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes ``[start, stop)``.
@@ -51,11 +55,15 @@ class LocalFile:
         while len(data) < stop - start:
             part = os.pread(self._fd, stop - start - len(data), start + len(data))
             if not part:
-                raise TruncatedShard(f"expected bytes {start} to {stop}, got {len(data)} of {stop - start}")
+                raise TruncatedShard(
+                    f"expected bytes {start} to {stop}, got {len(data)} of {stop - start}"
+                )
             data += part
         return data
 
-    def scatter(self, start: int, stop: int, groups: scatter.Groups, **how: Any) -> list[bytes | None]:
+    def scatter(
+        self, start: int, stop: int, groups: scatter.Groups, **how: Any
+    ) -> list[bytes | None]:
         """Read ``[start, stop)`` once, each piece into its object; see :func:`.native.scatter.read`.
 
         Raises:

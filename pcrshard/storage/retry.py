@@ -61,7 +61,10 @@ class Retry:
 
     def delay(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row: exponential, with jitter, so that a thousand workers do not return at once."""
-        return float(random.uniform(0.5, 1.0) * min(self.first_delay * 2 ** min(failures - 1, 30), self.max_delay))
+        return float(
+            random.uniform(0.5, 1.0)
+            * min(self.first_delay * 2 ** min(failures - 1, 30), self.max_delay)
+        )
 
 
 def asked_pause(error: BaseException) -> float:

@@ -55,13 +55,17 @@ class Collator:
         batch = self._image_batch(rows)
         keys = [(self.seed, epoch, number) for number, _, _ in rows]
         pixels = [None] * len(rows) if batch is None else list(batch.numpy())
-        decoded = [False] * len(rows) if batch is None else self._decode_batch(rows, keys, batch.numpy())
+        decoded = (
+            [False] * len(rows) if batch is None else self._decode_batch(rows, keys, batch.numpy())
+        )
         samples = []
         for (_, prefix, row), key, out, done in zip(rows, keys, pixels, decoded, strict=True):
             if done:
                 sample = prefix.sample(row, select=self._select_others) | {prefix.streams[0]: out}
             else:
-                decode = None if self.image is None else functools.partial(_decode, self.image, key, out)
+                decode = (
+                    None if self.image is None else functools.partial(_decode, self.image, key, out)
+                )
                 sample = prefix.sample(row, select=self._select, decode=decode)
             samples.append(sample)
         if self.transform is not None:
@@ -78,7 +82,9 @@ class Collator:
             at.append(i)
             of.append(row)
         asked = self._select("", next(iter(groups)).streams[0])
-        if type(self.image) is not ImageDecoder or not native.available or not asked:  # a subclass may do more
+        if (
+            type(self.image) is not ImageDecoder or not native.available or not asked
+        ):  # a subclass may do more
             return [False] * len(rows)
         # An empty stream is not decoded; that is for missing images, and for what the slow way has to check.
         table = native.empty_table(len(rows), max(prefix.num_scans for prefix in groups))
@@ -92,11 +98,23 @@ class Collator:
     def _image_batch(self, rows: list[Row]) -> torch.Tensor | None:
         """Memory that the images of a batch are decoded into, if they have one size and each sample has one image at most."""
         streams = {prefix.streams for _, prefix, _ in rows}
-        if self.image is None or self.image.shape is None or self.transform is not None or len({*itertools.chain(*streams)}) != 1:
+        if (
+            self.image is None
+            or self.image.shape is None
+            or self.transform is not None
+            or len({*itertools.chain(*streams)}) != 1
+        ):
             return None
         channels = 3 if self.image.colour == "rgb" else 1
         height, width = self.image.shape
-        shape = (len(rows), *((channels, height, width) if self.image.layout == "chw" else (height, width, channels)))
+        shape = (
+            len(rows),
+            *(
+                (channels, height, width)
+                if self.image.layout == "chw"
+                else (height, width, channels)
+            ),
+        )
         if get_worker_info() is None:
             return torch.from_numpy(memory.borrow_array(math.prod(shape))).view(shape)
         # A worker shares memory with the loader; torch would copy there what lies elsewhere. Its own collation does the same.
@@ -117,10 +135,19 @@ class Collator:
             raise KeyError(f"sample {missing[0]!r} has no field {name!r}")
         if self.image is not None and extension in JPEG_EXTENSIONS:
             if not missing and self.image.shape is not None:
-                return torch.from_numpy(np.stack([sample[name] for sample in samples])) if batch is None else batch
-            return [torch.from_numpy(sample[name]) if name in sample else None for sample in samples]
+                return (
+                    torch.from_numpy(np.stack([sample[name] for sample in samples]))
+                    if batch is None
+                    else batch
+                )
+            return [
+                torch.from_numpy(sample[name]) if name in sample else None for sample in samples
+            ]
         convert = _CONVERSIONS.get(extension)
-        values = [_convert(convert, name, sample) if convert and name in sample else sample.get(name) for sample in samples]
+        values = [
+            _convert(convert, name, sample) if convert and name in sample else sample.get(name)
+            for sample in samples
+        ]
         return torch.tensor(values) if extension in _INTEGERS and not missing else values
 
 

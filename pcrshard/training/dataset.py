@@ -53,7 +53,9 @@ class EpochOptions:
 
     def __post_init__(self) -> None:
         if self.samples is not None and self.weights is None:
-            raise ValueError(f"expected weights with samples={self.samples}: without them each sample comes once")
+            raise ValueError(
+                f"expected weights with samples={self.samples}: without them each sample comes once"
+            )
 
     @property
     def rules(self) -> Rules:
@@ -102,18 +104,26 @@ class PCRDataset(IterableDataset[Any]):
         rank: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self.shards = ShardSet([os.fspath(url)] if isinstance(url, str | os.PathLike) else list(url), read)
+        self.shards = ShardSet(
+            [os.fspath(url)] if isinstance(url, str | os.PathLike) else list(url), read
+        )
         self.batch_size, self.scan, self.options = batch_size, scan, epoch
         if isinstance(fields, str):
-            raise TypeError(f"expected a sequence of field names, got {fields!r}; write ({fields!r},)")
-        self.collate = Collator(image, None if fields is None else tuple(fields), transform, epoch.seed)
+            raise TypeError(
+                f"expected a sequence of field names, got {fields!r}; write ({fields!r},)"
+            )
+        self.collate = Collator(
+            image, None if fields is None else tuple(fields), transform, epoch.seed
+        )
         if not isinstance(scan, ScanLevel):
             for entry in self.shards.entries:
                 check_scan(scan, entry.num_groups)
                 entry.prefix_stop(scan)
         self.rank, self._rank_given = ranks.current(rank), rank is not None
         self.geometry = Geometry(
-            batch_size * self.rank.world, self.rank.world if epoch.slots is None else epoch.slots, epoch.phases
+            batch_size * self.rank.world,
+            self.rank.world if epoch.slots is None else epoch.slots,
+            epoch.phases,
         )
         # Shared with workers of any start method: a persistent worker learns of set_epoch through it.
         self._start = SharedIntegers([0] * (2 + 4 * _MAX_SEGMENTS))
@@ -164,7 +174,9 @@ class PCRDataset(IterableDataset[Any]):
             options: For ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ``multiprocessing_context``...
         """
         if not options.get("in_order", True):
-            raise ValueError("expected in_order=True: batches that come as they are ready cannot be resumed exactly")
+            raise ValueError(
+                "expected in_order=True: batches that come as they are ready cannot be resumed exactly"
+            )
         return PCRLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
@@ -186,7 +198,11 @@ class PCRDataset(IterableDataset[Any]):
             }
         if self._ended and batches is None:
             return state | {"epoch": self.epoch + 1, "segments": advance([], self.geometry, 0)}
-        return state | {"segments": advance(self._segments(), self.geometry, self._done if batches is None else batches)}
+        return state | {
+            "segments": advance(
+                self._segments(), self.geometry, self._done if batches is None else batches
+            )
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a job was: at another scan, with other workers or ranks, too.
@@ -195,7 +211,9 @@ class PCRDataset(IterableDataset[Any]):
             ValueError: The state is of other shards, other options or a newer version, or was never one of this job's; nothing changes then.
         """
         if state.get("version") != _VERSION:
-            raise ValueError(f"expected a state of version {_VERSION}, got {state.get('version')!r}")
+            raise ValueError(
+                f"expected a state of version {_VERSION}, got {state.get('version')!r}"
+            )
         for name, mine in self._fixed().items():
             if state.get(name) != mine:
                 raise ValueError(
@@ -211,9 +229,15 @@ class PCRDataset(IterableDataset[Any]):
                 raise
             self._loaded = True
         if "worker" in state:
-            self._own, self._done, self._ended = list(state["worker"]), state["done"], state["ended"]
+            self._own, self._done, self._ended = (
+                list(state["worker"]),
+                state["done"],
+                state["ended"],
+            )
 
-    def views(self, batches: Sequence[Any], scans: Sequence[Scan], epoch: int = 0) -> Iterator[dict[Scan, Any]]:
+    def views(
+        self, batches: Sequence[Any], scans: Sequence[Scan], epoch: int = 0
+    ) -> Iterator[dict[Scan, Any]]:
         """Given samples at several scans, with the same crops: what a comparison of scans needs. Each shard is read once, at the highest scan.
 
         Args:
@@ -227,7 +251,12 @@ class PCRDataset(IterableDataset[Any]):
         highest: Scan = FULL if FULL in scans else max(int(scan) for scan in scans)
 
         def take(rows: list[Row]) -> dict[Scan, Any]:
-            return {scan: self.collate([(number, prefix.at(scan), row) for number, prefix, row in rows], epoch) for scan in scans}
+            return {
+                scan: self.collate(
+                    [(number, prefix.at(scan), row) for number, prefix, row in rows], epoch
+                )
+                for scan in scans
+            }
 
         return read_batches(self.shards, batches, highest, take)
 
@@ -257,7 +286,10 @@ class PCRDataset(IterableDataset[Any]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         self._check_rank()
         if self.options.shuffle_shards and self._finished[worker] == self.epoch:
-            warnings.warn(f"epoch {self.epoch} is read again, in the same order: call set_epoch({self.epoch + 1})", stacklevel=2)
+            warnings.warn(
+                f"epoch {self.epoch} is read again, in the same order: call set_epoch({self.epoch + 1})",
+                stacklevel=2,
+            )
         if self._own is None:
             self._done = 0
         elif self._own != [worker, workers]:
@@ -274,7 +306,9 @@ class PCRDataset(IterableDataset[Any]):
         return self._read(batches[self._done :], self.epoch, worker)
 
     def _read(self, batches: Sequence[Any], epoch: int, worker: int) -> Iterator[Any]:
-        for batch in read_batches(self.shards, batches, self.scan, lambda rows: self.collate(rows, epoch)):
+        for batch in read_batches(
+            self.shards, batches, self.scan, lambda rows: self.collate(rows, epoch)
+        ):
             self._done += 1
             yield batch
         self._finished[worker], self._ended = epoch, True
@@ -283,7 +317,9 @@ class PCRDataset(IterableDataset[Any]):
         """What must be the same for a state to mean the same samples."""
         fixed = dataclasses.asdict(self.options) | {"shards": self.shards.fingerprint}
         del fixed["slots"], fixed["phases"]  # a state has those of its segments
-        return fixed | {"weights": None if self.options.weights is None else list(self.options.weights)}
+        return fixed | {
+            "weights": None if self.options.weights is None else list(self.options.weights)
+        }
 
     def _check_rank(self) -> None:
         """A worker whose environment says another rank than its parent's would read other samples than it should."""
@@ -298,7 +334,11 @@ class PCRDataset(IterableDataset[Any]):
         return [[int(self._start[2 + 4 * i + j]) for j in range(4)] for i in range(count)]
 
     def _set_start(self, epoch: Any, segments: Any) -> None:
-        whole = isinstance(epoch, int) and isinstance(segments, list) and all(isinstance(s, list | tuple) for s in segments)
+        whole = (
+            isinstance(epoch, int)
+            and isinstance(segments, list)
+            and all(isinstance(s, list | tuple) for s in segments)
+        )
         flat = [number for segment in segments for number in segment] if whole else []
         if (
             not whole
@@ -311,7 +351,13 @@ class PCRDataset(IterableDataset[Any]):
             )
         self._start[: 2 + len(flat)] = [epoch, len(segments), *flat]
         self._finished[:] = [-1] * _MAX_WORKERS
-        self._done, self._own, self._ended, self._loaded, self._all_given = 0, None, False, False, False
+        self._done, self._own, self._ended, self._loaded, self._all_given = (
+            0,
+            None,
+            False,
+            False,
+            False,
+        )
 
     def _order(self) -> Order:
         """The steps from the start on."""
@@ -321,10 +367,15 @@ class PCRDataset(IterableDataset[Any]):
             samples = self.num_samples if options.samples is None else options.samples
             sequence = mixture(sizes, options.weights, samples, options.rules, epoch=self.epoch)
         flat = [size for dataset in sizes for size in dataset]
-        return epoch_order(flat, self.geometry, options.rules, epoch=self.epoch, history=self._segments(), sequence=sequence)
+        return epoch_order(
+            flat,
+            self.geometry,
+            options.rules,
+            epoch=self.epoch,
+            history=self._segments(),
+            sequence=sequence,
+        )
 
 
 def _fits(number: Any) -> bool:
     return isinstance(number, int) and 0 <= number < 1 << 63
-
-

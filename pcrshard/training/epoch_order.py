@@ -41,7 +41,11 @@ def check_counts(name: str, values: Sequence[int] | Ints) -> Ints:
 
 def check_whole(name: str, value: int, least: int, most: int | None = None) -> int:
     """The value, if it is a whole number in [least, most]."""
-    if not isinstance(value, int | np.integer) or value < least or (most is not None and value > most):
+    if (
+        not isinstance(value, int | np.integer)
+        or value < least
+        or (most is not None and value > most)
+    ):
         limit = f"of at least {least}" if most is None else f"in [{least}, {most}]"
         raise ValueError(f"expected {name} to be a whole number {limit}, got {value!r}")
     return int(value)
@@ -77,7 +81,9 @@ class Geometry:
         for name in ("global_batch", "slots", "phases"):
             check_whole(name, getattr(self, name), 1)
         if self.global_batch % self.slots:
-            raise ValueError(f"expected global_batch to be a multiple of slots, got {self.global_batch} and {self.slots}")
+            raise ValueError(
+                f"expected global_batch to be a multiple of slots, got {self.global_batch} and {self.slots}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,23 +164,35 @@ def epoch_order(
     1
     """
     sizes, epoch = check_counts("sizes", sizes), check_whole("epoch", epoch, 0, 2**32 - 1)
-    sequence = _passes(sizes, rules, 0, epoch, epoch + 1) if sequence is None else check_counts("sequence", sequence)
+    sequence = (
+        _passes(sizes, rules, 0, epoch, epoch + 1)
+        if sequence is None
+        else check_counts("sequence", sequence)
+    )
     if not len(sequence) or sequence.max() >= sizes.sum():
-        raise ValueError(f"expected a sequence of ids below {sizes.sum()}, got {len(sequence)} samples")
+        raise ValueError(
+            f"expected a sequence of ids below {sizes.sum()}, got {len(sequence)} samples"
+        )
     segments: list[list[int]] = []
     for segment in history:
         if len(segment) != 4:
-            raise ValueError(f"expected segments (global_batch, slots, phases, steps), got {segment!r}")
+            raise ValueError(
+                f"expected segments (global_batch, slots, phases, steps), got {segment!r}"
+            )
         segments = advance(segments, Geometry(*segment[:3]), segment[3])
     segments = advance(segments, geometry, 0)
     if rules.last == "drop" and len(sequence) < segments[0][0]:
-        raise ValueError(f"expected at least one global batch of {segments[0][0]} samples, got {len(sequence)}")
+        raise ValueError(
+            f"expected at least one global batch of {segments[0][0]} samples, got {len(sequence)}"
+        )
     for stage, (*numbers, steps) in enumerate(segments):
         cut = Geometry(*numbers)
         entries = _lay_out(shards_of(sequence, sizes), cut, rules, (epoch, stage))
         done = steps * cut.global_batch
         if done >= len(entries) + cut.global_batch:
-            raise ValueError(f"expected at most {Order(entries, cut).steps} steps of {cut}, got {steps}")
+            raise ValueError(
+                f"expected at most {Order(entries, cut).steps} steps of {cut}, got {steps}"
+            )
         if stage < len(segments) - 1:
             todo = np.ones(len(sequence), bool)
             todo[entries[:done]] = False
@@ -196,7 +214,12 @@ def advance(history: Iterable[Segment], geometry: Geometry, steps: int) -> list[
 
 
 def mixture(
-    sizes: Sequence[Sequence[int] | Ints], weights: Sequence[float], samples: int, rules: Rules = Rules(), *, epoch: int = 0
+    sizes: Sequence[Sequence[int] | Ints],
+    weights: Sequence[float],
+    samples: int,
+    rules: Rules = Rules(),
+    *,
+    epoch: int = 0,
 ) -> Ints:
     """Draw one epoch from several datasets; pass it to ``epoch_order`` as ``sequence``, with the concatenated sizes.
 
@@ -231,9 +254,15 @@ def mixture(
             raise ValueError(f"expected samples in dataset {dataset}, got none")
         if share:
             begin = epoch * share
-            ids = _passes(one, rules, dataset, begin // total, -(-(begin + share) // total))[begin % total :][:share]
+            ids = _passes(one, rules, dataset, begin // total, -(-(begin + share) // total))[
+                begin % total :
+            ][:share]
             start = np.flatnonzero(run_begins(shards_of(ids, one)))
-            jitter = (_draws(len(start), rules.seed, _MERGE, dataset, epoch) >> 11) * 2.0**-53 if rules.shuffle_shards else 0.5
+            jitter = (
+                (_draws(len(start), rules.seed, _MERGE, dataset, epoch) >> 11) * 2.0**-53
+                if rules.shuffle_shards
+                else 0.5
+            )
             # Where in [0, 1) of the epoch each shard's run belongs; one dataset's runs keep their order.
             keys.append((start + jitter * np.diff(start, append=share)) / share)
             runs.extend(np.split(ids + base, start[1:]))
@@ -242,7 +271,9 @@ def mixture(
     return np.concatenate([runs[run] for run in order])
 
 
-def worker_batches(order: Order, world: int = 1, rank: int = 0, workers: int = 1, worker: int = 0) -> list[Ints]:
+def worker_batches(
+    order: Order, world: int = 1, rank: int = 0, workers: int = 1, worker: int = 0
+) -> list[Ints]:
     """The batches that one worker of one rank makes, in order.
 
     Args:
@@ -258,7 +289,9 @@ def worker_batches(order: Order, world: int = 1, rank: int = 0, workers: int = 1
     check_whole("rank", rank, 0, check_whole("world", world, 1) - 1)
     check_whole("worker", worker, 0, check_whole("workers", workers, 1) - 1)
     if order.geometry.global_batch % world:
-        raise ValueError(f"expected world to divide global_batch={order.geometry.global_batch}, got {world}")
+        raise ValueError(
+            f"expected world to divide global_batch={order.geometry.global_batch}, got {world}"
+        )
     rows = (order.step(index) for index in range(worker, order.steps, workers))
     batches = (row[rank * len(row) // world : (rank + 1) * len(row) // world] for row in rows)
     return [batch for batch in batches if len(batch)]
@@ -272,7 +305,9 @@ def _lay_out(shards: Ints, geometry: Geometry, rules: Rules, key: tuple[int, int
     entries = np.arange(total) % max(len(shards), 1)
     steps, rest = divmod(total, size)
     # (slots, phases): samples in each lane; the short step, if any, belongs to one phase and is spread over the slots.
-    counts = np.tile((steps - np.arange(phases) + phases - 1) // phases * (size // slots), (slots, 1))
+    counts = np.tile(
+        (steps - np.arange(phases) + phases - 1) // phases * (size // slots), (slots, 1)
+    )
     edges = np.arange(slots + 1) * rest // slots
     counts[:, steps % phases] += np.diff(edges)
     if rules.shuffle_shards and total:
@@ -324,7 +359,9 @@ def _passes(sizes: Ints, rules: Rules, dataset: int, first: int, stop: int) -> I
     passes, samples = stop - first, int(sizes.sum())
     if not rules.shuffle_shards:
         return np.tile(np.arange(samples), passes)
-    draws = _draws(passes * len(sizes), rules.seed, _SHARDS, dataset, 0, first * len(sizes)).reshape(passes, -1)
+    draws = _draws(
+        passes * len(sizes), rules.seed, _SHARDS, dataset, 0, first * len(sizes)
+    ).reshape(passes, -1)
     rank = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1, kind="stable")
     rank += np.arange(passes)[:, None] * len(sizes)
     key = np.repeat(rank.ravel(), np.tile(sizes, passes)).astype(np.uint64) << np.uint64(32)
@@ -334,9 +371,13 @@ def _passes(sizes: Ints, rules: Rules, dataset: int, first: int, stop: int) -> I
     return order
 
 
-def _draws(count: int, seed: int, purpose: int, major: int, minor: int, start: int = 0) -> npt.NDArray[np.uint64]:
+def _draws(
+    count: int, seed: int, purpose: int, major: int, minor: int, start: int = 0
+) -> npt.NDArray[np.uint64]:
     """(count,) uint64: values [start, start + count) of the stream that the key names; a counter gives four values."""
-    stream = np.random.Philox(key=int(seed) | purpose << 64, counter=start // 4 | minor << 64 | major << 128)
+    stream = np.random.Philox(
+        key=int(seed) | purpose << 64, counter=start // 4 | minor << 64 | major << 128
+    )
     return stream.random_raw(start % 4 + count)[start % 4 :]
 
 

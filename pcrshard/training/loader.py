@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 if TYPE_CHECKING:
     from .dataset import PCRDataset
 
+
 class PCRLoader(DataLoader[Any]):
     """A ``DataLoader`` that knows how many batches it has given; from :meth:`PCRDataset.loader`."""
 
@@ -25,7 +26,13 @@ class PCRLoader(DataLoader[Any]):
         # Who stops after len() batches, as Lightning does, never comes behind the loop.
         if dataset._all_given:
             dataset.set_epoch(dataset.epoch + 1)
-        dataset._done, dataset._ended, dataset._loaded, epoch, count = 0, False, False, dataset.epoch, len(dataset)
+        dataset._done, dataset._ended, dataset._loaded, epoch, count = (
+            0,
+            False,
+            False,
+            dataset.epoch,
+            len(dataset),
+        )
         for given, batch in enumerate(super().__iter__(), 1):
             dataset._done, dataset._all_given = given, given == count
             yield batch
@@ -38,4 +45,3 @@ class PCRLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on behind that batch; see :meth:`PCRDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
-

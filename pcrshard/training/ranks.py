@@ -42,7 +42,9 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
             raise ValueError(f"expected {names[0]} below {names[1]}, got {rank!r} and {world!r}")
         if names[0] == "SLURM_PROCID" and world != "1" and "SLURM_STEP_ID" not in environment:
             log.warning(
-                "rank %s of %s, by SLURM_PROCID and SLURM_NTASKS, but this is no task of srun: start the job by srun", rank, world
+                "rank %s of %s, by SLURM_PROCID and SLURM_NTASKS, but this is no task of srun: start the job by srun",
+                rank,
+                world,
             )
         return Rank(int(rank), int(world))
     return None
@@ -57,7 +59,9 @@ def current(given: tuple[int, int] | None = None) -> Rank:
     if given is not None:
         rank, world = given
         if not 0 <= rank < world:
-            raise ValueError(f"expected a rank from 0 to below the number of ranks, got {rank} of {world}")
+            raise ValueError(
+                f"expected a rank from 0 to below the number of ranks, got {rank} of {world}"
+            )
         return Rank(rank, world)
     # Looked up, not imported: whoever uses torch.distributed has imported it, and the data side does without torch.
     distributed = sys.modules.get("torch.distributed")

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .epoch_order import Ints, Order, check_counts, check_whole, run_begins, shards_of, worker_batches
+from .epoch_order import (
+    Ints,
+    Order,
+    check_counts,
+    check_whole,
+    run_begins,
+    shards_of,
+    worker_batches,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +36,11 @@ class Schedule:
         """Most shards held in one batch; with ``weights`` (shards,), such as prefix sizes, most bytes."""
         if not len(self.shards):
             return 0
-        each = np.ones_like(self.shards) if weights is None else check_counts("weights", weights)[self.shards]
+        each = (
+            np.ones_like(self.shards)
+            if weights is None
+            else check_counts("weights", weights)[self.shards]
+        )
         change = np.zeros(int(self.last.max()) + 2, np.int64)
         np.add.at(change, self.first, each)
         np.add.at(change, self.last + 1, -each)
@@ -63,7 +75,9 @@ class Account:
         return int(self.read_bytes.sum()) - self.once_bytes
 
 
-def schedule(batches: Sequence[Ints], sizes: Sequence[int] | Ints, keep: int | None = None) -> Schedule:
+def schedule(
+    batches: Sequence[Ints], sizes: Sequence[int] | Ints, keep: int | None = None
+) -> Schedule:
     """When one worker first needs each shard, and when it can let go of it.
 
     Args:
@@ -113,13 +127,31 @@ def account(
     """
     sizes, prefix = check_counts("sizes", sizes), check_counts("prefix_bytes", prefix_bytes)
     if len(sizes) != len(prefix):
-        raise ValueError(f"expected as many prefix_bytes as sizes, got {len(prefix)} and {len(sizes)}")
-    figures = np.zeros((5, check_whole("world", world, 1), check_whole("workers", workers, 1)), np.int64)
+        raise ValueError(
+            f"expected as many prefix_bytes as sizes, got {len(prefix)} and {len(sizes)}"
+        )
+    figures = np.zeros(
+        (5, check_whole("world", world, 1), check_whole("workers", workers, 1)), np.int64
+    )
     needed = np.zeros((world, len(sizes)), bool)
     for rank, worker in np.ndindex(world, workers):
         plan = schedule(worker_batches(order, world, rank, workers, worker), sizes, keep)
         mine = np.bincount(plan.shards, minlength=len(sizes)) > 0
         needed[rank] |= mine
-        figures[:, rank, worker] = mine.sum(), len(plan.shards), prefix[plan.shards].sum(), plan.peak(), plan.peak(prefix)
+        figures[:, rank, worker] = (
+            mine.sum(),
+            len(plan.shards),
+            prefix[plan.shards].sum(),
+            plan.peak(),
+            plan.peak(prefix),
+        )
     shards, requests, read, open_shards, open_bytes = figures
-    return Account(shards, requests, read, open_shards, open_bytes, needed @ prefix, int(prefix[needed.any(0)].sum()))
+    return Account(
+        shards,
+        requests,
+        read,
+        open_shards,
+        open_bytes,
+        needed @ prefix,
+        int(prefix[needed.any(0)].sum()),
+    )

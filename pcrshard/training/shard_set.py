@@ -25,8 +25,6 @@ Ints = npt.NDArray[np.int64]
 Result = TypeVar("Result")
 
 
-
-
 class Place(NamedTuple):
     """Where a sample is."""
 
@@ -57,7 +55,9 @@ class ShardSet:
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]
         self.classes = found[0][0].classes
-        self.starts = np.concatenate(([0], np.cumsum([entry.num_samples for entry in self.entries])))
+        self.starts = np.concatenate(
+            ([0], np.cumsum([entry.num_samples for entry in self.entries]))
+        )
 
     @property
     def num_samples(self) -> int:
@@ -67,7 +67,9 @@ class ShardSet:
     @property
     def fingerprint(self) -> int:
         """A checksum of which shards these are, in which order; another one means other sample ids."""
-        return crc32c("\n".join(f"{e.name} {e.num_samples} {e.head_crc32c}" for e in self.entries).encode())
+        return crc32c(
+            "\n".join(f"{e.name} {e.num_samples} {e.head_crc32c}" for e in self.entries).encode()
+        )
 
     def place(self, sample: int) -> Place:
         """Where a sample is, by its id in [0, num_samples)."""
@@ -77,7 +79,9 @@ class ShardSet:
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
         """(sample, shard, row) of each of (samples,) int64 ids."""
         shards = np.searchsorted(self.starts, samples, side="right") - 1
-        return zip(samples.tolist(), shards.tolist(), (samples - self.starts[shards]).tolist(), strict=True)
+        return zip(
+            samples.tolist(), shards.tolist(), (samples - self.starts[shards]).tolist(), strict=True
+        )
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""
@@ -108,7 +112,9 @@ def read_batches(
     # What lies unused for longer than four shards take is let go and read again: only padding and mixtures have such shards.
     keep = 64 + 4 * max(sizes) // max(map(len, batches), default=1)
     needed = schedule(batches, sizes, keep=keep)
-    requests = list(zip(needed.shards.tolist(), needed.first.tolist(), needed.last.tolist(), strict=True))
+    requests = list(
+        zip(needed.shards.tolist(), needed.first.tolist(), needed.last.tolist(), strict=True)
+    )
     options = shards.options
 
     def level() -> Scan:
@@ -121,7 +127,9 @@ def read_batches(
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: [prefix.close() for prefix, _ in held.values()])
         loads = stack.enter_context(
-            contextlib.closing(prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes))
+            contextlib.closing(
+                prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
+            )
         )
         begun = 0
         for number, ids in enumerate(batches):

@@ -60,16 +60,26 @@ def export_shard(
     if form == "wds":
         name = storage.file_name(shard.url)
         with storage.atomic_write(storage.join(dst, name), options=options) as file:
-            return _write_all(samples, lambda path, data: _add_member(file, path, data), TRAILER, file)
+            return _write_all(
+                samples, lambda path, data: _add_member(file, path, data), TRAILER, file
+            )
     taken = set() if taken is None else taken
-    images = ({"__key__": _path(s, classes, taken)} | {k: v for k, v in s.items() if k in streams} for s in samples)
+    images = (
+        {"__key__": _path(s, classes, taken)} | {k: v for k, v in s.items() if k in streams}
+        for s in samples
+    )
     return _write_all(images, lambda path, data: _write_file(dst, path, data, options))
 
 
-def _to_baseline(samples: Iterable[Sample], shard: Shard, streams: set[str], on_error: OnError | None) -> Iterator[Sample]:
+def _to_baseline(
+    samples: Iterable[Sample], shard: Shard, streams: set[str], on_error: OnError | None
+) -> Iterator[Sample]:
     for sample in samples:
         try:
-            changed = {name: make_baseline(value) if name in streams else value for name, value in sample.items()}
+            changed = {
+                name: make_baseline(value) if name in streams else value
+                for name, value in sample.items()
+            }
         except PCRError as error:
             named = type(error)(str(error), url=shard.url, key=sample["__key__"])
             if on_error is None or not on_error(named):
@@ -94,7 +104,10 @@ def _path(sample: Sample, classes: Sequence[str], taken: set[str]) -> str:
 
 
 def _write_all(
-    samples: Iterable[Sample], write: Callable[[str, bytes], None], trailer: bytes = b"", file: BinaryIO | None = None
+    samples: Iterable[Sample],
+    write: Callable[[str, bytes], None],
+    trailer: bytes = b"",
+    file: BinaryIO | None = None,
 ) -> int:
     count = 0
     for sample in samples:

@@ -84,7 +84,9 @@ def stage(
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
         staged = _stage_all(tasks, workers, on_shard)
-        index = dataclasses.replace(source, shards=tuple(staged[entry.name] for entry in source.shards))
+        index = dataclasses.replace(
+            source, shards=tuple(staged[entry.name] for entry in source.shards)
+        )
         with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
             file.write(index.encode())
     return index
@@ -116,12 +118,16 @@ def _alone_in(folder: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _stage_all(tasks: list[_Task], workers: int, on_shard: Callable[[Staged], None] | None) -> dict[str, ShardEntry]:
+def _stage_all(
+    tasks: list[_Task], workers: int, on_shard: Callable[[Staged], None] | None
+) -> dict[str, ShardEntry]:
     """Copy shards by threads; after an error those that run are finished, after Ctrl-C they are not."""
     staged: dict[str, ShardEntry] = {}
     pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
     try:
-        for future in concurrent.futures.as_completed([pool.submit(_stage_shard, task) for task in tasks]):
+        for future in concurrent.futures.as_completed(
+            [pool.submit(_stage_shard, task) for task in tasks]
+        ):
             result = future.result()
             staged[result.entry.name] = result.entry
             if on_shard:
@@ -138,14 +144,22 @@ def _stage_all(tasks: list[_Task], workers: int, on_shard: Callable[[Staged], No
 def _check_destination(dst: str, source: DatasetIndex) -> None:
     if not os.path.exists(os.path.join(dst, DATASET_INDEX)):
         known = {entry.head_crc32c for entry in source.shards}
-        foreign = [entry.name for entry in source.shards if _is_foreign(os.path.join(dst, entry.name), known)]
+        foreign = [
+            entry.name
+            for entry in source.shards
+            if _is_foreign(os.path.join(dst, entry.name), known)
+        ]
         if foreign:
-            raise EncodeError(f"{os.path.join(dst, foreign[0])} is not of this dataset: remove it, or stage to another folder")
+            raise EncodeError(
+                f"{os.path.join(dst, foreign[0])} is not of this dataset: remove it, or stage to another folder"
+            )
         return
     there, _ = open_dataset(dst)
     same = {(entry.name, entry.head_crc32c) for entry in source.shards}
     if any((entry.name, entry.head_crc32c) not in same for entry in there.shards):
-        raise EncodeError(f"{dst} holds another dataset, or an older version of this one: remove it, or stage to another folder")
+        raise EncodeError(
+            f"{dst} holds another dataset, or an older version of this one: remove it, or stage to another folder"
+        )
 
 
 def _is_foreign(path: str, known: set[int]) -> bool:
@@ -167,7 +181,9 @@ def _stage_shard(task: _Task) -> Staged:
     except PCRError:
         raise
     except OSError as error:
-        raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=task.path) from error
+        raise StorageError(
+            f"cannot write: {type(error).__name__}: {error}", url=task.path
+        ) from error
 
 
 def _complete(task: _Task) -> Staged:
@@ -213,7 +229,9 @@ def _check(path: str, entry: ShardEntry, scan: Scan) -> None:
         if scan == FULL:
             with storage.open_range(path, len(prefix.view), entry.shard_bytes) as rest:
                 if crc32c(rest, crc32c(prefix.view)) != entry.shard_crc32c:
-                    raise CorruptIndex("the checksum of the file is not that of the dataset index", url=path)
+                    raise CorruptIndex(
+                        "the checksum of the file is not that of the dataset index", url=path
+                    )
 
 
 def _held(entry: ShardEntry, scan: int) -> ShardEntry:
@@ -243,6 +261,8 @@ def _sound_prefix(task: _Task) -> tuple[int, int]:
 def _copy(task: _Task, start: int, stop: int, handle: int) -> None:
     for position in range(start, stop, _CHUNK_BYTES):
         end = min(position + _CHUNK_BYTES, stop)
-        with storage.open_range(task.url, position, end, options=task.options, retry=task.retry, cancel=task.cancel) as view:
+        with storage.open_range(
+            task.url, position, end, options=task.options, retry=task.retry, cancel=task.cancel
+        ) as view:
             storage.write_at(handle, position, view, url=task.path)
     os.fsync(handle)

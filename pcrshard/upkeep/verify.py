@@ -59,8 +59,15 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         if (size := storage.file_bytes(task.url, options=task.storage_options)) not in (stop, None):
             problems.append(f"expected {stop} bytes, the file has {size} (shard={task.url})")
         problems += _check_samples(shard, task, scan)
-        if scan == FULL and not problems and task.entry and (task.entry.shard_bytes, task.entry.shard_crc32c) != whole:
-            problems.append(f"size or checksum of the file differ from {DATASET_INDEX}; is the index old? (shard={task.url})")
+        if (
+            scan == FULL
+            and not problems
+            and task.entry
+            and (task.entry.shard_bytes, task.entry.shard_crc32c) != whole
+        ):
+            problems.append(
+                f"size or checksum of the file differ from {DATASET_INDEX}; is the index old? (shard={task.url})"
+            )
     except PCRError as error:
         return VerifyResult(0, (*problems, str(error)), ())
     return VerifyResult(index.num_samples, tuple(problems), index.keys)
@@ -71,7 +78,11 @@ def _check_bytes(url: str, index: ShardIndex, view: memoryview) -> Iterator[str]
     stem = storage.file_name(url).removesuffix(".tar")
     body_stop = HEAD_STOP + index.head.body_bytes
     name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
-    renamed = index.schema.layout == "compact" and name.endswith(".pcr") and name != index_name(index.schema, stem)
+    renamed = (
+        index.schema.layout == "compact"
+        and name.endswith(".pcr")
+        and name != index_name(index.schema, stem)
+    )
     if renamed and view[:BLOCK] == tar_header(name, body_stop - BLOCK):
         stem = name.removesuffix(".pcr")
         yield f"the shard was renamed: its members say {stem!r} (shard={url})"
@@ -113,7 +124,10 @@ def _check_samples(shard: Shard, task: VerifyTask, scan: Scan) -> list[str]:
         try:
             problems += [f"{line} {where}" for line in _check_images(sample, streams, dims[key])]
             if task.sources is not None:
-                problems += [f"{line} {where}" for line in _compare(sample, task.sources.get(key), task.storage_options)]
+                problems += [
+                    f"{line} {where}"
+                    for line in _compare(sample, task.sources.get(key), task.storage_options)
+                ]
         except PCRError as error:
             problems.append(f"{error} {where}")
     return problems
@@ -128,14 +142,18 @@ def _check_images(sample: Sample, streams: list[str], dims: list[list[int]]) -> 
                 yield f"{field} is {frame.width}x{frame.height}, the index says {width}x{height}"
 
 
-def _compare(sample: Sample, source: SampleRef | None, options: storage.Options | None) -> Iterator[str]:
+def _compare(
+    sample: Sample, source: SampleRef | None, options: storage.Options | None
+) -> Iterator[str]:
     """Compare a sample with its source: pixels of images, bytes of other fields."""
     if source is None:
         yield "the source has no such sample"
         return
     ranges = [(ref.url, ref.start, ref.stop) for ref in source.refs]
     values = storage.read_ranges(ranges, options=options)
-    expected: dict[str, bytes | PCRError] = {ref.name: value for ref, value in zip(source.refs, values, strict=True)}
+    expected: dict[str, bytes | PCRError] = {
+        ref.name: value for ref, value in zip(source.refs, values, strict=True)
+    }
     expected |= dict(source.known)
     for field in sample.keys() - {"__key__"} - expected.keys():
         yield f"the source has no field {field}"
@@ -162,5 +180,9 @@ def _compare_pixels(field: str, source: bytes, jpeg: bytes) -> Iterator[str]:
     mode = "cmyk" if found.colour in ("cmyk", "ycck") else "rgb"
     expected, got = decode(mend_headers(source, found), mode), decode(jpeg, mode)
     if not np.array_equal(expected, got):
-        shapes = f": expected shape {expected.shape}, got {got.shape}" if expected.shape != got.shape else ""
+        shapes = (
+            f": expected shape {expected.shape}, got {got.shape}"
+            if expected.shape != got.shape
+            else ""
+        )
         yield f"pixels of {field} differ from the source{shapes}"

@@ -8,7 +8,17 @@ import numpy as np
 from pcrshard.fidelity.tuner import confidence
 
 from .lab import SCANS
-from .report import Experiment, colour, difference, figure, finish, interval, label, markdown, verdict
+from .report import (
+    Experiment,
+    colour,
+    difference,
+    figure,
+    finish,
+    interval,
+    label,
+    markdown,
+    verdict,
+)
 from .training import Spec, replayed, runs
 
 SMOOTHED = (1, 2, 5)
@@ -26,7 +36,14 @@ def collect(lab, tasks, scans=SCANS, *, coarse=False, smoothing=False, seeds=Non
     for task in tasks:
         for scan in scans:
             specs = [
-                Spec(task.name, scan, seed, epochs or task.epochs, task.coarse if coarse else (), smoothing=smoothing)
+                Spec(
+                    task.name,
+                    scan,
+                    seed,
+                    epochs or task.epochs,
+                    task.coarse if coarse else (),
+                    smoothing=smoothing,
+                )
                 for seed in seeds or lab.seeds
             ]
             found = runs(lab, specs)
@@ -36,7 +53,10 @@ def collect(lab, tasks, scans=SCANS, *, coarse=False, smoothing=False, seeds=Non
                 "seeds": [run["spec"]["seed"] for run in found],
                 "curves": [[row["accuracy"] for row in run["rows"]] for run in found],
                 "own": [run["accuracy_at_own_scan"] for run in found],
-                "cpu_ms": 1000 * statistics.median(run["rows"][-1]["cpu_seconds"] / run["images"] for run in found),
+                "cpu_ms": 1000
+                * statistics.median(
+                    run["rows"][-1]["cpu_seconds"] / run["images"] for run in found
+                ),
                 "images": found[0]["images"] // len(found[0]["rows"]),
                 "bytes": bytes_at(lab, task.name, scan),
             }
@@ -88,7 +108,11 @@ def measure_time(lab):
     for task, rows in results.items():
         if "full" in rows:
             limits[task] = float(2.0 ** np.floor(np.log2(bound_by(rows["full"], 3))))
-    return {"tasks": results, "limits": limits, "missing": [task.name for task in lab.tasks if task.name not in results]}
+    return {
+        "tasks": results,
+        "limits": limits,
+        "missing": [task.name for task in lab.tasks if task.name not in results],
+    }
 
 
 def draw_time(results, path):
@@ -101,7 +125,14 @@ def draw_time(results, path):
             seconds = row["images"] / rate(row, limit) * np.arange(1, len(row["curves"][0]) + 1)
             mean, low, high = band(row["curves"])
             ax.plot(seconds, 100 * mean, color=colour(kind), label=label(kind), marker="o", ms=3)
-            ax.fill_between(seconds, 100 * low.clip(0), 100 * high.clip(None, 1), color=colour(kind), alpha=0.15, lw=0)
+            ax.fill_between(
+                seconds,
+                100 * low.clip(0),
+                100 * high.clip(None, 1),
+                color=colour(kind),
+                alpha=0.15,
+                lw=0,
+            )
         ax.set_title(f"{task} at {limit:g} MB/s")
         ax.set_xlabel("seconds of training")
         ax.set_ylim(0, 100)
@@ -128,10 +159,19 @@ def text_time(results):
             gain = "not reached" if seconds is None else f"{seconds:.0f} s, {base / seconds:.1f}x"
             delta = "" if scan == "full" else verdict(paired(row, full))
             rows.append(
-                [task, label(int(scan)) if scan.isdigit() else scan, len(row["seeds"]), interval(final(row)), delta, gain]
+                [
+                    task,
+                    label(int(scan)) if scan.isdigit() else scan,
+                    len(row["seeds"]),
+                    interval(final(row)),
+                    delta,
+                    gain,
+                ]
             )
         worse = [scan for scan, row in scans.items() if scan != "full" and paired(row, full)[2] < 0]
-        lines.append(f"{task}: {'scan ' + ', '.join(worse) if worse else 'no scan'} shown to end below full fidelity")
+        lines.append(
+            f"{task}: {'scan ' + ', '.join(worse) if worse else 'no scan'} shown to end below full fidelity"
+        )
     return (
         "The paper: about 2x shorter time to accuracy on average, at scans that the task tolerates; scans 1 and 2 end lower on ImageNet, and do not on "
         "CelebA-HQ. Ours: `small_cnn` at 64 x 64 pixels, validation at full fidelity, same epochs for all scans, bands are 95 % intervals "
@@ -139,7 +179,15 @@ def text_time(results):
         "Epochs, accuracies and CPU time are measured. The seconds are not: they are Theorem 4.1's, with a bandwidth at which full fidelity reads 3 to 6 times as "
         "long as it computes, because other jobs share this machine; *Autotuning* below has real runs at a limited bandwidth, whose accuracies are the same.\n\n"
         + markdown(
-            ["task", "", "seeds", "final accuracy (%)", "minus full, 95 % interval", "time to full's final accuracy"], rows
+            [
+                "task",
+                "",
+                "seeds",
+                "final accuracy (%)",
+                "minus full, 95 % interval",
+                "time to full's final accuracy",
+            ],
+            rows,
         )
     )
 
@@ -159,7 +207,14 @@ def draw_epochs(results, path):
             mean, low, high = band(row["curves"])
             epochs = np.arange(1, len(mean) + 1)
             ax.plot(epochs, 100 * mean, color=colour(kind), label=label(kind), marker="o", ms=3)
-            ax.fill_between(epochs, 100 * low.clip(0), 100 * high.clip(None, 1), color=colour(kind), alpha=0.15, lw=0)
+            ax.fill_between(
+                epochs,
+                100 * low.clip(0),
+                100 * high.clip(None, 1),
+                color=colour(kind),
+                alpha=0.15,
+                lw=0,
+            )
         ax.set_title(task)
         ax.set_xlabel("epoch")
         ax.set_ylim(0, 100)
@@ -171,18 +226,28 @@ def draw_epochs(results, path):
 def text_epochs(results):
     rows = []
     for task, scans in results.items():
-        late = {scan: [statistics.fmean(curve[len(curve) // 2 :]) for curve in row["curves"]] for scan, row in scans.items()}
-        rows.append([task, *(interval(late[str(scan)]) if str(scan) in late else "" for scan in SCANS)])
+        late = {
+            scan: [statistics.fmean(curve[len(curve) // 2 :]) for curve in row["curves"]]
+            for scan, row in scans.items()
+        }
+        rows.append(
+            [task, *(interval(late[str(scan)]) if str(scan) in late else "" for scan in SCANS)]
+        )
     above = [
         f"{task} scan {scan}"
         for task, scans in results.items()
         for scan, row in scans.items()
         if scan != "full" and "full" in scans and paired(row, scans["full"])[1] > 0
     ]
-    seen = f"shown above full: {', '.join(above)}" if above else "no scan is shown to end above full fidelity"
+    seen = (
+        f"shown above full: {', '.join(above)}"
+        if above
+        else "no scan is shown to end above full fidelity"
+    )
     return (
         f"The paper: at the same epoch lower scans can only cost accuracy, they are no augmentation. Ours: {seen}. Mean accuracy (%) over the "
-        "second half of the epochs, which is less noisy than the last one:\n\n" + markdown(["task", *map(label, SCANS)], rows)
+        "second half of the epochs, which is less noisy than the last one:\n\n"
+        + markdown(["task", *map(label, SCANS)], rows)
     )
 
 
@@ -208,7 +273,15 @@ def draw_coarse(results, path):
             scans = results[kind][task]
             numbers = [confidence(final(row)) for row in scans.values()]
             mean, low, high = 100 * np.array(numbers).T
-            ax.errorbar(list(scans), mean, (mean - low, high - mean), fmt=style, capsize=3, label=f"{kind} labels", lw=1.5)
+            ax.errorbar(
+                list(scans),
+                mean,
+                (mean - low, high - mean),
+                fmt=style,
+                capsize=3,
+                label=f"{kind} labels",
+                lw=1.5,
+            )
         ax.set_title(f"{task}\ncoarse: {results['names'][task]}")
         ax.set_xlabel("scan trained on")
         ax.set_ylim(0, 100)
@@ -224,10 +297,16 @@ def text_coarse(results):
         if "full" in coarse and "1" in coarse:
             gaps = [paired(scans["1"], scans["full"]) for scans in (fine, coarse)]
             if gaps[0][2] >= 0:
-                lines.append(f"{task}: no gap is shown at scan 1 with fine labels, so that none can close")
+                lines.append(
+                    f"{task}: no gap is shown at scan 1 with fine labels, so that none can close"
+                )
             else:
                 closer = (
-                    "closes" if gaps[1][0] > gaps[0][0] / 2 else "gets smaller" if gaps[1][0] > gaps[0][0] else "does not close"
+                    "closes"
+                    if gaps[1][0] > gaps[0][0] / 2
+                    else "gets smaller"
+                    if gaps[1][0] > gaps[0][0]
+                    else "does not close"
                 )
                 line = f"{task}: the gap at scan 1 {closer}, from {100 * gaps[0][0]:+.1f} to {100 * gaps[1][0]:+.1f} points"
                 if statistics.fmean(final(coarse["full"])) < statistics.fmean(final(fine["full"])):
@@ -238,7 +317,10 @@ def text_coarse(results):
         if "full" not in scans:
             continue
         full = scans["full"]
-        gaps = [verdict(paired(scans[str(scan)], full)) if str(scan) in scans else "" for scan in (1, 2, 5)]
+        gaps = [
+            verdict(paired(scans[str(scan)], full)) if str(scan) in scans else ""
+            for scan in (1, 2, 5)
+        ]
         rows.append([task, kind, interval(final(full)), *gaps])
     return (
         "The paper (Stanford Cars, 196 models against one yes-no question): the gap between scans closes as the task gets coarser. "
@@ -258,7 +340,10 @@ def measure_correlation(lab):
     results = {}
     for task, scans in accuracies.items():
         similar = [*report["results"][task]["msssim"]]
-        points = [(scan, 1.0 if scan == "full" else similar[int(scan) - 1], final(row)) for scan, row in scans.items()]
+        points = [
+            (scan, 1.0 if scan == "full" else similar[int(scan) - 1], final(row))
+            for scan, row in scans.items()
+        ]
         x = [point[1] for point in points]
         y = [statistics.fmean(point[2]) for point in points]
         results[task] = {"points": points, "slope": None, "r": None}
@@ -274,10 +359,20 @@ def draw_correlation(results, path):
         for scan, x, values in row["points"]:
             mean, low, high = (100 * value for value in confidence(values))
             kind = int(scan) if scan.isdigit() else scan
-            ax.errorbar(x, mean, [[mean - low], [high - mean]], fmt="o", color=colour(kind), capsize=3, label=label(kind))
+            ax.errorbar(
+                x,
+                mean,
+                [[mean - low], [high - mean]],
+                fmt="o",
+                color=colour(kind),
+                capsize=3,
+                label=label(kind),
+            )
         if row["slope"] is not None:
             xs = np.array([min(p[1] for p in row["points"]), 1.0])
-            ax.plot(xs, 100 * (row["intercept"] + row["slope"] * xs), color="#a0aec0", lw=1, zorder=0)
+            ax.plot(
+                xs, 100 * (row["intercept"] + row["slope"] * xs), color="#a0aec0", lw=1, zorder=0
+            )
             ax.set_title(f"{task}, r = {row['r']:.2f}")
         ax.set_xlabel("mean MS-SSIM")
     axes[0][0].set_ylabel("final accuracy (%), 95 % interval")
@@ -287,7 +382,11 @@ def draw_correlation(results, path):
 
 def text_correlation(results):
     rows = [
-        [task, len(row["points"]), *(("", "") if row["r"] is None else (f"{row['r']:.2f}", f"{row['slope']:+.1f}"))]
+        [
+            task,
+            len(row["points"]),
+            *(("", "") if row["r"] is None else (f"{row['r']:.2f}", f"{row['slope']:+.1f}")),
+        ]
         for task, row in results.items()
     ]
     return (
@@ -304,9 +403,14 @@ def measure_sweep(lab):
     """The static runs, and the replays of them at a limited bandwidth: {task: {scan: [bandwidth, mean seconds, seeds]}}."""
     points = {}
     for spec, bandwidth, seconds in replayed(lab):
-        points.setdefault(spec["task"], {}).setdefault(str(spec["scan"]), []).append((bandwidth, seconds[-1]))
+        points.setdefault(spec["task"], {}).setdefault(str(spec["scan"]), []).append(
+            (bandwidth, seconds[-1])
+        )
     means = {
-        task: {scan: [found[0][0], statistics.fmean(value for _, value in found), len(found)] for scan, found in scans.items()}
+        task: {
+            scan: [found[0][0], statistics.fmean(value for _, value in found), len(found)]
+            for scan, found in scans.items()
+        }
         for task, scans in points.items()
     }
     return {"tasks": collect(lab, lab.tasks), "points": means}
@@ -346,15 +450,28 @@ def text_sweep(results):
     rows, ratios = [], []
     for task, scans in results["tasks"].items():
         for scan, row in scans.items():
-            gains = [rate(row, w) / rate(scans["full"], w) for w in _SWEEP] if "full" in scans else []
+            gains = (
+                [rate(row, w) / rate(scans["full"], w) for w in _SWEEP] if "full" in scans else []
+            )
             point = results["points"].get(task, {}).get(scan)
             seen = ""
             if point:
                 line = _seconds(row, len(row["curves"][0]), point[0])
                 ratios.append(point[1] / line)
                 seen = f"{point[1]:.0f} s / {line:.0f} s"
-            rows.append([task, label(int(scan)) if scan.isdigit() else scan, *(f"{gain:.2f}x" for gain in gains), seen])
-    off = f"They took {min(ratios):.2f} to {max(ratios):.2f} times the line's seconds." if ratios else "There are none yet."
+            rows.append(
+                [
+                    task,
+                    label(int(scan)) if scan.isdigit() else scan,
+                    *(f"{gain:.2f}x" for gain in gains),
+                    seen,
+                ]
+            )
+    off = (
+        f"They took {min(ratios):.2f} to {max(ratios):.2f} times the line's seconds."
+        if ratios
+        else "There are none yet."
+    )
     return (
         "The paper projects time per epoch from measured rates over a sweep, as is done here: Theorem 4.1's line with measured bytes and CPU time per image. "
         f"The dots and the last column are epochs with real reads at 1 MB/s (see *Autotuning*), seconds / the line's seconds. {off} Speedup over full fidelity; at low bandwidth "
@@ -369,13 +486,17 @@ def text_sweep(results):
 
 def measure_smoothing(lab):
     """Pairs of runs with and without; scan 1, where most is smoothed, with two seeds more."""
-    tasks = lab.tasks if lab.quick else [task for task in lab.tasks if task.name in ("signs", "ham224")]
+    tasks = (
+        lab.tasks if lab.quick else [task for task in lab.tasks if task.name in ("signs", "ham224")]
+    )
     more = lab.seeds if lab.quick else (*lab.seeds, 3, 4)
     results, epochs = {}, None if lab.quick else SHORT
     for kind, smoothing in (("off", False), ("on", True)):
         first = collect(lab, tasks, (1,), smoothing=smoothing, seeds=more, epochs=epochs)
         rest = collect(lab, tasks, SMOOTHED[1:], smoothing=smoothing, epochs=epochs)
-        results[kind] = {task.name: first.get(task.name, {}) | rest.get(task.name, {}) for task in tasks}
+        results[kind] = {
+            task.name: first.get(task.name, {}) | rest.get(task.name, {}) for task in tasks
+        }
     return results
 
 
@@ -385,7 +506,9 @@ def _at_equal_time(on, off):
 
     def at(row):
         epochs = budget / (row["cpu_ms"] * row["images"])
-        return [float(np.interp(epochs, np.arange(1, len(curve) + 1), curve)) for curve in row["curves"]]
+        return [
+            float(np.interp(epochs, np.arange(1, len(curve) + 1), curve)) for curve in row["curves"]
+        ]
 
     return at(on), at(off)
 
@@ -398,8 +521,14 @@ def draw_smoothing(results, path):
             on, off = results["on"][task][scan], results["off"][task].get(scan)
             if off is None:
                 continue
-            equal, timed = paired(on, off), difference(*_at_equal_time(on, off)) if on["seeds"] == off["seeds"] else None
-            for shift, values, mark, text in ((-0.1, equal, "o", "equal epochs"), (0.1, timed, "s", "equal CPU time")):
+            equal, timed = (
+                paired(on, off),
+                difference(*_at_equal_time(on, off)) if on["seeds"] == off["seeds"] else None,
+            )
+            for shift, values, mark, text in (
+                (-0.1, equal, "o", "equal epochs"),
+                (0.1, timed, "s", "equal CPU time"),
+            ):
                 if values is not None:
                     mean, low, high = (100 * value for value in values)
                     ax.errorbar(
@@ -412,7 +541,9 @@ def draw_smoothing(results, path):
                         label=text if x == 0 else None,
                     )
         ax.axhline(0, color="#1a202c", lw=1)
-        ax.set_xticks(range(len(results["on"][task])), [label(int(scan)) for scan in results["on"][task]])
+        ax.set_xticks(
+            range(len(results["on"][task])), [label(int(scan)) for scan in results["on"][task]]
+        )
         ax.set_title(task)
         ax.legend()
     axes[0][0].set_ylabel("accuracy with smoothing minus without\n(points, 95 % interval)")
@@ -433,9 +564,13 @@ def text_smoothing(results):
             ratio = on["cpu_ms"] / off["cpu_ms"]
             each = dict(zip(off["seeds"], final(off), strict=True))
             pairs = ", ".join(
-                f"{100 * (a - each[seed]):+.1f}" for seed, a in zip(on["seeds"], final(on), strict=True) if seed in each
+                f"{100 * (a - each[seed]):+.1f}"
+                for seed, a in zip(on["seeds"], final(on), strict=True)
+                if seed in each
             )
-            rows.append([task, label(int(scan)), pairs, verdict(equal), timed, own, f"{ratio:.2f}x"])
+            rows.append(
+                [task, label(int(scan)), pairs, verdict(equal), timed, own, f"{ratio:.2f}x"]
+            )
             if equal[1] > 0:
                 better.append(f"{task} scan {scan}")
             if equal[2] < 0:
@@ -448,15 +583,44 @@ def text_smoothing(results):
         "'own scan' is validated on images of the scan that was trained on, decoded in the same way, the others on images at full fidelity. The last column is the CPU time of a "
         "training step, decoding included, with smoothing over without. Of so many intervals at 95 % one may exclude zero by chance. The two paths resize differently, too (Pillow's bilinear against the core's scaled transforms), which is part of what "
         "is compared. At scan 5 libjpeg has little left to smooth, so the difference there is mostly that of the resize.\n\n"
-        + markdown(["task", "", "each seed", "equal epochs", "equal CPU time", "own scan, equal epochs", "CPU time"], rows)
+        + markdown(
+            [
+                "task",
+                "",
+                "each seed",
+                "equal epochs",
+                "equal CPU time",
+                "own scan, equal epochs",
+                "CPU time",
+            ],
+            rows,
+        )
     )
 
 
 EXPERIMENTS = [
-    Experiment("time", "Accuracy against time per scan (Fig. 7)", measure_time, draw_time, text_time),
-    Experiment("epochs", "Accuracy by epoch (Fig. 12, left)", measure_epochs, draw_epochs, text_epochs),
-    Experiment("coarse", "Coarse against fine labels (Fig. 11)", measure_coarse, draw_coarse, text_coarse),
-    Experiment("correlation", "MS-SSIM against accuracy (Fig. 13)", measure_correlation, draw_correlation, text_correlation),
+    Experiment(
+        "time", "Accuracy against time per scan (Fig. 7)", measure_time, draw_time, text_time
+    ),
+    Experiment(
+        "epochs", "Accuracy by epoch (Fig. 12, left)", measure_epochs, draw_epochs, text_epochs
+    ),
+    Experiment(
+        "coarse", "Coarse against fine labels (Fig. 11)", measure_coarse, draw_coarse, text_coarse
+    ),
+    Experiment(
+        "correlation",
+        "MS-SSIM against accuracy (Fig. 13)",
+        measure_correlation,
+        draw_correlation,
+        text_correlation,
+    ),
     Experiment("sweep", "Time against bandwidth (Fig. 16)", measure_sweep, draw_sweep, text_sweep),
-    Experiment("smoothing", "Does block smoothing help or hurt?", measure_smoothing, draw_smoothing, text_smoothing),
+    Experiment(
+        "smoothing",
+        "Does block smoothing help or hurt?",
+        measure_smoothing,
+        draw_smoothing,
+        text_smoothing,
+    ),
 ]

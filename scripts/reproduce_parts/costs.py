@@ -14,7 +14,12 @@ from pcrshard.jpeg.pixels import decode
 from .report import Experiment, colour, figure, finish, markdown
 
 # Table 1: factors at scans 1, 2 and 5, and the mean image in kB.
-TABLE1 = {"imagenet": (16, 7, 2, 110), "ham10000": (30, 15, 3, 250), "cars": (14, 6, 2, 110), "faces_1024": (7, 4, 3, 80)}
+TABLE1 = {
+    "imagenet": (16, 7, 2, 110),
+    "ham10000": (30, 15, 3, 250),
+    "cars": (14, 6, 2, 110),
+    "faces_1024": (7, 4, 3, 80),
+}
 # Table 2: images/s on one core at scans 1, 2, 5, 10 and of the baseline source.
 TABLE2 = {
     "imagenet": (433, 412, 340, 146, 419),
@@ -22,8 +27,18 @@ TABLE2 = {
     "cars": (266, 240, 225, 127, 268),
     "faces_1024": (239, 213, 195, 129, 286),
 }
-PAPER_NAMES = {"imagenet": "ImageNet", "ham10000": "HAM10000", "cars": "Cars", "faces_1024": "CelebAHQ"}
-SETS = {"imagenet": "ImageNet (260)", "ham10000": "HAM10000 (36)", "cars": "Cars, cropped (99)", "faces_1024": "CelebA-HQ (32)"}
+PAPER_NAMES = {
+    "imagenet": "ImageNet",
+    "ham10000": "HAM10000",
+    "cars": "Cars",
+    "faces_1024": "CelebAHQ",
+}
+SETS = {
+    "imagenet": "ImageNet (260)",
+    "ham10000": "HAM10000 (36)",
+    "cars": "Cars, cropped (99)",
+    "faces_1024": "CelebA-HQ (32)",
+}
 
 
 def piece_sizes(url):
@@ -41,8 +56,16 @@ def measure_sizes(lab):
         sizes = piece_sizes(lab.dataset(name))
         rows = [[float(q) for q in np.quantile(row, (0.25, 0.5, 0.75))] for row in sizes]
         index = lab.index(name)
-        prefixes = [index.prefix_bytes(scan) / index.num_samples for scan in (*range(1, index.num_groups + 1), "full")]
-        results[name] = {"images": sizes.shape[1], "quartiles": rows, "means": sizes.mean(axis=1).tolist(), "prefixes": prefixes}
+        prefixes = [
+            index.prefix_bytes(scan) / index.num_samples
+            for scan in (*range(1, index.num_groups + 1), "full")
+        ]
+        results[name] = {
+            "images": sizes.shape[1],
+            "quartiles": rows,
+            "means": sizes.mean(axis=1).tolist(),
+            "prefixes": prefixes,
+        }
     return results
 
 
@@ -52,7 +75,9 @@ def draw_sizes(results, path):
         q1, median, q3 = np.array(row["quartiles"][:-1]).T / 1000
         scans = np.arange(1, len(median) + 1)
         ax.bar(scans, median, color=[colour(int(s), len(scans)) for s in scans])
-        ax.errorbar(scans, median, (median - q1, q3 - median), fmt="none", ecolor="#1a202c", capsize=2, lw=1)
+        ax.errorbar(
+            scans, median, (median - q1, q3 - median), fmt="none", ecolor="#1a202c", capsize=2, lw=1
+        )
         ax.set_title(SETS.get(name, name).replace(" (", "\n("))
         ax.set_xlabel("read up to scan")
         ax.set_xticks(scans[::3])
@@ -67,7 +92,9 @@ def text_sizes(results):
         means, paper = row["means"], TABLE1.get(name)
         for what in ("paper", "ours"):
             if what == "ours":
-                numbers = [f"{means[-2] / means[scan - 1]:.1f}x" for scan in (1, 2, 5)] + [f"{means[-1] / 1000:.0f} kB"]
+                numbers = [f"{means[-2] / means[scan - 1]:.1f}x" for scan in (1, 2, 5)] + [
+                    f"{means[-1] / 1000:.0f} kB"
+                ]
             elif paper:
                 numbers = [f"{n}x" for n in paper[:3]] + [f"{paper[3]} kB"]
             else:
@@ -76,7 +103,8 @@ def text_sizes(results):
     return (
         "How many times smaller the mean image is at a scan than at scan 10, and the mean image. Ours are few images of each set "
         "(the figure says how many), and not always the paper's files: the cars are cropped to the box and saved again at quality 75, the faces are "
-        "at quality 75 as in the paper.\n\n" + markdown(["set", "", "scan 1", "scan 2", "scan 5", "mean image"], rows)
+        "at quality 75 as in the paper.\n\n"
+        + markdown(["set", "", "scan 1", "scan 2", "scan 5", "mean image"], rows)
     )
 
 
@@ -88,7 +116,8 @@ def _samples(url, count):
         with pcrshard.Shard(shard, entry=entry).load("full") as prefix:
             field = prefix.index.schema.streams[0][0]
             keep = prefix.samples(
-                select=lambda _, name, field=field: name == field, decode=lambda pieces: [bytes(p) for p in pieces]
+                select=lambda _, name, field=field: name == field,
+                decode=lambda pieces: [bytes(p) for p in pieces],
             )
             found += [sample[field] for sample in keep if field in sample]
     random.Random(0).shuffle(found)
@@ -158,14 +187,31 @@ def text_decode(results):
     rows = []
     for name, ours in results.items():
         if name in TABLE2:
-            rows.append([PAPER_NAMES[name], "paper", *TABLE2[name], f"{TABLE2[name][3] / TABLE2[name][4]:.2f}"])
+            rows.append(
+                [
+                    PAPER_NAMES[name],
+                    "paper",
+                    *TABLE2[name],
+                    f"{TABLE2[name][3] / TABLE2[name][4]:.2f}",
+                ]
+            )
         for what, rates in ours.items():
-            rows.append([PAPER_NAMES.get(name, name), what, *(f"{rate:.0f}" for rate in rates), f"{rates[3] / rates[4]:.2f}"])
+            rows.append(
+                [
+                    PAPER_NAMES.get(name, name),
+                    what,
+                    *(f"{rate:.0f}" for rate in rates),
+                    f"{rates[3] / rates[4]:.2f}",
+                ]
+            )
     return (
         "Whole images to RGB, images per second of CPU time of one core; another processor than the paper's, so the ratios are what compares. The "
         "paper's law (full progressive more than 2x dearer than baseline) shows with libjpeg-turbo; the native core decodes full progressive at "
         "the rate in the last column times its own baseline rate. The libjpeg-turbo rates of unfinished images include block smoothing. 24 images of each set.\n\n"
-        + markdown(["set", "", "scan 1", "scan 2", "scan 5", "scan 10", "baseline", "scan 10 / baseline"], rows)
+        + markdown(
+            ["set", "", "scan 1", "scan 2", "scan 5", "scan 10", "baseline", "scan 10 / baseline"],
+            rows,
+        )
     )
 
 
@@ -189,7 +235,11 @@ def measure_msssim(lab):
 def text_msssim(results):
     header = ["set", "images", *(f"scan {scan}" for scan in (1, 2, 3, 4, 5, 6, 8, 10))]
     rows = [
-        [PAPER_NAMES.get(name, name), row["images"], *(f"{row['msssim'][scan - 1]:.3f}" for scan in (1, 2, 3, 4, 5, 6, 8, 10))]
+        [
+            PAPER_NAMES.get(name, name),
+            row["images"],
+            *(f"{row['msssim'][scan - 1]:.3f}" for scan in (1, 2, 3, 4, 5, 6, 8, 10)),
+        ]
         for name, row in results.items()
     ]
     met = [name for name, row in results.items() if row["msssim"][4] >= 0.95]
@@ -208,7 +258,9 @@ def draw_msssim(results, path):
     for number, (name, row) in enumerate(results.items()):
         style = "-" if name in PAPER_NAMES else "--"
         text = PAPER_NAMES.get(name, f"{name} (task)")
-        ax.plot(row["scans"], row["msssim"], style, marker="o", ms=4, color=f"C{number}", label=text)
+        ax.plot(
+            row["scans"], row["msssim"], style, marker="o", ms=4, color=f"C{number}", label=text
+        )
     ax.axhline(0.95, color="#a0aec0", lw=1)
     ax.set_xlabel("read up to scan")
     ax.set_ylabel("mean MS-SSIM against full fidelity")
@@ -218,7 +270,18 @@ def draw_msssim(results, path):
 
 
 EXPERIMENTS = [
-    Experiment("sizes", "Scan sizes (Table 1, Fig. 8)", measure_sizes, draw_sizes, text_sizes, kept=True),
-    Experiment("decode", "Decode rates (Table 2)", measure_decode, draw_decode, text_decode, kept=True),
-    Experiment("msssim", "MS-SSIM per scan (Fig. 12, right)", measure_msssim, draw_msssim, text_msssim, kept=True),
+    Experiment(
+        "sizes", "Scan sizes (Table 1, Fig. 8)", measure_sizes, draw_sizes, text_sizes, kept=True
+    ),
+    Experiment(
+        "decode", "Decode rates (Table 2)", measure_decode, draw_decode, text_decode, kept=True
+    ),
+    Experiment(
+        "msssim",
+        "MS-SSIM per scan (Fig. 12, right)",
+        measure_msssim,
+        draw_msssim,
+        text_msssim,
+        kept=True,
+    ),
 ]

@@ -59,20 +59,34 @@ class Lab:
     def photos(self):
         """Folders of photographs, by name of the set."""
         if self.quick:
-            return {task.name: os.path.join(self._pictures(), task.name, "train") for task in self.tasks}
+            return {
+                task.name: os.path.join(self._pictures(), task.name, "train") for task in self.tasks
+            }
         folder = self._unpacked("photos")
-        return {name: os.path.join(folder, name) for name in ("imagenet", "ham10000", "cars", "faces_1024")}
+        return {
+            name: os.path.join(folder, name)
+            for name in ("imagenet", "ham10000", "cars", "faces_1024")
+        }
 
     def dataset(self, name, split=None, script="standard"):
         """The folder of an encoded dataset: a task's split, or a set of photographs."""
-        target = os.path.join(self.cache, "shards" if script == "standard" else f"shards-{script}", name, split or "all")
+        target = os.path.join(
+            self.cache,
+            "shards" if script == "standard" else f"shards-{script}",
+            name,
+            split or "all",
+        )
         if not os.path.exists(os.path.join(target, "pcr.json")):
             if split is None:
                 source = self.photos()[name]
             else:
-                source = os.path.join(self._pictures() if self.quick else self._unpacked("classify"), name, split)
+                source = os.path.join(
+                    self._pictures() if self.quick else self._unpacked("classify"), name, split
+                )
             per_shard = 16 if self.quick else SAMPLES_PER_SHARD
-            options = pcrshard.EncodeOptions(samples_per_shard=per_shard, fmt=pcrshard.ShardFormat(script))
+            options = pcrshard.EncodeOptions(
+                samples_per_shard=per_shard, fmt=pcrshard.ShardFormat(script)
+            )
             pcrshard.encode(source, target, options, workers=1)
         return target
 
@@ -81,13 +95,20 @@ class Lab:
 
     def _unpacked(self, name):
         """A tar of shared/data, unpacked once."""
-        data = os.environ.get("PCRSHARD_DATA") or os.path.join(os.path.dirname(ROOT), "shared", "data")
+        data = os.environ.get("PCRSHARD_DATA") or os.path.join(
+            os.path.dirname(ROOT), "shared", "data"
+        )
         target = os.path.join(self.cache, name)
         if not os.path.exists(target):
             path = os.path.join(data, f"{name}.tar")
             if not os.path.exists(path):
-                raise SystemExit(f"needs {name}.tar: set PCRSHARD_DATA to the folder that holds it, or say --quick")
-            with tempfile.TemporaryDirectory(dir=_made(self.cache)) as folder, tarfile.open(path) as tar:
+                raise SystemExit(
+                    f"needs {name}.tar: set PCRSHARD_DATA to the folder that holds it, or say --quick"
+                )
+            with (
+                tempfile.TemporaryDirectory(dir=_made(self.cache)) as folder,
+                tarfile.open(path) as tar,
+            ):
                 tar.extractall(folder, filter="data")
                 os.rename(os.path.join(folder, name), target)
         return target
@@ -103,7 +124,11 @@ class Lab:
                     for i in range(count):
                         target = _made(os.path.join(temporary, "p", task.name, split, "ab"[i % 2]))
                         with open(os.path.join(target, f"{i:03d}.jpg"), "wb") as file:
-                            file.write(make_jpeg(1000 * (2 * t + s) + i, 64, 64, "RGB", quality=(25, 92)[i % 2]))
+                            file.write(
+                                make_jpeg(
+                                    1000 * (2 * t + s) + i, 64, 64, "RGB", quality=(25, 92)[i % 2]
+                                )
+                            )
             os.rename(os.path.join(temporary, "p"), folder)
         return folder
 
@@ -128,7 +153,10 @@ class Lab:
 def stamp():
     """When, and on what; nothing that names the machine."""
     with open("/proc/cpuinfo") as file:
-        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown")
+        cpu = next(
+            (line.partition(":")[2].strip() for line in file if line.startswith("model name")),
+            "unknown",
+        )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"date": now, "cpu": cpu, "cores": len(os.sched_getaffinity(0))}
 

@@ -26,7 +26,14 @@ def step_cost(lab, task, scan, model="small_cnn", steps=25):
     """CPU seconds of a training step, decoding included."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
-        cfg = config(lab, Spec(task.name, scan), out, f"model={model}", "data.val=null", f"stop_after={steps}")
+        cfg = config(
+            lab,
+            Spec(task.name, scan),
+            out,
+            f"model={model}",
+            "data.val=null",
+            f"stop_after={steps}",
+        )
         run = train.Run(cfg, train.current(), torch.device("cpu"))
         run.checkpoint = lambda: None
         times = []
@@ -45,7 +52,9 @@ def paced_epoch(lab, task, scan, cost, bandwidth=None):
     """Images a second of an epoch whose reads are real, and whose steps sleep for ``cost`` seconds."""
     with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
         cfg = config(lab, Spec(task.name, scan, bandwidth=bandwidth), out)
-        loader = train.make_dataset(cfg, cfg.data.train, pcrshard.ScanLevel(scan), None, training=True).loader(0)
+        loader = train.make_dataset(
+            cfg, cfg.data.train, pcrshard.ScanLevel(scan), None, training=True
+        ).loader(0)
         begun = end = time.monotonic()
         for _ in loader:
             end = max(end, time.monotonic()) + cost
@@ -64,7 +73,10 @@ def measure_bandwidth(lab):
         points = [[w, paced_epoch(lab, task, scan, cost, w)] for w in bandwidths]
         size = index.prefix_bytes(scan) / index.num_samples
         results["scans"][str(scan)] = {"bytes": size, "points": points, "unlimited": batch / cost}
-        print(f"scan {scan}: {[(w, round(rate)) for w, rate in points]}, no limit {batch / cost:.0f} images/s", flush=True)
+        print(
+            f"scan {scan}: {[(w, round(rate)) for w, rate in points]}, no limit {batch / cost:.0f} images/s",
+            flush=True,
+        )
     return results
 
 
@@ -78,7 +90,13 @@ def draw_bandwidth(results, path):
     x = np.linspace(0, 8, 200)
     for scan, row in results["scans"].items():
         kind = int(scan) if scan.isdigit() else scan
-        ax.plot(x, [_line(row, w) for w in x], color=colour(kind), lw=1.2, label=f"{label(kind)}: min(W / E[s], compute)")
+        ax.plot(
+            x,
+            [_line(row, w) for w in x],
+            color=colour(kind),
+            lw=1.2,
+            label=f"{label(kind)}: min(W / E[s], compute)",
+        )
         ax.plot(*zip(*row["points"], strict=True), "o", color=colour(kind))
     ax.set_xlabel("bandwidth W (MB/s); dots: epochs behind a token bucket")
     ax.set_ylabel(f"images/s trained ({results['task']})")
@@ -97,10 +115,20 @@ def text_bandwidth(results):
             cells.append(f"{measured:.0f} / {predicted:.0f}")
             ratios.append(measured / predicted)
         rows.append(
-            [label(int(scan)) if scan.isdigit() else scan, f"{row['bytes'] / 1000:.1f} kB", *cells, f"{row['unlimited']:.0f}"]
+            [
+                label(int(scan)) if scan.isdigit() else scan,
+                f"{row['bytes'] / 1000:.1f} kB",
+                *cells,
+                f"{row['unlimited']:.0f}",
+            ]
         )
     bound = f"{min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}"
-    header = ["", "mean bytes", *(f"{w:g} MB/s" for w, _ in next(iter(results["scans"].values()))["points"]), "no limit"]
+    header = [
+        "",
+        "mean bytes",
+        *(f"{w:g} MB/s" for w, _ in next(iter(results["scans"].values()))["points"]),
+        "no limit",
+    ]
     return (
         "The paper's Fig. 5 has the same shape: lines through the origin whose slopes are 1 / E[s], up to what the accelerators can do (there ten TitanX, here "
         f"one core). Epochs of {results['task']} with real reads behind a token bucket; the training step is slept, at the CPU time that real steps were just measured "
@@ -115,9 +143,14 @@ def measure_rates(lab):
     results = {"task": task.name, "bandwidth": limit, "models": {}}
     batch = 16 if lab.quick else 32
     for model in ("small_cnn", "shufflenet_v2"):
-        rounds = [[step_cost(lab, task, scan, model) for scan in SCANS] for _ in range(1 if lab.quick else 3)]
+        rounds = [
+            [step_cost(lab, task, scan, model) for scan in SCANS]
+            for _ in range(1 if lab.quick else 3)
+        ]
         costs = dict(zip(SCANS, map(min, zip(*rounds, strict=True)), strict=True))
-        rows = {str(scan): paced_epoch(lab, task, scan, cost, limit) for scan, cost in costs.items()}
+        rows = {
+            str(scan): paced_epoch(lab, task, scan, cost, limit) for scan, cost in costs.items()
+        }
         results["models"][model] = {"limited": rows, "unlimited": batch / costs["full"]}
         print(model, results["models"][model], flush=True)
     return results
@@ -130,7 +163,9 @@ def draw_rates(results, path):
         x = np.arange(len(row["limited"])) + 0.36 * number - 0.18
         bars = ax.bar(x, list(row["limited"].values()), 0.34, color=f"C{number}", label=model)
         ax.bar_label(bars, [f"{value:.0f}" for value in row["limited"].values()], fontsize=9)
-        ax.axhline(row["unlimited"], color=f"C{number}", ls="--", lw=1, label=f"{model}, no limit, full")
+        ax.axhline(
+            row["unlimited"], color=f"C{number}", ls="--", lw=1, label=f"{model}, no limit, full"
+        )
     ax.set_xticks(range(len(SCANS)), [label(scan) for scan in SCANS])
     ax.set_xlabel("scan trained on")
     ax.set_ylabel(f"images/s trained ({results['task']}, {results['bandwidth']:g} MB/s)")
@@ -140,7 +175,9 @@ def draw_rates(results, path):
 
 
 def _faster(results):
-    (first, a), (second, b) = ((model, row["unlimited"]) for model, row in results["models"].items())
+    (first, a), (second, b) = (
+        (model, row["unlimited"]) for model, row in results["models"].items()
+    )
     if max(a, b) < 1.2 * min(a, b):
         return "On a CPU core both models cost about the same, so that the paper's difference between models does not show here."
     fast, slow = (first, second) if a > b else (second, first)
@@ -206,7 +243,9 @@ def _open(lab, task, state, level, batch):
         image=pcrshard.ImageDecoder(lab.size, "random"),
         fields=("jpg", "cls"),
         epoch=pcrshard.EpochOptions(phases=1, shuffle_shards=1),
-        read=pcrshard.ReadOptions(prefetch=1, storage_options={"state": state, "skip_instance_cache": True}),
+        read=pcrshard.ReadOptions(
+            prefetch=1, storage_options={"state": state, "skip_instance_cache": True}
+        ),
     ).loader(1, persistent_workers=True, prefetch_factor=2)
 
 
@@ -240,7 +279,15 @@ def measure_wait(lab):
                 rows.append([done - origin, waited, done - came, scan, factor, first])
                 first, factor = False, _factor(phases, done - origin)
                 _set_rate(state, top * factor)
-    return {"task": task.name, "rows": rows, "phases": phases, "top": top, "batch": batch, "per_shard": per_shard, "sizes": sizes}
+    return {
+        "task": task.name,
+        "rows": rows,
+        "phases": phases,
+        "top": top,
+        "batch": batch,
+        "per_shard": per_shard,
+        "sizes": sizes,
+    }
 
 
 def _factor(phases, elapsed):
@@ -267,7 +314,14 @@ def analyse_wait(results):
     stalled = [i for i in range(first, len(low)) if low[i][1] > 0.05 * low[i][2]]
     shards = {str(n): _share(low[first + n * per_shard // batch :]) for n in (0, 3, 4, 5, 6)}
     # Scan 10 and full differ by metadata; where that is little, scan 10 counts.
-    near = {"full", *(n for n, size in enumerate(results["sizes"][:-1], 1) if size > 0.98 * results["sizes"][-1])}
+    near = {
+        "full",
+        *(
+            n
+            for n, size in enumerate(results["sizes"][:-1], 1)
+            if size > 0.98 * results["sizes"][-1]
+        ),
+    }
     full_at = next((row[0] - back for row in rows if row[0] > back and row[3] in near), None)
     after = [row for row in rows if full_at is not None and row[0] > back + full_at]
     return {
@@ -303,7 +357,10 @@ def draw_wait(results, path):
     axes[0][0].plot(times, [results["top"] * row[4] / 1e6 for row in rows], color="#1a202c")
     axes[0][0].set_ylabel("bandwidth\n(MB/s)")
     axes[0][0].set_ylim(0)
-    kilobytes = [(results["sizes"][-1] if row[3] == "full" else results["sizes"][row[3] - 1]) / 1000 for row in rows]
+    kilobytes = [
+        (results["sizes"][-1] if row[3] == "full" else results["sizes"][row[3] - 1]) / 1000
+        for row in rows
+    ]
     axes[1][0].step(times, kilobytes, where="post", color="#2b6cb0")
     axes[1][0].set_yticks(
         [results["sizes"][scan - 1] / 1000 for scan in (1, 2, 4, 5, 6, 9, 10)],
@@ -322,12 +379,21 @@ def draw_wait(results, path):
 def text_wait(results):
     found = analyse_wait(results)
     shares = found["wait_after_shards"]
-    decided = "never" if found["decided_shards"] is None else f"{found['decided_shards']:.1f} shards"
-    returned = "not within the run" if found["return_seconds"] is None else f"{found['return_seconds']:.1f} s"
+    decided = (
+        "never" if found["decided_shards"] is None else f"{found['decided_shards']:.1f} shards"
+    )
+    returned = (
+        "not within the run"
+        if found["return_seconds"] is None
+        else f"{found['return_seconds']:.1f} s"
+    )
     rows = [
         ["before the drop: share of time waiting", f"{100 * found['wait_before']:.1f} %"],
         ["first wait after the drop to the decision", decided],
-        *([f"waiting from {n} shards after the first wait to the return", f"{100 * share:.1f} %"] for n, share in shares.items()),
+        *(
+            [f"waiting from {n} shards after the first wait to the return", f"{100 * share:.1f} %"]
+            for n, share in shares.items()
+        ),
         ["changes of scan at the low bandwidth (tries upwards and back)", found["changes_low"]],
         ["return of the bandwidth to full fidelity", returned],
         ["waiting from there on", f"{100 * found['wait_after_return']:.1f} %"],
@@ -343,10 +409,28 @@ def text_wait(results):
 
 EXPERIMENTS = [
     Experiment(
-        "bandwidth", "Images a second against bandwidth (Fig. 5)", measure_bandwidth, draw_bandwidth, text_bandwidth, kept=True
+        "bandwidth",
+        "Images a second against bandwidth (Fig. 5)",
+        measure_bandwidth,
+        draw_bandwidth,
+        text_bandwidth,
+        kept=True,
     ),
-    Experiment("rates", "Images a second per scan (Fig. 15)", measure_rates, draw_rates, text_rates, kept=True),
     Experiment(
-        "wait", "BandwidthTuner at a falling bandwidth (section 7)", measure_wait, draw_wait, text_wait, kept=True, bars=bars
+        "rates",
+        "Images a second per scan (Fig. 15)",
+        measure_rates,
+        draw_rates,
+        text_rates,
+        kept=True,
+    ),
+    Experiment(
+        "wait",
+        "BandwidthTuner at a falling bandwidth (section 7)",
+        measure_wait,
+        draw_wait,
+        text_wait,
+        kept=True,
+        bars=bars,
     ),
 ]

@@ -9,7 +9,15 @@ from pcrshard.fidelity.tuner import confidence
 
 from .lab import write
 
-COLOURS = {1: "#b83280", 2: "#dd6b20", 5: "#2b6cb0", 10: "#2f855a", "full": "#2f855a", "tuner": "#1a202c", "source": "#718096"}
+COLOURS = {
+    1: "#b83280",
+    2: "#dd6b20",
+    5: "#2b6cb0",
+    10: "#2f855a",
+    "full": "#2f855a",
+    "tuner": "#1a202c",
+    "source": "#718096",
+}
 COMMAND = "python scripts/reproduce.py"
 
 
@@ -35,14 +43,20 @@ def pyplot():
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
-    plt.rcParams.update({"grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 10, "axes.titlesize": 11})
+    plt.rcParams.update(
+        {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
+    )
+    plt.rcParams.update(
+        {"grid.alpha": 0.25, "legend.frameon": False, "legend.fontsize": 10, "axes.titlesize": 11}
+    )
     return plt
 
 
 def figure(columns=1, rows=1, height=4.5, **options):
     """A figure 800 pixels wide."""
-    return pyplot().subplots(rows, columns, figsize=(8, height), layout="constrained", squeeze=False, **options)
+    return pyplot().subplots(
+        rows, columns, figsize=(8, height), layout="constrained", squeeze=False, **options
+    )
 
 
 def finish(fig, path):
@@ -92,14 +106,27 @@ def write_readme(lab, experiments, head):
     for experiment in experiments:
         report = lab.load(experiment.name)
         if experiment.bars is not None and report is not None:
-            judged += [[what, value, "met" if met else "missed"] for what, value, met in experiment.bars(report["results"])]
-    parts = [head, "## The bars\n", markdown(["bar", "measured", ""], judged) + "\n" if judged else "Not measured yet.\n"]
+            judged += [
+                [what, value, "met" if met else "missed"]
+                for what, value, met in experiment.bars(report["results"])
+            ]
+    parts = [
+        head,
+        "## The bars\n",
+        markdown(["bar", "measured", ""], judged) + "\n" if judged else "Not measured yet.\n",
+    ]
     for experiment in experiments:
         report = lab.load(experiment.name)
         if report is None:
             parts.append(f"## {experiment.title}\n\nNot run yet: `{COMMAND} {experiment.name}`.\n")
             continue
-        picture = f"![{experiment.title}]({experiment.name}.png)" if os.path.exists(lab.figure(experiment.name)) else ""
+        picture = (
+            f"![{experiment.title}]({experiment.name}.png)"
+            if os.path.exists(lab.figure(experiment.name))
+            else ""
+        )
         source = f"`{COMMAND} {experiment.name}` · [{experiment.name}.json]({experiment.name}.json) · {report['date'][:10]}"
-        parts.append(f"## {experiment.title}\n\n{experiment.text(report['results']).strip()}\n\n{picture}\n\n{source}\n")
+        parts.append(
+            f"## {experiment.title}\n\n{experiment.text(report['results']).strip()}\n\n{picture}\n\n{source}\n"
+        )
     write(os.path.join(lab.out, "README.md"), "\n".join(parts))

@@ -43,7 +43,11 @@ class Spec:
 
 def config(lab, spec, out, *more):
     """conf/train with a run's settings, and more overrides."""
-    policy = ["policy=tuner"] if spec.scan == "tuner" else ["policy=constant", f"policy.scan={spec.scan}"]
+    policy = (
+        ["policy=tuner"]
+        if spec.scan == "tuner"
+        else ["policy=constant", f"policy.scan={spec.scan}"]
+    )
     if spec.scan == "tuner":
         images = 32 if lab.quick else 128
         # One tuning, after an epoch: on so few images a second one would cost as much as two epochs.
@@ -69,7 +73,9 @@ def config(lab, spec, out, *more):
         f"out={out}",
         *more,
     ]
-    with hydra.initialize_config_dir(version_base="1.3", config_dir=os.path.join(ROOT, "conf", "train")):
+    with hydra.initialize_config_dir(
+        version_base="1.3", config_dir=os.path.join(ROOT, "conf", "train")
+    ):
         return hydra.compose("config", overrides)
 
 
@@ -126,7 +132,8 @@ def perform(lab, spec, before_epoch=None):
             own = evaluate(run.model, Run(cfg, train.current(), run.device).val, run.prepare)
         images = len(rows) * (run.dataset.num_samples // run.cfg.batch_size) * run.cfg.batch_size
         reports = [
-            [r.epoch, r.scan, [list(s) for s in r.similarities], r.images, r.seconds] for r in getattr(run.policy, "reports", [])
+            [r.epoch, r.scan, [list(s) for s in r.similarities], r.images, r.seconds]
+            for r in getattr(run.policy, "reports", [])
         ]
     return {
         "name": spec.name,
@@ -170,7 +177,10 @@ def runs(lab, specs):
             lab.renewed.add(key)
             with open(_path(lab), "a") as file:
                 file.write(json.dumps(have[key]) + "\n")
-            print(f"{spec.name}, seed {spec.seed}: {have[key]['accuracy']:.3f} ({time.monotonic() - begun:.0f} s)", flush=True)
+            print(
+                f"{spec.name}, seed {spec.seed}: {have[key]['accuracy']:.3f} ({time.monotonic() - begun:.0f} s)",
+                flush=True,
+            )
         found.append(have[key])
     return found
 
@@ -180,23 +190,34 @@ def _replay(lab, record, bandwidth):
 
     On a machine that other jobs share this is what the run would take with a core of its own.
     """
-    spec = Spec(**record["spec"] | {"coarse": tuple(record["spec"]["coarse"]), "bandwidth": bandwidth})
+    spec = Spec(
+        **record["spec"] | {"coarse": tuple(record["spec"]["coarse"]), "bandwidth": bandwidth}
+    )
     rows, level = record["rows"], pcrshard.ScanLevel(record["rows"][0]["scan"])
-    spent = [b["cpu_seconds"] - a for a, b in zip([0.0, *(row["cpu_seconds"] for row in rows)], rows, strict=False)]
+    spent = [
+        b["cpu_seconds"] - a
+        for a, b in zip([0.0, *(row["cpu_seconds"] for row in rows)], rows, strict=False)
+    ]
     tuned = {report[0] for report in record["reports"]}
     usual = statistics.median(seconds for epoch, seconds in enumerate(spent) if epoch not in tuned)
     total, seconds = 0.0, []
     with tempfile.TemporaryDirectory(prefix="pcrshard-replay-") as out:
         cfg = config(lab, spec, out)
         dataset = train.make_dataset(cfg, cfg.data.train, level, None, training=True)
-        tuner = ScanTuner(dataset, None, level, images=cfg.policy.images, trials=cfg.policy.trials) if tuned else None
+        tuner = (
+            ScanTuner(dataset, None, level, images=cfg.policy.images, trials=cfg.policy.trials)
+            if tuned
+            else None
+        )
         loader = dataset.loader(0)
         for epoch, row in enumerate(rows):
             dataset.set_epoch(epoch)
             begun = time.monotonic()
             if epoch in tuned:
                 for trial in range(tuner.trials):
-                    for _ in dataset.views(tuner._batches(epoch, trial), ["full"], epoch=-1 - trial):
+                    for _ in dataset.views(
+                        tuner._batches(epoch, trial), ["full"], epoch=-1 - trial
+                    ):
                         pass
                 time.sleep(max(0.0, spent[epoch] - usual))
             level.value = row["scan"]
@@ -222,7 +243,9 @@ def replayed(lab):
 def replays(lab, records, bandwidth):
     """Replayed seconds of some runs, by epoch; lines of replays.jsonl."""
     path = os.path.join(lab.out, "replays.jsonl")
-    have = {json.dumps([spec, limit], sort_keys=True): seconds for spec, limit, seconds in replayed(lab)}
+    have = {
+        json.dumps([spec, limit], sort_keys=True): seconds for spec, limit, seconds in replayed(lab)
+    }
     found = {}
     for record in records:
         key = json.dumps([record["spec"], bandwidth], sort_keys=True)
@@ -232,7 +255,12 @@ def replays(lab, records, bandwidth):
             have[key] = _replay(lab, record, bandwidth)
             lab.renewed.add(key)
             with open(path, "a") as file:
-                file.write(json.dumps({"key": key, "name": record["name"], "seconds": have[key]}) + "\n")
-            print(f"replayed {record['name']}, seed {record['spec']['seed']}: {have[key][-1]:.1f} s", flush=True)
+                file.write(
+                    json.dumps({"key": key, "name": record["name"], "seconds": have[key]}) + "\n"
+                )
+            print(
+                f"replayed {record['name']}, seed {record['spec']['seed']}: {have[key][-1]:.1f} s",
+                flush=True,
+            )
         found[record["spec"]["seed"]] = have[key]
     return found

@@ -32,13 +32,18 @@ def _watch_gradients(lab, task, images):
 
     def look(run, epoch):
         if epoch in wanted:
-            tuner = ScanTuner(run.dataset, run.loss, run.level, candidates=scans, images=images, trials=3)
+            tuner = ScanTuner(
+                run.dataset, run.loss, run.level, candidates=scans, images=images, trials=3
+            )
             rows = [list(row) for row in tuner.measure(run.model, epoch)]
             found.append([epoch, rows])
             print(task.name, "epoch", epoch, [f"{row[1]:.2f}" for row in rows], flush=True)
 
     perform(lab, Spec(task.name, "full", 0, task.epochs), look)
-    return {"epochs": found, "savings": [index.prefix_bytes("full") / index.prefix_bytes(scan) for scan in scans]}
+    return {
+        "epochs": found,
+        "savings": [index.prefix_bytes("full") / index.prefix_bytes(scan) for scan in scans],
+    }
 
 
 def draw_gradients(results, path):
@@ -46,16 +51,29 @@ def draw_gradients(results, path):
     for ax, (task, row) in zip(axes[0], results["tasks"].items(), strict=True):
         epochs = [epoch for epoch, _ in row["epochs"]]
         for number, saving in enumerate(row["savings"]):
-            values = np.array([[float(value) for value in rows[number][1:]] for _, rows in row["epochs"]])
+            values = np.array(
+                [[float(value) for value in rows[number][1:]] for _, rows in row["epochs"]]
+            )
             shade = colour(number + 1, len(row["savings"]))
-            ax.plot(epochs, values[:, 0], "o-", ms=3, color=shade, label=f"{number + 1} ({saving:.1f}x)")
+            ax.plot(
+                epochs, values[:, 0], "o-", ms=3, color=shade, label=f"{number + 1} ({saving:.1f}x)"
+            )
             if number + 1 in SCANS:
-                ax.fill_between(epochs, values[:, 1].clip(-1), values[:, 2].clip(None, 1), color=shade, alpha=0.12, lw=0)
+                ax.fill_between(
+                    epochs,
+                    values[:, 1].clip(-1),
+                    values[:, 2].clip(None, 1),
+                    color=shade,
+                    alpha=0.12,
+                    lw=0,
+                )
         ax.axhline(THRESHOLD, color="#4a5568", ls="--", lw=1)
         ax.set_title(task)
         ax.set_xlabel("epochs trained")
         ax.set_ylim(-0.1, 1.03)
-        ax.legend(ncols=2, loc="lower left", fontsize=8, title="scan (bytes saved)", title_fontsize=8)
+        ax.legend(
+            ncols=2, loc="lower left", fontsize=8, title="scan (bytes saved)", title_fontsize=8
+        )
     axes[0][0].set_ylabel("cosine with the full-fidelity gradient")
     finish(fig, path)
 
@@ -64,19 +82,22 @@ def text_gradients(results):
     wanted = (1, 2, 3, 4, 5, 6, 8, 10)
     rows, lines = [], []
     for task, found in results["tasks"].items():
-        rows += [[task, epoch, *(f"{row[scan - 1][1]:.2f}" for scan in wanted)] for epoch, row in found["epochs"]]
+        rows += [
+            [task, epoch, *(f"{row[scan - 1][1]:.2f}" for scan in wanted)]
+            for epoch, row in found["epochs"]
+        ]
         early, late = found["epochs"][0][1], found["epochs"][-1][1]
         falls = [str(scan) for scan in wanted if late[scan - 1][1] < early[scan - 1][1] - 0.05]
         lowest = min(row[0][1] for _, row in found["epochs"][1:])
         ordered = all(a[1] <= b[1] + 0.05 for a, b in itertools.pairwise(late))
         low = [str(scan) for scan in wanted if late[scan - 1][1] < THRESHOLD]
         what = f"{task}: {'similarity rises with the scan' if ordered else 'similarity does not rise strictly with the scan'}; at the end "
-        what += f"scan {', '.join(low)} below {THRESHOLD}" if low else f"all scans above {THRESHOLD}"
+        what += (
+            f"scan {', '.join(low)} below {THRESHOLD}" if low else f"all scans above {THRESHOLD}"
+        )
         what += f"; from the first to the last measurement it falls by more than 0.05 for {'scan ' + ', '.join(falls) if falls else 'no scan'}"
         if lowest > 0.95:
-            what += (
-                " - the paper's law does not show here: after the first epochs no scan's gradient can be told from the full one"
-            )
+            what += " - the paper's law does not show here: after the first epochs no scan's gradient can be told from the full one"
         lines.append(what)
     return (
         "The paper (ResNet, HAM10000, 90 epochs): scan 10 exactly 1, scan 1 lowest, higher scans within 0.1 to 0.2 of 1, low scans below 0.8 and falling as the model "
@@ -98,19 +119,34 @@ def measure_autotune(lab):
 
 
 def _autotune_task(lab, task, limit):
-    results = {"task": task.name, "runs": {}, "real": [], "static": collect(lab, [task]).get(task.name, {})}
-    more = [Spec(task.name, "tuner", seed, 2) for seed in (() if lab.quick else PICK_SEEDS) if seed not in lab.seeds]
+    results = {
+        "task": task.name,
+        "runs": {},
+        "real": [],
+        "static": collect(lab, [task]).get(task.name, {}),
+    }
+    more = [
+        Spec(task.name, "tuner", seed, 2)
+        for seed in (() if lab.quick else PICK_SEEDS)
+        if seed not in lab.seeds
+    ]
     tuned = runs(lab, [Spec(task.name, "tuner", seed, task.epochs) for seed in lab.seeds])
     results["picks"] = [[run["spec"]["seed"], run["reports"]] for run in [*tuned, *runs(lab, more)]]
     picks = final_picks(results)
     results["tuned"] = statistics.mode(picks) if picks else "full"
     wanted = [scan for scan in dict.fromkeys([*picks, "full"]) if scan != "tuner"]
-    results["picked"] = collect(lab, [task], wanted, seeds=lab.seeds if lab.quick else MORE_SEEDS).get(task.name, {})
+    results["picked"] = collect(
+        lab, [task], wanted, seeds=lab.seeds if lab.quick else MORE_SEEDS
+    ).get(task.name, {})
     for kind in ("full", 5, 2, 1, "tuner"):
         made = runs(lab, [Spec(task.name, kind, seed, task.epochs) for seed in lab.seeds])
         seconds = replays(lab, made, limit)
         results["runs"][str(kind)] = [
-            {"seed": seed, "seconds": seconds[seed], "accuracy": [row["accuracy"] for row in run["rows"]]}
+            {
+                "seed": seed,
+                "seconds": seconds[seed],
+                "accuracy": [row["accuracy"] for row in run["rows"]],
+            }
             for seed, run in ((run["spec"]["seed"], run) for run in made)
             if seed in seconds
         ]
@@ -124,7 +160,9 @@ def _spot_check(lab, task, kind, limit):
     """Whole real runs, computing and all; their accuracies have to be those of the runs without limit: [kind, seed, seconds, equal]."""
     found = []
     for seed in lab.seeds:
-        pair = runs(lab, [Spec(task.name, kind, seed, task.epochs, bandwidth=w) for w in (limit, None)])
+        pair = runs(
+            lab, [Spec(task.name, kind, seed, task.epochs, bandwidth=w) for w in (limit, None)]
+        )
         if len(pair) == 2:
             real, free = ([row["accuracy"] for row in run["rows"]] for run in pair)
             found.append([str(kind), seed, pair[0]["rows"][-1]["seconds"], real == free])
@@ -160,7 +198,14 @@ def draw_autotune(results, path):
                 style = "s--" if kind == "tuner" else "o-"
                 ax.plot(seconds, mean, style, ms=3, lw=1.5, label=_name(kind), color=colour(scan))
                 if kind in ("full", "tuner"):
-                    ax.fill_between(seconds, low.clip(0), high.clip(None, 100), color=colour(scan), alpha=0.15, lw=0)
+                    ax.fill_between(
+                        seconds,
+                        low.clip(0),
+                        high.clip(None, 100),
+                        color=colour(scan),
+                        alpha=0.15,
+                        lw=0,
+                    )
         ax.set_title(task)
         ax.set_xlabel(f"seconds of training at {results['limit']:g} MB/s")
         ax.set_ylim(0, 100)
@@ -174,7 +219,9 @@ def _gain(row, kind):
     full, other = row["runs"]["full"], row["runs"][kind]
     _, low, _ = confidence(final(row["picked"]["full"]))
     base, seconds = reach(full, low), reach(other, low)
-    whole = statistics.fmean(run["seconds"][-1] for run in full) / statistics.fmean(run["seconds"][-1] for run in other)
+    whole = statistics.fmean(run["seconds"][-1] for run in full) / statistics.fmean(
+        run["seconds"][-1] for run in other
+    )
     mean = statistics.fmean(run["accuracy"][-1] for run in other)
     return None if seconds is None or base is None else base / seconds, whole, mean >= low
 
@@ -206,16 +253,21 @@ def bars(results):
         numbers = [10 if scan == "full" else scan for scan in picks]
         same = sum(abs(number - statistics.median_low(numbers)) <= 1 for number in numbers)
         what = f"{task}: ScanTuner picks the same scan, one group either way (bar: 5 of 5 seeds)"
-        found.append([what, f"{same} of {len(picks)}: {', '.join(map(str, picks))}", same == len(picks) >= 5])
+        found.append(
+            [what, f"{same} of {len(picks)}: {', '.join(map(str, picks))}", same == len(picks) >= 5]
+        )
         static = row["picked"]
         seeds = len(static["full"]["seeds"]) if "full" in static else 0
         gaps = {
-            scan: paired(static[str(scan)], static["full"])[0] for scan in set(picks) if scan != "full" and str(scan) in static
+            scan: paired(static[str(scan)], static["full"])[0]
+            for scan in set(picks)
+            if scan != "full" and str(scan) in static
         }
-        text = ", ".join(f"scan {scan} {100 * value:+.1f} points" for scan, value in gaps.items()) or "no static run of it"
-        what = (
-            f"{task}: static training at the picked scans, final accuracy minus full's, mean of {seeds} seeds (bar: -1.0 points)"
+        text = (
+            ", ".join(f"scan {scan} {100 * value:+.1f} points" for scan, value in gaps.items())
+            or "no static run of it"
         )
+        what = f"{task}: static training at the picked scans, final accuracy minus full's, mean of {seeds} seeds (bar: -1.0 points)"
         found.append([what, text, bool(gaps) and all(value >= -0.01 for value in gaps.values())])
     return found
 
@@ -240,7 +292,9 @@ def _real(checks):
 def _real_gain(row):
     """Times that real runs at the tuned scan took less than real runs at full fidelity, over the seeds that have both."""
     seconds = {(check[0], check[1]): check[2] for check in row["real"]}
-    both = [seed for kind, seed in seconds if kind == "full" and (str(row["tuned"]), seed) in seconds]
+    both = [
+        seed for kind, seed in seconds if kind == "full" and (str(row["tuned"]), seed) in seconds
+    ]
     return [seconds["full", seed] / seconds[str(row["tuned"]), seed] for seed in both]
 
 
@@ -250,12 +304,20 @@ def text_autotune(results):
         tuned = row["picked"].get(str(row["tuned"]))
         if tuned and str(row["tuned"]) != "full":
             seeds = f"{len(tuned['seeds'])} seeds"
-            shown.append(f"{task}, {_name(str(row['tuned']))}, {seeds}: {verdict(paired(tuned, row['picked']['full']))}")
+            shown.append(
+                f"{task}, {_name(str(row['tuned']))}, {seeds}: {verdict(paired(tuned, row['picked']['full']))}"
+            )
         for kind, found in row["runs"].items():
             if not found:
                 continue
             gain, whole, inside = _gain(row, kind)
-            cells = [task, _name(kind), len(found), interval([run["accuracy"][-1] for run in found]), "yes" if inside else "no"]
+            cells = [
+                task,
+                _name(kind),
+                len(found),
+                interval([run["accuracy"][-1] for run in found]),
+                "yes" if inside else "no",
+            ]
             cells += [
                 interval([run["seconds"][-1] for run in found], 1, 1),
                 f"{whole:.2f}x",
@@ -266,8 +328,16 @@ def text_autotune(results):
         for seed, reports in row["picks"]:
             if reports:
                 seen = [Similarity(*similarity) for similarity in reports[-1][2]]
-                numbers = {similarity.scan: f"{similarity.mean:.2f} (> {similarity.lower:.2f})" for similarity in seen}
-                cells = [task, seed, reports[-1][1], *(choose(seen, threshold) for threshold in (0.9, 0.95, 0.98))]
+                numbers = {
+                    similarity.scan: f"{similarity.mean:.2f} (> {similarity.lower:.2f})"
+                    for similarity in seen
+                }
+                cells = [
+                    task,
+                    seed,
+                    reports[-1][1],
+                    *(choose(seen, threshold) for threshold in (0.9, 0.95, 0.98)),
+                ]
                 picks.append([*cells, *(numbers.get(scan, "") for scan in (1, 2, 4, 5, 6))])
     header = [
         "task",
@@ -290,13 +360,36 @@ def text_autotune(results):
         "The last column is the check: whole real runs on the shared machine, computing and all, and whether their accuracies are those of the run without limit. Accuracies do not depend on the bandwidth: order, crops and steps are the same. Evaluation is not in the time.\n\n"
         + markdown(header, rows)
         + "\n\nWhat the tuner picked, what other thresholds would have picked from the same measurement, and the mean cosines with the lower ends of their intervals, which must reach the threshold:\n\n"
-        + markdown(["task", "seed", "picked (0.8)", "0.9", "0.95", "0.98", *(f"scan {scan}" for scan in (1, 2, 4, 5, 6))], picks)
+        + markdown(
+            [
+                "task",
+                "seed",
+                "picked (0.8)",
+                "0.9",
+                "0.95",
+                "0.98",
+                *(f"scan {scan}" for scan in (1, 2, 4, 5, 6)),
+            ],
+            picks,
+        )
     )
 
 
 EXPERIMENTS = [
     Experiment(
-        "gradients", "Gradient similarity over epochs (Fig. 6)", measure_gradients, draw_gradients, text_gradients, kept=True
+        "gradients",
+        "Gradient similarity over epochs (Fig. 6)",
+        measure_gradients,
+        draw_gradients,
+        text_gradients,
+        kept=True,
     ),
-    Experiment("autotune", "Autotuning against static scans (6.5)", measure_autotune, draw_autotune, text_autotune, bars=bars),
+    Experiment(
+        "autotune",
+        "Autotuning against static scans (6.5)",
+        measure_autotune,
+        draw_autotune,
+        text_autotune,
+        bars=bars,
+    ),
 ]

@@ -28,12 +28,31 @@ def parse_args():
     add("run", help="folder for checkpoint.pt and log.jsonl")
     add("--scan", type=int, default=5)
     add("--epochs", type=int, default=2)
-    add("--batch", type=int, default=32, help="samples per step, of all ranks together (default: %(default)s)")
-    add("--slots", type=int, default=4, help="the most ranks that this job will ever have (default: %(default)s)")
+    add(
+        "--batch",
+        type=int,
+        default=32,
+        help="samples per step, of all ranks together (default: %(default)s)",
+    )
+    add(
+        "--slots",
+        type=int,
+        default=4,
+        help="the most ranks that this job will ever have (default: %(default)s)",
+    )
     add("--size", type=int, default=32, help="side of the crops in pixels (default: %(default)s)")
-    add("--workers", type=int, default=0, help="DataLoader workers of each rank (default: %(default)s)")
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        help="DataLoader workers of each rank (default: %(default)s)",
+    )
     add("--save-every", type=int, default=100, metavar="STEPS")
-    add("--exact", action="store_true", help="sum gradients in the order of the slots instead of by DistributedDataParallel")
+    add(
+        "--exact",
+        action="store_true",
+        help="sum gradients in the order of the slots instead of by DistributedDataParallel",
+    )
     add("--log-keys", action="store_true", help="log the keys of each step's samples, too")
     return parser.parse_args()
 
@@ -44,11 +63,15 @@ def exact_gradients(model, images, labels, slots):
     for x, y in zip(images.chunk(slots), labels.chunk(slots), strict=True):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         gradients = torch.autograd.grad(loss, parameters)
-        rows.append(torch.cat([loss.detach().view(1), *(gradient.flatten() for gradient in gradients)]))
+        rows.append(
+            torch.cat([loss.detach().view(1), *(gradient.flatten() for gradient in gradients)])
+        )
     mine = torch.stack(rows)  # (slots of this rank, 1 + parameters)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, mine)
-    loss, *gradients = torch.cat(gathered).mean(0).split([1, *(parameter.numel() for parameter in parameters)])
+    loss, *gradients = (
+        torch.cat(gathered).mean(0).split([1, *(parameter.numel() for parameter in parameters)])
+    )
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.view_as(parameter)
     return loss.item()
@@ -94,7 +117,11 @@ def main():
     os.makedirs(args.run, exist_ok=True)
     rank, world = ranks.current()
     cuda = torch.cuda.is_available()
-    device = torch.device(f"cuda:{int(os.environ.get('SLURM_LOCALID', '0')) % torch.cuda.device_count()}" if cuda else "cpu")
+    device = torch.device(
+        f"cuda:{int(os.environ.get('SLURM_LOCALID', '0')) % torch.cuda.device_count()}"
+        if cuda
+        else "cpu"
+    )
     if cuda:
         torch.cuda.set_device(device)
     else:
@@ -130,20 +157,40 @@ def main():
 
     while dataset.epoch < args.epochs:
         for batch in loader:
-            images, labels = batch["jpg"].to(device, non_blocking=True).float() / 255, batch["cls"].to(device)
+            images, labels = (
+                batch["jpg"].to(device, non_blocking=True).float() / 255,
+                batch["cls"].to(device),
+            )
             loss = gradients(wrapped, images, labels, args.slots // world)
             optimiser.step()
             step += 1
-            log(os.path.join(args.run, "log.jsonl"), step, loss, batch["__key__"] if args.log_keys else [])
+            log(
+                os.path.join(args.run, "log.jsonl"),
+                step,
+                loss,
+                batch["__key__"] if args.log_keys else [],
+            )
             stop = torch.tensor(len(asked), device=device)
-            dist.all_reduce(stop, dist.ReduceOp.MAX)  # all ranks stop behind the same step, whoever was told first
+            dist.all_reduce(
+                stop, dist.ReduceOp.MAX
+            )  # all ranks stop behind the same step, whoever was told first
             if stop or step % args.save_every == 0:
-                parts = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "loader": loader.state_dict()}
+                parts = {
+                    "model": model.state_dict(),
+                    "optimiser": optimiser.state_dict(),
+                    "loader": loader.state_dict(),
+                }
                 save(checkpoint, step=step, **parts)
             if stop:
                 dist.destroy_process_group()
                 sys.exit(STOPPED)
-    save(checkpoint, step=step, model=model.state_dict(), optimiser=optimiser.state_dict(), loader=loader.state_dict())
+    save(
+        checkpoint,
+        step=step,
+        model=model.state_dict(),
+        optimiser=optimiser.state_dict(),
+        loader=loader.state_dict(),
+    )
     dist.destroy_process_group()
 
 

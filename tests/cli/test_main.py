@@ -25,7 +25,13 @@ from pcrshard.cli.progress import human_seconds
 from pcrshard.testing import make_jpeg
 
 COMMANDS = ["encode", "info", "verify", "export", "demo"]
-RUN = [sys.executable, "-W", "error", "-c", "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+RUN = [
+    sys.executable,
+    "-W",
+    "error",
+    "-c",
+    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
+]
 
 
 def run(*args, **options):
@@ -84,7 +90,10 @@ def test_version_and_usage(capsys):
 def test_round_trip(synthetic_folder, tmp_path, capsys):
     """encode, info, verify and export of a folder, one after the other, by the command line alone."""
     pcr, out, plot = (tmp_path / name for name in ("pcr", "out", "plot.png"))
-    assert main(["encode", str(synthetic_folder), str(pcr), "--num-shards", "3", "--workers", "1"]) == 0
+    assert (
+        main(["encode", str(synthetic_folder), str(pcr), "--num-shards", "3", "--workers", "1"])
+        == 0
+    )
     text = capsys.readouterr().out
     assert "24 samples in 3 shards" in text
     assert re.search(r"full +\S+ kB +\S+ +\S+ +1\.00x", text)
@@ -97,7 +106,9 @@ def test_round_trip(synthetic_folder, tmp_path, capsys):
     about = json.loads(capsys.readouterr().out)
     index, _ = open_dataset(str(pcr))
     assert (about["samples"], about["shards"], about["classes"]) == (24, 3, ["cat", "dog"])
-    assert [s["prefix_bytes"] for s in about["scans"]] == [index.prefix_bytes(s) for s in (*range(1, 11), "full")]
+    assert [s["prefix_bytes"] for s in about["scans"]] == [
+        index.prefix_bytes(s) for s in (*range(1, 11), "full")
+    ]
 
     assert main(["verify", str(pcr), "--against", str(synthetic_folder), "--workers", "1"]) == 0
     assert "pixels equal" in capsys.readouterr().out
@@ -170,7 +181,10 @@ NOT_A_DATASET = [
     ("not JSON", b"{"),
     ("another JSON", b"{}"),
     ("an array", b"[]"),
-    ("no shards", b'{"format":"pcrshard","version":1,"script":"standard","num_groups":10,"num_samples":0,"shards":[]}'),
+    (
+        "no shards",
+        b'{"format":"pcrshard","version":1,"script":"standard","num_groups":10,"num_samples":0,"shards":[]}',
+    ),
     ("a newer version", b'{"format":"pcrshard","version":2}'),
     ("binary", b"\xff\xfe\x00"),
 ]
@@ -182,7 +196,12 @@ def test_not_a_dataset(tmp_path, fails, command, name, data):
     """Anything that is not a dataset is one line that names it."""
     if data is not None:
         (tmp_path / "pcr.json").write_bytes(data)
-    fails(command, tmp_path, *([tmp_path / "out"] if command == "export" else []), words=[str(tmp_path)])
+    fails(
+        command,
+        tmp_path,
+        *([tmp_path / "out"] if command == "export" else []),
+        words=[str(tmp_path)],
+    )
 
 
 @pytest.mark.parametrize("command", ["info", "export"])
@@ -190,7 +209,12 @@ def test_not_a_dataset(tmp_path, fails, command, name, data):
 def test_not_a_shard(tmp_path, fails, command, data):
     """The same for a file that is not a shard."""
     (tmp_path / "a.tar").write_bytes(data)
-    fails(command, tmp_path / "a.tar", *([tmp_path / "out"] if command == "export" else []), words=["a.tar"])
+    fails(
+        command,
+        tmp_path / "a.tar",
+        *([tmp_path / "out"] if command == "export" else []),
+        words=["a.tar"],
+    )
 
 
 def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
@@ -217,7 +241,13 @@ def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
 
 @pytest.mark.parametrize(
     "option",
-    [("--num-shards", "0"), ("--resize-short", "0"), ("--workers", "0"), ("--workers", "-1"), ("--samples-per-shard", "0")],
+    [
+        ("--num-shards", "0"),
+        ("--resize-short", "0"),
+        ("--workers", "0"),
+        ("--workers", "-1"),
+        ("--samples-per-shard", "0"),
+    ],
 )
 def test_zero_is_not_taken_for_the_default(synthetic_folder, tmp_path, fails, option):
     """A count of zero is refused, not silently something else."""
@@ -239,11 +269,35 @@ def test_an_unwritable_destination(synthetic_folder, tmp_path, fails):
 def test_a_full_disk(synthetic_folder, tmp_path):
     """So is a disk that fills up in the middle of a shard, and --resume goes on from there."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
-    command = [*RUN[:4], limit + RUN[4], "encode", str(synthetic_folder), str(tmp_path), "--num-shards", "2", "--workers", "1"]
+    command = [
+        *RUN[:4],
+        limit + RUN[4],
+        "encode",
+        str(synthetic_folder),
+        str(tmp_path),
+        "--num-shards",
+        "2",
+        "--workers",
+        "1",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     check_one_line(result.returncode, result.stderr, "data-000000.tar")
     assert not list(tmp_path.glob("*.tar"))
-    assert main(["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "2", "--workers", "1", "--resume"]) == 0
+    assert (
+        main(
+            [
+                "encode",
+                str(synthetic_folder),
+                str(tmp_path),
+                "--num-shards",
+                "2",
+                "--workers",
+                "1",
+                "--resume",
+            ]
+        )
+        == 0
+    )
 
 
 def test_an_error_in_a_worker_is_one_line(tmp_path):
@@ -251,7 +305,9 @@ def test_an_error_in_a_worker_is_one_line(tmp_path):
     (tmp_path / "src").mkdir()
     for i in range(4):
         (tmp_path / "src" / f"{i}.jpg").write_bytes(make_jpeg()[: 200 if i == 2 else None])
-    result = run("encode", tmp_path / "src", tmp_path / "dst", "--num-shards", "4", "--workers", "2")
+    result = run(
+        "encode", tmp_path / "src", tmp_path / "dst", "--num-shards", "4", "--workers", "2"
+    )
     check_one_line(result.returncode, result.stderr, "2.jpg", "--on-error skip")
 
 
@@ -268,10 +324,17 @@ def test_a_reader_that_stops_early(dataset):
 def test_log_lines_without_a_terminal(synthetic_folder, tmp_path, capsys, monkeypatch):
     """In a log file, progress is plain lines with count, rate and time left, no control characters."""
     monkeypatch.setattr(progress, "_SECONDS_PER_LOG", -1.0)
-    assert main(["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "3", "--workers", "1"]) == 0
+    assert (
+        main(
+            ["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "3", "--workers", "1"]
+        )
+        == 0
+    )
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
-    assert all(re.fullmatch(r"encode: \d+/24 images, \d+ images/s, \S+ .*left", line) for line in lines)
+    assert all(
+        re.fullmatch(r"encode: \d+/24 images, \d+ images/s, \S+ .*left", line) for line in lines
+    )
 
 
 def test_quiet_without_a_terminal(synthetic_folder, tmp_path):
@@ -284,9 +347,22 @@ def test_a_bar_on_a_terminal(synthetic_folder, tmp_path):
     """On a terminal, a bar shows images done, images/s and time left."""
     parent, child = pty.openpty()
     termios.tcsetwinsize(child, (24, 100))  # a fresh one has no width, and tqdm then shows nothing
-    command = [*RUN, "encode", str(synthetic_folder), str(tmp_path), "--num-shards", "6", "--workers", "1"]
+    command = [
+        *RUN,
+        "encode",
+        str(synthetic_folder),
+        str(tmp_path),
+        "--num-shards",
+        "6",
+        "--workers",
+        "1",
+    ]
     with subprocess.Popen(
-        command, stdin=child, stdout=subprocess.DEVNULL, stderr=child, env=os.environ | {"COLUMNS": "100"}
+        command,
+        stdin=child,
+        stdout=subprocess.DEVNULL,
+        stderr=child,
+        env=os.environ | {"COLUMNS": "100"},
     ) as process:
         os.close(child)
         text, end = b"", time.monotonic() + 30
@@ -321,7 +397,8 @@ def test_an_interrupt_is_one_line(synthetic_folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (99.4, "99 s"), (100, "2 min"), (3570, "1 h 0 min"), (86400, "24 h 0 min")]
+    ("seconds", "text"),
+    [(0, "0 s"), (99.4, "99 s"), (100, "2 min"), (3570, "1 h 0 min"), (86400, "24 h 0 min")],
 )
 def test_human_seconds(seconds, text):
     """Durations are short and never show sixty of a unit."""

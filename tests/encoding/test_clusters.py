@@ -28,7 +28,11 @@ from pcrshard.encoding.worker_processes import run_tasks, worker_pool
 from pcrshard.errors import CorruptJpeg, EncodeError, MissingDependency, StorageError
 from pcrshard.testing import make_jpeg
 
-CLI = [sys.executable, "-c", "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+CLI = [
+    sys.executable,
+    "-c",
+    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
+]
 
 
 def files(folder):
@@ -66,7 +70,9 @@ def test_a_killed_worker_costs_only_its_tasks(tmp_path):
     """When the kernel kills a worker process, its tasks run again and the run goes on."""
     function = functools.partial(die_once, str(tmp_path / "flag"))
     with worker_pool(2, 20) as pool:
-        assert dict(run_tasks(pool, function, {i: i for i in range(20)})) == {i: i for i in range(20)}
+        assert dict(run_tasks(pool, function, {i: i for i in range(20)})) == {
+            i: i for i in range(20)
+        }
 
 
 def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
@@ -81,7 +87,10 @@ def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
 
 def test_a_task_that_always_kills_its_worker_ends_the_run():
     """It is tried a few times, not for ever, and the message says how to go on."""
-    with pytest.raises(EncodeError, match=r"a worker process died.*--resume"), worker_pool(2, 2) as pool:
+    with (
+        pytest.raises(EncodeError, match=r"a worker process died.*--resume"),
+        worker_pool(2, 2) as pool,
+    ):
         list(run_tasks(pool, die, {0: 0, 1: 1}))
 
 
@@ -92,18 +101,37 @@ def test_a_task_that_always_kills_its_worker_ends_the_run():
 def dask_cluster(folder, workers=2):
     """A scheduler and workers of one thread, as processes of their own: (address, processes of the workers)."""
     pytest.importorskip("distributed", reason="NO DASK: pip install distributed")
-    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    quiet = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "start_new_session": True,
+    }
     run = [sys.executable, "-W", "ignore", "-m", "distributed.cli"]
     scheduler = subprocess.Popen(
-        [*run[:-1], "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-jupyter"],
+        [
+            *run[:-1],
+            "distributed.cli.dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--no-dashboard",
+            "--no-jupyter",
+        ],
         **quiet,
     )
     started = []
     try:
-        address = next(found[0] for line in scheduler.stdout if (found := re.search(r"tcp://[\d.]+:\d+", line)))
+        address = next(
+            found[0] for line in scheduler.stdout if (found := re.search(r"tcp://[\d.]+:\d+", line))
+        )
         options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", folder]
         command = [*run[:-1], "distributed.cli.dask_worker", address, *options]
-        started = [subprocess.Popen(command, **quiet | {"stdout": subprocess.DEVNULL}) for _ in range(workers)]
+        started = [
+            subprocess.Popen(command, **quiet | {"stdout": subprocess.DEVNULL})
+            for _ in range(workers)
+        ]
         yield address, started
     finally:
         for process in [*started, scheduler]:
@@ -132,7 +160,13 @@ def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp
     with dask_cluster(tmp_path) as (address, workers):
         with open_engine("dask", scheduler=address) as executor:
             executor._client.wait_for_workers(2, timeout=20)
-            run_encode(larger_folder, tmp_path / "dask", num_shards=12, executor=executor, progress=kill_one)
+            run_encode(
+                larger_folder,
+                tmp_path / "dask",
+                num_shards=12,
+                executor=executor,
+                progress=kill_one,
+            )
             assert executor._client.scheduler_info()["workers"].keys() != set()
     assert killed[0][0] < killed[0][1]
     assert files(tmp_path / "dask") == files(tmp_path / "local")
@@ -151,7 +185,17 @@ def larger_folder(tmp_path_factory):
 def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, capsys):
     """``--engine dask --scheduler ADDRESS`` encodes and resumes like any other engine."""
     address, _ = dask
-    command = ["encode", str(synthetic_folder), str(tmp_path), "--num-shards", "4", "--engine", "dask", "--scheduler", address]
+    command = [
+        "encode",
+        str(synthetic_folder),
+        str(tmp_path),
+        "--num-shards",
+        "4",
+        "--engine",
+        "dask",
+        "--scheduler",
+        address,
+    ]
     assert main(command) == 0
     assert files(tmp_path) == files(dataset)
     (tmp_path / "data-000001.tar").unlink()
@@ -185,7 +229,11 @@ def test_a_dask_scheduler_that_is_not_there(monkeypatch):
 def test_dask_clusters_that_fail(larger_folder, tmp_path, monkeypatch):
     """A scheduler that dies, a task that kills its workers, a cluster without workers: each is an error that says so, and nobody waits for ever."""
     with dask_cluster(tmp_path) as (address, _):
-        pids = [int(path.parent.name) for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if _is_scheduler(path)]
+        pids = [
+            int(path.parent.name)
+            for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+            if _is_scheduler(path)
+        ]
 
         def kill_scheduler(done, total):
             for pid in pids:
@@ -196,14 +244,26 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path, monkeypatch):
             pytest.raises(EncodeError, match=r"lost the Dask scheduler.*--resume"),
             open_engine("dask", scheduler=address) as executor,
         ):
-            run_encode(larger_folder, tmp_path / "dst", num_shards=12, executor=executor, progress=kill_scheduler)
+            run_encode(
+                larger_folder,
+                tmp_path / "dst",
+                num_shards=12,
+                executor=executor,
+                progress=kill_scheduler,
+            )
     with dask_cluster(tmp_path, workers=5) as (address, _):
-        with pytest.raises(EncodeError, match="killed several Dask workers"), open_engine("dask", scheduler=address) as executor:
+        with (
+            pytest.raises(EncodeError, match="killed several Dask workers"),
+            open_engine("dask", scheduler=address) as executor,
+        ):
             executor._client.wait_for_workers(5, timeout=30)
             list(run_tasks(executor, os._exit, {0: 0}))
     monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_TO_CONNECT", 2)
     with dask_cluster(tmp_path, workers=0) as (address, _):
-        with pytest.raises(EncodeError, match="has no workers"), open_engine("dask", scheduler=address):
+        with (
+            pytest.raises(EncodeError, match="has no workers"),
+            open_engine("dask", scheduler=address),
+        ):
             pass
 
 
@@ -265,8 +325,25 @@ QUICK = (0.05, 0.3)
 def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path, monkeypatch):
     """``--engine slurm`` runs the shards in SLURM jobs, and leaves the same dataset and nothing else."""
     monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_PER_SQUEUE", 0.3)
-    options = ["--slurm-option", "partition=test", "--slurm-option", "time=10", "--slurm-option", "tasks_per_node=2"]
-    command = ["encode", str(synthetic_folder), str(tmp_path / "dst"), "--num-shards", "4", "--engine", "slurm", "--workers", "2"]
+    options = [
+        "--slurm-option",
+        "partition=test",
+        "--slurm-option",
+        "time=10",
+        "--slurm-option",
+        "tasks_per_node=2",
+    ]
+    command = [
+        "encode",
+        str(synthetic_folder),
+        str(tmp_path / "dst"),
+        "--num-shards",
+        "4",
+        "--engine",
+        "slurm",
+        "--workers",
+        "2",
+    ]
     assert main(command + options) == 0
     assert files(tmp_path / "dst") == files(dataset)
     assert list((tmp_path / "cwd").iterdir()) == []
@@ -278,10 +355,21 @@ def test_tasks_of_a_lost_slurm_job_run_again(on_cluster, tmp_path):
     with SlurmPool(2, {}, seconds=QUICK) as pool:
         futures = [pool.submit(die_once, str(flag), i, "hang") for i in range(8)]
         wait_for(flag.exists)
-        assert sum(future.result(20) for future in concurrent.futures.wait(futures, 20, "FIRST_COMPLETED").done) >= 0
+        assert (
+            sum(
+                future.result(20)
+                for future in concurrent.futures.wait(futures, 20, "FIRST_COMPLETED").done
+            )
+            >= 0
+        )
         wait_for(lambda: not any(pathlib.Path(pool.folder, "todo").iterdir()))
         (held,) = pathlib.Path(pool.folder, "taken").iterdir()
-        names = dict(line.split() for line in on_cluster.run("squeue", "--array", "--noheader", "--format=%A %i").splitlines())
+        names = dict(
+            line.split()
+            for line in on_cluster.run(
+                "squeue", "--array", "--noheader", "--format=%A %i"
+            ).splitlines()
+        )
         on_cluster.run("scancel", names[held.name.partition("@")[2].rpartition(".")[0]])
         assert [future.result(40) for future in futures] == list(range(8))
 
@@ -290,7 +378,9 @@ def test_a_killed_slurm_worker_is_replaced(on_cluster, tmp_path):
     """So does a job whose process is killed."""
     flag = str(tmp_path / "flag")
     with SlurmPool(1, {}, seconds=QUICK) as pool:
-        assert [future.result(40) for future in [pool.submit(die_once, flag, i) for i in range(3)]] == [0, 1, 2]
+        assert [
+            future.result(40) for future in [pool.submit(die_once, flag, i) for i in range(3)]
+        ] == [0, 1, 2]
 
 
 def test_errors_of_slurm_jobs_come_back(on_cluster):
@@ -302,7 +392,10 @@ def test_errors_of_slurm_jobs_come_back(on_cluster):
 
 def test_jobs_that_cannot_start_end_the_run(on_cluster):
     """Jobs that fail before they do anything are tried a few times, then their log is shown."""
-    with pytest.raises(EncodeError, match=r"ended 3 times.*no-such-module"), SlurmPool(1, {}, seconds=QUICK) as pool:
+    with (
+        pytest.raises(EncodeError, match=r"ended 3 times.*no-such-module"),
+        SlurmPool(1, {}, seconds=QUICK) as pool,
+    ):
         pool._submitter.python = "sh -c 'echo no-such-module >&2; exit 3'"
         pool.submit(slow, 0, 0).result(60)
 
@@ -324,7 +417,9 @@ def parts(src, dst, count, order, **how):
     return [encode_part(str(src), str(dst), (i, count), options, workers=1, **how) for i in order]
 
 
-@pytest.mark.parametrize(("count", "order"), [(2, (0, 1)), (3, (2, 0, 1)), (4, (3, 1, 2, 0)), (6, (5, 4, 3, 2, 1, 0))])
+@pytest.mark.parametrize(
+    ("count", "order"), [(2, (0, 1)), (3, (2, 0, 1)), (4, (3, 1, 2, 0)), (6, (5, 4, 3, 2, 1, 0))]
+)
 def test_parts_make_the_same_dataset(synthetic_folder, dataset, tmp_path, count, order):
     """Parts in any order, even more than shards, give the files of one run; the index appears with the last."""
     found = parts(synthetic_folder, tmp_path, count, order)
@@ -378,7 +473,13 @@ def test_parts_of_different_runs_do_not_mix(synthetic_folder, tmp_path):
     with pytest.raises(EncodeError, match=r"expected parts of 4.*got part 1/2"):
         parts(synthetic_folder, tmp_path, 2, (1,))
     with pytest.raises(EncodeError, match="options differ"):
-        encode_part(str(synthetic_folder), str(tmp_path), (1, 4), EncodeOptions(num_shards=4, seed=5), workers=1)
+        encode_part(
+            str(synthetic_folder),
+            str(tmp_path),
+            (1, 4),
+            EncodeOptions(num_shards=4, seed=5),
+            workers=1,
+        )
 
 
 def test_skipped_images_of_all_parts_are_listed(tmp_path):
@@ -396,8 +497,20 @@ def test_skipped_images_of_all_parts_are_listed(tmp_path):
 def test_parts_at_the_same_time(larger_folder, tmp_path):
     """Processes that write parts of one folder at once make one whole dataset, whoever ends last."""
     encode(str(larger_folder), str(tmp_path / "whole"), EncodeOptions(num_shards=12), workers=1)
-    command = [*CLI, "encode", str(larger_folder), str(tmp_path / "parts"), "--num-shards", "12", "--workers", "1"]
-    running = [subprocess.Popen([*command, "--part", f"{i}/3"], stdout=subprocess.PIPE, text=True) for i in range(3)]
+    command = [
+        *CLI,
+        "encode",
+        str(larger_folder),
+        str(tmp_path / "parts"),
+        "--num-shards",
+        "12",
+        "--workers",
+        "1",
+    ]
+    running = [
+        subprocess.Popen([*command, "--part", f"{i}/3"], stdout=subprocess.PIPE, text=True)
+        for i in range(3)
+    ]
     said = [process.communicate()[0] for process in running]
     assert [process.returncode for process in running] == [0] * 3
     assert sum("48 samples in 12 shards" in text for text in said) >= 1
@@ -419,7 +532,8 @@ def test_wrong_parts(synthetic_folder, tmp_path, text, capsys):
 def encoding(src, dst, *options):
     """An encode in another process, stopped while it is at work."""
     process = subprocess.Popen(
-        [*CLI, "encode", str(src), str(dst), "--num-shards", "12", "--workers", "1", *options], stdout=subprocess.DEVNULL
+        [*CLI, "encode", str(src), str(dst), "--num-shards", "12", "--workers", "1", *options],
+        stdout=subprocess.DEVNULL,
     )
     try:
         wait_for(lambda: any(dst.glob("*.tar")))
@@ -446,10 +560,21 @@ def test_two_encodes_in_one_folder(larger_folder, tmp_path):
 def test_a_part_and_another_encode(larger_folder, tmp_path):
     """While a part is at work other parts may start, but neither the same part nor a run without parts."""
     with encoding(larger_folder, tmp_path, "--part", "0/2"):
-        assert encode_part(str(larger_folder), str(tmp_path), (1, 2), EncodeOptions(num_shards=12), workers=1) is None
+        assert (
+            encode_part(
+                str(larger_folder), str(tmp_path), (1, 2), EncodeOptions(num_shards=12), workers=1
+            )
+            is None
+        )
         for part in (None, (0, 2)):
             with pytest.raises(EncodeError, match="another encode"):
-                encode_part(str(larger_folder), str(tmp_path), part, EncodeOptions(num_shards=12), resume=True)
+                encode_part(
+                    str(larger_folder),
+                    str(tmp_path),
+                    part,
+                    EncodeOptions(num_shards=12),
+                    resume=True,
+                )
 
 
 def test_two_encodes_in_one_process(synthetic_folder, tmp_path):
@@ -487,7 +612,9 @@ def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, m
 
     def disturb(done, total):
         path = f"/taken-over/{resume_journal.JOURNAL}"
-        memory.pipe_file(path, json.dumps(json.loads(memory.cat_file(path)) | {"run": "another"}).encode())
+        memory.pipe_file(
+            path, json.dumps(json.loads(memory.cat_file(path)) | {"run": "another"}).encode()
+        )
 
     with pytest.raises(EncodeError, match="another encode is writing"):
         run_encode(synthetic_folder, dst, num_shards=4, progress=disturb)

@@ -100,7 +100,9 @@ def test_plan_is_a_fair_partition(total, seed, how, data):
 
 def test_plan_depends_on_the_seed():
     """Another seed is another shuffle."""
-    assert plan_shards(SAMPLES, EncodeOptions(seed=0)) != plan_shards(SAMPLES, EncodeOptions(seed=1))
+    assert plan_shards(SAMPLES, EncodeOptions(seed=0)) != plan_shards(
+        SAMPLES, EncodeOptions(seed=1)
+    )
 
 
 def test_more_shards_than_samples():
@@ -146,7 +148,9 @@ def test_workers_do_not_change_bytes(synthetic_folder, dataset, tmp_path):
     assert read_all(tmp_path) == read_all(dataset)
 
 
-def test_the_order_of_the_listing_does_not_change_bytes(synthetic_folder, dataset, tmp_path, monkeypatch):
+def test_the_order_of_the_listing_does_not_change_bytes(
+    synthetic_folder, dataset, tmp_path, monkeypatch
+):
     """Disks list folders in any order; the shards do not show it."""
     scandir = os.scandir
 
@@ -181,12 +185,17 @@ def test_a_dataset_is_its_source(synthetic_folder, dataset):
     """Every image is there once, with its class, its pixels and nothing but shards and indexes beside it."""
     index, _ = open_dataset(str(dataset))
     samples = read_samples(dataset)
-    paths = {str(p.relative_to(synthetic_folder).with_suffix("")): p for p in synthetic_folder.rglob("*.jpg")}
+    paths = {
+        str(p.relative_to(synthetic_folder).with_suffix("")): p
+        for p in synthetic_folder.rglob("*.jpg")
+    }
     assert (index.classes, index.num_samples, samples.keys()) == (("cat", "dog"), 24, paths.keys())
     for key, path in paths.items():
         assert index.classes[int(samples[key]["cls"])] == path.parent.name
         mode = "cmyk" if key.endswith("006") else "rgb"
-        assert np.array_equal(pixels.decode(samples[key]["jpg"], mode), pixels.decode(path.read_bytes(), mode))
+        assert np.array_equal(
+            pixels.decode(samples[key]["jpg"], mode), pixels.decode(path.read_bytes(), mode)
+        )
     names = {entry.name for entry in index.shards} | {"pcr.json", JOURNAL}
     assert {p.name for p in dataset.iterdir()} == names
 
@@ -253,7 +262,14 @@ def test_resume_keeps_what_is_whole(synthetic_folder, dataset, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [{"seed": 1}, {"num_shards": 3}, {"name": "x"}, {"resize_short": 9}, {"fmt": ShardFormat(base=1)}]
+    "other",
+    [
+        {"seed": 1},
+        {"num_shards": 3},
+        {"name": "x"},
+        {"resize_short": 9},
+        {"fmt": ShardFormat(base=1)},
+    ],
 )
 def test_resume_with_other_options_is_refused(synthetic_folder, dataset, tmp_path, other):
     """Two runs are never mixed."""
@@ -264,7 +280,16 @@ def test_resume_with_other_options_is_refused(synthetic_folder, dataset, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b"null", b'{"fingerprint": "x"}', b'{"fingerprint": 1, "shards": {"a": 1}}', b"\xff"]
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"fingerprint": "x"}',
+        b'{"fingerprint": 1, "shards": {"a": 1}}',
+        b"\xff",
+    ],
 )
 def test_a_broken_journal(synthetic_folder, tmp_path, text):
     """A journal that cannot be read is named, with what to do."""
@@ -294,7 +319,9 @@ def test_resume_does_not_take_over_a_dataset_of_another_maker(synthetic_folder, 
 def start_encode(src, dst, *options):
     code = "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "encode", str(src), str(dst), *options]
-    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +358,9 @@ def test_resume_after_kill(larger_folder, larger_dataset, tmp_path, moment, work
         process.wait()
     assert not (tmp_path / "pcr.json").exists()
     run_encode(larger_folder, tmp_path, num_shards=12, resume=True)
-    assert {name: found for name, found in read_all(tmp_path).items() if not name.startswith(".")} == read_all(larger_dataset)
+    assert {
+        name: found for name, found in read_all(tmp_path).items() if not name.startswith(".")
+    } == read_all(larger_dataset)
 
 
 def test_resume_removes_what_a_kill_left(synthetic_folder, dataset, tmp_path):
@@ -386,7 +415,9 @@ def test_raise_names_the_file_in_one_line(mixed_folder, tmp_path, workers):
     with pytest.raises(FormatError) as caught:
         run_encode(mixed_folder, tmp_path / "dst", num_shards=2, workers=workers)
     message = str(caught.value)
-    assert all(word in message for word in (str(mixed_folder / "cut.jpg"), "no EOI", "--on-error skip"))
+    assert all(
+        word in message for word in (str(mixed_folder / "cut.jpg"), "no EOI", "--on-error skip")
+    )
     assert "\n" not in message
     assert not (tmp_path / "dst" / "pcr.json").exists()
 
@@ -453,7 +484,10 @@ def test_reencode_leaves_jpegs_alone(synthetic_folder, dataset, tmp_path):
 
 def test_two_convertible_fields_are_not_merged(tmp_path):
     """A sample with two images that would become the same field is refused, or keeps both."""
-    png, webp = save_image(tmp_path / "a.png").read_bytes(), save_image(tmp_path / "a.bmp").read_bytes()
+    png, webp = (
+        save_image(tmp_path / "a.png").read_bytes(),
+        save_image(tmp_path / "a.bmp").read_bytes(),
+    )
     url = make_tar(tmp_path / "a.tar", [("k.png", png), ("k.bmp", webp)])
     try:
         run_encode(url, tmp_path / "dst", reencode_quality=90)
@@ -464,7 +498,8 @@ def test_two_convertible_fields_are_not_merged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "expected"), [(80, 120, (40, 60)), (120, 80, (60, 40)), (30, 90, (30, 90)), (40, 40, (40, 40))]
+    ("height", "width", "expected"),
+    [(80, 120, (40, 60)), (120, 80, (60, 40)), (30, 90, (30, 90)), (40, 40, (40, 40))],
 )
 def test_resize_short(tmp_path, height, width, expected):
     """Larger images get the shorter side asked for; smaller ones stay as they are, lossless."""
@@ -483,7 +518,10 @@ def test_shard_writer_and_encode_agree(synthetic_folder, dataset, tmp_path):
     index, _ = open_dataset(str(dataset))
     with ShardWriter(str(tmp_path), samples_per_shard=6, classes=index.classes) as writer:
         for key, sample in samples.items():
-            writer.write(sample | {"jpg": (synthetic_folder / f"{key}.jpg").read_bytes(), "cls": int(sample["cls"])})
+            writer.write(
+                sample
+                | {"jpg": (synthetic_folder / f"{key}.jpg").read_bytes(), "cls": int(sample["cls"])}
+            )
     assert read_all(tmp_path) == read_all(dataset)
 
 
@@ -521,7 +559,9 @@ def test_a_shard_writer_without_samples(tmp_path):
 def test_more_fields_than_a_shard_can_name(tmp_path, count):
     """What a reader would refuse is refused when it is written."""
     kind, number = count
-    sample = {"__key__": "a", "jpg": make_jpeg()} | {f"f{i}.{kind}": make_jpeg() for i in range(number)}
+    sample = {"__key__": "a", "jpg": make_jpeg()} | {
+        f"f{i}.{kind}": make_jpeg() for i in range(number)
+    }
     with pytest.raises(EncodeError), ShardWriter(str(tmp_path)) as writer:
         writer.write(sample)
 
@@ -552,18 +592,34 @@ def test_several_streams_and_missing_fields(tmp_path):
 @pytest.mark.parametrize("base", [1, 2, 10])
 def test_preview_layout(synthetic_folder, dataset, tmp_path, base):
     """The preview layout holds the same samples, and any tar tool sees images of its base scans with their labels."""
-    run_encode(synthetic_folder, tmp_path, num_shards=2, fmt=ShardFormat(layout="preview", base=base, preview_fields=("cls",)))
+    run_encode(
+        synthetic_folder,
+        tmp_path,
+        num_shards=2,
+        fmt=ShardFormat(layout="preview", base=base, preview_fields=("cls",)),
+    )
     assert read_samples(tmp_path) == read_samples(dataset)
     with tarfile.open(tmp_path / "data-000000.tar") as tar:
-        members = {info.name: tar.extractfile(info).read() for info in tar if not info.name.startswith("__")}
+        members = {
+            info.name: tar.extractfile(info).read()
+            for info in tar
+            if not info.name.startswith("__")
+        }
     shard = {s["__key__"]: s for s in Shard(str(tmp_path / "data-000000.tar")).samples(base)}
-    assert members == {f"{key}.{field}": s[field] for key, s in shard.items() for field in ("jpg", "cls")}
+    assert members == {
+        f"{key}.{field}": s[field] for key, s in shard.items() for field in ("jpg", "cls")
+    }
 
 
 def test_an_unknown_preview_field_is_refused(synthetic_folder, tmp_path):
     """A mistyped --preview-fields is an error, not a shard without it."""
     with pytest.raises(EncodeError, match="clss"):
-        run_encode(synthetic_folder, tmp_path, num_shards=2, fmt=ShardFormat(layout="preview", preview_fields=("clss",)))
+        run_encode(
+            synthetic_folder,
+            tmp_path,
+            num_shards=2,
+            fmt=ShardFormat(layout="preview", preview_fields=("clss",)),
+        )
 
 
 def test_remote_destination(synthetic_folder, dataset):
@@ -573,8 +629,11 @@ def test_remote_destination(synthetic_folder, dataset):
     run_encode(synthetic_folder, dst, num_shards=4)
     memory.rm("/encode-test/out/data-000001.tar")
     run_encode(synthetic_folder, dst, num_shards=4, resume=True)
-    found = {path.rpartition("/")[2]: digest(memory.cat_file(path)) for path in memory.find("/encode-test/out")}
-    assert {name: what for name, what in found.items() if name not in {JOURNAL}} == read_all(dataset)
+    found = {
+        path.rpartition("/")[2]: digest(memory.cat_file(path))
+        for path in memory.find("/encode-test/out")
+    }
+    assert {name: what for name, what in found.items() if name != JOURNAL} == read_all(dataset)
 
 
 def test_a_missing_file_of_a_list(tmp_path):
@@ -608,7 +667,10 @@ def test_a_worker_holds_less_than_three_shards(photos, tmp_path):
         size += path.stat().st_size
         (tmp_path / "src" / f"{i}.jpg").symlink_to(path)
     result = subprocess.run(
-        [sys.executable, "-c", MEMORY, tmp_path / "src", tmp_path / "dst"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", MEMORY, tmp_path / "src", tmp_path / "dst"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     shards, shard_bytes = map(float, result.stdout.split())
@@ -627,7 +689,11 @@ def test_each_odd_file_is_kept_or_refused_in_one_line(data_folder, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "dst" / SKIPPED).read_text().splitlines()]
     assert index.num_samples + len(rows) == len(names)
     assert all("\n" not in row["reason"] for row in rows)
-    good = {p.stem.replace(".", "_") for p in (data_folder / "odd").iterdir() if p.name.startswith("valid-")}
+    good = {
+        p.stem.replace(".", "_")
+        for p in (data_folder / "odd").iterdir()
+        if p.name.startswith("valid-")
+    }
     assert len(good & read_samples(tmp_path / "dst").keys()) > 80
 
 
@@ -638,7 +704,9 @@ def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
     script = tmp_path / "script.py"
     for guard in ("", "if __name__ == '__main__': "):
         script.write_text(f"import threading, pcrshard\n{thread}\n{guard}{call}\n")
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300
+        )
         told = 'encode below `if __name__ == "__main__":` only' in done.stderr
         assert (done.returncode == 0, told) == (bool(guard), not guard), done.stderr
         shutil.rmtree(tmp_path / "out")
@@ -654,7 +722,9 @@ def test_tars_that_are_there_are_not_replaced(synthetic_folder, tmp_path, resume
         run_encode(synthetic_folder, tmp_path, resume=resume)
     with pytest.raises(EncodeError, match="apart from the source"):
         run_encode(tmp_path, tmp_path, resume=resume)
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tar"] == ["data-000000.tar"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tar"] == [
+        "data-000000.tar"
+    ]
     assert (tmp_path / "data-000000.tar").read_bytes() == before
 
 

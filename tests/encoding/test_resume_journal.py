@@ -20,7 +20,9 @@ from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter
 from pcrshard.testing import make_jpeg
 
 SAMPLES, ROWS = 96, 8
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated"
+)  # torchdata 0.11 with torch 2.13
 
 
 def write(folder, samples, first=0):
@@ -41,7 +43,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """Datasets of 64 and 32 samples."""
-    return [write(tmp_path_factory.mktemp("first"), 64), write(tmp_path_factory.mktemp("second"), 32, 64)]
+    return [
+        write(tmp_path_factory.mktemp("first"), 64),
+        write(tmp_path_factory.mktemp("second"), 32, 64),
+    ]
 
 
 def ids(batches):
@@ -60,7 +65,9 @@ def consume(url, world, size, options, state, steps, workers=0, scan=1):
     """Global batches of some steps of a job of ``world`` ranks, and its state behind them."""
     columns, states = [], []
     for rank in range(world):
-        loader = PCRDataset(url, size, scan=scan, epoch=options, rank=(rank, world), fields=None).loader(workers)
+        loader = PCRDataset(
+            url, size, scan=scan, epoch=options, rank=(rank, world), fields=None
+        ).loader(workers)
         if state is not None:
             loader.load_state_dict(through_json(state))
         columns.append(ids(itertools.islice(loader, steps)))
@@ -90,7 +97,9 @@ def test_elastic_jobs_go_on_with_the_same_sequence(two, last, weights):
         seen, state = [], None
         while len(seen) < len(expected):
             world, steps = rng.choice([1, 2, 4, 5, 10]), rng.randint(0, 2)
-            rows, state = consume(two, world, 20 // world, options, state, steps, scan=rng.choice([1, 3, "full"]))
+            rows, state = consume(
+                two, world, 20 // world, options, state, steps, scan=rng.choice([1, 3, "full"])
+            )
             seen += rows
         assert seen == expected
 
@@ -121,7 +130,9 @@ def test_other_geometries_go_on_with_what_is_left(folder, last, most):
             left = SAMPLES - len(seen)
             if left < world * size:
                 break
-            rows, state = consume(folder, world, size, options, state, min(steps, left // (world * size)))
+            rows, state = consume(
+                folder, world, size, options, state, min(steps, left // (world * size))
+            )
             seen += itertools.chain(*rows)
             stop = rng.random() < 0.2
         world, size = (2, 7) if SAMPLES - len(seen) >= 14 else (1, 1)
@@ -149,7 +160,9 @@ def test_workers_do_not_matter(folder, before, after, persistent):
     seen = ids(itertools.islice(loader, 5))
     state = through_json(loader.state_dict())
     assert state == through_json(first.state_dict()) == through_json(first.state_dict(5))
-    loader = PCRDataset(folder, 8, scan="full", epoch=options).loader(after, persistent_workers=persistent and after > 0)
+    loader = PCRDataset(folder, 8, scan="full", epoch=options).loader(
+        after, persistent_workers=persistent and after > 0
+    )
     loader.load_state_dict(state)
     assert len(loader) == 7
     seen += ids(loader)
@@ -174,7 +187,9 @@ def test_a_state_of_something_else_is_refused(folder, two):
     ]
     for name, other in others:
         before = other.state_dict()
-        with pytest.raises(ValueError, match=f"expected a state of the same dataset and options, its {name} is"):
+        with pytest.raises(
+            ValueError, match=f"expected a state of the same dataset and options, its {name} is"
+        ):
             other.load_state_dict(through_json(state))
         assert other.state_dict() == before
     dataset = PCRDataset(folder, 8, epoch=options)
@@ -182,7 +197,18 @@ def test_a_state_of_something_else_is_refused(folder, two):
     for wrong in (
         *({"version": version} for version in (2, None)),
         *({"epoch": epoch} for epoch in (-1, None, "1", 1.0, 1 << 63)),
-        *({"segments": segments} for segments in (None, 7, "abcd", [3], [[8, 1, 4]], [[8, 1, 4, "1"]], [[8, 1, 4, 1]] * 65)),
+        *(
+            {"segments": segments}
+            for segments in (
+                None,
+                7,
+                "abcd",
+                [3],
+                [[8, 1, 4]],
+                [[8, 1, 4, "1"]],
+                [[8, 1, 4, 1]] * 65,
+            )
+        ),
         {"segments": [[8, 1, 4, 99]]},  # more steps than the epoch has
         {"segments": [[8, 3, 4, 1]]},  # slots that do not divide the batch
     ):
@@ -264,7 +290,9 @@ def train(url, folder, attempt, epochs, rank, world, size, slots, workers, scan)
     """One rank of a small job: reads the checkpoint if there is one, and makes one behind every step."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{attempt}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store-{attempt}", rank=rank, world_size=world
+    )
     options = EpochOptions(seed=6, slots=slots)
     dataset = PCRDataset(url, size, scan=scan, image=ImageDecoder(8, "random"), epoch=options)
     loader = dataset.loader(workers, multiprocessing_context="fork" if workers else None)
@@ -311,7 +339,10 @@ def run_with_kills(url, folder, kills, epochs, shapes, seed):
     for attempt in range(kills + 1):
         world, size, slots = rng.choice(shapes)
         shape = (world, size, slots, rng.choice([0, 1, 2]), rng.choice([1, 2, 5, "full"]))
-        ranks = [context.Process(target=train, args=(url, folder, attempt, epochs, rank, *shape)) for rank in range(world)]
+        ranks = [
+            context.Process(target=train, args=(url, folder, attempt, epochs, rank, *shape))
+            for rank in range(world)
+        ]
         for rank in ranks:
             rank.start()
             os.setpgid(rank.pid, rank.pid)  # to be killed with its workers
@@ -335,7 +366,9 @@ def check_elastic(url, folder, kills, epochs, seed):
     """Whatever world it ran with, the job had exactly the uninterrupted sequence."""
     rows = run_with_kills(url, folder, kills, epochs, [(1, 8, 4), (2, 4, 4), (4, 2, 4)], seed)
     options = EpochOptions(seed=6, slots=4)
-    assert rows == [(epoch, row) for epoch in range(epochs) for row in whole(url, options, 8, epoch)]
+    assert rows == [
+        (epoch, row) for epoch in range(epochs) for row in whole(url, options, 8, epoch)
+    ]
 
 
 def check_any(url, folder, kills, epochs, seed):
@@ -406,12 +439,27 @@ def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
     """Two ranks under torchrun that begin again in the middle, with more workers, have the losses of those that ran through, bit for bit."""
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(tmp_path / "job.py"), folder, str(tmp_path)]
+    command += [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        str(tmp_path / "job.py"),
+        folder,
+        str(tmp_path),
+    ]
     for how in ("whole", "resume"):
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*command, how], env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [*command, how],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        through, resumed = (json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for how in ("whole", "resume"))
+        through, resumed = (
+            json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for how in ("whole", "resume")
+        )
         assert len(through["losses"]) == 24
         assert through == resumed

@@ -27,7 +27,11 @@ JPEG = make_jpeg()
 def make_folder(tmp_path):
     def make(*names, content=JPEG):
         for name in names:
-            path = os.path.join(tmp_path, name) if isinstance(name, str) else os.path.join(os.fsencode(tmp_path), name)
+            path = (
+                os.path.join(tmp_path, name)
+                if isinstance(name, str)
+                else os.path.join(os.fsencode(tmp_path), name)
+            )
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb") as file:
                 file.write(content)
@@ -47,7 +51,9 @@ def make_tar(path, members, **options):
 
 def read_fields(sample):
     values = read_ranges([(ref.url, ref.start, ref.stop) for ref in sample.refs])
-    return {ref.name: value for ref, value in zip(sample.refs, values, strict=True)} | dict(sample.known)
+    return {ref.name: value for ref, value in zip(sample.refs, values, strict=True)} | dict(
+        sample.known
+    )
 
 
 def stock_samples(url):
@@ -75,7 +81,11 @@ def test_a_folder_per_class(make_folder):
 def test_a_folder_without_classes(make_folder):
     """Images beside each other have no class."""
     source = list_source(make_folder("b.jpg", "a.jpg"))
-    assert (source.classes, [s.key for s in source.samples], source.samples[0].known) == ((), ["a", "b"], ())
+    assert (source.classes, [s.key for s in source.samples], source.samples[0].known) == (
+        (),
+        ["a", "b"],
+        (),
+    )
 
 
 ODD_NAMES = [
@@ -110,7 +120,9 @@ def test_names_that_would_make_one_key(make_folder):
 
 def test_hidden_and_other_files(make_folder):
     """Hidden files and folders are not images of the user; other files are left out, and said to be."""
-    source = list_source(make_folder("c/a.jpg", "c/._a.jpg", ".cache/b.jpg", "README.md", "c/list.csv"))
+    source = list_source(
+        make_folder("c/a.jpg", "c/._a.jpg", ".cache/b.jpg", "README.md", "c/list.csv")
+    )
     assert [s.key for s in source.samples] == ["c/a"]
     assert source.ignored == ("README.md", "c/list.csv")
 
@@ -160,7 +172,9 @@ MEMBERS = [
 def test_tars_group_as_stock_webdataset_does(tmp_path, layout):
     """The samples of a tar are the ones that WebDataset would give: same keys, same fields, same bytes, same order."""
     members = [m for m in MEMBERS[1:] if m[0] != "n01/a.jpg" or m[1] == JPEG]
-    form = {"one": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT}[layout]
+    form = {"one": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT}[
+        layout
+    ]
     members = [m for m in members if layout != "ustar" or len(m[0]) < 100]
     url = make_tar(tmp_path / "a.tar", members, format=form)
     assert our_samples(url) == stock_samples(url)
@@ -200,7 +214,9 @@ def test_tar_members_that_cannot_be_kept(tmp_path, members, word):
 
 def test_a_member_name_that_is_not_utf8(tmp_path):
     """A tar from another locale is refused by one of our errors, not a UnicodeEncodeError."""
-    url = make_tar(tmp_path / "bad.tar", [("\xff.jpg", JPEG)], format=tarfile.GNU_FORMAT, encoding="latin-1")
+    url = make_tar(
+        tmp_path / "bad.tar", [("\xff.jpg", JPEG)], format=tarfile.GNU_FORMAT, encoding="latin-1"
+    )
     with pytest.raises(EncodeError, match=r"bad\.tar"):
         list_source(url)
 
@@ -213,11 +229,24 @@ def test_the_same_key_in_two_tars(tmp_path):
     with pytest.raises(EncodeError, match=r"'0001'.*a\.tar.*b\.tar.*--prefix-keys"):
         list_source(pattern)
     expected = [{"__key__": "a/0001", "jpg": b"a"}, {"__key__": "b/0001", "jpg": b"b"}]
-    assert our_samples(pattern, prefix_keys=True) == our_samples(str(tmp_path), prefix_keys=True) == expected
+    assert (
+        our_samples(pattern, prefix_keys=True)
+        == our_samples(str(tmp_path), prefix_keys=True)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
-    "damage", ["compressed", "empty", "text", "cut in data", "cut in header", "garbage header", "joined by cat"]
+    "damage",
+    [
+        "compressed",
+        "empty",
+        "text",
+        "cut in data",
+        "cut in header",
+        "garbage header",
+        "joined by cat",
+    ],
 )
 def test_damaged_tars(tmp_path, damage):
     """A tar that is not whole is an error that names it, never a shorter dataset."""
@@ -240,8 +269,16 @@ def test_damaged_tars(tmp_path, damage):
 
 def test_what_finder_adds_to_tars_is_left_out(tmp_path):
     """Archives made on a Mac have ``._`` files beside the images; as in folders, hidden files are none of the dataset's."""
-    members = [("d/._1.jpg", b"Mac OS X"), ("d/1.jpg", JPEG), ("._d", b""), ("d/.DS_Store", b""), ("d/1.cls", b"0")]
-    assert our_samples(make_tar(tmp_path / "a.tar", members)) == [{"__key__": "d/1", "jpg": JPEG, "cls": b"0"}]
+    members = [
+        ("d/._1.jpg", b"Mac OS X"),
+        ("d/1.jpg", JPEG),
+        ("._d", b""),
+        ("d/.DS_Store", b""),
+        ("d/1.cls", b"0"),
+    ]
+    assert our_samples(make_tar(tmp_path / "a.tar", members)) == [
+        {"__key__": "d/1", "jpg": JPEG, "cls": b"0"}
+    ]
 
 
 @pytest.mark.parametrize("folder", ["__background__", "____", "___x__"])
@@ -307,11 +344,19 @@ def write_list(tmp_path):
         ("a.tsv", "img/x.jpg\t007\n", {"cls": b"0"}),  # a class of that name
         ("a.tsv", "img/x.jpg\tcat\thello\n", {"cls": b"0", "json": b'{"extra": "hello"}'}),
         ("a.tsv", "path\tlabel\nimg/x.jpg\t7\n", {"cls": b"7"}),
-        ("a.tsv", "sha\tclass\tpath\r\nabc\tcat\timg/x.jpg\r\n", {"cls": b"0", "json": b'{"sha": "abc"}'}),
+        (
+            "a.tsv",
+            "sha\tclass\tpath\r\nabc\tcat\timg/x.jpg\r\n",
+            {"cls": b"0", "json": b'{"sha": "abc"}'},
+        ),
         ("a.tsv", "img/x.jpg\t\tonly extra\n\n", {"json": b'{"extra": "only extra"}'}),
         ("a.jsonl", '{"path": "img/x.jpg"}\n', {}),
         ("a.jsonl", '\n{"path": "img/x.jpg", "label": -3}\n', {"cls": b"-3"}),
-        ("a.ndjson", '{"path": "img/x.jpg", "label": "dog", "box": [1, 2]}', {"cls": b"0", "json": b'{"box": [1, 2]}'}),
+        (
+            "a.ndjson",
+            '{"path": "img/x.jpg", "label": "dog", "box": [1, 2]}',
+            {"cls": b"0", "json": b'{"box": [1, 2]}'},
+        ),
     ],
 )
 def test_lists(write_list, name, text, expected):
@@ -332,7 +377,9 @@ def test_lists(write_list, name, text, expected):
 )
 def test_a_column_of_labels_is_numbers_or_names(write_list, labels, classes, numbers):
     """Labels are numbers if all are written as numbers are; with leading zeros they are the names of classes."""
-    source = list_source(write_list("a.tsv", "".join(f"{i}.jpg\t{label}\n" for i, label in enumerate(labels))))
+    source = list_source(
+        write_list("a.tsv", "".join(f"{i}.jpg\t{label}\n" for i, label in enumerate(labels)))
+    )
     assert source.classes == classes
     assert [int(dict(sample.known)["cls"]) for sample in source.samples] == numbers
 
@@ -352,7 +399,9 @@ def test_label_names_become_classes(write_list, name):
 def test_a_list_may_name_other_stores_and_absolute_paths(write_list, tmp_path):
     """Paths with a scheme or a leading slash are taken as they are, in one list with others."""
     fsspec.filesystem("memory").pipe_file("/far/y.jpg", b"far")
-    source = list_source(write_list("a.tsv", f"img/x.jpg\nmemory://far/y.jpg\n{tmp_path}/img/x.jpg\n"))
+    source = list_source(
+        write_list("a.tsv", f"img/x.jpg\nmemory://far/y.jpg\n{tmp_path}/img/x.jpg\n")
+    )
     refs = [ref for s in source.samples for ref in s.refs]
     assert read_ranges([(ref.url, ref.start, ref.stop) for ref in refs]) == [JPEG, b"far", JPEG]
 
@@ -401,7 +450,11 @@ def test_a_bad_row_is_named_by_file_and_line(write_list, name, text):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'), ("a.tsv", "a\t10\nb\tcat"), ("a.tsv", "")],
+    [
+        ("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'),
+        ("a.tsv", "a\t10\nb\tcat"),
+        ("a.tsv", ""),
+    ],
 )
 def test_a_bad_list_is_named(write_list, name, text):
     """Labels of both kinds, or no rows at all, are refused with the list's name."""
@@ -424,9 +477,11 @@ def test_tars_made_of_a_folder(tmp_path):
     subprocess.run(["tar", "cf", tmp_path / "x.tar", "-C", tmp_path / "in", "."], check=True)
     samples = list_source(str(tmp_path / "x.tar")).samples
     assert sorted(sample.key for sample in samples) == ["a", "b"]
-    assert [storage.read_ranges([(ref.url, ref.start, ref.stop)]) for sample in samples for ref in sample.refs] == [
-        [b"image"]
-    ] * 2
+    assert [
+        storage.read_ranges([(ref.url, ref.start, ref.stop)])
+        for sample in samples
+        for ref in sample.refs
+    ] == [[b"image"]] * 2
 
 
 def test_tars_of_one_name_in_several_folders(tmp_path):
@@ -437,7 +492,10 @@ def test_tars_of_one_name_in_several_folders(tmp_path):
             tar.addfile(tarfile.TarInfo("a.jpg"))
     with pytest.raises(EncodeError, match="--prefix-keys"):
         list_source(str(tmp_path))
-    assert [sample.key for sample in list_source(str(tmp_path), prefix_keys=True).samples] == ["train/000/a", "val/000/a"]
+    assert [sample.key for sample in list_source(str(tmp_path), prefix_keys=True).samples] == [
+        "train/000/a",
+        "val/000/a",
+    ]
 
 
 def test_a_key_twice_in_a_tar_is_named_as_that(tmp_path):

@@ -87,7 +87,9 @@ def test_it_never_goes_below_the_floor():
 def test_a_drop_is_answered_and_a_return_too(factor, seed):
     """From the first wait on it takes 2 shards to know the bandwidth, and those already asked for to be through."""
     full = 1.2 * SPEED * SIZES[-1]
-    rows = simulate(make_tuner(), lambda time: full / factor if 10 <= time < 30 else full, 4000, seed=seed)
+    rows = simulate(
+        make_tuner(), lambda time: full / factor if 10 <= time < 30 else full, 4000, seed=seed
+    )
     first = next(i for i, row in enumerate(rows) if row[0] > 10 and row[1] > 0.05 * USED)
     changed = next(i for i in range(first, len(rows)) if rows[i][3] != "full")
     per_shard = SHARD // BATCH
@@ -96,7 +98,9 @@ def test_a_drop_is_answered_and_a_return_too(factor, seed):
     last = max(i for i, row in enumerate(rows) if row[0] < 30)
     assert stalls(rows[calm:last]) < 0.06
     back = next(i for i in range(last, len(rows)) if rows[i][3] == "full")
-    assert rows[back][0] - 30 < 8, "400 steps at most: 32 windows of 5, or dearer tries, and the steps up"
+    assert rows[back][0] - 30 < 8, (
+        "400 steps at most: 32 windows of 5, or dearer tries, and the steps up"
+    )
     assert {row[3] for row in rows[back:]} == {"full"}
 
 
@@ -124,7 +128,10 @@ def test_waits_that_are_not_for_bytes_are_excused(share):
     """A loader that is slow at any scan, by decoding or by the processor, does not cost fidelity."""
     tuner = make_tuner()
     rng = random.Random(0)
-    scans = [tuner.step(USED * share / (1 - share) * rng.uniform(0.5, 1.5), USED, BATCH) for _ in range(1500)]
+    scans = [
+        tuner.step(USED * share / (1 - share) * rng.uniform(0.5, 1.5), USED, BATCH)
+        for _ in range(1500)
+    ]
     assert set(scans[500:]) <= {10, "full"}, "which are the same but for metadata"
     assert tuner.excused == pytest.approx(share, abs=0.1)
 
@@ -141,7 +148,9 @@ def test_watch_counts_waits_but_for_the_first(monkeypatch):
     assert seen == [(0.0, 3), (2.0, 3)]
 
 
-@pytest.mark.parametrize("wrong", [{"window": 0}, {"max_wait": 0.0}, {"max_wait": 1.0}, {"patience": 0}, {"ahead": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"window": 0}, {"max_wait": 0.0}, {"max_wait": 1.0}, {"patience": 0}, {"ahead": -1}]
+)
 def test_numbers_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match="expected bytes of at least one scan"):
         BandwidthTuner(ScanLevel(), SIZES, **wrong)

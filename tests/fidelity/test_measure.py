@@ -19,7 +19,9 @@ from pcrshard.testing import make_jpeg, make_pixels
 
 @pytest.fixture(scope="module", autouse=True)
 def torchmetrics():
-    return pytest.importorskip("torchmetrics", reason="TORCHMETRICS IS NOT INSTALLED: pip install '.[fidelity]'")
+    return pytest.importorskip(
+        "torchmetrics", reason="TORCHMETRICS IS NOT INSTALLED: pip install '.[fidelity]'"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,9 @@ def oracle(a, b, weights):
     a, b, result = a.astype(np.float64), b.astype(np.float64), 1.0
     for i, weight in enumerate(weights):
         ma, mb = blur(a), blur(b)
-        value = (2 * (blur(a * b) - ma * mb) + 58.5225) / (blur(a * a) - ma * ma + blur(b * b) - mb * mb + 58.5225)
+        value = (2 * (blur(a * b) - ma * mb) + 58.5225) / (
+            blur(a * a) - ma * ma + blur(b * b) - mb * mb + 58.5225
+        )
         if i == len(weights) - 1:
             value *= (2 * ma * mb + 6.5025) / (ma * ma + mb * mb + 6.5025)
         result *= max(value.mean(), 0) ** (weight / sum(weights))
@@ -56,7 +60,8 @@ def oracle(a, b, weights):
 
 
 @pytest.mark.parametrize(
-    ("height", "width"), [(180, 333), (375, 500), (176, 176), (175, 300), (99, 120), (44, 50), (22, 99), (11, 40)]
+    ("height", "width"),
+    [(180, 333), (375, 500), (176, 176), (175, 300), (99, 120), (44, 50), (22, 99), (11, 40)],
 )
 @pytest.mark.parametrize("noise", [2, 12, 60])
 def test_msssim_is_that_of_a_second_implementation(height, width, noise):
@@ -67,7 +72,9 @@ def test_msssim_is_that_of_a_second_implementation(height, width, noise):
     weights = m.WEIGHTS[: m.count_scales(height, width)]
     # torchmetrics takes the coarsest scale over the borders too, which is most of a small image.
     tolerance = 0.04 if len(weights) < 3 else 0.004 if len(weights) < 5 else 0.001
-    assert m.msssim(pixels, reference) == pytest.approx(oracle(pixels, reference, weights), abs=tolerance)
+    assert m.msssim(pixels, reference) == pytest.approx(
+        oracle(pixels, reference, weights), abs=tolerance
+    )
 
 
 def test_msssim_of_equal_images_is_one():
@@ -87,7 +94,9 @@ def test_msssim_of_opposite_images_is_a_number():
 def test_gray_images_give_what_one_channel_gives():
     """Three equal channels."""
     a, b = make_pixels(1, 200, 200, 1), make_pixels(1, 200, 200, 1) // 2
-    assert m.msssim(np.repeat(a, 3, 2), np.repeat(b, 3, 2)) == pytest.approx(m.msssim(a, b), abs=1e-6)
+    assert m.msssim(np.repeat(a, 3, 2), np.repeat(b, 3, 2)) == pytest.approx(
+        m.msssim(a, b), abs=1e-6
+    )
 
 
 def test_msssim_refuses_what_it_cannot_compare():
@@ -102,7 +111,9 @@ def test_large_images_are_compared_in_the_middle(monkeypatch):
     """Memory stays bounded."""
     a, b = make_pixels(1, 300, 400), make_pixels(1, 300, 400) // 2
     monkeypatch.setattr(m, "_MAX_SIDE", 200)
-    assert m.msssim(a, b) == pytest.approx(m.msssim(a[50:250, 100:300], b[50:250, 100:300]), abs=1e-6)
+    assert m.msssim(a, b) == pytest.approx(
+        m.msssim(a[50:250, 100:300], b[50:250, 100:300]), abs=1e-6
+    )
 
 
 def test_psnr():
@@ -115,7 +126,13 @@ def test_measure_gives_a_row_for_each_scan(large_dataset):
     """Bytes are those of the index; fidelity rises to that of the full image."""
     progress = []
     scans = (1, 2, 5, 10)
-    rows = m.measure(large_dataset, scans, num_images=99, rounds=1, on_image=lambda *counts: progress.append(counts))
+    rows = m.measure(
+        large_dataset,
+        scans,
+        num_images=99,
+        rounds=1,
+        on_image=lambda *counts: progress.append(counts),
+    )
     index, urls = pcrshard.open_dataset(large_dataset)
     assert [row.scan for row in rows] == list(scans)
     assert {(row.num_images, row.num_small) for row in rows} == {(8, 1)}
@@ -130,8 +147,18 @@ def test_measure_gives_a_row_for_each_scan(large_dataset):
         assert lower.psnr <= higher.psnr + 0.5
     assert rows[-1].msssim == 1
     assert rows[-1].psnr == math.inf
-    own = [size for url in urls for size in pcrshard.Shard(url).index.sizes[:5].sum(axis=0).ravel().tolist()]
-    assert min(own) <= rows[2].image_bytes.q1 <= rows[2].image_bytes.median <= rows[2].image_bytes.q3 <= max(own)
+    own = [
+        size
+        for url in urls
+        for size in pcrshard.Shard(url).index.sizes[:5].sum(axis=0).ravel().tolist()
+    ]
+    assert (
+        min(own)
+        <= rows[2].image_bytes.q1
+        <= rows[2].image_bytes.median
+        <= rows[2].image_bytes.q3
+        <= max(own)
+    )
 
 
 def test_full_has_the_pixels_of_the_last_scan(large_dataset):
@@ -187,13 +214,27 @@ def test_pick_takes_each_image_once_from_few_shards():
         count, shards = rng.randint(1, 30), rng.randint(1, 9)
         picked = m.pick(rng, sizes, count, shards)
         assert len(picked) <= shards
-        assert all(rows == sorted(set(rows)) and rows and rows[-1] < sizes[shard] for shard, rows in picked.items())
+        assert all(
+            rows == sorted(set(rows)) and rows and rows[-1] < sizes[shard]
+            for shard, rows in picked.items()
+        )
         assert sum(map(len, picked.values())) <= count
 
 
 def row(scan, size, msssim, seconds=0.001):
     quartiles = m.Quartiles(msssim - 0.01, msssim, msssim)
-    return m.ScanFidelity(scan, size, 100 / size, m.Quartiles(size, size, size), msssim, quartiles, 30.0, seconds, 8, 0)
+    return m.ScanFidelity(
+        scan,
+        size,
+        100 / size,
+        m.Quartiles(size, size, size),
+        msssim,
+        quartiles,
+        30.0,
+        seconds,
+        8,
+        0,
+    )
 
 
 def test_recommend_takes_the_lowest_scan_that_is_enough():
@@ -252,7 +293,13 @@ def test_fidelity_rises_over_the_scans_of_photographs(photos, tmp_path):
     assert 0.93 < rows[3].msssim < 0.97
     assert 0.98 < rows[4].msssim < 0.993
     assert m.recommend(rows).scan in (2, 3, 4, 5)
-    sample = next(pcrshard.Shard(f"{target}/{pcrshard.open_dataset(target)[0].shards[0].name}").samples(5))
-    whole = next(pcrshard.Shard(f"{target}/{pcrshard.open_dataset(target)[0].shards[0].name}").samples())
+    sample = next(
+        pcrshard.Shard(f"{target}/{pcrshard.open_dataset(target)[0].shards[0].name}").samples(5)
+    )
+    whole = next(
+        pcrshard.Shard(f"{target}/{pcrshard.open_dataset(target)[0].shards[0].name}").samples()
+    )
     pixels, reference = (pcrshard.decode_image(s["jpg"]) for s in (sample, whole))
-    assert m.msssim(pixels, reference) == pytest.approx(oracle(pixels, reference, m.WEIGHTS), abs=5e-4)
+    assert m.msssim(pixels, reference) == pytest.approx(
+        oracle(pixels, reference, m.WEIGHTS), abs=5e-4
+    )

@@ -33,13 +33,20 @@ def make_dataset(folder, batch_size=4, rank=None):
 
 def make_model(seed=0, *, norm=True):
     torch.manual_seed(seed)
-    layers = [nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4) if norm else nn.Identity(), nn.ReLU(), nn.Dropout(0.5 if norm else 0)]
+    layers = [
+        nn.Conv2d(3, 4, 3, 2),
+        nn.BatchNorm2d(4) if norm else nn.Identity(),
+        nn.ReLU(),
+        nn.Dropout(0.5 if norm else 0),
+    ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 15 * 15, 3))
 
 
 def test_the_full_scan_agrees_with_itself(dataset):
     """At the last scan the pixels are those of full fidelity, and so is the gradient, dropout included; scan 1 is further away."""
-    tuner = ScanTuner(make_dataset(dataset), loss, ScanLevel(), candidates=[1, 10], images=16, trials=2)
+    tuner = ScanTuner(
+        make_dataset(dataset), loss, ScanLevel(), candidates=[1, 10], images=16, trials=2
+    )
     low, high = tuner.measure(make_model())
     assert high.mean == pytest.approx(1, abs=1e-5)
     assert low.mean < 0.999
@@ -66,7 +73,17 @@ def test_nothing_of_the_training_changes(dataset):
 def test_it_tunes_when_it_is_due_and_remembers(dataset):
     """None in the first epochs, then every so many; a checkpoint keeps what was found."""
     level = ScanLevel("full")
-    tuner = ScanTuner(make_dataset(dataset), loss, level, candidates=[1, 10], threshold=-1, images=8, trials=2, first=2, every=3)
+    tuner = ScanTuner(
+        make_dataset(dataset),
+        loss,
+        level,
+        candidates=[1, 10],
+        threshold=-1,
+        images=8,
+        trials=2,
+        first=2,
+        every=3,
+    )
     due = [epoch for epoch in range(9) if tuner.step(make_model(), epoch)]
     assert due == [2, 5, 8]
     assert level.value == 1
@@ -80,16 +97,22 @@ def test_it_tunes_when_it_is_due_and_remembers(dataset):
 def test_a_threshold_that_nothing_passes_keeps_full_fidelity(dataset):
     """When no scan is surely good enough, training reads everything."""
     level = ScanLevel(2)
-    report = ScanTuner(make_dataset(dataset), loss, level, candidates=[1], threshold=1.01, images=4, first=0).step(
-        make_model(), 0
-    )
+    report = ScanTuner(
+        make_dataset(dataset), loss, level, candidates=[1], threshold=1.01, images=4, first=0
+    ).step(make_model(), 0)
     assert report.scan == level.value == "full"
 
 
-@pytest.mark.parametrize(("bounds", "expected"), [([0.5, 0.79, 0.81, 0.99], 3), ([0.9, 0.1, 0.9, 0.9], 1), ([0.1] * 4, "full")])
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [([0.5, 0.79, 0.81, 0.99], 3), ([0.9, 0.1, 0.9, 0.9], 1), ([0.1] * 4, "full")],
+)
 def test_the_lowest_scan_whose_lower_bound_passes(bounds, expected):
     """A mean above the threshold is not enough: the confidence interval must be."""
-    assert choose([Similarity(i, 0.95, bound, 1.0) for i, bound in enumerate(bounds, 1)], 0.8) == expected
+    assert (
+        choose([Similarity(i, 0.95, bound, 1.0) for i, bound in enumerate(bounds, 1)], 0.8)
+        == expected
+    )
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -140,10 +163,20 @@ def test_ranks_average_their_gradients(dataset, tmp_path):
     for world in (1, 2):
         out = str(tmp_path / f"{world}-")
         script = tmp_path / f"ranks{world}.py"
-        script.write_text(RANKS.format(tests=os.path.dirname(__file__), folder=str(dataset), world=world, out=out))
+        script.write_text(
+            RANKS.format(tests=os.path.dirname(__file__), folder=str(dataset), world=world, out=out)
+        )
         command = [sys.executable, str(script)]
         if world == 2:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                "2",
+                str(script),
+            ]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         means += [json.loads((tmp_path / f"{world}-{rank}").read_text()) for rank in range(world)]

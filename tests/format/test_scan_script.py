@@ -6,7 +6,14 @@ from support import ROOT
 from pcrshard import Shard, native
 from pcrshard.cli.main import main
 from pcrshard.encoding.shard_writer import SCRIPTS
-from pcrshard.format.scan_script import STANDARD, ScanScript, group_scans, parse_scan, parse_script, scans_for
+from pcrshard.format.scan_script import (
+    STANDARD,
+    ScanScript,
+    group_scans,
+    parse_scan,
+    parse_script,
+    scans_for,
+)
 from pcrshard.jpeg.markers import Scan, map_jpeg
 from pcrshard.jpeg.pixels import make_progressive
 from pcrshard.jpeg.split import join_scans, split_scans
@@ -41,7 +48,9 @@ def test_groups_never_decrease():
     assert group_scans(STANDARD, scans, "ycc") == [1, 5, 5]
 
 
-@pytest.mark.parametrize("text", ["", "0: 5-1, 0, 0", "0: 1-64, 0, 0", "0: 1-5, 0, 14", "x: 1-5, 0, 0", "0 1-5 0 0"])
+@pytest.mark.parametrize(
+    "text", ["", "0: 5-1, 0, 0", "0: 1-64, 0, 0", "0: 1-5, 0, 14", "x: 1-5, 0, 0", "0 1-5 0 0"]
+)
 def test_refuses_what_is_not_a_scan(text):
     """A typing error in a script is named."""
     with pytest.raises(ValueError, match="expected a"):
@@ -51,7 +60,9 @@ def test_refuses_what_is_not_a_scan(text):
 def test_the_script_file_is_the_built_in_script(jpegtran):
     """conf/scans/standard.txt is what encode uses and what jpegtran makes of its own accord."""
     path = ROOT / "conf" / "scans" / "standard.txt"
-    lines = [line.rstrip(";\n") for line in path.read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line.rstrip(";\n") for line in path.read_text().splitlines() if not line.startswith("#")
+    ]
     assert tuple(lines) == STANDARD.groups
     jpeg = make_jpeg()
     assert jpegtran(jpeg, "-scans", str(path)) == jpegtran(jpeg, "-progressive")
@@ -67,7 +78,10 @@ def test_a_built_in_script_is_its_file(name):
 BAD_SCRIPTS = {
     "empty": ("# nothing", "groups"),
     "33 groups": ("0,1,2: 0-0, 0, 0;\n" * 33, "groups"),
-    "a missing coefficient": ("0,1,2: 0-0, 0, 0; 0: 1-62, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0", "coefficient 63 of component 0"),
+    "a missing coefficient": (
+        "0,1,2: 0-0, 0, 0; 0: 1-62, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0",
+        "coefficient 63 of component 0",
+    ),
     "a bit sent twice": ("0,1,2: 0-0, 0, 0; 0: 0-0, 0, 0", "follow on"),
     "a bit left out": ("0,1,2: 0-0, 0, 2; 0,1,2: 0-0, 2, 0", "follow on"),
     "a last bit left out": ("\n".join(STANDARD.groups[:-1]), "last bit"),

@@ -29,7 +29,12 @@ def test_an_index_survives_encoding(shard_urls):
     """What is written is what is read."""
     index = Shard(shard_urls[0]).index
     again = decode_index(decode_head(index.head.encode()), encode_body(index.schema, index))
-    assert (again.head, again.schema, again.keys, again.fields) == (index.head, index.schema, index.keys, index.fields)
+    assert (again.head, again.schema, again.keys, again.fields) == (
+        index.head,
+        index.schema,
+        index.keys,
+        index.fields,
+    )
     for name in ("sizes", "crcs", "dims", "orientation", "base_offsets"):
         assert np.array_equal(getattr(again, name), getattr(index, name)), name
 
@@ -59,7 +64,15 @@ def test_keys_stay_inside_a_folder_and_split_as_joined(key, valid):
 
 @pytest.mark.parametrize(
     ("name", "valid"),
-    [("jpg", True), ("left.jpg", True), ("", False), ("a/b", False), ("JPG", False), ("__x", False), ("a b", False)],
+    [
+        ("jpg", True),
+        ("left.jpg", True),
+        ("", False),
+        ("a/b", False),
+        ("JPG", False),
+        ("__x", False),
+        ("a b", False),
+    ],
 )
 def test_field_names(name, valid):
     """Field names are those that WebDataset would give."""
@@ -86,7 +99,9 @@ def test_a_dataset_index_survives_encoding(dataset):
     assert DatasetIndex.decode(index.encode()) == index
     assert index.classes == ("cat", "dog")
     assert index.num_samples == 24
-    assert [Shard(url).head.prefix_stops for url in urls] == [entry.prefix_stops for entry in index.shards]
+    assert [Shard(url).head.prefix_stops for url in urls] == [
+        entry.prefix_stops for entry in index.shards
+    ]
 
 
 def dataset_json(**changes):
@@ -137,7 +152,8 @@ def test_a_staged_entry_knows_what_is_there():
     assert staged.prefix_stop(1) == ENTRY.prefix_stop(1)
     for scan in (2, "full"):
         with pytest.raises(
-            ScanUnavailable, match=rf"scan {scan}, the staged copy holds scans 1 to 1 of 2.*pcrshard stage SRC DST --scan {scan}"
+            ScanUnavailable,
+            match=rf"scan {scan}, the staged copy holds scans 1 to 1 of 2.*pcrshard stage SRC DST --scan {scan}",
         ):
             staged.prefix_stop(scan)
     assert b'"scan"' not in DatasetIndex("standard", 2, (ENTRY,)).encode()

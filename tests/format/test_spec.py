@@ -13,7 +13,12 @@ from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 VECTORS = sorted((ROOT / "tests" / "vectors" / "reject").glob("*.bin"))
-RULES = set(re.findall(r"\[([a-z0-9-]+)\]", re.sub(r"```.*?```", "", (ROOT / "SPEC.md").read_text(), flags=re.DOTALL)))
+RULES = set(
+    re.findall(
+        r"\[([a-z0-9-]+)\]",
+        re.sub(r"```.*?```", "", (ROOT / "SPEC.md").read_text(), flags=re.DOTALL),
+    )
+)
 
 _spec = importlib.util.spec_from_file_location("make_golden", ROOT / "scripts" / "make_golden.py")
 make_golden = importlib.util.module_from_spec(_spec)
@@ -48,7 +53,10 @@ def test_golden_shards_are_written_as_ever(layout, tmp_path):
     others = [{"cls": 0, "json": b'{"x": 1}'}, {"cls": 1}, {"cls": 2}, {"txt": "one pixel"}]
     samples = []
     for i, (key, other) in enumerate(zip(keys, others, strict=True)):
-        images = {path.name.split(".", 1)[1]: path.read_bytes() for path in sorted((GOLDEN / "sources").glob(f"{i}.*"))}
+        images = {
+            path.name.split(".", 1)[1]: path.read_bytes()
+            for path in sorted((GOLDEN / "sources").glob(f"{i}.*"))
+        }
         samples.append(encode_sample({"__key__": key, "jpg": images.pop("jpg")} | other | images))
     fmt = ShardFormat(layout=layout, base=2, preview_fields=("cls",))
     path = tmp_path / f"{layout}-000000.tar"

@@ -20,7 +20,11 @@ import servers
 from support import ROOT
 
 # Read when datasets is imported: no network, and no cache outside this run.
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(prefix="pcrshard-hf-")}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HOME": tempfile.mkdtemp(prefix="pcrshard-hf-"),
+}
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
 
@@ -36,7 +40,9 @@ from pcrshard.testing import make_jpeg  # noqa: E402
 
 SCRIPTS = ROOT / "scripts" / "hf"
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+    ),
     # datasets leaves tars and Arrow files to the garbage collector
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata
@@ -59,7 +65,11 @@ def keys(rows):
 
 def expected(url, scan="full"):
     index, urls = pcrshard.open_dataset(str(url))
-    return [s for u, entry in zip(urls, index.shards, strict=True) for s in pcrshard.Shard(u, entry=entry).samples(scan)]
+    return [
+        s
+        for u, entry in zip(urls, index.shards, strict=True)
+        for s in pcrshard.Shard(u, entry=entry).samples(scan)
+    ]
 
 
 def write(folder, samples, **options):
@@ -79,7 +89,11 @@ def test_one_line_gives_the_shards_samples(streaming, scan, dataset):
     """Streamed or map-style, rows are the samples of the shards at that scan, byte for byte."""
     rows = load_dataset(str(dataset), scan=scan, streaming=streaming)
     assert rows.features == datasets.Features(
-        {"__key__": datasets.Value("string"), "jpg": datasets.Image(), "cls": datasets.ClassLabel(names=["cat", "dog"])}
+        {
+            "__key__": datasets.Value("string"),
+            "jpg": datasets.Image(),
+            "cls": datasets.ClassLabel(names=["cat", "dog"]),
+        }
     )
     assert [(row["__key__"], row["jpg"]["bytes"], b"%d" % row["cls"]) for row in encoded(rows)] == [
         (sample["__key__"], sample["jpg"], sample["cls"]) for sample in expected(dataset, scan)
@@ -98,7 +112,9 @@ def test_a_local_file_of_the_same_name_is_not_read(dataset, synthetic_folder, mo
     assert all(os.path.exists(f"{row['__key__']}.jpg") for row in load_dataset(str(dataset)))
     for streaming in (True, False):
         rows = encoded(load_dataset(str(dataset), scan=1, streaming=streaming))
-        assert [row["jpg"]["bytes"] for row in rows] == [sample["jpg"] for sample in expected(dataset, 1)]
+        assert [row["jpg"]["bytes"] for row in rows] == [
+            sample["jpg"] for sample in expected(dataset, 1)
+        ]
 
 
 def test_other_fields_follow_webdatasets_extensions(tmp_path):
@@ -110,7 +126,9 @@ def test_other_fields_follow_webdatasets_extensions(tmp_path):
         "npy": b"\x93NUMPY",
         "pyd": b"\x80\x04.",
     }
-    url = write(tmp_path, [fields, {"txt": "x", "json": {"box": [], "n": None}}], samples_per_shard=1)
+    url = write(
+        tmp_path, [fields, {"txt": "x", "json": {"box": [], "n": None}}], samples_per_shard=1
+    )
     for streaming in (True, False):
         first, second = load_dataset(url, streaming=streaming, columns=[*fields])
         assert first == fields
@@ -126,7 +144,11 @@ def test_json_without_one_type_is_text(tmp_path):
 
 def test_json_that_the_first_shard_lacks_is_text(tmp_path):
     """Nothing is known of its type; and a shard without values fits any type."""
-    url = write(tmp_path / "late", [{"txt": "no json", "json": "null"}, {"txt": "", "json": {"a": 1}}], samples_per_shard=1)
+    url = write(
+        tmp_path / "late",
+        [{"txt": "no json", "json": "null"}, {"txt": "", "json": {"a": 1}}],
+        samples_per_shard=1,
+    )
     assert [row["json"] for row in load_dataset(url)] == ["null", '{"a": 1}']
     url = write(tmp_path / "early", [{"json": {"a": 1}}, {"txt": "no json"}], samples_per_shard=1)
     assert [row["json"] for row in load_dataset(url, columns=["json"])] == [{"a": 1}, None]
@@ -135,16 +157,23 @@ def test_json_that_the_first_shard_lacks_is_text(tmp_path):
 def test_json_of_another_shape_in_a_later_shard_is_refused(tmp_path):
     """Keys that the first shard does not have are not dropped; as text they can be had."""
     url = write(tmp_path, [{"json": {"a": 1}}, {"json": {"a": 1, "b": 2}}], samples_per_shard=1)
-    with pytest.raises(FormatError, match=r"'json' have other types.*Value\('string'\).*data-000001.tar"):
+    with pytest.raises(
+        FormatError, match=r"'json' have other types.*Value\('string'\).*data-000001.tar"
+    ):
         list(load_dataset(url))
     features = datasets.Features(load_dataset(url).features | {"json": datasets.Value("string")})
-    assert [row["json"] for row in load_dataset(url, features=features)] == ['{"a": 1}', '{"a": 1, "b": 2}']
+    assert [row["json"] for row in load_dataset(url, features=features)] == [
+        '{"a": 1}',
+        '{"a": 1, "b": 2}',
+    ]
 
 
 def test_fields_that_only_a_later_shard_has_are_refused(tmp_path):
     """A field is not dropped without a word; who names the columns does not want it."""
     url = write(tmp_path, [{"cls": 1}, {"cls": 2, "txt": "lost?"}], samples_per_shard=1)
-    with pytest.raises(FormatError, match=r"fields \['txt'\] are not in the first shard.*data-000001.tar"):
+    with pytest.raises(
+        FormatError, match=r"fields \['txt'\] are not in the first shard.*data-000001.tar"
+    ):
         list(load_dataset(url))
     assert [row["cls"] for row in load_dataset(url, columns=["cls"])] == [1, 2]
 
@@ -158,7 +187,9 @@ def test_classes_that_are_called_by_numbers(tmp_path):
 
 def test_features_say_the_types(dataset):
     """Given features replace the inferred ones, and choose the columns."""
-    features = datasets.Features({"cls": datasets.Value("string"), "jpg": datasets.Image(decode=False)})
+    features = datasets.Features(
+        {"cls": datasets.Value("string"), "jpg": datasets.Image(decode=False)}
+    )
     row = next(iter(load_dataset(str(dataset), features=features)))
     assert list(row) == ["cls", "jpg"]
     assert row["cls"].encode() == expected(dataset)[0]["cls"]
@@ -173,7 +204,9 @@ def test_what_does_not_fit_is_named(streaming, tmp_path):
         list(load_dataset(url, streaming=streaming))
     assert "invalid literal" in str(caught.value if streaming else caught.value.__cause__)
     assert "key=k0" in str(caught.value if streaming else caught.value.__cause__)
-    with pytest.raises(ValueError, match=r"expected columns of \['__key__', 'jpg', 'cls'\], got \['png'\]"):
+    with pytest.raises(
+        ValueError, match=r"expected columns of \['__key__', 'jpg', 'cls'\], got \['png'\]"
+    ):
         load_dataset(url, columns=["jpg", "png"], streaming=streaming)
 
 
@@ -181,7 +214,11 @@ def test_images_are_upright_at_every_scan(tmp_path):
     """`datasets` turns images by EXIF, which low scans do not have; they are turned all the same."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    images = make_jpeg(0, 40, 64, exif=exif), make_jpeg(0, 40, 64), make_jpeg(0, 40, 64, "CMYK", exif=exif)
+    images = (
+        make_jpeg(0, 40, 64, exif=exif),
+        make_jpeg(0, 40, 64),
+        make_jpeg(0, 40, 64, "CMYK", exif=exif),
+    )
     url = write(tmp_path, [{"jpg": image} for image in images])
     for scan in (1, 5, 10, "full"):
         rows = load_dataset(url, scan=scan)
@@ -207,7 +244,9 @@ def test_damage_is_named(dataset, tmp_path):
 @pytest.mark.parametrize(("url", "options"), [("nowhere", {}), ("{}", {"scan": 11})])
 def test_what_is_not_there(url, options, dataset):
     """A folder without a dataset and a scan too many are errors of pcrshard."""
-    with pytest.raises(PCRError, match="nowhere" if url == "nowhere" else "scan of 1 to 10 or 'full', got 11"):
+    with pytest.raises(
+        PCRError, match="nowhere" if url == "nowhere" else "scan of 1 to 10 or 'full', got 11"
+    ):
         list(load_dataset(url.format(dataset), **options))
     with pytest.raises(ValueError, match="expected data_dir"):
         PcrBuilder(scan=1)
@@ -220,7 +259,11 @@ def test_splits_may_be_objects_of_datasets(dataset, tmp_path):
     """``datasets.Split`` and ``ReadInstruction`` are taken as their names are; None, and a column's name for a list of them, are errors."""
     how = {"streaming": False, "cache_dir": str(tmp_path)}
     part = datasets.ReadInstruction("train", to=25, unit="%")
-    assert len(load_dataset(str(dataset), split=part, **how)) == len(load_dataset(str(dataset), split="train[:25%]", **how)) == 6
+    assert (
+        len(load_dataset(str(dataset), split=part, **how))
+        == len(load_dataset(str(dataset), split="train[:25%]", **how))
+        == 6
+    )
     assert len(load_dataset(str(dataset), split=datasets.Split.TRAIN, **how)) == 24
     with pytest.raises(TypeError, match="split"):
         load_dataset(str(dataset), split=None)
@@ -269,7 +312,9 @@ def test_resume_is_exact(stop, shuffled, dataset):
 
 def test_resume_with_workers_is_exact(dataset):
     """Each DataLoader worker goes on in the middle of its shard."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="NO TORCHDATA: pip install torchdata")
+    stateful = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="NO TORCHDATA: pip install torchdata"
+    )
 
     def loader():
         rows = load_dataset(str(dataset), scan=1, columns=["__key__"])
@@ -288,7 +333,9 @@ def test_resume_with_workers_is_exact(dataset):
 def test_a_dataset_travels_to_spawned_workers(dataset, tmp_path):
     """Streams can be pickled, with storage options and a cache."""
     cache = pcrshard.PrefixCache(str(tmp_path / "cache"))
-    rows = load_dataset(str(dataset), scan=1, prefix_cache=cache, storage_options={"auto_mkdir": False})
+    rows = load_dataset(
+        str(dataset), scan=1, prefix_cache=cache, storage_options={"auto_mkdir": False}
+    )
     assert keys(pickle.loads(pickle.dumps(rows))) == keys(expected(dataset, 1))
 
 
@@ -319,13 +366,18 @@ def test_a_remote_stream_reads_prefixes_only(dataset):
     stop = {f"/{entry.name}": entry.prefix_stop(2) for entry in index.shards}
     with servers.nginx(dataset) as server:
         rows = load_dataset(server.url(), scan=2)
-        assert [request.path for request in server.requests()] == ["/pcr.json", *[f"/{index.shards[0].name}"] * 2]
+        assert [request.path for request in server.requests()] == [
+            "/pcr.json",
+            *[f"/{index.shards[0].name}"] * 2,
+        ]
         server.reset()
         for row in rows:
             if row["__key__"] == expected(dataset)[13]["__key__"]:
                 break
         state = rows.state_dict()
-        assert [(r.path, r.range) for r in server.requests()] == [(path, (0, end)) for path, end in [*stop.items()][:3]]
+        assert [(r.path, r.range) for r in server.requests()] == [
+            (path, (0, end)) for path, end in [*stop.items()][:3]
+        ]
         server.reset()
         rows.load_state_dict(state)
         assert keys(rows) == keys(expected(dataset)[14:])
@@ -339,7 +391,9 @@ def test_the_arrow_cache_is_made_once_per_scan_and_content(dataset, tmp_path):
     folder, cache = shutil.copytree(dataset, tmp_path / "shards"), str(tmp_path / "arrow")
 
     def files(**options):
-        rows = load_dataset(**{"url": str(folder), "scan": 1, "streaming": False, "cache_dir": cache} | options)
+        rows = load_dataset(
+            **{"url": str(folder), "scan": 1, "streaming": False, "cache_dir": cache} | options
+        )
         return len(rows), [file["filename"] for file in rows.cache_files]
 
     first = files()
@@ -363,9 +417,13 @@ def test_the_builder_is_public(dataset, tmp_path):
     builder = PcrBuilder(data_dir=str(dataset), scan=2, cache_dir=str(tmp_path))
     assert keys(builder.as_streaming_dataset(split="train")) == keys(expected(dataset))
     builder.download_and_prepare(str(tmp_path / "parquet"), file_format="parquet", num_proc=2)
-    rows = datasets.load_dataset("parquet", data_files=glob.glob(f"{tmp_path}/parquet/*.parquet"), split="train")
+    rows = datasets.load_dataset(
+        "parquet", data_files=glob.glob(f"{tmp_path}/parquet/*.parquet"), split="train"
+    )
     assert sorted(keys(rows)) == sorted(keys(expected(dataset)))
-    assert {row["jpg"]["bytes"] for row in encoded(rows)} == {sample["jpg"] for sample in expected(dataset, 2)}
+    assert {row["jpg"]["bytes"] for row in encoded(rows)} == {
+        sample["jpg"] for sample in expected(dataset, 2)
+    }
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):
@@ -378,23 +436,44 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.partition("?")[0]
-        kind, _, name = path.removeprefix("/api").partition("/main/" if "/resolve/" in path else "/pets")
+        kind, _, name = path.removeprefix("/api").partition(
+            "/main/" if "/resolve/" in path else "/pets"
+        )
         folder = self.server.folder
         if kind == "/datasets/me":
-            files = [{"type": "file", "oid": "0" * 40, "size": f.stat().st_size, "path": f.name} for f in folder.iterdir()]
-            return self.answer(json.dumps(files if "/tree/" in name else {"id": "me/pets", "sha": "0" * 40}).encode())
+            files = [
+                {"type": "file", "oid": "0" * 40, "size": f.stat().st_size, "path": f.name}
+                for f in folder.iterdir()
+            ]
+            return self.answer(
+                json.dumps(
+                    files if "/tree/" in name else {"id": "me/pets", "sha": "0" * 40}
+                ).encode()
+            )
         if kind == "/datasets/me/pets/resolve":
             return self.answer(b"", 302, {"Location": f"/files/{name}"})
         first, stop = servers.parse_range(self.headers["Range"]) or (0, None)
-        data = (folder / path.removeprefix("/files/")).read_bytes() if path.startswith("/files/") else None
+        data = (
+            (folder / path.removeprefix("/files/")).read_bytes()
+            if path.startswith("/files/")
+            else None
+        )
         if data is None:
             return self.answer(b"{}", 404)
         self.server.log.append((path.removeprefix("/files/"), stop and (first, stop)))
-        return self.answer(data[first:stop], 206 if stop else 200, {"Content-Range": f"bytes {first}-{stop}/{len(data)}"})
+        return self.answer(
+            data[first:stop],
+            206 if stop else 200,
+            {"Content-Range": f"bytes {first}-{stop}/{len(data)}"},
+        )
 
     def answer(self, body, status=200, headers=()):
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **dict(headers)}.items():
+        for name, value in {
+            "Content-Length": str(len(body)),
+            "Content-Type": "application/json",
+            **dict(headers),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -407,9 +486,19 @@ def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
         hub.folder, hub.log = dataset, []
         thread = threading.Thread(target=hub.serve_forever, args=(0.02,))
         thread.start()
-        online = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
+        online = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
+        }
         environment = os.environ | online | {"HF_HOME": str(tmp_path)}
-        result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         hub.shutdown()
         thread.join()
     assert result.stdout.strip() == "24", result.stderr
@@ -426,7 +515,9 @@ def preview(synthetic_folder, tmp_path_factory):
     """The synthetic folder in the preview layout, base scans 1 and 2, labels as members; and its card."""
     folder = tmp_path_factory.mktemp("preview")
     fmt = pcrshard.ShardFormat(layout="preview", base=2, preview_fields=("cls",))
-    pcrshard.encode(str(synthetic_folder), str(folder), pcrshard.EncodeOptions(num_shards=2, fmt=fmt), workers=1)
+    pcrshard.encode(
+        str(synthetic_folder), str(folder), pcrshard.EncodeOptions(num_shards=2, fmt=fmt), workers=1
+    )
     return folder
 
 
@@ -434,7 +525,12 @@ def preview(synthetic_folder, tmp_path_factory):
 def carded(preview, tmp_path_factory):
     """A copy with the card that scripts/hf makes."""
     folder = shutil.copytree(preview, tmp_path_factory.mktemp("carded") / "pets")
-    card = subprocess.run([sys.executable, SCRIPTS / "make_card.py", folder], capture_output=True, text=True, check=True).stdout
+    card = subprocess.run(
+        [sys.executable, SCRIPTS / "make_card.py", folder],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     (folder / "README.md").write_text(card)
     return folder
 
@@ -444,12 +540,18 @@ def test_the_stock_loader_shows_a_preview(streaming, preview, tmp_path):
     """Stock `webdataset` shows the images at scan 2 with their labels, a row each, and no hidden member."""
     files = sorted(glob.glob(f"{preview}/*.tar"))
     rows = datasets.load_dataset(
-        "webdataset", data_files={"train": files}, split="train", streaming=streaming, cache_dir=str(tmp_path)
+        "webdataset",
+        data_files={"train": files},
+        split="train",
+        streaming=streaming,
+        cache_dir=str(tmp_path),
     )
     assert list(rows.features) == ["cls", "jpg", "__key__", "__url__"]
     assert rows.features["jpg"] == datasets.Image()
     shown = [(row["__key__"], row["cls"], row["jpg"]["bytes"]) for row in encoded(rows)]
-    assert shown == [(sample["__key__"], int(sample["cls"]), sample["jpg"]) for sample in expected(preview, 2)]
+    assert shown == [
+        (sample["__key__"], int(sample["cls"]), sample["jpg"]) for sample in expected(preview, 2)
+    ]
     with tarfile.open(files[0]) as tar:
         assert len([name for name in tar.getnames() if name.startswith("__pcr_")]) == 10
 
@@ -457,22 +559,35 @@ def test_the_stock_loader_shows_a_preview(streaming, preview, tmp_path):
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_card_names_the_labels_and_finds_the_shards(streaming, carded, tmp_path):
     """With the card, `load_dataset(FOLDER)` and so the Hub's viewer take the tars for the data, and labels have names."""
-    rows = datasets.load_dataset(str(carded), split="train", streaming=streaming, cache_dir=str(tmp_path))
+    rows = datasets.load_dataset(
+        str(carded), split="train", streaming=streaming, cache_dir=str(tmp_path)
+    )
     assert rows.features["cls"] == datasets.ClassLabel(names=["cat", "dog"])
     names = rows.features["cls"].names
-    assert all(row["__key__"].startswith(f"{names[row['cls']]}/") and row["jpg"].size for row in rows)
+    assert all(
+        row["__key__"].startswith(f"{names[row['cls']]}/") and row["jpg"].size for row in rows
+    )
     assert len(list(rows)) == 24
 
 
 def test_without_a_card_pcr_json_is_taken_for_data(preview, tmp_path):
     """The reason for the card: `datasets` finds the JSON file first."""
     with pytest.raises(Exception, match=r"(?i)json|expected|generating"):
-        list(datasets.load_dataset(str(preview), split="train", streaming=True, cache_dir=str(tmp_path)))
+        list(
+            datasets.load_dataset(
+                str(preview), split="train", streaming=True, cache_dir=str(tmp_path)
+            )
+        )
 
 
 def test_a_card_of_compact_shards_turns_the_viewer_off(dataset):
     """Compact shards would show as rows of whole scan groups."""
-    card = subprocess.run([sys.executable, SCRIPTS / "make_card.py", dataset], capture_output=True, text=True, check=True).stdout
+    card = subprocess.run(
+        [sys.executable, SCRIPTS / "make_card.py", dataset],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert "viewer: false" in card
     assert "configs:" not in card
 
@@ -513,7 +628,14 @@ def datasets_3(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf3") / "venv"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     needed = [line for line in importlib.metadata.requires("pcrshard") if "extra ==" not in line]
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run(
         [*pip, "datasets>=3,<4", "Pillow", *needed], check=True
     )  # without our constraints, which name a newer datasets
@@ -523,9 +645,15 @@ def datasets_3(tmp_path_factory):
 @pytest.mark.long
 def test_datasets_3_and_its_loading_script(datasets_3, dataset, carded, tmp_path):
     """With datasets 3 the loading script, pcrshard.hf and the card give the same rows as with the current version."""
-    environment = os.environ | {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {
+        "HF_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+    }
     command = [datasets_3, "-c", _ON_DATASETS_3, SCRIPTS / "pcr_dataset.py", dataset, carded]
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     got = json.loads(result.stdout.splitlines()[-1])
     assert got["version"].startswith("3.")

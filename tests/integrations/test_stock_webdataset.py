@@ -23,7 +23,9 @@ print(json.dumps([{"key": s["__key__"], "fields": {k: len(v) for k, v in s.items
 
 
 def read_by_stock(*paths):
-    result = subprocess.run([sys.executable, "-c", READ, *map(str, paths)], capture_output=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", READ, *map(str, paths)], capture_output=True, check=True
+    )
     return json.loads(result.stdout)
 
 
@@ -32,7 +34,9 @@ def preview(synthetic_folder, tmp_path_factory):
     """The synthetic folder in the preview layout, one shard."""
     folder = tmp_path_factory.mktemp("preview")
     fmt = pcrshard.ShardFormat(layout="preview", base=2, preview_fields=("cls",))
-    pcrshard.encode(str(synthetic_folder), str(folder), pcrshard.EncodeOptions(num_shards=1, fmt=fmt), workers=1)
+    pcrshard.encode(
+        str(synthetic_folder), str(folder), pcrshard.EncodeOptions(num_shards=1, fmt=fmt), workers=1
+    )
     return folder / "data-000000.tar"
 
 
@@ -62,14 +66,20 @@ def test_a_preview_shard_shows_images(scan, preview, tmp_path):
     records = read_by_stock(path)
     assert [record["key"] for record in records] == list(shard.index.keys)
     assert all(list(record["fields"]) == ["cls", "jpg"] for record in records)
-    assert [record["size"] for record in records] == [[w, h] for h, w in shard.index.dims[:, 0].tolist()]
+    assert [record["size"] for record in records] == [
+        [w, h] for h, w in shard.index.dims[:, 0].tolist()
+    ]
 
 
 def test_preview_images_are_the_base_scans(preview):
     """The image that others see is the one that pcrshard gives at the base scan."""
     ours = {sample["__key__"]: sample["jpg"] for sample in pcrshard.Shard(str(preview)).samples(2)}
     with tarfile.open(preview) as tar:
-        theirs = {i.name.removesuffix(".jpg"): tar.extractfile(i).read() for i in tar if i.name.endswith(".jpg")}
+        theirs = {
+            i.name.removesuffix(".jpg"): tar.extractfile(i).read()
+            for i in tar
+            if i.name.endswith(".jpg")
+        }
     assert theirs == ours
 
 
@@ -78,6 +88,8 @@ def test_tar_lists_and_unpacks(shard_urls, preview, tmp_path):
     for path in (shard_urls[0], str(preview)):
         listed = subprocess.run(["tar", "tf", path], capture_output=True, check=True)
         assert listed.stderr == b""
-        unpacked = subprocess.run(["tar", "xf", path, "-C", tmp_path], capture_output=True, check=True)
+        unpacked = subprocess.run(
+            ["tar", "xf", path, "-C", tmp_path], capture_output=True, check=True
+        )
         assert unpacked.stderr == b""
         assert all((tmp_path / name).exists() for name in listed.stdout.decode().splitlines())

@@ -45,7 +45,10 @@ def keys(samples):
 
 
 def without_place(samples):
-    return [{k: v for k, v in sample.items() if k not in ("__url__", "__local_path__")} for sample in samples]
+    return [
+        {k: v for k, v in sample.items() if k not in ("__url__", "__local_path__")}
+        for sample in samples
+    ]
 
 
 def test_samples_are_those_of_the_plain_tar(shard_urls, plain_tars):
@@ -54,7 +57,9 @@ def test_samples_are_those_of_the_plain_tar(shard_urls, plain_tars):
     assert without_place(got) == without_place(stock)
     assert [set(sample) for sample in got] == [set(sample) for sample in stock]
     assert {sample["__url__"] for sample in got} == set(shard_urls)
-    assert all(type(sample["jpg"]) is bytes and sample["jpg"].endswith(b"\xff\xd9") for sample in got)
+    assert all(
+        type(sample["jpg"]) is bytes and sample["jpg"].endswith(b"\xff\xd9") for sample in got
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,9 @@ def test_a_level_changes_at_the_next_shard(shard_urls):
 
 def test_in_a_plain_pipeline(shard_urls):
     """The stage stands in for tarfile_to_samples in a DataPipeline, and replaces it in the fluent form."""
-    pipeline = wds.DataPipeline(wds.SimpleShardList(shard_urls), wds.split_by_worker, pcr_scan(5), wds.shuffle(5))
+    pipeline = wds.DataPipeline(
+        wds.SimpleShardList(shard_urls), wds.split_by_worker, pcr_scan(5), wds.shuffle(5)
+    )
     assert len(list(pipeline)) == 24
     stages = [wds.SimpleShardList(shard_urls), wds.tarfile_to_samples()]
     fluent = wds.compat.FluidWrapper(stages[0]).compose(stages[1]).pcr_scan(5)
@@ -110,9 +117,14 @@ def test_in_a_plain_pipeline(shard_urls):
 
 def test_resampled_and_mixed(shard_urls, dataset):
     """Resampled shards and RandomMix work as ever."""
-    resampled = dataset_of(shard_urls, resampled=True, shardshuffle=None).pcr_scan(1, index=str(dataset))
+    resampled = dataset_of(shard_urls, resampled=True, shardshuffle=None).pcr_scan(
+        1, index=str(dataset)
+    )
     assert len([None for _, _ in zip(range(60), resampled, strict=False)]) == 60
-    mixed = wds.RandomMix([dataset_of(shard_urls[:2]).pcr_scan(1), dataset_of(shard_urls[2:]).pcr_scan(5)], longest=True)
+    mixed = wds.RandomMix(
+        [dataset_of(shard_urls[:2]).pcr_scan(1), dataset_of(shard_urls[2:]).pcr_scan(5)],
+        longest=True,
+    )
     assert len(list(mixed)) == 24
 
 
@@ -130,14 +142,21 @@ def test_select_and_rename_files_are_honoured(shard_urls, plain_tars):
 def test_one_request_a_shard_with_an_index(shard_urls, dataset):
     """With the dataset index each shard is one request."""
     by_folder = keys(dataset_of(shard_urls).pcr_scan(2, index=str(dataset)))
-    by_object = keys(dataset_of(shard_urls).pcr_scan(2, index=pcrshard.open_dataset(str(dataset))[0]))
+    by_object = keys(
+        dataset_of(shard_urls).pcr_scan(2, index=pcrshard.open_dataset(str(dataset))[0])
+    )
     assert by_folder == by_object == keys(dataset_of(shard_urls).pcr_scan(2))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_share_the_shards(method, shard_urls):
     """Two DataLoader workers read each sample once, under fork and spawn."""
-    ds = dataset_of(shard_urls).pcr_scan(ScanLevel(2)).decode(JpegHandler("torchrgb8")).to_tuple("__key__", "jpg")
+    ds = (
+        dataset_of(shard_urls)
+        .pcr_scan(ScanLevel(2))
+        .decode(JpegHandler("torchrgb8"))
+        .to_tuple("__key__", "jpg")
+    )
     loader = wds.WebLoader(ds, batch_size=None, num_workers=2, multiprocessing_context=method)
     seen = [key for key, _ in loader]
     assert len(seen) == len(set(seen)) == 24
@@ -188,15 +207,25 @@ def test_handlers_are_honoured(piece, left, shard_urls, tmp_path):
 def test_damage_reaches_the_parent_process(shard_urls, tmp_path):
     """An error in a DataLoader worker arrives with its message."""
     urls = [break_shard(shard_urls[1], tmp_path, piece=True)]
-    loader = torch.utils.data.DataLoader(dataset_of(urls).pcr_scan(5), batch_size=None, num_workers=1)
+    loader = torch.utils.data.DataLoader(
+        dataset_of(urls).pcr_scan(5), batch_size=None, num_workers=1
+    )
     with pytest.raises(CorruptPiece, match="scan=2"):
         list(loader)
 
 
 WRONG = {
-    "a WebLoader": (lambda urls: wds.WebLoader(dataset_of(urls), batch_size=None).pcr_scan(2), TypeError, "WebLoader"),
+    "a WebLoader": (
+        lambda urls: wds.WebLoader(dataset_of(urls), batch_size=None).pcr_scan(2),
+        TypeError,
+        "WebLoader",
+    ),
     "applied twice": (lambda urls: dataset_of(urls).pcr_scan(2).pcr_scan(3), TypeError, "already"),
-    "no opener": (lambda urls: wds.compat.FluidWrapper(wds.SimpleShardList(urls)).pcr_scan(2), TypeError, "stage"),
+    "no opener": (
+        lambda urls: wds.compat.FluidWrapper(wds.SimpleShardList(urls)).pcr_scan(2),
+        TypeError,
+        "stage",
+    ),
     "a cache": (lambda urls: dataset_of(urls, cache_dir=".").pcr_scan(2), TypeError, "cache_dir"),
     "scan 0": (lambda urls: dataset_of(urls).pcr_scan(0), ValueError, "1 or more"),
     "a string": (lambda urls: dataset_of(urls).pcr_scan("5"), TypeError, "scan number"),
@@ -207,8 +236,16 @@ WRONG = {
         PCRError,
         "no such thing",
     ),
-    "an unknown option": (lambda urls: dataset_of(urls).pcr_scan(2, caches="."), TypeError, "caches"),
-    "a missing shard": (lambda urls: list(dataset_of(["/nowhere/x.tar"]).pcr_scan(2)), PCRError, "nowhere"),
+    "an unknown option": (
+        lambda urls: dataset_of(urls).pcr_scan(2, caches="."),
+        TypeError,
+        "caches",
+    ),
+    "a missing shard": (
+        lambda urls: list(dataset_of(["/nowhere/x.tar"]).pcr_scan(2)),
+        PCRError,
+        "nowhere",
+    ),
 }
 
 
@@ -236,7 +273,9 @@ def test_a_plain_tar_is_refused(plain_tars):
 def test_a_stage_between_opener_and_expander_is_not_lost_silently(shard_urls):
     """A user's own stage that pcr_scan would have to drop is refused."""
     ds = dataset_of(shard_urls)
-    position = next(i for i, stage in enumerate(ds.pipeline) if isinstance(stage, cache.StreamingOpen))
+    position = next(
+        i for i, stage in enumerate(ds.pipeline) if isinstance(stage, cache.StreamingOpen)
+    )
     ds.pipeline.insert(position + 1, lambda source: source)
     with pytest.raises(TypeError, match="stands between"):
         ds.pcr_scan(2)
@@ -244,28 +283,43 @@ def test_a_stage_between_opener_and_expander_is_not_lost_silently(shard_urls):
 
 
 @pytest.mark.parametrize(
-    "order", ["import webdataset, pcrshard", "import pcrshard, webdataset", "import pcrshard.integrations.webdataset, webdataset"]
+    "order",
+    [
+        "import webdataset, pcrshard",
+        "import pcrshard, webdataset",
+        "import pcrshard.integrations.webdataset, webdataset",
+    ],
 )
 def test_import_adds_the_method_in_any_order(order):
     """import pcrshard is enough, before or after webdataset, and alone it does not import torch."""
-    code = (
-        f"import sys; import pcrshard; assert 'torch' not in sys.modules, 'slow import'; {order}; webdataset.WebDataset.pcr_scan"
-    )
+    code = f"import sys; import pcrshard; assert 'torch' not in sys.modules, 'slow import'; {order}; webdataset.WebDataset.pcr_scan"
     subprocess.run(
-        [sys.executable, "-c", code if order.startswith("import pcrshard") else f"{order}; webdataset.WebDataset.pcr_scan"],
+        [
+            sys.executable,
+            "-c",
+            code
+            if order.startswith("import pcrshard")
+            else f"{order}; webdataset.WebDataset.pcr_scan",
+        ],
         check=True,
     )
 
 
-@pytest.mark.parametrize("spec", ["l8", "rgb8", "l", "rgb", "torchl8", "torchrgb8", "torchl", "torchrgb", "torch"])
+@pytest.mark.parametrize(
+    "spec", ["l8", "rgb8", "l", "rgb", "torchl8", "torchrgb8", "torchl", "torchrgb", "torch"]
+)
 def test_the_jpeg_handler_agrees_with_webdatasets(spec, shard_urls):
     """JpegHandler gives the shape, type and nearly the values of WebDataset's own handler, and the same for other fields."""
-    samples = [s for s in dataset_of(shard_urls).pcr_scan(10) if s["__key__"] not in ("cat/005", "dog/006")][:4]
+    samples = [
+        s for s in dataset_of(shard_urls).pcr_scan(10) if s["__key__"] not in ("cat/005", "dog/006")
+    ][:4]
     for sample in samples:
         ours = np.asarray(JpegHandler(spec)(".jpg", sample["jpg"]))
         theirs = np.asarray(wds.autodecode.ImageHandler(spec)(".jpg", sample["jpg"]))
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        assert np.abs(ours.astype(float) - theirs.astype(float)).max() <= (3 if spec.endswith("8") else 3 / 255)
+        assert np.abs(ours.astype(float) - theirs.astype(float)).max() <= (
+            3 if spec.endswith("8") else 3 / 255
+        )
     assert JpegHandler(spec)(".cls", b"5") is None
     with pytest.raises(ValueError, match="imagespec"):
         JpegHandler("nonsense")
@@ -286,9 +340,16 @@ def test_what_the_users_functions_raise_goes_to_the_handler(shard_urls, plain_ta
 
         functions = {"select_files": refuse, "rename_files": refuse}
         how = functions if which == "both" else {which: functions[which]}
-        ds = dataset_of(urls, handler=lambda error, errors=errors: errors.append(error) or go_on, **how)
+        ds = dataset_of(
+            urls, handler=lambda error, errors=errors: errors.append(error) or go_on, **how
+        )
         samples = list(ds if urls is plain_tars else ds.pcr_scan(10))
-        found.append(([(s["__key__"], sorted(s)) for s in samples], [error.args[0].partition(" @ ")[0] for error in errors]))
+        found.append(
+            (
+                [(s["__key__"], sorted(s)) for s in samples],
+                [error.args[0].partition(" @ ")[0] for error in errors],
+            )
+        )
     assert found[0] == found[1]
     assert found[0][1]
 
@@ -304,12 +365,18 @@ def test_a_dataset_that_was_replaced_is_read_anew(synthetic_folder, tmp_path):
     """A notebook that encodes again and reads again gets the new index, and paths and NumPy's numbers work wherever names and numbers do."""
     for seed in (0, 1):
         shutil.rmtree(tmp_path / "d", ignore_errors=True)
-        pcrshard.encode(synthetic_folder, tmp_path / "d", pcrshard.EncodeOptions(num_shards=2, seed=seed), workers=1)
+        pcrshard.encode(
+            synthetic_folder,
+            tmp_path / "d",
+            pcrshard.EncodeOptions(num_shards=2, seed=seed),
+            workers=1,
+        )
         index, urls = pcrshard.open_dataset(tmp_path / "d")
         stage = pcrshard.pcr_scan(np.int64(2), index=str(tmp_path / "d"))
         assert len(list(wds.DataPipeline(wds.SimpleShardList(urls), stage))) == index.num_samples
         assert (
-            len(list(pcrshard.Shard(tmp_path / "d" / index.shards[0].name).samples(np.int64(2)))) == index.shards[0].num_samples
+            len(list(pcrshard.Shard(tmp_path / "d" / index.shards[0].name).samples(np.int64(2))))
+            == index.shards[0].num_samples
         )
 
 

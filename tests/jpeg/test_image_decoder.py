@@ -64,7 +64,8 @@ def test_smoothing_is_libjpegs(backend):
 
 
 @pytest.mark.parametrize(
-    ("crop", "error"), [((0, 0, 0, 5), ValueError), ((100, 0, 51, 5), ValueError), ((-1, 0, 5, 5), ValueError)]
+    ("crop", "error"),
+    [((0, 0, 0, 5), ValueError), ((100, 0, 51, 5), ValueError), ((-1, 0, 5, 5), ValueError)],
 )
 def test_crops_outside_are_refused(backend, crop, error):
     """A crop that is not within the image is a ValueError."""
@@ -111,7 +112,12 @@ def test_random_crops_have_the_asked_distribution():
 
 def test_draws_are_uniform_and_independent():
     """Draws of neighbouring samples and epochs are as good as random ones: each bin of 20 gets its share, and no two keys share a stream."""
-    streams = np.array([[draws.random() for _ in range(3)] for draws in (Draws(0, e, n) for e in range(4) for n in range(5000))])
+    streams = np.array(
+        [
+            [draws.random() for _ in range(3)]
+            for draws in (Draws(0, e, n) for e in range(4) for n in range(5000))
+        ]
+    )
     assert streams.min() >= 0
     assert streams.max() < 1
     for column in streams.T:
@@ -135,7 +141,9 @@ def test_the_same_seed_gives_the_same_batch():
         ImageDecoder().batch([JPEG], random.Random())
 
 
-@pytest.mark.parametrize("wrong", [{"crop": "middle"}, {"layout": "nchw"}, {"size": 0}, {"colour": "cmyk"}])
+@pytest.mark.parametrize(
+    "wrong", [{"crop": "middle"}, {"layout": "nchw"}, {"size": 0}, {"colour": "cmyk"}]
+)
 def test_wrong_options_are_refused(wrong):
     """A typing error is refused before the first image."""
     with pytest.raises(ValueError, match="expected"):
@@ -166,7 +174,11 @@ def test_damage_is_found_before_it_is_decoded(shard_urls, tmp_path):
     path = tmp_path / "data-000000.tar"
     path.write_bytes(data)
     with pytest.raises(CorruptPiece, match="scan=2"):
-        list(Shard(str(path)).samples(5, decode=functools.partial(ImageDecoder(8), rng=random.Random())))
+        list(
+            Shard(str(path)).samples(
+                5, decode=functools.partial(ImageDecoder(8), rng=random.Random())
+            )
+        )
 
 
 def test_in_a_webdataset_pipeline(shard_urls):
@@ -191,6 +203,8 @@ def test_in_a_webdataset_pipeline(shard_urls):
 def test_the_handler_decides_about_damage():
     """A sample that does not decode goes to the handler."""
     samples = [{"__key__": "a", "jpg": b"\xff\xd8 garbage"}, {"__key__": "b", "jpg": JPEG}]
-    assert [s["__key__"] for s in pcrshard.pcr_decode(8, handler=lambda error: True)(samples)] == ["b"]
+    assert [s["__key__"] for s in pcrshard.pcr_decode(8, handler=lambda error: True)(samples)] == [
+        "b"
+    ]
     with pytest.raises(CorruptJpeg):
         list(pcrshard.pcr_decode(8)(samples))

@@ -58,7 +58,8 @@ def test_damage_is_an_error_even_where_decoding_could_go_on():
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind", "shape"), [("rgb", "RGB", 3), ("gray", "RGB", 1), ("gray", "L", 1), ("cmyk", "CMYK", 4)]
+    ("mode", "kind", "shape"),
+    [("rgb", "RGB", 3), ("gray", "RGB", 1), ("gray", "L", 1), ("cmyk", "CMYK", 4)],
 )
 def test_decodes_to_arrays(mode, kind, shape):
     """Decoded arrays have the documented shape and type."""
@@ -75,12 +76,17 @@ def test_compress_is_close_to_the_pixels():
 
 
 @pytest.mark.parametrize(
-    ("fmt", "mode"), [("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"), ("WEBP", "RGB"), ("BMP", "L"), ("GIF", "P")]
+    ("fmt", "mode"),
+    [("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"), ("WEBP", "RGB"), ("BMP", "L"), ("GIF", "P")],
 )
 def test_other_formats_convert(fmt, mode):
     """Each common format becomes a JPEG of its size."""
     out = io.BytesIO()
-    picture = Image.fromarray(make_pixels(1, 20, 30)[..., 0].astype(np.uint16) * 256) if mode == "I;16" else None
+    picture = (
+        Image.fromarray(make_pixels(1, 20, 30)[..., 0].astype(np.uint16) * 256)
+        if mode == "I;16"
+        else None
+    )
     (picture or Image.fromarray(make_pixels(1, 20, 30)).convert(mode)).save(out, fmt)
     frame = map_jpeg(to_jpeg(out.getvalue(), 90, None)).frame
     assert (frame.height, frame.width) == (20, 30)
@@ -104,7 +110,9 @@ def test_resize_short_keeps_the_sampling(subsampling):
     assert map_jpeg(to_jpeg(source, None, 50)).frame.components == map_jpeg(source).frame.components
 
 
-@pytest.mark.parametrize(("size", "expected"), [((100, 200), (50, 100)), ((333, 100), (166, 50)), ((40, 300), (40, 300))])
+@pytest.mark.parametrize(
+    ("size", "expected"), [((100, 200), (50, 100)), ((333, 100), (166, 50)), ((40, 300), (40, 300))]
+)
 def test_resize_short_keeps_the_shape(size, expected):
     """The shorter side becomes N, the other follows, small images stay, and EXIF is kept."""
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"

@@ -54,7 +54,13 @@ def test_every_prefix_decodes_as_the_cut_original(options, djpeg, jpegtran):
 def test_a_joined_file_keeps_metadata_and_trailing_bytes(djpeg):
     """At full fidelity the file is as the user made it, thumbnail and appended data included."""
     comment = b"\xff\xfe\x00\x07hello"
-    jpeg = PROGRESSIVE[:DQT_AT] + APP1_WITH_THUMBNAIL + comment + PROGRESSIVE[DQT_AT:] + b"trailing \xff\xd9 bytes"
+    jpeg = (
+        PROGRESSIVE[:DQT_AT]
+        + APP1_WITH_THUMBNAIL
+        + comment
+        + PROGRESSIVE[DQT_AT:]
+        + b"trailing \xff\xd9 bytes"
+    )
     header, scans, tail = split_scans(jpeg)
     assert header + b"".join(scans) + EOI == PROGRESSIVE
     assert tail == APP1_WITH_THUMBNAIL + comment + EOI + b"trailing \xff\xd9 bytes"
@@ -65,7 +71,12 @@ def test_a_joined_file_keeps_metadata_and_trailing_bytes(djpeg):
 def test_fill_bytes_between_segments_are_allowed(djpeg):
     """Fill bytes before a marker (T.81 B.1.1.2) change nothing."""
     jpeg = (
-        PROGRESSIVE[:DQT_AT] + b"\xff\xff\xff" + PROGRESSIVE[DQT_AT:SOS_AT] + b"\xff" + PROGRESSIVE[SOS_AT:-2] + b"\xff\xff\xd9"
+        PROGRESSIVE[:DQT_AT]
+        + b"\xff\xff\xff"
+        + PROGRESSIVE[DQT_AT:SOS_AT]
+        + b"\xff"
+        + PROGRESSIVE[SOS_AT:-2]
+        + b"\xff\xff\xd9"
     )
     assert djpeg(join_scans(*split_scans(jpeg))) == djpeg(PROGRESSIVE)
 
@@ -113,10 +124,26 @@ REFUSED = {
     "no scan": (PROGRESSIVE[:SOS_AT] + EOI, CorruptJpeg, "scan before EOI"),
     "length 1": (patched(PROGRESSIVE, DQT_AT + 2, b"\0\1"), CorruptJpeg, "claims"),
     "second SOI": (SOI + PROGRESSIVE, CorruptJpeg, "second"),
-    "second SOF": (PROGRESSIVE[:SOS_AT] + PROGRESSIVE[SOF_AT : SOF_AT + 19] + PROGRESSIVE[SOS_AT:], CorruptJpeg, "second"),
-    "scan before SOF": (PROGRESSIVE[:SOF_AT] + PROGRESSIVE[SOS_AT:], CorruptJpeg, "before the first scan"),
-    "unknown marker": (PROGRESSIVE[:DQT_AT] + b"\xff\x02\0\2" + PROGRESSIVE[DQT_AT:], CorruptJpeg, "FF02"),
-    "stray byte": (PROGRESSIVE[:DQT_AT] + b"x" + PROGRESSIVE[DQT_AT:], CorruptJpeg, "expected a marker"),
+    "second SOF": (
+        PROGRESSIVE[:SOS_AT] + PROGRESSIVE[SOF_AT : SOF_AT + 19] + PROGRESSIVE[SOS_AT:],
+        CorruptJpeg,
+        "second",
+    ),
+    "scan before SOF": (
+        PROGRESSIVE[:SOF_AT] + PROGRESSIVE[SOS_AT:],
+        CorruptJpeg,
+        "before the first scan",
+    ),
+    "unknown marker": (
+        PROGRESSIVE[:DQT_AT] + b"\xff\x02\0\2" + PROGRESSIVE[DQT_AT:],
+        CorruptJpeg,
+        "FF02",
+    ),
+    "stray byte": (
+        PROGRESSIVE[:DQT_AT] + b"x" + PROGRESSIVE[DQT_AT:],
+        CorruptJpeg,
+        "expected a marker",
+    ),
     "width 0": (patched(PROGRESSIVE, SOF_AT + 7, b"\0\0"), CorruptJpeg, "width"),
     "height 0": (patched(PROGRESSIVE, SOF_AT + 5, b"\0\0"), CorruptJpeg, "height"),
     "12 bits": (patched(PROGRESSIVE, SOF_AT + 4, b"\x0c"), UnsupportedJpeg, "12-bit"),
@@ -129,11 +156,31 @@ REFUSED = {
     "same ids": (patched(PROGRESSIVE, SOF_AT + 13, b"\x01"), CorruptJpeg, "distinct"),
     "unknown component": (patched(PROGRESSIVE, SOS_AT + 5, b"\x09"), CorruptJpeg, "does not have"),
     "illegal band": (patched(PROGRESSIVE, SOS_AT + 12, b"\x05"), CorruptJpeg, "progressive scan"),
-    "3.6 gigapixels": (patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 60000, 60000)), UnsupportedJpeg, "pixels"),
-    "100 megapixels in 1 kB": (patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 10000, 10000)), CorruptJpeg, "cannot hold"),
-    "Adobe behind a scan": (PROGRESSIVE[:-2] + b"\xff\xee\0\x0eAdobe\0\x64" + bytes(5) + EOI, UnsupportedJpeg, "Adobe segment"),
-    "JFIF behind a scan": (PROGRESSIVE[:-2] + PROGRESSIVE[2:20] + EOI, UnsupportedJpeg, "JFIF segment behind"),
-    "300 scans": (PROGRESSIVE[:-2] + PROGRESSIVE[SOS_AT : SOS_AT + 14] * 300 + EOI, UnsupportedJpeg, "scans"),
+    "3.6 gigapixels": (
+        patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 60000, 60000)),
+        UnsupportedJpeg,
+        "pixels",
+    ),
+    "100 megapixels in 1 kB": (
+        patched(PROGRESSIVE, SOF_AT + 5, struct.pack(">HH", 10000, 10000)),
+        CorruptJpeg,
+        "cannot hold",
+    ),
+    "Adobe behind a scan": (
+        PROGRESSIVE[:-2] + b"\xff\xee\0\x0eAdobe\0\x64" + bytes(5) + EOI,
+        UnsupportedJpeg,
+        "Adobe segment",
+    ),
+    "JFIF behind a scan": (
+        PROGRESSIVE[:-2] + PROGRESSIVE[2:20] + EOI,
+        UnsupportedJpeg,
+        "JFIF segment behind",
+    ),
+    "300 scans": (
+        PROGRESSIVE[:-2] + PROGRESSIVE[SOS_AT : SOS_AT + 14] * 300 + EOI,
+        UnsupportedJpeg,
+        "scans",
+    ),
 }
 
 

@@ -18,7 +18,9 @@ from pcrshard import native
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips the native tests, saying why, where the extension was not built."""
     if not native.available:
-        skip = pytest.mark.skip(reason="pcrshard.native._core is not built: python pcrshard/native/build_native.py")
+        skip = pytest.mark.skip(
+            reason="pcrshard.native._core is not built: python pcrshard/native/build_native.py"
+        )
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(skip)
@@ -32,16 +34,25 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     source = str(Path(__file__).parent / "oracle.c")
     if compiler is None:
         pytest.skip("no C compiler for the libjpeg oracle")
-    built = subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), source, "-ljpeg"], check=False)
+    built = subprocess.run(
+        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), source, "-ljpeg"], check=False
+    )
     if built.returncode:
         pytest.skip("the libjpeg oracle does not build: install libjpeg62-turbo-dev")
     lib = ctypes.CDLL(str(library))
 
     def decode(jpeg: bytes, colour: int = 0, scale: int = 1) -> np.ndarray | None:
         pixels, shape = ctypes.c_void_p(), (ctypes.c_int * 3)()
-        if lib.oracle_decode(jpeg, ctypes.c_ulong(len(jpeg)), colour, scale, ctypes.byref(pixels), shape) < 0:
+        if (
+            lib.oracle_decode(
+                jpeg, ctypes.c_ulong(len(jpeg)), colour, scale, ctypes.byref(pixels), shape
+            )
+            < 0
+        ):
             return None
-        out = np.ctypeslib.as_array(ctypes.cast(pixels, ctypes.POINTER(ctypes.c_uint8)), tuple(shape)).copy()
+        out = np.ctypeslib.as_array(
+            ctypes.cast(pixels, ctypes.POINTER(ctypes.c_uint8)), tuple(shape)
+        ).copy()
         lib.oracle_free(pixels)
         return out
 

@@ -50,5 +50,3 @@ def scan_ends(jpeg: bytes) -> list[int]:
 
 
 Oracle = Callable[..., "np.ndarray | None"]
-
-

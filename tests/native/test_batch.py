@@ -10,14 +10,20 @@ from pcrshard import native
 from pcrshard.testing import make_jpeg
 
 BACKENDS = ("auto", "portable")
-JPEGS = [make_jpeg(i, 40 + 7 * i, 61 - 5 * i, "L" if i == 3 else "RGB", quality=85) for i in range(6)]
+JPEGS = [
+    make_jpeg(i, 40 + 7 * i, 61 - 5 * i, "L" if i == 3 else "RGB", quality=85) for i in range(6)
+]
 CROPS = np.array([(i, 2 * i, 20 + i, 25 - i) for i in range(6)], np.int32)
 
 
 def scattered(jpegs: list[bytes], pieces: int = 3) -> tuple[memoryview, np.ndarray, np.ndarray]:
     """The streams in one buffer, in pieces: all first ones, then all second ones, as in a shard."""
     cuts = [np.linspace(0, len(jpeg), pieces + 1).astype(int) for jpeg in jpegs]
-    starts, sizes, data = np.zeros((len(jpegs), pieces), np.int64), np.zeros((len(jpegs), pieces), np.uint32), b"?"
+    starts, sizes, data = (
+        np.zeros((len(jpegs), pieces), np.int64),
+        np.zeros((len(jpegs), pieces), np.uint32),
+        b"?",
+    )
     for k in range(pieces):
         for i, jpeg in enumerate(jpegs):
             piece = jpeg[cuts[i][k] : cuts[i][k + 1]]
@@ -29,26 +35,36 @@ def scattered(jpegs: list[bytes], pieces: int = 3) -> tuple[memoryview, np.ndarr
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", ["hwc", "chw"])
 @pytest.mark.parametrize("crops", [None, CROPS])
-def test_a_batch_has_the_pixels_of_each(backend: native.Backend, layout: native.Layout, crops: np.ndarray | None) -> None:
+def test_a_batch_has_the_pixels_of_each(
+    backend: native.Backend, layout: native.Layout, crops: np.ndarray | None
+) -> None:
     """Whether images are decoded together or alone does not matter."""
     buffer, starts, sizes = scattered(JPEGS)
     out = np.empty((6, 16, 18, 3) if layout == "hwc" else (6, 3, 16, 18), np.uint8)
-    done = native.decode_batch(native.piece_table(buffer, starts, sizes), out, crops=crops, layout=layout, backend=backend)
+    done = native.decode_batch(
+        native.piece_table(buffer, starts, sizes), out, crops=crops, layout=layout, backend=backend
+    )
     assert done.all()
     for i, jpeg in enumerate(JPEGS):
         crop = None if crops is None else tuple(crops[i].tolist())
-        assert np.array_equal(out[i], native.decode([jpeg], crop=crop, size=(16, 18), layout=layout, backend=backend))
+        assert np.array_equal(
+            out[i], native.decode([jpeg], crop=crop, size=(16, 18), layout=layout, backend=backend)
+        )
 
 
 def test_what_cannot_be_decoded_does_not_stop_the_others() -> None:
     """Damage, a crop outside, an unsupported kind or no bytes at all: the rest of the batch is as it would be."""
     jpegs = [*JPEGS, JPEGS[0][:200], make_jpeg(7, 30, 30, "CMYK"), JPEGS[1], b""]
-    crops = np.concatenate([CROPS, [(0, 0, 9, 9), (0, 0, 9, 9), (0, 0, 9999, 9), (0, 0, 9, 9)]]).astype(np.int32)
+    crops = np.concatenate(
+        [CROPS, [(0, 0, 9, 9), (0, 0, 9, 9), (0, 0, 9999, 9), (0, 0, 9, 9)]]
+    ).astype(np.int32)
     buffer, starts, sizes = scattered(jpegs)
     out = np.empty((10, 16, 18, 3), np.uint8)
     done = native.decode_batch(native.piece_table(buffer, starts, sizes), out, crops=crops)
     assert done.tolist() == [True] * 6 + [False] * 4
-    assert np.array_equal(out[5], native.decode([JPEGS[5]], crop=tuple(CROPS[5].tolist()), size=(16, 18)))
+    assert np.array_equal(
+        out[5], native.decode([JPEGS[5]], crop=tuple(CROPS[5].tolist()), size=(16, 18))
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -79,7 +95,9 @@ def test_joined_streams_are_whole(backend: native.Backend) -> None:
     assert list(native.join(table, None, backend=backend)) == whole
     assert list(native.join(table, crcs, backend=backend)) == whole
     crcs[[3, 8]] ^= 1
-    assert list(native.join(table, crcs, backend=backend)) == [None if i in (3, 8) else x for i, x in enumerate(whole)]
+    assert list(native.join(table, crcs, backend=backend)) == [
+        None if i in (3, 8) else x for i, x in enumerate(whole)
+    ]
     assert list(native.join(table[:0], crcs[:0], backend=backend)) == []
 
 
@@ -87,7 +105,9 @@ def test_joined_streams_are_whole(backend: native.Backend) -> None:
 def test_pieces_outside_the_buffer_are_refused(start: int, size: int) -> None:
     """No piece points to memory that is not the buffer's."""
     with pytest.raises(ValueError, match="within 10 bytes"):
-        native.piece_table(memoryview(bytes(10)), np.array([[start]], np.int64), np.array([[size]], np.uint32))
+        native.piece_table(
+            memoryview(bytes(10)), np.array([[start]], np.int64), np.array([[size]], np.uint32)
+        )
 
 
 @pytest.mark.parametrize(

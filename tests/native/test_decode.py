@@ -26,7 +26,9 @@ UNSUPPORTED = {
 Progressive = list[tuple[str, bytes, list[bytes]]]
 
 
-def test_every_scan_of_photographs_matches_libjpeg(progressive: Progressive, oracle: Oracle) -> None:
+def test_every_scan_of_photographs_matches_libjpeg(
+    progressive: Progressive, oracle: Oracle
+) -> None:
     """Every prefix of every photograph decodes to libjpeg's pixels, with both backends."""
     for name, source, prefixes in progressive:
         for scan, stream in enumerate([source, *prefixes]):
@@ -50,10 +52,15 @@ def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: O
         for backend in BACKENDS:
             try:
                 four = native.read_header([jpeg]).num_components == 4
-                results.append(native.decode([jpeg], colour="cmyk" if four else "rgb", backend=backend))
+                results.append(
+                    native.decode([jpeg], colour="cmyk" if four else "rgb", backend=backend)
+                )
             except native.NativeError as error:
                 assert "expected" in str(error), path.name
-                assert not path.name.startswith("valid") or path.name in UNSUPPORTED, (path.name, str(error))
+                assert not path.name.startswith("valid") or path.name in UNSUPPORTED, (
+                    path.name,
+                    str(error),
+                )
                 assert not path.name.startswith("valid") or error.unsupported, path.name
                 results.append(None)
         assert (results[0] is None) == (results[1] is None), path.name
@@ -69,7 +76,9 @@ def test_gray_is_the_luma(photos: list[tuple[str, bytes]], oracle: Oracle) -> No
         expected = oracle(source, 1)
         assert expected is not None
         assert np.array_equal(native.decode([source], colour="gray"), expected[:, :, 0]), name
-        assert np.array_equal(native.decode([source], colour="gray", layout="chw"), expected.transpose(2, 0, 1)), name
+        assert np.array_equal(
+            native.decode([source], colour="gray", layout="chw"), expected.transpose(2, 0, 1)
+        ), name
 
 
 def test_pieces_may_be_cut_anywhere(progressive: Progressive) -> None:
@@ -88,10 +97,16 @@ def test_out_is_filled_and_checked(photos: list[tuple[str, bytes]]) -> None:
     _, source = photos[0]
     expected = native.decode([source], size=(64, 48), layout="chw")
     batch = np.zeros((2, 3, 64, 48), np.uint8)
-    assert np.shares_memory(native.decode([source], size=(64, 48), layout="chw", out=batch[1]), batch)
+    assert np.shares_memory(
+        native.decode([source], size=(64, 48), layout="chw", out=batch[1]), batch
+    )
     assert np.array_equal(batch[1], expected)
     assert not batch[0].any()
-    for wrong in (np.zeros((64, 48, 3), np.uint8), np.zeros((3, 64, 48), np.int8), batch[1][:, :, ::-1]):
+    for wrong in (
+        np.zeros((64, 48, 3), np.uint8),
+        np.zeros((3, 64, 48), np.int8),
+        batch[1][:, :, ::-1],
+    ):
         with pytest.raises(ValueError, match="expected out"):
             native.decode([source], size=(64, 48), layout="chw", out=wrong)
 

@@ -28,7 +28,10 @@ def random_script(rng: random.Random, components: int) -> list[Any]:
         for first, stop in zip([1, *cuts], [*cuts, 64], strict=True):
             depth = rng.randint(0, 4)
             chain = [((component,), first, stop - 1, 0, depth)]
-            chains.append(chain + [((component,), first, stop - 1, a + 1, a) for a in range(depth - 1, -1, -1)])
+            chains.append(
+                chain
+                + [((component,), first, stop - 1, a + 1, a) for a in range(depth - 1, -1, -1)]
+            )
     script.append(dc[0])
     while any(chains):
         script.append(rng.choice([chain for chain in chains if chain]).pop(0))
@@ -84,6 +87,8 @@ def test_prefixes_of_random_scripts_match_libjpeg(photos: Photos, oracle: Any) -
 )
 def test_bad_scripts_are_refused(photos: Photos, change: Any, match: str) -> None:
     """A script that breaks T.81 G.1.1.1, or does not send everything, is a ValueError."""
-    source = next(source for _, source in photos if native.read_header([source]).num_components == 3)
+    source = next(
+        source for _, source in photos if native.read_header([source]).num_components == 3
+    )
     with pytest.raises(ValueError, match=match):
         native.rescan(source, change(STANDARD[3]))

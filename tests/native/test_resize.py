@@ -49,11 +49,15 @@ def test_resize_is_close_to_pillow(photos: Photos, oracle: Oracle) -> None:
         assert whole is not None
         y, x, h, w = random_box(rng, *whole.shape[:2])
         size = rng.randint(1, 300), rng.randint(1, 300)
-        expected = image.fromarray(whole).resize(size[::-1], image.Resampling.BILINEAR, box=(x, y, x + w, y + h))
+        expected = image.fromarray(whole).resize(
+            size[::-1], image.Resampling.BILINEAR, box=(x, y, x + w, y + h)
+        )
         expected = np.asarray(expected).astype(int)
         got = native.decode([source], crop=(y, x, h, w), size=size, scale=1)
         assert np.abs(expected - got).max() <= 1, name
-        scaled.append(np.abs(expected - native.decode([source], crop=(y, x, h, w), size=size)).mean())
+        scaled.append(
+            np.abs(expected - native.decode([source], crop=(y, x, h, w), size=size)).mean()
+        )
     assert np.mean(scaled) < 1
     assert max(scaled) < 8
 
@@ -66,15 +70,24 @@ def test_backends_and_layouts_agree(photos: Photos) -> None:
         crop = random_box(rng, header.height, header.width)
         size = rng.randint(1, 300), rng.randint(1, 300)
         fast = native.decode([source], crop=crop, size=size)
-        assert np.array_equal(fast, native.decode([source], crop=crop, size=size, backend="portable")), name
-        assert np.array_equal(fast.transpose(2, 0, 1), native.decode([source], crop=crop, size=size, layout="chw")), name
+        assert np.array_equal(
+            fast, native.decode([source], crop=crop, size=size, backend="portable")
+        ), name
+        assert np.array_equal(
+            fast.transpose(2, 0, 1), native.decode([source], crop=crop, size=size, layout="chw")
+        ), name
 
 
 def test_crop_outside_the_image_is_refused(photos: Photos) -> None:
     """A crop or size that does not fit is a ValueError that says what would."""
     _, source = photos[0]
     header = native.read_header([source])
-    for crop in ((0, 0, header.height + 1, 1), (-1, 0, 1, 1), (0, 0, 0, 5), (0, header.width, 1, 1)):
+    for crop in (
+        (0, 0, header.height + 1, 1),
+        (-1, 0, 1, 1),
+        (0, 0, 0, 5),
+        (0, header.width, 1, 1),
+    ):
         with pytest.raises(ValueError, match="expected a crop"):
             native.decode([source], crop=crop)
     for size in ((0, 5), (70000, 5)):

@@ -22,7 +22,9 @@ def segment(marker: int, body: bytes) -> bytes:
 def frame(height: int, width: int, marker: int = 0xC2) -> bytes:
     """SOI, a quantisation table, and the frame header of a gray image."""
     dqt = segment(0xDB, bytes([0]) + bytes([1]) * 64)
-    sof = segment(marker, b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\x00")
+    sof = segment(
+        marker, b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\x00"
+    )
     return b"\xff\xd8" + dqt + sof
 
 
@@ -39,7 +41,9 @@ def scan(ss: int, se: int, ah: int, al: int) -> bytes:
 @pytest.mark.parametrize("transform", [0, 1, 2])
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 @pytest.mark.parametrize("jfif", [True, False])
-def test_late_colour_markers_change_nothing(oracle: Oracle, colour: str, transform: int, after: int, jfif: bool) -> None:
+def test_late_colour_markers_change_nothing(
+    oracle: Oracle, colour: str, transform: int, after: int, jfif: bool
+) -> None:
     """The colour space is that of the markers before the first scan, as for libjpeg; later ones are not looked at."""
     source = make_jpeg(3, 40, 50, progressive=True)
     source = source if jfif else source[:2] + source[20:]
@@ -50,7 +54,9 @@ def test_late_colour_markers_change_nothing(oracle: Oracle, colour: str, transfo
     assert expected is not None
     assert after == 0 or np.array_equal(expected, unmarked)
     for backend in ("auto", "portable"):
-        assert np.array_equal(native.decode([marked], colour=colour, backend=backend), expected.squeeze())
+        assert np.array_equal(
+            native.decode([marked], colour=colour, backend=backend), expected.squeeze()
+        )
 
 
 def test_truncations_and_flips_never_crash(photos: Photos) -> None:
@@ -87,7 +93,11 @@ def test_progressive_bomb_is_refused() -> None:
     blocks = (side // 8) ** 2
     stream = frame(side, side) + huffman(0, 0) + scan(0, 0, 0, 13) + bytes(blocks // 8)
     run = huffman(0x10, 0xE0)
-    bomb = b"".join(scan(k, k, al + 1 if al < 12 else 0, al) + bytes(8) for k in range(1, 20) for al in range(12, -1, -1))
+    bomb = b"".join(
+        scan(k, k, al + 1 if al < 12 else 0, al) + bytes(8)
+        for k in range(1, 20)
+        for al in range(12, -1, -1)
+    )
     assert native.decode([stream + run]).shape == (side, side, 3)
     with pytest.raises(native.NativeError, match=r"visits per bit|at most 256 scans"):
         native.decode([stream + run + bomb])
@@ -117,7 +127,14 @@ def test_pixel_cap_is_the_callers() -> None:
         (frame(8, 8) + huffman(0, 0) + scan(0, 0, 3, 2), False, "Ah"),
         (frame(8, 8) + huffman(0, 0) + scan(0, 0, 0, 0), False, "MCU rows"),
         (frame(8, 8) + huffman(0, 0) + scan(0, 0, 0, 0) + b"\xc0", False, "Huffman codes"),
-        (frame(8, 8) + segment(0xC4, bytes([0, 3, *bytes(15), 0, 1, 2])) + scan(0, 0, 0, 0) + b"\0", False, "fit"),
+        (
+            frame(8, 8)
+            + segment(0xC4, bytes([0, 3, *bytes(15), 0, 1, 2]))
+            + scan(0, 0, 0, 0)
+            + b"\0",
+            False,
+            "fit",
+        ),
     ],
 )
 def test_each_refusal_says_what_was_expected(stream: bytes, unsupported: bool, match: str) -> None:

@@ -32,7 +32,9 @@ def fd(tmp_path_factory: pytest.TempPathFactory):
     os.close(handle)
 
 
-def groups(sizes: list[list[int]], starts: list[int], base: int = 0, offsets: list[int] | None = None) -> Groups:
+def groups(
+    sizes: list[list[int]], starts: list[int], base: int = 0, offsets: list[int] | None = None
+) -> Groups:
     places = None if offsets is None else np.array(offsets, np.uint64)
     return Groups(np.array(sizes, np.uint32), np.array(starts, np.int64), base, places)
 
@@ -60,7 +62,9 @@ def layouts(draw: st.DrawFn) -> tuple[int, int, Groups]:
     start = at = draw(st.integers(0, 5000))
     num_items, num_rows = draw(st.integers(1, 40)), draw(st.integers(1, 11))
     base = draw(st.integers(0, num_rows))
-    sizes = st.one_of(st.just(0), st.integers(1, 50), st.integers(1, 3000), st.integers(200_000, 300_000))
+    sizes = st.one_of(
+        st.just(0), st.integers(1, 50), st.integers(1, 3000), st.integers(200_000, 300_000)
+    )
     gaps = st.sampled_from([0, 0, 0, 1, 512, 4096, 10_000])
     table = np.zeros((num_rows, num_items), np.uint32)
     starts, offsets = np.zeros(num_rows, np.int64), np.zeros(num_items, np.uint64)
@@ -78,11 +82,17 @@ def layouts(draw: st.DrawFn) -> tuple[int, int, Groups]:
         starts[row] = at = min(at + draw(gaps), len(DATA) - 9000)
         for i in range(num_items):
             at += place(row, i)
-    return start, draw(st.integers(at, at + 9000)), Groups(table, starts, base, offsets if base else None)
+    return (
+        start,
+        draw(st.integers(at, at + 9000)),
+        Groups(table, starts, base, offsets if base else None),
+    )
 
 
 @given(layout=layouts(), ending=st.sampled_from([b"", b"\xff\xd9"]))
-def test_every_piece_is_in_its_object(fd: int, layout: tuple[int, int, Groups], ending: bytes) -> None:
+def test_every_piece_is_in_its_object(
+    fd: int, layout: tuple[int, int, Groups], ending: bytes
+) -> None:
     """Whatever the sizes and gaps: objects are what slices of the file would have given."""
     start, stop, found = layout
     expected = plain(found, ending)
@@ -100,7 +110,9 @@ def test_checksums_of_every_size(fd: int, shift: int) -> None:
     found = groups([sizes], [shift])
     crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
     assert None not in scatter.read(fd, shift, len(DATA), found, crcs=crcs)
-    assert scatter.read(fd, shift, len(DATA), found, crcs=crcs ^ np.uint32(1)) == [None] * len(sizes)
+    assert scatter.read(fd, shift, len(DATA), found, crcs=crcs ^ np.uint32(1)) == [None] * len(
+        sizes
+    )
 
 
 def test_arrays_may_lie_anywhere(fd: int) -> None:
@@ -180,7 +192,9 @@ ONE_CRC = np.zeros(1, np.uint32)
         (0, 99, ONE._replace(base=1, offsets=np.zeros(2, np.uint64)), None),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(fd: int, start: int, stop: int, pieces: Groups, crcs: np.ndarray | None) -> None:
+def test_arguments_that_do_not_fit_are_refused(
+    fd: int, start: int, stop: int, pieces: Groups, crcs: np.ndarray | None
+) -> None:
     """A negative range, or too few of anything, is an error, not a read of foreign memory."""
     assert scatter.read(fd, 0, 99, ONE, crcs=ONE_CRC) == [None]
     with pytest.raises(ValueError, match="do not fit together"):
@@ -249,7 +263,10 @@ def test_rows_are_dicts_of_columns() -> None:
     """A table given by columns, some lists, some tuples, as one dict per row, with the names in their order."""
     columns = (("a", "b"), [b"1", None], (None, b"2", b"more than asked for"))
     rows = scatter.rows(("__key__", "jpg", "cls"), columns, 2)
-    assert rows == [{"__key__": "a", "jpg": b"1", "cls": None}, {"__key__": "b", "jpg": None, "cls": b"2"}]
+    assert rows == [
+        {"__key__": "a", "jpg": b"1", "cls": None},
+        {"__key__": "b", "jpg": None, "cls": b"2"},
+    ]
     assert list(rows[0]) == ["__key__", "jpg", "cls"]
     assert scatter.rows((), (), 0) == []
 
@@ -265,7 +282,9 @@ def test_rows_are_dicts_of_columns() -> None:
         (["a"], ([1],), 1, TypeError),
     ],
 )
-def test_rows_that_cannot_be_made(names: Any, columns: Any, count: int, error: type[Exception]) -> None:
+def test_rows_that_cannot_be_made(
+    names: Any, columns: Any, count: int, error: type[Exception]
+) -> None:
     """Columns that are too short, or no columns, are an error, and nothing is left behind."""
     before = sys.getrefcount(columns)
     for _ in range(3):

@@ -23,11 +23,24 @@ from pcrshard.testing import make_jpeg
 from pcrshard.upkeep.stage import stage
 
 # A fork server that has the imports makes a process in milliseconds.
-multiprocessing.set_forkserver_preload(["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"])
+multiprocessing.set_forkserver_preload(
+    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
+)
 QUICK = Retry(attempts=6, first_delay=0.005, max_delay=0.02, timeout=0.2, deadline=5)
 SECONDS = 60  # a trial that takes longer hangs
 SCANS = (1, 2, 5, "full")
-WIRE = ("cut", "reset", "5xx", "stall", "length", "no range", "flip", "wrong range", "etag", "mixed")
+WIRE = (
+    "cut",
+    "reset",
+    "5xx",
+    "stall",
+    "length",
+    "no range",
+    "flip",
+    "wrong range",
+    "etag",
+    "mixed",
+)
 KINDS = (*WIRE, "replaced", "cache files", "cache small", "kill reader", "kill stage")
 
 
@@ -38,14 +51,20 @@ def make_fault(kind, rng, num_bytes):
         kind = rng.choice(WIRE[:-1])
     return {
         "cut": lambda: Fault(cut_after=place),
-        "reset": lambda: rng.choice([Fault(drop=True, reset=True), Fault(cut_after=place, reset=True)]),
+        "reset": lambda: rng.choice(
+            [Fault(drop=True, reset=True), Fault(cut_after=place, reset=True)]
+        ),
         "5xx": lambda: Fault(status=rng.choice([500, 502, 503, 504, 429]), body=b"busy"),
         "stall": lambda: Fault(stall=30, stall_after=rng.choice([None, place])),
-        "length": lambda: Fault(length_error=rng.choice([-1, 1]) * rng.randrange(1, max(num_bytes, 2))),
+        "length": lambda: Fault(
+            length_error=rng.choice([-1, 1]) * rng.randrange(1, max(num_bytes, 2))
+        ),
         "no range": lambda: Fault(ignore_range=True, cut_after=rng.choice([None, place])),
         "flip": lambda: Fault(flip=place),
         "wrong range": lambda: Fault(shift=512, headers=rng.choice([AS_ASKED, {}])),
-        "etag": lambda: Fault(headers={"ETag": f'"{rng.random()}"'}, cut_after=rng.choice([None, place])),
+        "etag": lambda: Fault(
+            headers={"ETag": f'"{rng.random()}"'}, cut_after=rng.choice([None, place])
+        ),
     }[kind]()
 
 
@@ -57,7 +76,12 @@ class Policy:
 
     def __call__(self, ask):
         rng = random.Random(f"{self.seed} {ask.path} {ask.range} {ask.attempt}")
-        if ask.method != "GET" or ask.range is None or not ask.path.endswith(".tar") or rng.random() >= self.probability:
+        if (
+            ask.method != "GET"
+            or ask.range is None
+            or not ask.path.endswith(".tar")
+            or rng.random() >= self.probability
+        ):
             return None
         return make_fault(self.kind, rng, ask.range[1] - ask.range[0])
 
@@ -74,10 +98,14 @@ class World:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(make_jpeg(ord(version) * 100 + i, 48 + i, 80 - i, quality=90))
             options = pcrshard.EncodeOptions(num_shards=4)
-            pcrshard.encode(str(folder / version / "in"), str(folder / version / "out"), options, workers=1)
+            pcrshard.encode(
+                str(folder / version / "in"), str(folder / version / "out"), options, workers=1
+            )
             self.index[version], urls = pcrshard.open_dataset(str(folder / version / "out"))
             for scan in SCANS:
-                self.truth[version, scan] = {s["__key__"]: dict(s) for url in urls for s in Shard(url).samples(scan)}
+                self.truth[version, scan] = {
+                    s["__key__"]: dict(s) for url in urls for s in Shard(url).samples(scan)
+                }
 
     def copy(self, version, target):
         target.mkdir(exist_ok=True)
@@ -94,12 +122,18 @@ def epoch(urls, scan, expected, **reading):
     """Run an epoch; ``ok`` if it delivered exactly what is expected, ``error`` if it ended with an error of ours that names the shard."""
     found = {}
     try:
-        for sample in wds.WebDataset(urls, shardshuffle=False).pcr_scan(scan, retry=QUICK, **reading):
+        for sample in wds.WebDataset(urls, shardshuffle=False).pcr_scan(
+            scan, retry=QUICK, **reading
+        ):
             assert sample["__key__"] not in found, f"{sample['__key__']} came twice"
-            found[sample["__key__"]] = {k: v for k, v in sample.items() if k == "__key__" or not k.startswith("__")}
+            found[sample["__key__"]] = {
+                k: v for k, v in sample.items() if k == "__key__" or not k.startswith("__")
+            }
     except PCRError as error:
         assert any(url in str(error) for url in urls), f"no shard in {error!r}"
-        assert all(expected.get(key) == value for key, value in found.items()), "wrong bytes before an error"
+        assert all(expected.get(key) == value for key, value in found.items()), (
+            "wrong bytes before an error"
+        )
         return "error"
     assert found.keys() == expected.keys(), f"{len(found)} of {len(expected)} samples"
     assert found == expected, "wrong bytes"
@@ -114,14 +148,18 @@ def trial(world, seed, kind, tmp_path):
     cache_dir = str(tmp_path / f"cache-{seed}")
     cached = kind in ("cache files", "cache small", "kill reader") or rng.random() < 0.4
     known = rng.random() < 0.5
-    reading = {"prefetch": rng.choice([0, 1, 2, 4])} | ({"index": world.index["A"]} if known else {})
+    reading = {"prefetch": rng.choice([0, 1, 2, 4])} | (
+        {"index": world.index["A"]} if known else {}
+    )
     if cached:
         reading |= {
             "cache_dir": cache_dir,
             "cache_bytes": rng.choice([None, 12_000, 40_000]) if kind != "cache small" else 12_000,
         }
     policy = Policy(
-        seed, kind if kind in WIRE else "mixed", rng.choice([0.2, 0.4, 0.8]) if kind in WIRE else rng.choice([0, 0.2])
+        seed,
+        kind if kind in WIRE else "mixed",
+        rng.choice([0.2, 0.4, 0.8]) if kind in WIRE else rng.choice([0, 0.2]),
     )
     note = world.outcomes[kind]
     with servers.faulty(served, policy) as server:
@@ -146,7 +184,9 @@ def trial(world, seed, kind, tmp_path):
 
 
 def _damage_some(rng, cache_dir):
-    paths = sorted(os.path.join(folder, name) for folder, _, names in os.walk(cache_dir) for name in names)
+    paths = sorted(
+        os.path.join(folder, name) for folder, _, names in os.walk(cache_dir) for name in names
+    )
     for path in rng.sample(paths, len(paths) // 3):
         with open(path, "r+b") as file:
             data = bytearray(file.read())
@@ -253,7 +293,10 @@ def run_trials(world, tmp_path, seeds):
         logging.getLogger("pcrshard").setLevel(logging.NOTSET)
     columns = ("ok", "error", "killed")
     lines = [f"{'':14}" + "".join(f"{name:>8}" for name in columns)]
-    lines += [f"{kind:14}" + "".join(f"{world.outcomes[kind][name]:8}" for name in columns) for kind in KINDS]
+    lines += [
+        f"{kind:14}" + "".join(f"{world.outcomes[kind][name]:8}" for name in columns)
+        for kind in KINDS
+    ]
     print("\n".join(lines), f"\n{len(seeds)} trials in {time.monotonic() - begin:.0f} s")
 
 

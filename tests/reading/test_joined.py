@@ -25,14 +25,20 @@ def url(request, tmp_path_factory):
     """Colour, gray and CMYK images, a second stream that some samples lack, optional fields, metadata in some."""
     samples = []
     for i, mode in enumerate(["RGB", "L", "RGB", "CMYK", "RGB", "L"]):
-        sample = {"__key__": f"k{i}", "jpg": make_jpeg(i, 30 + i, 41 - i, mode, exif=EXIF if i % 2 else b""), "cls": i}
+        sample = {
+            "__key__": f"k{i}",
+            "jpg": make_jpeg(i, 30 + i, 41 - i, mode, exif=EXIF if i % 2 else b""),
+            "cls": i,
+        }
         if i % 3:
             sample["mask.jpg"] = make_jpeg(i + 50, 30 + i, 41 - i, "L")
         if i % 4:
             sample["txt"] = f"caption {i}"
         samples.append(sample)
     path = str(tmp_path_factory.mktemp("joined") / f"{request.param}-000000.tar")
-    write_shard(path, [encode_sample(sample) for sample in samples], ShardFormat(layout=request.param))
+    write_shard(
+        path, [encode_sample(sample) for sample in samples], ShardFormat(layout=request.param)
+    )
     return path
 
 
@@ -50,14 +56,19 @@ def test_samples_are_those_of_a_prefix(url, scan):
     expected, got = both(url, scan)
     assert got == expected
     assert [list(sample) for sample in got] == [list(sample) for sample in expected]
-    assert [sorted(sample) for sample in got[:2]] == [["__key__", "cls", "jpg"], ["__key__", "cls", "jpg", "mask.jpg", "txt"]]
+    assert [sorted(sample) for sample in got[:2]] == [
+        ["__key__", "cls", "jpg"],
+        ["__key__", "cls", "jpg", "mask.jpg", "txt"],
+    ]
 
 
 @pytest.mark.parametrize("scan", [1, FULL])
 def test_fields_are_left_out(url, scan):
     """``select`` sees each field that is there, and no other."""
     seen = []
-    expected, got = both(url, scan, select=lambda key, field: seen.append((key, field)) or field != "jpg")
+    expected, got = both(
+        url, scan, select=lambda key, field: seen.append((key, field)) or field != "jpg"
+    )
     assert got == expected
     assert len(seen) == 2 * len(set(seen))
 
@@ -92,10 +103,14 @@ def test_metadata_that_are_none(tmp_path):
     """Whoever writes a shard may put anything into a tail, with its right checksum: the sample is refused at full fidelity, the others are not."""
     samples = [encode_sample({"__key__": f"k{i}", "jpg": make_jpeg(i, 20, 20)}) for i in range(3)]
     image = samples[1].images["jpg"]
-    samples[1].images["jpg"] = image._replace(pieces=(*image.pieces[:-1], b"\xff\xe1\0\1not a segment"))
+    samples[1].images["jpg"] = image._replace(
+        pieces=(*image.pieces[:-1], b"\xff\xe1\0\1not a segment")
+    )
     write_shard(str(tmp_path / "a.tar"), samples, ShardFormat())
     errors = []
-    expected, got = both(str(tmp_path / "a.tar"), FULL, on_error=lambda error: errors.append(repr(error)) or True)
+    expected, got = both(
+        str(tmp_path / "a.tar"), FULL, on_error=lambda error: errors.append(repr(error)) or True
+    )
     assert got == expected
     assert [sample["__key__"] for sample in got] == ["k0", "k2"]
     assert errors[0] == errors[1]
@@ -107,7 +122,10 @@ def test_damage_elsewhere_does_not_matter(url, tmp_path):
     """A lower scan, an unselected field or ``check=False`` does not meet the damage."""
     bad = damage(url, tmp_path / "bad.tar", 1, 5)
     assert list(Shard(bad).samples(4)) == list(Shard(url).samples(4))
-    labels = [sample.get("cls") for sample in Shard(bad).samples(5, select=lambda key, field: field == "cls")]
+    labels = [
+        sample.get("cls")
+        for sample in Shard(bad).samples(5, select=lambda key, field: field == "cls")
+    ]
     assert labels == [b"0", b"1", b"2", b"3", b"4", b"5"]
     unchecked = [sample["jpg"] for sample in Shard(bad, check=False).samples(5)]
     assert sum(a != b["jpg"] for a, b in zip(unchecked, Shard(url).samples(5), strict=True)) == 1
@@ -118,7 +136,11 @@ def test_a_damaged_sample_is_read_again_alone(url, tmp_path, monkeypatch):
     bad = str(tmp_path / "bad.tar")
     damage(damage(url, tmp_path / "bad.tar", 1, 1), tmp_path / "bad.tar", 2, 1)
     sizes, read = [], LocalFile.read
-    monkeypatch.setattr(LocalFile, "read", lambda self, start, stop: sizes.append(stop - start) or read(self, start, stop))
+    monkeypatch.setattr(
+        LocalFile,
+        "read",
+        lambda self, start, stop: sizes.append(stop - start) or read(self, start, stop),
+    )
     shard = Shard(bad)
     assert len(list(shard.samples(2, on_error=lambda _: True))) == 4
     index = shard.index
@@ -132,7 +154,10 @@ def test_a_shard_that_is_another_meanwhile(url, tmp_path, change):
     bad, errors = damage(url, tmp_path / "bad.tar", 2, 1), []
     with Shard(bad).load_samples(1) as loaded:
         if change == "replaced":
-            other = [encode_sample({"__key__": f"other{i}", "jpg": make_jpeg(i, 20, 20)}) for i in range(3)]
+            other = [
+                encode_sample({"__key__": f"other{i}", "jpg": make_jpeg(i, 20, 20)})
+                for i in range(3)
+            ]
             write_shard(bad, other, ShardFormat())
         else:
             os.unlink(bad)
@@ -188,7 +213,14 @@ def test_a_machine_without_scattered_reads_gives_the_same(url, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("scan", "error"), [(1.5, TypeError), ("5", TypeError), (True, TypeError), (0, ScanUnavailable), (11, ScanUnavailable)]
+    ("scan", "error"),
+    [
+        (1.5, TypeError),
+        ("5", TypeError),
+        (True, TypeError),
+        (0, ScanUnavailable),
+        (11, ScanUnavailable),
+    ],
 )
 def test_a_wrong_scan_is_told_as_such(url, scan, error):
     """A mistyped scan is that, not a storage error."""

@@ -68,10 +68,14 @@ def test_everything_comes_once_in_order(depth):
         time.sleep(pauses[item])
         return Thing(item)
 
-    assert list(consume(prefetch(range(60), load, depth=depth, max_bytes=1 << 30))) == list(range(60))
+    assert list(consume(prefetch(range(60), load, depth=depth, max_bytes=1 << 30))) == list(
+        range(60)
+    )
 
 
-@pytest.mark.parametrize(("depth", "max_bytes", "ahead"), [(1, 1000, 1), (3, 1000, 3), (5, 250, 2), (5, 1, 1)])
+@pytest.mark.parametrize(
+    ("depth", "max_bytes", "ahead"), [(1, 1000, 1), (3, 1000, 3), (5, 250, 2), (5, 1, 1)]
+)
 def test_no_more_is_loaded_ahead_than_asked(depth, max_bytes, ahead):
     """``prefetch`` counts shards and ``prefetch_bytes`` bounds their memory, as soon as one is known."""
     started = []
@@ -153,7 +157,9 @@ def test_source_that_fails_is_the_callers_error():
         raise LookupError("no more shards")
 
     with pytest.raises(LookupError, match="no more shards"):
-        for _, future in prefetch(source(), lambda item, cancel: Thing(item), depth=1, max_bytes=1 << 30):
+        for _, future in prefetch(
+            source(), lambda item, cancel: Thing(item), depth=1, max_bytes=1 << 30
+        ):
             future.result().close()
 
 
@@ -193,7 +199,10 @@ def test_interpreter_ends_promptly_with_loads_that_hang(how):
         if sys.argv[1] == "SIGINT": time.sleep(60)
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(program), how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline() == "ready\n"
     begin = time.monotonic()

@@ -26,7 +26,9 @@ from pcrshard.reading.shard import Shard
 from pcrshard.storage.retry import Retry
 
 # A fork server that has the imports makes a process in milliseconds.
-multiprocessing.set_forkserver_preload(["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"])
+multiprocessing.set_forkserver_preload(
+    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
+)
 STOPS = (1000, 2500, 3000, 7000, 9000)
 HASTY = Retry(attempts=3, first_delay=0.01, timeout=2)
 
@@ -85,8 +87,13 @@ def test_grows_by_scan_groups(store):
     for stop in (2500, 7000, 1000, 7000, 9000, 2500):
         store("a", stop)
     assert store.fetched == [("a", 0, 2500), ("a", 2500, 7000), ("a", 7000, 9000)]
-    assert extents(store.cache.folder) == {"a": [(0, 1000), (1000, 2500), (2500, 3000), (3000, 7000), (7000, 9000)]}
-    assert (store.cache.fetched_bytes, store.cache.hit_bytes) == (9000, 2500 + 1000 + 7000 + 7000 + 2500)
+    assert extents(store.cache.folder) == {
+        "a": [(0, 1000), (1000, 2500), (2500, 3000), (3000, 7000), (7000, 9000)]
+    }
+    assert (store.cache.fetched_bytes, store.cache.hit_bytes) == (
+        9000,
+        2500 + 1000 + 7000 + 7000 + 2500,
+    )
 
 
 def test_lists_and_clears(store):
@@ -96,7 +103,11 @@ def test_lists_and_clears(store):
     store("b", 500)
     store("a", 1000)
     listed = store.cache.entries()
-    assert [(e.url, e.num_bytes, e.scan) for e in listed] == [("https://host/b?...", 9000, 4), ("b", 500, 0), ("a", 3000, 3)]
+    assert [(e.url, e.num_bytes, e.scan) for e in listed] == [
+        ("https://host/b?...", 9000, 4),
+        ("b", 500, 0),
+        ("a", 3000, 3),
+    ]
     assert store.cache.clear() == 12500
     assert store.cache.entries() == []
     assert list(pathlib.Path(store.cache.folder).glob("entries/*")) == []
@@ -115,22 +126,38 @@ def test_another_version_takes_the_place_of_the_first(store):
 
 
 def files_of(folder):
-    return sorted(path for path in folder.glob("entries/*/*/*-*-*") if path.is_file() and not path.is_symlink())
+    return sorted(
+        path
+        for path in folder.glob("entries/*/*/*-*-*")
+        if path.is_file() and not path.is_symlink()
+    )
 
 
 def damage(rng, path):
     """Do something to a file, as disks and people do; what it was."""
     data = path.read_bytes() or b"x"
-    what = rng.choice(["flip", "truncate", "empty", "append", "delete", "rename", "swap", "folder", "link"])
+    what = rng.choice(
+        ["flip", "truncate", "empty", "append", "delete", "rename", "swap", "folder", "link"]
+    )
     if what == "flip":
         place = rng.randrange(len(data))
-        path.write_bytes(data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :])
+        path.write_bytes(
+            data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
+        )
     elif what in ("truncate", "empty", "append"):
-        path.write_bytes({"truncate": data[: rng.randrange(len(data))], "empty": b"", "append": data + b"x"}[what])
+        path.write_bytes(
+            {"truncate": data[: rng.randrange(len(data))], "empty": b"", "append": data + b"x"}[
+                what
+            ]
+        )
     elif what == "delete":
         path.unlink()
     elif what == "rename":
-        path.rename(path.with_name(f"{rng.randrange(9000):014d}-{rng.randrange(9999):014d}-{rng.randrange(1 << 32):08x}"))
+        path.rename(
+            path.with_name(
+                f"{rng.randrange(9000):014d}-{rng.randrange(9999):014d}-{rng.randrange(1 << 32):08x}"
+            )
+        )
     elif what == "swap":
         other = rng.choice(files_of(path.parent.parent.parent.parent))
         theirs = other.read_bytes()
@@ -156,7 +183,9 @@ def test_whatever_happens_to_files_the_bytes_are_right(tmp_path, seed):
         files = files_of(tmp_path)
         if files and rng.random() < 0.4:
             damage(rng, rng.choice(files))
-        notes = sorted(tmp_path.glob("entries/*/*/entry.json")) + sorted(tmp_path.glob("locks/usage-bytes"))
+        notes = sorted(tmp_path.glob("entries/*/*/entry.json")) + sorted(
+            tmp_path.glob("locks/usage-bytes")
+        )
         if notes and rng.random() < 0.2:
             garbage = [
                 b"",
@@ -218,14 +247,19 @@ def test_damaged_cache_is_refetched_over_the_wire_once(dataset, tmp_path):
     entry = index.shards[0]
     expected = list(Shard(f"{dataset}/{entry.name}").samples(5))
     with servers.faulty(dataset) as server:
-        shard = Shard(server.url(entry.name), entry=entry, cache=PrefixCache(str(tmp_path)), retry=HASTY)
+        shard = Shard(
+            server.url(entry.name), entry=entry, cache=PrefixCache(str(tmp_path)), retry=HASTY
+        )
         assert list(shard.samples(5)) == expected
         files = sorted(path for path in tmp_path.glob("entries/*/*/*-*-*"))
         data = bytearray(files[2].read_bytes())
         data[3] ^= 1
         files[2].write_bytes(data)
         assert list(shard.samples(5)) == expected
-        assert [r.range for r in server.requests()] == [(0, entry.prefix_stop(5)), (entry.prefix_stop(2), entry.prefix_stop(5))]
+        assert [r.range for r in server.requests()] == [
+            (0, entry.prefix_stop(5)),
+            (entry.prefix_stop(2), entry.prefix_stop(5)),
+        ]
         assert list(shard.samples(5)) == expected
         assert len(server.requests()) == 2
 
@@ -236,7 +270,9 @@ def test_damage_that_came_over_the_wire_does_not_stay(dataset, tmp_path):
     expected = list(Shard(f"{dataset}/{entry.name}").samples(5))
     with servers.faulty(dataset, [servers.Fault(flip=1600)]) as server:
         for _ in range(2):
-            shard = Shard(server.url(entry.name), entry=entry, cache=PrefixCache(str(tmp_path)), retry=HASTY)
+            shard = Shard(
+                server.url(entry.name), entry=entry, cache=PrefixCache(str(tmp_path)), retry=HASTY
+            )
             assert list(shard.samples(5)) == expected
         assert len(server.requests()) == 2
 
@@ -249,7 +285,9 @@ def small_disk(folder, options):
     if os.geteuid():
         pytest.skip("NOT ROOT: cannot mount a small disk")
     folder.mkdir(exist_ok=True)
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip(f"NO SMALL DISK: {made.stderr}")
     try:
@@ -295,7 +333,9 @@ def test_read_only_empty_folder_serves_nothing_and_fails_nothing(tmp_path):
     Store(PrefixCache(str(tmp_path / "file")))("a", 7000)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EPERM, errno.ENAMETOOLONG])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EPERM, errno.ENAMETOOLONG]
+)
 def test_any_error_of_the_disk_costs_the_caching_only(store, monkeypatch, caplog, number):
     """Whatever the disk says to a write, the epoch goes on."""
 
@@ -330,7 +370,9 @@ def test_never_over_the_bound_and_evicts_in_the_promised_order(tmp_path, seed, m
         mine = held.setdefault(name, [])
         there = [r for r in mine if r in ranges]
         missing = sum(b - a for a, b in ranges) - sum(b - a for a, b in there)
-        expected_fetch = [(name, STOPS[len(there) - 1] if there else 0, STOPS[scan])] if missing else []
+        expected_fetch = (
+            [(name, STOPS[len(there) - 1] if there else 0, STOPS[scan])] if missing else []
+        )
         store.fetched.clear()
         store(name, STOPS[scan])
         for r in there:
@@ -343,7 +385,9 @@ def test_never_over_the_bound_and_evicts_in_the_promised_order(tmp_path, seed, m
                 for r in new:
                     used[name, r] = 3 * step + 1
         assert store.fetched == expected_fetch, step
-        assert extents(tmp_path) == {url: sorted(ranges_) for url, ranges_ in held.items() if ranges_}, step
+        assert extents(tmp_path) == {
+            url: sorted(ranges_) for url, ranges_ in held.items() if ranges_
+        }, step
         assert used_bytes(tmp_path) <= limit
 
 
@@ -390,7 +434,11 @@ def test_half_a_dataset_holds_all_of_scan_five(dataset, tmp_path):
             for entry in index.shards:
                 assert list(Shard(server.url(entry.name), entry=entry, cache=cache).samples(scan))
             if epoch:
-                assert (server.requests(), cache.fetched_bytes, cache.hit_bytes) == ([], 0, index.prefix_bytes(scan))
+                assert (server.requests(), cache.fetched_bytes, cache.hit_bytes) == (
+                    [],
+                    0,
+                    index.prefix_bytes(scan),
+                )
     assert scan >= 3
 
 
@@ -399,8 +447,13 @@ def test_what_is_open_stays_right(store):
     with contextlib.ExitStack() as stack:
         views = []
         for name in "abc":
-            fetch = lambda start, view, name=name: view.__setitem__(slice(None), content(name + "1")[start : start + len(view)])  # noqa: E731
-            views.append((name, stack.enter_context(store.cache.open_prefix(name, "1", STOPS, 7000, fetch))))
+
+            def fetch(start, view, name=name):
+                return view.__setitem__(slice(None), content(name + "1")[start : start + len(view)])
+
+            views.append(
+                (name, stack.enter_context(store.cache.open_prefix(name, "1", STOPS, 7000, fetch)))
+            )
         store.cache.clear()
         for name in "defg":
             store(name, 9000)
@@ -416,7 +469,9 @@ def test_waiting_for_another_fetch_can_be_cancelled(store):
         entered.set()
         release.wait(60)
 
-    thread = threading.Thread(target=lambda: store.cache.open_prefix("a", "1", STOPS, 1000, slow).__enter__())
+    thread = threading.Thread(
+        target=lambda: store.cache.open_prefix("a", "1", STOPS, 1000, slow).__enter__()
+    )
     thread.start()
     entered.wait(5)
     threading.Timer(0.2, cancel.set).start()
@@ -467,7 +522,9 @@ def test_several_processes_stay_within_the_bound(tmp_path):
     processes = [spawn(_read_at_random, str(tmp_path), limit, seed, 2.0) for seed in range(4)]
     most = samples = 0
     while any(process.is_alive() for process in processes):
-        with PrefixCache(str(tmp_path))._lock("usage", fcntl.LOCK_EX):  # or files that come and go would be counted twice
+        with PrefixCache(str(tmp_path))._lock(
+            "usage", fcntl.LOCK_EX
+        ):  # or files that come and go would be counted twice
             most, samples = max(most, used_bytes(tmp_path)), samples + 1
     for process in processes:
         process.join()
@@ -524,5 +581,8 @@ def test_what_killed_writers_left_is_swept(tmp_path):
     for i in range(5):
         (entry / f"00000000000000-00000000001000-00000000.{i}.tmp").write_bytes(bytes(1000))
     store("b", 9000)
-    assert extents(tmp_path) == {"a": [(0, 1000)], "b": [(0, 1000), (1000, 2500), (2500, 3000), (3000, 7000), (7000, 9000)]}
+    assert extents(tmp_path) == {
+        "a": [(0, 1000)],
+        "b": [(0, 1000), (1000, 2500), (2500, 3000), (3000, 7000), (7000, 9000)],
+    }
     assert not list(tmp_path.rglob("*.tmp"))

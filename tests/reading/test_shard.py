@@ -12,7 +12,14 @@ from support import ROOT
 
 from pcrshard import Shard, open_dataset
 from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_shard
-from pcrshard.errors import CorruptIndex, CorruptPiece, NotAShard, PCRError, ScanUnavailable, TruncatedShard
+from pcrshard.errors import (
+    CorruptIndex,
+    CorruptPiece,
+    NotAShard,
+    PCRError,
+    ScanUnavailable,
+    TruncatedShard,
+)
 from pcrshard.format.scan import FULL
 from pcrshard.jpeg.split import join_scans, split_scans
 from pcrshard.testing import CountingFS, make_jpeg
@@ -27,8 +34,15 @@ def small(request, tmp_path_factory):
     """A shard of three small samples, its path."""
     path = tmp_path_factory.mktemp(request.param) / "small-000000.tar"
     modes = ["RGB", "L", "RGB"]
-    samples = [{"__key__": f"k{i}", "jpg": make_jpeg(i, 16, 24, mode, exif=EXIF), "cls": i} for i, mode in enumerate(modes)]
-    write_shard(str(path), [encode_sample(s) for s in samples], ShardFormat(layout=request.param, preview_fields=("cls",)))
+    samples = [
+        {"__key__": f"k{i}", "jpg": make_jpeg(i, 16, 24, mode, exif=EXIF), "cls": i}
+        for i, mode in enumerate(modes)
+    ]
+    write_shard(
+        str(path),
+        [encode_sample(s) for s in samples],
+        ShardFormat(layout=request.param, preview_fields=("cls",)),
+    )
     return path
 
 
@@ -69,7 +83,11 @@ def test_reads_local_files_with_no_byte_more(dataset):
 def test_a_prefix_is_the_cut_jpeg(scan, tmp_path, jpegtran, djpeg):
     """Each sample at scan k decodes as jpegtran's progressive file cut after scan k."""
     jpeg = make_jpeg(9, 50, 70, quality=92)
-    write_shard(str(tmp_path / "a-000000.tar"), [encode_sample({"__key__": "a", "jpg": jpeg})], ShardFormat())
+    write_shard(
+        str(tmp_path / "a-000000.tar"),
+        [encode_sample({"__key__": "a", "jpg": jpeg})],
+        ShardFormat(),
+    )
     got = next(Shard(str(tmp_path / "a-000000.tar")).samples(scan))["jpg"]
     header, scans, _ = split_scans(jpegtran(jpeg, "-copy", "none", "-progressive"))
     assert djpeg(got) == djpeg(join_scans(header, scans[: 10 if scan == FULL else scan]))
@@ -92,7 +110,11 @@ def test_iterating_a_shard_reads_once(small, monkeypatch):
     """``for sample in shard`` costs one read of the prefix, not one a sample."""
     loads = []
     load = Shard.load_samples
-    monkeypatch.setattr(Shard, "load_samples", lambda self, *args, **kwargs: loads.append(args) or load(self, *args, **kwargs))
+    monkeypatch.setattr(
+        Shard,
+        "load_samples",
+        lambda self, *args, **kwargs: loads.append(args) or load(self, *args, **kwargs),
+    )
     assert [sample["cls"] for sample in Shard(str(small))] == [b"0", b"1", b"2"]
     assert len(loads) == 1
 
@@ -109,7 +131,9 @@ def test_every_cut_is_an_error(step, small, tmp_path):
     data = small.read_bytes()
     path = tmp_path / small.name
     stop = Shard(str(small)).prefix_stop(FULL)
-    for cut in sorted({*range(0, stop, step), *range(0, stop, 512), *range(511, stop, 512), stop - 1}):
+    for cut in sorted(
+        {*range(0, stop, step), *range(0, stop, 512), *range(511, stop, 512), stop - 1}
+    ):
         path.write_bytes(data[:cut])
         with pytest.raises(PCRError, match=path.name):
             list(Shard(str(path)).samples(FULL))

@@ -25,7 +25,9 @@ def test_a_worker_has_the_same_memory(method):
     assert numbers[:] == [2, -4, 6]
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda numbers: pickle.loads(pickle.dumps(numbers))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda numbers: pickle.loads(pickle.dumps(numbers))]
+)
 def test_another_copy_has_its_own(duplicate):
     """A copied or pickled object keeps the values of that moment, and neither follows the other."""
     numbers = SharedIntegers([5, 6])

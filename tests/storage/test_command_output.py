@@ -29,7 +29,9 @@ def wait_until(check, seconds=5):
 
 def test_samples_are_those_of_the_file(shard_urls, tmp_path):
     """``pipe:cat FILE`` reads as FILE does, at every scan, and in one run when the index is known."""
-    entry = {entry.name: entry for entry in _index(shard_urls).shards}[os.path.basename(shard_urls[0])]
+    entry = {entry.name: entry for entry in _index(shard_urls).shards}[
+        os.path.basename(shard_urls[0])
+    ]
     log = tmp_path / "runs"
     for scan in (1, 5, "full"):
         log.write_text("")
@@ -58,14 +60,18 @@ def test_endless_command_ends_with_the_prefix(tmp_path):
 def test_command_that_ignores_sigterm_is_ended(tmp_path):
     """A command that ignores the polite signal does not stay behind."""
     pid = tmp_path / "pid"
-    with storage.open_range(f"pipe:trap '' TERM; echo $$ > {pid}; printf 0123456789; while :; do sleep 0.1; done", 2, 5) as view:
+    with storage.open_range(
+        f"pipe:trap '' TERM; echo $$ > {pid}; printf 0123456789; while :; do sleep 0.1; done", 2, 5
+    ) as view:
         assert bytes(view) == b"234"
     assert wait_until(lambda: gone(int(pid.read_text())))
 
 
 def test_failed_command_is_an_error_with_its_own_words():
     """A command that fails says why, with its exit status; a short prefix is never taken for a whole one."""
-    with pytest.raises(StorageError, match=r"exit status 3 after 5 of 100 bytes: no such bucket") as caught:
+    with pytest.raises(
+        StorageError, match=r"exit status 3 after 5 of 100 bytes: no such bucket"
+    ) as caught:
         with storage.open_range("pipe:printf 12345; echo no such bucket >&2; exit 3", 0, 100):
             pass
     assert isinstance(caught.value, PCRError)
@@ -96,12 +102,16 @@ def test_a_silent_command_can_be_cancelled(tmp_path):
     threading.Timer(0.3, cancel.set).start()
     begin = time.monotonic()
     with pytest.raises(StorageError, match="cancelled"):
-        command_output.read_range(f"echo $$ > {pid}; exec sleep 60", 0, memoryview(bytearray(10)), cancel)
+        command_output.read_range(
+            f"echo $$ > {pid}; exec sleep 60", 0, memoryview(bytearray(10)), cancel
+        )
     assert time.monotonic() - begin < 30  # of 60
     assert wait_until(lambda: gone(int(pid.read_text())))
 
 
 def test_error_output_may_be_larger_than_a_pipe():
     """A chatty command does not block on its error output."""
-    with storage.open_range("pipe:head -c 2000000 /dev/zero | tr '\\0' e >&2; printf 12345", 0, 5) as view:
+    with storage.open_range(
+        "pipe:head -c 2000000 /dev/zero | tr '\\0' e >&2; printf 12345", 0, 5
+    ) as view:
         assert bytes(view) == b"12345"

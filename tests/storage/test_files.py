@@ -39,7 +39,9 @@ class OddServer(MemoryFileSystem):
     def cat_file(self, path, start=None, end=None, **kwargs):
         if "foreign" in path:
             raise Foreign("no credentials")
-        if "ignores" in path or start == end:  # S3 ignores an empty Range as not satisfiable by syntax
+        if (
+            "ignores" in path or start == end
+        ):  # S3 ignores an empty Range as not satisfiable by syntax
             start, end = None, None
         if "drips" in path:
             end = start + 1
@@ -62,7 +64,11 @@ def data_file(tmp_path):
 
 
 def temporaries(folder):
-    return [path.name for path in pathlib.Path(folder).rglob("*") if "tmp" in path.name or path.name.startswith(".")]
+    return [
+        path.name
+        for path in pathlib.Path(folder).rglob("*")
+        if "tmp" in path.name or path.name.startswith(".")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,10 @@ def test_expand_refuses_an_unbalanced_brace():
         storage.expand("a-{0..3.tar")
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 1024), (512, 513), (100, 100), (0, len(DATA)), (len(DATA), len(DATA))])
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [(0, 1), (0, 1024), (512, 513), (100, 100), (0, len(DATA)), (len(DATA), len(DATA))],
+)
 @pytest.mark.parametrize("scheme", ["", "file://", "memory://", "counting://"])
 def test_open_range_gives_exactly_the_bytes_asked_for(data_file, scheme, start, stop):
     """A range is its bytes, on any store."""
@@ -168,7 +177,10 @@ def test_a_claimed_size_takes_no_memory(data_file):
 @pytest.mark.parametrize("stop", [100, len(DATA) - 1])
 def test_a_server_that_ignores_range_is_an_error(stop):
     """Bytes of the wrong place are never taken for the range."""
-    with pytest.raises(StorageError, match=r"ignores ranges.*odd:///ignores"), storage.open_range("odd:///ignores", 0, stop):
+    with (
+        pytest.raises(StorageError, match=r"ignores ranges.*odd:///ignores"),
+        storage.open_range("odd:///ignores", 0, stop),
+    ):
         pytest.fail("must not be reached")
     part, right = storage.read_ranges([("odd:///ignores", 0, stop), ("odd:///right", 0, stop)])
     assert isinstance(part, StorageError)
@@ -208,7 +220,12 @@ def test_a_folder_is_not_a_file(tmp_path):
 
 def test_read_ranges_reports_each_range_by_itself(data_file):
     """One bad file does not take the others of its batch with it."""
-    asked = [(data_file, 0, 4), (data_file, 250, None), (data_file + "x", 0, 4), (data_file, 0, 1 << 20)]
+    asked = [
+        (data_file, 0, 4),
+        (data_file, 250, None),
+        (data_file + "x", 0, 4),
+        (data_file, 0, 1 << 20),
+    ]
     first, rest, missing, short = storage.read_ranges(asked)
     assert (first, rest) == (DATA[:4], DATA[250:])
     assert isinstance(missing, StorageError)
@@ -219,7 +236,10 @@ def test_read_ranges_reports_each_range_by_itself(data_file):
 def test_read_ranges_of_several_stores(data_file):
     """A list may name files on several stores."""
     fsspec.filesystem("memory").pipe_file("/b", b"remote")
-    assert storage.read_ranges([(data_file, 0, 4), ("memory:///b", 0, None)]) == [DATA[:4], b"remote"]
+    assert storage.read_ranges([(data_file, 0, 4), ("memory:///b", 0, None)]) == [
+        DATA[:4],
+        b"remote",
+    ]
 
 
 def test_an_empty_range_needs_no_answer():
@@ -315,7 +335,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, function):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, function, fail)
-    with pytest.raises(StorageError, match=r"No space left.*f\)"), storage.atomic_write(str(tmp_path / "f")) as file:
+    with (
+        pytest.raises(StorageError, match=r"No space left.*f\)"),
+        storage.atomic_write(str(tmp_path / "f")) as file,
+    ):
         file.write(b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
     assert temporaries(tmp_path) == []
@@ -326,7 +349,10 @@ def test_a_disk_that_fills_up_while_writing(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        with pytest.raises(StorageError, match="big"), storage.atomic_write(str(tmp_path / "big")) as file:
+        with (
+            pytest.raises(StorageError, match="big"),
+            storage.atomic_write(str(tmp_path / "big")) as file,
+        ):
             file.write(bytes(1 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -336,7 +362,10 @@ def test_a_disk_that_fills_up_while_writing(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     """Writing below a file is a StorageError."""
     (tmp_path / "f").write_bytes(b"")
-    with pytest.raises(StorageError, match="write"), storage.atomic_write(str(tmp_path / "f" / "g")):
+    with (
+        pytest.raises(StorageError, match="write"),
+        storage.atomic_write(str(tmp_path / "f" / "g")),
+    ):
         pytest.fail("must not be reached")
 
 

@@ -29,7 +29,14 @@ import pcrshard
 from pcrshard import memory, storage
 from pcrshard.cli.main import main
 from pcrshard.encoding.encode_dataset import encode_part
-from pcrshard.errors import CorruptIndex, CorruptPiece, EncodeError, PCRError, StorageError, TruncatedShard
+from pcrshard.errors import (
+    CorruptIndex,
+    CorruptPiece,
+    EncodeError,
+    PCRError,
+    StorageError,
+    TruncatedShard,
+)
 from pcrshard.reading.prefix_cache import PrefixCache
 from pcrshard.reading.shard import Shard
 from pcrshard.storage import http_s3
@@ -38,7 +45,9 @@ from pcrshard.storage.retry import Retry
 from pcrshard.testing import make_jpeg
 
 # A fork server that has the imports makes a process in milliseconds.
-multiprocessing.set_forkserver_preload(["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"])
+multiprocessing.set_forkserver_preload(
+    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
+)
 HASTY = Retry(attempts=4, first_delay=0.01, timeout=0.4, deadline=10)
 DATA = random.Random(7).randbytes(3 << 20)
 
@@ -59,7 +68,10 @@ def index(dataset):
 @pytest.fixture(scope="module")
 def truth(index, dataset):
     """Samples by scan and key."""
-    return {scan: samples_of(pipeline([f"{dataset}/{e.name}" for e in index.shards], scan)) for scan in (1, 2, 5, "full")}
+    return {
+        scan: samples_of(pipeline([f"{dataset}/{e.name}" for e in index.shards], scan))
+        for scan in (1, 2, 5, "full")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +82,9 @@ def other_version(tmp_path_factory):
         path = folder / "in" / ("cat" if i % 2 else "dog") / f"{i:03d}.jpg"
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(make_jpeg(100 + i, 40 + i, 64 - i, quality=90))
-    pcrshard.encode(str(folder / "in"), str(folder / "out"), pcrshard.EncodeOptions(num_shards=4), workers=1)
+    pcrshard.encode(
+        str(folder / "in"), str(folder / "out"), pcrshard.EncodeOptions(num_shards=4), workers=1
+    )
     return folder / "out"
 
 
@@ -84,14 +98,18 @@ def bucket(dataset):
 @pytest.mark.parametrize("name", ["", "pcr.json"])
 def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
     """A query behind a dataset's URL, such as a token for its folder, goes with each request for a file of it."""
-    with servers.faulty(dataset, lambda ask: None if ask.query == "sig=a/b" else Fault(status=403)) as server:
+    with servers.faulty(
+        dataset, lambda ask: None if ask.query == "sig=a/b" else Fault(status=403)
+    ) as server:
         url = f"{server.url(name)}?sig=a/b"
         index, urls = pcrshard.open_dataset(url)
         ds = wds.WebDataset(urls, shardshuffle=False).pcr_scan(2, index=url, retry=HASTY)
         assert samples_of(ds) == samples_of(
             wds.WebDataset(sorted(map(str, dataset.glob("*.tar"))), shardshuffle=False).pcr_scan(2)
         )
-        assert pcrshard.stage(url, str(tmp_path / "staged"), 1) == pcrshard.stage(str(dataset), str(tmp_path / "same"), 1)
+        assert pcrshard.stage(url, str(tmp_path / "staged"), 1) == pcrshard.stage(
+            str(dataset), str(tmp_path / "same"), 1
+        )
         assert main(["verify", url, "--workers", "1"]) == 0
         assert main(["verify", urls[0], "--workers", "1"]) == main(["info", urls[0]]) == 0
         assert main(["export", urls[0], str(tmp_path / "tars"), "--format", "wds"]) == 0
@@ -111,7 +129,10 @@ def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
 def test_what_http_leaves_open(dataset, faults):
     """Units of ranges have no case, and a weak tag of the same content is no other version (RFC 9110 sections 14.1, 8.8.3.2)."""
     with servers.faulty(dataset, faults) as server:
-        assert read(server.url("data-000000.tar"), 0, 5000) == (dataset / "data-000000.tar").read_bytes()[:5000]
+        assert (
+            read(server.url("data-000000.tar"), 0, 5000)
+            == (dataset / "data-000000.tar").read_bytes()[:5000]
+        )
         assert len(server.requests()) == len(faults)
 
 
@@ -153,7 +174,10 @@ def test_a_server_that_asks_for_a_pause_gets_it(dataset, name):
 @pytest.mark.parametrize("part", [None, (1, 2)])
 def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, part):
     """Object stores have no folders to make: the first run, each part and a resumed run write to a fresh prefix."""
-    dst, options = f"s3://{bucket.bucket}/fresh-{part is None}/deep", pcrshard.EncodeOptions(num_shards=4)
+    dst, options = (
+        f"s3://{bucket.bucket}/fresh-{part is None}/deep",
+        pcrshard.EncodeOptions(num_shards=4),
+    )
     how = {"workers": 1, "dst_options": bucket.storage_options}
     if part is None:
         pcrshard.encode(str(synthetic_folder), dst, options, **how)
@@ -164,7 +188,9 @@ def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, 
     with pytest.raises(EncodeError, match="already holds a dataset"):
         pcrshard.encode(str(synthetic_folder), dst, options, **how)
     for entry in index.shards:
-        shard = pcrshard.Shard(f"{dst}/{entry.name}", entry=entry, storage_options=bucket.storage_options)
+        shard = pcrshard.Shard(
+            f"{dst}/{entry.name}", entry=entry, storage_options=bucket.storage_options
+        )
         assert list(shard.samples()) == list(pcrshard.Shard(f"{dataset}/{entry.name}").samples())
 
 
@@ -177,7 +203,9 @@ def samples_of(samples):
     found = {}
     for sample in samples:
         assert sample["__key__"] not in found, sample["__key__"]
-        found[sample["__key__"]] = {name: value for name, value in sample.items() if not name.startswith("__")}
+        found[sample["__key__"]] = {
+            name: value for name, value in sample.items() if not name.startswith("__")
+        }
     return found
 
 
@@ -187,7 +215,10 @@ def read(url, start, stop, retry=HASTY, **options):
 
 
 def bodies(server):
-    return [(r.method, r.path.rpartition("/")[2], r.range, r.status, r.body_bytes) for r in server.requests()]
+    return [
+        (r.method, r.path.rpartition("/")[2], r.range, r.status, r.body_bytes)
+        for r in server.requests()
+    ]
 
 
 @contextlib.contextmanager
@@ -227,7 +258,13 @@ class Always:
         if ask.method != "GET" or self.path not in ask.path:
             return None
         start, stop = ask.range or (0, 1 << 60)
-        needed = max(self.fault.stall_after or 0, self.fault.cut_after or 0, -self.fault.more, -self.fault.length_error, 0)
+        needed = max(
+            self.fault.stall_after or 0,
+            self.fault.cut_after or 0,
+            -self.fault.more,
+            -self.fault.length_error,
+            0,
+        )
         return self.fault if stop - start > needed else Fault(drop=True)
 
 
@@ -245,7 +282,10 @@ def test_http_one_request_of_exactly_the_prefix(dataset, index, truth, scan, pre
     with servers.nginx(dataset) as server:
         urls = [server.url(entry.name) for entry in index.shards]
         assert samples_of(pipeline(urls, scan, index=index, prefetch=prefetch)) == truth[scan]
-        expected = [("GET", e.name, (0, e.prefix_stop(scan)), 206, e.prefix_stop(scan)) for e in index.shards]
+        expected = [
+            ("GET", e.name, (0, e.prefix_stop(scan)), 206, e.prefix_stop(scan))
+            for e in index.shards
+        ]
         assert sorted(bodies(server)) == sorted(expected)
         assert sum(r.body_bytes for r in server.requests()) == index.prefix_bytes(scan)
 
@@ -254,9 +294,15 @@ def test_http_one_request_of_exactly_the_prefix(dataset, index, truth, scan, pre
 def test_http_two_requests_without_the_index(dataset, index, truth, scan):
     """Without the dataset index a shard costs one small request more, and no byte twice."""
     with servers.nginx(dataset) as server:
-        assert samples_of(pipeline([server.url(e.name) for e in index.shards], scan, prefetch=0)) == truth[scan]
+        assert (
+            samples_of(pipeline([server.url(e.name) for e in index.shards], scan, prefetch=0))
+            == truth[scan]
+        )
         expected = [("GET", e.name, (0, 1024), 206, 1024) for e in index.shards]
-        expected += [("GET", e.name, (1024, e.prefix_stop(scan)), 206, e.prefix_stop(scan) - 1024) for e in index.shards]
+        expected += [
+            ("GET", e.name, (1024, e.prefix_stop(scan)), 206, e.prefix_stop(scan) - 1024)
+            for e in index.shards
+        ]
         assert sorted(bodies(server)) == sorted(expected)
 
 
@@ -267,7 +313,10 @@ def test_s3_one_request_of_exactly_the_prefix(bucket, index, truth):
         urls = [bucket.url(entry.name) for entry in index.shards]
         reading = {"index": index, "storage_options": bucket.storage_options}
         assert samples_of(pipeline(urls, scan, **reading)) == truth[scan]
-        expected = [("GET", e.name, (0, e.prefix_stop(scan)), 206, e.prefix_stop(scan)) for e in index.shards]
+        expected = [
+            ("GET", e.name, (0, e.prefix_stop(scan)), 206, e.prefix_stop(scan))
+            for e in index.shards
+        ]
         assert sorted(bodies(bucket)) == sorted(expected)
 
 
@@ -275,7 +324,9 @@ def test_s3_two_requests_without_the_index(bucket, index, truth):
     """Without the dataset index an object costs one small request more."""
     bucket.reset()
     shard = Shard(bucket.url(index.shards[0].name), storage_options=bucket.storage_options)
-    assert {s["__key__"]: s["jpg"] for s in shard.samples(2)}.items() <= {k: v["jpg"] for k, v in truth[2].items()}.items()
+    assert {s["__key__"]: s["jpg"] for s in shard.samples(2)}.items() <= {
+        k: v["jpg"] for k, v in truth[2].items()
+    }.items()
     assert [line[2] for line in bodies(bucket)] == [(0, 1024), (1024, shard.prefix_stop(2))]
 
 
@@ -288,7 +339,9 @@ def test_s3_index_by_its_url(bucket, truth):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_raising_the_scan_through_the_cache_moves_the_difference(dataset, index, truth, tmp_path, known):
+def test_raising_the_scan_through_the_cache_moves_the_difference(
+    dataset, index, truth, tmp_path, known
+):
     """From scan 2 to scan 5 only groups 3 to 5 come; a second epoch moves nothing."""
     with servers.nginx(dataset) as server:
         urls = [server.url(entry.name) for entry in index.shards]
@@ -299,7 +352,9 @@ def test_raising_the_scan_through_the_cache_moves_the_difference(dataset, index,
             assert samples_of(pipeline(urls, scan, **reading)) == truth[scan]
             moved = [line for line in bodies(server) if line[0] == "GET"]
             wanted = {e.name: (e.prefix_stop(previous), e.prefix_stop(scan)) for e in index.shards}
-            expected = [("GET", name, (a, b), 206, b - a) for name, (a, b) in wanted.items() if a < b]
+            expected = [
+                ("GET", name, (a, b), 206, b - a) for name, (a, b) in wanted.items() if a < b
+            ]
             assert sorted(moved) == sorted(expected), (scan, previous)
 
 
@@ -309,9 +364,13 @@ def test_changing_the_scan_of_a_loaded_prefix_moves_the_difference(dataset, inde
     with servers.nginx(dataset) as server:
         shard = Shard(server.url(entry.name), entry=entry, retry=HASTY)
         prefix = shard.change_scan(shard.load(2), 5)
-        assert [s["jpg"] for s in prefix.samples()] == [s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(5)]
+        assert [s["jpg"] for s in prefix.samples()] == [
+            s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(5)
+        ]
         with shard.change_scan(prefix, 1) as prefix:
-            assert [s["jpg"] for s in prefix.samples()] == [s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(1)]
+            assert [s["jpg"] for s in prefix.samples()] == [
+                s["jpg"] for s in Shard(f"{dataset}/{entry.name}").samples(1)
+            ]
         stops = entry.prefix_stops
         assert [line[2] for line in bodies(server)] == [(0, stops[1]), (stops[1], stops[4])]
 
@@ -326,8 +385,13 @@ ONCE = {
     "cut in the body by RST": Fault(cut_after=100_001, reset=True),
     "stall before the answer": Fault(stall=30),
     "stall in the body": Fault(stall=30, stall_after=70_000),
-    **{str(status): Fault(status=status, body=b"busy") for status in (408, 425, 429, 500, 502, 503, 504)},
-    "200 with an error page": Fault(headers={"Content-Range": None}, status=503, body=b"<html>sorry</html>"),
+    **{
+        str(status): Fault(status=status, body=b"busy")
+        for status in (408, 425, 429, 500, 502, 503, 504)
+    },
+    "200 with an error page": Fault(
+        headers={"Content-Range": None}, status=503, body=b"<html>sorry</html>"
+    ),
     "longer Content-Length": Fault(length_error=1000),
     "shorter Content-Length": Fault(length_error=-1000),
     "no Content-Length": Fault(headers={"Content-Length": None}),
@@ -340,7 +404,9 @@ ONCE = {
     "less than asked, says as asked": Fault(more=-4096, headers=AS_ASKED),
     "no Content-Range": Fault(headers={"Content-Range": None}),
     "nonsense in Content-Range": Fault(headers={"Content-Range": "bytes */*"}),
-    "Content-Range of another unit": Fault(headers={"Content-Range": "lines {start}-{last}/{total}"}),
+    "Content-Range of another unit": Fault(
+        headers={"Content-Range": "lines {start}-{last}/{total}"}
+    ),
     "unknown total": Fault(headers={"Content-Range": "bytes {start}-{last}/*"}),
     "no Range": Fault(ignore_range=True),
     "no Range, cut": Fault(ignore_range=True, cut_after=150_000),
@@ -374,7 +440,9 @@ def test_a_range_against_a_fault_that_stays(raw, name):
             assert name not in ALWAYS_FINE
             assert server.url("a.bin") in str(error)
             assert len(str(error)) > 80
-        assert len(server.requests()) <= 3 * HASTY.attempts  # aiohttp itself asks again on a connection that was kept
+        assert (
+            len(server.requests()) <= 3 * HASTY.attempts
+        )  # aiohttp itself asks again on a connection that was kept
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
@@ -386,14 +454,18 @@ def test_hopeless_answers_are_asked_for_once(raw, status):
         assert len(server.requests()) == 1
 
 
-@pytest.mark.parametrize(("start", "stop"), [(3_000_000, 4_000_000), (3 << 20, (3 << 20) + 1), (9_000_000, 9_000_001)])
+@pytest.mark.parametrize(
+    ("start", "stop"), [(3_000_000, 4_000_000), (3 << 20, (3 << 20) + 1), (9_000_000, 9_000_001)]
+)
 def test_a_short_file_is_truncated(raw, start, stop):
     """A file that ends before the range is a truncated shard, at once and from the first answer."""
     with servers.nginx(raw) as server:
         with pytest.raises(TruncatedShard, match=f"bytes {start} to {stop}"):
             read(server.url("a.bin"), start, stop)
         assert len(server.requests()) == 1
-        assert sum(r.body_bytes for r in server.requests() if r.status == 206) == 0 or stop < 5_000_000
+        assert (
+            sum(r.body_bytes for r in server.requests() if r.status == 206) == 0 or stop < 5_000_000
+        )
 
 
 def test_many_cuts_are_survived_as_long_as_there_is_progress(raw):
@@ -419,7 +491,9 @@ def test_a_server_without_range_is_read_up_to_the_prefix(tmp_path):
         assert only.status == 200
         assert only.body_bytes < 12 << 20  # what sockets hold
         server.reset()
-        assert read(server.url("big.bin"), 1 << 20, (1 << 20) + 10) == DATA[1 << 20 : (1 << 20) + 10]
+        assert (
+            read(server.url("big.bin"), 1 << 20, (1 << 20) + 10) == DATA[1 << 20 : (1 << 20) + 10]
+        )
         server.reset()
         with pytest.raises(StorageError, match="ignores Range"):
             read(server.url("big.bin"), (1 << 20) + 1, (1 << 20) + 11)
@@ -472,7 +546,9 @@ def test_a_cancelled_read_writes_no_more(raw):
             threading.Timer(0.3, cancel.set).start()
             begin = time.monotonic()
             with pytest.raises(Cancelled):
-                storage.read_into(server.url("a.bin"), 0, memoryview(view), retry=Retry(), cancel=cancel)
+                storage.read_into(
+                    server.url("a.bin"), 0, memoryview(view), retry=Retry(), cancel=cancel
+                )
             assert time.monotonic() - begin < 4  # of 5
             seen = bytes(view)
             time.sleep(0.2)
@@ -494,7 +570,10 @@ def test_passwords_and_signatures_stay_out_of_messages_and_tracebacks(raw, caplo
     """Neither an error, nor the log, nor a worker's traceback shows what is behind ``?`` or before ``@``."""
     caplog.set_level(logging.DEBUG, "pcrshard")
     with servers.faulty(raw, lambda ask: Fault(status=503 if ask.number < 2 else 403)) as server:
-        url = server.url("a.bin").replace("http://", "http://me:SECRET1@") + "?X-Amz-Signature=SECRET2"
+        url = (
+            server.url("a.bin").replace("http://", "http://me:SECRET1@")
+            + "?X-Amz-Signature=SECRET2"
+        )
         with pytest.raises(StorageError, match=r"a\.bin") as caught:
             read(url, 0, 100)
     text = "".join(traceback.format_exception(caught.value)) + caplog.text
@@ -518,7 +597,17 @@ def outcome(make, truth):
 
 
 # Without those that a range of its own covers, and those that do not fit into small shards.
-_RANGES_ONLY = ("an earlier range", "stall before the answer", "408", "425", "500", "502", "504", "no ETag", "unknown total")
+_RANGES_ONLY = (
+    "an earlier range",
+    "stall before the answer",
+    "408",
+    "425",
+    "500",
+    "502",
+    "504",
+    "no ETag",
+    "unknown total",
+)
 EPOCH_FAULTS = {name: fault for name, fault in ONCE.items() if name not in _RANGES_ONLY} | {
     "cut in the body": Fault(cut_after=3000),
     "cut in the body by RST": Fault(cut_after=3001, reset=True),
@@ -548,7 +637,11 @@ def test_an_epoch_survives_a_fault_at_each_shard(dataset, index, truth, name):
     flips = {e.name: pieces_end(f"{dataset}/{e.name}", 5) for e in index.shards}
 
     def chosen(ask):
-        return dataclasses.replace(fault, flip=flips[ask.path[1:]]) if name == "flipped in the pieces" else fault
+        return (
+            dataclasses.replace(fault, flip=flips[ask.path[1:]])
+            if name == "flipped in the pieces"
+            else fault
+        )
 
     with servers.faulty(dataset, First(chosen)) as server, within(20):
         urls = [server.url(entry.name) for entry in index.shards]
@@ -584,11 +677,15 @@ def test_flipped_bytes_are_fetched_once_more_and_then_an_error(dataset, index):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_shard_that_is_replaced_between_epochs(dataset, other_version, index, truth, tmp_path, known, cached):
+def test_a_shard_that_is_replaced_between_epochs(
+    dataset, other_version, index, truth, tmp_path, known, cached
+):
     """With the old index a replaced shard is an error; without one the new samples come; never a mixture."""
     served = tmp_path / "served"
     shutil.copytree(dataset, served)
-    reading = ({"index": index} if known else {}) | ({"cache_dir": str(tmp_path / "cache")} if cached else {})
+    reading = ({"index": index} if known else {}) | (
+        {"cache_dir": str(tmp_path / "cache")} if cached else {}
+    )
     with servers.faulty(served) as server:
         urls = [server.url(entry.name) for entry in index.shards]
         assert samples_of(pipeline(urls, 2, **reading)) == truth[2]
@@ -633,7 +730,12 @@ def test_s3_with_faults_before_it(bucket, index, truth):
     for fault in faults:
         with servers.faulty_proxy(bucket.endpoint, First(fault)) as server, within(20):
             options = bucket.storage_options_at(server.endpoint)
-            shard = Shard(bucket.url(index.shards[0].name), entry=index.shards[0], storage_options=options, retry=HASTY)
+            shard = Shard(
+                bucket.url(index.shards[0].name),
+                entry=index.shards[0],
+                storage_options=options,
+                retry=HASTY,
+            )
             found = samples_of(dict(sample) for sample in shard.samples(5))
             assert found.items() <= truth[5].items(), fault
             assert len(found) == index.shards[0].num_samples
@@ -643,7 +745,12 @@ def test_s3_that_stays_broken_is_an_error(bucket, index):
     """An object store that is down is given up, in bounded time and with the object's name."""
     with servers.faulty_proxy(bucket.endpoint, lambda ask: Fault(status=503)) as server, within(30):
         options = bucket.storage_options_at(server.endpoint)
-        shard = Shard(bucket.url(index.shards[0].name), entry=index.shards[0], storage_options=options, retry=HASTY)
+        shard = Shard(
+            bucket.url(index.shards[0].name),
+            entry=index.shards[0],
+            storage_options=options,
+            retry=HASTY,
+        )
         with pytest.raises(StorageError, match=index.shards[0].name):
             list(shard.samples(5))
 
@@ -652,7 +759,12 @@ def test_s3_object_that_is_too_short_is_truncated(bucket, index):
     """An object that ends before the prefix is a truncated shard, not an error of the network."""
     entry = index.shards[0]
     with pytest.raises(TruncatedShard):
-        read(bucket.url(entry.name), entry.shard_bytes, entry.shard_bytes + 10, options=bucket.storage_options)
+        read(
+            bucket.url(entry.name),
+            entry.shard_bytes,
+            entry.shard_bytes + 10,
+            options=bucket.storage_options,
+        )
     with pytest.raises(TruncatedShard):
         read(bucket.url(entry.name), 0, entry.shard_bytes + 10, options=bucket.storage_options)
 
@@ -668,7 +780,9 @@ def test_workers_read_after_the_parent_did(dataset, index, truth, method):
         assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
         ds = pipeline(urls, 5, index=index)
         workers = 1 if method == "spawn" else 2
-        loader = torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers, multiprocessing_context=method)
+        loader = torch.utils.data.DataLoader(
+            ds, batch_size=None, num_workers=workers, multiprocessing_context=method
+        )
         assert samples_of(loader) == truth[5]
         begin = time.monotonic()
         assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
@@ -682,7 +796,9 @@ def test_fork_in_the_middle_of_an_epoch(dataset, index, truth, tmp_path):
         reading = {"index": index, "cache_dir": str(tmp_path), "cache_bytes": 1 << 30}
         parent = iter(pipeline(urls, 2, **reading))
         first = next(parent)
-        loader = torch.utils.data.DataLoader(pipeline(urls, 2, **reading), batch_size=None, num_workers=2)
+        loader = torch.utils.data.DataLoader(
+            pipeline(urls, 2, **reading), batch_size=None, num_workers=2
+        )
         assert samples_of(loader) == truth[2]
         assert samples_of([first, *parent]) == truth[2]
 
@@ -710,7 +826,9 @@ def test_a_lock_does_not_outlive_its_holder_in_a_fork(tmp_path):
 def test_an_early_break_leaves_nothing(dataset, index, tmp_path):
     """Leaving an epoch in the middle, with a server that stalls, takes no time, and no thread or buffer stays."""
     bad = index.shards[1].name
-    with servers.faulty(dataset, lambda ask: Fault(stall=60, stall_after=100) if bad in ask.path else None) as server:
+    with servers.faulty(
+        dataset, lambda ask: Fault(stall=60, stall_after=100) if bad in ask.path else None
+    ) as server:
         urls = [server.url(entry.name) for entry in index.shards]
         begin = time.monotonic()
         for _ in pipeline(urls, 5, index=index, retry=Retry(timeout=60), cache_dir=str(tmp_path)):
@@ -733,13 +851,27 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("how", ["ends", pytest.param("exception", marks=pytest.mark.long), "waits"])
+@pytest.mark.parametrize(
+    "how", ["ends", pytest.param("exception", marks=pytest.mark.long), "waits"]
+)
 def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_path, how):
     """A program that ends, fails, or is interrupted with Ctrl-C in a read that stalls ends within seconds."""
     stalls = {entry.name for entry in index.shards[1:]}
-    with servers.faulty(dataset, lambda ask: Fault(stall=60) if ask.path[1:] in stalls else None) as server:
-        command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(dataset), server.url(), how, str(tmp_path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with servers.faulty(
+        dataset, lambda ask: Fault(stall=60) if ask.path[1:] in stalls else None
+    ) as server:
+        command = [
+            sys.executable,
+            "-c",
+            textwrap.dedent(PROGRAM),
+            str(dataset),
+            server.url(),
+            how,
+            str(tmp_path),
+        ]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout.readline().strip()
         begin = time.monotonic()
         if how == "waits":
@@ -755,7 +887,12 @@ def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_pat
 def test_a_killed_worker_is_an_error_and_not_a_short_epoch(dataset, index):
     """kill -9 of a DataLoader worker in the middle of an epoch ends the epoch with torch's error, soon."""
     last = index.shards[3].name
-    with servers.faulty(dataset, lambda ask: Fault(stall=60) if last in ask.path else None) as server, within(40):
+    with (
+        servers.faulty(
+            dataset, lambda ask: Fault(stall=60) if last in ask.path else None
+        ) as server,
+        within(40),
+    ):
         urls = [server.url(entry.name) for entry in index.shards]
         ds = pipeline(urls, 5, index=index, retry=Retry(timeout=60))
         loader = iter(torch.utils.data.DataLoader(ds, batch_size=None, num_workers=1))

@@ -47,16 +47,24 @@ def test_a_file_that_shrinks_while_it_is_open(path):
         with pytest.raises(TruncatedShard, match="got 40 of 90"):
             file.read(10, 100)
         if scatter.available:
-            with pytest.raises(TruncatedShard, match="expected bytes 10 to 100: the file ends at 50"):
+            with pytest.raises(
+                TruncatedShard, match="expected bytes 10 to 100: the file ends at 50"
+            ):
                 file.scatter(10, 100, NOTHING)
 
 
 @pytest.mark.parametrize("name", ["missing", "."])
 def test_errors_name_the_file(tmp_path, name):
     """What the system says, and the path that it is about."""
-    with pytest.raises(StorageError, match=f"cannot read.*{name}"), open_local(str(tmp_path / name), url=name) as file:
+    with (
+        pytest.raises(StorageError, match=f"cannot read.*{name}"),
+        open_local(str(tmp_path / name), url=name) as file,
+    ):
         file.read(0, 1)
-    assert not any(os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path) for fd in os.listdir("/proc/self/fd"))
+    assert not any(
+        os.path.realpath(f"/proc/self/fd/{fd}") == str(tmp_path)
+        for fd in os.listdir("/proc/self/fd")
+    )
 
 
 def test_a_fifo_does_not_wait(tmp_path):
@@ -70,7 +78,10 @@ def test_a_fifo_does_not_wait(tmp_path):
 @pytest.mark.parametrize("name", ["a\0b.tar", "a\udc80.tar", "x" * 5000])
 def test_names_that_no_file_has(tmp_path, name):
     """A name that the system cannot take is an error of ours, like that of a file that is not there."""
-    with pytest.raises(StorageError, match="cannot read"), open_local(f"{tmp_path}/{name}", url=name):
+    with (
+        pytest.raises(StorageError, match="cannot read"),
+        open_local(f"{tmp_path}/{name}", url=name),
+    ):
         pass
 
 
@@ -79,7 +90,9 @@ def test_a_local_file_system_of_the_users_own(monkeypatch):
     assert local_path("a/b.tar/") == f"{os.getcwd()}/a/b.tar"
     assert local_path("file:///a.tar") is local_path("pipe:cat a.tar") is None
     monkeypatch.setitem(
-        sys.modules["fsspec.registry"]._registry, "file", type("Mine", (fsspec.get_filesystem_class("file"),), {})
+        sys.modules["fsspec.registry"]._registry,
+        "file",
+        type("Mine", (fsspec.get_filesystem_class("file"),), {}),
     )
     assert local_path("/a.tar") is None
 

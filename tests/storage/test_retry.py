@@ -60,7 +60,15 @@ def test_a_server_may_ask_for_a_pause():
         return asked_pause(status(429, {"Retry-After": value}))
 
     assert asks("20") == 20
-    assert 50 < asks(email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=1))) <= 60
+    assert (
+        50
+        < asks(
+            email.utils.format_datetime(
+                datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=1)
+            )
+        )
+        <= 60
+    )
     assert asks("Sat, 01 Jan 2000 00:00:00 GMT") == asks("soon") == asks("-5") == asks("") == 0
     assert asked_pause(status(503)) == asked_pause(OSError()) == 0
 

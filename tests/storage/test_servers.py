@@ -28,7 +28,9 @@ DATA = random.Random(0).randbytes(300_000)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("it's a $folder; really")  # nginx and URLs must survive such names
+    folder = tmp_path_factory.mktemp(
+        "it's a $folder; really"
+    )  # nginx and URLs must survive such names
     (folder / "a.tar").write_bytes(DATA)
     (folder / "sub dir").mkdir()
     (folder / "sub dir" / "b.txt").write_bytes(b"0123456789")
@@ -64,7 +66,9 @@ class Answer:
 
 def ask(url, byte_range=None, method="GET", connection=None, timeout=10, **headers):
     headers |= {"Range": f"bytes={byte_range}"} if byte_range else {}
-    own = connection or http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=timeout)
+    own = connection or http.client.HTTPConnection(
+        urllib.parse.urlsplit(url).netloc, timeout=timeout
+    )
     try:
         return Answer(own, method, url, headers)
     finally:
@@ -74,14 +78,18 @@ def ask(url, byte_range=None, method="GET", connection=None, timeout=10, **heade
 
 @contextlib.contextmanager
 def connected(server):
-    with contextlib.closing(http.client.HTTPConnection(server.host, server.port, timeout=10)) as connection:
+    with contextlib.closing(
+        http.client.HTTPConnection(server.host, server.port, timeout=10)
+    ) as connection:
         yield connection
 
 
 def curl(*arguments):
     if shutil.which("curl") is None:
         pytest.skip("CURL IS NOT INSTALLED: apt-get install curl")
-    result = subprocess.run(["curl", "--silent", "--noproxy", "*", *arguments], capture_output=True, check=False)
+    result = subprocess.run(
+        ["curl", "--silent", "--noproxy", "*", *arguments], capture_output=True, check=False
+    )
     return result.returncode, result.stdout
 
 
@@ -122,11 +130,18 @@ def test_nginx_log_is_exact(folder):
 
 def test_nginx_counts_the_bytes_on_the_wire(folder):
     """``sent_bytes`` is the answer with its head, byte for byte as a socket receives it."""
-    with servers.nginx(folder) as server, socket.create_connection((server.host, server.port)) as client:
-        client.sendall(b"GET /a.tar?x=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\nRange: bytes=5-14\r\n\r\n")
+    with (
+        servers.nginx(folder) as server,
+        socket.create_connection((server.host, server.port)) as client,
+    ):
+        client.sendall(
+            b"GET /a.tar?x=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\nRange: bytes=5-14\r\n\r\n"
+        )
         received = b"".join(iter(functools.partial(client.recv, 65536), b""))
         assert received.endswith(b"\r\n\r\n" + DATA[5:15])
-        assert server.requests() == [Request("GET", "/a.tar", (5, 15), 206, 10, len(received), "x=1")]
+        assert server.requests() == [
+            Request("GET", "/a.tar", (5, 15), 206, 10, len(received), "x=1")
+        ]
 
 
 def test_nginx_under_fsspec_and_curl(folder):
@@ -134,11 +149,16 @@ def test_nginx_under_fsspec_and_curl(folder):
     with servers.nginx(folder) as server:
         assert fsspec_http().cat_file(server.url("a.tar"), 7, 1007) == DATA[7:1007]
         assert curl("--range", "0-9", server.url("sub dir/b.txt")) == (0, b"0123456789")
-        assert [(r.path, r.range) for r in server.requests()] == [("/a.tar", (7, 1007)), ("/sub dir/b.txt", (0, 10))]
+        assert [(r.path, r.range) for r in server.requests()] == [
+            ("/a.tar", (7, 1007)),
+            ("/sub dir/b.txt", (0, 10)),
+        ]
 
 
 def fsspec_http():
-    pytest.importorskip("aiohttp", reason="AIOHTTP IS NOT INSTALLED: pip install -c constraints.txt aiohttp")
+    pytest.importorskip(
+        "aiohttp", reason="AIOHTTP IS NOT INSTALLED: pip install -c constraints.txt aiohttp"
+    )
     return fsspec.filesystem("http")
 
 
@@ -191,18 +211,22 @@ def test_nothing_is_left_when_a_test_fails(folder, start, tmp_path, monkeypatch)
 
 def test_a_server_dies_with_its_process(folder, tmp_path):
     """A killed test run leaves no server behind."""
-    script = (
-        f"import servers, sys, signal\nwith servers.nginx({str(folder)!r}) as s:\n print(s.port, flush=True)\n signal.pause()"
-    )
+    script = f"import servers, sys, signal\nwith servers.nginx({str(folder)!r}) as s:\n print(s.port, flush=True)\n signal.pause()"
     tests = pathlib.Path(servers.__file__).parent
     with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=tests, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+        [sys.executable, "-c", script],
+        cwd=tests,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as process:
         port = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
 
     def refused():
-        with contextlib.suppress(ConnectionResetError), contextlib.closing(socket.socket()) as client:
+        with (
+            contextlib.suppress(ConnectionResetError),
+            contextlib.closing(socket.socket()) as client,
+        ):
             return client.connect_ex(("127.0.0.1", port)) != 0
 
     servers._poll(refused, 10, lambda: "nginx is still there")
@@ -213,7 +237,11 @@ def test_many_servers_at_once(folder):
 
     def use(number):
         with servers.nginx(folder) as web, servers.faulty(folder) as own:
-            answers = [ask(server.url("a.tar"), f"0-{number}").body for server in (web, own) for _ in range(3)]
+            answers = [
+                ask(server.url("a.tar"), f"0-{number}").body
+                for server in (web, own)
+                for _ in range(3)
+            ]
             assert answers == [DATA[: number + 1]] * 6
             assert [r.range for r in web.requests() + own.requests()] == [(0, number + 1)] * 6
             return web.port, own.port
@@ -238,19 +266,29 @@ def test_s3_serves_ranges_to_boto3(bucket):
     boto3 = pytest.importorskip("boto3")
     options = bucket.storage_options
     client = boto3.client(
-        "s3", aws_access_key_id=options["key"], aws_secret_access_key=options["secret"], **options["client_kwargs"]
+        "s3",
+        aws_access_key_id=options["key"],
+        aws_secret_access_key=options["secret"],
+        **options["client_kwargs"],
     )
     bucket.reset()
     with contextlib.closing(client):
         names = [found["Key"] for found in client.list_objects_v2(Bucket=bucket.bucket)["Contents"]]
         assert names == ["data/a.tar", "data/sub dir/b.txt"]
-        read = client.get_object(Bucket=bucket.bucket, Key="data/a.tar", Range="bytes=100-299")["Body"]
+        read = client.get_object(Bucket=bucket.bucket, Key="data/a.tar", Range="bytes=100-299")[
+            "Body"
+        ]
         assert read.read() == DATA[100:300]
-        assert client.head_object(Bucket=bucket.bucket, Key="data/a.tar")["ContentLength"] == 300_000
+        assert (
+            client.head_object(Bucket=bucket.bucket, Key="data/a.tar")["ContentLength"] == 300_000
+        )
     listing, ranged, head = bucket.requests()
     path = f"/{bucket.bucket}/data/a.tar"
     assert (listing.path.strip("/"), "list-type=2" in listing.query) == (bucket.bucket, True)
-    assert without_heads([ranged, head]) == [("GET", path, (100, 300), 206, 200), ("HEAD", path, None, 200, 0)]
+    assert without_heads([ranged, head]) == [
+        ("GET", path, (100, 300), 206, 200),
+        ("HEAD", path, None, 200, 0),
+    ]
     assert ranged.sent_bytes > 200
 
 
@@ -265,12 +303,19 @@ def test_s3_options_read_no_configuration(bucket, monkeypatch, tmp_path):
     for name in ("config", "credentials"):
         (tmp_path / ".aws" / name).write_text("[default\nnonsense")
     nowhere = "http://127.0.0.1:9"
-    for name, value in {"HOME": tmp_path, "AWS_PROFILE": "no", "http_proxy": nowhere, "AWS_ENDPOINT_URL": nowhere}.items():
+    for name, value in {
+        "HOME": tmp_path,
+        "AWS_PROFILE": "no",
+        "http_proxy": nowhere,
+        "AWS_ENDPOINT_URL": nowhere,
+    }.items():
         monkeypatch.setenv(name, str(value))
     bucket.reset()
     files = s3_files(bucket)
     assert files.cat_file(bucket.url("a.tar"), start=5, end=1005) == DATA[5:1005]
-    assert without_heads(bucket.requests()) == [("GET", f"/{bucket.bucket}/data/a.tar", (5, 1005), 206, 1000)]
+    assert without_heads(bucket.requests()) == [
+        ("GET", f"/{bucket.bucket}/data/a.tar", (5, 1005), 206, 1000)
+    ]
     assert sorted(os.path.basename(name) for name in files.find(bucket.url())) == ["a.tar", "b.txt"]
 
 
@@ -285,7 +330,9 @@ def test_s3_through_a_faulty_proxy(bucket):
     """s3fs meets a 500, a 503 and then the right bytes behind a proxy, and can write through it."""
     faults = [Fault(status=500), Fault(status=503, headers={"Retry-After": "0"}), None]
     with servers.faulty_proxy(bucket.endpoint, faults) as proxy:
-        files = fsspec.filesystem("s3", **bucket.storage_options_at(proxy.endpoint), skip_instance_cache=True)
+        files = fsspec.filesystem(
+            "s3", **bucket.storage_options_at(proxy.endpoint), skip_instance_cache=True
+        )
         assert files.cat_file(bucket.url("a.tar"), start=0, end=1000) == DATA[:1000]
         assert [r.status for r in proxy.requests()] == [500, 503, 206]
         files.pipe_file(bucket.url("through"), b"x" * 1000)
@@ -294,7 +341,9 @@ def test_s3_through_a_faulty_proxy(bucket):
 
 def test_proxy_cuts_and_flips(bucket):
     """A proxy's faults act on the upstream's bytes."""
-    with servers.faulty_proxy(bucket.endpoint, [Fault(cut_after=7), Fault(flip=0), Fault(shift=5), None]) as proxy:
+    with servers.faulty_proxy(
+        bucket.endpoint, [Fault(cut_after=7), Fault(flip=0), Fault(shift=5), None]
+    ) as proxy:
         url = f"{proxy.endpoint}/{bucket.bucket}/data/a.tar"
         cut, flipped, shifted, right = [ask(url, "0-9") for _ in range(4)]
         assert (cut.body, cut.headers["Content-Length"]) == (DATA[:7], "10")
@@ -335,17 +384,29 @@ def test_a_fault_server_without_faults_is_correct(folder):
         assert get(method="HEAD").headers["Content-Length"] == "300000"
         assert get("300000-").headers["Content-Range"] == "bytes */300000"
         assert ask(server.url("no"), connection=connection).status == 404
-        assert ask(f"http://{server.host}:{server.port}/../../../../etc/passwd", connection=connection).status == 404
+        assert (
+            ask(
+                f"http://{server.host}:{server.port}/../../../../etc/passwd", connection=connection
+            ).status
+            == 404
+        )
         assert ask(server.url("sub dir/b.txt"), connection=connection).body == b"0123456789"
         assert server.connections == 1
         assert len(server.requests()) == 14
-        assert sum(request.body_bytes for request in server.requests()) == 200 + 40 + 300_000 * 2 + 10 + 10 - 10
+        assert (
+            sum(request.body_bytes for request in server.requests())
+            == 200 + 40 + 300_000 * 2 + 10 + 10 - 10
+        )
 
 
 def test_cut(faulted):
     """The connection ends after n bytes of the body, under an honest Content-Length."""
     answer, request = faulted(Fault(cut_after=30))
-    assert (answer.status, answer.body, answer.headers["Content-Length"]) == (206, DATA[100:130], "100")
+    assert (answer.status, answer.body, answer.headers["Content-Length"]) == (
+        206,
+        DATA[100:130],
+        "100",
+    )
     assert isinstance(answer.error, http.client.IncompleteRead)
     assert (request.status, request.body_bytes) == (206, 30)
 
@@ -353,7 +414,11 @@ def test_cut(faulted):
 def test_cut_without_length(faulted):
     """Without Content-Length a cut looks like the end: only the range tells."""
     answer, _ = faulted(Fault(cut_after=30, headers={"Content-Length": None}))
-    assert (answer.body, answer.error, answer.headers["Content-Length"]) == (DATA[100:130], None, None)
+    assert (answer.body, answer.error, answer.headers["Content-Length"]) == (
+        DATA[100:130],
+        None,
+        None,
+    )
 
 
 def test_cut_by_reset(faulted):
@@ -441,19 +506,26 @@ def test_length_too_long(faulted):
 
 def test_length_too_short(folder):
     """Content-Length promises less than comes: the rest spoils the next answer on the connection."""
-    with servers.faulty(folder, [Fault(length_error=-5)]) as server, connected(server) as connection:
+    with (
+        servers.faulty(folder, [Fault(length_error=-5)]) as server,
+        connected(server) as connection,
+    ):
         assert ask(server.url("a.tar"), "100-199", connection=connection).body == DATA[100:195]
         assert server.requests()[0].body_bytes == 100
     with (
         servers.faulty(folder, [Fault(length_error=-5)]) as server,
         socket.create_connection((server.host, server.port)) as client,
     ):
-        client.sendall(b"GET /a.tar HTTP/1.1\r\nRange: bytes=100-199\r\n\r\nGET /a.tar HTTP/1.0\r\nRange: bytes=0-9\r\n\r\n")
+        client.sendall(
+            b"GET /a.tar HTTP/1.1\r\nRange: bytes=100-199\r\n\r\nGET /a.tar HTTP/1.0\r\nRange: bytes=0-9\r\n\r\n"
+        )
         received = b"".join(iter(functools.partial(client.recv, 65536), b""))
         assert DATA[100:200] + b"HTTP/1.1 206" in received
 
 
-@pytest.mark.parametrize("claim", ["bytes 0-99/300000", "bytes {start}-{last}/999", "bytes {start}-{last}/*", "nonsense"])
+@pytest.mark.parametrize(
+    "claim", ["bytes 0-99/300000", "bytes {start}-{last}/999", "bytes {start}-{last}/*", "nonsense"]
+)
 def test_content_range_lies(faulted, claim):
     """Right bytes come under a wrong Content-Range."""
     answer, _ = faulted(Fault(headers={"Content-Range": claim}))
@@ -468,7 +540,11 @@ def test_ignored_range_counts_what_was_taken(folder, tmp_path):
         file.truncate(size)
     with servers.faulty(tmp_path, [Fault(ignore_range=True)] * 2) as server:
         answer = ask(server.url("big"), "100-199")
-        assert (answer.status, len(answer.body), answer.headers["Content-Range"]) == (200, size, None)
+        assert (answer.status, len(answer.body), answer.headers["Content-Range"]) == (
+            200,
+            size,
+            None,
+        )
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
             client.connect((server.host, server.port))
@@ -480,7 +556,8 @@ def test_ignored_range_counts_what_was_taken(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "start", "stop"), [(Fault(more=20), 100, 220), (Fault(more=-20), 100, 180), (Fault(shift=7), 107, 207)]
+    ("fault", "start", "stop"),
+    [(Fault(more=20), 100, 220), (Fault(more=-20), 100, 180), (Fault(shift=7), 107, 207)],
 )
 def test_other_bytes_than_asked(faulted, fault, start, stop):
     """More, fewer or other bytes come with 206, honestly or under a Content-Range that says what was asked."""
@@ -529,7 +606,11 @@ def test_file_replaced_between_requests(tmp_path):
 def test_lists_are_for_gets_and_policies_for_all(folder):
     """A list is used up by GETs; a function sees method, path, range, number and attempt of every request."""
     with servers.faulty(folder, [Fault(status=500)]) as server:
-        assert [ask(server.url("a.tar"), method=m).status for m in ("HEAD", "GET", "GET")] == [200, 500, 200]
+        assert [ask(server.url("a.tar"), method=m).status for m in ("HEAD", "GET", "GET")] == [
+            200,
+            500,
+            200,
+        ]
     seen = []
     with servers.faulty(folder, seen.append) as server:
         for byte_range in ("0-9", "0-9", "5-9"):
@@ -545,7 +626,9 @@ def test_seeded_faults_do_not_depend_on_order(folder):
     ranges = [f"{start}-{start + 9}" for start in range(0, 400, 10)]
 
     def failed(ranges, seed, threads):
-        with servers.faulty(folder, servers.seeded(seed, [Fault(status=500), Fault(status=503)])) as server:
+        with servers.faulty(
+            folder, servers.seeded(seed, [Fault(status=500), Fault(status=503)])
+        ) as server:
             with concurrent.futures.ThreadPoolExecutor(threads) as pool:
                 list(pool.map(lambda byte_range: ask(server.url("a.tar"), byte_range), ranges))
             return {(r.range, r.status) for r in server.requests() if r.status != 206}
@@ -558,10 +641,16 @@ def test_seeded_faults_do_not_depend_on_order(folder):
 
 def test_errors_of_a_policy_are_not_hidden(folder):
     """A policy that fails makes the block fail, with its error."""
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"), servers.faulty(folder, lambda _: 1 / 0) as server:
+    with (
+        pytest.raises(RuntimeError, match="ZeroDivisionError"),
+        servers.faulty(folder, lambda _: 1 / 0) as server,
+    ):
         assert isinstance(ask(server.url("a.tar")).error, http.client.RemoteDisconnected)
         assert [r.status for r in server.requests()] == [0]
-    with pytest.raises(RuntimeError, match="stay in the file"), servers.faulty(folder, [Fault(shift=1 << 20)]) as server:
+    with (
+        pytest.raises(RuntimeError, match="stay in the file"),
+        servers.faulty(folder, [Fault(shift=1 << 20)]) as server,
+    ):
         ask(server.url("a.tar"), "0-9")
 
 
@@ -581,7 +670,12 @@ def test_link_limits_the_rate(folder, tmp_path, start):
     with servers.limited_link(5_000_000) as link, start(tmp_path, link=link) as server:
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            bodies = list(pool.map(lambda byte_range: ask(server.url("f"), byte_range).body, ["0-999999", "1000000-"]))
+            bodies = list(
+                pool.map(
+                    lambda byte_range: ask(server.url("f"), byte_range).body,
+                    ["0-999999", "1000000-"],
+                )
+            )
         seconds = time.monotonic() - began
         assert b"".join(bodies) == DATA * 7
         assert 0.3 * 5e6 < len(DATA) * 7 / seconds < 1.1 * 5e6
@@ -591,7 +685,9 @@ def test_link_limits_the_rate(folder, tmp_path, start):
 def test_link_runs_commands():
     """A command can run at the far end of a link, and listen there."""
     with servers.limited_link(1_000_000) as link:
-        addresses = subprocess.run(link.command("ip", "-4", "addr"), capture_output=True, text=True, check=True).stdout
+        addresses = subprocess.run(
+            link.command("ip", "-4", "addr"), capture_output=True, text=True, check=True
+        ).stdout
         assert f"inet {link.host}/30" in addresses
         with link.listen() as far:
             with socket.create_connection(far.getsockname()):
@@ -603,7 +699,11 @@ def test_links_side_by_side():
     """Links made at the same time do not share names or addresses."""
 
     def use(_):
-        with servers.limited_link(1_000_000) as link, link.listen() as far, socket.create_connection(far.getsockname()):
+        with (
+            servers.limited_link(1_000_000) as link,
+            link.listen() as far,
+            socket.create_connection(far.getsockname()),
+        ):
             return True
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:

@@ -15,7 +15,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ReadOptions, ScanLevel, Shard, ShardWriter
+from pcrshard import (
+    EpochOptions,
+    ImageDecoder,
+    PCRDataset,
+    ReadOptions,
+    ScanLevel,
+    Shard,
+    ShardWriter,
+)
 from pcrshard.errors import CorruptPiece, ScanUnavailable
 from pcrshard.jpeg.crops import Draws
 from pcrshard.testing import CountingFS, make_jpeg
@@ -36,7 +44,10 @@ def write(folder, samples, rows=ROWS, **options):
 def numbered(count, first=0):
     """Small images; ``cls`` is the sample's id, and 101 of them would have the same pixels."""
     jpegs = [make_jpeg(i, 20 + i % 3, 24 - i % 4, quality=90) for i in range(12)]
-    return [{"__key__": f"k{i:03d}", "jpg": jpegs[i % 12], "cls": i} for i in range(first, first + count)]
+    return [
+        {"__key__": f"k{i:03d}", "jpg": jpegs[i % 12], "cls": i}
+        for i in range(first, first + count)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +63,27 @@ def ids(batches):
 
 def planned(batch, epoch=0, world=1, rank=0, **rules):
     """The ids of a rank's batches, by the plan."""
-    order = epoch_order([ROWS] * (SAMPLES // ROWS), Geometry(batch * world, world), Rules(**rules), epoch=epoch)
+    order = epoch_order(
+        [ROWS] * (SAMPLES // ROWS), Geometry(batch * world, world), Rules(**rules), epoch=epoch
+    )
     rows = [order.step(step) for step in range(order.steps)]
     return [row.reshape(world, -1)[rank].tolist() for row in rows]
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))]
+)
 def test_copies(folder, tmp_path, duplicate):
     """A dataset that is copied, or sent to a job as submitit does, goes on where its original was, and for itself."""
     read = ReadOptions(cache_dir=str(tmp_path), cache_bytes=1 << 24)
-    dataset = PCRDataset(folder, 4, scan=ScanLevel(2), image=ImageDecoder(8, "random"), epoch=EpochOptions(seed=3), read=read)
+    dataset = PCRDataset(
+        folder,
+        4,
+        scan=ScanLevel(2),
+        image=ImageDecoder(8, "random"),
+        epoch=EpochOptions(seed=3),
+        read=read,
+    )
     dataset.set_epoch(1)
     taken = [batch["cls"].tolist() for batch in itertools.islice(dataset, 2)]
     other = duplicate(dataset)
@@ -126,12 +148,19 @@ def test_ranks_have_equal_batches(folder, world, size, last, batches):
 def test_short_epochs_have_each_sample_once(folder, world, size):
     """For evaluation: each sample exactly once over the ranks, in the dataset's order if wanted, and the length is true on each."""
     parts = [
-        PCRDataset(folder, size, epoch=EpochOptions(last="short", shuffle_shards=0, phases=1), rank=(rank, world))
+        PCRDataset(
+            folder,
+            size,
+            epoch=EpochOptions(last="short", shuffle_shards=0, phases=1),
+            rank=(rank, world),
+        )
         for rank in range(world)
     ]
     seen = [ids(part) for part in parts]
     assert [len(part) for part in parts] == list(map(len, seen))
-    assert sorted(number for one in seen for batch in one for number in batch) == list(range(SAMPLES))
+    assert sorted(number for one in seen for batch in one for number in batch) == list(
+        range(SAMPLES)
+    )
     if world == 1:
         assert list(itertools.chain(*seen[0])) == list(range(SAMPLES))
 
@@ -179,10 +208,14 @@ def test_leaving_early_and_going_on(folder):
     assert dataset.epoch == 3
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+)
 def test_a_loop_that_stops_after_the_last_batch_goes_on_to_the_next_epoch(folder, options):
     """Lightning asks for len() batches and no more; its epochs are those of a plain loop, and a state saved behind the last batch is good."""
-    plain, counted = (PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options) for _ in range(2))
+    plain, counted = (
+        PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options) for _ in range(2)
+    )
     expected = [ids(plain) for _ in range(3)]
     assert expected[0] != expected[1]
     with warnings.catch_warnings():
@@ -337,10 +370,16 @@ def test_a_batch_may_be_a_tuple(dataset):
     """``fields`` picks and orders; what is not named is not decoded."""
     calls = []
     decoder = Counting(calls)
-    for images, classes, keys in PCRDataset(str(dataset), 8, image=decoder, fields=("jpg", "cls", "__key__")):
+    for images, classes, keys in PCRDataset(
+        str(dataset), 8, image=decoder, fields=("jpg", "cls", "__key__")
+    ):
         assert (images.shape, classes.shape, len(keys)) == ((8, 3, 8, 8), (8,), 8)
     assert len(calls) == 24
-    assert [len(batch) for batch in PCRDataset(str(dataset), 8, image=decoder, fields=["cls"])] == [1, 1, 1]
+    assert [len(batch) for batch in PCRDataset(str(dataset), 8, image=decoder, fields=["cls"])] == [
+        1,
+        1,
+        1,
+    ]
     assert len(calls) == 24
 
 
@@ -371,8 +410,14 @@ def test_transform_takes_samples(dataset):
         assert isinstance(sample["cls"], bytes)
         return sample["jpg"].astype(np.float32) / 255, int(sample["cls"]), len(sample["__key__"])
 
-    for images, classes, lengths in PCRDataset(str(dataset), 6, image=ImageDecoder(8, "center"), transform=transform).loader(1):
-        assert (images.shape, images.dtype, float(images.max()) <= 1) == ((6, 3, 8, 8), torch.float32, True)
+    for images, classes, lengths in PCRDataset(
+        str(dataset), 6, image=ImageDecoder(8, "center"), transform=transform
+    ).loader(1):
+        assert (images.shape, images.dtype, float(images.max()) <= 1) == (
+            (6, 3, 8, 8),
+            torch.float32,
+            True,
+        )
         assert classes.shape == lengths.shape == (6,)
 
 
@@ -422,7 +467,10 @@ def test_missing_fields_of_a_tuple_are_an_error(odd):
 
 def test_values_that_do_not_fit_are_named(tmp_path):
     """A class that is no number is an error that names the sample and the field."""
-    samples = [sample | {"cls": b"cat"} if sample["__key__"] == "k002" else sample for sample in numbered(4)]
+    samples = [
+        sample | {"cls": b"cat"} if sample["__key__"] == "k002" else sample
+        for sample in numbered(4)
+    ]
     with pytest.raises(ValueError, match=r"(k002.*cls|cls.*k002)"):
         list(PCRDataset(write(tmp_path / "d", samples), 4))
 
@@ -430,13 +478,22 @@ def test_values_that_do_not_fit_are_named(tmp_path):
 def test_several_images_a_sample(tmp_path):
     """Two image fields are two tensors, each with its own pixels, and the same crop."""
     samples = [
-        {"__key__": f"s{i}", "left.jpg": make_jpeg(i, 16, 16), "right.jpg": make_jpeg(i + 50, 16, 16), "cls": i} for i in range(6)
+        {
+            "__key__": f"s{i}",
+            "left.jpg": make_jpeg(i, 16, 16),
+            "right.jpg": make_jpeg(i + 50, 16, 16),
+            "cls": i,
+        }
+        for i in range(6)
     ]
     folder = write(tmp_path / "stereo", samples, rows=3)
     decoder = ImageDecoder(8, "random", flip=0.5)
     for batch in PCRDataset(folder, 2, image=decoder):
         for field in ("left.jpg", "right.jpg"):
-            expected = [decode(decoder, stored(folder, key, "full")[field], int(key[1:])) for key in batch["__key__"]]
+            expected = [
+                decode(decoder, stored(folder, key, "full")[field], int(key[1:]))
+                for key in batch["__key__"]
+            ]
             assert np.array_equal(batch[field], np.stack(expected))
     only = PCRDataset(folder, 2, image=decoder, fields=("right.jpg", "cls"))
     assert all(images.shape == (2, 3, 8, 8) for images, _ in only)
@@ -450,9 +507,17 @@ def decode(decoder, jpeg, number, seed=0, epoch=0):
 @pytest.mark.parametrize("seed", range(4))
 def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
     """In a batch of samples with one image and with two, every image is its own."""
-    samples = [{"__key__": f"s{i}", "jpg": make_jpeg(i, 16, 16), "mask.jpg": make_jpeg(i + 50, 16, 16)} for i in range(6)]
+    samples = [
+        {"__key__": f"s{i}", "jpg": make_jpeg(i, 16, 16), "mask.jpg": make_jpeg(i + 50, 16, 16)}
+        for i in range(6)
+    ]
     urls = [folder, write(tmp_path / "masks", samples, rows=3)]
-    data = PCRDataset(urls, 6, image=ImageDecoder(8), epoch=EpochOptions(seed, weights=(1, 1), samples=12, phases=1))
+    data = PCRDataset(
+        urls,
+        6,
+        image=ImageDecoder(8),
+        epoch=EpochOptions(seed, weights=(1, 1), samples=12, phases=1),
+    )
     seen = 0
     for batch in data:
         for i, key in enumerate(batch["__key__"]):
@@ -460,7 +525,9 @@ def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
             for field in ("jpg", "mask.jpg"):
                 found = batch.get(field, [None] * 6)[i]
                 assert (found is None) == (field not in sample)
-                assert found is None or np.array_equal(found, ImageDecoder(8)(sample[field], random.Random(0)))
+                assert found is None or np.array_equal(
+                    found, ImageDecoder(8)(sample[field], random.Random(0))
+                )
                 seen += found is not None
     assert seen == 6 + 2 * 6
 
@@ -481,7 +548,14 @@ def test_draws_depend_on_seed_epoch_and_sample_only(folder, scan):
         (4, 0, 1, 0, 1),
     ):
         for rank in range(world):
-            data = PCRDataset(folder, size, scan=scan, image=decoder, epoch=EpochOptions(seed=seed), rank=(rank, world))
+            data = PCRDataset(
+                folder,
+                size,
+                scan=scan,
+                image=decoder,
+                epoch=EpochOptions(seed=seed),
+                rank=(rank, world),
+            )
             data.set_epoch(epoch)
             for batch in data.loader(workers):
                 for number, pixels in zip(batch["cls"].tolist(), batch["jpg"].numpy(), strict=True):
@@ -491,9 +565,14 @@ def test_draws_depend_on_seed_epoch_and_sample_only(folder, scan):
     for (seed, epoch, number), found in seen.items():
         expected = decode(decoder, jpegs[number], number, seed, epoch)
         assert all(np.array_equal(pixels, expected) for pixels in found)
-    assert {len(found) for (seed, epoch, _), found in seen.items() if (seed, epoch) == (0, 0)} == {3}
+    assert {len(found) for (seed, epoch, _), found in seen.items() if (seed, epoch) == (0, 0)} == {
+        3
+    }
     for other in ((1, 0), (0, 1)):
-        same = sum(np.array_equal(seen[(*other, number)][0], seen[0, 0, number][0]) for number in range(SAMPLES))
+        same = sum(
+            np.array_equal(seen[(*other, number)][0], seen[0, 0, number][0])
+            for number in range(SAMPLES)
+        )
         assert same < SAMPLES / 10
 
 
@@ -519,7 +598,9 @@ def test_damage_is_named(damaged, workers, image):
     """A damaged sample ends the epoch with an error that names shard, key and scan, out of a worker too; a lower scan is unharmed."""
     with pytest.raises(CorruptPiece, match=r"data-000001\.tar") as caught:
         list(PCRDataset(damaged, 4, scan=2, image=image).loader(workers))
-    traceback.clear_frames(caught.tb)  # or torch takes five seconds to end the workers of a loader that is garbage
+    traceback.clear_frames(
+        caught.tb
+    )  # or torch takes five seconds to end the workers of a loader that is garbage
     assert "k008" in str(caught.value)
     assert "scan=2" in str(caught.value)
     assert len(list(PCRDataset(damaged, 4, scan=1, image=image).loader(workers))) == 15
@@ -541,11 +622,18 @@ def test_samples_by_id_and_key(folder):
         CountingFS.requests.clear()
         sample = dataset.sample(number, scan)
         assert (sample["__key__"], int(sample["cls"])) == (f"k{number:03d}", number)
-        assert [(a, b) for _, a, b in CountingFS.requests] == [(0, entries[number // ROWS].prefix_stop(scan or 2))]
+        assert [(a, b) for _, a, b in CountingFS.requests] == [
+            (0, entries[number // ROWS].prefix_stop(scan or 2))
+        ]
         CountingFS.requests.clear()
         assert dataset.sample(f"k{number:03d}", scan) == sample
         assert sum(b - a > 4096 for _, a, b in CountingFS.requests) <= 1
-        assert sample["jpg"] == Shard(f"{folder}/data-{number // ROWS:06d}.tar").sample(number % ROWS, scan or 2)["jpg"]
+        assert (
+            sample["jpg"]
+            == Shard(f"{folder}/data-{number // ROWS:06d}.tar").sample(number % ROWS, scan or 2)[
+                "jpg"
+            ]
+        )
     assert dataset.sample(np.int64(12)) == dataset.sample(12)
     level = ScanLevel(3)
     assert PCRDataset(folder, 4, scan=level).sample(5) == PCRDataset(folder, 4).sample(5, 3)
@@ -573,7 +661,13 @@ def test_shards_by_position_and_key(folder):
     assert [int(sample["cls"]) for sample in shard] == list(range(12, 18))
     assert shard[0] == shard["k012"] == shard[-6]
     assert shard[-1]["__key__"] == "k017"
-    for wrong, error in ((6, IndexError), (-7, IndexError), ("k018", KeyError), (1.5, TypeError), (slice(2), TypeError)):
+    for wrong, error in (
+        (6, IndexError),
+        (-7, IndexError),
+        ("k018", KeyError),
+        (1.5, TypeError),
+        (slice(2), TypeError),
+    ):
         with pytest.raises(error):
             shard[wrong]
 

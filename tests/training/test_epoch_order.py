@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pcrshard.training.epoch_order import Geometry, Rules, advance, epoch_order, mixture, worker_batches
+from pcrshard.training.epoch_order import (
+    Geometry,
+    Rules,
+    advance,
+    epoch_order,
+    mixture,
+    worker_batches,
+)
 from pcrshard.training.shard_schedule import account, schedule
 
 SEED = 20240607
@@ -38,19 +45,29 @@ class Case:
         world, slots = (int(n) for n in rng.integers(1, 7, 2))
         if rng.random() < 0.5:
             slots = world
-        geometry = Geometry(math.lcm(world, slots) * int(rng.integers(1, 5)), slots, int(rng.integers(1, 6)))
+        geometry = Geometry(
+            math.lcm(world, slots) * int(rng.integers(1, 5)), slots, int(rng.integers(1, 6))
+        )
         sizes = rng.integers(0, 31, rng.integers(1, 13)).tolist()
         missing = geometry.global_batch - sum(sizes)
         sizes[0] += max(missing, 1) if missing >= 0 else 0
-        rules = Rules(int(rng.integers(2**63)), int(rng.integers(0, 8)), last or rng.choice(["drop", "pad", "short"]).item())
-        return cls(sizes, geometry, rules, int(rng.integers(0, 1000)), world, int(rng.integers(1, 7)))
+        rules = Rules(
+            int(rng.integers(2**63)),
+            int(rng.integers(0, 8)),
+            last or rng.choice(["drop", "pad", "short"]).item(),
+        )
+        return cls(
+            sizes, geometry, rules, int(rng.integers(0, 1000)), world, int(rng.integers(1, 7))
+        )
 
     @property
     def total(self):
         return sum(self.sizes)
 
     def order(self, geometry=None, history=()):
-        return epoch_order(self.sizes, geometry or self.geometry, self.rules, epoch=self.epoch, history=history)
+        return epoch_order(
+            self.sizes, geometry or self.geometry, self.rules, epoch=self.epoch, history=history
+        )
 
 
 def cases(count, last=None):
@@ -68,7 +85,10 @@ def delivered(order, world, workers):
     """Per step and rank what a DataLoader hands out: its workers' batches in turn."""
     ranks = []
     for rank in range(world):
-        queues = [collections.deque(worker_batches(order, world, rank, workers, worker)) for worker in range(workers)]
+        queues = [
+            collections.deque(worker_batches(order, world, rank, workers, worker))
+            for worker in range(workers)
+        ]
         batches = []
         while queues[len(batches) % workers]:
             batches.append(queues[len(batches) % workers].popleft())
@@ -144,9 +164,13 @@ def test_an_elastic_job_resumes_with_the_exact_sequence():
         twice = advance(json.loads(json.dumps(once)), case.geometry, second)
         assert len(twice) == 1
         assert np.array_equal(case.order(history=once).ids, whole.ids[first * size :]), number
-        assert np.array_equal(case.order(history=twice).ids, whole.ids[(first + second) * size :]), number
+        assert np.array_equal(
+            case.order(history=twice).ids, whole.ids[(first + second) * size :]
+        ), number
         unjoined = [*once, [*once[0][:3], second]]
-        assert np.array_equal(case.order(history=unjoined).ids, case.order(history=twice).ids), number
+        assert np.array_equal(case.order(history=unjoined).ids, case.order(history=twice).ids), (
+            number
+        )
 
 
 def test_another_geometry_delivers_exactly_what_is_left():
@@ -158,7 +182,10 @@ def test_another_geometry_delivers_exactly_what_is_left():
             steps = int(rng.integers(0, order.steps + 1))
             seen.append(order.ids[: steps * geometry.global_batch])
             history = advance(history, geometry, steps)
-        times = np.bincount(np.concatenate([*seen, order.ids[steps * geometry.global_batch :]]), minlength=case.total)
+        times = np.bincount(
+            np.concatenate([*seen, order.ids[steps * geometry.global_batch :]]),
+            minlength=case.total,
+        )
         extra, size = int(times.sum()) - case.total, geometry.global_batch
         if case.rules.last == "short":
             assert (times == 1).all(), number
@@ -201,7 +228,9 @@ def test_a_wide_window_shuffles_a_lane_completely():
     """With a window of twice the lane, a sample's place says nothing about its shard."""
     order = epoch_order([500] * 40, Geometry(100, phases=1), Rules(3, shuffle_shards=80))
     shards = shards_of(order.ids, [500] * 40)
-    assert shards.reshape(20, -1).mean(1) == pytest.approx(19.5, abs=1.8)  # five standard errors of 1000 samples
+    assert shards.reshape(20, -1).mean(1) == pytest.approx(
+        19.5, abs=1.8
+    )  # five standard errors of 1000 samples
     wider = epoch_order([500] * 40, Geometry(100, phases=1), Rules(3, shuffle_shards=10**9))
     assert np.array_equal(order.ids, wider.ids)
 
@@ -218,7 +247,9 @@ def test_the_first_and_last_batches_are_mixed_too():
 def test_no_shuffle_is_the_order_of_the_dataset():
     """For evaluation, one lane without shuffling gives 0, 1, 2 and so on, each exactly once."""
     for phases in (1, 2):
-        order = epoch_order([5, 0, 7, 1], Geometry(4, 2, phases), Rules(shuffle_shards=0, last="short"))
+        order = epoch_order(
+            [5, 0, 7, 1], Geometry(4, 2, phases), Rules(shuffle_shards=0, last="short")
+        )
         assert sorted(order.ids.tolist()) == list(range(13))
     order = epoch_order([5, 0, 7, 1], Geometry(4, phases=1), Rules(shuffle_shards=0, last="short"))
     assert order.ids.tolist() == list(range(13))
@@ -229,7 +260,9 @@ def test_epochs_and_seeds_differ():
     """Each epoch and each seed has its own order of shards, of rows, and its own left-out samples."""
     sizes = [50] * 20 + [7]
     orders = {
-        (seed, epoch): epoch_order(sizes, Geometry(16), Rules(seed), epoch=epoch) for seed in range(3) for epoch in range(3)
+        (seed, epoch): epoch_order(sizes, Geometry(16), Rules(seed), epoch=epoch)
+        for seed in range(3)
+        for epoch in range(3)
     }
     assert len({order.ids.tobytes() for order in orders.values()}) == 9
     assert len({tuple(np.setdiff1d(np.arange(1007), order.ids)) for order in orders.values()}) == 9
@@ -242,7 +275,9 @@ def test_every_place_in_an_epoch_is_equally_likely():
     """Over many epochs, a sample of a small dataset comes equally often at each place, also with a narrow window."""
     places = np.zeros((8, 8))
     for epoch in range(4000):
-        places[np.arange(8), epoch_order([2] * 4, Geometry(2, phases=2), Rules(1, 2), epoch=epoch).ids] += 1
+        places[
+            np.arange(8), epoch_order([2] * 4, Geometry(2, phases=2), Rules(1, 2), epoch=epoch).ids
+        ] += 1
     chi_square = ((places - 500) ** 2 / 500).sum()
     assert chi_square < 95  # 49 degrees of freedom: mean 49, one in ten thousand above 95
 
@@ -250,9 +285,17 @@ def test_every_place_in_an_epoch_is_equally_likely():
 def test_the_order_never_changes():
     """A new version of pcrshard or NumPy does not silently reorder a running job."""
     sizes = [5, 3, 0, 6, 4]
-    order = epoch_order(sizes, Geometry(4, slots=2, phases=2), Rules(42, shuffle_shards=2, last="short"), epoch=1)
+    order = epoch_order(
+        sizes, Geometry(4, slots=2, phases=2), Rules(42, shuffle_shards=2, last="short"), epoch=1
+    )
     assert order.ids.tolist() == GOLDEN_ORDER
-    rest = epoch_order(sizes, Geometry(6, slots=1), Rules(42, shuffle_shards=2, last="pad"), epoch=1, history=[(4, 2, 2, 2)])
+    rest = epoch_order(
+        sizes,
+        Geometry(6, slots=1),
+        Rules(42, shuffle_shards=2, last="pad"),
+        epoch=1,
+        history=[(4, 2, 2, 2)],
+    )
     assert rest.ids.tolist() == GOLDEN_REST
     assert mixture([sizes, [2, 3]], [2, 1], 12, Rules(42), epoch=3).tolist() == GOLDEN_MIXTURE
 
@@ -260,7 +303,9 @@ def test_the_order_never_changes():
 def test_an_epoch_does_not_depend_on_the_process():
     """Another process with another hash seed plans the same epoch, so ranks agree without talking."""
     code = "from pcrshard.training.epoch_order import *; print(epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist())"
-    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert json.loads(text) == epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist()
 
 
@@ -272,7 +317,13 @@ def test_workers_that_divide_the_phases_share_only_split_shards(workers):
     readers = collections.Counter()
     for rank in range(world):
         for worker in range(workers):
-            readers.update(set(schedule(worker_batches(order, world, rank, workers, worker), sizes).shards.tolist()))
+            readers.update(
+                set(
+                    schedule(
+                        worker_batches(order, world, rank, workers, worker), sizes
+                    ).shards.tolist()
+                )
+            )
     assert set(readers) == set(range(40))
     assert sum(readers.values()) - 40 <= world * workers - 1
 
@@ -291,15 +342,25 @@ def test_the_account_adds_up():
                 need = {int(shard) for ids in batches for shard in shards_of(ids, case.sizes)}
                 union |= need
                 read += sum(int(prefix[shard]) for shard in need)
-                assert report.shards[rank, worker] == report.requests[rank, worker] == len(need), number
+                assert report.shards[rank, worker] == report.requests[rank, worker] == len(need), (
+                    number
+                )
                 held = [
-                    {s for s in need if first(batches, s, case.sizes) <= b <= final(batches, s, case.sizes)}
+                    {
+                        s
+                        for s in need
+                        if first(batches, s, case.sizes) <= b <= final(batches, s, case.sizes)
+                    }
                     for b in range(len(batches))
                 ]
                 assert report.open_shards[rank, worker] == max(map(len, held), default=0), number
-                assert report.open_bytes[rank, worker] == max((int(prefix[list(s)].sum()) for s in held), default=0), number
+                assert report.open_bytes[rank, worker] == max(
+                    (int(prefix[list(s)].sum()) for s in held), default=0
+                ), number
             assert report.rank_bytes[rank] == sum(int(prefix[shard]) for shard in union), number
-        assert report.once_bytes == prefix[np.unique(shards_of(order.ids, case.sizes))].sum(), number
+        assert report.once_bytes == prefix[np.unique(shards_of(order.ids, case.sizes))].sum(), (
+            number
+        )
         assert report.repeated_bytes == read - report.once_bytes, number
 
 
@@ -335,10 +396,18 @@ def test_a_schedule_says_when_each_shard_is_first_and_last_needed():
     """A loader that follows the schedule has every shard of a batch open, and asks for them in the order of use."""
     batches = [np.array(ids) for ids in ([0, 4], [5, 1], [9, 8], [2, 9])]
     plan = schedule(batches, [3, 4, 5])
-    assert (plan.shards.tolist(), plan.first.tolist(), plan.last.tolist()) == ([0, 1, 2], [0, 0, 2], [3, 1, 3])
+    assert (plan.shards.tolist(), plan.first.tolist(), plan.last.tolist()) == (
+        [0, 1, 2],
+        [0, 0, 2],
+        [3, 1, 3],
+    )
     assert (plan.peak(), plan.peak([100, 10, 1])) == (2, 110)
     again = schedule(batches, [3, 4, 5], keep=0)
-    assert (again.shards.tolist(), again.first.tolist(), again.last.tolist()) == ([0, 1, 2, 0], [0, 0, 2, 3], [1, 1, 3, 3])
+    assert (again.shards.tolist(), again.first.tolist(), again.last.tolist()) == (
+        [0, 1, 2, 0],
+        [0, 0, 2, 3],
+        [1, 1, 3, 3],
+    )
     assert schedule(batches, [3, 4, 5], keep=1).shards.tolist() == [0, 1, 2]
     assert schedule([], [3]).peak() == 0
 
@@ -347,8 +416,14 @@ def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
     """Over any epochs, a dataset's samples come in whole passes, its share of each epoch is exact, and epochs join without a seam."""
     for number in range(100):
         rng = np.random.default_rng([SEED, 4, number])
-        sizes = [rng.integers(1, 12, rng.integers(1, 6)).tolist() for _ in range(rng.integers(1, 5))]
-        weights, samples, rules = rng.random(len(sizes)) + 0.01, int(rng.integers(1, 90)), Rules(number)
+        sizes = [
+            rng.integers(1, 12, rng.integers(1, 6)).tolist() for _ in range(rng.integers(1, 5))
+        ]
+        weights, samples, rules = (
+            rng.random(len(sizes)) + 0.01,
+            int(rng.integers(1, 90)),
+            Rules(number),
+        )
         bases = np.cumsum([0, *map(sum, sizes)])
         taken = collections.Counter()
         for epoch in range(4):
@@ -378,7 +453,9 @@ def test_a_mixture_is_laid_out_and_resumed_like_a_dataset():
     together, rules = sizes[0] + sizes[1], Rules(7, last="short")
     whole = epoch_order(together, Geometry(8, 4), rules, epoch=2, sequence=sequence)
     assert sorted(whole.ids.tolist()) == sorted(sequence.tolist())
-    rest = epoch_order(together, Geometry(9, 3), rules, epoch=2, sequence=sequence, history=[(8, 4, 4, 11)])
+    rest = epoch_order(
+        together, Geometry(9, 3), rules, epoch=2, sequence=sequence, history=[(8, 4, 4, 11)]
+    )
     assert sorted([*whole.ids[:88].tolist(), *rest.ids.tolist()]) == sorted(sequence.tolist())
     tenths = (whole.ids[:200].reshape(10, -1) >= 180).mean(1)
     assert abs(tenths.mean() - 0.5) < 1e-9
@@ -421,14 +498,22 @@ WRONG = {
     "one global batch of 8 samples, got 7": lambda: epoch_order([7], Geometry(8)),
     "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
     "at most 4 steps of": lambda: epoch_order([8], Geometry(4), history=[(2, 1, 4, 5)]),
-    r"segments \(global_batch, slots, phases, steps\), got \(4, 1\)": lambda: epoch_order([8], Geometry(4), history=[(4, 1)]),
+    r"segments \(global_batch, slots, phases, steps\), got \(4, 1\)": lambda: epoch_order(
+        [8], Geometry(4), history=[(4, 1)]
+    ),
     "steps to be": lambda: advance([], Geometry(4), -1),
-    "world to divide global_batch=4, got 3": lambda: worker_batches(epoch_order([8], Geometry(4)), 3),
-    r"rank to be a whole number in \[0, 1\], got 2": lambda: worker_batches(epoch_order([8], Geometry(4)), 2, 2),
+    "world to divide global_batch=4, got 3": lambda: worker_batches(
+        epoch_order([8], Geometry(4)), 3
+    ),
+    r"rank to be a whole number in \[0, 1\], got 2": lambda: worker_batches(
+        epoch_order([8], Geometry(4)), 2, 2
+    ),
     "worker to be": lambda: worker_batches(epoch_order([8], Geometry(4)), workers=2, worker=2),
     "workers to be": lambda: account(epoch_order([8], Geometry(4)), [8], [1], workers=0),
     "keep to be": lambda: schedule([np.array([0])], [1], keep=-1),
-    "as many prefix_bytes as sizes, got 2 and 1": lambda: account(epoch_order([8], Geometry(4)), [8], [1, 2]),
+    "as many prefix_bytes as sizes, got 2 and 1": lambda: account(
+        epoch_order([8], Geometry(4)), [8], [1, 2]
+    ),
     "as many weights as datasets, got 2 and 1": lambda: mixture([[4]], [1, 2], 3),
     "weights of at least 0": lambda: mixture([[4], [4]], [1, -1], 3),
     "samples to be": lambda: mixture([[4]], [1], 0),

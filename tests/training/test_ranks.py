@@ -86,7 +86,9 @@ def test_a_batch_script_without_srun_is_told(environment, warned, caplog):
 )
 def test_nonsense_is_refused(environment):
     """A rank that cannot be is an error that names the variables, not a silent 0 of 1."""
-    with pytest.raises(ValueError, match=r"expected (RANK|SLURM_PROCID) below (WORLD_SIZE|SLURM_NTASKS), got '"):
+    with pytest.raises(
+        ValueError, match=r"expected (RANK|SLURM_PROCID) below (WORLD_SIZE|SLURM_NTASKS), got '"
+    ):
         ranks.from_environment(environment)
 
 
@@ -124,13 +126,17 @@ def test_agrees_with_the_helper_of_idris(monkeypatch):
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
     # What idr_torch computes: https://github.com/idriscnrs/idr_torch
-    idr_torch = types.SimpleNamespace(rank=int(os.environ["SLURM_PROCID"]), size=int(os.environ["SLURM_NTASKS"]))
+    idr_torch = types.SimpleNamespace(
+        rank=int(os.environ["SLURM_PROCID"]), size=int(os.environ["SLURM_NTASKS"])
+    )
     assert ranks.current() == (idr_torch.rank, idr_torch.size)
 
 
 def test_asking_does_not_import_torch():
     """The data side stays free of torch."""
-    program = "import sys; from pcrshard import ranks; ranks.current(); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from pcrshard import ranks; ranks.current(); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -171,10 +177,24 @@ if __name__ == "__main__":
 def test_torchrun(dataset, tmp_path):
     """Under torchrun each rank reads its own part, whatever starts its workers, and a worker that finds another rank raises."""
     (tmp_path / "job.py").write_text(JOB)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(tmp_path / "job.py"), str(dataset), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-port=0",
+    ]
+    command += [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        str(tmp_path / "job.py"),
+        str(dataset),
+        str(tmp_path),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert [one["before"] for one in found] == [one["after"] for one in found] == [[0, 2], [1, 2]]

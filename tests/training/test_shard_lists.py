@@ -48,7 +48,9 @@ def test_webdataset_takes_the_splitter(shard_urls):
     """The splitter works as ``nodesplitter=`` in a real pipeline."""
     keys = []
     for rank in range(2):
-        dataset = wds.WebDataset(shard_urls, shardshuffle=False, nodesplitter=SplitByNode(Rank(rank, 2))).pcr_scan(1)
+        dataset = wds.WebDataset(
+            shard_urls, shardshuffle=False, nodesplitter=SplitByNode(Rank(rank, 2))
+        ).pcr_scan(1)
         keys.append([sample["__key__"] for sample in dataset])
     assert not set(keys[0]) & set(keys[1])
     assert len(keys[0]) + len(keys[1]) == sum(pcrshard.Shard(url).num_samples for url in shard_urls)

@@ -61,7 +61,9 @@ def prefetchers():
 
 def plan(size=4, workers=1, worker=0, window=3, phases=1):
     """A worker's batches of ids."""
-    order = epoch_order([ROWS] * SHARDS, Geometry(size, phases=phases), Rules(seed=5, shuffle_shards=window))
+    order = epoch_order(
+        [ROWS] * SHARDS, Geometry(size, phases=phases), Rules(seed=5, shuffle_shards=window)
+    )
     return worker_batches(order, workers=workers, worker=worker)
 
 
@@ -81,9 +83,17 @@ def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
         batches = plan(workers=workers, worker=worker)
         CountingFS.requests.clear()
         assert list(read_batches(shards, batches, 2, classes)) == [ids.tolist() for ids in batches]
-        wanted = {shards.urls[shards.place(number).shard].removeprefix("counting://") for ids in batches for number in ids}
-        stops = dict(zip(shards.urls, (entry.prefix_stop(2) for entry in shards.entries), strict=True))
-        assert sorted(CountingFS.requests) == sorted((path, 0, stops[f"counting://{path}"]) for path in wanted)
+        wanted = {
+            shards.urls[shards.place(number).shard].removeprefix("counting://")
+            for ids in batches
+            for number in ids
+        }
+        stops = dict(
+            zip(shards.urls, (entry.prefix_stop(2) for entry in shards.entries), strict=True)
+        )
+        assert sorted(CountingFS.requests) == sorted(
+            (path, 0, stops[f"counting://{path}"]) for path in wanted
+        )
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -106,7 +116,9 @@ def test_memory_is_bounded(folder, monkeypatch, prefetch):
 
     monkeypatch.setattr(Shard, "load", counting_load)
     batches = plan()
-    for _ in read_batches(ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 1, classes):
+    for _ in read_batches(
+        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 1, classes
+    ):
         time.sleep(0.002)
     assert alive == 0
     peak = schedule(batches, [ROWS] * SHARDS).peak()
@@ -117,7 +129,9 @@ def test_memory_is_bounded(folder, monkeypatch, prefetch):
 
 def test_samples_that_come_twice_are_read_again_not_held(folder):
     """A sequence that needs a shard at both ends of a long epoch lets go of it in between."""
-    ids = np.concatenate([np.arange(ROWS), np.tile(np.arange(ROWS, 2 * ROWS), 200), np.arange(ROWS)])
+    ids = np.concatenate(
+        [np.arange(ROWS), np.tile(np.arange(ROWS, 2 * ROWS), 200), np.arange(ROWS)]
+    )
     shards = ShardSet([f"counting://{folder}"], ReadOptions(prefetch=0))
     CountingFS.requests.clear()
     batches = np.split(ids, len(ids) // ROWS)
@@ -161,7 +175,10 @@ def test_a_higher_level_fetches_the_difference(folder):
     level.value = 5
     assert list(batch) == [5]
     entry, path = shards.entries[1], shards.urls[1].removeprefix("counting://")
-    assert CountingFS.requests[1:] == [(path, 0, entry.prefix_stop(1)), (path, entry.prefix_stop(1), entry.prefix_stop(5))]
+    assert CountingFS.requests[1:] == [
+        (path, 0, entry.prefix_stop(1)),
+        (path, entry.prefix_stop(1), entry.prefix_stop(5)),
+    ]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -175,7 +192,9 @@ def test_leaving_early_leaves_nothing(folder, prefetch, leave):
         return classes(rows)
 
     batches = plan()
-    reading = read_batches(ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 3, take)
+    reading = read_batches(
+        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 3, take
+    )
     if leave == "take fails":
         with pytest.raises(RuntimeError, match="stop"):
             list(reading)
@@ -248,7 +267,9 @@ def test_a_scan_that_is_not_there(folder):
 def test_a_level_that_goes_too_high(folder, prefetch):
     """What was fetched ahead at a good level is given back when the level it should go to does not exist."""
     level = ScanLevel(2)
-    reading = read_batches(ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), plan(window=1), level, classes)
+    reading = read_batches(
+        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), plan(window=1), level, classes
+    )
     next(reading)
     time.sleep(0.1)
     level.value = 11
@@ -259,7 +280,9 @@ def test_a_level_that_goes_too_high(folder, prefetch):
 def test_no_batches_read_nothing(folder):
     """A worker that has nothing to do asks for nothing."""
     CountingFS.requests.clear()
-    assert list(read_batches(ShardSet([f"counting://{folder}"], ReadOptions()), [], 1, classes)) == []
+    assert (
+        list(read_batches(ShardSet([f"counting://{folder}"], ReadOptions()), [], 1, classes)) == []
+    )
     assert [os.path.basename(path) for path, _, _ in CountingFS.requests] in ([], ["pcr.json"])
 
 
@@ -277,13 +300,22 @@ def test_ids_run_on_over_datasets(folder, dataset):
     ]
     assert both.classes == ()
     others = [[str(folder)], [str(dataset)], [str(dataset), str(folder)]]
-    assert len({both.fingerprint, *(ShardSet(urls, ReadOptions()).fingerprint for urls in others)}) == 4
-    assert ShardSet([f"{folder}/"], ReadOptions()).fingerprint == ShardSet([str(folder)], ReadOptions(check=False)).fingerprint
+    assert (
+        len({both.fingerprint, *(ShardSet(urls, ReadOptions()).fingerprint for urls in others)})
+        == 4
+    )
+    assert (
+        ShardSet([f"{folder}/"], ReadOptions()).fingerprint
+        == ShardSet([str(folder)], ReadOptions(check=False)).fingerprint
+    )
 
 
 def test_a_cache_is_used(folder, tmp_path):
     """With ``cache_dir`` a second epoch asks the store for nothing."""
-    shards = ShardSet([f"counting://{folder}"], ReadOptions(cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 30))
+    shards = ShardSet(
+        [f"counting://{folder}"],
+        ReadOptions(cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 30),
+    )
     list(read_batches(shards, plan(), 2, classes))
     CountingFS.requests.clear()
     list(read_batches(shards, plan(), 2, classes))

@@ -32,11 +32,18 @@ def read_samples(folder, scan):
 
 def export(src, dst, scan="full", **options):
     index, urls = open_dataset(str(src))
-    return sum(export_shard(Shard(url), str(dst), scan=scan, classes=index.classes, **options) for url in urls)
+    return sum(
+        export_shard(Shard(url), str(dst), scan=scan, classes=index.classes, **options)
+        for url in urls
+    )
 
 
 def files_of(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in pathlib.Path(folder).rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in pathlib.Path(folder).rglob("*")
+        if p.is_file()
+    }
 
 
 def pillow(jpeg):
@@ -57,7 +64,9 @@ def test_tars_at_a_scan_are_stock_webdataset(dataset, tmp_path, scan):
     """Unmodified WebDataset reads the exported tars, and gets the samples that the shards give."""
     assert export(dataset, tmp_path, scan, form="wds") == 24
     urls = sorted(map(str, tmp_path.glob("*.tar")))
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in dataset.glob("*.tar"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        p.name for p in dataset.glob("*.tar")
+    )
     stock = wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception)
     got = [{k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in stock]
     assert got == list(read_samples(dataset, scan).values())
@@ -103,8 +112,14 @@ def test_baseline_of_photographs(photos, tmp_path, djpeg):
         target.symlink_to(path)
     encode(str(tmp_path / "src"), str(tmp_path / "pcr"), EncodeOptions(num_shards=1), workers=1)
     export(tmp_path / "pcr", tmp_path / "out", baseline=True)
-    sources = {f"{p.parent.name}/{p.stem}": p.read_bytes() for p in (tmp_path / "src").rglob("*") if p.is_file()}
-    exported = {name.removesuffix(".jpg"): jpeg for name, jpeg in files_of(tmp_path / "out").items()}
+    sources = {
+        f"{p.parent.name}/{p.stem}": p.read_bytes()
+        for p in (tmp_path / "src").rglob("*")
+        if p.is_file()
+    }
+    exported = {
+        name.removesuffix(".jpg"): jpeg for name, jpeg in files_of(tmp_path / "out").items()
+    }
     assert exported.keys() == sources.keys()
     for key, jpeg in exported.items():
         assert djpeg(jpeg) == djpeg(sources[key])
@@ -121,12 +136,22 @@ def write_dataset(folder, samples, classes=()):
 
 def test_class_folders(tmp_path):
     """Images whose key does not start with their class come under the class's name."""
-    samples = {"x/1": {"cls": 1}, "cat/2": {"cls": 0}, "3": {}, "4": {"cls": 7}, "5": {"cls": "1\n"}, "6": {"cls": "x"}}
+    samples = {
+        "x/1": {"cls": 1},
+        "cat/2": {"cls": 0},
+        "3": {},
+        "4": {"cls": 7},
+        "5": {"cls": "1\n"},
+        "6": {"cls": "x"},
+    }
     export(write_dataset(tmp_path / "pcr", samples, ["cat", "dog/big"]), tmp_path / "out")
     assert {"dog_big/x/1.jpg", "cat/2.jpg", "3.jpg", "4.jpg"} <= files_of(tmp_path / "out").keys()
 
 
-@pytest.mark.parametrize("samples", [{"a": {"cls": 0}, "cat/a": {"cls": 0}}, {"d/a": {}, "d/./a": {}}, {"d/b": {}, "d//b": {}}])
+@pytest.mark.parametrize(
+    "samples",
+    [{"a": {"cls": 0}, "cat/a": {"cls": 0}}, {"d/a": {}, "d/./a": {}}, {"d/b": {}, "d//b": {}}],
+)
 def test_no_image_overwrites_another(tmp_path, samples):
     """Two samples never become one file: they are told apart, or refused."""
     try:
@@ -160,7 +185,9 @@ def rewrite_key(path, key):
     body = encode_body(index.schema, dataclasses.replace(index, keys=(key, *index.keys[1:])))
     head = Head(head.num_samples, head.schema_bytes, len(body), crc32c(body), head.prefix_stops)
     rest = data[round512(1024 + head.body_bytes) :]
-    path.write_bytes((data[:512] + head.encode() + body).ljust(round512(1024 + len(body)), b"\0") + rest)
+    path.write_bytes(
+        (data[:512] + head.encode() + body).ljust(round512(1024 + len(body)), b"\0") + rest
+    )
 
 
 @pytest.mark.parametrize("key", ["../a", "/aaa", "x/..", "..\\a", "a/../", "aa\0a", "....", "x.jp"])
@@ -171,7 +198,9 @@ def test_a_key_cannot_leave_the_folder(tmp_path, key):
     assert next(Shard(str(tmp_path / "pcr" / "data-000000.tar")).samples())["__key__"] == "bbbb"
     rewrite_key(tmp_path / "pcr" / "data-000000.tar", key)
     with pytest.raises(CorruptIndex, match=r"key .* is not legal.*data-000000\.tar"):
-        export_shard(Shard(str(tmp_path / "pcr" / "data-000000.tar")), str(tmp_path / "deep" / "out"))
+        export_shard(
+            Shard(str(tmp_path / "pcr" / "data-000000.tar")), str(tmp_path / "deep" / "out")
+        )
     assert {p.name for p in tmp_path.iterdir()} == {"pcr"}
 
 
@@ -186,7 +215,20 @@ def test_a_dataset_is_not_exported_over_itself(dataset, tmp_path, capsys, scan):
     """Exporting tars into the dataset's own folder is refused: it would replace the shards by plain tars of fewer bytes."""
     shutil.copytree(dataset, tmp_path / "pcr")
     before = files_of(tmp_path / "pcr")
-    assert main(["export", str(tmp_path / "pcr"), f"{tmp_path}/other/../pcr/", "--format", "wds", "--scan", str(scan)]) == 1
+    assert (
+        main(
+            [
+                "export",
+                str(tmp_path / "pcr"),
+                f"{tmp_path}/other/../pcr/",
+                "--format",
+                "wds",
+                "--scan",
+                str(scan),
+            ]
+        )
+        == 1
+    )
     assert files_of(tmp_path / "pcr") == before
 
 
@@ -202,7 +244,12 @@ def test_what_is_in_the_target_folder_stays(dataset, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"), [({"form": "zip"}, EncodeError), ({"scan": 11}, ScanUnavailable), ({"scan": 0}, ScanUnavailable)]
+    ("options", "error"),
+    [
+        ({"form": "zip"}, EncodeError),
+        ({"scan": 11}, ScanUnavailable),
+        ({"scan": 0}, ScanUnavailable),
+    ],
 )
 def test_wrong_use(shard_urls, tmp_path, options, error):
     """Wrong arguments are refused before anything is written."""

@@ -31,7 +31,9 @@ from pcrshard.upkeep.stage import stage
 from pcrshard.upkeep.verify import VerifyTask, verify_shard
 
 # A fork server that has the imports makes a process in milliseconds.
-multiprocessing.set_forkserver_preload(["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"])
+multiprocessing.set_forkserver_preload(
+    ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
+)
 HASTY = Retry(attempts=3, first_delay=0.01, timeout=1)
 
 
@@ -52,12 +54,18 @@ def assert_staged(dst, dataset, index, scan):
     copy, urls = open_dataset(str(dst))
     assert copy.scan == (None if scan == "full" else scan)
     for url, entry in zip(urls, copy.shards, strict=True):
-        assert list(Shard(url, entry=entry).samples(scan)) == list(Shard(f"{dataset}/{entry.name}").samples(scan))
-    assert sorted(path.name for path in pathlib.Path(dst).iterdir()) == sorted([*(e.name for e in index.shards), "pcr.json"])
+        assert list(Shard(url, entry=entry).samples(scan)) == list(
+            Shard(f"{dataset}/{entry.name}").samples(scan)
+        )
+    assert sorted(path.name for path in pathlib.Path(dst).iterdir()) == sorted(
+        [*(e.name for e in index.shards), "pcr.json"]
+    )
 
 
 def moved(server):
-    return sum(r.body_bytes for r in server.requests() if r.method == "GET" and r.path.endswith(".tar"))
+    return sum(
+        r.body_bytes for r in server.requests() if r.method == "GET" and r.path.endswith(".tar")
+    )
 
 
 @pytest.mark.parametrize("scan", [1, 5, "full"])
@@ -68,7 +76,10 @@ def test_copies_exactly_the_prefixes(dataset, index, tmp_path, scan, capsys):
         assert moved(server) == sum(size_at(entry, scan) for entry in index.shards)
     assert_staged(tmp_path, dataset, index, scan)
     copy, urls = open_dataset(str(tmp_path))
-    assert [verify_shard(VerifyTask(url, entry)).problems for url, entry in zip(urls, copy.shards, strict=True)] == [()] * 4
+    assert [
+        verify_shard(VerifyTask(url, entry)).problems
+        for url, entry in zip(urls, copy.shards, strict=True)
+    ] == [()] * 4
     assert scan != 5 or main(["verify", str(tmp_path)]) == 0
     capsys.readouterr()
 
@@ -120,7 +131,9 @@ def test_stock_webdataset_reads_a_staged_copy(dataset, index, tmp_path):
         stage(str(dataset), str(tmp_path), scan)
         for entry in index.shards:
             (record,) = wds.WebDataset(str(tmp_path / entry.name), shardshuffle=False)
-            assert {f"scan{k:02d}" for k in range(1, scan + 1)} == {name for name in record if name.startswith("scan")}
+            assert {f"scan{k:02d}" for k in range(1, scan + 1)} == {
+                name for name in record if name.startswith("scan")
+            }
 
 
 def test_a_staged_copy_can_be_staged_on(dataset, index, tmp_path):
@@ -142,7 +155,19 @@ def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, 
     for entry in index.shards:
         path = tmp_path / entry.name
         data = bytearray(path.read_bytes())
-        what = rng.choice(["nothing", "flip", "cut", "empty", "foreign", "delete", "longer", "other shard", "zeros"])
+        what = rng.choice(
+            [
+                "nothing",
+                "flip",
+                "cut",
+                "empty",
+                "foreign",
+                "delete",
+                "longer",
+                "other shard",
+                "zeros",
+            ]
+        )
         if what == "flip":
             data[rng.randrange(1024, len(data))] ^= 0xFF
         elif what == "cut":
@@ -163,9 +188,16 @@ def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, 
         assert verify_shard(VerifyTask(str(tmp_path / entry.name), entry)).problems == ()
 
 
-def test_foreign_tars_in_the_destination_are_not_touched(dataset, index, tmp_path, synthetic_folder):
+def test_foreign_tars_in_the_destination_are_not_touched(
+    dataset, index, tmp_path, synthetic_folder
+):
     """A tar or a shard of something else that has the same name is refused as it is, also where there is no dataset index."""
-    pcrshard.encode(str(synthetic_folder), str(tmp_path / "other"), pcrshard.EncodeOptions(num_shards=3), workers=1)
+    pcrshard.encode(
+        str(synthetic_folder),
+        str(tmp_path / "other"),
+        pcrshard.EncodeOptions(num_shards=3),
+        workers=1,
+    )
     path = tmp_path / "dst" / index.shards[0].name
     path.parent.mkdir()
     with tarfile.open(tmp_path / "plain.tar", "w") as tar:
@@ -178,9 +210,13 @@ def test_foreign_tars_in_the_destination_are_not_touched(dataset, index, tmp_pat
         assert path.read_bytes() == before
 
 
-def test_another_dataset_in_the_destination_is_not_touched(dataset, index, tmp_path, synthetic_folder):
+def test_another_dataset_in_the_destination_is_not_touched(
+    dataset, index, tmp_path, synthetic_folder
+):
     """A folder that holds another dataset, or a newer or older version of this one, is refused as it is."""
-    pcrshard.encode(str(synthetic_folder), str(tmp_path), pcrshard.EncodeOptions(num_shards=3), workers=1)
+    pcrshard.encode(
+        str(synthetic_folder), str(tmp_path), pcrshard.EncodeOptions(num_shards=3), workers=1
+    )
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(EncodeError, match=r"another dataset.*remove it"):
         stage(str(dataset), str(tmp_path), 2)
@@ -243,7 +279,9 @@ def test_damage_that_stays_is_an_error_that_names_the_shard(dataset, index, tmp_
     """A source that is damaged is named, and the other shards are kept for the next run."""
     bad = index.shards[1].name
     place = index.shards[1].prefix_stop(5) - 520
-    with servers.faulty(dataset, lambda ask: Fault(flip=place) if bad in ask.path else None) as server:
+    with servers.faulty(
+        dataset, lambda ask: Fault(flip=place) if bad in ask.path else None
+    ) as server:
         with pytest.raises(PCRError, match=bad):
             stage(server.url(), str(tmp_path), "full", workers=1, retry=HASTY)
         assert not (tmp_path / "pcr.json").exists()
@@ -258,7 +296,9 @@ def small_disk(folder, size):
     if os.geteuid():
         pytest.skip("NOT ROOT: cannot mount a small disk")
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=False
+    ).returncode:
         pytest.skip("NO SMALL DISK")
     try:
         yield
@@ -308,7 +348,10 @@ def test_readers_go_on_while_it_grows(dataset, index, tmp_path):
     epochs = 0
     while not done.is_set() or epochs < 2:
         assert thread.is_alive() or done.is_set()
-        assert [list(Shard(url, entry=entry).samples(2)) for url, entry in zip(urls, copy.shards, strict=True)] == expected
+        assert [
+            list(Shard(url, entry=entry).samples(2))
+            for url, entry in zip(urls, copy.shards, strict=True)
+        ] == expected
         epochs += 1
     thread.join()
     assert epochs > 3
@@ -329,7 +372,14 @@ def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
     """kill -9 at any moment leaves a folder that the next run completes; what was complete is not fetched again."""
     seed = 3
     rng = random.Random(seed)
-    slow = lambda ask: Fault(stall=0.05, stall_after=rng.randrange(1, 2000)) if ask.path.endswith(".tar") else None  # noqa: E731
+
+    def slow(ask):
+        return (
+            Fault(stall=0.05, stall_after=rng.randrange(1, 2000))
+            if ask.path.endswith(".tar")
+            else None
+        )
+
     killed = 0
     with servers.faulty(dataset, slow) as server:
         for scan in (2, 5, "full"):
@@ -342,7 +392,11 @@ def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
                 if (tmp_path / "pcr.json").exists():
                     copy, urls = open_dataset(str(tmp_path))
                     for url, entry in zip(urls, copy.shards, strict=True):
-                        list(Shard(url, entry=entry).samples("full" if copy.scan is None else copy.scan))
+                        list(
+                            Shard(url, entry=entry).samples(
+                                "full" if copy.scan is None else copy.scan
+                            )
+                        )
             there = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
             server.reset()
             stage(server.url(), str(tmp_path), scan, retry=HASTY)
@@ -366,8 +420,12 @@ def test_processes_of_a_node_stage_to_one_folder(dataset, index, tmp_path):
 
 def test_interrupt_ends_it_soon(dataset, index, tmp_path):
     """Ctrl-C does not wait for a server that stalls."""
-    with servers.faulty(dataset, lambda ask: Fault(stall=60, stall_after=100) if ".tar" in ask.path else None) as server:
-        threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+    with servers.faulty(
+        dataset, lambda ask: Fault(stall=60, stall_after=100) if ".tar" in ask.path else None
+    ) as server:
+        threading.Timer(
+            0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
+        ).start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             stage(server.url(), str(tmp_path), 5, retry=Retry(timeout=60, deadline=60))
@@ -381,4 +439,9 @@ def test_command(dataset, index, tmp_path, capsys):
         figures = json.loads(capsys.readouterr().out)
         there = index.prefix_bytes(kept) if kept else 0
         total = index.prefix_bytes(check_scan(int(scan), 10))
-        assert figures == {"shards": 4, "samples": 24, "copied_bytes": total - there, "kept_bytes": there}
+        assert figures == {
+            "shards": 4,
+            "samples": 24,
+            "copied_bytes": total - there,
+            "kept_bytes": there,
+        }

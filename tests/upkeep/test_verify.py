@@ -25,7 +25,9 @@ def whole(request, tmp_path_factory):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(make_jpeg(i, 40, 50, comment=b"a comment for the tail"))
     target = tmp_path_factory.mktemp("target")
-    fmt = ShardFormat(layout=request.param, preview_fields=("cls",) if request.param == "preview" else ())
+    fmt = ShardFormat(
+        layout=request.param, preview_fields=("cls",) if request.param == "preview" else ()
+    )
     encode(str(source), str(target), EncodeOptions(num_shards=2, fmt=fmt), workers=1)
     return source, target, request.param
 
@@ -84,7 +86,11 @@ def test_padding_and_trailer_are_checked(copy, where):
     infos = list(members_of(folder).values())
     padded = next(i for i in infos if i.size % 512)
     stop = index.head.prefix_stops[-1]
-    offset = {"padding": padded.offset_data + padded.size, "trailer start": stop, "trailer end": stop + 1023}[where]
+    offset = {
+        "padding": padded.offset_data + padded.size,
+        "trailer start": stop,
+        "trailer end": stop + 1023,
+    }[where]
     flip(folder, offset)
     (problem,) = problems_of(folder)
     assert "zero" in problem
@@ -153,7 +159,11 @@ def test_a_shard_of_another_size(copy, change):
         path.unlink()
     else:
         other = (folder / "data-000001.tar").read_bytes()
-        path.write_bytes({"cut": data[:-1], "longer": data + b"hidden", "other shard": other, "empty": b""}[change])
+        path.write_bytes(
+            {"cut": data[:-1], "longer": data + b"hidden", "other shard": other, "empty": b""}[
+                change
+            ]
+        )
     assert len(problems_of(folder)) >= 1
 
 
@@ -229,7 +239,9 @@ def test_against_a_changed_source(whole, tmp_path, capsys, change, key, word):
     source = tmp_path / "source"
     shutil.copytree(whole[0], source)
     change(source)
-    assert main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
+    assert (
+        main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
+    )
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert key in problem
     assert word in problem
@@ -240,8 +252,12 @@ def test_against_other_labels(whole, tmp_path, capsys):
     source = tmp_path / "source"
     shutil.copytree(whole[0], source)
     (source / "0").mkdir()
-    shutil.copy(source / "a" / "0.jpg", source / "0" / "x.jpg")  # a new first class: all numbers move
-    assert main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
+    shutil.copy(
+        source / "a" / "0.jpg", source / "0" / "x.jpg"
+    )  # a new first class: all numbers move
+    assert (
+        main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
+    )
     problems = json.loads(capsys.readouterr().out)["problems"]
     assert sum("field cls differs" in problem for problem in problems) == 6
 
@@ -250,7 +266,9 @@ def test_a_damaged_shard_does_not_hide_the_others(copy, whole, capsys):
     """One unreadable shard is one problem; its samples are not called missing one by one."""
     folder, _ = copy
     flip(folder, 1100)
-    assert main(["verify", str(folder), "--against", str(whole[0]), "--json", "--workers", "1"]) == 1
+    assert (
+        main(["verify", str(folder), "--against", str(whole[0]), "--json", "--workers", "1"]) == 1
+    )
     problems = json.loads(capsys.readouterr().out)["problems"]
     assert len(problems) == 1
 
@@ -263,7 +281,12 @@ def test_photographs_against_their_source(photos, tmp_path):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(path)
     encode(str(tmp_path / "src"), str(tmp_path / "dst"), workers=1)
-    assert main(["verify", str(tmp_path / "dst"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
+    assert (
+        main(
+            ["verify", str(tmp_path / "dst"), "--against", str(tmp_path / "src"), "--workers", "1"]
+        )
+        == 0
+    )
 
 
 class NoSizeFS(CountingFS):
@@ -298,7 +321,12 @@ def test_headers_that_libjpeg_warns_of(tmp_path):
     late = jpeg[:frame] + bytes(2) + jpeg[frame + 2 : -2] + b"\xff\xdc\0\4" + height + jpeg[-2:]
     (tmp_path / "src" / "late.jpg").write_bytes(late)
     encode(str(tmp_path / "src"), str(tmp_path / "out"), EncodeOptions(num_shards=1), workers=1)
-    assert main(["verify", str(tmp_path / "out"), "--against", str(tmp_path / "src"), "--workers", "1"]) == 0
+    assert (
+        main(
+            ["verify", str(tmp_path / "out"), "--against", str(tmp_path / "src"), "--workers", "1"]
+        )
+        == 0
+    )
 
 
 def test_rare_cmyk_is_compared_too(data_folder, tmp_path):
@@ -308,4 +336,7 @@ def test_rare_cmyk_is_compared_too(data_folder, tmp_path):
     (tmp_path / "in").mkdir()
     shutil.copy(data_folder / "odd" / "valid-cmyk-subsampled-2x2.jpg", tmp_path / "in" / "a.jpg")
     encode(str(tmp_path / "in"), str(tmp_path / "out"), EncodeOptions(num_shards=1), workers=1)
-    assert main(["verify", str(tmp_path / "out"), "--against", str(tmp_path / "in"), "--workers", "1"]) == 0
+    assert (
+        main(["verify", str(tmp_path / "out"), "--against", str(tmp_path / "in"), "--workers", "1"])
+        == 0
+    )
