@@ -304,15 +304,17 @@ def _sample(
         with Shard(urls[shard], entry=entry, storage_options=options).load(
             entry.num_groups
         ) as prefix:
-            streams = prefix.index.schema.streams
-            field = streams[0][0]
-            others = set(prefix.index.schema.fields) | {name for name, _ in streams[1:]}
-            samples = prefix.samples(rows, select=lambda _, name: name not in others, decode=look)
+            field = prefix.index.schema.streams[0][0]
+            samples = prefix.samples(rows, select=_only(field), decode=look)
             for sample in samples:
                 _note(found, sample, field)
                 if on_image is not None:
                     on_image(len(found), sum(map(len, picked.values())))
     return found
+
+
+def _only(field: str) -> Callable[[str, str], bool]:
+    return lambda _, name: name == field
 
 
 def _note(found: list[tuple[str, Any]], sample: Sample, field: str) -> None:

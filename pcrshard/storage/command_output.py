@@ -32,9 +32,9 @@ class Output(NamedTuple):
 def _run(command: str) -> Iterator[Output]:
     """Run a shell command; at the end of the ``with`` block it is closed and ended, however far it came."""
     with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S602  # the user's own command line
             command,
-            shell=True,  # the user's own command line
+            shell=True,
             stdout=subprocess.PIPE,
             stderr=stderr,
             bufsize=0,
