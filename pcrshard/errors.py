@@ -49,6 +49,14 @@ def redact(text: str) -> str:
     return _QUERY.sub(r"\1?...", _USER.sub(r"\1", text))
 
 
+def harmless(error: BaseException) -> BaseException | None:
+    """The error, if its text may be printed as the cause of another; ``None`` if it has a secret.
+
+    Tracebacks print causes too, and those of workers end up in the logs of jobs.
+    """
+    return error if redact(str(error)) == str(error) else None
+
+
 class PCRError(Exception):
     """Base of every error that pcrshard raises on purpose.
 

@@ -25,13 +25,12 @@ __all__ = [
     "Header",
     "NativeError",
     "ScanSpec",
-    "all_sound",
     "available",
     "backend",
     "decode",
     "decode_batch",
     "empty_table",
-    "join",
+    "image_table",
     "piece_table",
     "read_header",
     "rescan",
@@ -51,9 +50,6 @@ _LAYOUTS = {"hwc": 0, "chw": 1}
 _OUTPUTS = {"rgb": (0, 3), "gray": (1, 1), "cmyk": (2, 4)}
 _CORRUPT, _UNSUPPORTED, _MEMORY, _USAGE = 1, 2, 4, 5
 _PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
-_SCRATCH_BYTES = (
-    1 << 16
-)  # of images that are joined at a time, so that they stay in the processor's cache until they are objects
 _threads = threading.local()
 
 
@@ -268,60 +264,21 @@ def empty_table(streams: int, pieces: int) -> Table:
     return np.zeros((streams, pieces), _PIECE)
 
 
-def all_sound(table: Table, crcs: npt.NDArray[np.uint32], *, backend: Backend = "auto") -> bool:
-    """Whether the pieces of each stream together have its CRC-32C, (streams,) uint32; without the GIL."""
-    pieces, expected = np.ascontiguousarray(table), np.ascontiguousarray(crcs, np.uint32)
-    data = ffi.from_buffer("uint32_t[]", expected)
-    return bool(
-        lib.pcr_first_damaged(_decoder(backend), _address(pieces), table.shape[1], len(table), data)
-        == len(table)
-    )
-
-
-def join(
-    table: Table, crcs: npt.NDArray[np.uint32] | None, *, backend: Backend = "auto"
-) -> Iterator[bytes | None]:
-    """Streams with their EOI as objects; about 64 KiB at a time, so that they stay in the processor's cache until they are.
+def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | npt.NDArray[Any]) -> Table:
+    """Where whole images are in memory; they must outlive the table.
 
     Args:
-        table: (N, pieces) of :func:`piece_table`; what is behind it must be alive.
-        crcs: (N,) uint32, CRC-32C of each.
-        backend: ``portable`` forces the plain C code.
+        images: JPEGs; ``None`` for an empty entry.
+        sizes: Bytes of each that count; what follows, such as EOI, is left out.
 
-    Yields:
-        ``None`` for one that is empty or does not have its CRC-32C.
+    Returns:
+        (images, 1) of address and size.
     """
-    decoder, pieces, done = _decoder(backend), np.ascontiguousarray(table), 0
-    expected = (
-        ffi.NULL
-        if crcs is None
-        else ffi.from_buffer("uint32_t[]", np.ascontiguousarray(crcs, np.uint32))
-    )
-    first, num_pieces = _address(pieces), table.shape[1]
-    stops = [0, *(pieces["size"].sum(axis=1) + 2).cumsum().tolist()]
-    with memory.borrow(
-        max(_SCRATCH_BYTES, max(map(operator.sub, stops[1:], stops), default=0))
-    ) as scratch:
-        out = ffi.from_buffer("uint8_t[]", scratch)
-        joined = ffi.buffer(out)
-        while done < len(table):
-            crc = expected + done if expected else expected
-            count = lib.pcr_join(
-                decoder,
-                first + done * num_pieces,
-                num_pieces,
-                len(table) - done,
-                crc,
-                out,
-                len(out),
-            )
-            if count == 0:
-                yield None
-                done += 1
-                continue
-            edges = [stop - stops[done] for stop in stops[done : done + count + 1]]
-            yield from map(joined.__getitem__, map(slice, edges, edges[1:]))
-            done += count
+    table = empty_table(len(images), 1)
+    for row, image in enumerate(images):
+        if image is not None:
+            table[row] = (int(ffi.cast("uintptr_t", ffi.from_buffer(image))), sizes[row])
+    return table
 
 
 def decode_batch(

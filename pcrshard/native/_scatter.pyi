@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 def read(
-    fd: int,
+    source: int | memoryview,
     start: int,
     stop: int,
     num_items: int,
@@ -16,7 +16,7 @@ def read(
     ending: bytes,
     crcs: npt.NDArray[np.uint32] | None,
     /,
-) -> list[bytes | None]: ...
+) -> tuple[list[bytes | None], list[int]]: ...
 def rows(
     names: tuple[str, ...], columns: tuple[Sequence[Any], ...], count: int, /
 ) -> list[dict[str, Any]]: ...

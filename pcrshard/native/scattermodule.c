@@ -1,7 +1,9 @@
-/* pcrshard.native._scatter: a range of a file into many bytes objects, without a buffer in between, and samples made of them.
+/* pcrshard.native._scatter: a range of a file or of memory into many bytes objects, joined and
+ * checked in the same pass, and samples made of them.
  *
- * POSIX calls it a scattered read (readv). It is a module of its own because only CPython's interface makes bytes objects
- * that can be filled; everything else is in the core, which knows nothing of Python.
+ * POSIX calls it a scattered read (readv). It is a module of its own because only CPython's
+ * interface makes bytes objects that can be filled; everything else is in the core, which knows
+ * nothing of Python.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -17,7 +19,8 @@
 enum {
     ENDED = -1,
     MAX_VECTORS = 512,     /* of the 1024 that Linux, the BSDs and macOS take */
-    BATCH_BYTES = 1 << 18, /* read at a time, so that they are in the processor's cache when their checksums are made */
+    /* Read at a time, so that they are in the processor's cache when their checksums are made. */
+    BATCH_BYTES = 1 << 18,
     GAP_BYTES = 4096,
     LEARNT_BYTES = 31 << 20
 };
@@ -26,7 +29,8 @@ typedef uint32_t (*crc32c_fn)(const uint32_t (*)[256], uint32_t, const uint8_t *
 
 typedef struct {
     size_t size;
-    uint8_t *next, *checked; /* next: where the next piece goes; up to checked the checksum was made */
+    uint8_t *next;    /* where the next piece goes */
+    uint8_t *checked; /* up to here the checksum was made */
     uint32_t crc;
 } item;
 
@@ -42,10 +46,13 @@ typedef struct { /* what scatter.py calls Groups; the arrays lie in an index, at
 } groups;
 
 typedef struct {
-    int fd;
+    int fd;                /* -1: the range is in memory */
+    const uint8_t *memory; /* the byte at position */
     int64_t position, stop, laid_out;
     piece *pieces; /* in the order of the file */
-    Py_ssize_t num_pieces, done, checked; /* pieces that were asked for; of which the checksums were made */
+    Py_ssize_t num_pieces;
+    Py_ssize_t done;    /* pieces that were asked for */
+    Py_ssize_t checked; /* pieces of which the checksums were made */
     item *items;
     bool check;
     int first, last; /* vectors that are not filled yet */
@@ -80,26 +87,52 @@ static void check_batch(scatter *s) {
     for (; s->checked < s->done; s->checked++) {
         const piece *done = s->pieces + s->checked;
         item *owner = done->owner;
-        if (s->check) owner->crc = crc32c((const uint32_t (*)[256])crc_table, owner->crc, owner->checked, done->size);
+        const uint32_t(*table)[256] = (const uint32_t(*)[256])crc_table;
+        if (s->check) owner->crc = crc32c(table, owner->crc, owner->checked, done->size);
         owner->checked += done->size;
     }
 }
 
-/* 0, ENDED where the file does, or errno; may be called again after EINTR. Needs no interpreter. */
-static int run(scatter *s) {
+/* Drops vectors that are filled, up to got bytes of them. */
+static void advance(scatter *s, size_t got) {
+    s->position += (int64_t)got;
+    for (; s->first < s->last && got >= s->vectors[s->first].iov_len; s->first++)
+        got -= s->vectors[s->first].iov_len;
+    if (got > 0) {
+        s->vectors[s->first].iov_base = (uint8_t *)s->vectors[s->first].iov_base + got;
+        s->vectors[s->first].iov_len -= got;
+    }
+}
+
+static int read_batch(scatter *s) {
+    while (s->first < s->last) {
+        const struct iovec *vectors = s->vectors + s->first;
+        ssize_t got = preadv(s->fd, vectors, s->last - s->first, (off_t)s->position);
+        if (got < 0) return errno;
+        if (got == 0) return ENDED;
+        advance(s, (size_t)got);
+    }
+    return 0;
+}
+
+static void copy_batch(scatter *s) {
+    for (; s->first < s->last; s->first++) {
+        const struct iovec *vector = s->vectors + s->first;
+        if (vector->iov_base != s->gap) memcpy(vector->iov_base, s->memory, vector->iov_len);
+        s->memory += vector->iov_len;
+        s->position += (int64_t)vector->iov_len;
+    }
+}
+
+/* 0, ENDED where the file does, or errno; may be called again after EINTR. */
+static int run(scatter *s) { /* needs no interpreter */
     for (;;) {
-        while (s->first < s->last) {
-            ssize_t got = preadv(s->fd, s->vectors + s->first, s->last - s->first, (off_t)s->position);
-            if (got < 0) return errno;
-            if (got == 0) return ENDED;
-            s->position += got;
-            for (; s->first < s->last && (size_t)got >= s->vectors[s->first].iov_len; s->first++)
-                got -= (ssize_t)s->vectors[s->first].iov_len;
-            if (got > 0) {
-                s->vectors[s->first].iov_base = (uint8_t *)s->vectors[s->first].iov_base + got;
-                s->vectors[s->first].iov_len -= (size_t)got;
-            }
-        }
+        int code = 0;
+        if (s->memory)
+            copy_batch(s);
+        else
+            code = read_batch(s);
+        if (code) return code;
         check_batch(s);
         if (s->position >= s->stop) return 0;
         plan_batch(s);
@@ -118,30 +151,37 @@ static int64_t load64(const uint8_t *array, Py_ssize_t i) {
     return value;
 }
 
-/* Count pieces that lie one behind the other from offset on, whose sizes are each step-th of the table from first on.
- * False: they overlap what is laid out, are not behind it, or lie outside the range. */
-static bool add_run(scatter *s, const groups *g, int64_t offset, Py_ssize_t first, Py_ssize_t step, Py_ssize_t count) {
-    for (; count > 0; count--, first += step) {
-        uint32_t size = load32(g->sizes, first);
-        item *owner = s->items + first % g->num_items;
-        if (!size) continue;
-        if (offset < s->laid_out || offset > s->stop || size > s->stop - offset) return false;
-        if (size > (size_t)(PY_SSIZE_T_MAX / 2) - owner->size) return false; /* 32-bit systems */
-        s->pieces[s->num_pieces++] = (piece){offset, size, owner};
-        owner->size += size;
-        s->laid_out = offset += size;
-    }
-    return true;
+/* Adds one piece; returns the offset after it, or -1 if it overlaps what is laid out, lies before
+ * it, or lies outside the range. */
+static int64_t add_piece(scatter *s, const groups *g, int64_t offset, Py_ssize_t at) {
+    uint32_t size = load32(g->sizes, at);
+    item *owner = s->items + at % g->num_items;
+    if (!size) return offset;
+    if (offset < s->laid_out || offset > s->stop || size > s->stop - offset) return -1;
+    if (size > (size_t)(PY_SSIZE_T_MAX / 2) - owner->size) return -1; /* 32-bit systems */
+    s->pieces[s->num_pieces++] = (piece){offset, size, owner};
+    owner->size += size;
+    s->laid_out = offset + size;
+    return s->laid_out;
 }
 
 /* Base groups lie item by item, the others one after another. */
 static bool lay_out(scatter *s, const groups *g) {
-    bool fits = true;
-    for (Py_ssize_t i = 0; g->base && fits && i < g->num_items; i++)
-        fits = add_run(s, g, load64(g->offsets, i), i, g->num_items, g->base);
-    for (Py_ssize_t row = g->base; fits && row < g->num_rows; row++)
-        fits = add_run(s, g, load64(g->starts, row), row * g->num_items, 1, g->num_items);
-    return fits;
+    for (Py_ssize_t i = 0; g->base && i < g->num_items; i++) {
+        int64_t offset = load64(g->offsets, i);
+        for (Py_ssize_t row = 0; row < g->base; row++) {
+            offset = add_piece(s, g, offset, row * g->num_items + i);
+            if (offset < 0) return false;
+        }
+    }
+    for (Py_ssize_t row = g->base; row < g->num_rows; row++) {
+        int64_t offset = load64(g->starts, row);
+        for (Py_ssize_t i = 0; i < g->num_items; i++) {
+            offset = add_piece(s, g, offset, row * g->num_items + i);
+            if (offset < 0) return false;
+        }
+    }
+    return true;
 }
 
 static PyObject *make_objects(const scatter *s, Py_ssize_t num_items, const Py_buffer *ending) {
@@ -165,21 +205,40 @@ static PyObject *make_objects(const scatter *s, Py_ssize_t num_items, const Py_b
     return list;
 }
 
-/* None in the place of each object that does not have its checksum. */
-static void drop_damaged(PyObject *list, const item *items, Py_ssize_t num_items, const uint8_t *crcs) {
-    for (Py_ssize_t i = 0; i < num_items; i++) {
-        if (items[i].size && ~items[i].crc != load32(crcs, i)) PyList_SetItem(list, i, Py_NewRef(Py_None));
+/* The indexes of the objects that do not have their checksum. */
+static PyObject *list_damaged(const item *items, Py_ssize_t num_items, const uint8_t *crcs) {
+    PyObject *damaged = PyList_New(0);
+    for (Py_ssize_t i = 0; damaged && crcs && i < num_items; i++) {
+        if (!items[i].size || ~items[i].crc == load32(crcs, i)) continue;
+        PyObject *index = PyLong_FromSsize_t(i);
+        if (!index || PyList_Append(damaged, index) < 0) Py_CLEAR(damaged);
+        Py_XDECREF(index);
     }
+    return damaged;
 }
 
-static PyObject *read_range(scatter *s, const groups *g, const Py_buffer *ending, const uint8_t *crcs) {
+/* Takes the list of objects. */
+static PyObject *with_damaged(PyObject *list, PyObject *damaged) {
+    PyObject *pair = damaged ? PyTuple_Pack(2, list, damaged) : NULL;
+    Py_DECREF(list);
+    Py_XDECREF(damaged);
+    return pair;
+}
+
+/* glibc learns from a large block that is freed that blocks of this size come and go, and no longer
+ * gives the memory of the objects back to the system as soon as they are freed; to get it again
+ * would cost more in page faults than the read itself. It learns up to 32 MiB. */
+static void keep_memory(int64_t size) {
+    PyMem_Free(PyMem_Malloc((size_t)(size < LEARNT_BYTES ? size : LEARNT_BYTES)));
+}
+
+static PyObject *read_range(scatter *s, const groups *g, const Py_buffer *ending,
+                            const uint8_t *crcs) {
     if (!lay_out(s, g)) {
         PyErr_SetString(PyExc_ValueError, "expected pieces in order, apart and inside the range");
         return NULL;
     }
-    /* glibc learns from a large block that is freed that blocks of this size come and go, and no longer gives the memory of the objects
-     * back to the system as soon as they are; to get it again would cost more in page faults than the read itself. It learns up to 32 MiB. */
-    PyMem_Free(PyMem_Malloc((size_t)(s->stop - s->position < LEARNT_BYTES ? s->stop - s->position : LEARNT_BYTES)));
+    keep_memory(s->stop - s->position);
     PyObject *list = make_objects(s, g->num_items, ending);
     if (!list) return NULL;
     int code;
@@ -188,10 +247,7 @@ static PyObject *read_range(scatter *s, const groups *g, const Py_buffer *ending
         code = run(s);
         Py_END_ALLOW_THREADS
     } while (code == EINTR && PyErr_CheckSignals() == 0);
-    if (code == 0) {
-        if (crcs) drop_damaged(list, s->items, g->num_items, crcs);
-        return list;
-    }
+    if (code == 0) return with_damaged(list, list_damaged(s->items, g->num_items, crcs));
     Py_DECREF(list);
     if (code == ENDED) {
         PyErr_Format(PyExc_EOFError, "the file ends at %lld", (long long)s->position);
@@ -206,44 +262,82 @@ static bool holds(const Py_buffer *array, Py_ssize_t count, size_t size) {
     return array->len % (Py_ssize_t)size == 0 && array->len / (Py_ssize_t)size == count;
 }
 
-static bool fits(const groups *g, const Py_buffer *sizes, const Py_buffer *offsets, const Py_buffer *crcs) {
-    if (g->num_items < 0 || (g->num_items && g->num_rows > PY_SSIZE_T_MAX / g->num_items)) return false;
-    return holds(sizes, g->num_rows * g->num_items, sizeof(uint32_t)) && 0 <= g->base && g->base <= g->num_rows &&
-           (!g->base || holds(offsets, g->num_items, sizeof(int64_t))) && (!crcs->obj || holds(crcs, g->num_items, sizeof(uint32_t)));
+typedef struct { /* arguments of read that are released afterwards */
+    Py_buffer memory, sizes, starts, offsets, ending, crcs;
+} buffers;
+
+static void release(Py_buffer *buffer) {
+    if (buffer->obj) PyBuffer_Release(buffer);
+}
+
+static bool fits(const groups *g, const buffers *b) {
+    if (g->num_items < 0) return false;
+    if (g->num_items && g->num_rows > PY_SSIZE_T_MAX / g->num_items) return false;
+    if (!holds(&b->sizes, g->num_rows * g->num_items, sizeof(uint32_t))) return false;
+    if (g->base < 0 || g->base > g->num_rows) return false;
+    if (g->base && !holds(&b->offsets, g->num_items, sizeof(int64_t))) return false;
+    return !b->crcs.obj || holds(&b->crcs, g->num_items, sizeof(uint32_t));
+}
+
+static PyObject *read_into_objects(scatter *s, const groups *g, const buffers *b) {
+    PyObject *result = NULL;
+    s->items = PyMem_Calloc((size_t)g->num_items + 1, sizeof *s->items);
+    s->pieces = PyMem_Calloc((size_t)(g->num_rows * g->num_items) + 1, sizeof *s->pieces);
+    if (s->items && s->pieces)
+        result = read_range(s, g, &b->ending, b->crcs.buf);
+    else
+        PyErr_NoMemory();
+    PyMem_Free(s->pieces);
+    PyMem_Free(s->items);
+    return result;
+}
+
+/* Where the range is: a descriptor, or a buffer that holds it. */
+static bool take_source(scatter *s, PyObject *source, buffers *b) {
+    if (PyLong_Check(source)) {
+        s->fd = (int)PyLong_AsLong(source);
+        return !PyErr_Occurred();
+    }
+    if (PyObject_GetBuffer(source, &b->memory, PyBUF_SIMPLE) < 0) return false;
+    s->fd = -1;
+    s->memory = b->memory.buf;
+    if (b->memory.len == s->stop - s->position) return true;
+    PyErr_SetString(PyExc_ValueError, "expected a buffer that holds the range");
+    return false;
 }
 
 static PyObject *scatter_read(PyObject *module, PyObject *args) {
     (void)module;
     long long start, stop;
-    int fd;
+    PyObject *source;
     groups g;
-    Py_buffer sizes, starts, offsets, ending, crcs;
-    if (!PyArg_ParseTuple(args, "iLLny*y*nz*y*z*:read", &fd, &start, &stop, &g.num_items, &sizes, &starts, &g.base, &offsets, &ending, &crcs))
+    buffers b = {0};
+    if (!PyArg_ParseTuple(args, "OLLny*y*nz*y*z*:read", &source, &start, &stop, &g.num_items,
+                          &b.sizes, &b.starts, &g.base, &b.offsets, &b.ending, &b.crcs))
         return NULL;
-    g.num_rows = starts.len / (Py_ssize_t)sizeof(int64_t);
-    g.sizes = sizes.buf, g.starts = starts.buf, g.offsets = offsets.buf;
+    g.num_rows = b.starts.len / (Py_ssize_t)sizeof(int64_t);
+    g.sizes = b.sizes.buf;
+    g.starts = b.starts.buf;
+    g.offsets = b.offsets.buf;
     PyObject *result = NULL;
-    if (!fits(&g, &sizes, &offsets, &crcs) || start < 0 || stop < start) {
+    scatter *s = PyMem_Calloc(1, sizeof *s);
+    if (!s) {
+        PyErr_NoMemory();
+    } else if (!fits(&g, &b) || start < 0 || stop < start) {
         PyErr_SetString(PyExc_ValueError, "the arguments do not fit together");
     } else {
-        scatter *s = PyMem_Calloc(1, sizeof *s);
-        item *items = PyMem_Calloc((size_t)g.num_items + 1, sizeof *items);
-        piece *pieces = PyMem_Calloc((size_t)(g.num_rows * g.num_items) + 1, sizeof *pieces);
-        if (!s || !items || !pieces) {
-            PyErr_NoMemory();
-        } else {
-            s->fd = fd, s->position = s->laid_out = start, s->stop = stop, s->items = items, s->pieces = pieces, s->check = crcs.obj;
-            result = read_range(s, &g, &ending, crcs.buf);
-        }
-        PyMem_Free(pieces);
-        PyMem_Free(items);
-        PyMem_Free(s);
+        s->position = s->laid_out = start;
+        s->stop = stop;
+        s->check = b.crcs.obj;
+        if (take_source(s, source, &b)) result = read_into_objects(s, &g, &b);
     }
-    PyBuffer_Release(&sizes);
-    PyBuffer_Release(&starts);
-    PyBuffer_Release(&ending);
-    if (offsets.obj) PyBuffer_Release(&offsets);
-    if (crcs.obj) PyBuffer_Release(&crcs);
+    PyMem_Free(s);
+    release(&b.memory);
+    release(&b.sizes);
+    release(&b.starts);
+    release(&b.offsets);
+    release(&b.ending);
+    release(&b.crcs);
     return result;
 }
 
@@ -261,7 +355,8 @@ static PyObject *scatter_rows(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *names, *columns;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "O!O!n:rows", &PyTuple_Type, &names, &PyTuple_Type, &columns, &count)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!O!n:rows", &PyTuple_Type, &names, &PyTuple_Type, &columns, &count))
+        return NULL;
     if (PyTuple_Size(names) != PyTuple_Size(columns) || count < 0) {
         PyErr_SetString(PyExc_ValueError, "the arguments do not fit together");
         return NULL;
@@ -276,10 +371,12 @@ static PyObject *scatter_rows(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"read", scatter_read, METH_VARARGS,
-     "read(fd, start, stop, num_items, sizes, starts, base, offsets, ending, crcs) -> list[bytes | None]\n\n"
-     "See pcrshard.native.scatter.read. Arrays are contiguous: sizes and crcs of uint32, starts and offsets of int64."},
+     "read(source, start, stop, num_items, sizes, starts, base, offsets, ending, crcs)\n\n"
+     "See pcrshard.native.scatter.read. Arrays are contiguous: sizes and crcs of uint32, starts\n"
+     "and offsets of int64."},
     {"rows", scatter_rows, METH_VARARGS,
-     "rows(names, columns, count) -> list[dict]\n\nThe first rows of a table given by columns, each a list or tuple, as dicts."},
+     "rows(names, columns, count) -> list[dict]\n\n"
+     "The first rows of a table given by columns, each a list or tuple, as dicts."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -294,6 +391,11 @@ static int prepare(PyObject *module) {
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)prepare}, {0, NULL}};
 static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "_scatter", .m_doc = "Scattered reads into bytes objects.", .m_methods = methods, .m_slots = slots};
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_scatter",
+    .m_doc = "Scattered reads into bytes objects.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
 
 PyMODINIT_FUNC PyInit__scatter(void) { return PyModuleDef_Init(&definition); }

@@ -1,22 +1,24 @@
-"""A prefix in memory: ungroup it into samples, each compared with its checksum."""
+"""A loaded prefix: its images in memory, each joined and compared with its checksum."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import native
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
-from ..format.scan import Scan, check_scan
-from ..format.shard_index import U32, ShardIndex
+from ..format.scan import FULL, Scan, check_scan
+from ..format.shard_index import HEAD_STOP, ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.split import join_pieces
+from ..native import scatter
+from ..storage import Window
+from ..storage.local_file import LocalFile
 
 Sample = dict[str, Any]
 Select = Callable[[str, str], bool]
@@ -28,7 +30,6 @@ class Source(Protocol):
     """What a prefix was read from: a :class:`Shard`."""
 
     url: str
-    check: bool
 
     @property
     def index(self) -> ShardIndex:
@@ -38,65 +39,132 @@ class Source(Protocol):
         """The prefix of another scan."""
 
 
-class Prefix:
-    """The bytes of a prefix in memory, and where the pieces are in them; from :meth:`Shard.load`.
+class Images(NamedTuple):
+    """The images of a shard, by sample and then by stream: its units.
 
     Attributes:
-        index: The shard's index.
-        scan: What was loaded.
-        num_bytes: What is held in memory until :meth:`close`.
-        check: Whether a sample is compared with its checksum when it is used: not after :meth:`is_sound` said yes.
+        scan: The highest scan that they hold.
+        jpegs: Whole JPEGs with their EOI; ``None`` for a stream that a sample lacks.
+        tails: Metadata of each; empty below ``"full"``.
+        damaged: Units whose JPEG or tail does not have its checksum.
     """
 
-    def __init__(
-        self,
-        shard: Source,
-        view: memoryview,
-        base: int,
-        scan: Scan,
-        resources: contextlib.ExitStack,
-        *,
-        check: bool | None = None,
-    ) -> None:
-        index = shard.index
-        rows = check_scan(scan, index.num_groups)
-        self.shard, self.view, self.base, self.index = shard, view, base, index
-        self.scan, self.resources = scan, resources
+    scan: Scan
+    jpegs: list[bytes | None]
+    tails: list[bytes | None]
+    damaged: frozenset[int]
+
+
+def read_images(
+    source: LocalFile | Window, index: ShardIndex, scan: Scan, *, check: bool
+) -> Images:
+    """Read the part of a prefix that follows the index, once.
+
+    Args:
+        source: Holds the bytes up to the prefix stop.
+        index: The shard's index.
+        scan: What to read.
+        check: Whether to compare checksums.
+
+    Raises:
+        TruncatedShard: The file ends early.
+        OSError: It cannot be read.
+    """
+    scan = _highest_held(index, scan)
+    return _read_rows(source, index, HEAD_STOP + index.head.body_bytes, 0, scan, check=check)
+
+
+def extend_images(
+    source: LocalFile | Window, index: ShardIndex, images: Images, scan: Scan, *, check: bool
+) -> Images:
+    """Images of a higher scan, of which only what is missing is read; see :func:`read_images`."""
+    scan = _highest_held(index, scan)
+    first = num_scans(index, images.scan)
+    start = index.head.prefix_stop(images.scan)
+    more = _read_rows(source, index, start, first, scan, check=False)
+    jpegs = [_longer(old, new) for old, new in zip(images.jpegs, more.jpegs, strict=True)]
+    grown = more._replace(jpegs=jpegs)
+    return grown._replace(damaged=frozenset(_find_damaged(index, grown))) if check else grown
+
+
+def num_scans(index: ShardIndex, scan: Scan) -> int:
+    """How many scan groups a scan has; the metadata of ``"full"`` are not one."""
+    return min(check_scan(scan, index.num_groups), index.num_groups)
+
+
+def _highest_held(index: ShardIndex, scan: Scan) -> Scan:
+    """The highest scan whose prefix is not longer: the base groups of a preview lie together."""
+    stops = index.head.prefix_stops
+    position = check_scan(scan, index.num_groups)
+    held = sum(stop <= stops[position - 1] for stop in stops)
+    return FULL if held > index.num_groups else held
+
+
+def _read_rows(
+    source: LocalFile | Window,
+    index: ShardIndex,
+    start: int,
+    first: int,
+    scan: Scan,
+    *,
+    check: bool,
+) -> Images:
+    """Images made of the groups after the first ones, and their metadata."""
+    rows = num_scans(index, scan)
+    stop = index.head.prefix_stop(rows)
+    crcs = index.crcs[rows - 1] if check else None
+    read = source.scatter(start, stop, _groups(index, first, rows), ending=EOI, crcs=crcs)
+    if scan != FULL:
+        return Images(scan, read.values, [], frozenset(read.damaged))
+    crcs = index.crcs[-1] if check else None
+    end = index.head.prefix_stop(FULL)
+    tails = source.scatter(stop, end, _groups(index, rows, rows + 1), crcs=crcs)
+    damaged = frozenset([*read.damaged, *tails.damaged])
+    return Images(scan, read.values, tails.values, damaged)
+
+
+def _groups(index: ShardIndex, first: int, stop: int) -> scatter.Groups:
+    base = min(index.schema.base, stop) if first == 0 else 0
+    starts = index.group_starts[first:stop]
+    return scatter.Groups(index.sizes[first:stop], starts, base, index.base_offsets)
+
+
+def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
+    if old is None or new is None:
+        return old
+    return old[: -len(EOI)] + new
+
+
+def _find_damaged(index: ShardIndex, images: Images) -> Iterator[int]:
+    expected = index.crcs[num_scans(index, images.scan) - 1].ravel().tolist()
+    for unit, (jpeg, crc) in enumerate(zip(images.jpegs, expected, strict=True)):
+        if jpeg is not None and crc32c(memoryview(jpeg)[: -len(EOI)]) != crc:
+            yield unit
+    for unit, tail in enumerate(images.tails):
+        if tail is not None and crc32c(tail) != index.crcs[-1].flat[unit]:
+            yield unit
+
+
+class Prefix:
+    """The samples of a prefix in memory; from :meth:`Shard.load`.
+
+    Attributes:
+        shard: What it was read from.
+        index: The shard's index.
+        scan: The scan of its samples.
+        streams: Names of the image fields.
+        num_bytes: What is held in memory until :meth:`close`, nearly.
+    """
+
+    def __init__(self, shard: Source, scan: Scan, images: Images) -> None:
+        self.shard = shard
+        self.scan = scan
+        self.index = shard.index
+        self.images = images
+        self.streams = tuple(field for field, _ in self.index.schema.streams)
+        self.num_bytes = self.index.head.prefix_stop(images.scan)
         self._lower: dict[Scan, Prefix] = {}
-        self.num_bytes, self.close = len(view), resources.close
-        self.check = shard.check if check is None else check
-        self.streams = tuple(field for field, _ in index.schema.streams)
-        self.num_scans = min(rows, index.num_groups)
-        # A missing stream of the preview layout starts at 0, which may lie before what was read.
-        self._starts = np.maximum(index.starts(scan) - base, 0).reshape(rows, -1).T
-        self._sizes = index.sizes[:rows].reshape(rows, -1).T
-        self._crcs = index.crcs[self.num_scans - 1].ravel()
-
-    # Plain lists, sample by sample: indexing numpy arrays one element at a time costs more than the checksums.
-    @functools.cached_property
-    def starts(self) -> list[list[int]]:
-        """Where the pieces of each image begin in the view."""
-        found: list[list[int]] = self._starts.tolist()
-        return found
-
-    @functools.cached_property
-    def stops(self) -> list[list[int]]:
-        """Where they end."""
-        found: list[list[int]] = (self._starts + self._sizes).tolist()
-        return found
-
-    @functools.cached_property
-    def crcs(self) -> list[int]:
-        """CRC-32C of the scans of each image."""
-        found: list[int] = self._crcs.tolist()
-        return found
-
-    @functools.cached_property
-    def table(self) -> native.Table:
-        """Where the scans of each image are in memory, for the native core; valid until :meth:`close`."""
-        return native.piece_table(
-            self.view, self._starts[:, : self.num_scans], self._sizes[:, : self.num_scans]
-        )
+        self._num_scans = num_scans(self.index, scan)
 
     def __enter__(self) -> Self:
         return self
@@ -104,60 +172,25 @@ class Prefix:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def close(self) -> None:
+        """Give the memory back, except for the samples that the caller keeps."""
+        self.images = self.images._replace(jpegs=[], tails=[])
+        self._lower.clear()
+
     def at(self, scan: Scan) -> Prefix:
-        """The same bytes at this or a lower scan; valid as long as this prefix is not closed.
+        """The same images at this or a lower scan; nothing is read or copied.
 
         Raises:
-            ScanUnavailable: The scan is higher.
+            ScanUnavailable: The scan is higher than what is held.
         """
         if scan == self.scan:
             return self
-        if self.index.head.prefix_stop(scan) > self.base + len(self.view):
-            raise ScanUnavailable(
-                f"asked for scan {scan} of a prefix of scan {self.scan}", url=self.shard.url
-            )
+        if self.index.head.prefix_stop(scan) > self.num_bytes:
+            message = f"asked for scan {scan} of a prefix of scan {self.scan}"
+            raise ScanUnavailable(message, url=self.shard.url)
         if scan not in self._lower:
-            self._lower[scan] = Prefix(
-                self.shard,
-                self.view,
-                self.base,
-                scan,
-                contextlib.ExitStack(),
-                check=self.checks_at(scan),
-            )
+            self._lower[scan] = Prefix(self.shard, scan, self.images)
         return self._lower[scan]
-
-    def checks_at(self, scan: Scan) -> bool:
-        """Whether samples of these bytes at another scan have to be checked: what was found sound is so at lower scans, not at higher ones."""
-        head = self.index.head
-        return (
-            self.check
-            if head.prefix_stop(scan) <= head.prefix_stop(self.scan)
-            else self.shard.check
-        )
-
-    def is_sound(self) -> bool:
-        """Whether every piece has its checksum; those that were found sound are not checked again."""
-        n = self.num_scans
-        sound = self._have_crcs(slice(0, n), self._crcs) and self._have_crcs(
-            slice(n, None), self.index.crcs[-1].ravel()
-        )
-        if sound:
-            self.check = False
-        return sound
-
-    def _have_crcs(self, rows: slice, crcs: U32) -> bool:
-        """Whether these pieces of each image, if there are any, together have its checksum."""
-        if not self._starts[:, rows].size:
-            return True
-        if native.available:
-            return native.all_sound(
-                native.piece_table(self.view, self._starts[:, rows], self._sizes[:, rows]), crcs
-            )
-        return all(
-            functools.reduce(_extend_crc, self.pieces(unit)[rows], 0) == crc
-            for unit, crc in enumerate(crcs.tolist())
-        )
 
     def samples(
         self,
@@ -170,29 +203,26 @@ class Prefix:
         """The samples of the shard.
 
         Args:
-            rows: Which, and in which order; all in order by default.
+            rows: Which samples, in which order; all in the order of the shard by default.
             select: Called with (key, field); False leaves the field out.
-            on_error: Called with the error of a damaged sample; True goes on with the next sample. By default it is raised.
-            decode: Called with the pieces of an image, which are valid only during the call; its result takes the place of the bytes.
-                ``functools.partial(ImageDecoder(224, "random"), rng=rng)`` decodes without joining them.
+            on_error: Called with the error of a damaged sample; True goes on with the next sample.
+                By default the error is raised.
+            decode: Called with the pieces of an image; its result takes the place of the bytes.
+                ``functools.partial(ImageDecoder(224, "random"), rng=rng)`` is one.
 
         Yields:
             ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes.
 
         Raises:
             CorruptPiece: A sample is damaged; names its key and scan.
+            ValueError: The prefix is closed.
         """
-        chosen = range(len(self.index.keys)) if rows is None else list(rows)
-        whole = (
-            self._join(chosen)
-            if native.available and select is None and decode is None
-            else itertools.repeat((None,))
-        )
-        names = ("__key__", *self.streams, *self.index.fields)
-        for row, values in zip(chosen, whole, strict=False):
-            if None not in values:
-                yield dict(zip(names, values))  # noqa: B905  # strictness would cost half as much again
-                continue
+        if rows is None and select is None and decode is None:
+            every = self._all_rows()
+            if every is not None:
+                yield from every
+                return
+        for row in range(len(self.index.keys)) if rows is None else rows:
             try:
                 sample = self.sample(row, select=select, decode=decode)
             except PCRError as error:
@@ -201,94 +231,121 @@ class Prefix:
                 continue
             yield sample
 
-    def _join(self, rows: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-        """Key, images and other fields of these samples, joined together; with None for what has to be looked at one by one."""
-        every = len(rows) == len(self.index.keys) and isinstance(rows, range)
-        columns = [self.index.keys, *self.index.fields.values()]
-        table, crcs = self.table, self._crcs
-        if self._sizes.shape[1] > self.num_scans:
-            table = table.copy()
-            table["size"][self._sizes[:, -1] > 0] = (
-                0  # metadata go between the segments of the first piece
-            )
-        if not every:
-            columns = [tuple(column[row] for row in rows) for column in columns]
-            units = (
-                np.add.outer(np.multiply(rows, len(self.streams)), range(len(self.streams)))
-                .ravel()
-                .astype(np.intp)
-            )
-            table, crcs = table[units], crcs[units]
-        images = native.join(table, crcs if self.check else None)
-        return zip(columns[0], *[images] * len(self.streams), *columns[1:], strict=False)
+    def _all_rows(self) -> list[Sample] | None:
+        """All samples at once, made of columns; ``None`` where they must be made one by one."""
+        jpegs = self._open_jpegs()
+        fields = self.index.fields.values()
+        as_read = self.scan == self.images.scan and not self.images.damaged
+        if not (as_read and all(jpegs)) or any(None in column for column in fields):
+            return None
+        if any(self.images.tails):
+            try:
+                jpegs = [self._jpeg(unit) for unit in range(len(jpegs))]
+            except CorruptJpeg:
+                return None
+        num_streams = len(self.streams)
+        images = [jpegs[stream::num_streams] for stream in range(num_streams)]
+        names = ("__key__", *self.streams, *self.index.fields)
+        return scatter.rows(names, (self.index.keys, *images, *fields), len(self.index.keys))
 
     def sample(
         self, row: int, *, select: Select | None = None, decode: Decode | None = None
     ) -> Sample:
-        """One sample; see :meth:`samples`."""
+        """One sample by its position; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
-        unit = row * len(self.streams)
-        for m, field in enumerate(self.streams, unit):
-            if self.starts[m][0] < self.stops[m][0] and (select is None or select(key, field)):
-                sample[field] = self._decoded(m, key, decode) if decode else self._jpeg(m, key)
+        jpegs = self._open_jpegs()
+        for unit, field in enumerate(self.streams, row * len(self.streams)):
+            if jpegs[unit] is not None and (select is None or select(key, field)):
+                sample[field] = self._decoded(unit, decode) if decode else self._jpeg(unit)
         for field, values in self.index.fields.items():
             value = values[row]
             if value is not None and (select is None or select(key, field)):
                 sample[field] = value
         return sample
 
-    def pieces(self, unit: int) -> list[memoryview]:
-        """The pieces of an image; images count by sample, then by stream."""
-        return [self.view[a:b] for a, b in zip(self.starts[unit], self.stops[unit], strict=True)]
+    def table(self, rows: list[int]) -> native.Table:
+        """Where the images of some samples are in memory, for the native core.
 
-    def _tail_crc(self, unit: int) -> int:
-        return int(self.index.crcs[-1].flat[unit])
+        For shards of one stream. The table is valid until :meth:`close`.
 
-    def _decoded(self, unit: int, key: str, decode: Decode) -> Any:
-        """The result of the caller's decoder on the scattered pieces."""
-        pieces = self.pieces(unit)[: self.num_scans]
-        if self.check and functools.reduce(_extend_crc, pieces, 0) != self.crcs[unit]:
-            self._refuse(unit, key)
+        Returns:
+            (len(rows), 1) addresses and sizes; size 0 for an image that is missing or damaged.
+        """
+        jpegs = self._open_jpegs()
+        usable = [None if row in self.images.damaged else jpegs[row] for row in rows]
+        return native.image_table(usable, self._ends[rows])
+
+    @functools.cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        """(units,) bytes of each JPEG at this scan, without EOI."""
+        sizes = self.index.sizes[: self._num_scans]
+        ends: npt.NDArray[np.int64] = sizes.reshape(self._num_scans, -1).sum(axis=0, dtype=np.int64)
+        return ends
+
+    def _open_jpegs(self) -> list[bytes | None]:
+        jpegs = self.images.jpegs
+        if len(jpegs) != len(self.index.keys) * len(self.streams):
+            raise ValueError("expected to be asked for samples before the prefix was closed")
+        return jpegs
+
+    def _scans(self, unit: int) -> memoryview:
+        """The scans of an image, without EOI."""
+        view = memoryview(self.images.jpegs[unit] or b"")[: self._ends[unit]]
+        if unit in self.images.damaged:
+            self._check(unit, view)
+        return view
+
+    def _decoded(self, unit: int, decode: Decode) -> Any:
         try:
-            return decode(pieces)
+            return decode([self._scans(unit)])
         except PCRError as error:
-            raise type(error)(str(error), url=self.shard.url, key=key) from error
+            raise type(error)(str(error), url=self.shard.url, key=self._key(unit)) from error
 
-    def _jpeg(self, unit: int, key: str) -> bytes:
-        pieces: list[memoryview | bytes] = list(self.pieces(unit))
-        tail = bytes(pieces.pop()) if len(pieces) > self.num_scans else b""
-        pieces.append(EOI)
-        jpeg = b"".join(pieces)
-        # Checked after the join, when the bytes are in the processor's cache, and once for all scans; EOI runs on from the checksum.
-        if self.check and crc32c(jpeg) != crc32c(EOI, self.crcs[unit]):
-            self._refuse(unit, key)
-        if not tail:
+    def _jpeg(self, unit: int) -> bytes:
+        jpeg = self.images.jpegs[unit] or b""
+        whole = self.scan == self.images.scan
+        scans = self._scans(unit)
+        if not whole:
+            return bytes(scans) + EOI
+        tail = self.images.tails[unit] if self.scan == FULL else None
+        if tail is None:
             return jpeg
-        if self.check and crc32c(tail) != self._tail_crc(unit):
-            self._refuse(unit, key)
+        if unit in self.images.damaged:
+            self._compare(unit, -1, crc32c(tail), len(tail))
         try:
-            return join_pieces(pieces[:-1], tail)
+            return join_pieces([scans], tail)
         except CorruptJpeg as error:
-            raise CorruptJpeg(
-                f"the tail: {error}", url=self.shard.url, key=key, scan="tail"
-            ) from error
+            message = f"the tail: {error}"
+            key = self._key(unit)
+            raise CorruptJpeg(message, url=self.shard.url, key=key, scan="tail") from error
 
-    def _refuse(self, unit: int, key: str) -> None:
+    def _check(self, unit: int, scans: memoryview) -> None:
         """Name the first scan whose bytes are not those that were written."""
-        pieces = self.pieces(unit)
-        expected = [int(row.flat[unit]) for row in self.index.crcs]
-        got = list(itertools.accumulate(pieces[: self.num_scans], _extend_crc, initial=0))[1:]
-        bad = next((i for i, crc in enumerate(got) if crc != expected[i]), None)
-        row, crc = (bad, got[bad]) if bad is not None else (-1, crc32c(pieces[-1]))
+        crc = 0
+        start = 0
+        for row, size in enumerate(self._row_sizes(unit)[: self._num_scans]):
+            crc = crc32c(scans[start : start + size], crc)
+            self._compare(unit, row, crc, size)
+            start += size
+
+    def _row_sizes(self, unit: int) -> list[int]:
+        sizes: list[int] = self.index.sizes.reshape(len(self.index.sizes), -1)[:, unit].tolist()
+        return sizes
+
+    def _compare(self, unit: int, row: int, crc: int, size: int) -> None:
+        expected = int(self.index.crcs[row].flat[unit])
+        if crc != expected:
+            self._refuse(unit, row, f"expected CRC-32C {expected:08x}, got {crc:08x}", size)
+
+    def _refuse(self, unit: int, row: int, what: str, size: int) -> NoReturn:
         raise CorruptPiece(
-            f"expected CRC-32C {expected[row]:08x}, got {crc:08x} for {len(pieces[row])} bytes",
+            f"{what} for {size} bytes",
             url=self.shard.url,
-            key=key,
-            scan="tail" if bad is None else bad + 1,
-            offset=self.starts[unit][row] + self.base,
+            key=self._key(unit),
+            scan="tail" if row == -1 else row + 1,
+            offset=int(self.index.starts(FULL)[row].flat[unit]),
         )
 
-
-def _extend_crc(crc: int, piece: memoryview) -> int:
-    return crc32c(piece, crc)
+    def _key(self, unit: int) -> str:
+        return self.index.keys[unit // len(self.streams)]

@@ -1,7 +1,8 @@
-"""A scan number shared with DataLoader workers."""
+"""The scan of the moment: a number, ``"full"``, or a level that a training job may change."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..format.scan import FULL, Scan, is_integer
@@ -12,10 +13,10 @@ _FULL_NUMBER = 0
 
 
 class ScanLevel:
-    """The scan that readers use from their next shard on; one value for the process and its DataLoader workers.
+    """The scan that readers use from their next shard on, shared with DataLoader workers.
 
-    It travels to workers with the dataset, under fork, spawn and forkserver, and lives in shared memory, so that
-    ``level.value = 5`` in the training loop is seen by workers that already run.
+    It travels to workers with the dataset, under fork, spawn and forkserver, and lives in shared
+    memory, so that ``level.value = 5`` in the training loop is seen by workers that already run.
 
     >>> level = ScanLevel(2)
     >>> level.value = "full"
@@ -23,7 +24,7 @@ class ScanLevel:
     ScanLevel('full')
 
     Args:
-        scan: 1..N, or ``"full"``.
+        scan: Highest scan to read, 1-based, or ``"full"``.
     """
 
     def __init__(self, scan: Scan = FULL) -> None:
@@ -32,7 +33,7 @@ class ScanLevel:
 
     @property
     def value(self) -> Scan:
-        """The scan, 1..N or ``"full"``."""
+        """The highest scan to read, 1-based, or ``"full"``."""
         return self._number[0] or FULL
 
     @value.setter
@@ -47,3 +48,13 @@ class ScanLevel:
     def __deepcopy__(self, memo: dict[int, Any]) -> ScanLevel:
         """A copied pipeline follows the same level."""
         return self
+
+
+ScanChoice = Scan | ScanLevel | Callable[[], Scan]
+
+
+def current_scan(scan: ScanChoice) -> Scan:
+    """The scan that counts now: a level's value, a callable's result, or the scan itself."""
+    if isinstance(scan, ScanLevel):
+        return scan.value
+    return scan() if callable(scan) else scan

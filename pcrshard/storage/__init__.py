@@ -1,36 +1,27 @@
-"""The one door to bytes: exact ranged reads, atomic writes, listings, local and through fsspec."""
+"""The one door to bytes: exact ranged reads, whole files and folders, local and through fsspec."""
 
 from .files import (
-    Options,
     atomic_write,
     exists,
-    expand,
     file_bytes,
-    file_name,
     identity,
     is_folder,
-    is_local,
-    join,
     list_files,
-    local_path,
     make_folder,
     open_file,
-    open_local,
-    open_range,
-    plain_path,
-    read_bytes,
-    read_into,
-    read_ranges,
     remove,
     remove_temporary_files,
-    split_query,
     write_at,
 )
+from .ranges import Window, open_local, open_range, read_bytes, read_into, read_ranges
 from .retry import Retry
+from .stores import Options
+from .urls import expand, file_name, is_local, join, plain_path, split_query
 
 __all__ = [
     "Options",
     "Retry",
+    "Window",
     "atomic_write",
     "exists",
     "expand",
@@ -41,7 +32,6 @@ __all__ = [
     "is_local",
     "join",
     "list_files",
-    "local_path",
     "make_folder",
     "open_file",
     "open_local",

@@ -1,4 +1,4 @@
-"""Local files by their descriptor: several exact reads of one opened file, none of them buffered."""
+"""Local files by their descriptor: exact reads of one opened file, none of them buffered."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ class LocalFile:
     """A file that is open for reading; to be used in a ``with`` statement.
 
     Args:
-        path: Of a regular file.
+        path: Path of a regular file.
 
     Raises:
         OSError: It cannot be opened, or is not a regular file.
     """
 
+    start = 0
+
     def __init__(self, path: str) -> None:
-        self._fd = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK
-        )  # a FIFO would wait for who writes to it
+        # Opened without O_NONBLOCK, a FIFO would wait for a writer.
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._fd)
-            raise OSError(f"expected a regular file, got {stat.filemode(status.st_mode)} {path}")
+            kind = stat.filemode(status.st_mode)
+            raise OSError(f"expected a regular file, got {kind} {path}")
         self._size = status.st_size
 
     def __enter__(self) -> Self:
@@ -37,11 +39,12 @@ class LocalFile:
         os.close(self._fd)
 
     def check_range(self, start: int, stop: int) -> None:
-        """Raise :class:`TruncatedShard` if the file ends before ``stop``: a claim must not take memory."""
+        """Raise :class:`TruncatedShard` if the file ends before ``stop``.
+
+        To be called before memory is taken: a claim must not take any.
+        """
         if self._size < stop:
-            raise TruncatedShard(
-                f"expected bytes {start} to {stop}, got {max(self._size - start, 0)} of {stop - start}"
-            )
+            raise _ended(start, stop, max(self._size - start, 0))
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes ``[start, stop)``.
@@ -51,20 +54,27 @@ class LocalFile:
             OSError: It cannot be read.
         """
         self.check_range(start, stop)
-        data = b""
+        data = os.pread(self._fd, stop - start, start)
         while len(data) < stop - start:
             part = os.pread(self._fd, stop - start - len(data), start + len(data))
             if not part:
-                raise TruncatedShard(
-                    f"expected bytes {start} to {stop}, got {len(data)} of {stop - start}"
-                )
+                raise _ended(start, stop, len(data))
             data += part
         return data
 
-    def scatter(
-        self, start: int, stop: int, groups: scatter.Groups, **how: Any
-    ) -> list[bytes | None]:
-        """Read ``[start, stop)`` once, each piece into its object; see :func:`.native.scatter.read`.
+    def read_into(self, start: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes from ``start`` on; raises as :meth:`read`."""
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._fd, [view[done:]], start + done)
+            if not count:
+                raise _ended(start, start + len(view), done)
+            done += count
+
+    def scatter(self, start: int, stop: int, groups: scatter.Groups, **how: Any) -> scatter.Items:
+        """Read ``[start, stop)`` once, each piece into its object.
+
+        See :func:`.native.scatter.read`.
 
         Raises:
             TruncatedShard: The file ends before ``stop``.
@@ -77,3 +87,7 @@ class LocalFile:
             raise TruncatedShard(f"expected bytes {start} to {stop}: {error}") from error
         except MemoryError as error:
             raise MemoryError(f"cannot take {stop - start} bytes") from error
+
+
+def _ended(start: int, stop: int, got: int) -> TruncatedShard:
+    return TruncatedShard(f"expected bytes {start} to {stop}, got {got} of {stop - start}")

@@ -60,16 +60,21 @@ class Retry:
                 raise ValueError(f"expected {name} to be positive, got {value!r}")
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row: exponential, with jitter, so that a thousand workers do not return at once."""
-        return float(
-            random.uniform(0.5, 1.0)
-            * min(self.first_delay * 2 ** min(failures - 1, 30), self.max_delay)
-        )
+        """Seconds to wait after so many failures in a row.
+
+        Exponential, with jitter, so that a thousand workers do not return at once.
+        """
+        longest = min(self.first_delay * 2 ** min(failures - 1, 30), self.max_delay)
+        return float(random.uniform(0.5, 1.0) * longest)
 
 
 def asked_pause(error: BaseException) -> float:
-    """Seconds that an HTTP server wants to be left alone (``Retry-After``, RFC 9110 section 10.2.3); 0 if it says nothing."""
-    value = str((getattr(error, "headers", None) or {}).get("Retry-After", "")).strip()
+    """Seconds that an HTTP server wants to be left alone; 0 if it says nothing.
+
+    ``Retry-After`` is in RFC 9110, section 10.2.3.
+    """
+    headers = getattr(error, "headers", None) or {}
+    value = str(headers.get("Retry-After", "")).strip()
     if value.isdecimal():
         return float(value)
     try:
@@ -83,15 +88,15 @@ class Refused(StorageError):
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether another request would fail in the same way: no such file, no permission, a client error of HTTP."""
-    # aiohttp gives an answer that is no HTTP the status 400, with a cause; what a server says has none.
-    status = getattr(error, "status", None) if error.__cause__ is None else None
-    if isinstance(status, int) and 400 <= status < 500:
+    """Whether another request would fail in the same way.
+
+    Such are: no such file, no permission, a client error of HTTP.
+    """
+    status = getattr(error, "status", None)
+    # aiohttp gives an answer that is no HTTP the status 400, with a cause; what a server says
+    # has none.
+    if isinstance(status, int) and 400 <= status < 500 and error.__cause__ is None:
         return status not in _PASSING_STATUS
-    if isinstance(error, Refused):
-        return True
-    return (
-        isinstance(error, _HOPELESS)
-        or type(error).__name__ in _HOPELESS_NAMES
-        or (isinstance(error, PCRError) and not isinstance(error, StorageError))
-    )
+    if isinstance(error, StorageError):
+        return isinstance(error, Refused)
+    return isinstance(error, (PCRError, *_HOPELESS)) or type(error).__name__ in _HOPELESS_NAMES

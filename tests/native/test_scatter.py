@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import crc32c
 import numpy as np
@@ -37,6 +38,12 @@ def groups(
 ) -> Groups:
     places = None if offsets is None else np.array(offsets, np.uint64)
     return Groups(np.array(sizes, np.uint32), np.array(starts, np.int64), base, places)
+
+
+def read(*where: Any, **how: Any) -> list[bytes | None]:
+    """The items, ``None`` in the place of each that is damaged."""
+    values, damaged = scatter.read(*where, **how)
+    return [None if i in damaged else value for i, value in enumerate(values)]
 
 
 def plain(found: Groups, ending: bytes, data: bytes = DATA) -> list[bytes | None]:
@@ -96,11 +103,41 @@ def test_every_piece_is_in_its_object(
     """Whatever the sizes and gaps: objects are what slices of the file would have given."""
     start, stop, found = layout
     expected = plain(found, ending)
-    assert scatter.read(fd, start, stop, found, ending=ending) == expected
+    assert read(fd, start, stop, found, ending=ending) == expected
     crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
-    assert scatter.read(fd, start, stop, found, ending=ending, crcs=crcs) == expected
+    assert read(fd, start, stop, found, ending=ending, crcs=crcs) == expected
     crcs[0] ^= 1 << 31
-    assert scatter.read(fd, start, stop, found, ending=ending, crcs=crcs) == [None, *expected[1:]]
+    assert read(fd, start, stop, found, ending=ending, crcs=crcs) == [None, *expected[1:]]
+
+
+@given(layout=layouts())
+def test_memory_gives_what_a_file_gives(fd: int, layout: tuple[int, int, Groups]) -> None:
+    """A range that came over the network is taken apart like one of a local file, damage included."""
+    start, stop, found = layout
+    crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
+    crcs[-1] ^= 1
+    view = memoryview(DATA)[start:stop]
+    expected = scatter.read(fd, start, stop, found, ending=b"!", crcs=crcs)
+    assert scatter.read(view, start, stop, found, ending=b"!", crcs=crcs) == expected
+    with pytest.raises(ValueError, match="a buffer that holds the range"):
+        scatter.read(view, start, stop + 1, found)
+
+
+@given(layout=layouts())
+def test_without_a_compiler(fd: int, layout: tuple[int, int, Groups]) -> None:
+    """Where the module could not be built, the same objects are made of slices."""
+    start, stop, found = layout
+    crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
+    crcs[0] ^= 1
+    expected = scatter.read(fd, start, stop, found, ending=b"!", crcs=crcs)
+    with mock.patch.object(scatter, "available", False):
+        assert scatter.read(fd, start, stop, found, ending=b"!", crcs=crcs) == expected
+        view = memoryview(DATA)[start:stop]
+        assert scatter.read(view, start, stop, found, ending=b"!", crcs=crcs) == expected
+        assert scatter.rows(("a", "b"), ([1, 2], (3, 4, 5)), 2) == [
+            {"a": 1, "b": 3},
+            {"a": 2, "b": 4},
+        ]
 
 
 @pytest.mark.parametrize("shift", [0, 1, 7])
@@ -109,10 +146,8 @@ def test_checksums_of_every_size(fd: int, shift: int) -> None:
     sizes = list(range(1, 1200))
     found = groups([sizes], [shift])
     crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
-    assert None not in scatter.read(fd, shift, len(DATA), found, crcs=crcs)
-    assert scatter.read(fd, shift, len(DATA), found, crcs=crcs ^ np.uint32(1)) == [None] * len(
-        sizes
-    )
+    assert None not in read(fd, shift, len(DATA), found, crcs=crcs)
+    assert read(fd, shift, len(DATA), found, crcs=crcs ^ np.uint32(1)) == [None] * len(sizes)
 
 
 def test_arrays_may_lie_anywhere(fd: int) -> None:
@@ -127,7 +162,7 @@ def test_arrays_may_lie_anywhere(fd: int) -> None:
     assert numbers.offsets is not None
     shifted = Groups(shift(numbers.sizes), shift(numbers.starts), 1, shift(numbers.offsets))
     assert not shifted.sizes.flags.aligned
-    assert scatter.read(fd, 4000, 9000, shifted, crcs=shift(crcs)) == plain(numbers, b"")
+    assert read(fd, 4000, 9000, shifted, crcs=shift(crcs)) == plain(numbers, b"")
 
 
 def test_the_range_is_read_once(fd: int) -> None:
@@ -142,7 +177,7 @@ def test_the_range_is_read_once(fd: int) -> None:
 
     pieces = groups([[600] * 7] * 180, [5000 + 5300 * row for row in range(180)])
     before = asked()
-    scatter.read(fd, 4000, 1_000_000, pieces)
+    read(fd, 4000, 1_000_000, pieces)
     between = asked() - before
     before = asked()
     assert between - (asked() - before) == 996_000
@@ -170,7 +205,7 @@ def test_the_range_is_read_once(fd: int) -> None:
 def test_pieces_that_do_not_fit_are_refused(fd: int, pieces: Groups) -> None:
     """No byte goes to memory that is not its own."""
     with pytest.raises(ValueError, match="expected pieces in order"):
-        scatter.read(fd, 10, 100, pieces)
+        read(fd, 10, 100, pieces)
 
 
 ONE = groups([[5]], [10])
@@ -196,25 +231,25 @@ def test_arguments_that_do_not_fit_are_refused(
     fd: int, start: int, stop: int, pieces: Groups, crcs: np.ndarray | None
 ) -> None:
     """A negative range, or too few of anything, is an error, not a read of foreign memory."""
-    assert scatter.read(fd, 0, 99, ONE, crcs=ONE_CRC) == [None]
+    assert read(fd, 0, 99, ONE, crcs=ONE_CRC) == [None]
     with pytest.raises(ValueError, match="do not fit together"):
-        scatter.read(fd, start, stop, pieces, crcs=crcs)
+        read(fd, start, stop, pieces, crcs=crcs)
 
 
 def test_a_file_that_ends_early_is_an_error(fd: int) -> None:
     """A shard that was cut while it was open gives an error that says where it ends."""
     end = len(DATA)
     with pytest.raises(EOFError, match=f"ends at {end}"):
-        scatter.read(fd, 0, end + 1, groups([[11]], [end - 10]))
+        read(fd, 0, end + 1, groups([[11]], [end - 10]))
 
 
 def test_the_systems_errors_are_raised(tmp_path: Path) -> None:
     """What the system refuses is an OSError with its own words."""
     with pytest.raises(OSError, match="Bad file descriptor"):
-        scatter.read(-1, 0, 10, NOTHING)
+        read(-1, 0, 10, NOTHING)
     folder = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(IsADirectoryError):
-        scatter.read(folder, 0, 10, NOTHING)
+        read(folder, 0, 10, NOTHING)
     os.close(folder)
 
 
@@ -231,7 +266,7 @@ def test_short_answers_are_continued() -> None:
         if len(data) < 100_000 or len(os.pread(handle, 100_000, 0)) == 100_000:
             pytest.skip("THIS SYSTEM HAS NO FILE THAT GIVES LESS THAN IS ASKED")
         pieces = groups([[800] * 5] * 20, [4500 * row + row % 3 for row in range(20)])
-        assert scatter.read(handle, 0, 100_000, pieces) == plain(pieces, b"", data)
+        assert read(handle, 0, 100_000, pieces) == plain(pieces, b"", data)
     finally:
         os.close(handle)
 
@@ -242,7 +277,7 @@ def test_objects_that_were_not_finished_are_freed(fd: int) -> None:
     tracemalloc.start()
     for _ in range(20):
         with pytest.raises(EOFError):
-            scatter.read(fd, 0, len(DATA) + 1, pieces)
+            read(fd, 0, len(DATA) + 1, pieces)
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert kept < 500_000
@@ -254,7 +289,7 @@ def test_a_claim_that_memory_cannot_hold_is_refused(fd: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 34, hard))
     try:
         with pytest.raises(MemoryError):
-            scatter.read(fd, 0, 1 << 62, groups([[(1 << 32) - 1] * 8], [0]))
+            read(fd, 0, 1 << 62, groups([[(1 << 32) - 1] * 8], [0]))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

@@ -1,0 +1,90 @@
+"""The one door to fsspec: which store a URL belongs to, and its errors made ours."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from ..errors import PCRError, StorageError, harmless, redact
+from .http_s3 import call
+from .retry import Retry, asked_pause, is_hopeless
+from .urls import PIPE, is_local, plain_path
+
+Options = Mapping[str, Any]
+T = TypeVar("T")
+ANY_NETWORK = Retry()
+
+
+def resolve(url: str, options: Options | None) -> tuple[Any, str]:
+    """The file system of a URL, and the file's name in it.
+
+    Raises:
+        StorageError: There is no such kind of store, or the URL is a command's output.
+    """
+    if url.startswith(PIPE):
+        raise StorageError("expected a file, a pipe can only be read from its beginning", url=url)
+    if is_local(url):
+        # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
+        return LocalFileSystem(), plain_path(url)
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **(options or {}))
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"cannot open this kind of URL: {error}", url=url) from error
+    return fs, str(path)
+
+
+@contextlib.contextmanager
+def mapped_errors(
+    url: str, doing: str, errors: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Make any failure of a store an error of ours that names the URL.
+
+    Args:
+        url: The file.
+        doing: What failed: ``cannot {doing}: ...``.
+        errors: What a store may raise; each library has errors of its own.
+    """
+    try:
+        yield
+    except PCRError as error:
+        if url in str(error) or redact(url) in str(error):
+            raise
+        raise type(error)(str(error), url=url) from error.__cause__
+    except errors as error:
+        message = f"cannot {doing}: {type(error).__name__}: {redact(str(error))}"
+        raise StorageError(message, url=url) from harmless(error)
+
+
+def ask(url: str, doing: str, method: str, options: Options | None, **how: Any) -> Any:
+    """The answer to one small request: the result of a file system's method for this file.
+
+    It is sent again as :class:`Retry` says.
+
+    Args:
+        url: The file.
+        doing: What failed, for the error.
+        method: Name of the fsspec method.
+        options: fsspec storage options.
+        how: ``seconds`` until one request is given up.
+    """
+    fs, path = resolve(url, options)
+    with mapped_errors(url, doing):
+        return retried(lambda: call(fs, method, path, **how))
+
+
+def retried(request: Callable[[], T], retry: Retry = ANY_NETWORK) -> T:
+    """The result of a small request, which is sent again as :class:`Retry` says."""
+    for failures in range(1, retry.attempts):
+        try:
+            return request()
+        except Exception as error:
+            if is_hopeless(error):
+                raise
+            asked = min(asked_pause(error), retry.deadline / retry.attempts)
+            time.sleep(max(retry.delay(failures), asked))
+    return request()

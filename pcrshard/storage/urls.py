@@ -1,0 +1,62 @@
+"""What a URL says by itself, without a request: whether it is local, its file's name, its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import braceexpand
+
+from ..errors import StorageError
+
+PIPE = "pipe:"
+_FILE = ("file://", "local://")
+
+
+def is_local(url: str) -> bool:
+    """Whether the URL is a path of this machine: ``/a.tar``, ``a.tar`` or ``file:///a.tar``."""
+    return url.startswith(_FILE) or not ("://" in url or url.startswith(PIPE))
+
+
+def plain_path(url: str) -> str:
+    """The path of a local URL, with ``~`` for the user's home; any other URL as it is."""
+    if not is_local(url):
+        return url
+    return os.path.expanduser(url.partition("://")[2] if url.startswith(_FILE) else url)
+
+
+def expand(urls: str | Sequence[str]) -> list[str]:
+    """Expand brace patterns in one URL or several.
+
+    ``::`` separates URLs in one string, as in WebDataset.
+
+    >>> expand("a-{000..002}.tar::b.tar")
+    ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
+    """
+    patterns = urls.split("::") if isinstance(urls, str) else [str(url) for url in urls]
+    try:
+        return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
+    except ValueError as error:
+        raise StorageError(f"not a brace pattern: {error}") from error
+
+
+def split_query(url: str) -> tuple[str, str]:
+    """An HTTP URL up to its query, and the query, which may be a signature for a whole folder.
+
+    Elsewhere ``?`` may be in a name.
+    """
+    if not url.startswith(("http://", "https://")):
+        return url, ""
+    path, mark, query = url.partition("?")
+    return path, mark + query
+
+
+def file_name(url: str) -> str:
+    """The last part of a URL's path."""
+    return split_query(url)[0].rpartition("/")[2]
+
+
+def join(folder: str, name: str) -> str:
+    """The URL of a file in a folder, with the folder's query."""
+    path, query = split_query(folder)
+    return f"{path.rstrip('/')}/{name}{query}"
