@@ -23,7 +23,7 @@ from ..jpeg.pixels import Pixels, decode_image
 from ..reading.open_dataset import open_dataset
 from ..reading.prefix import Sample
 from ..reading.shard import Shard
-from ..storage.files import Options
+from ..storage import Options
 from .costs import human_bytes, table
 from .plots import Picture, plot_contact_sheet, pyplot_module
 
