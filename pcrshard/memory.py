@@ -1,4 +1,7 @@
-"""Memory for prefixes and batches, used again: fresh memory would cost more in page faults than the read itself."""
+"""Memory for prefixes and batches, used again.
+
+Fresh memory would cost more in page faults than the read itself.
+"""
 
 from __future__ import annotations
 
@@ -10,56 +13,72 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-_idle: list[mmap.mmap] = []
-_MAX_IDLE = 16  # as many prefixes as a rank of PCRDataset holds at a time
 _HUGE_PAGE = 2 << 20
 
 
-@contextlib.contextmanager
-def borrow(size: int) -> Iterator[memoryview]:
-    """A buffer of ``size`` bytes until the end of the ``with`` block; what it holds before is not defined.
+class BufferPool:
+    """Buffers that are given back when nobody looks at them any more.
 
-    Raises:
-        MemoryError: There is not so much.
+    There is no lock, which a fork could leave locked in the child: another thread may be faster,
+    and then the next buffer is tried.
+
+    Args:
+        max_idle: Buffers that are kept for the next one who asks.
     """
-    buffer = _take(size)
-    try:
-        yield memoryview(buffer)[:size]
-    finally:
-        _give_back(buffer)
 
+    def __init__(self, max_idle: int = 16) -> None:
+        self.max_idle = max_idle
+        self._idle: list[mmap.mmap] = []
 
-def borrow_array(size: int) -> npt.NDArray[np.uint8]:
-    """Such a buffer as (size,) uint8, until nothing refers to the array, a view of it, or a tensor made of it."""
-    buffer = _take(size)
-    array = np.frombuffer(buffer, np.uint8, size)
-    weakref.finalize(array, _give_back, buffer).atexit = False
-    return array
+    @property
+    def num_idle(self) -> int:
+        """Buffers that wait to be used again."""
+        return len(self._idle)
 
+    @contextlib.contextmanager
+    def borrow(self, size: int) -> Iterator[memoryview]:
+        """A buffer of ``size`` bytes until the end of the ``with`` block; its content is undefined.
 
-def _take(size: int) -> mmap.mmap:
-    # Without a lock, which a fork could leave locked in the child: another thread may be faster.
-    for buffer in sorted(_idle, key=len):
-        if len(buffer) >= size:
-            with contextlib.suppress(ValueError):
-                _idle.remove(buffer)
-                return buffer
-    with contextlib.suppress(IndexError):
-        if len(_idle) >= _MAX_IDLE:
-            del _idle[0]  # it is too small
-    return _allocate(size)
+        Raises:
+            MemoryError: There is not so much.
+        """
+        buffer = self._take(size)
+        try:
+            yield memoryview(buffer)[:size]
+        finally:
+            self._give_back(buffer)
 
+    def borrow_array(self, size: int) -> npt.NDArray[np.uint8]:
+        """Such a buffer as (size,) uint8.
 
-def _give_back(buffer: mmap.mmap) -> None:
-    # At the interpreter's end the pool may be gone before an abandoned iterator is.
-    if _idle is not None and len(_idle) < _MAX_IDLE:
-        _idle.append(buffer)
+        It is given back when nothing refers to the array, a view of it, or a tensor made of it.
+        """
+        buffer = self._take(size)
+        array = np.frombuffer(buffer, np.uint8, size)
+        weakref.finalize(array, self._give_back, buffer).atexit = False
+        return array
+
+    def _take(self, size: int) -> mmap.mmap:
+        for buffer in sorted(self._idle, key=len):
+            if len(buffer) >= size:
+                with contextlib.suppress(ValueError):
+                    self._idle.remove(buffer)
+                    return buffer
+        with contextlib.suppress(IndexError):
+            if len(self._idle) >= self.max_idle:
+                del self._idle[0]  # it is too small
+        return _allocate(size)
+
+    def _give_back(self, buffer: mmap.mmap) -> None:
+        if len(self._idle) < self.max_idle:
+            self._idle.append(buffer)
 
 
 def _allocate(size: int) -> mmap.mmap:
-    """Anonymous memory in huge pages where the system has them: a hundred times fewer page faults."""
-    size = max(size, 1)
-    length = -(-size // _HUGE_PAGE) * _HUGE_PAGE if size > _HUGE_PAGE else size
+    """Anonymous memory, in huge pages where the system has them: a hundred times fewer faults."""
+    length = max(size, 1)
+    if size > _HUGE_PAGE:
+        length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
     try:
         buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
@@ -68,3 +87,9 @@ def _allocate(size: int) -> mmap.mmap:
         with contextlib.suppress(OSError):
             buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
+
+
+# As many as a rank of PCRDataset holds batches and prefixes at a time.
+pool = BufferPool()
+borrow = pool.borrow
+borrow_array = pool.borrow_array

@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 import torch
 
-from pcrshard import memory
+from pcrshard.memory import BufferPool
 
 
-@pytest.fixture(autouse=True)
-def empty_pool(monkeypatch):
-    """Each test starts without idle memory."""
-    monkeypatch.setattr(memory, "_idle", [])
+@pytest.fixture
+def pool():
+    """A pool without idle memory."""
+    return BufferPool()
 
 
-def test_an_array_gives_its_memory_back():
+def test_an_array_gives_its_memory_back(pool):
     """A batch that is gone leaves its memory to the next."""
-    first = memory.borrow_array(1000).ctypes.data
-    assert memory.borrow_array(900).ctypes.data == first
+    first = pool.borrow_array(1000).ctypes.data
+    assert pool.borrow_array(900).ctypes.data == first
 
 
 @pytest.mark.parametrize(
     "look",
     ["tensor", "view of the tensor", "array of the tensor", "view of the array", "memoryview"],
 )
-def test_memory_that_is_looked_at_is_not_given_away(look):
+def test_memory_that_is_looked_at_is_not_given_away(pool, look):
     """Whoever holds any view of a batch keeps what it shows."""
-    array = memory.borrow_array(64)
+    array = pool.borrow_array(64)
     array[:] = 7
     tensor = torch.from_numpy(array)
     held = {
@@ -39,32 +39,32 @@ def test_memory_that_is_looked_at_is_not_given_away(look):
     }[look]
     del array, tensor
     gc.collect()
-    memory.borrow_array(64)[:] = 9
+    pool.borrow_array(64)[:] = 9
     assert set(np.asarray(held).ravel().tolist()) == {7}
     del held
-    assert len(memory._idle) == 2
+    assert pool.num_idle == 2
 
 
-def test_the_smallest_that_is_large_enough_is_taken():
+def test_the_smallest_that_is_large_enough_is_taken(pool):
     """A small request does not take the memory that the next large one needs."""
     sizes = [5000, 100, 70000]
-    arrays = [memory.borrow_array(size) for size in sizes]
+    arrays = [pool.borrow_array(size) for size in sizes]
     places = [array.ctypes.data for array in arrays]
     del arrays
-    held = [memory.borrow_array(size) for size in (4000, 99, 60000)]
+    held = [pool.borrow_array(size) for size in (4000, 99, 60000)]
     assert [array.ctypes.data for array in held] == places
 
 
-def test_the_pool_is_bounded():
+def test_the_pool_is_bounded(pool):
     """However many batches were alive at a time, only a few idle ones are kept."""
-    arrays = [memory.borrow_array(10 + i) for i in range(3 * memory._MAX_IDLE)]
+    arrays = [pool.borrow_array(10 + i) for i in range(3 * pool.max_idle)]
     del arrays
-    assert len(memory._idle) == memory._MAX_IDLE
-    with memory.borrow(1 << 20):
-        assert len(memory._idle) == memory._MAX_IDLE - 1
+    assert pool.num_idle == pool.max_idle
+    with pool.borrow(1 << 20):
+        assert pool.num_idle == pool.max_idle - 1
 
 
-def test_too_much_is_a_memory_error():
+def test_too_much_is_a_memory_error(pool):
     """A claimed size that nobody has is refused by name."""
     with pytest.raises(MemoryError, match="cannot take"):
-        memory.borrow_array(1 << 62)
+        pool.borrow_array(1 << 62)

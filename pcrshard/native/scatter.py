@@ -8,6 +8,7 @@ do the same more slowly.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,7 @@ def read(
     """
     sizes, starts, base, offsets = groups
     if available:
-        count = sizes[0].size
+        count = math.prod(sizes.shape[1:])
         return Items(
             *_scatter.read(source, start, stop, count, sizes, starts, base, offsets, ending, crcs)
         )
@@ -117,7 +118,7 @@ def _slices(
 ) -> list[list[memoryview]]:
     """The pieces of each item, by slices of one buffer."""
     view = memoryview(_read_file(source, start, stop)) if isinstance(source, int) else source
-    pieces: list[list[memoryview]] = [[] for _ in range(groups.sizes[0].size)]
+    pieces: list[list[memoryview]] = [[] for _ in range(math.prod(groups.sizes.shape[1:]))]
     for item, offset, size in _layout(groups):
         if not start <= offset <= offset + size <= stop:
             raise ValueError("expected pieces in order, apart and inside the range")
@@ -127,7 +128,8 @@ def _slices(
 
 def _layout(groups: Groups) -> Iterator[tuple[int, int, int]]:
     """(item, absolute offset, bytes) of each piece, in the order of the file."""
-    sizes = groups.sizes.reshape(len(groups.sizes), -1).tolist()
+    count = math.prod(groups.sizes.shape[1:])
+    sizes = groups.sizes.reshape(len(groups.sizes), count).tolist()
     if groups.base and groups.offsets is not None:
         for item, offset in enumerate(groups.offsets.ravel().tolist()):
             column = [row[item] for row in sizes[: groups.base]]

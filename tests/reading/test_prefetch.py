@@ -185,7 +185,7 @@ def test_interpreter_ends_promptly_with_loads_that_hang(how):
     """A program that ends in the middle of an epoch ends at once, whatever the loads wait for."""
     program = """
         import sys, threading, time
-        from pcrshard.prefetch import prefetch
+        from pcrshard.reading.prefetch import prefetch
         class Thing:
             num_bytes = 1
             def close(self): pass

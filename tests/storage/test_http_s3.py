@@ -626,8 +626,8 @@ EPOCH_FAULTS = {name: fault for name, fault in ONCE.items() if name not in _RANG
 
 def pieces_end(entry, scan):
     """The byte before the last piece's end, away from padding."""
-    with Shard(entry).load(scan) as prefix:
-        return max(stop for row in prefix.stops for stop in row) - 1 + prefix.base
+    index = Shard(entry).index
+    return int((index.starts(scan) + index.sizes[:scan]).max()) - 1
 
 
 @pytest.mark.parametrize("name", EPOCH_FAULTS)
@@ -920,7 +920,7 @@ def test_buffers_come_back(dataset, index):
         for _ in range(20):
             list(pipeline(urls, 5, index=index))
             next(iter(pipeline(urls, 5, index=index)))
-        assert 1 <= len(memory._idle) <= memory._MAX_IDLE
+        assert 1 <= memory.pool.num_idle <= memory.pool.max_idle
 
 
 def test_corrupt_index_of_a_remote_dataset_is_named(tmp_path):

@@ -3,13 +3,12 @@
 import os
 import sys
 
-import fsspec
 import numpy as np
 import pytest
 
 from pcrshard.errors import StorageError, TruncatedShard
 from pcrshard.native import scatter
-from pcrshard.storage.files import local_path, open_local
+from pcrshard.storage import is_local, open_local, plain_path
 from pcrshard.storage.local_file import LocalFile
 
 NOTHING = scatter.Groups(np.zeros((1, 0), np.uint32), np.zeros(1, np.int64))
@@ -58,7 +57,7 @@ def test_errors_name_the_file(tmp_path, name):
     """What the system says, and the path that it is about."""
     with (
         pytest.raises(StorageError, match=f"cannot read.*{name}"),
-        open_local(str(tmp_path / name), url=name) as file,
+        open_local(str(tmp_path / name)) as file,
     ):
         file.read(0, 1)
     assert not any(
@@ -80,21 +79,20 @@ def test_names_that_no_file_has(tmp_path, name):
     """A name that the system cannot take is an error of ours, like that of a file that is not there."""
     with (
         pytest.raises(StorageError, match="cannot read"),
-        open_local(f"{tmp_path}/{name}", url=name),
+        open_local(f"{tmp_path}/{name}"),
     ):
         pass
 
 
-def test_a_local_file_system_of_the_users_own(monkeypatch):
-    """Who has put another local file system into fsspec gets it: we do not open its files past it."""
-    assert local_path("a/b.tar/") == f"{os.getcwd()}/a/b.tar"
-    assert local_path("file:///a.tar") is local_path("pipe:cat a.tar") is None
-    monkeypatch.setitem(
-        sys.modules["fsspec.registry"]._registry,
-        "file",
-        type("Mine", (fsspec.get_filesystem_class("file"),), {}),
-    )
-    assert local_path("/a.tar") is None
+@pytest.mark.parametrize("url", ["{}", "file://{}", "local://{}"])
+def test_a_path_and_its_urls_are_one_file(path, url):
+    """``/x`` and ``file:///x`` read in the same way: by descriptor, without a buffer in between."""
+    assert is_local(url.format(path))
+    assert plain_path(url.format(path)) == str(path)
+    with open_local(url.format(path)) as file:
+        assert file.read(0, 3) == b"\0\1\2"
+    assert not is_local("pipe:cat a.tar")
+    assert not is_local("s3://bucket/a.tar")
 
 
 def test_a_relative_path_and_one_below_home_are_found(path, monkeypatch):
@@ -102,5 +100,5 @@ def test_a_relative_path_and_one_below_home_are_found(path, monkeypatch):
     monkeypatch.chdir(path.parent)
     monkeypatch.setenv("HOME", str(path.parent))
     for url in ("file", "~/file"):
-        with open_local(str(local_path(url)), url=url) as file:
+        with open_local(url) as file:
             assert file.read(0, 3) == b"\0\1\2"

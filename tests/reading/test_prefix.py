@@ -1,8 +1,9 @@
-"""Samples that are read straight into their bytes are those that a prefix in memory gives."""
+"""Samples of a local file are those of the same shard on an object store, and damage is named."""
 
 import os
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from pcrshard import Shard
@@ -10,12 +11,9 @@ from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_sha
 from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
 from pcrshard.format.scan import FULL
 from pcrshard.native import scatter
-from pcrshard.reading.joined import JoinedSamples
-from pcrshard.reading.prefix import Prefix
-from pcrshard.storage.local_file import LocalFile
-from pcrshard.testing import make_jpeg
+from pcrshard.testing import CountingFS, make_jpeg
 
-pytestmark = pytest.mark.skipif(not scatter.available, reason="NO SCATTERED READS HERE")
+fsspec.register_implementation("counting", CountingFS, clobber=True)
 SCANS = [1, 2, 5, 10, FULL]
 EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 
@@ -43,11 +41,9 @@ def url(request, tmp_path_factory):
 
 
 def both(url, scan, **how):
-    shard = Shard(url)
-    with shard.load(scan) as prefix, shard.load_samples(scan) as loaded:
-        assert isinstance(prefix, Prefix)
-        assert isinstance(loaded, JoinedSamples)
-        return list(prefix.samples(**how)), list(loaded.samples(**how))
+    """The samples by a request to a store, and those by the descriptor of a local file."""
+    with Shard(f"counting://{url}").load(scan) as remote, Shard(url).load(scan) as local:
+        return list(remote.samples(**how)), list(local.samples(**how))
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -92,7 +88,7 @@ def test_damage_is_named_as_in_a_prefix(url, tmp_path, where, scan):
     assert got == expected
     assert [sample["__key__"] for sample in got] == ["k0", "k2", "k3", "k4", "k5"]
     assert len(errors) == 2
-    assert errors[0] == errors[1]
+    assert errors[0].replace("counting://", "") == errors[1]
     assert "bad.tar" in errors[0]
     assert "k1" in errors[0]
     with pytest.raises(CorruptPiece, match=f"{where}"):
@@ -113,7 +109,7 @@ def test_metadata_that_are_none(tmp_path):
     )
     assert got == expected
     assert [sample["__key__"] for sample in got] == ["k0", "k2"]
-    assert errors[0] == errors[1]
+    assert errors[0].replace("counting://", "") == errors[1]
     assert all(word in errors[0] for word in ("a.tar", "k1", "tail"))
     assert len(list(Shard(str(tmp_path / "a.tar")).samples(10))) == 3
 
@@ -131,51 +127,54 @@ def test_damage_elsewhere_does_not_matter(url, tmp_path):
     assert sum(a != b["jpg"] for a, b in zip(unchecked, Shard(url).samples(5), strict=True)) == 1
 
 
-def test_a_damaged_sample_is_read_again_alone(url, tmp_path, monkeypatch):
-    """To say what is damaged takes the sample's own pieces, not the shard once more."""
-    bad = str(tmp_path / "bad.tar")
-    damage(damage(url, tmp_path / "bad.tar", 1, 1), tmp_path / "bad.tar", 2, 1)
-    sizes, read = [], LocalFile.read
-    monkeypatch.setattr(
-        LocalFile,
-        "read",
-        lambda self, start, stop: sizes.append(stop - start) or read(self, start, stop),
-    )
-    shard = Shard(bad)
-    assert len(list(shard.samples(2, on_error=lambda _: True))) == 4
-    index = shard.index
-    again = sum(sizes) - 1024 - index.head.body_bytes
-    assert 0 < again <= 2 * index.sizes[:2, 1:3].sum()
-
-
-@pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_a_shard_that_is_another_meanwhile(url, tmp_path, change):
-    """The damaged sample of a shard that was replaced or removed is an error with its key, not a sample of the other shard."""
-    bad, errors = damage(url, tmp_path / "bad.tar", 2, 1), []
-    with Shard(bad).load_samples(1) as loaded:
-        if change == "replaced":
-            other = [
-                encode_sample({"__key__": f"other{i}", "jpg": make_jpeg(i, 20, 20)})
-                for i in range(3)
-            ]
-            write_shard(bad, other, ShardFormat())
-        else:
-            os.unlink(bad)
+def test_damage_is_named_without_another_read(url, tmp_path):
+    """What was loaded says itself what is damaged, also after the shard was replaced or removed."""
+    bad = damage(url, tmp_path / "bad.tar", 2, 1)
+    errors = []
+    with Shard(bad).load(1) as loaded:
+        os.unlink(bad)
         samples = list(loaded.samples(on_error=lambda error: errors.append(str(error)) or True))
     assert [sample["__key__"] for sample in samples] == ["k0", "k1", "k3", "k4", "k5"]
     assert len(errors) == 1
-    assert "key=k2" in errors[0]
+    assert "key=k2, scan=1" in errors[0]
 
 
 def test_samples_do_not_outlive_what_was_loaded(url):
-    """To go on after closing is an error, not a shorter epoch."""
-    with Shard(url).load_samples(1) as loaded:
-        samples = loaded.samples()
+    """To ask after closing is an error, and to go on after closing never a shorter epoch."""
+    with Shard(url).load(1) as loaded:
+        samples = loaded.samples([0, 1])
         next(samples)
-    with pytest.raises(ValueError, match="before it was closed"):
+    with pytest.raises(ValueError, match="before the prefix was closed"):
         list(samples)
-    with pytest.raises(ValueError, match="before it was closed"):
+    with pytest.raises(ValueError, match="before the prefix was closed"):
         list(loaded.samples())
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 5), (1, FULL), (10, FULL)])
+def test_growing_gives_what_loading_gives(url, first, last):
+    """A prefix that grows by what is missing holds the samples of one that was read at once."""
+    for place in (url, f"counting://{url}"):
+        CountingFS.requests.clear()
+        shard = Shard(place)
+        grown = shard.change_scan(shard.load(first), last)
+        asked = sorted(request[1:] for request in CountingFS.requests)
+        assert list(grown.samples()) == list(Shard(url).samples(last))
+        if place != url and shard.prefix_stop(first) < shard.prefix_stop(last):
+            assert asked[-1] == (shard.prefix_stop(first), shard.prefix_stop(last))
+
+
+def test_the_table_for_the_decoder(tmp_path):
+    """Batches are decoded where the images lie; what is damaged or missing has no bytes there."""
+    jpegs = [make_jpeg(i, 20 + i, 30) for i in range(4)]
+    samples = [encode_sample({"__key__": f"k{i}", "jpg": jpeg}) for i, jpeg in enumerate(jpegs)]
+    good = tmp_path / "good-000000.tar"
+    write_shard(str(good), samples, ShardFormat())
+    bad = damage(str(good), tmp_path / "bad.tar", 1, 2)
+    with Shard(bad).load(2) as prefix:
+        table = prefix.table([3, 1, 0])
+        assert table["size"][:, 0].tolist() == [
+            int(prefix.index.sizes[:2, row, 0].sum()) if row != 1 else 0 for row in (3, 1, 0)
+        ]
 
 
 def test_every_cut_is_an_error(url, tmp_path):
@@ -203,13 +202,11 @@ def test_files_are_closed(url, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_machine_without_scattered_reads_gives_the_same(url, monkeypatch):
-    """Without the compiled module samples come from a prefix in memory."""
+def test_a_machine_without_a_compiler_gives_the_same(url, monkeypatch):
+    """Without the compiled module samples are made of slices."""
     expected = list(Shard(url).samples(3))
     monkeypatch.setattr(scatter, "available", False)
-    with Shard(url).load_samples(3) as loaded:
-        assert isinstance(loaded, Prefix)
-        assert list(loaded.samples()) == expected
+    assert both(url, 3) == (expected, expected)
 
 
 @pytest.mark.parametrize(
