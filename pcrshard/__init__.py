@@ -19,7 +19,7 @@ from .format.shard_index import ShardIndex
 from .jpeg.image_decoder import ImageDecoder
 from .jpeg.pixels import decode_image
 from .jpeg.split import join_scans, split_scans
-from .reading.open_dataset import open_dataset
+from .reading.dataset_folder import open_dataset
 from .reading.options import ReadOptions
 from .reading.prefix_cache import PrefixCache
 from .reading.scan_level import ScanLevel

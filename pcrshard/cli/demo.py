@@ -23,7 +23,7 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..integrations.webdataset import JpegHandler, WebDataset, WebLoader
 from ..jpeg.pixels import compress, decode_image
-from ..reading.open_dataset import open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 
 _CROP = 256

@@ -26,7 +26,7 @@ from ..format.scan_script import ScanScript, parse_script
 from ..format.tar_members import TRAILER
 from ..jpeg import pixels
 from ..native import scatter
-from ..reading.open_dataset import open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.verify import VerifyTask, verify_shard

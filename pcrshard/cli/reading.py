@@ -11,7 +11,7 @@ from typing import Any
 from .. import storage
 from ..errors import PCRError, StorageError
 from ..fidelity.costs import human_bytes, plan_costs, plan_table, table
-from ..reading.open_dataset import open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..training.epoch_order import Geometry, Rules
 from ..upkeep.stage import Staged, stage

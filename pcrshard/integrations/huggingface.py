@@ -19,7 +19,7 @@ from ..errors import FormatError, MissingDependency
 from ..format.dataset_index import ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_index import ShardIndex
-from ..reading.open_dataset import open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.prefix import Prefix, Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel

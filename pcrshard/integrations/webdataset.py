@@ -29,7 +29,7 @@ from ..format.names import JPEG_EXTENSIONS
 from ..format.scan import FULL, Scan, is_integer
 from ..jpeg.image_decoder import Crop, ImageDecoder
 from ..jpeg.pixels import decode_image
-from ..reading.open_dataset import index_url, open_dataset
+from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix

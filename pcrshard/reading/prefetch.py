@@ -32,14 +32,16 @@ def prefetch(
 ) -> Generator[tuple[Item, Future[Result]], None, None]:
     """Load items in order, up to ``depth`` of them while the caller uses the one before.
 
-    Items are taken in the caller's thread, loads run in ``depth`` daemon threads. When the caller stops, however it does, loads that run are
-    cancelled, results that nobody took are closed, and the threads end.
+    Items are taken in the caller's thread, loads run in ``depth`` daemon threads. When the caller
+    stops, however it does, loads that run are cancelled, results that nobody took are closed, and
+    the threads end.
 
     Args:
         items: What to load; may be endless.
         load: Called with an item and an event, which is set when the result is no longer wanted.
         depth: Loads ahead; 0 loads in the caller's thread.
-        max_bytes: Bound of what is loaded ahead, by the largest result so far; one is always loaded ahead.
+        max_bytes: Bound of what is loaded ahead, by the largest result so far; one is always
+            loaded ahead.
 
     Yields:
         Each item and its result as a future; the caller closes the result.
@@ -82,7 +84,11 @@ class _Loader(Generic[Item, Result]):
         self.threads: list[threading.Thread] = []
 
     def fill(self, source: Iterator[Item]) -> bool:
-        """Start loads up to the bounds, and the one that the caller is about to take; whether any are pending."""
+        """Start loads up to the bounds, and the one that the caller is about to take.
+
+        Returns:
+            Whether any are pending.
+        """
         ahead = (
             min(self.depth, max(self.max_bytes // self.largest, 1)) if self.largest else self.depth
         )

@@ -240,13 +240,21 @@ class Prefix:
             return None
         if any(self.images.tails):
             try:
-                jpegs = [self._jpeg(unit) for unit in range(len(jpegs))]
+                jpegs = self._with_tails(jpegs)
             except CorruptJpeg:
                 return None
         num_streams = len(self.streams)
         images = [jpegs[stream::num_streams] for stream in range(num_streams)]
         names = ("__key__", *self.streams, *self.index.fields)
         return scatter.rows(names, (self.index.keys, *images, *fields), len(self.index.keys))
+
+    def _with_tails(self, jpegs: list[bytes | None]) -> list[bytes | None]:
+        whole = list(jpegs)
+        for unit, tail in enumerate(self.images.tails):
+            jpeg = whole[unit]
+            if tail is not None and jpeg is not None:
+                whole[unit] = join_pieces([jpeg[: -len(EOI)]], tail)
+        return whole
 
     def sample(
         self, row: int, *, select: Select | None = None, decode: Decode | None = None

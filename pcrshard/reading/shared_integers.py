@@ -11,8 +11,8 @@ from typing import Any
 class SharedIntegers:
     """A fixed number of signed 64-bit integers in shared memory.
 
-    A worker that is being started gets the same memory; any other copy (``copy.deepcopy``, ``pickle``) has memory of its own, with the values of
-    that moment.
+    A worker that is being started gets the same memory. Any other copy (``copy.deepcopy``,
+    ``pickle``) has memory of its own, with the values of that moment.
 
     >>> numbers = SharedIntegers([2, 5])
     >>> numbers[1:] = [7]
@@ -20,7 +20,7 @@ class SharedIntegers:
     [2, 7]
 
     Args:
-        values: Of the start; their number is that for ever.
+        values: The first values; how many there are never changes.
     """
 
     def __init__(self, values: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -24,13 +25,13 @@ class Output(NamedTuple):
     """A running command."""
 
     process: subprocess.Popen[bytes]
-    stdout: IO[bytes]
+    stdout: io.FileIO
     stderr: IO[bytes]
 
 
 @contextlib.contextmanager
 def _run(command: str) -> Iterator[Output]:
-    """Run a shell command; at the end of the ``with`` block it is closed and ended, however far it came."""
+    """Run a shell command; the ``with`` block's end ends it, however far it came."""
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(  # noqa: S602  # the user's own command line
             command,
@@ -41,7 +42,7 @@ def _run(command: str) -> Iterator[Output]:
             start_new_session=True,
         )
         stdout = process.stdout
-        assert stdout is not None
+        assert isinstance(stdout, io.FileIO)  # bufsize=0 gives a raw file
         try:
             with stdout:
                 yield Output(process, stdout, stderr)
@@ -62,7 +63,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def read_range(
     command: str, start: int, view: memoryview, cancel: threading.Event | None = None
 ) -> None:
-    """Fill ``view`` with a command's output from byte ``start`` on; what stands before is read and dropped, what follows is not read.
+    """Fill ``view`` with a command's output from byte ``start`` on.
+
+    What stands before is read and dropped, what follows is not read.
 
     Args:
         command: For the shell, as the user wrote it; never made from a file's content.
@@ -81,7 +84,7 @@ def read_range(
             if pos < start:
                 count = len(output.stdout.read(min(start - pos, _SKIP_BYTES)))
             else:
-                count = output.stdout.readinto(view[pos - start :])  # type: ignore[attr-defined]  # a raw file has it
+                count = output.stdout.readinto(view[pos - start :])
             if not count:
                 raise _ended(output, pos, start, stop)
             pos += count

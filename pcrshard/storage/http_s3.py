@@ -2,8 +2,9 @@
 
 A read is resumed after the last byte that came.
 
-HTTP and S3 are streamed, because their file systems' own ``cat_file`` loses what came before a cut, gives a short or a whole file
-without a word, and ends after five minutes however well it goes. Other stores are asked for the rest of the range at once.
+HTTP and S3 are streamed, because their file systems' own ``cat_file`` loses what came before a cut,
+gives a short or a whole file without a word, and ends after five minutes however well it goes.
+Other stores are asked for the rest of the range at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 from ..errors import StorageError, TruncatedShard, harmless, redact
-from .retry import PROGRESS_BYTES, Refused, Retry, asked_pause, is_hopeless
+from .retry import PROGRESS_BYTES, Cancelled, Refused, Retry, asked_pause, is_hopeless
 
 # From a server that ignores Range this much is read and dropped to come to the start of a range;
 # more is refused.
@@ -30,10 +31,6 @@ _POLL_SECONDS = 0.2
 _PATIENT_FAILURES = 3
 _MAX_REPLACED = 3
 log = logging.getLogger(__name__)
-
-
-class Cancelled(StorageError):
-    """The reader has no more use for the range."""
 
 
 class _Reply(NamedTuple):
@@ -353,7 +350,9 @@ async def _chunks(body: Any) -> AsyncIterator[bytes]:
 
 
 def call(fs: Any, name: str, path: str, *, seconds: float = 30.0) -> Any:
-    """A small request by a file system's own method, which ends after some seconds where it can be ended.
+    """A small request by a file system's own method.
+
+    It ends after some seconds where it can be ended.
 
     Raises:
         TimeoutError: No answer.

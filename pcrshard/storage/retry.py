@@ -9,7 +9,8 @@ import time
 
 from ..errors import PCRError, StorageError
 
-# A cut connection that brought this much is progress: a network that often cuts may still deliver a large prefix.
+# A cut connection that brought this much is progress: a network that often cuts may still deliver
+# a large prefix.
 PROGRESS_BYTES = 1 << 16
 _HOPELESS = (
     FileNotFoundError,
@@ -38,7 +39,8 @@ class Retry:
     """What to do about a bad network.
 
     Attributes:
-        attempts: Requests in a row that bring less than 64 KiB together until the range is given up.
+        attempts: Requests in a row that bring less than 64 KiB together until the range is given
+            up.
         first_delay: Seconds of the first pause; each next one is twice as long.
         max_delay: Seconds of the longest pause.
         timeout: Seconds without a byte until a connection is given up.
@@ -81,6 +83,10 @@ def asked_pause(error: BaseException) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return 0.0
+
+
+class Cancelled(StorageError):
+    """The reader has no more use for what it asked for."""
 
 
 class Refused(StorageError):

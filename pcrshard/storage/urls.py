@@ -1,4 +1,4 @@
-"""What a URL says by itself, without a request: whether it is local, its file's name, its folder."""
+"""What a URL says without a request: whether it is local, its file's name, its folder."""
 
 from __future__ import annotations
 

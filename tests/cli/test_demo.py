@@ -4,7 +4,7 @@ import pytest
 
 from pcrshard.cli.demo import run_demo
 from pcrshard.errors import EncodeError
-from pcrshard.reading.open_dataset import open_dataset
+from pcrshard.reading.dataset_folder import open_dataset
 
 
 def test_the_demo_touches_no_folder_of_the_user(tmp_path):

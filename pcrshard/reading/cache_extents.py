@@ -1,0 +1,99 @@
+"""The files of a prefix cache: each holds a run of a shard's bytes, and says so in its name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..checksum import crc32c
+
+_EXTENT = re.compile(r"(\d{14})-(\d{14})-([0-9a-f]{8})")
+
+
+class Extent(NamedTuple):
+    """The bytes ``[start, stop)`` of a shard in a file of their own."""
+
+    path: str
+    start: int
+    stop: int
+    crc: int
+
+
+def list_extents(folder: str) -> list[Extent]:
+    """The extents of an entry by their start.
+
+    What has another name is not ours, or was not finished.
+    """
+    found = [
+        (file.path, _EXTENT.fullmatch(file.name))
+        for file in list_folder(folder)
+        if file.is_file(follow_symlinks=False)
+    ]
+    extents = [
+        Extent(path, int(match[1]), int(match[2]), int(match[3], 16))
+        for path, match in found
+        if match
+    ]
+    return sorted(
+        (extent for extent in extents if extent.start < extent.stop), key=lambda extent: extent[1:]
+    )
+
+
+def by_last_use(folder: str) -> Iterator[tuple[Extent, float]]:
+    """Extents and when they were last used.
+
+    Who uses one uses all before it, so that a shard loses its last ones first.
+    """
+    latest = 0.0
+    for extent in reversed(list_extents(folder)):
+        latest = max(latest, last_use(extent))
+        yield extent, latest
+
+
+def held_bytes(extents: Sequence[Extent]) -> int:
+    """Where the first missing byte is."""
+    done = 0
+    for extent in extents:
+        done = extent.stop if extent.start == done else done
+    return done
+
+
+def read_extent(extent: Extent, view: memoryview) -> bool:
+    """Whether the file filled ``view`` with the bytes that its name promises."""
+    try:
+        with open(extent.path, "rb", buffering=0) as file:
+            done = 0
+            while count := file.readinto(view[done:]):
+                done += count
+            return done == len(view) and not file.read(1) and crc32c(view) == extent.crc
+    except OSError:
+        return False
+
+
+def last_use(extent: Extent) -> float:
+    """When the extent was last used, in seconds since 1970; 0 if it is gone."""
+    try:
+        return os.stat(extent.path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def list_folder(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it is gone."""
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
+
+
+def unlink(path: str) -> bool:
+    """Remove a file; whether it is gone."""
+    try:
+        os.unlink(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True

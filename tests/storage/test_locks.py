@@ -1,0 +1,83 @@
+"""Locks among processes: one holder at a time, and none that outlives its process."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from pcrshard.storage.locks import hold_lock
+from pcrshard.storage.retry import Cancelled
+
+
+def _count(path, log, times):
+    for _ in range(times):
+        with hold_lock(path):
+            with open(log, "a") as file:
+                file.write("in\n")
+            time.sleep(0.001)
+            with open(log, "a") as file:
+                file.write("out\n")
+
+
+def test_one_process_at_a_time(tmp_path):
+    """What is done under a lock is never done by two."""
+    log = tmp_path / "log"
+    context = multiprocessing.get_context("fork")
+    arguments = (str(tmp_path / "lock"), str(log), 20)
+    processes = [context.Process(target=_count, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert log.read_text().split() == ["in", "out"] * 60
+
+
+def test_readers_share_and_writers_do_not(tmp_path):
+    """Several may hold it shared; who does not want to wait learns that it is taken."""
+    path = str(tmp_path / "lock")
+    with hold_lock(path, shared=True), hold_lock(path, shared=True) as second:
+        assert second
+        with hold_lock(path, wait=False) as held:
+            assert not held
+    with hold_lock(path, wait=False) as held:
+        assert held
+
+
+def test_a_wait_can_be_cancelled(tmp_path):
+    """A reader that is no longer wanted does not wait for another's lock."""
+    cancel = threading.Event()
+    threading.Timer(0.1, cancel.set).start()
+    with (
+        hold_lock(str(tmp_path)),
+        pytest.raises(Cancelled, match="cancelled"),
+        hold_lock(str(tmp_path), cancel=cancel),
+    ):
+        pass
+
+
+def _hold(path, ready):
+    with hold_lock(path):
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_killed_holder_leaves_nothing(tmp_path):
+    """The lock of a process that was killed is free at once."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path / "lock"), ready))
+    process.start()
+    assert ready.wait(20)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with hold_lock(str(tmp_path / "lock"), wait=False) as held:
+        assert held
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
+    """A folder that is not there is told as such."""
+    with pytest.raises(FileNotFoundError), hold_lock(str(tmp_path / "no" / "lock")):
+        pass

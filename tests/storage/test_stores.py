@@ -1,0 +1,68 @@
+"""The door to fsspec: which store, and errors that are ours and name the file."""
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pcrshard import storage
+from pcrshard.errors import PCRError, StorageError
+from pcrshard.storage.stores import mapped_errors, retried
+
+
+class Fails(MemoryFileSystem):
+    """A store whose every call fails with a password in the message."""
+
+    protocol = "fails"
+
+    def info(self, path, **kwargs):
+        raise OSError("http://me:hunter2@host/a refused")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _file_system():
+    fsspec.register_implementation("fails", Fails, clobber=True)
+
+
+@pytest.mark.parametrize("call", [storage.file_bytes, storage.identity, storage.list_files])
+def test_secrets_of_other_libraries_stay_out_of_errors(call, monkeypatch):
+    """Neither the error nor the cause that a traceback prints has the password."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with pytest.raises(StorageError) as caught:
+        call("fails:///a")
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_an_unknown_protocol_says_so():
+    """A typing error in a URL is told with the URL."""
+    with pytest.raises(StorageError, match="s4://bucket"):
+        storage.exists("s4://bucket/a")
+
+
+def test_an_error_gets_the_url_once():
+    """An error of ours that passes several doors names its file once."""
+    with (
+        pytest.raises(PCRError) as caught,
+        mapped_errors("u.tar", "a"),
+        mapped_errors("u.tar", "b"),
+    ):
+        raise PCRError("broken")
+    assert str(caught.value).count("u.tar") == 1
+
+
+def test_small_requests_are_sent_again(monkeypatch):
+    """One refused connection does not end a job; a file that is not there does at once."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    answers = [OSError("reset"), OSError("reset"), "found"]
+
+    def request():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert retried(request) == "found"
+    answers[:] = [FileNotFoundError("no"), "found"]
+    with pytest.raises(FileNotFoundError):
+        retried(request)
+    assert answers == ["found"]
