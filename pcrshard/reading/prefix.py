@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
@@ -207,7 +208,8 @@ class Prefix:
             select: Called with (key, field); False leaves the field out.
             on_error: Called with the error of a damaged sample; True goes on with the next sample.
                 By default the error is raised.
-            decode: Called with the pieces of an image; its result takes the place of the bytes.
+            decode: Called with the pieces of an image, one for each scan group; its result takes
+                the place of the bytes.
                 ``functools.partial(ImageDecoder(224, "random"), rng=rng)`` is one.
 
         Yields:
@@ -304,9 +306,16 @@ class Prefix:
             self._check(unit, view)
         return view
 
+    def _pieces(self, unit: int) -> list[memoryview]:
+        """The bytes of each scan group of an image."""
+        scans = self._scans(unit)
+        sizes = self._row_sizes(unit)[: self._num_scans]
+        stops = list(itertools.accumulate(sizes, initial=0))
+        return [scans[start:stop] for start, stop in itertools.pairwise(stops)]
+
     def _decoded(self, unit: int, decode: Decode) -> Any:
         try:
-            return decode([self._scans(unit)])
+            return decode(self._pieces(unit))
         except PCRError as error:
             raise type(error)(str(error), url=self.shard.url, key=self._key(unit)) from error
 

@@ -163,6 +163,16 @@ def test_growing_gives_what_loading_gives(url, first, last):
             assert asked[-1] == (shard.prefix_stop(first), shard.prefix_stop(last))
 
 
+def test_a_decoder_gets_an_image_scan_by_scan(url):
+    """Each piece is a scan group, so that a tool can look at every scan of one read."""
+    with Shard(url).load(5) as prefix:
+        sizes = prefix.index.sizes[:5, :, 0]
+        seen = [sample["jpg"] for sample in prefix.samples(decode=lambda pieces: pieces)]
+        assert [list(map(len, pieces)) for pieces in seen] == sizes.T.tolist()
+        joined = [b"".join(pieces) + b"\xff\xd9" for pieces in seen]
+        assert joined == [sample["jpg"] for sample in prefix.samples()]
+
+
 def test_the_table_for_the_decoder(tmp_path):
     """Batches are decoded where the images lie; what is damaged or missing has no bytes there."""
     jpegs = [make_jpeg(i, 20 + i, 30) for i in range(4)]
