@@ -119,7 +119,7 @@ class Journal:
         self._goes_on = resume and bool(mine)
         self._check_parts(list(found))
         if self.part is None:
-            storage.remove_temporary_files(self.dst)
+            storage.remove_temporary_files(self.dst, options=self.options)
         results = {number: result for _, known in mine.values() for number, result in known.items()}
         if self.part is not None:
             results = {
@@ -271,7 +271,7 @@ class Journal:
 
     def clean_up(self) -> None:
         """Remove the parts' journals, and what killed workers and parts left; all are done."""
-        storage.remove_temporary_files(self.dst)
+        storage.remove_temporary_files(self.dst, options=self.options)
         with contextlib.suppress(StorageError):
             if storage.exists(self.parts_url, options=self.options):
                 storage.remove(self.parts_url, options=self.options)

@@ -20,10 +20,10 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan, check_scan
 from ..jpeg.crops import Box
 from ..jpeg.pixels import Pixels, decode_image
-from ..reading.dataset_folder import open_dataset
+from ..reading.open_dataset import open_dataset
 from ..reading.prefix import Sample
 from ..reading.shard import Shard
-from ..storage import Options
+from ..storage.files import Options
 from .costs import human_bytes, table
 from .plots import Picture, plot_contact_sheet, pyplot_module
 

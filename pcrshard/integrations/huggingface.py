@@ -19,7 +19,8 @@ from ..errors import FormatError, MissingDependency
 from ..format.dataset_index import ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_index import ShardIndex
-from ..reading.dataset_folder import open_dataset
+from ..reading.joined import JoinedSamples
+from ..reading.open_dataset import open_dataset
 from ..reading.prefix import Prefix, Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel
@@ -151,7 +152,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         scan = self.config.scan
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
-            with self._shard(url, entry).load(
+            with self._shard(url, entry).load_samples(
                 scan.value if isinstance(scan, ScanLevel) else scan
             ) as loaded:
                 self._check_fields(loaded.index, url)
@@ -238,7 +239,7 @@ def _example(
     return example
 
 
-def _orientations(loaded: Prefix) -> dict[str, list[int]]:
+def _orientations(loaded: Prefix | JoinedSamples) -> dict[str, list[int]]:
     """EXIF orientations by image field, where they are not in the images: below full fidelity."""
     if loaded.scan == FULL:
         return {}

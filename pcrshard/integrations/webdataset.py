@@ -29,7 +29,8 @@ from ..format.names import JPEG_EXTENSIONS
 from ..format.scan import FULL, Scan, is_integer
 from ..jpeg.image_decoder import Crop, ImageDecoder
 from ..jpeg.pixels import decode_image
-from ..reading.dataset_folder import index_url, open_dataset
+from ..reading.joined import JoinedSamples
+from ..reading.open_dataset import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
@@ -115,17 +116,18 @@ class _Load:
         self.scan, self.reading = scan, reading
         self.entries = _entries(reading.index, reading.storage_options)
 
-    def __call__(self, url: str, cancel: threading.Event) -> Prefix:
+    def __call__(self, url: str, cancel: threading.Event) -> Prefix | JoinedSamples:
         path = _path(url)
         shard = self.reading.open(path, self.entries.get(storage.file_name(path)))
-        load = shard.load
+        # Only a prefix can be turned into that of another scan.
+        load = shard.load if isinstance(self.scan, ScanLevel) else shard.load_samples
         return load(self.level, cancel=cancel)
 
     @property
     def level(self) -> Scan:
         return self.scan.value if isinstance(self.scan, ScanLevel) else self.scan
 
-    def at_level(self, loaded: Prefix) -> Prefix:
+    def at_level(self, loaded: Prefix | JoinedSamples) -> Prefix | JoinedSamples:
         """What was read ahead, at the scan of now."""
         return (
             loaded.shard.change_scan(loaded, self.level) if isinstance(loaded, Prefix) else loaded

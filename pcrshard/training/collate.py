@@ -87,11 +87,12 @@ class Collator:
         ):  # a subclass may do more
             return [False] * len(rows)
         # An empty stream is not decoded; that is for missing images, and for what the slow way has to check.
-        table = native.empty_table(len(rows), 1)
+        table = native.empty_table(len(rows), max(prefix.num_scans for prefix in groups))
         sizes = np.ones((len(rows), 2), np.int64)
         for prefix, (at, of) in groups.items():
-            table[at] = prefix.table(of)
-            sizes[at] = np.maximum(prefix.index.dims[of, 0], 1)
+            if not prefix.check:
+                table[at, : prefix.num_scans] = prefix.table[of]
+                sizes[at] = np.maximum(prefix.index.dims[of, 0], 1)
         return self.image.decode_batch(table, sizes, [Draws(*key) for key in keys], out)
 
     def _image_batch(self, rows: list[Row]) -> torch.Tensor | None:

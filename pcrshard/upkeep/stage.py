@@ -18,9 +18,9 @@ from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, HEAD_STOP, decode_head
-from ..reading.dataset_folder import open_dataset
+from ..reading.open_dataset import open_dataset
 from ..reading.shard import Shard
-from ..storage import Options
+from ..storage.files import Options
 from ..storage.retry import Retry
 
 # Memory of a worker, and the bytes of one request.
@@ -224,11 +224,11 @@ def _fetch(task: _Task, kept: int, stop: int) -> None:
 def _check(path: str, entry: ShardEntry, scan: Scan) -> None:
     """Raise what is wrong with a file, by its key."""
     with Shard(path, entry=entry._replace(scan=None)).load(scan) as prefix:
-        for _ in prefix.samples():
+        for _ in prefix.samples() if not prefix.is_sound() else ():
             pass
         if scan == FULL:
-            with storage.open_range(path, 0, entry.shard_bytes) as rest:
-                if crc32c(rest) != entry.shard_crc32c:
+            with storage.open_range(path, len(prefix.view), entry.shard_bytes) as rest:
+                if crc32c(rest, crc32c(prefix.view)) != entry.shard_crc32c:
                     raise CorruptIndex(
                         "the checksum of the file is not that of the dataset index", url=path
                     )
