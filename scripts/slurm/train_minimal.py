@@ -2,8 +2,9 @@
 
     srun python train_minimal.py DATASET RUN_FOLDER
 
-SIGUSR1 (on any rank) makes all ranks save and exit with status 75; the same command goes on, also with another number of tasks that divides
-``--slots``. With ``--exact`` even the bits of the loss are the same for any such number.
+SIGUSR1 (on any rank) makes all ranks save and exit with status 75; the same command goes on, also
+with another number of tasks that divides ``--slots``. With ``--exact`` even the bits of the loss
+are the same for any such number.
 """
 
 import argparse
@@ -58,7 +59,9 @@ def parse_args():
 
 
 def exact_gradients(model, images, labels, slots):
-    """Each slot's loss and gradients alone, then their mean in the order of slots: the same bits however many ranks share the slots."""
+    """Each slot's loss and gradients alone, then their mean in the order of slots: the same bits
+    however many ranks share the slots.
+    """
     rows, parameters = [], list(model.parameters())
     for x, y in zip(images.chunk(slots), labels.chunk(slots), strict=True):
         loss = torch.nn.functional.cross_entropy(model(x), y)
