@@ -2,7 +2,7 @@
 
 Every decode is timed side by side with its reference on the same image, the order changing from
 round to round, and the medians are compared. Each result is checked before it is timed. Progressive
-prefixes are made with ``jpegtran -copy none -progressive`` and cut behind a scan.
+prefixes are made with ``jpegtran -copy none -progressive`` and cut after a scan.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Job = Callable[[], np.ndarray]
 
 
 def scan_ends(jpeg: bytes) -> list[int]:
-    """Offset behind each scan's entropy data."""
+    """Offset after each scan's entropy data."""
     ends, at = [], 2
     while jpeg[at + 1] != 0xD9:
         marker, at = jpeg[at + 1], at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")

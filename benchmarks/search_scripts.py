@@ -644,7 +644,7 @@ def main():
         "--scan-cost",
         type=float,
         default=0.0005,
-        help="of a scan beside its bytes, in source bytes (default: %(default)s)",
+        help="cost of a scan on top of its bytes, in source bytes (default: %(default)s)",
     )
     command.add_argument(
         "--regret",
@@ -686,7 +686,7 @@ def main():
     )
     args = parser.parse_args()
     cv2.setNumThreads(1)
-    # Keep freed memory: the floats of a photograph would else be mapped and unmapped for every
+    # Keep freed memory: the floats of a photograph would otherwise be mapped and unmapped for every
     # operation.
     for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1)):
         ctypes.CDLL(None).mallopt(option, value)

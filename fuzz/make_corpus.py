@@ -1,5 +1,5 @@
 """Writes fuzzing seeds: small JPEGs of a folder, cut, damaged and with their segments in disorder,
-each behind 8 bytes of options.
+each after 8 bytes of options.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Regenerate docs/evidence from real runs on this machine: the VLDB paper's tables and figures
-beside ours.
+next to ours.
 
 python scripts/reproduce.py                  all experiments; what is there already is kept python
 scripts/reproduce.py sizes autotune   some of them python scripts/reproduce.py --quick --out
@@ -89,7 +89,7 @@ def main(arguments=None):
         help=f"some of: {', '.join(ORDER)}",
     )
     parser.add_argument("--quick", action="store_true", help="tiny runs on synthetic pictures")
-    parser.add_argument("--fresh", action="store_true", help="measure and train anew")
+    parser.add_argument("--fresh", action="store_true", help="measure and train everything again")
     parser.add_argument(
         "--existing",
         action="store_true",

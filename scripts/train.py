@@ -335,7 +335,7 @@ def main(cfg):
         OmegaConf.save(cfg, os.path.join(cfg.out, "config.yaml"))
     run = Run(cfg, rank, device)
     run.restore()
-    # SLURM's warning before the time limit: stop behind the next step; the job is requeued and goes
+    # SLURM's warning before the time limit: stop after the next step; the job is requeued and goes
     # on there. With a status that is not 0, by which scripts/slurm/train.slurm knows.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
     run.train(Log(cfg, rank))

@@ -211,7 +211,7 @@ def text_decode(results):
     return (
         "Whole images to RGB, images per second of CPU time of one core; another processor than "
         "the paper's, so the ratios are what compares. The "
-        "paper's law (full progressive more than 2x dearer than baseline) shows with "
+        "paper's law (full progressive more than 2x as expensive as baseline) shows with "
         "libjpeg-turbo; the native core decodes full progressive at "
         "the rate in the last column times its own baseline rate. The libjpeg-turbo rates of "
         "unfinished images include block smoothing. 24 images of each set.\n\n"

@@ -71,7 +71,7 @@ def measure_bandwidth(lab):
     index = lab.index(task.name, "train")
     results = {"task": task.name, "scans": {}}
     batch = 16 if lab.quick else 32
-    # Interleaved, and the least of them: other jobs of the machine make a step dearer, none makes
+    # Interleaved, and the least of them: other jobs of the machine make a step slower, none makes
     # it cheaper.
     rounds = [[step_cost(lab, task, scan) for scan in SCANS] for _ in range(1 if lab.quick else 4)]
     for scan, cost in zip(SCANS, map(min, zip(*rounds, strict=True)), strict=True):
@@ -106,7 +106,7 @@ def draw_bandwidth(results, path):
             label=f"{label(kind)}: min(W / E[s], compute)",
         )
         ax.plot(*zip(*row["points"], strict=True), "o", color=colour(kind))
-    ax.set_xlabel("bandwidth W (MB/s); dots: epochs behind a token bucket")
+    ax.set_xlabel("bandwidth W (MB/s); dots: epochs limited by a token bucket")
     ax.set_ylabel(f"images/s trained ({results['task']})")
     ax.set_ylim(0)
     ax.set_xlim(0, 8)
@@ -140,7 +140,7 @@ def text_bandwidth(results):
     return (
         "The paper's Fig. 5 has the same shape: lines through the origin whose slopes are 1 / "
         "E[s], up to what the accelerators can do (there ten TitanX, here "
-        f"one core). Epochs of {results['task']} with real reads behind a token bucket; the "
+        f"one core). Epochs of {results['task']} with real reads limited by a token bucket; the "
         "training step is slept, at the CPU time that real steps were just measured "
         "to take, because other jobs share this machine. Images/s measured / predicted by the "
         f"line; the ratio is {bound}. It falls short most where reading and computing take about "
@@ -425,9 +425,8 @@ def text_wait(results):
         "The paper leaves this to future work (end of 4.3). A real loader (one worker that reads "
         "and decodes, one shard of "
         f"{results['per_shard']} images ahead, batches of {results['batch']}) and steps of a "
-        "fixed length, behind a "
-        "token bucket that falls to a quarter and returns. Shards that were already asked for "
-        "still come at the old scan, "
+        "fixed length, limited by a token bucket that falls to a quarter and returns. Shards "
+        "that were already asked for still come at the old scan, "
         "which no decision can change; the tuner knows the bandwidth after two waits. The first "
         "batch of each epoch is left out, because nothing is read ahead across epochs.\n\n"
         + markdown(["", "measured"], rows)
