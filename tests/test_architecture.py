@@ -324,6 +324,18 @@ def test_c_files_have_no_circle():
     graphlib.TopologicalSorter(calls).prepare()  # raises CycleError with the circle
 
 
+def test_the_architecture_is_written_down():
+    """CONTRIBUTING.md names every module, and has the table of imports that is enforced here."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tree = re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    words = set(re.findall(r"\w+", tree))
+    private = {"_on_import", "_version", "hf", "__init__"}
+    assert {name.rpartition(".")[2] for name in MODULES} - private <= words
+    table = dict(re.findall(r"^\| (\w+) \| (.+) \|$", text, re.MULTILINE))
+    for room in {room_of(name) for name in MODULES} & ROOMS.keys():
+        assert set(table[room].split(", ")) - {"nothing"} == ROOMS[room], room
+
+
 def test_every_module_has_its_test():
     """Who changes a module knows which file to run; modules without one are listed."""
     tested_elsewhere = {
