@@ -65,10 +65,9 @@ def test_encode_array_and_stage(cluster, jobs, synthetic_folder, dataset, tmp_pa
     assert read_all(dst) == read_all(dataset), log_of(tmp_path, job)
     assert log_of(tmp_path, job).count("24 samples in 4 shards") >= 1
     assert "24 samples in 4 shards" in log_of(tmp_path, again)
-    assert all(
-        path.stat().st_size < (dst / path.name).stat().st_size
-        for path in (tmp_path / "staged").glob("*.tar")
-    )
+    copies = list((tmp_path / "staged").glob("*.tar"))
+    assert len(copies) == 4
+    assert all(path.stat().st_size < (dst / path.name).stat().st_size for path in copies)
 
 
 def test_an_array_task_of_another_array_is_refused(cluster, jobs, synthetic_folder, tmp_path):

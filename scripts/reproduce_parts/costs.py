@@ -209,8 +209,8 @@ def text_decode(results):
                 ]
             )
     return (
-        "Whole images to RGB, images per second of CPU time of one core; another processor than "
-        "the paper's, so the ratios are what compares. The "
+        "Whole images to RGB, images per second of CPU time of one core. The processor is not "
+        "the paper's, so that only the ratios can be compared. The "
         "paper's law (full progressive more than 2x as expensive as baseline) shows with "
         "libjpeg-turbo; the native core decodes full progressive at "
         "the rate in the last column times its own baseline rate. The libjpeg-turbo rates of "

@@ -141,7 +141,7 @@ def text_bandwidth(results):
         "The paper's Fig. 5 has the same shape: lines through the origin whose slopes are 1 / "
         "E[s], up to what the accelerators can do (there ten TitanX, here "
         f"one core). Epochs of {results['task']} with real reads limited by a token bucket; the "
-        "training step is slept, at the CPU time that real steps were just measured "
+        "training step is replaced by a sleep of the CPU time that real steps were just measured "
         "to take, because other jobs share this machine. Images/s measured / predicted by the "
         f"line; the ratio is {bound}. It falls short most where reading and computing take about "
         "as long: an epoch of 15 shards reads its first ones before its first step, and nothing "
@@ -210,7 +210,7 @@ def text_rates(results):
         "The paper: more scans, fewer images/s, and the faster model gains more; from RAM its "
         "ResNet-18 and ShuffleNetv2 train 4,200 and 7,000 images/s on ten nodes. "
         f"Ours: epochs of {results['task']} at {results['bandwidth']:g} MB/s with real reads and "
-        "slept steps, as above; images/s, and times those of full fidelity. "
+        "sleeps for steps, as above; images/s, and times those of full fidelity. "
         f"{_faster(results)}\n\n" + markdown(["model", *map(label, SCANS), "no limit, full"], rows)
     )
 

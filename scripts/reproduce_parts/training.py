@@ -200,8 +200,8 @@ def runs(lab, specs):
 
 
 def _replay(lab, record, bandwidth):
-    """Seconds, epoch by epoch, of a run's own reads through a token bucket; its computing is slept,
-    at the CPU time that it was measured to take.
+    """Seconds, epoch by epoch, of a run's own reads through a token bucket; its computing is
+    replaced by a sleep of the CPU time that it was measured to take.
 
     On a machine that other jobs share this is what the run would take with a core of its own.
     """

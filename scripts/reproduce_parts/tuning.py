@@ -259,7 +259,7 @@ def targets(results):
                 text = "not reached" if gain is None else f"{gain:.2f}x"
                 what = (
                     f"{task}, {_name(kind)}: time to full fidelity's final accuracy (lower end of "
-                    "its 95 % interval) shorter, real reads and slept steps (target: 2.0x)"
+                    "its 95 % interval) shorter, real reads, sleeps for steps (target: 2.0x)"
                 )
                 found.append([what, text, gain is not None and gain >= 2])
                 found.append(
@@ -401,9 +401,9 @@ def text_autotune(results):
         f"its pixels alone would gain half as much. {_intervals(results)} "
         "Paired by seed, the static runs at the picked scan end at full's accuracy plus, in "
         f"points: {'; '.join(shown)}.\n\n"
-        "Epochs, accuracies, reads and waits are real; computing is slept, at the CPU time that "
-        "the same run was measured to take, because other jobs took most of this machine's two "
-        "cores. "
+        "Epochs, accuracies, reads and waits are real; computing is replaced by a sleep of the CPU "
+        "time that the same run was measured to take, because other jobs took most of this "
+        "machine's two cores. "
         "The last column is the check: whole real runs on the shared machine, computing and all, "
         "and whether their accuracies are those of the run without limit. Accuracies do not "
         "depend on the bandwidth: order, crops and steps are the same. Evaluation is not in the "
