@@ -175,7 +175,7 @@ axis.set_xlabel("scan")
 axis.set_ylabel("cosine of gradients")
 axis.legend();
 """,
-    "Now the storage is the limit: 2 MB/s, shared by all. The loop feeds itself at a lower scan.",
+    "Now storage is the limit: 2 MB/s in all. A lower scan keeps the training loop fed.",
     """
 import os
 import time
