@@ -1,6 +1,8 @@
-"""Decoding a whole image to RGB by each backend, at several scans: the native core with AVX2 and portable, and libjpeg-turbo as every wrapper runs it.
+"""Decoding a whole image to RGB by each backend, at several scans: the native core with AVX2 and
+portable, and libjpeg-turbo as every wrapper runs it.
 
-Asserts that both native backends give the same pixels, and libjpeg-turbo's where the image is complete.
+Asserts that both native backends give the same pixels, and libjpeg-turbo's where the image is
+complete.
 """
 
 import glob

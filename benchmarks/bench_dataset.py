@@ -1,10 +1,12 @@
-"""PCRDataset in one process, in time and CPU time per image: RandomResizedCrop to 224 x 224, scan 5, uint8 batches of 64.
+"""PCRDataset in one process, in time and CPU time per image: RandomResizedCrop to 224 x 224, scan
+5, uint8 batches of 64.
 
-Against (a) decoding alone: the same pieces by the same ImageDecoder, from memory into one batch that is used again; also with crops that were drawn
-beforehand, by decode_image; and (b) stock WebDataset over
-plain tars of the originals, ``decode("pil")`` and the same crop by Pillow; its crops are drawn beforehand and its batches stay (N, H, W, 3), which
-spares it some work. All files are in the page cache. Rounds are interleaved; ratios are of the same round. Asserts that PCRDataset's pixels are (a)'s,
-and that (b)'s are the same pictures.
+Against (a) decoding alone: the same pieces by the same ImageDecoder, from memory into one batch
+that is used again; also with crops that were drawn beforehand, by decode_image; and (b) stock
+WebDataset over plain tars of the originals, ``decode("pil")`` and the same crop by Pillow; its
+crops are drawn beforehand and its batches stay (N, H, W, 3), which spares it some work. All files
+are in the page cache. Rounds are interleaved; ratios are of the same round. Asserts that
+PCRDataset's pixels are (a)'s, and that (b)'s are the same pictures.
 """
 
 import itertools
@@ -15,7 +17,7 @@ import time
 import numpy as np
 import torch
 import webdataset as wds
-from common import bar, jpeg_files, parse_args, photos, print_table, read, save, show, summary
+from common import jpeg_files, judge, parse_args, photos, print_table, read, save, show, summary
 from PIL import Image
 
 from pcrshard import ImageDecoder, PCRDataset, ReadOptions, ShardWriter, decode_image
@@ -25,7 +27,7 @@ from pcrshard.jpeg.markers import frame_size
 SCAN, SIZE, BATCH = 5, 224, 64
 COPIES, SHARDS = 4, 8
 IMAGE = ImageDecoder(SIZE, "random")
-BAR_DECODE, BAR_STOCK = 1.05, 3
+TARGET_DECODE, TARGET_STOCK = 1.05, 3
 CASES = {
     "decoding alone": None,
     "decoding alone, crops given": None,
@@ -117,7 +119,9 @@ def stock(urls, boxes):
 
 
 def lay_out(dataset):
-    """(pieces, id, box) of every image of every batch of the first epoch, in order, in memory of its own."""
+    """(pieces, id, box) of every image of every batch of the first epoch, in order, in memory of
+    its own.
+    """
     prefixes = [
         shard.load(SCAN) for shard in map(dataset.shards.open, range(len(dataset.shards.urls)))
     ]
@@ -154,7 +158,9 @@ def check_pixels(runs, boxes, files):
 
 
 def measure(runs, rounds, images):
-    """Microseconds per image, (rounds, 2): of CPU, with children, and of the clock; every round runs all, in another order."""
+    """Microseconds per image, (rounds, 2): of CPU, with children, and of the clock; every round
+    runs all, in another order.
+    """
     times = {name: [] for name in runs}
     rng = random.Random(0)
     for _ in range(rounds):
@@ -223,21 +229,21 @@ def main():
         lines,
     )
     found = {row["case"]: row for row in rows}["PCRDataset"]
-    bars = [
-        bar(
+    targets = [
+        judge(
             "time per image over that of decoding alone",
             found["us_over_decoding"]["median"],
-            BAR_DECODE,
+            TARGET_DECODE,
             at_most=True,
         ),
-        bar(
+        judge(
             "CPU time of stock WebDataset over it",
             found["stock_over_it"]["median"],
-            BAR_STOCK,
+            TARGET_STOCK,
             at_most=False,
         ),
     ]
-    save(args, rows, bars)
+    save(args, rows, targets)
 
 
 if __name__ == "__main__":

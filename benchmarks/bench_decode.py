@@ -1,6 +1,8 @@
-"""Decoding: WebDataset's own decoders against pcrshard.JpegHandler, at several scans, in CPU time per image.
+"""Decoding: WebDataset's own decoders against pcrshard.JpegHandler, at several scans, in CPU time
+per image.
 
-Both run as the .decode() stage over samples that are already in memory, on one thread. Asserts that both give the same picture.
+Both run as the .decode() stage over samples that are already in memory, on one thread. Asserts that
+both give the same picture.
 """
 
 import os
@@ -9,7 +11,7 @@ import time
 import numpy as np
 import torch
 import webdataset as wds
-from common import bar, parse_args, photos, print_table, save, show, summary
+from common import judge, parse_args, photos, print_table, save, show, summary
 
 import pcrshard
 
@@ -55,10 +57,11 @@ def decode(samples, how):
 
 
 def check(samples, scan):
-    """Both decoders give the same picture; returns the share of images that are equal to the last bit.
+    """Both decoders give the same picture; returns the share of images that are equal to the last
+    bit.
 
-    Complete images must be equal. Unfinished ones differ, because libjpeg smooths between their blocks and the native core
-    does not.
+    Complete images must be equal. Unfinished ones differ, because libjpeg smooths between their
+    blocks and the native core does not.
     """
     equal = total = 0
     for stock, ours in PAIRS.items():
@@ -129,7 +132,7 @@ def main():
     )
     slowest = min(results, key=lambda row: row["ratio"]["median"])
     what = f"least gain over WebDataset ({slowest['stock']}, scan {slowest['scan']})"
-    save(args, results, [bar(what, slowest["ratio"]["median"], 1.0, at_most=False)])
+    save(args, results, [judge(what, slowest["ratio"]["median"], 1.0, at_most=False)])
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import sys
 import time
 
 from common import (
-    bar,
     child_cpu,
     jpeg_files,
+    judge,
     machine_busy,
     parse_args,
     photos,
@@ -47,7 +47,9 @@ def jpegtran(files, out):
 
 
 def in_process(files):
-    """CPU seconds of the same transcoding by the backend (native core or libjpeg-turbo), without processes: what of the encoder is not pcrshard's own."""
+    """CPU seconds of the same transcoding by the backend (native core or libjpeg-turbo), without
+    processes: what of the encoder is not pcrshard's own.
+    """
     begin = time.process_time()
     for file in files:
         jpeg = read(file)
@@ -57,7 +59,9 @@ def in_process(files):
 
 
 def encode(source, dst, **kwargs):
-    """Encode into a folder that is removed again; returns wall seconds, CPU seconds, cores that other processes used."""
+    """Encode into a folder that is removed again; returns wall seconds, CPU seconds, cores that
+    other processes used.
+    """
     busy, wall, cpu = machine_busy(), time.perf_counter(), time.process_time() + child_cpu()
     index = pcrshard.encode(source, dst, **kwargs)
     wall, cpu = time.perf_counter() - wall, time.process_time() + child_cpu() - cpu
@@ -203,8 +207,8 @@ def main():
         results = {"cpu": cpu_part(files, source, folder, args.rounds)}
         results["parallel"] = parallel_part(sources, folder, args.rounds)
         results["memory"] = memory_part(sources, folder)
-    bars = [
-        bar(
+    targets = [
+        judge(
             "CPU time over jpegtran's",
             results["cpu"]["over_jpegtran"]["median"],
             1.15,
@@ -212,8 +216,8 @@ def main():
         )
     ]
     for name, row in results["parallel"].items():
-        bars.append(
-            bar(
+        targets.append(
+            judge(
                 f"parallel efficiency, {name} images",
                 row["efficiency"]["median"],
                 0.9,
@@ -221,15 +225,15 @@ def main():
             )
         )
     for name, row in results["memory"].items():
-        bars.append(
-            bar(
+        targets.append(
+            judge(
                 f"peak memory in shards, {name} images",
                 row["shards_above_baseline"],
                 3,
                 at_most=True,
             )
         )
-    save(args, results, bars)
+    save(args, results, targets)
 
 
 if __name__ == "__main__":

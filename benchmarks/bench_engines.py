@@ -1,4 +1,5 @@
-"""Encoding on a Dask cluster of two workers against a process pool of two, interleaved; and with a Dask worker killed midway.
+"""Encoding on a Dask cluster of two workers against a process pool of two, interleaved; and with a
+Dask worker killed midway.
 
 Asserts that every run writes the same bytes.
 """
@@ -13,9 +14,9 @@ import sys
 import time
 
 from common import (
-    bar,
     child_cpu,
     jpeg_files,
+    judge,
     machine_busy,
     parse_args,
     photos,
@@ -37,7 +38,8 @@ OPTIONS = pcrshard.EncodeOptions(samples_per_shard=64)
 def dask_cluster(folder):
     """Scheduler and workers as processes: (address, worker processes).
 
-    In the session of this process: with one of their own Linux would give them a larger share of a busy machine (autogroup) than the pool gets.
+    In the session of this process: with one of their own Linux would give them a larger share of a
+    busy machine (autogroup) than the pool gets.
     """
     python = [sys.executable, "-W", "ignore", "-m"]
     scheduler = subprocess.Popen(
@@ -99,7 +101,9 @@ def cpu_seconds(pids):
 
 
 def encode(source, dst, pids=(), **how):
-    """Wall seconds, CPU seconds of all processes that take part, cores that all of the machine's used, digest."""
+    """Wall seconds, CPU seconds of all processes that take part, cores that all of the machine's
+    used, digest.
+    """
     begin, busy, cpu = time.perf_counter(), machine_busy(), cpu_seconds(pids)
     pcrshard.encode(source, dst, OPTIONS, **how)
     wall = time.perf_counter() - begin
@@ -182,17 +186,19 @@ def main():
         lines,
     )
     print(
-        f"dask / local: {show(results['dask_over_local'], 3)}; in CPU time {show(results['dask_cpu_over_local'], 3)}; with one of two workers killed midway: {show(results['killed_over_local'], 3)}"
+        f"dask / local: {show(results['dask_over_local'], 3)}; in CPU time "
+        f"{show(results['dask_cpu_over_local'], 3)}; with one of two workers killed midway: "
+        f"{show(results['killed_over_local'], 3)}"
     )
-    bars = [
-        bar(
+    targets = [
+        judge(
             "Dask over process pool, wall clock",
             results["dask_over_local"]["median"],
             1.1,
             at_most=True,
         )
     ]
-    save(args, results, bars)
+    save(args, results, targets)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Measures the native core against libjpeg-turbo and Pillow: CPU time per image, one thread.
 
-Every decode is timed side by side with its reference on the same image, the order changing from round
-to round, and the medians are compared. Each result is checked before it is timed. Progressive
-prefixes are made with ``jpegtran -copy none -progressive`` and cut behind a scan.
+Every decode is timed side by side with its reference on the same image, the order changing from
+round to round, and the medians are compared. Each result is checked before it is timed. Progressive
+prefixes are made with ``jpegtran -copy none -progressive`` and cut after a scan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCANS = (1, 2, 5, 10)
 EOI = b"\xff\xd9"
 TARGET = 224
 LARGE_PIXELS = 1_000_000
-BARS = {
+TARGETS = {
     "whole": {1: 3.5, 2: 2.5, 5: 1.6, 10: 1.0, 0: 1.0},
     "crop vs Pillow": {1: 6.0, 2: 5.0, 5: 3.0, 10: 1.6},
     "crop vs OpenCV": {1: 4.5, 2: 4.0, 5: 2.2, 10: 1.25},
@@ -44,7 +44,7 @@ Job = Callable[[], np.ndarray]
 
 
 def scan_ends(jpeg: bytes) -> list[int]:
-    """Offset behind each scan's entropy data."""
+    """Offset after each scan's entropy data."""
     ends, at = [], 2
     while jpeg[at + 1] != 0xD9:
         marker, at = jpeg[at + 1], at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
@@ -243,9 +243,11 @@ def report(tables: dict[str, dict[str, list[float]]], speeds: dict[str, dict[int
             print(f"  {name:16} {statistics.fmean(values):8.3f}")
     for title, by_scan in speeds.items():
         for k, speed in by_scan.items():
-            bar = BARS[title].get(k)
+            target = TARGETS[title].get(k)
             verdict = (
-                "" if bar is None else f"  bar {bar:.2f} {'met' if speed >= bar else 'MISSED'}"
+                ""
+                if target is None
+                else f"  target {target:.2f} {'met' if speed >= target else 'MISSED'}"
             )
             print(f"{title:34} {f'scan {k}' if k else 'source':8} {speed:6.2f}x{verdict}")
 

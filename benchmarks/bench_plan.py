@@ -1,6 +1,8 @@
-"""Planning an epoch: time and memory at ImageNet's size for 1,024 ranks; what is read twice; how well samples are mixed, beside WebDataset.
+"""Planning an epoch: time and memory at ImageNet's size for 1,024 ranks, what is read twice, and
+how well samples are mixed, compared with WebDataset.
 
-Asserts that every order compared is a permutation. The picture goes next to the figures (needs matplotlib).
+Asserts that every order compared is a permutation. The picture goes next to the figures (needs
+matplotlib).
 """
 
 import json
@@ -9,7 +11,7 @@ import subprocess
 import sys
 
 import numpy as np
-from common import bar, parse_args, print_table, save, show, summary
+from common import judge, parse_args, print_table, save, show, summary
 from webdataset.filters import _shuffle
 
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, mixture, worker_batches
@@ -27,8 +29,9 @@ import numpy as np
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
 sizes = [1024] * 1250 + [1167]
 epoch_order([10], Geometry(1))  # what NumPy loads at first use
-# Not ru_maxrss: a child's begins at what its parent had when it forked, and this parent has loaded torch.
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024 / 1e6
+# Not ru_maxrss: a child's begins at its parent's when it forked, and this parent has loaded torch.
+status = lambda: open("/proc/self/status").read()
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", status())[1]) * 1024 / 1e6
 before, begin = peak(), time.perf_counter()
 order = epoch_order(sizes, Geometry(1024 * 32, slots=1024), Rules(1), epoch=5)
 batches = worker_batches(order, 1024, 1023, 4, 3)
@@ -79,7 +82,9 @@ def reading():
 
 
 def orders():
-    """(name, samples held at most, those of them not yet used, ids (SAMPLES,) in the order of training, ids in the order of the stream)."""
+    """Yields of each order: its name, the most samples held, those of them not yet used, the ids
+    (SAMPLES,) in the order of training, and the ids in the order of the stream.
+    """
     sizes = [ROWS] * SHARDS
     rng = np.random.default_rng(1)
     yield "full shuffle", SAMPLES, SAMPLES, rng.permutation(SAMPLES), np.arange(SAMPLES)
@@ -109,7 +114,9 @@ def entropy(counts):
 
 
 def mixing(ids, stream):
-    """Measures of one order; with one class per shard (sorted data, the worst case), the entropy is that of classes."""
+    """Measures of one order; with one class per shard (sorted data, the worst case), the entropy is
+    that of classes.
+    """
     assert np.array_equal(np.sort(ids), np.arange(SAMPLES))
     place = np.empty(SAMPLES, np.int64)
     place[stream] = np.arange(SAMPLES)
@@ -129,7 +136,9 @@ def mixing(ids, stream):
 
 
 def shares(rounds):
-    """How much a rare dataset's share of a batch varies, as a multiple of what drawing at random would give."""
+    """How much a rare dataset's share of a batch varies, as a multiple of what drawing at random
+    would give.
+    """
     sizes, share = [[ROWS] * 80, [ROWS] * 20], 0.2
     result = []
     for slots in (1, 8):
@@ -150,7 +159,9 @@ def shares(rounds):
 
 
 def draw(rows, scatter, path):
-    """Left: where the first samples of an epoch come from. Right: shards in a batch, by samples held in memory."""
+    """Left: where the first samples of an epoch come from. Right: shards in a batch, by samples
+    held in memory.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -227,7 +238,14 @@ def main():
         "held by a worker",
         "by a rank",
     ]
-    cells = [[*(str(row[key]) for key in ("world", "workers", "phases")), f"{row['read']:.2f}", f"{row['read_if_shared']:.2f}", str(row["held_by_worker"]), str(row["held_by_rank"])] for row in read]  # fmt: skip
+    cells = [
+        [
+            *(str(row[key]) for key in ("world", "workers", "phases")),
+            *(f"{row[key]:.2f}" for key in ("read", "read_if_shared")),
+            *(str(row[key]) for key in ("held_by_worker", "held_by_rank")),
+        ]
+        for row in read
+    ]
     print_table("shards of ImageNet, window 4", header, cells)
     mixed, scatter = [], {}
     for name, held, unused, ids, stream in orders():
@@ -271,17 +289,19 @@ def main():
     ]
     print_table("one stream of 100 x 1000 samples, batches of 256, one class a shard", header, rows)
     spread = shares(args.rounds)
-    print_table("a dataset with 20 % of a mixture: spread of its share of a batch", ["slots", "x random"], [[str(row["slots"]), f"{row['spread']:.2f}"] for row in spread])  # fmt: skip
-    bars = [
-        bar(
+    title = "a dataset with 20 % of a mixture: spread of its share of a batch"
+    rows = [[str(row["slots"]), f"{row['spread']:.2f}"] for row in spread]
+    print_table(title, ["slots", "x random"], rows)
+    targets = [
+        judge(
             "seconds to plan one epoch for 1,024 ranks",
             plan["seconds"]["median"],
             1.0,
             at_most=True,
         ),
-        bar("MB to plan it", plan["megabytes"]["median"], 100, at_most=True),
+        judge("MB to plan it", plan["megabytes"]["median"], 100, at_most=True),
     ]
-    save(args, {"speed": plan, "reading": read, "mixing": mixed, "mixture": spread}, bars)
+    save(args, {"speed": plan, "reading": read, "mixing": mixed, "mixture": spread}, targets)
     draw(
         mixed,
         {name: scatter[name] for name in ("buffer 1000", "buffer 5000", "window 4", "window 16")},

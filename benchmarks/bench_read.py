@@ -1,9 +1,11 @@
-"""Reading prefixes from the page cache to lists of JPEG bytes, against a bare read of the same bytes, in CPU time.
+"""Reading prefixes from the page cache to lists of JPEG bytes, against a bare read of the same
+bytes, in CPU time.
 
-Each measurement is a process of its own, so that no case inherits the memory of another. Its first pass is the regime "fresh", the
-passes after it "steady". Imports and a tiny shard come before, so that "fresh" is about memory, not about loading code.
-Asserts the JPEG bytes' sizes and that exactly prefix_stop bytes are read. "plain" is what one would write without pcrshard's reader: the
-bare read, the pieces of each image joined, and one CRC-32C of each.
+Each measurement is a process of its own, so that no case inherits the memory of another. Its first
+pass is the regime "fresh", the passes after it "steady". Imports and a tiny shard come before, so
+that "fresh" is about memory, not about loading code. Asserts the JPEG bytes' sizes and that exactly
+prefix_stop bytes are read. "plain" is what one would write without pcrshard's reader: the bare
+read, the pieces of each image joined, and one CRC-32C of each.
 """
 
 import gc
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from common import bar, jpeg_files, parse_args, photos, print_table, read, save, show, summary
+from common import jpeg_files, judge, parse_args, photos, print_table, read, save, show, summary
 
 import pcrshard
 from pcrshard.checksum import crc32c
@@ -31,7 +33,7 @@ CASES = {"8 shards": "a", "1 shard": "b", "1 shard, 4x": "c"}
 HOWS = ("bare", "plain", "unchecked", "checked")
 REGIMES = ("fresh", "steady")
 STEADY_SECONDS = 0.2  # CPU time of the steady passes of a process
-BAR_RATIO, BAR_MIBS = 0.5, 400
+TARGET_RATIO, TARGET_MIBS = 0.5, 400
 
 
 def build(folder):
@@ -203,7 +205,10 @@ def report(rows):
             *(f"{how} MiB/s" for how in HOWS),
             *(f"{how} ratio" for how in HOWS[1:]),
         ]
-        title = f"{regime}: MiB per CPU second, ratio to the bare read, page faults a pass; median [quartiles]"
+        title = (
+            f"{regime}: MiB per CPU second, ratio to the bare read, page faults a pass; median "
+            "[quartiles]"
+        )
         print_table(title, [*header, "faults bare", "faults checked"], lines)
 
 
@@ -221,16 +226,19 @@ def main():
                 figures.append(run_child(folder, CASES[case], scan, how))
     rows = summarise(rounds)
     report(rows)
-    bars = []
+    targets = []
     for regime in REGIMES:
         checked = [row for row in rows if row["regime"] == regime and row["how"] == "checked"]
         for row in checked:
             what = f"{regime}, {row['case']}, scan {row['scan']}, checked: rate over bare read"
-            bars.append(bar(what, row["ratio"]["median"], BAR_RATIO, at_most=False))
+            targets.append(judge(what, row["ratio"]["median"], TARGET_RATIO, at_most=False))
         slowest = min(checked, key=lambda row: row["mib_per_cpu_s"]["median"])
-        what = f"{regime}, {slowest['case']}, scan {slowest['scan']} (the slowest), checked: MiB per CPU second"
-        bars.append(bar(what, slowest["mib_per_cpu_s"]["median"], BAR_MIBS, at_most=False))
-    save(args, rows, bars)
+        what = (
+            f"{regime}, {slowest['case']}, scan {slowest['scan']} (the slowest), checked: MiB per "
+            "CPU second"
+        )
+        targets.append(judge(what, slowest["mib_per_cpu_s"]["median"], TARGET_MIBS, at_most=False))
+    save(args, rows, targets)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Reading prefixes over a slow link: bytes on the wire, images a second, growth of the cache, against stock WebDataset on the same link.
+"""Reading prefixes over a slow link: bytes on the wire, images a second, growth of the cache,
+against stock WebDataset on the same link.
 
-nginx serves from a network namespace behind a veth pair that `tc tbf` limits (root, iproute2), and its own log says what it sent. The link's
-goodput is measured by curl in the same run, because the limit counts packet headers too. Asserts requests, bytes and samples.
+nginx serves from a network namespace behind a veth pair that `tc tbf` limits (root, iproute2), and
+its own log says what it sent. The link's goodput is measured by curl in the same run, because the
+limit counts packet headers too. Asserts requests, bytes and samples.
 """
 
 import os
@@ -13,7 +15,18 @@ import tempfile
 import time
 
 import webdataset as wds
-from common import ROOT, bar, jpeg_files, parse_args, photos, print_table, read, save, show, summary
+from common import (
+    ROOT,
+    jpeg_files,
+    judge,
+    parse_args,
+    photos,
+    print_table,
+    read,
+    save,
+    show,
+    summary,
+)
 
 import pcrshard
 from pcrshard.format.scan import FULL
@@ -29,7 +42,9 @@ HEADERS = 1500  # bytes of an answer's head that are not body
 
 
 def build(folder):
-    """Copies of the imagenet part as PCR shards, and the same images as plain tars with as many samples each."""
+    """Copies of the imagenet part as PCR shards, and the same images as plain tars with as many
+    samples each.
+    """
     source = os.path.join(folder, "photos", "imagenet")
     copies = os.path.join(folder, "copies")
     for i in range(COPIES):
@@ -140,7 +155,8 @@ def link_part(served, index, rounds):
     ]
     print_table(f"One reader, link of {RATE / 1e6:.0f} MB/s; median [quartiles]", header, lines)
     print(
-        f"goodput {show(summary([g / 1e6 for g in figures['goodput']]))} MB/s, stock WebDataset {show(summary(figures['stock']), 0)} images/s"
+        f"goodput {show(summary([g / 1e6 for g in figures['goodput']]))} MB/s, stock WebDataset "
+        f"{show(summary(figures['stock']), 0)} images/s"
     )
     return {
         "scans": rows,
@@ -150,7 +166,9 @@ def link_part(served, index, rounds):
 
 
 def cache_part(served, index):
-    """Bytes fetched through the cache: scan 2, then 5, then 5 again; then scan 5 in a cache of half the full size."""
+    """Bytes fetched through the cache: scan 2, then 5, then 5 again; then scan 5 in a cache of half
+    the full size.
+    """
     full = index.prefix_bytes(FULL)
     with servers.nginx(served) as server, tempfile.TemporaryDirectory() as folder:
         urls = [server.url(f"pcr/{shard.name}") for shard in index.shards]
@@ -218,18 +236,18 @@ def main():
         assert read(os.path.join(served, "pcr", "pcr.json"))
         results = {"cache": cache_part(served, index), "s3": s3_part(served, index)}
         results["link"] = link_part(served, index, args.rounds)
-    bars = []
+    targets = []
     for scan, row in results["link"]["scans"].items():
-        bars.append(
-            bar(
+        targets.append(
+            judge(
                 f"scan {scan}: images/s over goodput / prefix bytes",
                 row["over_predicted"]["median"],
                 0.97,
                 at_most=False,
             )
         )
-        bars.append(
-            bar(
+        targets.append(
+            judge(
                 f"scan {scan}: bytes sent over prefix bytes",
                 row["sent_over_prefix"],
                 1.01,
@@ -238,10 +256,10 @@ def main():
         )
     for scan, limit in (("5", 2.05), ("2", 6)):
         found = results["link"]["scans"][scan]["over_stock"]["median"]
-        bars.append(
-            bar(f"scan {scan}: images/s over stock WebDataset", found, limit, at_most=False)
+        targets.append(
+            judge(f"scan {scan}: images/s over stock WebDataset", found, limit, at_most=False)
         )
-    save(args, results, bars)
+    save(args, results, targets)
 
 
 if __name__ == "__main__":

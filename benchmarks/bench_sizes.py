@@ -1,17 +1,19 @@
-"""What each scan costs in bytes, for each photo set: prefix over source, saving over full, overhead over the images' own bytes.
+"""What each scan costs in bytes, for each photo set: prefix over source, saving over full, overhead
+over the images' own bytes.
 
-The sizes do not vary, so there is one round. Asserts, for every image, that its pieces are what jpegtran makes of it.
+The sizes do not vary, so there is one round. Asserts, for every image, that its pieces are what
+jpegtran makes of it.
 """
 
 import os
 import subprocess
 
-from common import bar, jpeg_files, parse_args, photos, print_table, save
+from common import jpeg_files, judge, parse_args, photos, print_table, save
 
 import pcrshard
 
 SCANS = (1, 2, 5, 10, "full")
-BARS = {1: 15, 2: 6.8, 5: 2.05, 10: 1.0}
+LIMITS = {1: 15, 2: 6.8, 5: 2.05, 10: 1.0}
 
 
 def measure(source, dst):
@@ -68,18 +70,21 @@ def main():
     ]
     header = ["set", "images", "shards", "source MB", *(f"at {s}" for s in SCANS)]
     header += [*(f"saved {s}" for s in SCANS[:-1]), *(f"over {s}" for s in (1, 2, 5, 10))]
-    title = "at k: prefix over source. saved k: full prefix over prefix. over k: prefix over the images' own bytes, less one."
+    title = (
+        "at k: prefix over source. saved k: full prefix over prefix. over k: prefix over the "
+        "images' own bytes, less one."
+    )
     print_table(title, header, rows)
     row = results["imagenet"]
-    bars = [
-        bar(f"imagenet, saving at scan {scan}", saving(row, scan), limit, at_most=False)
-        for scan, limit in BARS.items()
+    targets = [
+        judge(f"imagenet, saving at scan {scan}", saving(row, scan), limit, at_most=False)
+        for scan, limit in LIMITS.items()
     ]
     total = row["prefix_bytes"]["full"] / row["source_bytes"]
-    bars.append(bar("imagenet, full with metadata over source", total, 0.965, at_most=True))
-    bars.append(bar("imagenet, overhead at scan 5", overhead(row, 5), 0.01, at_most=True))
-    bars.append(bar("imagenet, overhead at scan 1", overhead(row, 1), 0.05, at_most=True))
-    save(args, results, bars)
+    targets.append(judge("imagenet, full with metadata over source", total, 0.965, at_most=True))
+    targets.append(judge("imagenet, overhead at scan 5", overhead(row, 5), 0.01, at_most=True))
+    targets.append(judge("imagenet, overhead at scan 1", overhead(row, 1), 0.05, at_most=True))
+    save(args, results, targets)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What the benchmarks share: real photographs, options, statistics, a description of the machine, a table, a JSON file."""
+"""What the benchmarks share: real photographs, options, statistics, a description of the machine, a
+table, a JSON file.
+"""
 
 import argparse
 import contextlib
@@ -85,11 +87,12 @@ def machine_busy():
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def bar(what, value, limit, *, at_most):
+def judge(what, value, limit, *, at_most):
     """Print whether a figure keeps to its limit, and return that as a row for the JSON file."""
     met = bool(value <= limit if at_most else value >= limit)
     print(
-        f"{'met   ' if met else 'MISSED'}  {what}: {value:.4g} (bar: at {'most' if at_most else 'least'} {limit})"
+        f"{'met   ' if met else 'MISSED'}  {what}: {value:.4g} "
+        f"(target: at {'most' if at_most else 'least'} {limit})"
     )
     return {"what": what, "value": value, "limit": limit, "at_most": at_most, "met": met}
 
@@ -133,14 +136,14 @@ def machine():
     }
 
 
-def save(args, results, bars):
+def save(args, results, targets):
     """Write the figures with machine, versions and date."""
     report = {
         "benchmark": os.path.basename(sys.argv[0]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rounds": args.rounds,
         "machine": machine(),
-        "bars": bars,
+        "targets": targets,
         "results": results,
     }
     os.makedirs(os.path.dirname(os.path.abspath(args.json)), exist_ok=True)

@@ -32,7 +32,7 @@ def draw(axes, rows, regime):
         axes.errorbar(
             range(len(columns)), median, error, fmt=marker, color=colour, label=label, capsize=2
         )
-    axes.axhline(400, color="#c53030", linewidth=1, linestyle="--", label="bar: 400 MiB/s")
+    axes.axhline(400, color="#c53030", linewidth=1, linestyle="--", label="target: 400 MiB/s")
     axes.set_xticks(range(len(columns)), [str(scan) for _, scan in columns])
     cases = list(dict.fromkeys(case for case, _ in columns))
     width = len(columns) // len(cases)

@@ -38,7 +38,7 @@ def main():
     axes.minorticks_off()
     axes.set_ylabel("images per second (log scale)")
     axes.set_title(
-        f"One reader behind a link of {link['goodput']['median'] / 1e6:.1f} MB/s goodput",
+        f"One reader over a link of {link['goodput']['median'] / 1e6:.1f} MB/s goodput",
         fontsize=11,
     )
     axes.legend(frameon=False, fontsize=9, markerscale=0.3)

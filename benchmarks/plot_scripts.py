@@ -1,4 +1,6 @@
-"""Draw what search_scripts.py measured: plot_scripts.py SCRIPTS.json OUT.png (needs matplotlib); --tables prints the tables of docs/scripts.md."""
+"""Draw what search_scripts.py measured: plot_scripts.py SCRIPTS.json OUT.png (needs matplotlib);
+--tables prints the tables of docs/scripts.md.
+"""
 
 import argparse
 import json
@@ -33,7 +35,9 @@ def points(rows, name, script):
 
 
 def draw(axes, rows, name):
-    """Bytes against MS-SSIM; the distance from 1 is on a logarithmic scale. The last scan, which is exact, has no place on it."""
+    """Bytes against MS-SSIM; the distance from 1 is on a logarithmic scale. The last scan, which is
+    exact, has no place on it.
+    """
     for (marker, colour), script in zip(STYLES, names(rows), strict=False):
         found = [point for point in points(rows, name, script) if point[1] < 1 - 2e-4]
         shares, qualities, _ = zip(*found, strict=True)

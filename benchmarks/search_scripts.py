@@ -1,14 +1,19 @@
-"""Search for scan scripts, the order of bits, bands and components whose prefixes look best for their bytes; and measure scripts.
+"""Search for scan scripts, the order of bits, bands and components whose prefixes look best for
+their bytes; and measure scripts.
 
-``search_scripts.py search imagenet`` prints a script; ``search_scripts.py measure`` encodes every photograph that no search has seen with
-every script of conf/scans, measures each prefix, and writes the figures for plot_scripts.py.
+``search_scripts.py search imagenet`` prints a script; ``search_scripts.py measure`` encodes every
+photograph that no search has seen with every script of conf/scans, measures each prefix, and writes
+the figures for plot_scripts.py.
 
-A state says how many bits have been sent of each band of luma and of chroma. A step sends one scan more (two for chroma): the first of
-some neighbouring bands, down to any bit position, or their next bit. A scan depends on nothing but its own bands, so a photograph is
-coded once into elementary scans, and every state is put together from them; what a scan of several bands costs is known by coding it.
-Steps are first taken by their gain in MS-SSIM per byte. Then random changes of the order are kept where they lower the score: the mean
-bytes at targets from 0.90 to 0.99, after a dynamic program has cut the order into ten groups, and something for each scan, which costs
-time to decode. Sizes are images' own pieces over source bytes, without index and padding of shards (bench_sizes.py).
+A state says how many bits have been sent of each band of luma and of chroma. A step sends one scan
+more (two for chroma): the first of some neighbouring bands, down to any bit position, or their next
+bit. A scan depends on nothing but its own bands, so a photograph is coded once into elementary
+scans, and every state is put together from them; what a scan of several bands costs is known by
+coding it. Steps are first taken by their gain in MS-SSIM per byte. Then random changes of the order
+are kept where they lower the score: the mean bytes at targets from 0.90 to 0.99, after a dynamic
+program has cut the order into ten groups, and something for each scan, which costs time to decode.
+Sizes are images' own pieces over source bytes, without index and padding of shards
+(bench_sizes.py).
 """
 
 import argparse
@@ -24,7 +29,7 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from common import ROOT, bar, jpeg_files, photos, print_table, read, save
+from common import ROOT, jpeg_files, judge, photos, print_table, read, save
 
 from pcrshard import native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
@@ -36,7 +41,7 @@ from pcrshard.jpeg.split import split_scans
 
 # Sets that scripts are searched on, at each so many-th photograph; those are not measured.
 SEARCHED = {"imagenet": 16, "cars": 9, "faces_1024": 4, "animal_faces_512": 4, "ham10000": 9}
-BARS = {0.95: 0.17, 0.965: 0.23, 0.98: 0.335}
+LIMITS = {0.95: 0.17, 0.965: 0.23, 0.98: 0.335}
 UNSENT = 6
 SIDE = 256  # The middle of a photograph tells as much about a script as all of it.
 # First and last coefficient of each band.
@@ -46,7 +51,8 @@ BANDS = {
     "chroma": ((1, 5), (6, 20), (21, 63)),
 }
 COMPONENTS = {"dc": ((0, 1, 2),), "luma": ((0,),), "chroma": ((2,), (1,))}
-# MS-SSIM and weight: even from 0.90 to 0.99, and something at both ends, for the tasks that need less and those that need nearly all.
+# MS-SSIM and weight: even from 0.90 to 0.99, and something at both ends, for the tasks that need
+# less and those that need nearly all.
 TARGETS = {round(0.9 + i / 1000, 3): 1 for i in range(91)} | dict.fromkeys(
     (0.80, 0.85, 0.9925, 0.995, 0.9975, 0.999), 4
 )
@@ -56,7 +62,9 @@ TAPS /= TAPS.sum()
 
 
 class Reference:
-    """MS-SSIM against one picture: what pcrshard.fidelity measures, several times faster on one core, because half of it is kept."""
+    """MS-SSIM against one picture: what pcrshard.fidelity measures, several times faster on one
+    core, because half of it is kept.
+    """
 
     def __init__(self, pixels):
         weights = WEIGHTS[: count_scales(*pixels.shape[:2])]
@@ -95,7 +103,9 @@ def halve(x):
 
 
 class Step(NamedTuple):
-    """One scan, or the two of chroma: bands first..last of a plane from bit ``ah`` down to bit ``al``."""
+    """One scan, or the two of chroma: bands first..last of a plane from bit ``ah`` down to bit
+    ``al``.
+    """
 
     plane: str
     first: int
@@ -202,7 +212,9 @@ class Search:
         return float(self.byte_weights @ [photo.sizes[step] for photo in self.photos])
 
     def _rest(self, plane, bits):
-        """The least that it costs to send what is left of a plane: what is unsent in one scan, then bit by bit, neighbours together."""
+        """The least that it costs to send what is left of a plane: what is unsent in one scan, then
+        bit by bit, neighbours together.
+        """
         choices = range(self.top + 1) if UNSENT in bits else (0,)
         return min(self._finish(plane, bits, al) for al in choices)
 
@@ -219,7 +231,9 @@ class Search:
         return total
 
     def cost(self, state, step):
-        """What a step costs: its bytes, those that it makes the whole file longer by, weighted, and a sum for each scan."""
+        """What a step costs: its bytes, those that it makes the whole file longer by, weighted, and
+        a sum for each scan.
+        """
         rest = [
             self.rest(step.plane, dict(zip(BANDS, s, strict=True))[step.plane])
             for s in (state, after(state, step))
@@ -232,7 +246,9 @@ class Search:
         )
 
     def run(self, dc_al):
-        """Steps in the order of their gain per byte; a stale gain is trusted until its step is at the head of the queue."""
+        """Steps in the order of their gain per byte; a stale gain is trusted until its step is at
+        the head of the queue.
+        """
         order = [Step("dc", 0, 0, UNSENT, dc_al)]
         state = after(START, order[0])
         now = self.quality(state)
@@ -338,7 +354,9 @@ def steps_from(state, top):
 
 
 def cut(sizes, qualities, max_groups):
-    """Which steps end the groups, such that the mean bytes at the targets are least; dynamic programming, vectorised."""
+    """Which steps end the groups, such that the mean bytes at the targets are least; dynamic
+    programming, vectorised.
+    """
     wanted, weights = np.array(list(TARGETS)), np.array(list(TARGETS.values()))
     below = np.array(
         [0, *(weights[wanted <= reached].sum() for reached in np.maximum.accumulate(qualities))]
@@ -389,7 +407,9 @@ def legal(order):
 
 
 def neighbour(rng, order, top):
-    """The order with one random change: a step moved, split, joined with another, or its first bit position changed."""
+    """The order with one random change: a step moved, split, joined with another, or its first bit
+    position changed.
+    """
     order = list(order)
     i = rng.randrange(1, len(order))
     step = order[i]
@@ -503,8 +523,8 @@ def measure_scripts(args):
             ]
             sources = [read(file) for file in files]
             results += measure_set(name, sources, scripts, args.rounds)
-    bars = check_bars(results)
-    save(args, results, bars)
+    targets = check_targets(results)
+    save(args, results, targets)
 
 
 def measure_set(name, sources, scripts, rounds):
@@ -552,7 +572,7 @@ def cpu_of(function, *args):
     return time.thread_time() - begin
 
 
-def check_bars(results):
+def check_targets(results):
     """What the issue asks of q95 on ImageNet photographs."""
     points = {
         s: [
@@ -560,13 +580,13 @@ def check_bars(results):
         ]
         for s in ("standard", "q95")
     }
-    bars = []
+    targets = []
     if not all(points.values()):
-        return bars
-    for target, limit in BARS.items():
+        return targets
+    for target, limit in LIMITS.items():
         share = min(share for share, quality in points["q95"] if quality >= target)
-        bars.append(
-            bar(
+        targets.append(
+            judge(
                 f"imagenet, source bytes of the first prefix of q95 with MS-SSIM {target}",
                 share,
                 limit,
@@ -577,23 +597,23 @@ def check_bars(results):
     for share, quality in points["standard"]:
         if quality >= 0.985:
             ratio = float(np.interp(quality, qualities, shares)) / share
-            bars.append(
-                bar(
+            targets.append(
+                judge(
                     f"imagenet, bytes of q95 over standard's at MS-SSIM {quality:.4f}",
                     ratio,
                     1.03,
                     at_most=True,
                 )
             )
-    bars.append(
-        bar(
+    targets.append(
+        judge(
             "imagenet, whole files of q95 over standard's",
             shares[-1] / points["standard"][-1][0],
             1.01,
             at_most=True,
         )
     )
-    return bars
+    return targets
 
 
 def main():
@@ -624,7 +644,7 @@ def main():
         "--scan-cost",
         type=float,
         default=0.0005,
-        help="of a scan beside its bytes, in source bytes (default: %(default)s)",
+        help="cost of a scan on top of its bytes, in source bytes (default: %(default)s)",
     )
     command.add_argument(
         "--regret",
@@ -666,7 +686,8 @@ def main():
     )
     args = parser.parse_args()
     cv2.setNumThreads(1)
-    # Keep freed memory: the floats of a photograph would else be mapped and unmapped for every operation.
+    # Keep freed memory: the floats of a photograph would otherwise be mapped and unmapped for every
+    # operation.
     for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1)):
         ctypes.CDLL(None).mallopt(option, value)
     args.run(args)

@@ -1,8 +1,8 @@
 /* libFuzzer harness: decodes the same bytes with both backends, and rescans them.
  *
- * The first 8 bytes choose the request, the rest is the stream. Besides what the sanitizers find, the
- * backends must agree on success and on every pixel, a rescan must decode to the same pixels, and a batch
- * of a good and a cut stream must give what each gives alone.
+ * The first 8 bytes choose the request, the rest is the stream. Besides what the sanitizers find,
+ * the backends must agree on success and on every pixel, a rescan must decode to the same pixels,
+ * and a batch of a good and a cut stream must give what each gives alone.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,25 +34,30 @@ static size_t split(const uint8_t *data, size_t size, unsigned step, pcr_piece p
 }
 
 static pcr_request choose_request(const uint8_t *options, const pcr_header *header) {
-    pcr_request request = {.max_pixels = MAX_PIXELS, .layout = options[0] & 1, .colour = (options[0] >> 1) % 3};
+    pcr_request request = {.max_pixels = MAX_PIXELS, .layout = options[0] & 1,
+                           .colour = (options[0] >> 1) % 3};
     request.scale = options[0] & 8 ? 1 << (options[0] >> 4 & 3) : 0;
     if (options[1] & 1) {
-        request.crop_y = options[2] * header->height / 256, request.crop_x = options[3] * header->width / 256;
+        request.crop_y = options[2] * header->height / 256,
+            request.crop_x = options[3] * header->width / 256;
         request.crop_h = 1 + options[4] * (header->height - request.crop_y - 1) / 255;
         request.crop_w = 1 + options[5] * (header->width - request.crop_x - 1) / 255;
     }
-    if (options[1] & 2) request.out_h = 1 + options[6] % MAX_SIDE, request.out_w = 1 + options[7] % MAX_SIDE;
+    if (options[1] & 2)
+        request.out_h = 1 + options[6] % MAX_SIDE, request.out_w = 1 + options[7] % MAX_SIDE;
     return request;
 }
 
 /* Decoded pixels, or NULL. */
-static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count, const pcr_request *request, size_t *size) {
+static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count,
+                       const pcr_request *request, size_t *size) {
     pcr_decoder *decoder = pcr_decoder_new(backend);
     int32_t height, width;
     uint8_t *out = NULL;
     require(decoder != NULL, "no decoder");
     if (pcr_output_size(decoder, pieces, count, request, &height, &width) == PCR_OK) {
-        *size = (size_t)height * (size_t)width * (request->colour == PCR_OUT_GRAY ? 1 : request->colour == PCR_OUT_CMYK ? 4 : 3);
+        *size = (size_t)height * (size_t)width *
+            (request->colour == PCR_OUT_GRAY ? 1 : request->colour == PCR_OUT_CMYK ? 4 : 3);
         out = malloc(*size);
         require(out != NULL, "no memory for pixels");
         if (pcr_decode(decoder, pieces, count, request, out, *size)) {
@@ -65,27 +70,33 @@ static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count, const
     return out;
 }
 
-static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header *header, const uint8_t *pixels,
-                         const pcr_request *request, size_t size) {
-    pcr_scan_spec script[12] = {{.num_components = header->num_components, .component = {0, 1, 2, 3}, .al = 1}};
+static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header *header,
+                         const uint8_t *pixels, const pcr_request *request, size_t size) {
+    pcr_scan_spec script[12] =
+        {{.num_components = header->num_components, .component = {0, 1, 2, 3}, .al = 1}};
     size_t scans = 1, rescanned_size, got_size = 0;
     for (int c = 0; c < header->num_components; c++) {
-        script[scans++] = (pcr_scan_spec){.num_components = 1, .component = {c}, .ss = 1, .se = 63, .al = 1};
-        script[scans++] = (pcr_scan_spec){.num_components = 1, .component = {c}, .ss = 1, .se = 63, .ah = 1};
+        script[scans++] = (pcr_scan_spec){.num_components = 1, .component = {c}, .ss = 1, .se = 63,
+                                          .al = 1};
+        script[scans++] = (pcr_scan_spec){.num_components = 1, .component = {c}, .ss = 1, .se = 63,
+                                          .ah = 1};
     }
-    script[scans++] = (pcr_scan_spec){.num_components = header->num_components, .component = {0, 1, 2, 3}, .ah = 1};
+    script[scans++] = (pcr_scan_spec){.num_components = header->num_components,
+                                      .component = {0, 1, 2, 3}, .ah = 1};
     pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
     const uint8_t *rescanned;
     if (pcr_rescan(decoder, pieces, count, script, scans, &rescanned, &rescanned_size) == PCR_OK) {
         pcr_piece whole = {rescanned, rescanned_size};
         uint8_t *got = decode(PCR_BACKEND_PORTABLE, &whole, 1, request, &got_size);
-        require(got != NULL && got_size == size && memcmp(got, pixels, size) == 0, "a rescan changed the pixels");
+        require(got != NULL && got_size == size && memcmp(got, pixels, size) == 0,
+                "a rescan changed the pixels");
         free(got);
     }
     pcr_decoder_free(decoder);
 }
 
-/* Streams are written whole, one after the other, and never behind the end: with a byte less, one fewer. */
+/* Streams are written whole, one after the other, and never past the end: with a byte less, one
+ * fewer. */
 static void check_join(pcr_decoder *decoder, const pcr_piece *three, size_t count) {
     size_t first = 0, all = 0;
     for (size_t i = 0; i < 3 * count; i++) all += three[i].size;
@@ -96,27 +107,33 @@ static void check_join(pcr_decoder *decoder, const pcr_piece *three, size_t coun
     require(pcr_join(decoder, three, count, 3, NULL, out, room) == streams, "a join is not whole");
     require(memcmp(out, three[0].data, three[0].size) == 0, "a join begins with other bytes");
     require(out[first] == 0xFF && out[first + 1] == 0xD9, "a join has no EOI");
-    require(pcr_join(decoder, three, count, streams, NULL, out, streams == 3 ? room - 1 : first + 1) == streams - 1, "a join went too far");
+    require(pcr_join(decoder, three, count, streams, NULL, out,
+                     streams == 3 ? room - 1 : first + 1) == streams - 1, "a join went too far");
     free(out);
 }
 
-/* The same stream, without its last piece, and again: the first and the third have the pixels, whatever becomes of the second. */
-static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pixels, const pcr_request *request, size_t size) {
+/* The same stream, without its last piece, and again: the first and the third have the pixels,
+ * whatever becomes of the second. */
+static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pixels,
+                        const pcr_request *request, size_t size) {
     pcr_piece three[12];
     int32_t codes[3], crops[12];
     uint32_t crcs[3] = {0};
     for (size_t i = 0; i < 3 * count; i++) three[i] = pieces[i % count];
     three[2 * count - 1].size = 0;
     for (int i = 0; i < 3; i++)
-        memcpy(crops + 4 * i, (int32_t[]){request->crop_y, request->crop_x, request->crop_h, request->crop_w}, 16);
+        memcpy(crops + 4 * i,
+               (int32_t[]){request->crop_y, request->crop_x, request->crop_h, request->crop_w}, 16);
     uint8_t *out = malloc(3 * size);
     require(out != NULL, "no memory for a batch");
-    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO), *portable = pcr_decoder_new(PCR_BACKEND_PORTABLE);
+    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO),
+        *portable = pcr_decoder_new(PCR_BACKEND_PORTABLE);
     pcr_decode_batch(decoder, three, count, 3, crops, request, out, size, codes);
     require(codes[0] == PCR_OK && memcmp(out, pixels, size) == 0, "the first of a batch differs");
-    require(codes[2] == PCR_OK && memcmp(out + 2 * size, pixels, size) == 0, "the last of a batch differs");
-    require(pcr_first_damaged(decoder, three, count, 3, crcs) == pcr_first_damaged(portable, three, count, 3, crcs),
-            "the backends' checksums differ");
+    require(codes[2] == PCR_OK && memcmp(out + 2 * size, pixels, size) == 0,
+            "the last of a batch differs");
+    require(pcr_first_damaged(decoder, three, count, 3, crcs) ==
+            pcr_first_damaged(portable, three, count, 3, crcs), "the backends' checksums differ");
     check_join(decoder, three, count);
     pcr_decoder_free(decoder);
     pcr_decoder_free(portable);
@@ -128,7 +145,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     pcr_piece pieces[4];
     pcr_header header;
     pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
-    size_t count = split(data + OPTIONS, size - OPTIONS, data[0] & 128 ? 97 : 0, pieces), size_a = 0, size_b = 0;
+    size_t count = split(data + OPTIONS, size - OPTIONS, data[0] & 128 ? 97 : 0, pieces),
+        size_a = 0, size_b = 0;
     int refused = pcr_read_header(decoder, pieces, count, &header);
     pcr_decoder_free(decoder);
     if (!refused && (int64_t)header.height * header.width <= MAX_PIXELS) {

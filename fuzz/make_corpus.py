@@ -1,4 +1,6 @@
-"""Writes fuzzing seeds: small JPEGs of a folder, cut, damaged and with their segments in disorder, each behind 8 bytes of options."""
+"""Writes fuzzing seeds: small JPEGs of a folder, cut, damaged and with their segments in disorder,
+each after 8 bytes of options.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def parts(jpeg: bytes) -> list[bytes]:
 
 
 def disorder(jpeg: bytes, rng: random.Random) -> bytes:
-    """The same with a few segments moved, repeated or left out, and markers of colour wherever it may be."""
+    """The same with a few segments moved, repeated or left out, and markers of colour wherever it
+    may be.
+    """
     found = parts(jpeg)
     for _ in range(rng.randint(1, 4)):
         piece = rng.choice([*found, JFIF, *ADOBE])

@@ -1,7 +1,8 @@
-"""Make tests/golden/v1 and tests/vectors/reject: run it by hand, only when SPEC.md gains a rule or a version.
+"""Make tests/golden/v1 and tests/vectors/reject: run it by hand, only when SPEC.md gains a rule or
+a version.
 
-Golden shards are what version 1 looks like for ever. Reject vectors are index prefixes that each break one rule of SPEC.md; a vector is
-named RULE--WHY--ERROR.bin.
+Golden shards are what version 1 must always look like. Reject vectors are index prefixes that each
+break one rule of SPEC.md; a vector is named RULE--WHY--ERROR.bin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Makes notebooks/*.ipynb from the cells below, runs them, and keeps their outputs: python scripts/make_notebooks.py [FOLDER].
+"""Make notebooks/*.ipynb from the cells below, run them, and keep their outputs.
+
+Usage: python scripts/make_notebooks.py [FOLDER]
 
 Notebooks are written here as text, because a change of JSON cannot be reviewed.
 """
@@ -16,7 +18,8 @@ from sklearn.datasets import load_sample_images
 from pcrshard.jpeg.pixels import compress
 
 rng = np.random.default_rng(0)
-sample = load_sample_images()  # two photographs that scikit-learn ships; put your own folder of JPEGs here instead
+# Two photographs that scikit-learn ships; put your own folder of JPEGs here instead.
+sample = load_sample_images()
 for path, image in zip(sample.filenames, sample.images):
     name = os.path.basename(path).partition(".")[0]
     os.makedirs(f"photos/{name}", exist_ok=True)
@@ -27,10 +30,13 @@ for path, image in zip(sample.filenames, sample.images):
 """
 
 ENCODE = [
-    "# 1. Encode, and look\nA folder of JPEGs becomes PCR shards: the same pixels, rearranged so that the first bytes of a shard are all its images at low fidelity.",
+    """# 1. Encode, and look
+A folder of JPEGs becomes PCR shards: the same pixels, rearranged so that the first bytes of a shard
+are all its images at low fidelity.""",
     PHOTOS,
     "One command encodes. Shards are ordinary tars, a few per cent smaller than the sources.",
-    "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1\n!pcrshard verify shards --against photos 2>/dev/null",
+    """!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1
+!pcrshard verify shards --against photos 2>/dev/null""",
     "What does a job read at each scan?",
     "!pcrshard info shards",
     "One image at some scans:",
@@ -53,7 +59,9 @@ for axis, scan in zip(axes, scans):
 ]
 
 TRAIN = [
-    "# 2. Train from a prefix\nThe same training at scan 2 and at full fidelity. `PCRDataset` gives uint8 batches; the scan is the only difference.",
+    """# 2. Train from a prefix
+The same training at scan 2 and at full fidelity. `PCRDataset` gives uint8 batches; the scan is the
+only difference.""",
     PHOTOS,
     "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
     """
@@ -67,7 +75,10 @@ torch.set_num_threads(1)
 def train(scan, epochs=4):
     torch.manual_seed(0)
     image = ImageDecoder(64, "random", scale=(0.3, 1), flip=0.5)
-    dataset = PCRDataset("shards", 32, scan=scan, image=image, fields=("jpg", "cls"), epoch=EpochOptions(seed=1))
+    epoch_options = EpochOptions(seed=1)
+    dataset = PCRDataset(
+        "shards", 32, scan=scan, image=image, fields=("jpg", "cls"), epoch=epoch_options
+    )
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 5, 2), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
         torch.nn.Conv2d(16, 32, 3, 2), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
@@ -110,7 +121,9 @@ loader.state_dict()
 ]
 
 TUNE = [
-    "# 3. Let it tune itself\n`ScanTuner` compares gradients at each scan with those at full fidelity (section 4.3 of the PCR paper); `BandwidthTuner` watches how long the loop waits.",
+    """# 3. Let it tune itself
+`ScanTuner` compares gradients at each scan with those at full fidelity (section 4.3 of the PCR
+paper); `BandwidthTuner` watches how long the loop waits.""",
     PHOTOS,
     "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
     """
@@ -155,13 +168,14 @@ for report in tuner.reports:
     rows = report.similarities
     middle = [row.mean for row in rows]
     error = [[row.mean - row.lower for row in rows], [row.upper - row.mean for row in rows]]
-    axis.errorbar([str(row.scan) for row in rows], middle, error, marker="o", capsize=3, label=f"epoch {report.epoch}")
+    scans = [str(row.scan) for row in rows]
+    axis.errorbar(scans, middle, error, marker="o", capsize=3, label=f"epoch {report.epoch}")
 axis.axhline(tuner.threshold, color="grey", linestyle="--", label="threshold")
 axis.set_xlabel("scan")
 axis.set_ylabel("cosine of gradients")
 axis.legend();
 """,
-    "Now the storage is the limit: 2 MB/s, shared by all readers. The loop keeps itself fed by lowering the scan.",
+    "Now storage is the limit: 2 MB/s in all. A lower scan keeps the training loop fed.",
     """
 import os
 import time
@@ -173,9 +187,18 @@ from pcrshard.testing import ThrottledFS
 
 fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
 level = ScanLevel("full")
-small = EpochOptions(phases=1, shuffle_shards=2)  # few shards at a time, so that a change is soon felt
+# Few shards at a time, so that a change is soon felt.
+small = EpochOptions(phases=1, shuffle_shards=2)
 slow = ReadOptions(storage_options={"rate": 2e6, "state": "bucket"}, prefetch=1)
-dataset = PCRDataset(f"throttled://{os.path.abspath('shards')}", 16, scan=level, image=image, fields=("jpg", "cls"), read=slow, epoch=small)
+dataset = PCRDataset(
+    f"throttled://{os.path.abspath('shards')}",
+    16,
+    scan=level,
+    image=image,
+    fields=("jpg", "cls"),
+    read=slow,
+    epoch=small,
+)
 tuner = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=4)
 loader = dataset.loader()
 for epoch in range(4):

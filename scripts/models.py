@@ -55,7 +55,9 @@ def resnet18(classes):
 
 
 class ShuffleUnit(nn.Module):
-    """The unit of ShuffleNetV2 (Ma et al. 2018): half of the channels pass, half are worked on, then they are shuffled."""
+    """The unit of ShuffleNetV2 (Ma et al. 2018): half of the channels pass, half are worked on,
+    then they are shuffled.
+    """
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()

@@ -1,10 +1,12 @@
-"""Regenerate docs/evidence from real runs on this machine: the VLDB paper's tables and figures beside ours.
+"""Regenerate docs/evidence from real runs on this machine: the VLDB paper's tables and figures
+next to ours.
 
-python scripts/reproduce.py                  all experiments; what is there already is kept
-python scripts/reproduce.py sizes autotune   some of them
-python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
+python scripts/reproduce.py                  all experiments; what is there already is kept python
+scripts/reproduce.py sizes autotune   some of them python scripts/reproduce.py --quick --out
+/tmp/evidence    a smoke run on synthetic pictures
 
-Results are written as each experiment and each training run ends, so that a run that was stopped goes on where it was.
+Results are written as each experiment and each training run ends, so that a run that was stopped
+goes on where it was.
 """
 
 import argparse
@@ -45,11 +47,16 @@ ORDER = [
 
 HEAD = f"""# Evidence
 
-What the paper (Progressive Compressed Records, PVLDB 14(11), 2021) reports, beside what this repository measures. Everything below is
-written by one command, `{COMMAND}` (needs `shared/data`; `--fresh` measures anew, `--quick` is a smoke run on synthetic pictures). The
-scale is that of two shared cores: a network of 0.4 million parameters, pictures of 64 x 64 pixels, tasks of 898 to 2,550 training images. The laws
-can be checked at that scale, the paper's absolute numbers cannot, and where a law does not show this page says so. Training runs are lines of [runs.jsonl](runs.jsonl);
-intervals are 95 % by Student's t over seeds. Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops from another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are metadata), *ham224* (7 kinds of skin lesions).
+What the paper (Progressive Compressed Records, PVLDB 14(11), 2021) reports, next to what this
+repository measures. Everything below is written by one command, `{COMMAND}`,
+which needs `shared/data`; `--fresh` measures everything again, and `--quick` is a smoke run on
+synthetic pictures. The scale is that of two shared cores: a network of 0.4 million parameters,
+pictures of 64 x 64 pixels, tasks of 898 to 2,550 training images. The laws can be checked at that
+scale, the paper's absolute numbers cannot, and where a law does not show, this page says so.
+Training runs are lines of [runs.jsonl](runs.jsonl); intervals are 95 % by Student's t over seeds.
+Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops from
+another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
+metadata), *ham224* (7 kinds of skin lesions).
 """
 
 
@@ -82,7 +89,7 @@ def main(arguments=None):
         help=f"some of: {', '.join(ORDER)}",
     )
     parser.add_argument("--quick", action="store_true", help="tiny runs on synthetic pictures")
-    parser.add_argument("--fresh", action="store_true", help="measure and train anew")
+    parser.add_argument("--fresh", action="store_true", help="measure and train everything again")
     parser.add_argument(
         "--existing",
         action="store_true",

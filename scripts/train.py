@@ -1,8 +1,9 @@
-"""Train a classifier from a PCR dataset, at any scan policy; stops and goes on at the exact next batch.
+"""Train a classifier from a PCR dataset, at any scan policy; stops and goes on at the exact next
+batch.
 
-python scripts/train.py data.train=shards/train data.val=shards/val policy=tuner epochs=20
-torchrun --nproc-per-node 2 scripts/train.py data.train=shards/train
-All settings: conf/train/. The log is OUT/log.jsonl, one line an epoch; TensorBoard reads OUT, too.
+python scripts/train.py data.train=shards/train data.val=shards/val policy=tuner epochs=20 torchrun
+--nproc-per-node 2 scripts/train.py data.train=shards/train All settings: conf/train/. The log is
+OUT/log.jsonl, one line an epoch; TensorBoard reads OUT, too.
 """
 
 import contextlib
@@ -33,7 +34,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def make_dataset(cfg, url, level, decoder, *, training):
-    """The training or the validation dataset; under a bandwidth limit, training bytes pass a token bucket that all workers share."""
+    """The training or the validation dataset; under a bandwidth limit, training bytes pass a token
+    bucket that all workers share.
+    """
     read = dict(cfg.data.read)
     if cfg.bandwidth and training:
         fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
@@ -286,7 +289,9 @@ class Run:
 
 
 class Log:
-    """Rows to OUT/log.jsonl, to TensorBoard if it is installed, and to the terminal; silent on ranks above 0."""
+    """Rows to OUT/log.jsonl, to TensorBoard if it is installed, and to the terminal; silent on
+    ranks above 0.
+    """
 
     def __init__(self, cfg, rank):
         self.path, self.board = os.path.join(cfg.out, "log.jsonl") if rank.rank == 0 else None, None
@@ -330,8 +335,8 @@ def main(cfg):
         OmegaConf.save(cfg, os.path.join(cfg.out, "config.yaml"))
     run = Run(cfg, rank, device)
     run.restore()
-    # SLURM's warning before the time limit: stop behind the next step; the job is requeued and goes on there.
-    # With a status that is not 0, by which scripts/slurm/train.slurm knows.
+    # SLURM's warning before the time limit: stop after the next step; the job is requeued and goes
+    # on there. With a status that is not 0, by which scripts/slurm/train.slurm knows.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
     run.train(Log(cfg, rank))
     if dist.is_initialized():

@@ -2,7 +2,10 @@
 
 import ast
 import functools
+import graphlib
 import io
+import pathlib
+import re
 import statistics
 import sys
 import tokenize
@@ -71,6 +74,7 @@ MAX_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_ARGUMENTS = 10
 MAX_COLUMNS = 100
+MAX_README_LINES = 100
 MAX_NODES = 250
 MAX_NODES_P50 = 60
 MAX_NODES_P90 = 180
@@ -258,8 +262,82 @@ def test_lines_are_not_dense():
         assert path.read_text().count("\n") <= MAX_LINES, name
 
 
+def files(*patterns: str) -> list[pathlib.Path]:
+    """Files of the project that match."""
+    return [path for pattern in patterns for path in sorted(ROOT.glob(pattern)) if path.is_file()]
+
+
+def prose_lines(text: str):
+    """(number, line) of Markdown outside of code blocks, tables and pictures."""
+    in_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.startswith(("|", "![")):
+            yield number, line
+
+
+def test_markdown_is_read_without_scrolling():
+    """Prose has 100 columns; tables and code blocks may need more."""
+    pages = files("*.md", "docs/**/*.md", "scripts/**/*.md.template")
+    assert ROOT / "README.md" in pages
+    wide = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in pages
+        for number, line in prose_lines(page.read_text())
+        if len(line) > MAX_COLUMNS
+    ]
+    assert wide == []
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+C_FILES = files("pcrshard/native/src/*.[ch]", "pcrshard/native/*module.c", "fuzz/*.c")
+
+
+def test_c_and_shell_are_read_without_scrolling():
+    """The line limit holds in every language."""
+    scripts = files("scripts/*", "scripts/slurm/*", "fuzz/*.sh", "conf/**/*.conf")
+    assert C_FILES
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in [*C_FILES, *scripts]
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > MAX_COLUMNS
+    ]
+    assert wide == []
+
+
+def test_c_files_have_no_circle():
+    """A C file can be read after those whose functions it calls."""
+    sources = {path.stem: path.read_text() for path in C_FILES if path.suffix == ".c"}
+    home = {
+        name: stem
+        for stem, text in sources.items()
+        for name in re.findall(r"^(?!static)\w[\w *]*?\b(pcr_\w+)\(", text, re.MULTILINE)
+    }
+    assert home["pcr_fail"] == "errors"
+    assert home["pcr_tokenise"] == "tokens"
+    calls = {
+        stem: {home[name] for name in re.findall(r"\bpcr_\w+\b", text) if name in home} - {stem}
+        for stem, text in sources.items()
+    }
+    graphlib.TopologicalSorter(calls).prepare()  # raises CycleError with the circle
+
+
+def test_the_architecture_is_written_down():
+    """CONTRIBUTING.md names every module, and has the table of imports that is enforced here."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tree = re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    words = set(re.findall(r"\w+", tree))
+    private = {"_on_import", "_version", "hf", "__init__"}
+    assert {name.rpartition(".")[2] for name in MODULES} - private <= words
+    table = dict(re.findall(r"^\| (\w+) \| (.+) \|$", text, re.MULTILINE))
+    for room in {room_of(name) for name in MODULES} & ROOMS.keys():
+        assert set(table[room].split(", ")) - {"nothing"} == ROOMS[room], room
+
+
 def test_every_module_has_its_test():
-    """Who changes a module knows which file to run; what has no test file is listed with its reason."""
+    """Who changes a module knows which file to run; modules without one are listed."""
     tested_elsewhere = {
         "_version", "hf", "testing", "native.build_native", "fidelity.plots", "native.__init__",
     }  # fmt: skip

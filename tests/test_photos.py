@@ -36,7 +36,7 @@ def _check_lossless(name, jpeg, djpeg, jpegtran, scans):
 
 
 def test_photographs_are_kept_losslessly(data_folder, djpeg, jpegtran):
-    """A sample of every photo set decodes to its source's pixels, is cut at scan ends, and is not larger in total."""
+    """Photographs of every set keep their pixels, are cut at scan ends and do not grow in total."""
     sizes = [
         _check_lossless(name, jpeg, djpeg, jpegtran, (1, 5))
         for name, jpeg in _photographs(data_folder, 555 // FEW)
@@ -65,7 +65,7 @@ def _odd_files(data_folder):
 
 
 def test_odd_files_are_lossless_or_refused_by_name(data_folder, djpeg):
-    """Each odd file is kept with its pixels or refused in one line; broken and foreign ones are refused."""
+    """An odd file is kept with its pixels or refused in one line; broken ones are refused."""
     refused = set()
     for path in _odd_files(data_folder):
         jpeg = path.read_bytes()
@@ -97,7 +97,8 @@ def test_pillow_sees_the_same_metadata(data_folder):
             )
         except (PCRError, OSError):
             continue
-        # Pillow counts this file's two profiles, one of them after SOF, as one profile in fragments once they stand together.
+        # This file has two profiles, one of them after SOF. Where they stand together, Pillow takes
+        # them for the fragments of one.
         twice = path.name == "valid-icc-after-sof.jpg"
         for name in ("exif",) if twice else ("exif", "icc_profile"):
             assert before.info.get(name) == after.info.get(name), (path.name, name)

@@ -1,4 +1,4 @@
-"""scripts/reproduce.py --quick writes every figure and table, and a second run measures nothing anew."""
+"""scripts/reproduce.py --quick writes every figure and table, and a second run keeps them."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def needed():
 
 
 def test_some_experiments_write_figures_and_tables(tmp_path):
-    """What is not run is said to be not run; training runs are made once, and figures that derive from them are made again."""
+    """Training runs are made once, figures are drawn again, and what is missing is said to be."""
     out = tmp_path / "evidence"
     reproduce(out, tmp_path, "--quick", "sizes", "decode", "epochs")
     check(out, ["sizes", "decode", "epochs"])

@@ -1,4 +1,4 @@
-"""The job scripts on a real SLURM cluster of one node: encode in an array, stage, train, stop at the limit and go on exactly."""
+"""The job scripts on a real SLURM cluster of one node: encode, stage, train, stop and go on."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SUBMIT = ROOT / "scripts" / "slurm" / "submit"
 
 @pytest.fixture
 def jobs(cluster, tmp_path):
-    """Submit a job script from a folder of the test's own: ``jobs(job, *arguments, options=...)``."""
+    """``jobs(job, *arguments, options=...)`` submits a job script from a folder of its own."""
     environment = cluster.environment | {
         "PYTHON_BIN": os.path.dirname(sys.executable),
         "PYTHONWARNINGS": "ignore",
@@ -39,14 +39,14 @@ def log_of(folder, job):
 
 def test_ranks_are_those_of_srun(cluster, tmp_path):
     """Every task of a plain srun knows its rank, with 2 tasks and with 4."""
-    code = "from pcrshard import ranks; print(*ranks.current())"
+    code = "from pcrshard.training import ranks; print(*ranks.current())"
     for tasks in (2, 4):
         said = cluster.run("srun", f"--ntasks={tasks}", sys.executable, "-c", code, cwd=tmp_path)
         assert sorted(said.splitlines()) == [f"{rank} {tasks}" for rank in range(tasks)]
 
 
 def test_encode_array_and_stage(cluster, jobs, synthetic_folder, dataset, tmp_path):
-    """An array of four tasks makes the dataset of one run, a second one changes nothing, and a prefix of it is staged."""
+    """An array of four tasks makes the dataset of one run, again changes nothing, and is staged."""
     dst = tmp_path / "dst"
     job = jobs("encode", synthetic_folder, dst, "--num-shards", "4", options=["--array=0-3"])
     again = jobs(
@@ -65,10 +65,9 @@ def test_encode_array_and_stage(cluster, jobs, synthetic_folder, dataset, tmp_pa
     assert read_all(dst) == read_all(dataset), log_of(tmp_path, job)
     assert log_of(tmp_path, job).count("24 samples in 4 shards") >= 1
     assert "24 samples in 4 shards" in log_of(tmp_path, again)
-    assert all(
-        path.stat().st_size < (dst / path.name).stat().st_size
-        for path in (tmp_path / "staged").glob("*.tar")
-    )
+    copies = list((tmp_path / "staged").glob("*.tar"))
+    assert len(copies) == 4
+    assert all(path.stat().st_size < (dst / path.name).stat().st_size for path in copies)
 
 
 def test_an_array_task_of_another_array_is_refused(cluster, jobs, synthetic_folder, tmp_path):
@@ -123,7 +122,7 @@ def stop(cluster, job, run, steps):
 
 
 def test_a_requeued_job_goes_on_exactly(cluster, jobs, small_dataset, tmp_path):
-    """Stopped at its limit, requeued with 2 tasks and once more continued with 4, a job has the samples and the bits of one that never stopped."""
+    """A job stopped at its limit, requeued and continued with 4 tasks equals an unbroken one."""
     options = ["--batch", "8", "--epochs", "15", "--exact", "--log-keys"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     reference = jobs("train", small_dataset, whole, *options)
@@ -151,7 +150,7 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, small_dataset, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("tasks", [2, 4])
 def test_a_real_time_limit(cluster, jobs, small_dataset, tmp_path, tasks):
-    """SLURM's own signal before the time limit stops a job, which SLURM starts again until it is done, with DistributedDataParallel's bits."""
+    """SLURM stops a job at its time limit and starts it again; the bits are those of one run."""
     options = ["--batch", "8", "--log-keys", "--size", "8"]
     how = [f"--ntasks={tasks}"]
     run = tmp_path / "run"
@@ -185,7 +184,7 @@ COURSE = """
 import os, sys
 import pcrshard
 import webdataset as wds
-from pcrshard import ranks
+from pcrshard.training import ranks
 
 rank, world_size = ranks.current()  # idr_torch.rank, idr_torch.world_size
 
@@ -205,21 +204,23 @@ train_dataset = wds.WebDataset(paths, nodesplitter=my_splitter, shardshuffle=Tru
                                   .batched(global_batch_size // world_size)\\
                                   .with_length(train_dataset_len)
 nbatches = train_dataset_len // global_batch_size
-train_loader = wds.WebLoader(train_dataset, batch_size=None, num_workers=2, persistent_workers=True, prefetch_factor=2).slice(nbatches)
+train_loader = wds.WebLoader(train_dataset, batch_size=None, num_workers=2,
+                             persistent_workers=True, prefetch_factor=2).slice(nbatches)
 train_loader.length = nbatches
 
 if __name__ == "__main__":
     for epoch in range(2):
         batches = list(train_loader)
         assert len(batches) == train_loader.length == nbatches, len(batches)
-        assert all(images.shape == (global_batch_size // world_size, 3, 16, 16) for images, labels in batches)
+        for images, labels in batches:
+            assert images.shape == (global_batch_size // world_size, 3, 16, 16)
     print(rank, sum(int(labels.sum()) for images, labels in batches))
 """
 
 
 @pytest.mark.parametrize("tasks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_the_listing_of_the_course(cluster, small_dataset, tmp_path, tasks):
-    """The course's loader runs under srun with ``.pcr_scan(5)`` added, and gives all ranks together every sample once."""
+    """The course's loader with ``.pcr_scan(5)`` gives every sample once over all ranks."""
     script = tmp_path / "course.py"
     script.write_text(COURSE.replace("{scan}", ".pcr_scan(5)"))
     environment = cluster.environment | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
@@ -233,17 +234,23 @@ def test_the_listing_of_the_course(cluster, small_dataset, tmp_path, tasks):
 def test_the_listing_in_the_documentation_is_the_tested_one():
     """docs/slurm.md shows the same calls."""
     shown = (ROOT / "docs" / "slurm.md").read_text()
-    for call in re.findall(r"(?:^ {20,}|\{scan\}|= wds)(\.\w+\()", COURSE, re.MULTILINE):
+    calls = re.findall(r"(?:^ {20,}|\{scan\}|= wds)(\.\w+\()", COURSE, re.MULTILINE)
+    assert len(calls) >= 8
+    for call in calls:
         assert call in shown, call
 
 
 def test_every_cluster_has_every_option():
     """A configuration that lacks what a script needs would fail on the cluster only."""
-    for conf in (ROOT / "conf" / "slurm").glob("*.conf"):
-        code = f"set -eu; . {conf}; for name in all encode stage train; do declare -p ${{name}}_options >/dev/null; done; declare -F setup"
-        assert (
-            subprocess.run(["bash", "-c", code], capture_output=True, check=False).returncode == 0
-        ), conf
+    found = list((ROOT / "conf" / "slurm").glob("*.conf"))
+    assert found
+    for conf in found:
+        code = (
+            f"set -eu; . {conf}; declare -F setup; "
+            "for name in all encode stage train; do declare -p ${name}_options; done"
+        )
+        run = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, f"{conf}: {run.stderr}"
 
 
 def test_the_cluster_ends_with_everything(tmp_path):

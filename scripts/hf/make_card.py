@@ -19,7 +19,9 @@ KINDS = {"cls": "int64", "txt": "string"}
 
 
 def features(schema: Schema, classes: tuple[str, ...]) -> str:
-    """The columns that the stock `webdataset` loader finds, in its order, so that labels have names; empty where it must infer types."""
+    """The columns that the stock `webdataset` loader finds, in its order, so that labels have
+    names; empty where it must infer types.
+    """
     if not set(schema.preview_fields) <= set(KINDS):
         return ""
     lines = ["dataset_info:", "  features:"]
@@ -54,7 +56,10 @@ def card(folder: str, name: str, url: str) -> str:
         'configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: "*.tar"\n'
         + features(schema, index.classes)
     )
-    preview = f"The preview, `tar` and every WebDataset reader show scans 1 to {schema.base} of each image."
+    preview = (
+        f"The preview, `tar` and every WebDataset reader show scans 1 to {schema.base} of each "
+        "image."
+    )
     if schema.layout != "preview":
         viewer, preview = (
             "viewer: false",

@@ -1,6 +1,8 @@
-"""Loading script of `datasets` before 4, which needs pcrshard installed; newer ones run no scripts: use pcrshard.hf.load_dataset.
+"""Loading script of `datasets` before 4, which needs pcrshard installed; newer ones run no scripts:
+use pcrshard.hf.load_dataset.
 
-datasets.load_dataset("scripts/hf/pcr_dataset.py", trust_remote_code=True, data_dir="shards", scan=5, split="train", streaming=True)
+datasets.load_dataset("scripts/hf/pcr_dataset.py", trust_remote_code=True, data_dir="shards",
+scan=5, split="train", streaming=True)
 """
 
 import pcrshard.hf

@@ -1,4 +1,6 @@
-"""What scans do to accuracy: Fig. 7, 11, 12 (left), 13 and 16, and block smoothing; all from the runs in runs.jsonl."""
+"""What scans do to accuracy: Fig. 7, 11, 12 (left), 13 and 16, and block smoothing; all from the
+runs in runs.jsonl.
+"""
 
 import itertools
 import statistics
@@ -31,7 +33,9 @@ def bytes_at(lab, task, scan, script="standard"):
 
 
 def collect(lab, tasks, scans=SCANS, *, coarse=False, smoothing=False, seeds=None, epochs=None):
-    """{task: {scan: {"curves": (seeds, epochs), "cpu_ms": per image, "bytes": per image, ...}}} of static runs that exist or can be made."""
+    """{task: {scan: {"curves": (seeds, epochs), "cpu_ms": per image, "bytes": per image, ...}}} of
+    static runs that exist or can be made.
+    """
     results = {}
     for task in tasks:
         for scan in scans:
@@ -80,7 +84,9 @@ def band(curves):
 
 
 def rate(row, bandwidth):
-    """Images a second: X = W / E[s], at most what the processor trains (Theorem 4.1); bandwidth in MB/s."""
+    """Images a second: X = W / E[s], at most what the processor trains (Theorem 4.1); bandwidth in
+    MB/s.
+    """
     return min(1e6 * bandwidth / row["bytes"], 1000 / row["cpu_ms"])
 
 
@@ -103,7 +109,8 @@ def bound_by(row, factor):
 
 def measure_time(lab):
     results = collect(lab, lab.tasks)
-    # A power of two below the bandwidth at which full fidelity reads three times as long as it computes.
+    # A power of two below the bandwidth at which full fidelity reads three times as long as it
+    # computes.
     limits = {}
     for task, rows in results.items():
         if "full" in rows:
@@ -170,14 +177,20 @@ def text_time(results):
             )
         worse = [scan for scan, row in scans.items() if scan != "full" and paired(row, full)[2] < 0]
         lines.append(
-            f"{task}: {'scan ' + ', '.join(worse) if worse else 'no scan'} shown to end below full fidelity"
+            f"{task}: {'scan ' + ', '.join(worse) if worse else 'no scan'} shown to end below "
+            "full fidelity"
         )
     return (
-        "The paper: about 2x shorter time to accuracy on average, at scans that the task tolerates; scans 1 and 2 end lower on ImageNet, and do not on "
-        "CelebA-HQ. Ours: `small_cnn` at 64 x 64 pixels, validation at full fidelity, same epochs for all scans, bands are 95 % intervals "
-        f"(Student's t). {'; '.join(lines)}. With 3 seeds an interval is wide: 'no difference shown' is not 'equal'.{_missing(results)}\n\n"
-        "Epochs, accuracies and CPU time are measured. The seconds are not: they are Theorem 4.1's, with a bandwidth at which full fidelity reads 3 to 6 times as "
-        "long as it computes, because other jobs share this machine; *Autotuning* below has real runs at a limited bandwidth, whose accuracies are the same.\n\n"
+        "The paper: about 2x shorter time to accuracy on average, at scans that the task "
+        "tolerates; scans 1 and 2 end lower on ImageNet, and do not on "
+        "CelebA-HQ. Ours: `small_cnn` at 64 x 64 pixels, validation at full fidelity, same epochs "
+        "for all scans, bands are 95 % intervals "
+        f"(Student's t). {'; '.join(lines)}. With 3 seeds an interval is wide: 'no difference "
+        f"shown' is not 'equal'.{_missing(results)}\n\n"
+        "Epochs, accuracies and CPU time are measured. The seconds are not: they are Theorem "
+        "4.1's, with a bandwidth at which full fidelity reads 3 to 6 times as "
+        "long as it computes, because other jobs share this machine; *Autotuning* below has real "
+        "runs at a limited bandwidth, whose accuracies are the same.\n\n"
         + markdown(
             [
                 "task",
@@ -245,7 +258,8 @@ def text_epochs(results):
         else "no scan is shown to end above full fidelity"
     )
     return (
-        f"The paper: at the same epoch lower scans can only cost accuracy, they are no augmentation. Ours: {seen}. Mean accuracy (%) over the "
+        "The paper: at the same epoch lower scans can only cost accuracy, they are no "
+        f"augmentation. Ours: {seen}. Mean accuracy (%) over the "
         "second half of the epochs, which is less noisy than the last one:\n\n"
         + markdown(["task", *map(label, SCANS)], rows)
     )
@@ -308,9 +322,15 @@ def text_coarse(results):
                     if gaps[1][0] > gaps[0][0]
                     else "does not close"
                 )
-                line = f"{task}: the gap at scan 1 {closer}, from {100 * gaps[0][0]:+.1f} to {100 * gaps[1][0]:+.1f} points"
+                line = (
+                    f"{task}: the gap at scan 1 {closer}, from {100 * gaps[0][0]:+.1f} to "
+                    f"{100 * gaps[1][0]:+.1f} points"
+                )
                 if statistics.fmean(final(coarse["full"])) < statistics.fmean(final(fine["full"])):
-                    line += ", but these coarse labels are learnt worse than the fine ones: it is no easier task, and no evidence for the law"
+                    line += (
+                        ", but these coarse labels are learnt worse than the fine ones: it is no "
+                        "easier task, and no evidence for the law"
+                    )
                 lines.append(line)
     for kind, task in itertools.product(("fine", "coarse"), results["fine"]):
         scans = results[kind].get(task, {})
@@ -323,8 +343,11 @@ def text_coarse(results):
         ]
         rows.append([task, kind, interval(final(full)), *gaps])
     return (
-        "The paper (Stanford Cars, 196 models against one yes-no question): the gap between scans closes as the task gets coarser. "
-        f"Ours: {'; '.join(lines) or 'no coarse runs yet'}. Runs of {results.get('epochs', SHORT)} epochs; accuracy minus that of full fidelity in points, with 95 % intervals over pairs of runs of a seed.\n\n"
+        "The paper (Stanford Cars, 196 models against one yes-no question): the gap between scans "
+        "closes as the task gets coarser. "
+        f"Ours: {'; '.join(lines) or 'no coarse runs yet'}. Runs of "
+        f"{results.get('epochs', SHORT)} epochs; accuracy minus that of full fidelity in points, "
+        "with 95 % intervals over pairs of runs of a seed.\n\n"
         + markdown(["task", "labels", "full (%)", "scan 1", "scan 2", "scan 5"], rows)
     )
 
@@ -390,8 +413,10 @@ def text_correlation(results):
         for task, row in results.items()
     ]
     return (
-        "The paper: a linear relation between MS-SSIM and final accuracy within a task (Cars). Ours has four points a task, so that a high correlation "
-        "is easily had by chance, and the points' own intervals are wide; the slope is in points of accuracy per 0.01 of MS-SSIM.\n\n"
+        "The paper: a linear relation between MS-SSIM and final accuracy within a task (Cars). "
+        "Ours has four points a task, so that a high correlation "
+        "is easily had by chance, and the points' own intervals are wide; the slope is in points "
+        "of accuracy per 0.01 of MS-SSIM.\n\n"
         + markdown(["task", "points", "correlation r", "slope"], rows)
     )
 
@@ -400,7 +425,9 @@ def text_correlation(results):
 
 
 def measure_sweep(lab):
-    """The static runs, and the replays of them at a limited bandwidth: {task: {scan: [bandwidth, mean seconds, seeds]}}."""
+    """The static runs, and the replays of them at a limited bandwidth: {task: {scan: [bandwidth,
+    mean seconds, seeds]}}.
+    """
     points = {}
     for spec, bandwidth, seconds in replayed(lab):
         points.setdefault(spec["task"], {}).setdefault(str(spec["scan"]), []).append(
@@ -473,9 +500,12 @@ def text_sweep(results):
         else "There are none yet."
     )
     return (
-        "The paper projects time per epoch from measured rates over a sweep, as is done here: Theorem 4.1's line with measured bytes and CPU time per image. "
-        f"The dots and the last column are epochs with real reads at 1 MB/s (see *Autotuning*), seconds / the line's seconds. {off} Speedup over full fidelity; at low bandwidth "
-        "every scan pays, scan 1 over scan 2, too, at high bandwidth none does, as in the paper. The paper's bandwidths are those of a ten-node cluster (20 to 500 MiB/s); "
+        "The paper projects time per epoch from measured rates over a sweep, as is done here: "
+        "Theorem 4.1's line with measured bytes and CPU time per image. "
+        "The dots and the last column are epochs with real reads at 1 MB/s (see *Autotuning*), "
+        f"seconds / the line's seconds. {off} Speedup over full fidelity; at low bandwidth "
+        "every scan pays, scan 1 over scan 2, too, at high bandwidth none does, as in the paper. "
+        "The paper's bandwidths are those of a ten-node cluster (20 to 500 MiB/s); "
         "ours are those at which one core of this machine is at the same limits.\n\n"
         + markdown(["task", "", *(f"{w:g} MB/s" for w in _SWEEP), "read / line"], rows)
     )
@@ -501,7 +531,9 @@ def measure_smoothing(lab):
 
 
 def _at_equal_time(on, off):
-    """Accuracy at the CPU time that the cheaper kind takes for all its epochs: pairs (on, off) for each seed."""
+    """Accuracy at the CPU time that the cheaper kind takes for all its epochs: pairs (on, off) for
+    each seed.
+    """
     budget = min(row["cpu_ms"] * row["images"] * len(row["curves"][0]) for row in (on, off))
 
     def at(row):
@@ -576,13 +608,22 @@ def text_smoothing(results):
             if equal[2] < 0:
                 worse.append(f"{task} scan {scan}")
     helps, hurts = (", ".join(names) or "no scan" for names in (better, worse))
-    answer = f"Answer at this scale: at equal epochs smoothing is shown to help at {helps} and to hurt at {hurts}."
+    answer = (
+        f"Answer at this scale: at equal epochs smoothing is shown to help at {helps} and to hurt "
+        f"at {hurts}."
+    )
     return (
-        "The paper does not ask: every libjpeg wrapper smooths between the blocks of an unfinished image and cannot be told not to. Here the native core does not, and "
-        f"`smoothing=True` goes through libjpeg-turbo. {answer} Runs of {SHORT} epochs; accuracy in points with smoothing minus without, 95 % intervals over pairs of seeds; "
-        "'own scan' is validated on images of the scan that was trained on, decoded in the same way, the others on images at full fidelity. The last column is the CPU time of a "
-        "training step, decoding included, with smoothing over without. Of so many intervals at 95 % one may exclude zero by chance. The two paths resize differently, too (Pillow's bilinear against the core's scaled transforms), which is part of what "
-        "is compared. At scan 5 libjpeg has little left to smooth, so the difference there is mostly that of the resize.\n\n"
+        "The paper does not ask: every libjpeg wrapper smooths between the blocks of an "
+        "unfinished image and cannot be told not to. Here the native core does not, and "
+        f"`smoothing=True` goes through libjpeg-turbo. {answer} Runs of {SHORT} epochs; accuracy "
+        "in points with smoothing minus without, 95 % intervals over pairs of seeds; "
+        "'own scan' is validated on images of the scan that was trained on, decoded in the same "
+        "way, the others on images at full fidelity. The last column is the CPU time of a "
+        "training step, decoding included, with smoothing over without. Of so many intervals at "
+        "95 % one may exclude zero by chance. The two paths resize differently, too (Pillow's "
+        "bilinear against the core's scaled transforms), which is part of what "
+        "is compared. At scan 5 libjpeg has little left to smooth, so the difference there is "
+        "mostly that of the resize.\n\n"
         + markdown(
             [
                 "task",

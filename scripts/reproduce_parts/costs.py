@@ -1,4 +1,6 @@
-"""What scans cost and what they look like: sizes (Table 1, Fig. 8), decode rates (Table 2), MS-SSIM (Fig. 12, right)."""
+"""What scans cost and what they look like: sizes (Table 1, Fig. 8), decode rates (Table 2), MS-SSIM
+(Fig. 12, right).
+"""
 
 import os
 import pathlib
@@ -101,8 +103,10 @@ def text_sizes(results):
                 continue
             rows.append([PAPER_NAMES.get(name, name), what, *numbers])
     return (
-        "How many times smaller the mean image is at a scan than at scan 10, and the mean image. Ours are few images of each set "
-        "(the figure says how many), and not always the paper's files: the cars are cropped to the box and saved again at quality 75, the faces are "
+        "How many times smaller the mean image is at a scan than at scan 10, and the mean image. "
+        "Ours are few images of each set "
+        "(the figure says how many), and not always the paper's files: the cars are cropped to "
+        "the box and saved again at quality 75, the faces are "
         "at quality 75 as in the paper.\n\n"
         + markdown(["set", "", "scan 1", "scan 2", "scan 5", "mean image"], rows)
     )
@@ -205,9 +209,12 @@ def text_decode(results):
                 ]
             )
     return (
-        "Whole images to RGB, images per second of CPU time of one core; another processor than the paper's, so the ratios are what compares. The "
-        "paper's law (full progressive more than 2x dearer than baseline) shows with libjpeg-turbo; the native core decodes full progressive at "
-        "the rate in the last column times its own baseline rate. The libjpeg-turbo rates of unfinished images include block smoothing. 24 images of each set.\n\n"
+        "Whole images to RGB, images per second of CPU time of one core. The processor is not "
+        "the paper's, so that only the ratios can be compared. The "
+        "paper's law (full progressive more than 2x as expensive as baseline) shows with "
+        "libjpeg-turbo; the native core decodes full progressive at "
+        "the rate in the last column times its own baseline rate. The libjpeg-turbo rates of "
+        "unfinished images include block smoothing. 24 images of each set.\n\n"
         + markdown(
             ["set", "", "scan 1", "scan 2", "scan 5", "scan 10", "baseline", "scan 10 / baseline"],
             rows,
@@ -243,12 +250,15 @@ def text_msssim(results):
         for name, row in results.items()
     ]
     met = [name for name, row in results.items() if row["msssim"][4] >= 0.95]
+    missed = sorted(set(results) - set(met))
     return (
-        "Mean MS-SSIM against full fidelity (RGB, five scales where the image is large enough). The paper gives a figure, and one number in words: "
-        f"groups of 5 and more reach 95 %. Ours: scan 5 reaches 0.95 on {len(met)} of {len(results)} sets"
-        f"{', not on ' + ', '.join(sorted(set(results) - set(met))) if len(met) < len(results) else ''}. "
-        "Scans 2 to 4 cluster, and a step follows at 5, where the luma's high frequencies come, as in the paper; the largest step is from 1 to 2.\n\n"
-        + markdown(header, rows)
+        "Mean MS-SSIM against full fidelity (RGB, five scales where the image is large enough). "
+        "The paper gives a figure, and one number in words: "
+        f"groups of 5 and more reach 95 %. Ours: scan 5 reaches 0.95 on {len(met)} of "
+        f"{len(results)} sets"
+        f"{', not on ' + ', '.join(missed) if missed else ''}. "
+        "Scans 2 to 4 cluster, and a step follows at 5, where the luma's high frequencies come, "
+        "as in the paper; the largest step is from 1 to 2.\n\n" + markdown(header, rows)
     )
 
 

@@ -1,4 +1,6 @@
-"""Where the evidence's data, runs and results are: datasets encoded once, one line a training run, one JSON file an experiment."""
+"""Where the evidence's data, runs and results are: datasets encoded once, one line a training run,
+one JSON file an experiment.
+"""
 
 import dataclasses
 import datetime
@@ -17,7 +19,9 @@ SAMPLES_PER_SHARD = 64
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A classification task; ``coarse`` gives each class the number of its coarse class, ``coarse_name`` says what that is."""
+    """A classification task; ``coarse`` gives each class the number of its coarse class,
+    ``coarse_name`` says what that is.
+    """
 
     name: str
     epochs: int
@@ -25,7 +29,8 @@ class Task:
     coarse_name: str = ""
 
 
-# In the order of the classes' names. Daisies, dandelions and sunflowers are Asteraceae; akiec, bcc and mel are malignant or nearly so.
+# In the order of the classes' names. Daisies, dandelions and sunflowers are Asteraceae; akiec, bcc
+# and mel are malignant or nearly so.
 TASKS = (
     Task("flowers", 10, (0, 0, 1, 0, 1), "Asteraceae or not, 2 classes"),
     Task("signs", 12, (0, 0, 0, 0, 0, 0, 1, 1, 1, 1), "0 to 5 or 6 to 9"),
@@ -103,7 +108,8 @@ class Lab:
             path = os.path.join(data, f"{name}.tar")
             if not os.path.exists(path):
                 raise SystemExit(
-                    f"needs {name}.tar: set PCRSHARD_DATA to the folder that holds it, or say --quick"
+                    f"needs {name}.tar: set PCRSHARD_DATA to the folder that holds it, or say "
+                    "--quick"
                 )
             with (
                 tempfile.TemporaryDirectory(dir=_made(self.cache)) as folder,
@@ -114,7 +120,9 @@ class Lab:
         return target
 
     def _pictures(self):
-        """Synthetic pictures in place of photographs: TASK/SPLIT/CLASS/FILE, classes of different quality and texture."""
+        """Synthetic pictures in place of photographs: TASK/SPLIT/CLASS/FILE, classes of different
+        quality and texture.
+        """
         folder = os.path.join(self.cache, "pictures")
         if os.path.exists(folder):
             return folder

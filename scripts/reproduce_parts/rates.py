@@ -1,4 +1,6 @@
-"""How fast training goes at a limited bandwidth: images/s against bandwidth (Fig. 5) and per scan (Fig. 15), and BandwidthTuner's reaction."""
+"""How fast training goes at a limited bandwidth: images/s against bandwidth (Fig. 5) and per scan
+(Fig. 15), and BandwidthTuner's reaction.
+"""
 
 import itertools
 import os
@@ -49,7 +51,9 @@ def step_cost(lab, task, scan, model="small_cnn", steps=25):
 
 
 def paced_epoch(lab, task, scan, cost, bandwidth=None):
-    """Images a second of an epoch whose reads are real, and whose steps sleep for ``cost`` seconds."""
+    """Images a second of an epoch whose reads are real, and whose steps sleep for ``cost``
+    seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
         cfg = config(lab, Spec(task.name, scan, bandwidth=bandwidth), out)
         loader = train.make_dataset(
@@ -67,14 +71,18 @@ def measure_bandwidth(lab):
     index = lab.index(task.name, "train")
     results = {"task": task.name, "scans": {}}
     batch = 16 if lab.quick else 32
-    # Interleaved, and the least of them: other jobs of the machine make a step dearer, none makes it cheaper.
+    # Interleaved, and the least of them: other jobs of the machine make a step slower, none makes
+    # it cheaper.
     rounds = [[step_cost(lab, task, scan) for scan in SCANS] for _ in range(1 if lab.quick else 4)]
     for scan, cost in zip(SCANS, map(min, zip(*rounds, strict=True)), strict=True):
         points = [[w, paced_epoch(lab, task, scan, cost, w)] for w in bandwidths]
         size = index.prefix_bytes(scan) / index.num_samples
         results["scans"][str(scan)] = {"bytes": size, "points": points, "unlimited": batch / cost}
         print(
-            f"scan {scan}: {[(w, round(rate)) for w, rate in points]}, no limit {batch / cost:.0f} images/s",
+            (
+                f"scan {scan}: {[(w, round(rate)) for w, rate in points]}, no limit "
+                f"{batch / cost:.0f} images/s"
+            ),
             flush=True,
         )
     return results
@@ -98,7 +106,7 @@ def draw_bandwidth(results, path):
             label=f"{label(kind)}: min(W / E[s], compute)",
         )
         ax.plot(*zip(*row["points"], strict=True), "o", color=colour(kind))
-    ax.set_xlabel("bandwidth W (MB/s); dots: epochs behind a token bucket")
+    ax.set_xlabel("bandwidth W (MB/s); dots: epochs limited by a token bucket")
     ax.set_ylabel(f"images/s trained ({results['task']})")
     ax.set_ylim(0)
     ax.set_xlim(0, 8)
@@ -130,11 +138,14 @@ def text_bandwidth(results):
         "no limit",
     ]
     return (
-        "The paper's Fig. 5 has the same shape: lines through the origin whose slopes are 1 / E[s], up to what the accelerators can do (there ten TitanX, here "
-        f"one core). Epochs of {results['task']} with real reads behind a token bucket; the training step is slept, at the CPU time that real steps were just measured "
-        f"to take, because other jobs share this machine. Images/s measured / predicted by the line; the ratio is {bound}. It falls short most where reading and computing take about "
-        "as long: an epoch of 15 shards reads its first ones before its first step, and nothing overlaps them.\n\n"
-        + markdown(header, rows)
+        "The paper's Fig. 5 has the same shape: lines through the origin whose slopes are 1 / "
+        "E[s], up to what the accelerators can do (there ten TitanX, here "
+        f"one core). Epochs of {results['task']} with real reads limited by a token bucket; the "
+        "training step is replaced by a sleep of the CPU time that real steps were just measured "
+        "to take, because other jobs share this machine. Images/s measured / predicted by the "
+        f"line; the ratio is {bound}. It falls short most where reading and computing take about "
+        "as long: an epoch of 15 shards reads its first ones before its first step, and nothing "
+        "overlaps them.\n\n" + markdown(header, rows)
     )
 
 
@@ -179,7 +190,10 @@ def _faster(results):
         (model, row["unlimited"]) for model, row in results["models"].items()
     )
     if max(a, b) < 1.2 * min(a, b):
-        return "On a CPU core both models cost about the same, so that the paper's difference between models does not show here."
+        return (
+            "On a CPU core both models cost about the same, so that the paper's difference "
+            "between models does not show here."
+        )
     fast, slow = (first, second) if a > b else (second, first)
     gain = {m: row["limited"]["1"] / row["limited"]["full"] for m, row in results["models"].items()}
     law = "gains more, as in the paper" if gain[fast] > gain[slow] else "does not gain more here"
@@ -193,9 +207,11 @@ def text_rates(results):
         cells = [f"{value:.0f} ({value / base:.1f}x)" for value in row["limited"].values()]
         rows.append([model, *cells, f"{row['unlimited']:.0f}"])
     return (
-        "The paper: more scans, fewer images/s, and the faster model gains more; from RAM its ResNet-18 and ShuffleNetv2 train 4,200 and 7,000 images/s on ten nodes. "
-        f"Ours: epochs of {results['task']} at {results['bandwidth']:g} MB/s with real reads and slept steps, as above; images/s, and times those of full fidelity. {_faster(results)}\n\n"
-        + markdown(["model", *map(label, SCANS), "no limit, full"], rows)
+        "The paper: more scans, fewer images/s, and the faster model gains more; from RAM its "
+        "ResNet-18 and ShuffleNetv2 train 4,200 and 7,000 images/s on ten nodes. "
+        f"Ours: epochs of {results['task']} at {results['bandwidth']:g} MB/s with real reads and "
+        "sleeps for steps, as above; images/s, and times those of full fidelity. "
+        f"{_faster(results)}\n\n" + markdown(["model", *map(label, SCANS), "no limit, full"], rows)
     )
 
 
@@ -212,7 +228,9 @@ class VaryingBucket(TokenBucket):
 
 
 class VaryingFS(ThrottledFS):
-    """Local files at a bandwidth that changes while processes read; small chunks, so that a change is felt at once."""
+    """Local files at a bandwidth that changes while processes read; small chunks, so that a change
+    is felt at once.
+    """
 
     protocol = "varying"
     _CHUNK_BYTES = 1 << 15
@@ -304,7 +322,9 @@ def _share(rows):
 
 
 def analyse_wait(results):
-    """Shards from the first wait after the drop until waits stay below 5 %, and seconds from the return to full."""
+    """Shards from the first wait after the drop until waits stay below 5 %, and seconds from the
+    return to full.
+    """
     rows, batch, per_shard = results["rows"], results["batch"], results["per_shard"]
     drop = results["phases"][0][0]
     back = drop + results["phases"][1][0]
@@ -335,14 +355,17 @@ def analyse_wait(results):
     }
 
 
-def bars(results):
-    """(what, value, met) of BandwidthTuner's bar."""
+def targets(results):
+    """(what, value, met) of BandwidthTuner's target."""
     found = analyse_wait(results)
     share, seconds = found["wait_after_shards"]["3"], found["return_seconds"]
     after = ("not seen", False) if seconds is None else (f"after {seconds:.1f} s", True)
     return [
         [
-            "BandwidthTuner: waiting from 3 shards after the first wait on, bandwidth / 4 (bar: 5 %)",
+            (
+                "BandwidthTuner: waiting from 3 shards after the first wait on, "
+                "bandwidth / 4 (target: 5 %)"
+            ),
             f"{100 * share:.1f} %",
             share < 0.05,
         ],
@@ -399,10 +422,13 @@ def text_wait(results):
         ["waiting from there on", f"{100 * found['wait_after_return']:.1f} %"],
     ]
     return (
-        "The paper leaves this to future work (end of 4.3). A real loader (one worker that reads and decodes, one shard of "
-        f"{results['per_shard']} images ahead, batches of {results['batch']}) and steps of a fixed length, behind a "
-        "token bucket that falls to a quarter and returns. Shards that were already asked for still come at the old scan, "
-        "which no decision can change; the tuner knows the bandwidth after two waits. The first batch of each epoch is left out, because nothing is read ahead across epochs.\n\n"
+        "The paper leaves this to future work (end of 4.3). A real loader (one worker that reads "
+        "and decodes, one shard of "
+        f"{results['per_shard']} images ahead, batches of {results['batch']}) and steps of a "
+        "fixed length, limited by a token bucket that falls to a quarter and returns. Shards "
+        "that were already asked for still come at the old scan, "
+        "which no decision can change; the tuner knows the bandwidth after two waits. The first "
+        "batch of each epoch is left out, because nothing is read ahead across epochs.\n\n"
         + markdown(["", "measured"], rows)
     )
 
@@ -431,6 +457,6 @@ EXPERIMENTS = [
         draw_wait,
         text_wait,
         kept=True,
-        bars=bars,
+        targets=targets,
     ),
 ]

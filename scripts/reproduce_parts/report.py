@@ -1,7 +1,10 @@
-"""What the experiments share: intervals, tables in Markdown, the look of figures, docs/evidence/README.md."""
+"""What the experiments share: intervals, tables in Markdown, the look of figures,
+docs/evidence/README.md.
+"""
 
 import dataclasses
 import os
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +26,8 @@ COMMAND = "python scripts/reproduce.py"
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """An experiment: ``measure(lab)`` gives what JSON can hold, ``draw(results, path)`` a figure, ``text(results)`` Markdown.
+    """An experiment: ``measure(lab)`` gives what JSON can hold, ``draw(results, path)`` a figure,
+    ``text(results)`` Markdown.
 
     ``kept`` results are measured once; the others are derived from the training runs each time.
     """
@@ -34,7 +38,7 @@ class Experiment:
     draw: Callable[[Any, str], None]
     text: Callable[[Any], str]
     kept: bool = False
-    bars: Callable[[Any], list[Any]] | None = None
+    targets: Callable[[Any], list[Any]] | None = None
 
 
 def pyplot():
@@ -100,20 +104,30 @@ def verdict(interval_, what=("higher", "lower"), scale=100):
     return f"{text}: {what[0] if low > 0 else what[1] if high < 0 else 'no difference shown'}"
 
 
+def wrap_prose(text):
+    """Markdown with the lines of its paragraphs filled to 100 columns; tables stay as they are."""
+    return "\n".join(
+        line
+        if line.startswith(("|", "!", "#"))
+        else textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+
+
 def write_readme(lab, experiments, head):
     """docs/evidence/README.md, from all experiments that have results."""
     judged = []
     for experiment in experiments:
         report = lab.load(experiment.name)
-        if experiment.bars is not None and report is not None:
+        if experiment.targets is not None and report is not None:
             judged += [
                 [what, value, "met" if met else "missed"]
-                for what, value, met in experiment.bars(report["results"])
+                for what, value, met in experiment.targets(report["results"])
             ]
     parts = [
         head,
-        "## The bars\n",
-        markdown(["bar", "measured", ""], judged) + "\n" if judged else "Not measured yet.\n",
+        "## The targets\n",
+        markdown(["target", "measured", ""], judged) + "\n" if judged else "Not measured yet.\n",
     ]
     for experiment in experiments:
         report = lab.load(experiment.name)
@@ -125,8 +139,13 @@ def write_readme(lab, experiments, head):
             if os.path.exists(lab.figure(experiment.name))
             else ""
         )
-        source = f"`{COMMAND} {experiment.name}` · [{experiment.name}.json]({experiment.name}.json) · {report['date'][:10]}"
-        parts.append(
-            f"## {experiment.title}\n\n{experiment.text(report['results']).strip()}\n\n{picture}\n\n{source}\n"
+        source = (
+            f"`{COMMAND} {experiment.name}` · "
+            f"[{experiment.name}.json]({experiment.name}.json) · "
+            f"{report['date'][:10]}"
         )
-    write(os.path.join(lab.out, "README.md"), "\n".join(parts))
+        parts.append(
+            f"## {experiment.title}\n\n"
+            f"{experiment.text(report['results']).strip()}\n\n{picture}\n\n{source}\n"
+        )
+    write(os.path.join(lab.out, "README.md"), "\n".join(map(wrap_prose, parts)))

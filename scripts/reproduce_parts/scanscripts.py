@@ -1,4 +1,6 @@
-"""Accuracy for bytes: the standard scan script against q95, prefix by prefix until training loses nothing."""
+"""Accuracy for bytes: the standard scan script against q95, prefix by prefix until training loses
+nothing.
+"""
 
 import statistics
 
@@ -15,7 +17,9 @@ TOLERANCE = (
 
 
 def measure_scripts(lab):
-    """Prefixes of each script, from the smallest up, to the first whose mean final accuracy is within TOLERANCE of full's."""
+    """Prefixes of each script, from the smallest up, to the first whose mean final accuracy is
+    within TOLERANCE of full's.
+    """
     return {task.name: found for task in lab.tasks if (found := _compare(lab, task))}
 
 
@@ -99,7 +103,7 @@ def _spread(row):
     return statistics.fmean(values), min(values), max(values)
 
 
-def bars(results):
+def targets(results):
     """(what, value, met): q95's cheapest prefix that loses nothing against standard's."""
     found = []
     for task, row in results.items():
@@ -108,7 +112,10 @@ def bars(results):
             found.append([f"{task}: q95's cheapest prefix at full's accuracy", "not found", False])
             continue
         (a, standard), (b, q95) = ends
-        what = f"{task}: bytes of q95's cheapest prefix within a point of full's accuracy (scan {b}) over standard's (scan {a}), {len(q95['seeds'])} seeds (bar: below 1)"
+        what = (
+            f"{task}: bytes of q95's cheapest prefix within a point of full's accuracy (scan {b}) "
+            f"over standard's (scan {a}), {len(q95['seeds'])} seeds (target: below 1)"
+        )
         found.append(
             [what, f"{q95['bytes'] / standard['bytes']:.2f}", q95["bytes"] < standard["bytes"]]
         )
@@ -142,8 +149,11 @@ def text_scripts(results):
                     ]
                 )
     return (
-        "The paper has one script, libjpeg's. Ours: prefixes of `standard` and of `q95` (docs/scripts.md), trained on from the smallest up to the first whose mean final accuracy "
-        f"is within {100 * TOLERANCE:g} point of full fidelity's; `small_cnn`, validation at full fidelity. The rule was fixed before the runs. With few seeds a prefix may pass or fail by chance: the intervals say how much.\n\n"
+        "The paper has one script, libjpeg's. Ours: prefixes of `standard` and of `q95` "
+        "(docs/scripts.md), trained on from the smallest up to the first whose mean final accuracy "
+        f"is within {100 * TOLERANCE:g} point of full fidelity's; `small_cnn`, validation at full "
+        "fidelity. The rule was fixed before the runs. With few seeds a prefix may pass or fail "
+        "by chance: the intervals say how much.\n\n"
         + markdown(
             [
                 "task",
@@ -165,6 +175,6 @@ EXPERIMENTS = [
         measure_scripts,
         draw_scripts,
         text_scripts,
-        bars=bars,
+        targets=targets,
     ),
 ]

@@ -1,4 +1,6 @@
-"""Training runs by scripts/train.py's own loop, in this process; each is a line of runs.jsonl, and is made once. The last line of a kind counts."""
+"""Training runs by scripts/train.py's own loop, in this process; each is a line of runs.jsonl, and
+is made once. The last line of a kind counts.
+"""
 
 import dataclasses
 import json
@@ -36,7 +38,10 @@ class Spec:
     @property
     def name(self):
         """A short name of the kind of run, without the seed."""
-        kind = f"{self.task}{'-coarse' if self.coarse else ''} {self.scan}{' smooth' if self.smoothing else ''}"
+        kind = (
+            f"{self.task}{'-coarse' if self.coarse else ''} "
+            f"{self.scan}{' smooth' if self.smoothing else ''}"
+        )
         kind += "" if self.script == "standard" else f" {self.script}"
         return kind + (f" at {self.bandwidth:g} MB/s" if self.bandwidth else "")
 
@@ -50,7 +55,8 @@ def config(lab, spec, out, *more):
     )
     if spec.scan == "tuner":
         images = 32 if lab.quick else 128
-        # One tuning, after an epoch: on so few images a second one would cost as much as two epochs.
+        # One tuning, after an epoch: on so few images a second one would cost as much as two
+        # epochs.
         policy += [f"policy.images={images}", "policy.first=1", "policy.every=1000"]
     coarse = f"[{','.join(map(str, spec.coarse))}]" if spec.coarse else "null"
     overrides = [
@@ -58,7 +64,8 @@ def config(lab, spec, out, *more):
         f"data.val={lab.dataset(spec.task, 'val')}",
         f"data.coarse={coarse}",
         f"data.smoothing={str(spec.smoothing).lower()}",
-        # One lane and a narrow window: the first batch of an epoch waits for few of these small shards.
+        # One lane and a narrow window: the first batch of an epoch waits for few of these small
+        # shards.
         "data.epoch_options.phases=1",
         *policy,
         f"seed={spec.seed}",
@@ -97,7 +104,9 @@ class Timed:
 
 
 def perform(lab, spec, before_epoch=None):
-    """Train, and return what came of it: a row an epoch, and the accuracy on images of the scan that was trained on."""
+    """Train, and return what came of it: a row an epoch, and the accuracy on images of the scan
+    that was trained on.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed)
     rows = []
@@ -164,7 +173,9 @@ def _key(spec):
 
 
 def runs(lab, specs):
-    """The runs of some settings, made where they are missing, one after another; with ``lab.existing`` those that are there."""
+    """The runs of some settings, made where they are missing, one after another; with
+    ``lab.existing`` those that are there.
+    """
     have = known(lab)
     found = []
     for spec in specs:
@@ -178,7 +189,10 @@ def runs(lab, specs):
             with open(_path(lab), "a") as file:
                 file.write(json.dumps(have[key]) + "\n")
             print(
-                f"{spec.name}, seed {spec.seed}: {have[key]['accuracy']:.3f} ({time.monotonic() - begun:.0f} s)",
+                (
+                    f"{spec.name}, seed {spec.seed}: {have[key]['accuracy']:.3f} "
+                    f"({time.monotonic() - begun:.0f} s)"
+                ),
                 flush=True,
             )
         found.append(have[key])
@@ -186,7 +200,8 @@ def runs(lab, specs):
 
 
 def _replay(lab, record, bandwidth):
-    """Seconds, epoch by epoch, of a run's own reads behind a token bucket; its computing is slept, at the CPU time that it was measured to take.
+    """Seconds, epoch by epoch, of a run's own reads through a token bucket; its computing is
+    replaced by a sleep of the CPU time that it was measured to take.
 
     On a machine that other jobs share this is what the run would take with a core of its own.
     """

@@ -1,4 +1,6 @@
-"""Gradient similarity over epochs (Fig. 6), and autotuning against static scans in real limited runs (section 6.5)."""
+"""Gradient similarity over epochs (Fig. 6), and autotuning against static scans in real limited
+runs (section 6.5).
+"""
 
 import itertools
 import statistics
@@ -91,24 +93,39 @@ def text_gradients(results):
         lowest = min(row[0][1] for _, row in found["epochs"][1:])
         ordered = all(a[1] <= b[1] + 0.05 for a, b in itertools.pairwise(late))
         low = [str(scan) for scan in wanted if late[scan - 1][1] < THRESHOLD]
-        what = f"{task}: {'similarity rises with the scan' if ordered else 'similarity does not rise strictly with the scan'}; at the end "
+        what = (
+            f"{task}: "
+            f"similarity {'rises' if ordered else 'does not rise strictly'} with the scan; "
+            "at the end "
+        )
         what += (
             f"scan {', '.join(low)} below {THRESHOLD}" if low else f"all scans above {THRESHOLD}"
         )
-        what += f"; from the first to the last measurement it falls by more than 0.05 for {'scan ' + ', '.join(falls) if falls else 'no scan'}"
+        what += (
+            "; from the first to the last measurement it falls by more than 0.05 for "
+            f"{'scan ' + ', '.join(falls) if falls else 'no scan'}"
+        )
         if lowest > 0.95:
-            what += " - the paper's law does not show here: after the first epochs no scan's gradient can be told from the full one"
+            what += (
+                " - the paper's law does not show here: after the first epochs no scan's gradient "
+                "can be told from the full one"
+            )
         lines.append(what)
     return (
-        "The paper (ResNet, HAM10000, 90 epochs): scan 10 exactly 1, scan 1 lowest, higher scans within 0.1 to 0.2 of 1, low scans below 0.8 and falling as the model "
-        f"converges. Ours: `small_cnn` trained at full fidelity, 3 trials of {results['images']} images as 95 % intervals (shaded for scans 1, 2 and 5). "
-        f"{'. '.join(line[0].upper() + line[1:] for line in lines)}. Scan 10 and full differ by metadata only, so scan 10 is 1 to rounding.\n\n"
+        "The paper (ResNet, HAM10000, 90 epochs): scan 10 exactly 1, scan 1 lowest, higher scans "
+        "within 0.1 to 0.2 of 1, low scans below 0.8 and falling as the model "
+        f"converges. Ours: `small_cnn` trained at full fidelity, 3 trials of {results['images']} "
+        "images as 95 % intervals (shaded for scans 1, 2 and 5). "
+        f"{'. '.join(line[0].upper() + line[1:] for line in lines)}. Scan 10 and full differ by "
+        "metadata only, so scan 10 is 1 to rounding.\n\n"
         + markdown(["task", "epochs trained", *map(label, wanted)], rows)
     )
 
 
 def measure_autotune(lab):
-    """Runs at a limited bandwidth, of two tasks: replayed for every seed, real ones as a check; and what the tuner picks on more seeds."""
+    """Runs at a limited bandwidth, of two tasks: replayed for every seed, real ones as a check; and
+    what the tuner picks on more seeds.
+    """
     limit = 20.0 if lab.quick else LIMIT
     tasks = {task.name: _autotune_task(lab, task, limit) for task in (lab.task(1), lab.task(2))}
     return {
@@ -157,7 +174,9 @@ def _autotune_task(lab, task, limit):
 
 
 def _spot_check(lab, task, kind, limit):
-    """Whole real runs, computing and all; their accuracies have to be those of the runs without limit: [kind, seed, seconds, equal]."""
+    """Whole real runs, computing and all; their accuracies have to be those of the runs without
+    limit: [kind, seed, seconds, equal].
+    """
     found = []
     for seed in lab.seeds:
         pair = runs(
@@ -175,7 +194,9 @@ def final_picks(results):
 
 
 def reach(found, target):
-    """Seconds at which the mean curve of some runs reaches an accuracy, in their mean times; ``None`` if it does not."""
+    """Seconds at which the mean curve of some runs reaches an accuracy, in their mean times;
+    ``None`` if it does not.
+    """
     mean = band([run["accuracy"] for run in found])[0]
     times = [0.0, *np.mean([run["seconds"] for run in found], axis=0)]
     epochs = first_reached(mean, target)
@@ -215,7 +236,9 @@ def draw_autotune(results, path):
 
 
 def _gain(row, kind):
-    """(times shorter to the lower end of full's interval or None, times shorter for all epochs, accuracy inside that interval or above it)."""
+    """(times shorter to the lower end of full's interval or None, times shorter for all epochs,
+    accuracy inside that interval or above it).
+    """
     full, other = row["runs"]["full"], row["runs"][kind]
     _, low, _ = confidence(final(row["picked"]["full"]))
     base, seconds = reach(full, low), reach(other, low)
@@ -226,15 +249,18 @@ def _gain(row, kind):
     return None if seconds is None or base is None else base / seconds, whole, mean >= low
 
 
-def bars(results):
-    """(what, value, met) of the bars that these runs answer."""
+def targets(results):
+    """(what, value, met) of the targets that these runs answer."""
     found = []
     for task, row in results["tasks"].items():
         for kind in dict.fromkeys((str(row["tuned"]), "tuner")):
             if kind != "full" and row["runs"].get(kind):
                 gain, _, inside = _gain(row, kind)
                 text = "not reached" if gain is None else f"{gain:.2f}x"
-                what = f"{task}, {_name(kind)}: time to full fidelity's final accuracy (lower end of its 95 % interval) shorter, real reads and slept steps (bar: 2.0x)"
+                what = (
+                    f"{task}, {_name(kind)}: time to full fidelity's final accuracy (lower end of "
+                    "its 95 % interval) shorter, real reads, sleeps for steps (target: 2.0x)"
+                )
                 found.append([what, text, gain is not None and gain >= 2])
                 found.append(
                     [
@@ -245,14 +271,17 @@ def bars(results):
                 )
         gains = _real_gain(row)
         if gains:
-            what = f"{task}, {_name(str(row['tuned']))}: whole real runs shorter than at full fidelity, {len(gains)} seeds (bar: 2.0x)"
+            what = (
+                f"{task}, {_name(str(row['tuned']))}: whole real runs shorter than at full "
+                f"fidelity, {len(gains)} seeds (target: 2.0x)"
+            )
             found.append([what, ", ".join(f"{gain:.2f}x" for gain in gains), min(gains) >= 2])
         picks = final_picks(row)
         if not picks:
             continue
         numbers = [10 if scan == "full" else scan for scan in picks]
         same = sum(abs(number - statistics.median_low(numbers)) <= 1 for number in numbers)
-        what = f"{task}: ScanTuner picks the same scan, one group either way (bar: 5 of 5 seeds)"
+        what = f"{task}: ScanTuner picks the same scan, one group either way (target: 5 of 5 seeds)"
         found.append(
             [what, f"{same} of {len(picks)}: {', '.join(map(str, picks))}", same == len(picks) >= 5]
         )
@@ -267,7 +296,10 @@ def bars(results):
             ", ".join(f"scan {scan} {100 * value:+.1f} points" for scan, value in gaps.items())
             or "no static run of it"
         )
-        what = f"{task}: static training at the picked scans, final accuracy minus full's, mean of {seeds} seeds (bar: -1.0 points)"
+        what = (
+            f"{task}: static training at the picked scans, final accuracy minus full's, mean of "
+            f"{seeds} seeds (target: -1.0 points)"
+        )
         found.append([what, text, bool(gaps) and all(value >= -0.01 for value in gaps.values())])
     return found
 
@@ -279,18 +311,26 @@ def _intervals(results):
         values = final(row["picked"]["full"])
         _, low, high = confidence(values)
         found.append(f"{task} {100 * low:.1f} to {100 * high:.1f} ({len(values)} seeds)")
-    return f"'Full's accuracy' is the lower end of the 95 % interval of full fidelity's final accuracy: {', '.join(found)}."
+    return (
+        "'Full's accuracy' is the lower end of the 95 % interval of full fidelity's final "
+        f"accuracy: {', '.join(found)}."
+    )
 
 
 def _real(checks):
     if not checks:
         return ""
     equal = sum(check[3] for check in checks)
-    return f"{', '.join(f'{check[2]:.0f}' for check in checks)} s; equal at every epoch in {equal} of {len(checks)}"
+    return (
+        f"{', '.join(f'{check[2]:.0f}' for check in checks)} s; equal at every epoch in {equal} "
+        f"of {len(checks)}"
+    )
 
 
 def _real_gain(row):
-    """Times that real runs at the tuned scan took less than real runs at full fidelity, over the seeds that have both."""
+    """Times that real runs at the tuned scan took less than real runs at full fidelity, over the
+    seeds that have both.
+    """
     seconds = {(check[0], check[1]): check[2] for check in row["real"]}
     both = [
         seed for kind, seed in seconds if kind == "full" and (str(row["tuned"]), seed) in seconds
@@ -305,7 +345,8 @@ def text_autotune(results):
         if tuned and str(row["tuned"]) != "full":
             seeds = f"{len(tuned['seeds'])} seeds"
             shown.append(
-                f"{task}, {_name(str(row['tuned']))}, {seeds}: {verdict(paired(tuned, row['picked']['full']))}"
+                f"{task}, {_name(str(row['tuned']))}, {seeds}: "
+                f"{verdict(paired(tuned, row['picked']['full']))}"
             )
         for kind, found in row["runs"].items():
             if not found:
@@ -351,15 +392,28 @@ def text_autotune(results):
         "real runs: seconds; accuracies",
     ]
     return (
-        "The paper (ImageNet, 90 epochs): autotuning matches full accuracy, nearly as fast as static scan 5; the difference is the first epochs at scan 10. "
-        f"Ours: a token bucket of {results['limit']:g} MB/s, threshold {results['threshold']}, one tuning before the second epoch with 3 trials of 128 images, which are read "
-        "at full fidelity through the same bucket; its reads and its computing are in the time. Half of signs' bytes at full fidelity are metadata that low scans do not read: "
+        "The paper (ImageNet, 90 epochs): autotuning matches full accuracy, nearly as fast as "
+        "static scan 5; the difference is the first epochs at scan 10. "
+        f"Ours: a token bucket of {results['limit']:g} MB/s, threshold {results['threshold']}, "
+        "one tuning before the second epoch with 3 trials of 128 images, which are read "
+        "at full fidelity through the same bucket; its reads and its computing are in the time. "
+        "Half of signs' bytes at full fidelity are metadata that low scans do not read: "
         f"its pixels alone would gain half as much. {_intervals(results)} "
-        f"Paired by seed, the static runs at the picked scan end at full's accuracy plus, in points: {'; '.join(shown)}.\n\n"
-        "Epochs, accuracies, reads and waits are real; computing is slept, at the CPU time that the same run was measured to take, because other jobs took most of this machine's two cores. "
-        "The last column is the check: whole real runs on the shared machine, computing and all, and whether their accuracies are those of the run without limit. Accuracies do not depend on the bandwidth: order, crops and steps are the same. Evaluation is not in the time.\n\n"
+        "Paired by seed, the static runs at the picked scan end at full's accuracy plus, in "
+        f"points: {'; '.join(shown)}.\n\n"
+        "Epochs, accuracies, reads and waits are real; computing is replaced by a sleep of the CPU "
+        "time that the same run was measured to take, because other jobs took most of this "
+        "machine's two cores. "
+        "The last column is the check: whole real runs on the shared machine, computing and all, "
+        "and whether their accuracies are those of the run without limit. Accuracies do not "
+        "depend on the bandwidth: order, crops and steps are the same. Evaluation is not in the "
+        "time.\n\n"
         + markdown(header, rows)
-        + "\n\nWhat the tuner picked, what other thresholds would have picked from the same measurement, and the mean cosines with the lower ends of their intervals, which must reach the threshold:\n\n"
+        + (
+            "\n\nWhat the tuner picked, what other thresholds would have picked from the same "
+            "measurement, and the mean cosines with the lower ends of their intervals, which must "
+            "reach the threshold:\n\n"
+        )
         + markdown(
             [
                 "task",
@@ -390,6 +444,6 @@ EXPERIMENTS = [
         measure_autotune,
         draw_autotune,
         text_autotune,
-        bars=bars,
+        targets=targets,
     ),
 ]

@@ -2,8 +2,9 @@
 
     srun python train_minimal.py DATASET RUN_FOLDER
 
-SIGUSR1 (on any rank) makes all ranks save and exit with status 75; the same command goes on, also with another number of tasks that divides
-``--slots``. With ``--exact`` even the bits of the loss are the same for any such number.
+SIGUSR1 (on any rank) makes all ranks save and exit with status 75; the same command goes on, also
+with another number of tasks that divides ``--slots``. With ``--exact`` even the bits of the loss
+are the same for any such number.
 """
 
 import argparse
@@ -58,7 +59,9 @@ def parse_args():
 
 
 def exact_gradients(model, images, labels, slots):
-    """Each slot's loss and gradients alone, then their mean in the order of slots: the same bits however many ranks share the slots."""
+    """Each slot's loss and gradients alone, then their mean in the order of slots: the same bits
+    however many ranks share the slots.
+    """
     rows, parameters = [], list(model.parameters())
     for x, y in zip(images.chunk(slots), labels.chunk(slots), strict=True):
         loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -173,7 +176,7 @@ def main():
             stop = torch.tensor(len(asked), device=device)
             dist.all_reduce(
                 stop, dist.ReduceOp.MAX
-            )  # all ranks stop behind the same step, whoever was told first
+            )  # all ranks stop after the same step, whoever was told first
             if stop or step % args.save_every == 0:
                 parts = {
                     "model": model.state_dict(),

@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """Decodes with libjpeg: oracle(jpeg, colour=0|1|2, scale=1|2|4|8); None where libjpeg refuses."""
+    """oracle(jpeg, colour=0|1|2, scale=1|2|4|8) decodes with libjpeg; None where it refuses."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     library = tmp_path_factory.mktemp("oracle") / "oracle.so"
     source = str(Path(__file__).parent / "oracle.c")
@@ -81,7 +81,7 @@ def odd_files() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def progressive(photos: list[tuple[str, bytes]]) -> list[tuple[str, bytes, list[bytes]]]:
-    """(name, source, prefixes): each photograph transcoded to the standard script, cut after every scan."""
+    """(name, source, prefixes): photographs in the standard script, cut after every scan."""
     out = []
     for name, source in photos:
         header = native.read_header([source])

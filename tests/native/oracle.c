@@ -12,7 +12,8 @@ static void on_error(j_common_ptr cinfo) {
 }
 
 /* Decodes into *out (malloc'ed); returns the number of warnings, or -1. */
-int oracle_decode(const unsigned char *data, unsigned long size, int colour, int scale, unsigned char **out, int *shape) {
+int oracle_decode(const unsigned char *data, unsigned long size, int colour, int scale,
+                  unsigned char **out, int *shape) {
     struct jpeg_decompress_struct cinfo;
     struct jpeg_error_mgr err;
     cinfo.err = jpeg_std_error(&err);
@@ -31,7 +32,8 @@ int oracle_decode(const unsigned char *data, unsigned long size, int colour, int
     cinfo.scale_denom = (unsigned)scale;
     cinfo.out_color_space = colour == 2 ? JCS_CMYK : colour == 1 ? JCS_GRAYSCALE : JCS_RGB;
     jpeg_start_decompress(&cinfo);
-    shape[0] = (int)cinfo.output_height, shape[1] = (int)cinfo.output_width, shape[2] = cinfo.output_components;
+    shape[0] = (int)cinfo.output_height, shape[1] = (int)cinfo.output_width,
+        shape[2] = cinfo.output_components;
     size_t row = (size_t)shape[1] * (size_t)shape[2];
     *out = malloc(row * (size_t)shape[0]);
     while (cinfo.output_scanline < cinfo.output_height) {

@@ -37,7 +37,7 @@ STANDARD = {
 
 
 def scan_ends(jpeg: bytes) -> list[int]:
-    """Offset behind each scan's entropy data."""
+    """Offset after each scan's entropy data."""
     ends, at = [], 2
     while at + 4 <= len(jpeg) and jpeg[at + 1] != 0xD9:
         marker, at = jpeg[at + 1], at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")

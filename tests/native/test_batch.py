@@ -53,7 +53,7 @@ def test_a_batch_has_the_pixels_of_each(
 
 
 def test_what_cannot_be_decoded_does_not_stop_the_others() -> None:
-    """Damage, a crop outside, an unsupported kind or no bytes at all: the rest of the batch is as it would be."""
+    """One image that is damaged, empty, unsupported or cropped outside leaves the others alone."""
     jpegs = [*JPEGS, JPEGS[0][:200], make_jpeg(7, 30, 30, "CMYK"), JPEGS[1], b""]
     crops = np.concatenate(
         [CROPS, [(0, 0, 9, 9), (0, 0, 9, 9), (0, 0, 9999, 9), (0, 0, 9, 9)]]
@@ -85,7 +85,7 @@ def test_checksums_are_those_of_the_library(backend: native.Backend, size: int) 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_joined_streams_are_whole(backend: native.Backend) -> None:
-    """Every stream comes out as its pieces and an EOI, small and large; None where there are no bytes or other ones than were written."""
+    """A stream is its pieces and an EOI; None where it has no bytes, or other ones than its own."""
     rng = np.random.default_rng(0)
     streams = [rng.bytes(size) for size in (3, 50_000, 0, 200_000, 1, 1000, 30_000, 40_000, 64)]
     buffer, starts, sizes = scattered(streams)

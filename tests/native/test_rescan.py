@@ -50,7 +50,7 @@ def test_standard_script_is_jpegtrans_byte_for_byte(photos: Photos) -> None:
 
 
 def test_any_script_keeps_the_pixels(photos: Photos) -> None:
-    """Random legal scripts give as many scans as asked and the same pixels, also from progressive input."""
+    """Random legal scripts give as many scans as asked and the same pixels, whatever the input."""
     rng = random.Random(4)
     for name, source in photos[::3]:
         header = native.read_header([source])

@@ -19,7 +19,7 @@ def random_box(rng: random.Random, height: int, width: int) -> tuple[int, int, i
 
 
 def test_crop_is_a_part_of_the_whole(photos: Photos, oracle: Oracle) -> None:
-    """A cropped decode has exactly the pixels of the whole image there, also at the crop's edges."""
+    """A cropped decode has exactly the pixels of the whole image, also at the crop's edges."""
     rng = random.Random(1)
     for name, source in photos:
         whole = oracle(source)
@@ -40,7 +40,7 @@ def test_dct_scaling_matches_libjpeg(photos: Photos, oracle: Oracle) -> None:
 
 
 def test_resize_is_close_to_pillow(photos: Photos, oracle: Oracle) -> None:
-    """Without DCT scaling no pixel is more than 1 from Pillow's BILINEAR with a box; with it the mean stays below 1."""
+    """No pixel is more than 1 from Pillow's BILINEAR with a box; with DCT scaling, in the mean."""
     image = pytest.importorskip("PIL.Image")
     rng = random.Random(2)
     scaled = []

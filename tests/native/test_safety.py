@@ -44,7 +44,7 @@ def scan(ss: int, se: int, ah: int, al: int) -> bytes:
 def test_late_colour_markers_change_nothing(
     oracle: Oracle, colour: str, transform: int, after: int, jfif: bool
 ) -> None:
-    """The colour space is that of the markers before the first scan, as for libjpeg; later ones are not looked at."""
+    """As for libjpeg, only the markers before the first scan tell the colour space."""
     source = make_jpeg(3, 40, 50, progressive=True)
     source = source if jfif else source[:2] + source[20:]
     at = scan_ends(source)[after - 1] if after else 2
@@ -138,7 +138,7 @@ def test_pixel_cap_is_the_callers() -> None:
     ],
 )
 def test_each_refusal_says_what_was_expected(stream: bytes, unsupported: bool, match: str) -> None:
-    """Each way to be wrong has its message, and says whether another decoder should get the file."""
+    """Each error has its message, and says whether another decoder should get the file."""
     with pytest.raises(native.NativeError, match=match) as caught:
         native.decode([stream])
     assert caught.value.unsupported is unsupported

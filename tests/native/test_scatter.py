@@ -1,4 +1,4 @@
-"""Scattered reads: every piece in its object, the file asked once, and nothing read that was not asked for."""
+"""Scattered reads: each piece in its object, the file asked once, and nothing else read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def plain(found: Groups, ending: bytes, data: bytes = DATA) -> list[bytes | None
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[int, int, Groups]:
-    """A range, and groups with pieces of none to more than a batch of bytes in it, with and without gaps, item by item at first or not."""
+    """A range, and groups of pieces in it: with and without gaps, by item or by batch."""
     start = at = draw(st.integers(0, 5000))
     num_items, num_rows = draw(st.integers(1, 40)), draw(st.integers(1, 11))
     base = draw(st.integers(0, num_rows))
@@ -142,7 +142,7 @@ def test_without_a_compiler(fd: int, layout: tuple[int, int, Groups]) -> None:
 
 @pytest.mark.parametrize("shift", [0, 1, 7])
 def test_checksums_of_every_size(fd: int, shift: int) -> None:
-    """Whatever instructions this machine has, each size up to some steps of them has the CRC-32C of the crc32c package."""
+    """With any instructions, each size up to some steps has the CRC-32C of the crc32c package."""
     sizes = list(range(1, 1200))
     found = groups([sizes], [shift])
     crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
@@ -166,7 +166,7 @@ def test_arrays_may_lie_anywhere(fd: int) -> None:
 
 
 def test_the_range_is_read_once(fd: int) -> None:
-    """The system is asked for every byte of the range, gaps too, and for none twice: storage sees one read from front to end."""
+    """Storage sees one read from front to end: each byte of the range, gaps too, and none twice."""
     if not os.path.exists("/proc/self/io"):
         pytest.skip("NO /proc/self/io HERE")
 
@@ -254,7 +254,7 @@ def test_the_systems_errors_are_raised(tmp_path: Path) -> None:
 
 
 def test_short_answers_are_continued() -> None:
-    """A file system may give less than it was asked for: the rest is asked for again, from where it ended."""
+    """Where a file system gives less than it was asked for, it is asked for the rest."""
     path = "/proc/kallsyms"  # gives a page or so at a time
     if not os.path.exists(path):
         pytest.skip("NO /proc/kallsyms HERE")
@@ -272,7 +272,7 @@ def test_short_answers_are_continued() -> None:
 
 
 def test_objects_that_were_not_finished_are_freed(fd: int) -> None:
-    """An error in the middle of a read leaves nothing behind, however often it happens."""
+    """An error in the middle of a read leaves nothing in memory, however often it happens."""
     pieces = groups([[900] * 1000], [0])
     tracemalloc.start()
     for _ in range(20):
@@ -295,7 +295,7 @@ def test_a_claim_that_memory_cannot_hold_is_refused(fd: int) -> None:
 
 
 def test_rows_are_dicts_of_columns() -> None:
-    """A table given by columns, some lists, some tuples, as one dict per row, with the names in their order."""
+    """A table given by columns, as lists or tuples, comes as one dict per row, names in order."""
     columns = (("a", "b"), [b"1", None], (None, b"2", b"more than asked for"))
     rows = scatter.rows(("__key__", "jpg", "cls"), columns, 2)
     assert rows == [
@@ -320,7 +320,7 @@ def test_rows_are_dicts_of_columns() -> None:
 def test_rows_that_cannot_be_made(
     names: Any, columns: Any, count: int, error: type[Exception]
 ) -> None:
-    """Columns that are too short, or no columns, are an error, and nothing is left behind."""
+    """Columns that are too short, or no columns, are an error that leaves nothing in memory."""
     before = sys.getrefcount(columns)
     for _ in range(3):
         with pytest.raises(error):

@@ -10,18 +10,19 @@ static uint32_t crc_of(pcr_decoder *dec, uint32_t crc, const uint8_t *data, size
     return dec->kernels->crc32c((const uint32_t (*)[256])dec->crc_table, crc, data, size);
 }
 
-size_t pcr_first_damaged(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, size_t num_images,
-                         const uint32_t *crcs) {
+size_t pcr_first_damaged(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                         size_t num_images, const uint32_t *crcs) {
     for (size_t image = 0; image < num_images; image++, pieces += num_pieces) {
         uint32_t crc = UINT32_MAX;
-        for (size_t i = 0; i < num_pieces; i++) crc = crc_of(dec, crc, pieces[i].data, pieces[i].size);
+        for (size_t i = 0; i < num_pieces; i++)
+            crc = crc_of(dec, crc, pieces[i].data, pieces[i].size);
         if (~crc != crcs[image]) return image;
     }
     return num_images;
 }
 
-size_t pcr_join(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, size_t num_images, const uint32_t *crcs,
-                uint8_t *out, size_t out_size) {
+size_t pcr_join(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, size_t num_images,
+                const uint32_t *crcs, uint8_t *out, size_t out_size) {
     size_t image = 0;
     for (; image < num_images; image++, pieces += num_pieces) {
         size_t size = 0;
@@ -39,14 +40,17 @@ size_t pcr_join(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, si
     return image;
 }
 
-void pcr_decode_batch(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, size_t num_images, const int32_t *crops,
-                      const pcr_request *request, uint8_t *out, size_t out_size, int32_t *codes) {
+void pcr_decode_batch(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                      size_t num_images, const int32_t *crops, const pcr_request *request,
+                      uint8_t *out, size_t out_size, int32_t *codes) {
     pcr_request mine = *request;
     for (size_t image = 0; image < num_images; image++) {
         if (crops) {
             const int32_t *crop = crops + 4 * image;
-            mine.crop_y = crop[0], mine.crop_x = crop[1], mine.crop_h = crop[2], mine.crop_w = crop[3];
+            mine.crop_y = crop[0], mine.crop_x = crop[1], mine.crop_h = crop[2],
+                mine.crop_w = crop[3];
         }
-        codes[image] = pcr_decode(dec, pieces + image * num_pieces, num_pieces, &mine, out + image * out_size, out_size);
+        codes[image] = pcr_decode(dec, pieces + image * num_pieces, num_pieces, &mine,
+                                  out + image * out_size, out_size);
     }
 }

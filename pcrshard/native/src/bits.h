@@ -40,7 +40,9 @@ static inline uint64_t pcr_take(pcr_bits *b, uint32_t n) {
     return value;
 }
 
-static inline bool pcr_overrun(const pcr_bits *b) { return b->pos * 8 - b->count > (uint64_t)b->size * 8; }
+static inline bool pcr_overrun(const pcr_bits *b) {
+    return b->pos * 8 - b->count > (uint64_t)b->size * 8;
+}
 
 /* T.81 F.2.2.1 EXTEND of the next s bits, s in 1..15. */
 static inline int32_t pcr_take_signed(pcr_bits *b, uint32_t s) {

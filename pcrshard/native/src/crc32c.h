@@ -1,4 +1,5 @@
-/* CRC-32C (Castagnoli, RFC 3720 B.4), reflected. Each function goes on from the inverted register and gives it back inverted. */
+/* CRC-32C (Castagnoli, RFC 3720 B.4), reflected. Each function goes on from the inverted register
+ * and gives it back inverted. */
 #ifndef PCR_CRC32C_H
 #define PCR_CRC32C_H
 
@@ -23,11 +24,14 @@ static inline void pcr_crc32c_fill(uint32_t table[8][256]) {
 }
 
 /* Eight bytes a step (Kounavis and Berry 2005). */
-static inline uint32_t pcr_crc32c_portable(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data, size_t size) {
+static inline uint32_t pcr_crc32c_portable(const uint32_t (*table)[256], uint32_t crc,
+                                           const uint8_t *data, size_t size) {
     for (; size >= 8; data += 8, size -= 8) {
-        crc ^= (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
-        crc = table[7][crc & 255] ^ table[6][crc >> 8 & 255] ^ table[5][crc >> 16 & 255] ^ table[4][crc >> 24] ^
-              table[3][data[4]] ^ table[2][data[5]] ^ table[1][data[6]] ^ table[0][data[7]];
+        crc ^= (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 |
+            (uint32_t)data[3] << 24;
+        crc = table[7][crc & 255] ^ table[6][crc >> 8 & 255] ^ table[5][crc >> 16 & 255] ^
+              table[4][crc >> 24] ^ table[3][data[4]] ^ table[2][data[5]] ^
+              table[1][data[6]] ^ table[0][data[7]];
     }
     for (; size > 0; data++, size--) crc = crc >> 8 ^ table[0][(crc ^ *data) & 255];
     return crc;
@@ -36,9 +40,11 @@ static inline uint32_t pcr_crc32c_portable(const uint32_t (*table)[256], uint32_
 #if PCR_HAVE_AVX2
 PCR_AVX2_BEGIN
 
-/* What a CRC becomes by so many zero bytes behind its data; factor is x^(8 * bytes - 33) modulo the polynomial, reflected. */
+/* What a CRC becomes when so many zero bytes follow its data; factor is x^(8 * bytes - 33) modulo
+ * the polynomial, reflected. */
 static inline uint64_t pcr_crc32c_shift(uint64_t crc, uint32_t factor) {
-    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc), _mm_cvtsi32_si128((int)factor), 0);
+    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc),
+                                           _mm_cvtsi32_si128((int)factor), 0);
     return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
 
@@ -58,41 +64,50 @@ PCR_AVX2_END
 
 #define PCR_VPCLMUL __attribute__((target("avx2,pclmul,sse4.2,vpclmulqdq")))
 
-/* x moved in front of as many bytes as the factors stand for, and added to what is there: 128-bit lanes, each a polynomial whose first
- * half is multiplied by x^(8 * bytes + 31), its second by x^(8 * bytes - 33), both modulo the polynomial, reflected. */
-PCR_VPCLMUL static inline __m256i pcr_crc32c_fold(__m256i x, long long first, long long second, __m256i next) {
+/* Moves x in front of as many bytes as the factors stand for, and adds what is there already. Each
+ * 128-bit lane is a polynomial: its first half is multiplied by x^(8 * bytes + 31), its second half
+ * by x^(8 * bytes - 33), both modulo the polynomial, reflected. */
+PCR_VPCLMUL static inline __m256i pcr_crc32c_fold(__m256i x, long long first, long long second,
+                                                  __m256i next) {
     __m256i factors = _mm256_set_epi64x(second, first, second, first);
-    __m256i moved = _mm256_xor_si256(_mm256_clmulepi64_epi128(x, factors, 0x00), _mm256_clmulepi64_epi128(x, factors, 0x11));
+    __m256i moved = _mm256_xor_si256(_mm256_clmulepi64_epi128(x, factors, 0x00),
+                                     _mm256_clmulepi64_epi128(x, factors, 0x11));
     return _mm256_xor_si256(moved, next);
 }
 
-/* 128 bytes a step by carry-less multiplication (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
- * Instruction", 2009), twice as fast as the CRC instruction; on processors with VPCLMULQDQ. */
+/* 128 bytes a step by carry-less multiplication (Gopal et al., "Fast CRC Computation for Generic
+ * Polynomials Using PCLMULQDQ Instruction", 2009), twice as fast as the CRC instruction; on
+ * processors with VPCLMULQDQ. */
 PCR_VPCLMUL static inline uint32_t pcr_crc32c_wide(uint32_t crc, const uint8_t *data, size_t size) {
     __m256i x[4];
     for (int i = 0; i < 4; i++) x[i] = _mm256_loadu_si256((const __m256i *)data + i);
     x[0] = _mm256_xor_si256(x[0], _mm256_set_epi64x(0, 0, 0, crc));
     for (data += 128, size -= 128; size >= 128; data += 128, size -= 128)
         for (int i = 0; i < 4; i++)
-            x[i] = pcr_crc32c_fold(x[i], 0x6992CEA2, 0x0D3B6092, _mm256_loadu_si256((const __m256i *)data + i));
+            x[i] = pcr_crc32c_fold(x[i], 0x6992CEA2, 0x0D3B6092,
+                                   _mm256_loadu_si256((const __m256i *)data + i));
     x[2] = pcr_crc32c_fold(x[0], 0x740EEF02, 0x9E4ADDF8, x[2]);
     x[3] = pcr_crc32c_fold(x[1], 0x740EEF02, 0x9E4ADDF8, x[3]);
     x[3] = pcr_crc32c_fold(x[2], 0x3DA6D0CB, 0xBA4FC28E, x[3]);
     x[3] = pcr_crc32c_fold(x[3], 0xF20C0DFE, 0x493C7D27, _mm256_permute4x64_epi64(x[3], 0xEE));
     __m128i last = _mm256_castsi256_si128(x[3]);
     uint64_t folded = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(last));
-    return pcr_crc32c_serial(_mm_crc32_u64(folded, (uint64_t)_mm_extract_epi64(last, 1)), data, size);
+    folded = _mm_crc32_u64(folded, (uint64_t)_mm_extract_epi64(last, 1));
+    return pcr_crc32c_serial(folded, data, size);
 }
 
 PCR_AVX2_BEGIN
 
-/* Three runs at a time, because the instruction takes three cycles (Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
- * CRC32 Instruction", 2011). It is SSE4.2's, which no processor with AVX2 lacks. */
-static inline uint32_t pcr_crc32c_avx2(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data, size_t size) {
+/* Three runs at a time, because the instruction takes three cycles (Gopal et al., "Fast CRC
+ * Computation for iSCSI Polynomial Using CRC32 Instruction", 2011). It is SSE4.2's, which no
+ * processor with AVX2 lacks. */
+static inline uint32_t pcr_crc32c_avx2(const uint32_t (*table)[256], uint32_t crc,
+                                       const uint8_t *data, size_t size) {
     enum { RUN = 256 };
     uint64_t wide = crc;
     (void)table;
-    if (size >= 512 && __builtin_cpu_supports("vpclmulqdq")) return pcr_crc32c_wide(crc, data, size);
+    if (size >= 512 && __builtin_cpu_supports("vpclmulqdq"))
+        return pcr_crc32c_wide(crc, data, size);
     for (; size >= 3 * RUN; data += 3 * RUN, size -= 3 * RUN) {
         uint64_t second = 0, third = 0;
         for (size_t i = 0; i < RUN; i += 8) {
@@ -100,7 +115,8 @@ static inline uint32_t pcr_crc32c_avx2(const uint32_t (*table)[256], uint32_t cr
             second = pcr_crc32c_word(second, data + RUN + i);
             third = pcr_crc32c_word(third, data + 2 * RUN + i);
         }
-        wide = pcr_crc32c_shift(wide, UINT32_C(0xDD7E3B0C)) ^ pcr_crc32c_shift(second, UINT32_C(0xB9E02B86)) ^ third;
+        wide = pcr_crc32c_shift(wide, UINT32_C(0xDD7E3B0C)) ^
+            pcr_crc32c_shift(second, UINT32_C(0xB9E02B86)) ^ third;
     }
     return pcr_crc32c_serial(wide, data, size);
 }

@@ -10,7 +10,8 @@ void pcr_cursor_init(pcr_cursor *cursor, const pcr_piece *pieces, size_t num_pie
 
 /* The contiguous bytes at the cursor; 0 only at the end of the stream. */
 static size_t contiguous(pcr_cursor *cursor, const uint8_t **data) {
-    while (cursor->index < cursor->num_pieces && cursor->offset == cursor->pieces[cursor->index].size) {
+    while (cursor->index < cursor->num_pieces &&
+           cursor->offset == cursor->pieces[cursor->index].size) {
         cursor->index++;
         cursor->offset = 0;
     }
@@ -49,7 +50,8 @@ int pcr_reserve(pcr_decoder *dec, pcr_buffer *buffer, size_t size) {
     free(buffer->data);
     buffer->capacity = 0;
     buffer->data = aligned_alloc(64, (size + 63) / 64 * 64);
-    if (!buffer->data) return pcr_fail(dec, PCR_MEMORY, "expected %zu bytes of memory, got none", size);
+    if (!buffer->data)
+        return pcr_fail(dec, PCR_MEMORY, "expected %zu bytes of memory, got none", size);
     buffer->capacity = size;
     return PCR_OK;
 }
@@ -82,7 +84,7 @@ static int after_ff(pcr_cursor *cursor) {
 }
 
 /* Moves the entropy data up to the next marker into dec->segment, byte stuffing removed (T.81
- * B.1.1.5), zeros behind it, and points the bit reader at it. The marker goes to pending_marker;
+ * B.1.1.5), zeros after it, and points the bit reader at it. The marker goes to pending_marker;
  * the end of the stream counts as EOI, because a prefix ends after any scan. */
 int pcr_next_segment(pcr_decoder *dec) {
     pcr_cursor *cursor = &dec->cursor;
@@ -108,6 +110,7 @@ int pcr_next_segment(pcr_decoder *dec) {
     }
     memset(out, 0, 16);
     dec->pending_marker = marker;
-    dec->scan.bits = (pcr_bits){.data = dec->segment.data, .size = (size_t)(out - dec->segment.data)};
+    dec->scan.bits = (pcr_bits){.data = dec->segment.data,
+                                .size = (size_t)(out - dec->segment.data)};
     return PCR_OK;
 }

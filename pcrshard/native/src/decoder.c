@@ -1,17 +1,7 @@
 /* The decoder object and its public calls. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "pcr_internal.h"
-
-int pcr_fail(pcr_decoder *dec, int code, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(dec->message, sizeof dec->message, format, arguments);
-    va_end(arguments);
-    return code;
-}
 
 static const pcr_kernels *choose_kernels(int backend) {
 #if PCR_HAVE_AVX2
@@ -52,9 +42,8 @@ void pcr_decoder_free(pcr_decoder *dec) {
 
 const char *pcr_decoder_backend(const pcr_decoder *dec) { return dec->kernels->name; }
 
-const char *pcr_message(const pcr_decoder *dec) { return dec->message; }
-
-int pcr_read_header(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, pcr_header *header) {
+int pcr_read_header(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                    pcr_header *header) {
     bool found;
     pcr_start_stream(dec, pieces, num_pieces);
     int code = pcr_parse_frame(dec);
@@ -66,11 +55,13 @@ int pcr_read_header(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces
                            .num_components = dec->num_components,
                            .progressive = dec->progressive,
                            .colour = dec->colour};
-    for (int c = 0; c < dec->num_components; c++) header->h[c] = dec->comp[c].h, header->v[c] = dec->comp[c].v;
+    for (int c = 0; c < dec->num_components; c++)
+        header->h[c] = dec->comp[c].h, header->v[c] = dec->comp[c].v;
     return PCR_OK;
 }
 
-static int open_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request) {
+static int open_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                       const pcr_request *request) {
     pcr_start_stream(dec, pieces, num_pieces);
     dec->want_all = false;
     if (request->max_pixels > 0) dec->max_pixels = request->max_pixels;
@@ -79,20 +70,21 @@ static int open_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pie
     return code ? code : pcr_plan_geometry(dec, request);
 }
 
-int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request,
-                    int32_t *height, int32_t *width) {
+int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                    const pcr_request *request, int32_t *height, int32_t *width) {
     int code = open_stream(dec, pieces, num_pieces, request);
     *height = dec->plan.out_h, *width = dec->plan.out_w;
     return code;
 }
 
-int pcr_decode(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request, uint8_t *out,
-               size_t out_size) {
+int pcr_decode(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+               const pcr_request *request, uint8_t *out, size_t out_size) {
     bool found = false;
     int code = open_stream(dec, pieces, num_pieces, request);
     if (code) return code;
     size_t need = (size_t)dec->plan.out_h * (size_t)dec->plan.out_w * (size_t)dec->plan.channels;
-    if (out_size != need) return pcr_fail(dec, PCR_USAGE, "expected room for %zu bytes, got %zu", need, out_size);
+    if (out_size != need)
+        return pcr_fail(dec, PCR_USAGE, "expected room for %zu bytes, got %zu", need, out_size);
     code = pcr_parse_to_scan(dec, &found);
     if (!code && !found) code = pcr_fail(dec, PCR_CORRUPT, "expected at least one scan, got none");
     if (!code) code = pcr_plan_colour(dec);

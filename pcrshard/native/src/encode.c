@@ -1,7 +1,7 @@
 /* Optimal Huffman tables (T.81 K.2, as jchuff.c makes them) and the bits of a scan. */
 #include <stdlib.h>
 
-#include "rescan.h"
+#include "encode.h"
 
 typedef struct {
     uint32_t frequency;
@@ -79,7 +79,8 @@ void pcr_optimal_table(pcr_encoder_table *table, const uint32_t frequency[257]) 
     /* Symbols in order of their lengths before shortening. */
     for (int length = 1; length <= 256; length++)
         for (int i = 0; i < count; i++)
-            if (lengths[i] == length && nodes[i].symbol < 256) table->symbols[table->num_symbols++] = (uint8_t)nodes[i].symbol;
+            if (lengths[i] == length && nodes[i].symbol < 256)
+                table->symbols[table->num_symbols++] = (uint8_t)nodes[i].symbol;
     assign_codes(table);
 }
 
@@ -112,7 +113,8 @@ static inline void write_bits(pcr_writer *writer, uint32_t value, int count) {
     writer->count += count;
 }
 
-void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens, const pcr_encoder_table tables[2]) {
+void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens,
+                      const pcr_encoder_table tables[2]) {
     writer->bits = 0;
     writer->count = 0;
     /* A token is at most 32 bits; each byte of them may need stuffing. */
@@ -120,7 +122,8 @@ void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens, const pcr_en
     for (size_t i = 0; i < tokens->size; i++) {
         uint32_t token = tokens->data[i];
         uint32_t table = token >> 5 & 3, symbol = token >> 8 & 255;
-        if (table != PCR_TOKEN_RAW) write_bits(writer, tables[table].code[symbol], tables[table].length[symbol]);
+        if (table != PCR_TOKEN_RAW)
+            write_bits(writer, tables[table].code[symbol], tables[table].length[symbol]);
         write_bits(writer, token >> 16, (int)(token & 31));
         if (writer->count >= 32) drain(writer);
     }

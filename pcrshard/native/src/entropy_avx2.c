@@ -22,7 +22,8 @@ static inline void pcr_clear(int16_t *block) {
 
 /* All 64 coefficients without a branch per coefficient: which ones need correcting is random. */
 static inline void pcr_correct(int16_t *block, uint64_t which, int16_t step) {
-    const __m256i lanes = _mm256_setr_epi16(-32768, 16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1);
+    const __m256i lanes = _mm256_setr_epi16(-32768, 16384, 8192, 4096, 2048, 1024, 512, 256, 128,
+                                            64, 32, 16, 8, 4, 2, 1);
     const __m256i steps = _mm256_set1_epi16(step);
     for (int group = 0; group < 4; group++, which <<= 16) {
         __m256i *at = (__m256i *)(block + 16 * group);

@@ -1,17 +1,19 @@
 /* Entropy decoding of spans of blocks (T.81 F.2 and G.2), compiled once per instruction set.
  *
- * The including file defines PCR_NAME(x) and the bit primitives pcr_spread(bits, mask) (pdep: bit n goes
- * to the n-th lowest one of the mask), pcr_spread_one (the same for a single bit),
- * pcr_clear(block), and pcr_correct(block, which, step), which moves the coefficients named by `which`
- * away from zero. A span never crosses a block row or a restart.
- * Each function returns PCR_OK or PCR_CORRUPT; running past the end is for the caller to notice.
+ * The including file defines PCR_NAME(x) and the bit primitives pcr_spread(bits, mask) (pdep: bit n
+ * goes to the n-th lowest one of the mask), pcr_spread_one (the same for a single bit),
+ * pcr_clear(block), and pcr_correct(block, which, step), which moves the coefficients named by
+ * `which` away from zero. A span never crosses a block row or a restart. Each function returns
+ * PCR_OK or PCR_CORRUPT; running past the end is for the caller to notice.
  */
 #include "bits.h"
 
 static inline uint64_t top_bit(int k) { return UINT64_C(1) << (63 - k); }
 
 /* Bits of the coefficients ss..se. */
-static inline uint64_t band_mask(int ss, int se) { return (~UINT64_C(0) >> ss) & (~UINT64_C(0) << (63 - se)); }
+static inline uint64_t band_mask(int ss, int se) {
+    return (~UINT64_C(0) >> ss) & (~UINT64_C(0) << (63 - se));
+}
 
 static inline int leading_zeros(uint64_t x) { return __builtin_clzll(x); }
 
@@ -37,10 +39,11 @@ static inline bool add_dc(int32_t *pred, int32_t difference) {
 
 enum { BLOCK_BAD = -1, BLOCK_FULL = -2 };
 
-/* AC coefficients behind k, up to se, of a block. Returns BLOCK_FULL when coefficient se was coded, BLOCK_BAD, or
- * the r of the EOBr symbol that ended the block (with its extra bits still to read). */
-static inline int read_ac(pcr_bits *bits, const pcr_huffman *table, int k, int se, int al, int16_t *block,
-                          uint64_t *mask) {
+/* AC coefficients of a block after k, up to se. Returns BLOCK_FULL when coefficient se was coded,
+ * BLOCK_BAD, or the r of the EOBr symbol that ended the block (with its extra bits still to
+ * read). */
+static inline int read_ac(pcr_bits *bits, const pcr_huffman *table, int k, int se, int al,
+                          int16_t *block, uint64_t *mask) {
     uint64_t found = 0;
     int result;
     for (;;) {
@@ -99,7 +102,8 @@ static inline bool read_block(pcr_bits *bits, pcr_scan *scan, int c, size_t inde
     uint64_t mask = 0;
     int32_t difference;
     pcr_refill(bits);
-    if (!read_dc(bits, scan->dc[c], &difference) || !add_dc(&scan->pred[c], difference)) return false;
+    if (!read_dc(bits, scan->dc[c], &difference) || !add_dc(&scan->pred[c], difference))
+        return false;
     comp->dc[index] = (int16_t)scan->pred[c];
     pcr_clear(block);
     int end = read_ac(bits, scan->ac[c], 0, 63, 0, block, &mask);
@@ -118,7 +122,8 @@ static int PCR_NAME(sequential)(pcr_scan *scan, int row, int col, int count) {
             size_t index = base[c] + (size_t)mcu * (size_t)h;
             for (int y = 0; y < v; y++, index += (size_t)scan->comp[c]->stride)
                 for (int x = 0; x < h; x++)
-                    if (PCR_UNLIKELY(!read_block(&bits, scan, c, index + (size_t)x))) return PCR_CORRUPT;
+                    if (PCR_UNLIKELY(!read_block(&bits, scan, c, index + (size_t)x)))
+                        return PCR_CORRUPT;
         }
     }
     scan->bits = bits;
@@ -131,12 +136,14 @@ static int PCR_NAME(dc_first)(pcr_scan *scan, int row, int col, int count) {
         for (int c = 0; c < scan->num_components; c++) {
             pcr_component *comp = scan->comp[c];
             int h = scan->h[c], v = scan->v[c];
-            int16_t *dc = comp->dc + (size_t)(row * v) * (size_t)comp->stride + (size_t)mcu * (size_t)h;
+            int16_t *dc = comp->dc + (size_t)(row * v) * (size_t)comp->stride +
+                (size_t)mcu * (size_t)h;
             for (int y = 0; y < v; y++, dc += comp->stride) {
                 for (int x = 0; x < h; x++) {
                     int32_t difference;
                     pcr_refill(&bits);
-                    if (!read_dc(&bits, scan->dc[c], &difference) || !add_dc(&scan->pred[c], difference))
+                    if (!read_dc(&bits, scan->dc[c], &difference) ||
+                        !add_dc(&scan->pred[c], difference))
                         return PCR_CORRUPT;
                     dc[x] = (int16_t)((uint32_t)scan->pred[c] << scan->al);
                 }
@@ -153,7 +160,8 @@ static int PCR_NAME(dc_refine)(pcr_scan *scan, int row, int col, int count) {
         for (int c = 0; c < scan->num_components; c++) {
             pcr_component *comp = scan->comp[c];
             int h = scan->h[c], v = scan->v[c];
-            int16_t *dc = comp->dc + (size_t)(row * v) * (size_t)comp->stride + (size_t)mcu * (size_t)h;
+            int16_t *dc = comp->dc + (size_t)(row * v) * (size_t)comp->stride +
+                (size_t)mcu * (size_t)h;
             pcr_refill(&bits);
             for (int y = 0; y < v; y++, dc += comp->stride)
                 for (int x = 0; x < h; x++) dc[x] |= (int16_t)(pcr_take(&bits, 1) << scan->al);
@@ -178,7 +186,8 @@ static int PCR_NAME(ac_first)(pcr_scan *scan, int row, int col, int count) {
             continue;
         }
         if (mask[i] == 0) pcr_clear(block + 64 * (size_t)i);
-        int end = read_ac(&bits, scan->ac[0], scan->ss - 1, scan->se, scan->al, block + 64 * (size_t)i, &mask[i]);
+        int end = read_ac(&bits, scan->ac[0], scan->ss - 1, scan->se, scan->al,
+                          block + 64 * (size_t)i, &mask[i]);
         if (end == BLOCK_BAD) return PCR_CORRUPT;
         if (end > 0) eob_run = (1u << end) - 1 + (uint32_t)pcr_take(&bits, (uint32_t)end);
     }
@@ -187,7 +196,7 @@ static int PCR_NAME(ac_first)(pcr_scan *scan, int row, int col, int count) {
     return PCR_OK;
 }
 
-/* The next n correction bits, n in 0..63, behind those already in `have`; 20 bits must be valid. */
+/* The next n correction bits, n in 0..63, after those already in `have`; 20 bits must be valid. */
 static inline uint64_t take_corrections(pcr_bits *bits, uint64_t have, int n) {
     if (PCR_UNLIKELY(n > 20)) {
         pcr_refill(bits);
@@ -210,24 +219,26 @@ static bool all_unit(const int16_t *block, uint64_t found, int al) {
     return true;
 }
 
-/* Coefficients behind k, in 0..63. */
-static inline uint64_t behind(int k) { return ~UINT64_C(0) >> 1 >> k; }
+/* Coefficients after k, in 0..63. */
+static inline uint64_t after(int k) { return ~UINT64_C(0) >> 1 >> k; }
 
 /* New coefficients of a block in a refinement scan (T.81 G.1.2.3): places them, and collects the
- * correction bits that lie between them for `old`, the band's coefficients known before; *reached is
- * the last coefficient passed. Returns the same as read_ac.
+ * correction bits that lie between them for `old`, the band's coefficients known before; *reached
+ * is the last coefficient passed. Returns the same as read_ac.
  *
- * `cursor` has one bit set, as many places up as zeros are left in the band: shifted down by r + 1 and
- * spread over the zeros, it marks the zero that r others precede. Of the coefficients passed, those
- * that are not the r zeros need a correction bit. All this is one chain of dependences per symbol,
- * and so is left for the ordinary one as soon as no known coefficient lies ahead. */
-static inline int read_refinement(pcr_bits *bits, const pcr_huffman *table, uint64_t band, uint64_t old, int se, int al,
-                                  int16_t *block, uint64_t *mask, uint64_t *corrections, int *reached) {
+ * `cursor` has one bit set, as many places up as zeros are left in the band: shifted down by r + 1
+ * and spread over the zeros, it marks the zero that r others precede. Of the coefficients passed,
+ * those that are not the r zeros need a correction bit. All this is one chain of dependences per
+ * symbol, and so is left for the ordinary one as soon as no known coefficient lies ahead. */
+static inline int read_refinement(pcr_bits *bits, const pcr_huffman *table, uint64_t band,
+                                  uint64_t old, int se, int al, int16_t *block, uint64_t *mask,
+                                  uint64_t *corrections, int *reached) {
     const uint64_t zeros = band ^ old;
     uint64_t found = 0, taken = 0, cursor = UINT64_C(1) << __builtin_popcountll(zeros);
     int k = *reached, result = BLOCK_FULL;
-    for (; old & behind(k);) {
-        /* Refilling is on the critical path: only when a code and 20 corrections might not be there. */
+    for (; old & after(k);) {
+        /* Refilling is on the critical path: only when a code and 20 corrections might not be
+         * there. */
         if (bits->count < 32) pcr_refill(bits);
         uint32_t entry = table->fast[bits->bits >> (64 - PCR_FAST_BITS)];
         int step = (int)PCR_ENTRY_STEP(entry), value = PCR_ENTRY_VALUE(entry);
@@ -280,7 +291,8 @@ static int PCR_NAME(ac_refine)(pcr_scan *scan, int row, int col, int count) {
         int k = scan->ss - 1;
         if (eob_run == 0) {
             if (mask[i] == 0) pcr_clear(block);
-            int end = read_refinement(&bits, table, band, old, se, al, block, &mask[i], &corrections, &k);
+            int end = read_refinement(&bits, table, band, old, se, al, block, &mask[i],
+                                      &corrections, &k);
             if (PCR_UNLIKELY(end == BLOCK_BAD)) return PCR_CORRUPT;
             if (end >= 0) eob_run = (1u << end) + (uint32_t)pcr_take(&bits, (uint32_t)end);
         }
@@ -288,7 +300,8 @@ static int PCR_NAME(ac_refine)(pcr_scan *scan, int row, int col, int count) {
             eob_run--;
             if (old == 0) continue;
             if (bits.count < 32) pcr_refill(&bits);
-            corrections = take_corrections(&bits, corrections, __builtin_popcountll(old & behind(k)));
+            corrections = take_corrections(&bits, corrections,
+                                           __builtin_popcountll(old & after(k)));
         }
         corrections = pcr_spread(corrections, old);
         if (corrections) pcr_correct(block, corrections, step);

@@ -31,10 +31,12 @@ int pcr_huffman_build(pcr_decoder *dec, pcr_huffman *table, bool is_dc) {
         for (int i = 0; i < table->counts[length]; i++, index++, code++) {
             int symbol = table->symbols[index];
             if (code >= 1u << length)
-                return pcr_fail(dec, PCR_CORRUPT, "expected Huffman code lengths that fit, got too many codes of %d bits",
-                                length);
+                return pcr_fail(dec, PCR_CORRUPT,
+                                "expected Huffman code lengths that fit, got too many codes of %d "
+                                "bits", length);
             if (is_dc && symbol > 15)
-                return pcr_fail(dec, PCR_CORRUPT, "expected DC categories of at most 15, got %d", symbol);
+                return pcr_fail(dec, PCR_CORRUPT, "expected DC categories of at most 15, got %d",
+                                symbol);
             table->max_size = pcr_max(table->max_size, symbol & 15);
             if (length <= PCR_FAST_BITS)
                 fill_code(&table->fast[code << (PCR_FAST_BITS - length)], length, symbol, is_dc);

@@ -1,8 +1,8 @@
 /* Inverse DCT with AVX2: two neighbouring blocks at once, one per 128-bit lane.
  *
  * The same arithmetic as jidctint, hence the same bits as libjpeg-turbo. The masks of non-zero
- * coefficients choose how much of it is needed: a flat block, the 10 lowest coefficients (4 rows and
- * 4 columns), the 32 lowest, or all.
+ * coefficients choose how much of it is needed: a flat block, the 10 lowest coefficients (4 rows
+ * and 4 columns), the 32 lowest, or all.
  */
 #include "idct.h"
 
@@ -13,7 +13,8 @@ PCR_AVX2_BEGIN
 
 #define INLINE static inline __attribute__((always_inline))
 #define OR _mm256_or_si256
-#define PAIR(a, b) _mm256_set1_epi32((int32_t)((uint32_t)(uint16_t)(int16_t)(a) | (uint32_t)(b) << 16))
+#define PAIR(a, b) \
+    _mm256_set1_epi32((int32_t)((uint32_t)(uint16_t)(int16_t)(a) | (uint32_t)(b) << 16))
 
 enum { LEVEL_LOW = 0, LEVEL_MIDDLE = 1, LEVEL_FULL = 2 };
 
@@ -21,10 +22,12 @@ enum { LEVEL_LOW = 0, LEVEL_MIDDLE = 1, LEVEL_FULL = 2 };
 #define X 64
 #define LOW(i) ((char)((i) == X ? 0x80 : 2 * (i)))
 #define HIGH(i) ((char)((i) == X ? 0x80 : 2 * (i) + 1))
-#define BYTES(a, b, c, d, e, f, g, h)                                                                              \
-    LOW(a), HIGH(a), LOW(b), HIGH(b), LOW(c), HIGH(c), LOW(d), HIGH(d), LOW(e), HIGH(e), LOW(f), HIGH(f), LOW(g), \
-        HIGH(g), LOW(h), HIGH(h)
-#define PICK(group, ...) _mm256_shuffle_epi8(zigzag[group], _mm256_setr_epi8(BYTES(__VA_ARGS__), BYTES(__VA_ARGS__)))
+#define BYTES(a, b, c, d, e, f, g, h) \
+    LOW(a), HIGH(a), LOW(b), HIGH(b), LOW(c), HIGH(c), LOW(d), HIGH(d), \
+    LOW(e), HIGH(e), LOW(f), HIGH(f), LOW(g), HIGH(g), LOW(h), HIGH(h)
+#define PICK(group, ...) \
+    _mm256_shuffle_epi8(zigzag[group], \
+                        _mm256_setr_epi8(BYTES(__VA_ARGS__), BYTES(__VA_ARGS__)))
 
 /* Rows of natural order out of groups of 8 coefficients in zigzag order (T.81 Figure 5). */
 INLINE void unzigzag(__m256i row[8], const __m256i zigzag[8], int level) {
@@ -100,13 +103,17 @@ INLINE void half_low(__m256i out[8], __m256i in02, __m256i in13, int shift) {
 }
 
 /* in: sum and difference of x0 and x4 times 65536; pairs of the others interleaved. */
-INLINE void half_full(__m256i out[8], __m256i sum, __m256i difference, __m256i in26, __m256i in71, __m256i in53,
-                      __m256i z34, int shift) {
+INLINE void half_full(__m256i out[8], __m256i sum, __m256i difference, __m256i in26, __m256i in71,
+                      __m256i in53, __m256i z34, int shift) {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
-    __m256i even0 = add(_mm256_srai_epi32(sum, 3), round), even1 = add(_mm256_srai_epi32(difference, 3), round);
-    __m256i even3 = madd(in26, PAIR(F_0_541 + F_0_765, F_0_541)), even2 = madd(in26, PAIR(F_0_541, F_0_541 - F_1_847));
-    __m256i z3 = madd(z34, PAIR(F_1_175 - F_1_961, F_1_175)), z4 = madd(z34, PAIR(F_1_175, F_1_175 - F_0_390));
-    const __m256i even[4] = {add(even0, even3), add(even1, even2), sub(even1, even2), sub(even0, even3)};
+    __m256i even0 = add(_mm256_srai_epi32(sum, 3), round),
+        even1 = add(_mm256_srai_epi32(difference, 3), round);
+    __m256i even3 = madd(in26, PAIR(F_0_541 + F_0_765, F_0_541)),
+        even2 = madd(in26, PAIR(F_0_541, F_0_541 - F_1_847));
+    __m256i z3 = madd(z34, PAIR(F_1_175 - F_1_961, F_1_175)),
+        z4 = madd(z34, PAIR(F_1_175, F_1_175 - F_0_390));
+    const __m256i even[4] = {add(even0, even3), add(even1, even2), sub(even1, even2),
+                             sub(even0, even3)};
     const __m256i odd[4] = {add(madd(in71, PAIR(F_0_298 - F_0_899, -F_0_899)), z3),
                             add(madd(in53, PAIR(F_2_053 - F_2_562, -F_2_562)), z4),
                             add(madd(in53, PAIR(-F_2_562, F_3_072 - F_2_562)), z3),
@@ -178,8 +185,9 @@ INLINE void load_pair(__m256i rows[8], const int16_t *dc, const int16_t *left, c
     __m256i zigzag[8];
     for (int i = 0; i < groups; i++) {
         __m256i q = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)quant + i));
-        __m256i pair = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_load_si128((const __m128i *)left + i)),
-                                               _mm_load_si128((const __m128i *)right + i), 1);
+        __m256i pair = _mm256_inserti128_si256(
+            _mm256_castsi128_si256(_mm_load_si128((const __m128i *)left + i)),
+            _mm_load_si128((const __m128i *)right + i), 1);
         if (i == 0) {
             pair = _mm256_insert_epi16(pair, dc[0], 0);
             pair = _mm256_insert_epi16(pair, dc[1], 8);
@@ -189,8 +197,8 @@ INLINE void load_pair(__m256i rows[8], const int16_t *dc, const int16_t *left, c
     unzigzag(rows, zigzag, level);
 }
 
-INLINE void block_pair(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
-                       const uint16_t *quant, int level) {
+INLINE void block_pair(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left,
+                       const int16_t *right, const uint16_t *quant, int level) {
     __m256i rows[8];
     load_pair(rows, dc, left, right, quant, level);
     transform(rows, level, 11);
@@ -227,8 +235,10 @@ void pcr_idct8_avx2(PCR_IDCT_PARAMETERS) {
     }
 }
 
-/* Half of the lanes of 8 coefficients to 4 samples (jidctred.c): x0 times 65536, pairs interleaved. */
-INLINE void half4(__m256i out[4], __m256i in0, __m256i in26, __m256i in13, __m256i in57, int shift) {
+/* Half of the lanes of 8 coefficients to 4 samples (jidctred.c): x0 times 65536, pairs
+ * interleaved. */
+INLINE void half4(__m256i out[4], __m256i in0, __m256i in26, __m256i in13, __m256i in57,
+                  int shift) {
     __m256i even0 = add(_mm256_srai_epi32(in0, 2), _mm256_set1_epi32(1 << (shift - 1)));
     __m256i even2 = madd(in26, PAIR(15137, -6270));
     __m256i odd0 = add(madd(in13, PAIR(8697, -17799)), madd(in57, PAIR(11893, -1730)));
@@ -242,15 +252,15 @@ INLINE void half4(__m256i out[4], __m256i in0, __m256i in26, __m256i in13, __m25
 INLINE void transform4(__m256i x[8], int shift) {
     const __m256i zero = _mm256_setzero_si256();
     __m256i low[4], high[4];
-    half4(low, _mm256_unpacklo_epi16(zero, x[0]), _mm256_unpacklo_epi16(x[2], x[6]), _mm256_unpacklo_epi16(x[1], x[3]),
-          _mm256_unpacklo_epi16(x[5], x[7]), shift);
-    half4(high, _mm256_unpackhi_epi16(zero, x[0]), _mm256_unpackhi_epi16(x[2], x[6]), _mm256_unpackhi_epi16(x[1], x[3]),
-          _mm256_unpackhi_epi16(x[5], x[7]), shift);
+    half4(low, _mm256_unpacklo_epi16(zero, x[0]), _mm256_unpacklo_epi16(x[2], x[6]),
+          _mm256_unpacklo_epi16(x[1], x[3]), _mm256_unpacklo_epi16(x[5], x[7]), shift);
+    half4(high, _mm256_unpackhi_epi16(zero, x[0]), _mm256_unpackhi_epi16(x[2], x[6]),
+          _mm256_unpackhi_epi16(x[1], x[3]), _mm256_unpackhi_epi16(x[5], x[7]), shift);
     for (int i = 0; i < 4; i++) x[i] = _mm256_packs_epi32(low[i], high[i]);
 }
 
-INLINE void block_pair4(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
-                        const uint16_t *quant, int level) {
+INLINE void block_pair4(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left,
+                        const int16_t *right, const uint16_t *quant, int level) {
     __m256i x[8];
     load_pair(x, dc, left, right, quant, level);
     transform4(x, 12);
@@ -258,7 +268,8 @@ INLINE void block_pair4(uint8_t *dst, size_t stride, const int16_t *dc, const in
     transpose(x);
     transform4(x, 19);
     __m256i c01 = _mm256_unpacklo_epi16(x[0], x[1]), c23 = _mm256_unpacklo_epi16(x[2], x[3]);
-    __m256i rows = _mm256_packs_epi16(_mm256_unpacklo_epi32(c01, c23), _mm256_unpackhi_epi32(c01, c23));
+    __m256i rows = _mm256_packs_epi16(_mm256_unpacklo_epi32(c01, c23),
+                                      _mm256_unpackhi_epi32(c01, c23));
     rows = _mm256_xor_si256(rows, _mm256_set1_epi8((char)0x80));
     uint8_t bytes[32];
     _mm256_storeu_si256((__m256i *)bytes, rows);
@@ -269,10 +280,11 @@ INLINE void block_pair4(uint8_t *dst, size_t stride, const int16_t *dc, const in
 }
 
 /* 8 coefficients to 2 samples down the columns, then each of the two rows to 2 samples. */
-INLINE void block_pair2(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left, const int16_t *right,
-                        const uint16_t *quant, int level) {
+INLINE void block_pair2(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left,
+                        const int16_t *right, const uint16_t *quant, int level) {
     const __m256i zero = _mm256_setzero_si256(), round = _mm256_set1_epi32(1 << 12);
-    const __m256i weights = _mm256_setr_epi16(0, 29692, 0, -10426, 0, 6967, 0, -5906, 0, 29692, 0, -10426, 0, 6967, 0, -5906);
+    const __m256i weights = _mm256_setr_epi16(0, 29692, 0, -10426, 0, 6967, 0, -5906, 0, 29692, 0,
+                                              -10426, 0, 6967, 0, -5906);
     __m256i x[8], plus[2], minus[2];
     load_pair(x, dc, left, right, quant, level);
     for (int i = 0; i < 2; i++) {
@@ -285,15 +297,18 @@ INLINE void block_pair2(uint8_t *dst, size_t stride, const int16_t *dc, const in
         plus[i] = _mm256_srai_epi32(add(even, odd), 13);
         minus[i] = _mm256_srai_epi32(sub(even, odd), 13);
     }
-    __m256i top = _mm256_packs_epi32(plus[0], plus[1]), bottom = _mm256_packs_epi32(minus[0], minus[1]);
+    __m256i top = _mm256_packs_epi32(plus[0], plus[1]),
+        bottom = _mm256_packs_epi32(minus[0], minus[1]);
     __m256i odd = _mm256_hadd_epi32(madd(top, weights), madd(bottom, weights));
     odd = _mm256_hadd_epi32(odd, odd);
     __m256i even = _mm256_unpacklo_epi32(_mm256_slli_epi32(top, 16), _mm256_slli_epi32(bottom, 16));
     even = add(_mm256_srai_epi32(even, 1), _mm256_set1_epi32(1 << 19));
-    __m256i samples = _mm256_unpacklo_epi32(_mm256_srai_epi32(add(even, odd), 20), _mm256_srai_epi32(sub(even, odd), 20));
+    __m256i samples = _mm256_unpacklo_epi32(_mm256_srai_epi32(add(even, odd), 20),
+                                            _mm256_srai_epi32(sub(even, odd), 20));
     samples = _mm256_packs_epi32(samples, samples);
     samples = _mm256_xor_si256(_mm256_packs_epi16(samples, samples), _mm256_set1_epi8((char)0x80));
-    uint32_t two[2] = {(uint32_t)_mm256_extract_epi32(samples, 0), (uint32_t)_mm256_extract_epi32(samples, 4)};
+    uint32_t two[2] = {(uint32_t)_mm256_extract_epi32(samples, 0),
+                       (uint32_t)_mm256_extract_epi32(samples, 4)};
     uint32_t rows[2] = {(two[0] & 0xFFFF) | two[1] << 16, two[0] >> 16 | (two[1] & 0xFFFF0000)};
     memcpy(dst, &rows[0], 4);
     memcpy(dst + stride, &rows[1], 4);
@@ -329,7 +344,8 @@ INLINE void reduced(PCR_IDCT_PARAMETERS, int size) {
         }
         for (int y = 0; y < size; y++) {
             memset(dst + (size_t)y * stride, pcr_flat_sample(pair_dc[0], quant[0]), (size_t)size);
-            memset(dst + (size_t)y * stride + size, pcr_flat_sample(pair_dc[1], quant[0]), (size_t)size);
+            memset(dst + (size_t)y * stride + size, pcr_flat_sample(pair_dc[1], quant[0]),
+                   (size_t)size);
         }
     }
 }

@@ -12,12 +12,17 @@ static inline int16_t wrap(int32_t x) { return (int16_t)x; }
 /* Sums beyond 32 bits occur in damaged streams only; they wrap as in the vector code. */
 static inline int32_t descale(int64_t x, int n) { return (int32_t)(x + (1 << (n - 1))) >> n; }
 
-static inline int16_t saturate(int32_t x) { return (int16_t)(x < -32768 ? -32768 : x > 32767 ? 32767 : x); }
+static inline int16_t saturate(int32_t x) {
+    return (int16_t)(x < -32768 ? -32768 : x > 32767 ? 32767 : x);
+}
 
-static inline uint8_t sample(int32_t x) { return (uint8_t)(x < -128 ? 0 : x > 127 ? 255 : x + 128); }
+static inline uint8_t sample(int32_t x) {
+    return (uint8_t)(x < -128 ? 0 : x > 127 ? 255 : x + 128);
+}
 
 /* Dequantised coefficients in natural order. */
-static void dequantise(int16_t out[64], int16_t dc, uint64_t mask, const int16_t *ac, const uint16_t *quant) {
+static void dequantise(int16_t out[64], int16_t dc, uint64_t mask, const int16_t *ac,
+                       const uint16_t *quant) {
     memset(out, 0, 128);
     out[0] = wrap(dc * quant[0]);
     for (; mask; mask &= mask - 1) {
@@ -34,7 +39,8 @@ static void transform8(const int16_t *in, int step, int32_t out[8]) {
     int32_t even2 = in2 * F_0_541 + in6 * (F_0_541 - F_1_847);
     int32_t in1 = in[step], in3 = in[3 * step], in5 = in[5 * step], in7 = in[7 * step];
     int32_t z3 = wrap(in7 + in3), z4 = wrap(in5 + in1);
-    int32_t sum3 = z3 * (F_1_175 - F_1_961) + z4 * F_1_175, sum4 = z3 * F_1_175 + z4 * (F_1_175 - F_0_390);
+    int32_t sum3 = z3 * (F_1_175 - F_1_961) + z4 * F_1_175,
+        sum4 = z3 * F_1_175 + z4 * (F_1_175 - F_0_390);
     int32_t odd0 = in7 * (F_0_298 - F_0_899) - in1 * F_0_899 + sum3;
     int32_t odd1 = in5 * (F_2_053 - F_2_562) - in3 * F_2_562 + sum4;
     int32_t odd2 = in3 * (F_3_072 - F_2_562) - in5 * F_2_562 + sum3;
@@ -63,7 +69,8 @@ void pcr_idct8_portable(PCR_IDCT_PARAMETERS) {
     int16_t coefficients[64];
     for (int i = 0; i < count; i++, dst += 8, ac += 64) {
         if (mask[i] == 0) {
-            for (int y = 0; y < 8; y++) memset(dst + (size_t)y * stride, pcr_flat_sample(dc[i], quant[0]), 8);
+            for (int y = 0; y < 8; y++)
+                memset(dst + (size_t)y * stride, pcr_flat_sample(dc[i], quant[0]), 8);
             continue;
         }
         dequantise(coefficients, dc[i], mask[i], ac, quant);
@@ -98,7 +105,8 @@ void pcr_idct4_portable(PCR_IDCT_PARAMETERS) {
     int16_t coefficients[64];
     for (int i = 0; i < count; i++, dst += 4, ac += 64) {
         if (mask[i] == 0) {
-            for (int y = 0; y < 4; y++) memset(dst + (size_t)y * stride, pcr_flat_sample(dc[i], quant[0]), 4);
+            for (int y = 0; y < 4; y++)
+                memset(dst + (size_t)y * stride, pcr_flat_sample(dc[i], quant[0]), 4);
             continue;
         }
         dequantise(coefficients, dc[i], mask[i], ac, quant);
@@ -109,7 +117,8 @@ void pcr_idct4_portable(PCR_IDCT_PARAMETERS) {
 /* 8 coefficients to 2 samples (jidctred.c); the even ones but the DC have no weight. */
 static void transform2(const int16_t *in, int step, int64_t out[2]) {
     int64_t even = in[0] * 32768;
-    int64_t odd = in[7 * step] * -5906 + in[5 * step] * 6967 + in[3 * step] * -10426 + in[step] * 29692;
+    int64_t odd = in[7 * step] * -5906 + in[5 * step] * 6967 + in[3 * step] * -10426 +
+        in[step] * 29692;
     out[0] = even + odd, out[1] = even - odd;
 }
 

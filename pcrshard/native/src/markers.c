@@ -4,9 +4,11 @@
 #include "pcr_internal.h"
 
 enum {
-    M_SOF0 = 0xC0, M_SOF1 = 0xC1, M_SOF2 = 0xC2, M_DHT = 0xC4, M_JPG = 0xC8, M_DAC = 0xCC, M_SOF15 = 0xCF,
-    M_RST0 = 0xD0, M_RST7 = 0xD7, M_SOI = 0xD8, M_EOI = 0xD9, M_SOS = 0xDA, M_DQT = 0xDB, M_DNL = 0xDC,
-    M_DRI = 0xDD, M_APP0 = 0xE0, M_APP14 = 0xEE
+    M_SOF0 = 0xC0, M_SOF1 = 0xC1, M_SOF2 = 0xC2, M_SOF15 = 0xCF,
+    M_DHT = 0xC4, M_JPG = 0xC8, M_DAC = 0xCC,
+    M_RST0 = 0xD0, M_RST7 = 0xD7,
+    M_SOI = 0xD8, M_EOI = 0xD9, M_SOS = 0xDA, M_DQT = 0xDB, M_DNL = 0xDC, M_DRI = 0xDD,
+    M_APP0 = 0xE0, M_APP14 = 0xEE
 };
 
 static int corrupt(pcr_decoder *dec, const char *expected, int got) {
@@ -14,7 +16,8 @@ static int corrupt(pcr_decoder *dec, const char *expected, int got) {
 }
 
 static int truncated(pcr_decoder *dec, const char *where) {
-    return pcr_fail(dec, PCR_CORRUPT, "expected more bytes in %s, got the end of the stream", where);
+    return pcr_fail(dec, PCR_CORRUPT, "expected more bytes in %s, got the end of the stream",
+                    where);
 }
 
 /* Next marker, skipping bytes that are none, as libjpeg does; EOI at the end of the stream. */
@@ -41,7 +44,8 @@ static const uint8_t *take_segment(pcr_decoder *dec, int *size) {
 static int parse_dqt(pcr_decoder *dec, const uint8_t *p, int size) {
     while (size > 0) {
         int wide = *p >> 4, slot = *p & 15, need = 1 + 64 * (wide + 1);
-        if (wide > 1 || slot > 3) return corrupt(dec, "a quantisation table 0..3 of 8 or 16 bits", *p);
+        if (wide > 1 || slot > 3)
+            return corrupt(dec, "a quantisation table 0..3 of 8 or 16 bits", *p);
         if (size < need) return corrupt(dec, "a whole quantisation table", size);
         for (int k = 0; k < 64; k++)
             dec->quant[slot][k] = wide ? (uint16_t)(p[1 + 2 * k] << 8 | p[2 + 2 * k]) : p[1 + k];
@@ -57,7 +61,8 @@ static int parse_dht(pcr_decoder *dec, const uint8_t *p, int size) {
         if (class > 1 || slot > 3) return corrupt(dec, "a Huffman table 0..3 of class 0 or 1", *p);
         if (size < 17) return corrupt(dec, "17 bytes of Huffman code lengths", size);
         for (int i = 1; i <= 16; i++) total += p[i];
-        if (total > 256 || size < 17 + total) return corrupt(dec, "a whole Huffman table of at most 256 codes", total);
+        if (total > 256 || size < 17 + total)
+            return corrupt(dec, "a whole Huffman table of at most 256 codes", total);
         pcr_huffman *table = &dec->huffman[class][slot];
         memcpy(table->counts, p, 17);
         memcpy(table->symbols, p + 17, (size_t)total);
@@ -108,7 +113,8 @@ static int check_sampling(pcr_decoder *dec) {
     for (int c = 0; c < dec->num_components; c++) {
         pcr_component *comp = &dec->comp[c];
         if (dec->h_max % comp->h || dec->v_max % comp->v)
-            return pcr_fail(dec, PCR_UNSUPPORTED, "expected sampling factors that divide %dx%d, got %dx%d", dec->h_max,
+            return pcr_fail(dec, PCR_UNSUPPORTED,
+                            "expected sampling factors that divide %dx%d, got %dx%d", dec->h_max,
                             dec->v_max, comp->h, comp->v);
         /* T.81 A.1.1 and A.2.4 */
         comp->blocks_w = pcr_ceil_div(pcr_ceil_div(dec->width * comp->h, dec->h_max), 8);
@@ -122,19 +128,25 @@ static int check_sampling(pcr_decoder *dec) {
 static int parse_sof(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
     if (dec->have_frame) return corrupt(dec, "one frame header, another marker", marker);
     if (marker > M_SOF2)
-        return pcr_fail(dec, PCR_UNSUPPORTED, "expected Huffman-coded sequential or progressive DCT, got frame type SOF%d",
+        return pcr_fail(dec, PCR_UNSUPPORTED,
+                        "expected Huffman-coded sequential or progressive DCT, "
+                        "got frame type SOF%d",
                         marker - M_SOF0);
-    if (size < 6 || size != 6 + 3 * p[5]) return corrupt(dec, "a frame header whose length fits its components", size);
-    if (p[0] != 8) return pcr_fail(dec, PCR_UNSUPPORTED, "expected 8 bits per sample, got %d", p[0]);
+    if (size < 6 || size != 6 + 3 * p[5])
+        return corrupt(dec, "a frame header whose length fits its components", size);
+    if (p[0] != 8)
+        return pcr_fail(dec, PCR_UNSUPPORTED, "expected 8 bits per sample, got %d", p[0]);
     dec->height = p[1] << 8 | p[2], dec->width = p[3] << 8 | p[4], dec->num_components = p[5];
     if (dec->width == 0) return corrupt(dec, "a width of at least 1", 0);
     if (dec->height == 0)
-        return pcr_fail(dec, PCR_UNSUPPORTED, "expected the height in the frame header, got 0 (DNL is not supported)");
+        return pcr_fail(dec, PCR_UNSUPPORTED,
+                        "expected the height in the frame header, got 0 (DNL is not supported)");
     if ((int64_t)dec->width * dec->height > dec->max_pixels)
-        return pcr_fail(dec, PCR_LIMIT, "expected at most %lld pixels, got %dx%d", (long long)dec->max_pixels,
-                        dec->width, dec->height);
+        return pcr_fail(dec, PCR_LIMIT, "expected at most %lld pixels, got %dx%d",
+                        (long long)dec->max_pixels, dec->width, dec->height);
     if (dec->num_components != 1 && dec->num_components != 3 && dec->num_components != 4)
-        return pcr_fail(dec, PCR_UNSUPPORTED, "expected 1, 3 or 4 components, got %d", dec->num_components);
+        return pcr_fail(dec, PCR_UNSUPPORTED, "expected 1, 3 or 4 components, got %d",
+                        dec->num_components);
     dec->progressive = marker == M_SOF2;
     for (int c = 0; c < dec->num_components; c++) {
         int code = parse_component(dec, &dec->comp[c], p + 6 + 3 * c);
@@ -147,19 +159,22 @@ static int parse_sof(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
 /* T.81 B.2.3, G.1.1.1: which coefficients the scan brings, and that it brings them in order. */
 static int check_progression(pcr_decoder *dec, pcr_scan *scan) {
     if (scan->ss > scan->se || scan->se > 63 || scan->al > 13)
-        return pcr_fail(dec, PCR_CORRUPT, "expected a band within 0..63 and Al of at most 13, got %d..%d, Al %d", scan->ss,
-                        scan->se, scan->al);
+        return pcr_fail(dec, PCR_CORRUPT,
+                        "expected a band within 0..63 and Al of at most 13, got %d..%d, Al %d",
+                        scan->ss, scan->se, scan->al);
     if (scan->ss == 0 ? scan->se != 0 : scan->num_components != 1)
         return corrupt(dec, "DC alone or AC of one component, band end", scan->se);
     if (scan->ah && scan->ah != scan->al + 1) return corrupt(dec, "Ah to be 0 or Al + 1", scan->ah);
     for (int c = 0; c < scan->num_components; c++) {
         pcr_component *comp = scan->comp[c];
-        if (scan->ss > 0 && comp->precision[0] < 0) return corrupt(dec, "DC before AC, component", comp->id);
+        if (scan->ss > 0 && comp->precision[0] < 0)
+            return corrupt(dec, "DC before AC, component", comp->id);
         for (int k = scan->ss; k <= scan->se; k++) {
             int expected = comp->precision[k] < 0 ? 0 : comp->precision[k];
             if (scan->ah != expected || comp->precision[k] == 0)
-                return pcr_fail(dec, PCR_CORRUPT, "expected coefficient %d of component %d to continue at Ah %d, got %d", k,
-                                comp->id, expected, scan->ah);
+                return pcr_fail(dec, PCR_CORRUPT,
+                                "expected coefficient %d of component %d to continue at Ah %d, got "
+                                "%d", k, comp->id, expected, scan->ah);
             comp->precision[k] = (int8_t)scan->al;
         }
     }
@@ -167,9 +182,11 @@ static int check_progression(pcr_decoder *dec, pcr_scan *scan) {
 }
 
 static int check_sequential(pcr_decoder *dec, pcr_scan *scan) {
-    scan->ss = 0, scan->se = 63, scan->ah = scan->al = 0; /* some encoders write others; libjpeg ignores them */
+    /* some encoders write others; libjpeg ignores them */
+    scan->ss = 0, scan->se = 63, scan->ah = scan->al = 0;
     for (int c = 0; c < scan->num_components; c++) {
-        if (scan->comp[c]->precision[0] >= 0) return corrupt(dec, "one scan per component, component", scan->comp[c]->id);
+        if (scan->comp[c]->precision[0] >= 0)
+            return corrupt(dec, "one scan per component, component", scan->comp[c]->id);
         memset(scan->comp[c]->precision, 0, 64);
     }
     return PCR_OK;
@@ -177,8 +194,10 @@ static int check_sequential(pcr_decoder *dec, pcr_scan *scan) {
 
 static int parse_sos(pcr_decoder *dec, const uint8_t *p, int size) {
     pcr_scan *scan = &dec->scan;
-    if (!dec->have_frame) return corrupt(dec, "a frame header before the first scan, frame headers", 0);
-    if (++dec->num_scans > PCR_MAX_SCANS) return pcr_fail(dec, PCR_LIMIT, "expected at most %d scans", PCR_MAX_SCANS);
+    if (!dec->have_frame)
+        return corrupt(dec, "a frame header before the first scan, frame headers", 0);
+    if (++dec->num_scans > PCR_MAX_SCANS)
+        return pcr_fail(dec, PCR_LIMIT, "expected at most %d scans", PCR_MAX_SCANS);
     int count = size > 0 ? p[0] : 0, blocks = 0;
     if (count < 1 || count > dec->num_components || size != 4 + 2 * count)
         return corrupt(dec, "a scan header whose length fits its components", size);
@@ -188,9 +207,11 @@ static int parse_sos(pcr_decoder *dec, const uint8_t *p, int size) {
         while (comp < end && comp->id != p[1 + 2 * i]) comp++;
         if (comp == end) return corrupt(dec, "a component of the frame", p[1 + 2 * i]);
         /* Components of a scan come in the frame's order (T.81 B.2.3), hence none twice. */
-        if (i && comp <= scan->comp[i - 1]) return corrupt(dec, "components in the frame's order", comp->id);
+        if (i && comp <= scan->comp[i - 1])
+            return corrupt(dec, "components in the frame's order", comp->id);
         int tables = p[2 + 2 * i];
-        if ((tables >> 4) > 3 || (tables & 15) > 3) return corrupt(dec, "Huffman tables 0..3", tables);
+        if ((tables >> 4) > 3 || (tables & 15) > 3)
+            return corrupt(dec, "Huffman tables 0..3", tables);
         scan->comp[i] = comp;
         scan->dc[i] = &dec->huffman[0][tables >> 4];
         scan->ac[i] = &dec->huffman[1][tables & 15];
@@ -210,14 +231,19 @@ static int parse_segment(pcr_decoder *dec, int marker, const uint8_t *p, int siz
     case M_DQT: return parse_dqt(dec, p, size);
     case M_DHT: return parse_dht(dec, p, size);
     case M_SOS: return parse_sos(dec, p, size);
-    case M_DNL: return pcr_fail(dec, PCR_UNSUPPORTED, "expected the height in the frame header, got a DNL segment");
-    case M_DAC: return pcr_fail(dec, PCR_UNSUPPORTED, "expected Huffman coding, got arithmetic conditioning");
+    case M_DNL:
+        return pcr_fail(dec, PCR_UNSUPPORTED,
+                        "expected the height in the frame header, got a DNL segment");
+    case M_DAC:
+        return pcr_fail(dec, PCR_UNSUPPORTED,
+                        "expected Huffman coding, got arithmetic conditioning");
     case M_DRI:
         if (size != 2) return corrupt(dec, "a restart interval of 2 bytes", size);
         dec->restart_interval = p[0] << 8 | p[1];
         return PCR_OK;
     default:
-        if (marker >= M_SOF0 && marker <= M_SOF15 && marker != M_JPG) return parse_sof(dec, marker, p, size);
+        if (marker >= M_SOF0 && marker <= M_SOF15 && marker != M_JPG)
+            return parse_sof(dec, marker, p, size);
         parse_app(dec, marker, p, size);
         return PCR_OK;
     }
@@ -244,7 +270,8 @@ static int parse_until(pcr_decoder *dec, bool stop_at_frame, bool *found) {
         int marker = next_marker(dec), size;
         if (marker == M_EOI) return PCR_OK;
         if (marker == 0x01 || (marker >= M_RST0 && marker <= M_SOI))
-            return pcr_fail(dec, PCR_CORRUPT, "expected a marker segment, got marker 0x%02X", marker);
+            return pcr_fail(dec, PCR_CORRUPT, "expected a marker segment, got marker 0x%02X",
+                            marker);
         const uint8_t *p = take_segment(dec, &size);
         if (!p) return dec->message[0] ? PCR_MEMORY : truncated(dec, "a marker segment");
         int code = parse_segment(dec, marker, p, size);
@@ -259,7 +286,8 @@ int pcr_parse_frame(pcr_decoder *dec) {
     int first = pcr_cursor_byte(&dec->cursor), second = pcr_cursor_byte(&dec->cursor);
     bool found;
     if (first != 0xFF || second != M_SOI)
-        return pcr_fail(dec, PCR_CORRUPT, "expected a JPEG that starts with FF D8, got %02X %02X in %zu bytes",
+        return pcr_fail(dec, PCR_CORRUPT,
+                        "expected a JPEG that starts with FF D8, got %02X %02X in %zu bytes",
                         first & 0xFF, second & 0xFF, dec->cursor.total);
     int code = parse_until(dec, true, &found);
     if (code) return code;

@@ -1,4 +1,5 @@
-/* Coefficients to pixels, a row at a time: transform, upsample, convert, resize, all within the cache. */
+/* Coefficients to pixels, a row at a time: transform, upsample, convert, resize, all within the
+ * cache. */
 #include "pcr_internal.h"
 #include "pixels.h"
 #include "resize.h"
@@ -8,7 +9,9 @@ static size_t align(size_t n) { return (n + 63) / 64 * 64; }
 static bool in_use(const pcr_decoder *dec, int c) { return dec->comp[c].needed; }
 
 /* Bytes of an output-wide row, with room for vector loads, and for the pair before an odd start. */
-static size_t row_bytes(const pcr_plan_state *plan) { return align((size_t)(plan->x1 - plan->x0) + 16) + 2 * PCR_ROW_PAD; }
+static size_t row_bytes(const pcr_plan_state *plan) {
+    return align((size_t)(plan->x1 - plan->x0) + 16) + 2 * PCR_ROW_PAD;
+}
 
 static size_t ring_bytes(const pcr_plane *plane) {
     return plane->stride * (size_t)(plane->ring_blocks * plane->size);
@@ -42,7 +45,10 @@ static uint8_t *sample_at(const pcr_plane *plane, int y, int x) {
 }
 
 static pcr_idct_fn choose_idct(const pcr_kernels *kernels, int size) {
-    return size == 8 ? kernels->idct8 : size == 4 ? kernels->idct4 : size == 2 ? kernels->idct2 : kernels->idct1;
+    return size == 8   ? kernels->idct8
+           : size == 4 ? kernels->idct4
+           : size == 2 ? kernels->idct2
+                       : kernels->idct1;
 }
 
 /* The triangle filter looks one sample beyond either end and finds the end's own value there. */
@@ -61,11 +67,15 @@ static int ensure_samples(pcr_decoder *dec, int c, int y) {
     for (; plane->next_block <= y / plane->size; plane->next_block++) {
         int code = pcr_ensure_rows(dec, plane->next_block / comp->v);
         if (code) return code;
-        size_t first = (size_t)(plane->next_block % comp->rows) * (size_t)comp->stride + (size_t)plane->block_x0;
-        uint8_t *dst = sample_at(plane, plane->next_block * plane->size, plane->block_x0 * plane->size);
-        choose_idct(dec->kernels, plane->size)(dst, plane->stride, comp->dc + first, comp->mask + first,
-                                               comp->ac + 64 * first, comp->quant, plane->block_x1 - plane->block_x0);
-        if (plane->kind == PCR_UP_H2V1 || plane->kind == PCR_UP_H2V2) pad_ends(plane, plane->next_block);
+        size_t first = (size_t)(plane->next_block % comp->rows) * (size_t)comp->stride +
+            (size_t)plane->block_x0;
+        uint8_t *dst = sample_at(plane, plane->next_block * plane->size,
+                                 plane->block_x0 * plane->size);
+        choose_idct(dec->kernels, plane->size)(dst, plane->stride, comp->dc + first,
+                                               comp->mask + first, comp->ac + 64 * first,
+                                               comp->quant, plane->block_x1 - plane->block_x0);
+        if (plane->kind == PCR_UP_H2V1 || plane->kind == PCR_UP_H2V2)
+            pad_ends(plane, plane->next_block);
     }
     return PCR_OK;
 }
@@ -96,7 +106,8 @@ static int component_row(pcr_decoder *dec, int c, int y, const uint8_t **row) {
 }
 
 /* One row per output channel, made in dst[] where it is not there already. */
-static void convert_row(pcr_decoder *dec, const uint8_t *const src[4], uint8_t *const dst[4], const uint8_t *row[4]) {
+static void convert_row(pcr_decoder *dec, const uint8_t *const src[4], uint8_t *const dst[4],
+                        const uint8_t *row[4]) {
     const pcr_plan_state *plan = &dec->plan;
     int count = plan->x1 - plan->x0;
     for (int c = 0; c < 4; c++) row[c] = src[dec->num_components == 1 ? 0 : c];
@@ -157,7 +168,9 @@ static int output_whole(pcr_decoder *dec, uint8_t *out) {
             continue;
         }
         for (int c = 0; c < 4; c++)
-            dst[c] = chw && c < plan->channels ? out + ((size_t)c * (size_t)plan->out_h + (size_t)y) * width : plan->temp[c];
+            dst[c] = chw && c < plan->channels
+                         ? out + ((size_t)c * (size_t)plan->out_h + (size_t)y) * width
+                         : plan->temp[c];
         convert_row(dec, src, dst, row);
         put_row(dec, out, y, row);
     }
@@ -188,7 +201,8 @@ static void resize_down(pcr_decoder *dec, const pcr_filter *down, size_t pitch, 
     const pcr_plan_state *plan = &dec->plan;
     size_t stride = pitch * (size_t)plan->channels;
     for (int y = 0; y < plan->out_h; y++) {
-        const uint8_t *from = dec->output.data + (size_t)(down->start[y] + down->first - plan->y0) * stride, *row[4];
+        const uint8_t *from = dec->output.data +
+            (size_t)(down->start[y] + down->first - plan->y0) * stride, *row[4];
         const int16_t *weights = down->weights + (size_t)y * (size_t)down->stride;
         /* The zero weights that pad an output may lie beyond the last row. */
         int taps = pcr_min(down->stride, plan->y1 - down->first - down->start[y]);
@@ -208,12 +222,14 @@ static int output_resized(pcr_decoder *dec, uint8_t *out) {
     size_t down_bytes = pcr_filter_size(plan->box_y0, plan->box_y1, plan->out_h);
     int code = pcr_reserve(dec, &dec->filters, across_bytes + down_bytes);
     if (!code)
-        code = pcr_reserve(dec, &dec->output, pitch * (size_t)plan->channels * (size_t)(plan->y1 - plan->y0));
+        code = pcr_reserve(dec, &dec->output,
+                           pitch * (size_t)plan->channels * (size_t)(plan->y1 - plan->y0));
     if (code) return code;
-    pcr_filter_build(&across, dec->filters.data, pcr_ceil_div(dec->width, plan->scale), plan->box_x0, plan->box_x1,
-                     plan->out_w);
-    pcr_filter_build(&down, dec->filters.data + across_bytes, pcr_ceil_div(dec->height, plan->scale), plan->box_y0,
-                     plan->box_y1, plan->out_h);
+    pcr_filter_build(&across, dec->filters.data, pcr_ceil_div(dec->width, plan->scale),
+                     plan->box_x0, plan->box_x1, plan->out_w);
+    pcr_filter_build(&down, dec->filters.data + across_bytes,
+                     pcr_ceil_div(dec->height, plan->scale), plan->box_y0, plan->box_y1,
+                     plan->out_h);
     code = resize_across(dec, &across, pitch);
     if (!code) resize_down(dec, &down, pitch, out);
     return code;

@@ -9,9 +9,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PCR_OK = 0, PCR_CORRUPT = 1, PCR_UNSUPPORTED = 2, PCR_LIMIT = 3, PCR_MEMORY = 4, PCR_USAGE = 5 };
+enum {
+    PCR_OK = 0,
+    PCR_CORRUPT = 1,
+    PCR_UNSUPPORTED = 2,
+    PCR_LIMIT = 3,
+    PCR_MEMORY = 4,
+    PCR_USAGE = 5
+};
 enum { PCR_BACKEND_AUTO = 0, PCR_BACKEND_PORTABLE = 1 };
-enum { PCR_COLOUR_GRAY = 0, PCR_COLOUR_YCC = 1, PCR_COLOUR_RGB = 2, PCR_COLOUR_CMYK = 3, PCR_COLOUR_YCCK = 4 };
+enum {
+    PCR_COLOUR_GRAY = 0,
+    PCR_COLOUR_YCC = 1,
+    PCR_COLOUR_RGB = 2,
+    PCR_COLOUR_CMYK = 3,
+    PCR_COLOUR_YCCK = 4
+};
 enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1, PCR_OUT_CMYK = 2 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
 
@@ -52,25 +65,31 @@ const char *pcr_decoder_backend(const pcr_decoder *decoder);
 /* Why the last call on this decoder failed; "" after success. */
 const char *pcr_message(const pcr_decoder *decoder);
 
-int pcr_read_header(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, pcr_header *header);
+int pcr_read_header(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+                    pcr_header *header);
 /* The height and width that pcr_decode would give; refuses sizes that the bytes cannot hold. */
-int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request,
-                    int32_t *height, int32_t *width);
-int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_request *request,
-               uint8_t *out, size_t out_size);
-/* The first of num_images streams of num_pieces pieces each that does not have its CRC-32C; num_images if all have. */
-size_t pcr_first_damaged(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, size_t num_images,
-                         const uint32_t *crcs);
-/* Writes each stream and an EOI behind it, one after the other; ends before the first that does not fit into what is left of out,
- * is empty, or does not have its CRC-32C (crcs may be NULL). Returns how many were written. */
-size_t pcr_join(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, size_t num_images, const uint32_t *crcs,
-                uint8_t *out, size_t out_size);
-/* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of out. crops: (y, x, height, width)
- * of each, or NULL for the request's. codes: what became of each; one that fails does not stop the others. */
-void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, size_t num_images,
-                      const int32_t *crops, const pcr_request *request, uint8_t *out, size_t out_size, int32_t *codes);
+int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+                    const pcr_request *request, int32_t *height, int32_t *width);
+int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+               const pcr_request *request, uint8_t *out, size_t out_size);
+/* The first of num_images streams of num_pieces pieces each that does not have its CRC-32C;
+ * num_images if all have. */
+size_t pcr_first_damaged(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+                         size_t num_images, const uint32_t *crcs);
+/* Writes each stream followed by an EOI, one after the other; ends before the first that does not
+ * fit into what is left of out, is empty, or does not have its CRC-32C (crcs may be NULL). Returns
+ * how many were written. */
+size_t pcr_join(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, size_t num_images,
+                const uint32_t *crcs, uint8_t *out, size_t out_size);
+/* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of
+ * out. crops: (y, x, height, width) of each, or NULL for the request's. codes: what became of each;
+ * one that fails does not stop the others. */
+void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+                      size_t num_images, const int32_t *crops, const pcr_request *request,
+                      uint8_t *out, size_t out_size, int32_t *codes);
 /* Lossless transcode; the result belongs to the decoder and lives until its next call. */
-int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces, const pcr_scan_spec *script,
-               size_t num_scans, const uint8_t **out, size_t *out_size);
+int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+               const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
+               size_t *out_size);
 
 #endif

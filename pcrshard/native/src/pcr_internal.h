@@ -22,7 +22,8 @@ enum {
 };
 #define PCR_DEFAULT_MAX_PIXELS ((int64_t)1 << 28)
 
-/* Scratch memory above this is given back after a call, so that one huge image does not pin memory. */
+/* Scratch memory above this is given back after a call, so that one huge image does not pin
+ * memory. */
 #define PCR_KEEP_BYTES ((size_t)64 << 20)
 
 /* An entry of the fast table: value << 16 | PCR_SPECIAL | (run + 1) << 8 | bits to consume.
@@ -36,7 +37,8 @@ enum {
 
 typedef struct {
     uint32_t fast[1 << PCR_FAST_BITS];
-    uint32_t limit[18];  /* 16-bit left-aligned end of the codes of length l; [17] stops the search */
+    /* 16-bit left-aligned end of the codes of length l; [17] stops the search */
+    uint32_t limit[18];
     int32_t offset[17];  /* symbol index = (code >> (16 - l)) + offset[l] */
     uint8_t counts[17], symbols[256];
     bool present, built;
@@ -53,8 +55,9 @@ typedef struct {
 } pcr_bits;
 
 /* Coefficients of one component. A block has its DC in dc[], its AC coefficients in zigzag order in
- * ac[64 * i ...], and in mask[i] bit 63-k set where coefficient k is not zero. ac[] of a block whose
- * mask is 0 is undefined, so memory that no coefficient needs is neither cleared nor touched. */
+ * ac[64 * i ...], and in mask[i] bit 63-k set where coefficient k is not zero. ac[] of a block
+ * whose mask is 0 is undefined, so memory that no coefficient needs is neither cleared nor
+ * touched. */
 typedef struct {
     uint8_t id, h, v, tq;
     int blocks_w, blocks_h; /* that hold samples of the image: T.81 A.1.1 */
@@ -94,10 +97,12 @@ typedef struct {
 
 typedef int (*pcr_span_fn)(pcr_scan *scan, int row, int col, int count);
 /* Transforms `count` blocks of a row into samples; dst is the first block's top left sample. */
-typedef void (*pcr_idct_fn)(uint8_t *dst, size_t stride, const int16_t *dc, const uint64_t *mask, const int16_t *ac,
-                            const uint16_t *quant, int count);
-/* Triangle filter over `count` samples of the nearer and the farther row; below: far is under near. */
-typedef void (*pcr_upsample_fn)(uint8_t *dst, const uint8_t *near, const uint8_t *far, int count, int below);
+typedef void (*pcr_idct_fn)(uint8_t *dst, size_t stride, const int16_t *dc, const uint64_t *mask,
+                            const int16_t *ac, const uint16_t *quant, int count);
+/* Triangle filter over `count` samples of the nearer and the farther row; below: far is under
+ * near. */
+typedef void (*pcr_upsample_fn)(uint8_t *dst, const uint8_t *near, const uint8_t *far, int count,
+                                int below);
 /* Rows in, pixels out; dst[0] alone for interleaved output. */
 typedef void (*pcr_colour_fn)(uint8_t *const *dst, const uint8_t *const *src, int count);
 
@@ -134,14 +139,15 @@ typedef struct {
     /* Copies bytes up to the first 0xFF or the end; dst must have 32 bytes of room beyond. */
     size_t (*copy_plain)(uint8_t *dst, const uint8_t *src, size_t size);
     /* See crc32c.h. */
-    uint32_t (*crc32c)(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data, size_t size);
+    uint32_t (*crc32c)(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data,
+                       size_t size);
     pcr_span_fn dc_first, dc_refine, ac_first, ac_refine, sequential;
     pcr_idct_fn idct8, idct4, idct2, idct1;
     pcr_upsample_fn up_h2v1, up_h2v2, up_h1v2;
     pcr_colour_fn ycc_rgb_hwc, ycc_rgb_chw, interleave3;
     void (*resize_row)(uint8_t *dst, const uint8_t *src, const pcr_filter *filter);
-    void (*resize_column)(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights, int taps,
-                          int count);
+    void (*resize_column)(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights,
+                          int taps, int count);
 } pcr_kernels;
 
 struct pcr_decoder {
@@ -174,16 +180,20 @@ struct pcr_decoder {
     uint32_t crc_table[8][256];
 };
 
-int pcr_fail(pcr_decoder *dec, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-int pcr_reserve(pcr_decoder *dec, pcr_buffer *buffer, size_t size);
-/* Gives back large scratch memory; dec->output stays, because rescan's result lives there. */
+/* errors.c: writes the message that pcr_message() gives, and returns the code */
+int pcr_fail(pcr_decoder *dec, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* decoder.c: gives back large scratch memory; dec->output stays, as it holds rescan's result */
 void pcr_trim(pcr_decoder *dec);
 
 /* cursor.c */
+int pcr_reserve(pcr_decoder *dec, pcr_buffer *buffer, size_t size);
 void pcr_cursor_init(pcr_cursor *cursor, const pcr_piece *pieces, size_t num_pieces);
 int pcr_cursor_byte(pcr_cursor *cursor); /* -1 at the end */
 bool pcr_cursor_skip(pcr_cursor *cursor, size_t size);
-const uint8_t *pcr_cursor_take(pcr_decoder *dec, size_t size); /* NULL: not that many, or no memory */
+/* NULL: not that many, or no memory */
+const uint8_t *pcr_cursor_take(pcr_decoder *dec, size_t size);
 int pcr_next_segment(pcr_decoder *dec);
 
 /* huffman.c */

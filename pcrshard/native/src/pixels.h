@@ -4,7 +4,8 @@
 
 #include "pcr_internal.h"
 
-#define PCR_UPSAMPLE_PARAMETERS uint8_t *dst, const uint8_t *near, const uint8_t *far, int count, int below
+#define PCR_UPSAMPLE_PARAMETERS \
+    uint8_t *dst, const uint8_t *near, const uint8_t *far, int count, int below
 #define PCR_COLOUR_PARAMETERS uint8_t *const *dst, const uint8_t *const *src, int count
 
 void pcr_up_h2v1_portable(PCR_UPSAMPLE_PARAMETERS);

@@ -11,7 +11,9 @@ PCR_AVX2_BEGIN
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE __m256i widen(const uint8_t *p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+INLINE __m256i widen(const uint8_t *p) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
 
 INLINE __m256i triple(__m256i x) { return _mm256_add_epi16(x, _mm256_slli_epi16(x, 1)); }
 
@@ -34,7 +36,8 @@ void pcr_up_h2v1_avx2(PCR_UPSAMPLE_PARAMETERS) {
         __m256i x = triple(widen(near + i));
         __m256i even = _mm256_add_epi16(_mm256_add_epi16(x, widen(near + i - 1)), one);
         __m256i odd = _mm256_add_epi16(_mm256_add_epi16(x, widen(near + i + 1)), two);
-        store_pairs(dst + 2 * i, _mm256_srli_epi16(even, 2), _mm256_srli_epi16(odd, 2), 2 * (count - i));
+        store_pairs(dst + 2 * i, _mm256_srli_epi16(even, 2), _mm256_srli_epi16(odd, 2),
+                    2 * (count - i));
     }
 }
 
@@ -47,9 +50,12 @@ void pcr_up_h2v2_avx2(PCR_UPSAMPLE_PARAMETERS) {
     const __m256i seven = _mm256_set1_epi16(7), eight = _mm256_set1_epi16(8);
     for (int i = 0; i < count; i += 16) {
         __m256i x = triple(vertical(near + i, far + i));
-        __m256i even = _mm256_add_epi16(_mm256_add_epi16(x, vertical(near + i - 1, far + i - 1)), eight);
-        __m256i odd = _mm256_add_epi16(_mm256_add_epi16(x, vertical(near + i + 1, far + i + 1)), seven);
-        store_pairs(dst + 2 * i, _mm256_srli_epi16(even, 4), _mm256_srli_epi16(odd, 4), 2 * (count - i));
+        __m256i even = _mm256_add_epi16(_mm256_add_epi16(x, vertical(near + i - 1, far + i - 1)),
+                                        eight);
+        __m256i odd = _mm256_add_epi16(_mm256_add_epi16(x, vertical(near + i + 1, far + i + 1)),
+                                       seven);
+        store_pairs(dst + 2 * i, _mm256_srli_epi16(even, 4), _mm256_srli_epi16(odd, 4),
+                    2 * (count - i));
     }
 }
 
@@ -70,7 +76,8 @@ void pcr_up_h1v2_avx2(PCR_UPSAMPLE_PARAMETERS) {
  * G-Y = -0.344 Cb + 0.286 Cr - Cr. */
 INLINE void ycc_pixels(__m256i y, __m256i cb, __m256i cr, __m256i rgb[3]) {
     const __m256i centre = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
-    const __m256i green = _mm256_set1_epi32((int32_t)((uint32_t)(uint16_t)-22554 | (uint32_t)18734 << 16));
+    const __m256i green =
+        _mm256_set1_epi32((int32_t)((uint32_t)(uint16_t)-22554 | (uint32_t)18734 << 16));
     const __m256i half = _mm256_set1_epi32(32768);
     cb = _mm256_sub_epi16(cb, centre), cr = _mm256_sub_epi16(cr, centre);
     __m256i r = _mm256_mulhi_epi16(_mm256_add_epi16(cr, cr), _mm256_set1_epi16(26345));
@@ -90,7 +97,8 @@ INLINE void ycc_bytes(const uint8_t *const *src, int i, __m256i rgb[3]) {
     __m256i first[3], second[3];
     ycc_pixels(widen(src[0] + i), widen(src[1] + i), widen(src[2] + i), first);
     ycc_pixels(widen(src[0] + i + 16), widen(src[1] + i + 16), widen(src[2] + i + 16), second);
-    for (int c = 0; c < 3; c++) rgb[c] = _mm256_permute4x64_epi64(_mm256_packus_epi16(first[c], second[c]), 0xD8);
+    for (int c = 0; c < 3; c++)
+        rgb[c] = _mm256_permute4x64_epi64(_mm256_packus_epi16(first[c], second[c]), 0xD8);
 }
 
 /* Three times 16 bytes r, g, b to 48 interleaved ones. */
@@ -107,7 +115,8 @@ INLINE void interleave16(uint8_t *dst, __m128i r, __m128i g, __m128i b) {
     const __m128i b2 = _mm_setr_epi8(10, N, N, 11, N, N, 12, N, N, 13, N, N, 14, N, N, 15);
 #undef N
 #define MIX(i) \
-    _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(r, r##i), _mm_shuffle_epi8(g, g##i)), _mm_shuffle_epi8(b, b##i))
+    _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(r, r##i), _mm_shuffle_epi8(g, g##i)), \
+                 _mm_shuffle_epi8(b, b##i))
     _mm_storeu_si128((__m128i *)dst, MIX(0));
     _mm_storeu_si128((__m128i *)(dst + 16), MIX(1));
     _mm_storeu_si128((__m128i *)(dst + 32), MIX(2));
@@ -116,7 +125,8 @@ INLINE void interleave16(uint8_t *dst, __m128i r, __m128i g, __m128i b) {
 
 INLINE void interleave32(uint8_t *dst, const __m256i rgb[3], int pixels) {
     uint8_t tail[96], *to = pixels >= 32 ? dst : tail;
-    interleave16(to, _mm256_castsi256_si128(rgb[0]), _mm256_castsi256_si128(rgb[1]), _mm256_castsi256_si128(rgb[2]));
+    interleave16(to, _mm256_castsi256_si128(rgb[0]), _mm256_castsi256_si128(rgb[1]),
+                 _mm256_castsi256_si128(rgb[2]));
     interleave16(to + 48, _mm256_extracti128_si256(rgb[0], 1), _mm256_extracti128_si256(rgb[1], 1),
                  _mm256_extracti128_si256(rgb[2], 1));
     if (PCR_UNLIKELY(pixels < 32)) memcpy(dst, tail, 3 * (size_t)pixels);

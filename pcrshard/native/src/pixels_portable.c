@@ -50,7 +50,8 @@ static inline void ycc_pixel(int y, int cb, int cr, uint8_t *r, uint8_t *g, uint
 
 void pcr_ycc_rgb_hwc_portable(PCR_COLOUR_PARAMETERS) {
     uint8_t *out = dst[0];
-    for (int i = 0; i < count; i++, out += 3) ycc_pixel(src[0][i], src[1][i], src[2][i], out, out + 1, out + 2);
+    for (int i = 0; i < count; i++, out += 3)
+        ycc_pixel(src[0][i], src[1][i], src[2][i], out, out + 1, out + 2);
 }
 
 void pcr_ycc_rgb_chw_portable(PCR_COLOUR_PARAMETERS) {
@@ -67,7 +68,8 @@ void pcr_interleave3_portable(PCR_COLOUR_PARAMETERS) { pcr_interleave(dst[0], sr
 
 void pcr_rgb_gray(uint8_t *dst, const uint8_t *const *src, int count) {
     for (int i = 0; i < count; i++)
-        dst[i] = (uint8_t)((19595 * src[0][i] + 38470 * src[1][i] + 7471 * src[2][i] + 32768) >> 16);
+        dst[i] = (uint8_t)(
+            (19595 * src[0][i] + 38470 * src[1][i] + 7471 * src[2][i] + 32768) >> 16);
 }
 
 void pcr_invert(uint8_t *row, int count) {

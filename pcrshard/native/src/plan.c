@@ -3,13 +3,17 @@
 #include "resize.h"
 
 static int check_request(pcr_decoder *dec, pcr_request *r) {
-    if (r->crop_h == 0 && r->crop_w == 0) r->crop_y = 0, r->crop_x = 0, r->crop_h = dec->height, r->crop_w = dec->width;
-    if (r->crop_y < 0 || r->crop_x < 0 || r->crop_h < 1 || r->crop_w < 1 || r->crop_h > dec->height - r->crop_y ||
-        r->crop_w > dec->width - r->crop_x)
-        return pcr_fail(dec, PCR_USAGE, "expected a crop (y, x, h, w) inside %dx%d pixels, got (%d, %d, %d, %d)",
+    if (r->crop_h == 0 && r->crop_w == 0)
+        r->crop_y = 0, r->crop_x = 0, r->crop_h = dec->height, r->crop_w = dec->width;
+    if (r->crop_y < 0 || r->crop_x < 0 || r->crop_h < 1 || r->crop_w < 1 ||
+        r->crop_h > dec->height - r->crop_y || r->crop_w > dec->width - r->crop_x)
+        return pcr_fail(dec, PCR_USAGE,
+                        "expected a crop (y, x, h, w) inside %dx%d pixels, got (%d, %d, %d, %d)",
                         dec->height, dec->width, r->crop_y, r->crop_x, r->crop_h, r->crop_w);
-    if ((r->out_h || r->out_w) && (r->out_h < 1 || r->out_w < 1 || r->out_h > 65535 || r->out_w > 65535))
-        return pcr_fail(dec, PCR_USAGE, "expected a size (H, W) of 1 to 65535, got (%d, %d)", r->out_h, r->out_w);
+    if ((r->out_h || r->out_w) &&
+        (r->out_h < 1 || r->out_w < 1 || r->out_h > 65535 || r->out_w > 65535))
+        return pcr_fail(dec, PCR_USAGE, "expected a size (H, W) of 1 to 65535, got (%d, %d)",
+                        r->out_h, r->out_w);
     return PCR_OK;
 }
 
@@ -17,7 +21,10 @@ static int check_request(pcr_decoder *dec, pcr_request *r) {
 static int choose_scale(const pcr_request *r) {
     if (r->scale) return r->scale;
     int scale = 8;
-    while (r->out_h == 0 ? scale > 1 : scale > 1 && (r->crop_h < scale * r->out_h || r->crop_w < scale * r->out_w)) scale /= 2;
+    while (r->out_h == 0
+               ? scale > 1
+               : scale > 1 && (r->crop_h < scale * r->out_h || r->crop_w < scale * r->out_w))
+        scale /= 2;
     return scale;
 }
 
@@ -31,7 +38,8 @@ static void filter_range(double box0, double box1, int out, int size, int *first
 static void plan_range(pcr_decoder *dec) {
     pcr_plan_state *plan = &dec->plan;
     const pcr_request *r = &plan->request;
-    int height = pcr_ceil_div(dec->height, plan->scale), width = pcr_ceil_div(dec->width, plan->scale);
+    int height = pcr_ceil_div(dec->height, plan->scale),
+        width = pcr_ceil_div(dec->width, plan->scale);
     plan->box_y0 = (double)r->crop_y / plan->scale, plan->box_x0 = (double)r->crop_x / plan->scale;
     plan->box_y1 = plan->box_y0 + (double)r->crop_h / plan->scale;
     plan->box_x1 = plan->box_x0 + (double)r->crop_w / plan->scale;
@@ -73,7 +81,8 @@ static int plan_plane(pcr_decoder *dec, int c) {
     int smallest = 8 / plan->scale;
     int size = plane->size = scaled_size(dec, comp, smallest);
     if (dec->h_max * smallest % (comp->h * size) || dec->v_max * smallest % (comp->v * size))
-        return pcr_fail(dec, PCR_UNSUPPORTED, "expected integer upsampling factors, got %dx%d of %dx%d", comp->h, comp->v,
+        return pcr_fail(dec, PCR_UNSUPPORTED,
+                        "expected integer upsampling factors, got %dx%d of %dx%d", comp->h, comp->v,
                         dec->h_max, dec->v_max);
     plane->up_h = dec->h_max * smallest / (comp->h * size);
     plane->up_v = dec->v_max * smallest / (comp->v * size);
@@ -87,7 +96,8 @@ static int plan_plane(pcr_decoder *dec, int c) {
     plane->block_x0 = x0 / size, plane->block_x1 = pcr_ceil_div(x1, size);
     plane->next_block = pcr_max(plan->y0 / plane->up_v - upright, 0) / size;
     plane->ring_blocks = upright ? 2 : 1;
-    plane->stride = ((size_t)(plane->block_x1 - plane->block_x0 + 1) * (size_t)size + 63) / 64 * 64 + 2 * PCR_ROW_PAD;
+    plane->stride = ((size_t)(plane->block_x1 - plane->block_x0 + 1) * (size_t)size + 63) / 64 *
+        64 + 2 * PCR_ROW_PAD;
     int last = pcr_min((plan->y1 - 1) / plane->up_v + upright, plane->height - 1);
     dec->rows_needed = pcr_max(dec->rows_needed, last / size / comp->v + 1);
     return PCR_OK;

@@ -1,15 +1,12 @@
-/* Lossless transcoding to progressive with any scan script; the markers are those of jpegtran -copy none. */
-#include "rescan.h"
-
+/* Lossless transcoding to progressive with any scan script; the markers are those of jpegtran -copy
+ * none. */
 #include <stdlib.h>
 
-int pcr_table_of(const pcr_decoder *dec, int component) {
-    bool chroma = component == 1 || component == 2;
-    return chroma && (dec->colour == PCR_COLOUR_YCC || dec->colour == PCR_COLOUR_YCCK);
-}
+#include "encode.h"
 
 static int bad_script(pcr_decoder *dec, size_t index, const char *expected) {
-    return pcr_fail(dec, PCR_USAGE, "expected %s, got otherwise in scan %zu of the script", expected, index + 1);
+    return pcr_fail(dec, PCR_USAGE, "expected %s, got otherwise in scan %zu of the script",
+                    expected, index + 1);
 }
 
 static int check_components(pcr_decoder *dec, const pcr_scan_spec *spec, size_t index) {
@@ -28,7 +25,8 @@ static int check_components(pcr_decoder *dec, const pcr_scan_spec *spec, size_t 
 }
 
 /* One scan against what came before it (T.81 G.1.1.1); precision[] as in pcr_component. */
-static int check_spec(pcr_decoder *dec, const pcr_scan_spec *spec, size_t index, int8_t precision[4][64]) {
+static int check_spec(pcr_decoder *dec, const pcr_scan_spec *spec, size_t index,
+                      int8_t precision[4][64]) {
     int code = check_components(dec, spec, index);
     if (code) return code;
     if (spec->ss < 0 || spec->se > 63 || spec->ss > spec->se || spec->al < 0 || spec->al > 13)
@@ -39,8 +37,11 @@ static int check_spec(pcr_decoder *dec, const pcr_scan_spec *spec, size_t index,
         int8_t *seen = precision[spec->component[i]];
         if (spec->ss && seen[0] < 0) return bad_script(dec, index, "DC before AC");
         for (int k = spec->ss; k <= spec->se; k++) {
-            bool follows = seen[k] < 0 ? spec->ah == 0 : seen[k] > 0 && spec->ah == seen[k] && spec->al == seen[k] - 1;
-            if (!follows) return bad_script(dec, index, "each bit of a coefficient once, the highest first");
+            bool follows = seen[k] < 0
+                               ? spec->ah == 0
+                               : seen[k] > 0 && spec->ah == seen[k] && spec->al == seen[k] - 1;
+            if (!follows)
+                return bad_script(dec, index, "each bit of a coefficient once, the highest first");
             seen[k] = (int8_t)spec->al;
         }
     }
@@ -50,7 +51,9 @@ static int check_spec(pcr_decoder *dec, const pcr_scan_spec *spec, size_t index,
 static int check_script(pcr_decoder *dec, const pcr_scan_spec *script, size_t num_scans) {
     int8_t precision[4][64];
     memset(precision, -1, sizeof precision);
-    if (num_scans > PCR_MAX_SCANS) return pcr_fail(dec, PCR_USAGE, "expected at most %d scans, got %zu", PCR_MAX_SCANS, num_scans);
+    if (num_scans > PCR_MAX_SCANS)
+        return pcr_fail(dec, PCR_USAGE, "expected at most %d scans, got %zu", PCR_MAX_SCANS,
+                        num_scans);
     for (size_t i = 0; i < num_scans; i++) {
         int code = check_spec(dec, &script[i], i, precision);
         if (code) return code;
@@ -58,8 +61,9 @@ static int check_script(pcr_decoder *dec, const pcr_scan_spec *script, size_t nu
     for (int c = 0; c < dec->num_components; c++)
         for (int k = 0; k < 64; k++)
             if (precision[c][k])
-                return pcr_fail(dec, PCR_USAGE, "expected a script that sends everything, got none of the last bit of "
-                                "coefficient %d of component %d", k, c);
+                return pcr_fail(dec, PCR_USAGE,
+                                "expected a script that sends everything, "
+                                "got none of the last bit of coefficient %d of component %d", k, c);
     return PCR_OK;
 }
 
@@ -67,10 +71,14 @@ static int check_script(pcr_decoder *dec, const pcr_scan_spec *script, size_t nu
 static int check_source(pcr_decoder *dec) {
     for (int c = 0; c < dec->num_components; c++) {
         const pcr_component *comp = &dec->comp[c];
-        if (!comp->quant_latched) return pcr_fail(dec, PCR_CORRUPT, "expected a scan of every component, got none of %d", comp->id);
+        if (!comp->quant_latched)
+            return pcr_fail(dec, PCR_CORRUPT, "expected a scan of every component, got none of %d",
+                            comp->id);
         for (int other = 0; other < c; other++)
-            if (dec->comp[other].tq == comp->tq && memcmp(dec->comp[other].quant, comp->quant, sizeof comp->quant))
-                return pcr_fail(dec, PCR_UNSUPPORTED, "expected one quantisation table %d, got two", comp->tq);
+            if (dec->comp[other].tq == comp->tq &&
+                memcmp(dec->comp[other].quant, comp->quant, sizeof comp->quant))
+                return pcr_fail(dec, PCR_UNSUPPORTED, "expected one quantisation table %d, got two",
+                                comp->tq);
     }
     return PCR_OK;
 }
@@ -161,7 +169,8 @@ static void put_scan_header(const pcr_decoder *dec, pcr_writer *writer, const pc
     put_byte(writer, spec->ah << 4 | spec->al);
 }
 
-static void encode_scan(pcr_decoder *dec, pcr_writer *writer, const pcr_scan_spec *spec, pcr_tokens *tokens) {
+static void encode_scan(pcr_decoder *dec, pcr_writer *writer, const pcr_scan_spec *spec,
+                        pcr_tokens *tokens) {
     pcr_encoder_table tables[2];
     unsigned written = 0;
     pcr_tokenise(dec, spec, tokens);
@@ -189,8 +198,9 @@ static int read_coefficients(pcr_decoder *dec, const pcr_piece *pieces, size_t n
     return code ? code : check_source(dec);
 }
 
-int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, const pcr_scan_spec *script,
-               size_t num_scans, const uint8_t **out, size_t *out_size) {
+int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+               const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
+               size_t *out_size) {
     int code = read_coefficients(dec, pieces, num_pieces);
     if (!code) code = check_script(dec, script, num_scans);
     if (code) return code;
@@ -199,14 +209,17 @@ int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, con
     put_marker(&writer, 0xD8, 0);
     put_colour_markers(dec, &writer);
     put_frame(dec, &writer);
-    for (size_t i = 0; i < num_scans && !tokens.failed; i++) encode_scan(dec, &writer, &script[i], &tokens);
+    for (size_t i = 0; i < num_scans && !tokens.failed; i++)
+        encode_scan(dec, &writer, &script[i], &tokens);
     put_marker(&writer, 0xD9, 0);
     free(tokens.data);
     pcr_trim(dec);
     dec->output = (pcr_buffer){writer.data, writer.capacity};
     *out = writer.data;
     *out_size = writer.size;
-    if (tokens.overflow) return pcr_fail(dec, PCR_CORRUPT, "expected coefficients of at most 15 bits, got more");
-    if (tokens.failed || writer.failed) return pcr_fail(dec, PCR_MEMORY, "expected memory for the transcoded stream, got none");
+    if (tokens.overflow)
+        return pcr_fail(dec, PCR_CORRUPT, "expected coefficients of at most 15 bits, got more");
+    if (tokens.failed || writer.failed)
+        return pcr_fail(dec, PCR_MEMORY, "expected memory for the transcoded stream, got none");
     return PCR_OK;
 }

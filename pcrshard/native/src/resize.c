@@ -40,14 +40,16 @@ static bool fits_lanes(const pcr_filter *filter, int taps) {
     return true;
 }
 
-/* Rearranges the weights for pmaddwd: 4 outputs x 2 taps a lane, bytes zero-extended by the shuffle. */
+/* Rearranges the weights for pmaddwd: 4 outputs x 2 taps a lane, bytes zero-extended by the
+ * shuffle. */
 static void build_lanes(pcr_filter *filter) {
     int groups = (filter->out + 7) / 8, pairs = filter->stride / 2;
     for (int lane = 0; lane < 2 * groups; lane++) {
         int first = pcr_min(PCR_LANE_OUTPUTS * lane, filter->out - 1);
         filter->lane_start[lane] = filter->start[first];
         for (int pair = 0; pair < pairs; pair++) {
-            size_t at = ((size_t)(lane / 2) * (size_t)pairs + (size_t)pair) * 32 + (size_t)(lane & 1) * 16;
+            size_t at = ((size_t)(lane / 2) * (size_t)pairs + (size_t)pair) * 32 +
+                (size_t)(lane & 1) * 16;
             for (int i = 0; i < 8; i++) {
                 int output = PCR_LANE_OUTPUTS * lane + i / 2, tap = 2 * pair + (i & 1);
                 bool used = output < filter->out;
@@ -55,13 +57,15 @@ static void build_lanes(pcr_filter *filter) {
                     used ? (uint8_t)(filter->start[output] - filter->lane_start[lane] + tap) : 0x80;
                 filter->shuffle[at + 2 * (size_t)i + 1] = 0x80;
                 filter->lane_weights[at / 2 + (size_t)i] =
-                    used ? filter->weights[(size_t)output * (size_t)filter->stride + (size_t)tap] : 0;
+                    used ? filter->weights[(size_t)output * (size_t)filter->stride + (size_t)tap]
+                        : 0;
             }
         }
     }
 }
 
-void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double box0, double box1, int out) {
+void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double box0, double box1,
+                      int out) {
     double scale = (box1 - box0) / out, width = scale > 1 ? scale : 1;
     int taps = max_taps(box0, box1, out), widest = 0;
     filter->out = out;
@@ -71,7 +75,8 @@ void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double b
     memory += round_up(2 * round_up((size_t)taps, 16) * (size_t)out, 64);
     for (int i = 0; i < out; i++) {
         double centre = box0 + (i + 0.5) * scale;
-        int first = pcr_max((int)(centre - width + 0.5), 0), stop = pcr_min((int)(centre + width + 0.5), in_size);
+        int first = pcr_max((int)(centre - width + 0.5), 0),
+            stop = pcr_min((int)(centre + width + 0.5), in_size);
         filter->start[i] = first;
         widest = pcr_max(widest, stop - first);
         filter->stop = stop;
@@ -84,8 +89,10 @@ void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double b
     memset(filter->weights, 0, 2 * (size_t)filter->stride * (size_t)out);
     for (int i = 0; i < out; i++) {
         double centre = box0 + (i + 0.5) * scale;
-        int first = filter->start[i] + filter->first, stop = pcr_min((int)(centre + width + 0.5), in_size);
-        set_weights(filter->weights + (size_t)i * (size_t)filter->stride, first, stop - first, centre, width);
+        int first = filter->start[i] + filter->first,
+            stop = pcr_min((int)(centre + width + 0.5), in_size);
+        set_weights(filter->weights + (size_t)i * (size_t)filter->stride, first, stop - first,
+                    centre, width);
     }
     if (!filter->narrow) return;
     size_t groups = ((size_t)out + 7) / 8, lane_bytes = groups * 32 * (size_t)(filter->stride / 2);
@@ -95,7 +102,9 @@ void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double b
     build_lanes(filter);
 }
 
-static inline uint8_t weigh(int32_t sum) { return (uint8_t)((sum + (1 << (PCR_WEIGHT_BITS - 1))) >> PCR_WEIGHT_BITS); }
+static inline uint8_t weigh(int32_t sum) {
+    return (uint8_t)((sum + (1 << (PCR_WEIGHT_BITS - 1))) >> PCR_WEIGHT_BITS);
+}
 
 void pcr_resize_row_portable(uint8_t *dst, const uint8_t *src, const pcr_filter *filter) {
     const int16_t *weights = filter->weights;
@@ -107,8 +116,8 @@ void pcr_resize_row_portable(uint8_t *dst, const uint8_t *src, const pcr_filter 
     }
 }
 
-void pcr_resize_column_portable(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights, int taps,
-                                int count) {
+void pcr_resize_column_portable(uint8_t *dst, const uint8_t *src, size_t stride,
+                                const int16_t *weights, int taps, int count) {
     for (int i = 0; i < count; i++) {
         int32_t sum = 0;
         for (int t = 0; t < taps; t++) sum += weights[t] * src[(size_t)t * stride + (size_t)i];

@@ -12,8 +12,9 @@ struct pcr_filter {
     int first, stop;  /* half-open range of source samples that are looked at */
     int32_t *start;   /* relative to first */
     int16_t *weights;
-    /* When the taps of 4 neighbouring outputs always lie within 16 samples: per group of 8 outputs the
-     * two loads' offsets, and per pair of taps a byte shuffle and the weights, for the vector kernel. */
+    /* When the taps of 4 neighbouring outputs always lie within 16 samples: per group of 8 outputs
+     * the two loads' offsets, and per pair of taps a byte shuffle and the weights, for the vector
+     * kernel. */
     bool narrow;
     int32_t *lane_start;
     uint8_t *shuffle;
@@ -22,13 +23,14 @@ struct pcr_filter {
 
 /* Bytes of memory that pcr_filter_build will need. */
 size_t pcr_filter_size(double box0, double box1, int out);
-void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double box0, double box1, int out);
+void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double box0, double box1,
+                      int out);
 
 void pcr_resize_row_portable(uint8_t *dst, const uint8_t *src, const pcr_filter *filter);
-void pcr_resize_column_portable(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights, int taps,
-                                int count);
+void pcr_resize_column_portable(uint8_t *dst, const uint8_t *src, size_t stride,
+                                const int16_t *weights, int taps, int count);
 void pcr_resize_row_avx2(uint8_t *dst, const uint8_t *src, const pcr_filter *filter);
-void pcr_resize_column_avx2(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights, int taps,
-                            int count);
+void pcr_resize_column_avx2(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights,
+                            int taps, int count);
 
 #endif

@@ -9,13 +9,15 @@ PCR_AVX2_BEGIN
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE __m256i round_weighted(__m256i sum) {
-    return _mm256_srai_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(1 << (PCR_WEIGHT_BITS - 1))), PCR_WEIGHT_BITS);
+    return _mm256_srai_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(1 << (PCR_WEIGHT_BITS - 1))),
+                             PCR_WEIGHT_BITS);
 }
 
 /* 8 outputs at a time; dst has room for a multiple of 8. */
 static void narrow_row(uint8_t *dst, const uint8_t *src, const pcr_filter *filter) {
     const __m256i gather = _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0);
-    const __m256i *shuffle = (const __m256i *)filter->shuffle, *weights = (const __m256i *)filter->lane_weights;
+    const __m256i *shuffle = (const __m256i *)filter->shuffle,
+        *weights = (const __m256i *)filter->lane_weights;
     const int32_t *start = filter->lane_start;
     int pairs = filter->stride / 2;
     for (int i = 0; i < filter->out; i += 8, start += 2) {
@@ -40,12 +42,15 @@ static void wide_row(uint8_t *dst, const uint8_t *src, const pcr_filter *filter)
         __m256i sum = _mm256_setzero_si256();
         for (int t = 0; t < filter->stride; t += 16) {
             __m256i samples = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(from + t)));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(samples, _mm256_loadu_si256((const __m256i *)(weights + t))));
+            sum = _mm256_add_epi32(
+                sum,
+                _mm256_madd_epi16(samples, _mm256_loadu_si256((const __m256i *)(weights + t))));
         }
         __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
         four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
         four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1));
-        dst[i] = (uint8_t)((_mm_cvtsi128_si32(four) + (1 << (PCR_WEIGHT_BITS - 1))) >> PCR_WEIGHT_BITS);
+        dst[i] = (uint8_t)(
+            (_mm_cvtsi128_si32(four) + (1 << (PCR_WEIGHT_BITS - 1))) >> PCR_WEIGHT_BITS);
     }
 }
 
@@ -67,10 +72,14 @@ INLINE __m256i column32(const uint8_t *src, size_t stride, const int16_t *weight
         __m256i a = _mm256_loadu_si256((const __m256i *)src);
         __m256i b = _mm256_loadu_si256((const __m256i *)(two ? src + stride : src));
         __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
-        sum[0] = _mm256_add_epi32(sum[0], _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), weight));
-        sum[1] = _mm256_add_epi32(sum[1], _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), weight));
-        sum[2] = _mm256_add_epi32(sum[2], _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), weight));
-        sum[3] = _mm256_add_epi32(sum[3], _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), weight));
+        sum[0] = _mm256_add_epi32(sum[0],
+                                  _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), weight));
+        sum[1] = _mm256_add_epi32(sum[1],
+                                  _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), weight));
+        sum[2] = _mm256_add_epi32(sum[2],
+                                  _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), weight));
+        sum[3] = _mm256_add_epi32(sum[3],
+                                  _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), weight));
     }
     __m256i low = _mm256_packs_epi32(round_weighted(sum[0]), round_weighted(sum[1]));
     __m256i high = _mm256_packs_epi32(round_weighted(sum[2]), round_weighted(sum[3]));
@@ -78,8 +87,8 @@ INLINE __m256i column32(const uint8_t *src, size_t stride, const int16_t *weight
 }
 
 /* Reads up to 31 samples beyond count, which rows have room for. */
-void pcr_resize_column_avx2(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights, int taps,
-                            int count) {
+void pcr_resize_column_avx2(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights,
+                            int taps, int count) {
     for (int i = 0; i < count; i += 32) {
         __m256i bytes = column32(src + i, stride, weights, taps);
         uint8_t tail[32];

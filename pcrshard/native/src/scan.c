@@ -12,8 +12,9 @@ int pcr_check_payable(pcr_decoder *dec) {
         if (blocks < fewest) fewest = blocks;
     }
     if (fewest > 8 * (uint64_t)dec->cursor.total)
-        return pcr_fail(dec, PCR_LIMIT, "expected at least 1 bit per block of %dx%d pixels, got %zu bytes", dec->width,
-                        dec->height, dec->cursor.total);
+        return pcr_fail(dec, PCR_LIMIT,
+                        "expected at least 1 bit per block of %dx%d pixels, got %zu bytes",
+                        dec->width, dec->height, dec->cursor.total);
     return PCR_OK;
 }
 
@@ -48,7 +49,8 @@ static int allocate(pcr_decoder *dec) {
 
 static int use_table(pcr_decoder *dec, const pcr_huffman *table, bool is_dc) {
     if (!table->present)
-        return pcr_fail(dec, PCR_UNSUPPORTED, "expected a DHT segment for each %s table used, got none (MJPEG frame?)",
+        return pcr_fail(dec, PCR_UNSUPPORTED,
+                        "expected a DHT segment for each %s table used, got none (MJPEG frame?)",
                         is_dc ? "DC" : "AC");
     return pcr_huffman_build(dec, (pcr_huffman *)table, is_dc);
 }
@@ -64,7 +66,8 @@ static int prepare_components(pcr_decoder *dec) {
         if (code) return code;
         if (comp->quant_latched) continue;
         if (!dec->quant_present[comp->tq])
-            return pcr_fail(dec, PCR_CORRUPT, "expected quantisation table %d before the scan, got none", comp->tq);
+            return pcr_fail(dec, PCR_CORRUPT,
+                            "expected quantisation table %d before the scan, got none", comp->tq);
         memcpy(comp->quant, dec->quant[comp->tq], sizeof comp->quant);
         comp->quant_latched = true;
     }
@@ -79,10 +82,14 @@ static int charge(pcr_decoder *dec) {
     blocks *= (uint64_t)scan->mcus_w * (uint64_t)scan->mcus_h;
     dec->visits += blocks;
     if (scan->ss == 0 && blocks > bits)
-        return pcr_fail(dec, PCR_LIMIT, "expected at least 1 bit per block, got %zu bytes for a scan of %llu blocks",
+        return pcr_fail(dec, PCR_LIMIT,
+                        "expected at least 1 bit per block, "
+                        "got %zu bytes for a scan of %llu blocks",
                         dec->cursor.total, (unsigned long long)blocks);
     if (dec->visits > PCR_VISITS_PER_BIT * bits + (1 << 16))
-        return pcr_fail(dec, PCR_LIMIT, "expected at most %d block visits per bit, got scan %d of a %zu byte stream",
+        return pcr_fail(dec, PCR_LIMIT,
+                        "expected at most %d block visits per bit, "
+                        "got scan %d of a %zu byte stream",
                         PCR_VISITS_PER_BIT, dec->num_scans, dec->cursor.total);
     return PCR_OK;
 }
@@ -102,14 +109,14 @@ static pcr_span_fn choose_span(const pcr_decoder *dec) {
     return scan->ah ? kernels->ac_refine : kernels->ac_first;
 }
 
-/* Bytes behind the last MCU are damage that a transcoded file would hide; libjpeg warns of them. A decoder need not
- * care. Up to three are padding to whole words, which some encoders write. */
+/* Bytes after the last MCU are damage that a transcoded file would hide; libjpeg warns of them. A
+ * decoder need not care. Up to three are padding to whole words, which some encoders write. */
 static int check_left(pcr_decoder *dec) {
     const pcr_bits *b = &dec->scan.bits;
     uint64_t used = (b->pos * 8 - b->count + 7) / 8;
     if (!dec->want_all || used + 3 >= b->size) return PCR_OK;
-    return pcr_fail(dec, PCR_CORRUPT, "expected the end of scan %d, got %llu extraneous bytes", dec->num_scans,
-                    (unsigned long long)(b->size - used));
+    return pcr_fail(dec, PCR_CORRUPT, "expected the end of scan %d, got %llu extraneous bytes",
+                    dec->num_scans, (unsigned long long)(b->size - used));
 }
 
 /* T.81 F.2.1.3.1: a restart interval starts with fresh predictions, after RSTm in turn. */
@@ -118,8 +125,8 @@ static int restart(pcr_decoder *dec) {
     int code = check_left(dec);
     if (code) return code;
     if (dec->pending_marker != expected)
-        return pcr_fail(dec, PCR_CORRUPT, "expected restart marker 0x%02X, got marker 0x%02X", expected,
-                        dec->pending_marker);
+        return pcr_fail(dec, PCR_CORRUPT, "expected restart marker 0x%02X, got marker 0x%02X",
+                        expected, dec->pending_marker);
     dec->next_restart = (dec->next_restart + 1) & 7;
     dec->mcus_to_restart = (uint32_t)dec->restart_interval;
     dec->scan.eob_run = 0;
@@ -141,10 +148,12 @@ static int decode_rows(pcr_decoder *dec, int first, int stop) {
                 dec->mcus_to_restart -= (uint32_t)count;
             }
             if (span(scan, row, col, count))
-                return pcr_fail(dec, PCR_CORRUPT, "expected Huffman codes of scan %d, got none that fits in MCU row %d",
-                                dec->num_scans, row);
+                return pcr_fail(dec, PCR_CORRUPT,
+                                "expected Huffman codes of scan %d, got none that fits in MCU row "
+                                "%d", dec->num_scans, row);
             if (pcr_overrun(&scan->bits))
-                return pcr_fail(dec, PCR_CORRUPT, "expected %d MCU rows in scan %d, got data for %d", scan->mcus_h,
+                return pcr_fail(dec, PCR_CORRUPT,
+                                "expected %d MCU rows in scan %d, got data for %d", scan->mcus_h,
                                 dec->num_scans, row);
         }
     }
@@ -159,14 +168,16 @@ static int scan_rows(const pcr_scan *scan, int mcu_rows) {
 
 static int skip_entropy_data(pcr_decoder *dec) {
     int code = PCR_OK;
-    while (!code && dec->pending_marker >= 0xD0 && dec->pending_marker <= 0xD7) code = pcr_next_segment(dec);
+    while (!code && dec->pending_marker >= 0xD0 && dec->pending_marker <= 0xD7)
+        code = pcr_next_segment(dec);
     return code;
 }
 
 static int read_scan(pcr_decoder *dec) {
     int code = charge(dec);
     if (!code && dec->num_scans == 1) {
-        dec->streaming = !dec->progressive && !dec->want_all && dec->scan.num_components == dec->num_components;
+        dec->streaming = !dec->progressive && !dec->want_all &&
+            dec->scan.num_components == dec->num_components;
         code = allocate(dec);
     }
     if (!code) code = prepare_components(dec);

@@ -1,7 +1,7 @@
 /* The symbols of a progressive scan (T.81 G.1.2), in the choices that libjpeg's jcphuff.c makes. */
 #include <stdlib.h>
 
-#include "rescan.h"
+#include "encode.h"
 
 typedef struct {
     pcr_tokens *tokens;
@@ -10,6 +10,11 @@ typedef struct {
     int num_corrections; /* that belong to the pending end-of-band run */
     uint8_t corrections[1024];
 } band_state;
+
+int pcr_table_of(const pcr_decoder *dec, int component) {
+    bool chroma = component == 1 || component == 2;
+    return chroma && (dec->colour == PCR_COLOUR_YCC || dec->colour == PCR_COLOUR_YCCK);
+}
 
 static void reserve(pcr_tokens *tokens, size_t more) {
     if (PCR_LIKELY(tokens->size + more <= tokens->capacity) || tokens->failed) return;
@@ -25,7 +30,8 @@ static void reserve(pcr_tokens *tokens, size_t more) {
 }
 
 static inline void put(pcr_tokens *tokens, uint32_t value, int num_bits, int symbol, int table) {
-    tokens->data[tokens->size++] = value << 16 | (uint32_t)symbol << 8 | (uint32_t)table << 5 | (uint32_t)num_bits;
+    tokens->data[tokens->size++] = value << 16 | (uint32_t)symbol << 8 | (uint32_t)table << 5 |
+        (uint32_t)num_bits;
     if (table != PCR_TOKEN_RAW) tokens->frequency[table][symbol]++;
 }
 
@@ -60,7 +66,8 @@ static void flush_eob_run(band_state *state) {
     state->num_corrections = 0;
 }
 
-static void dc_block(pcr_tokens *tokens, const pcr_scan_spec *spec, int dc, int32_t *pred, int table) {
+static void dc_block(pcr_tokens *tokens, const pcr_scan_spec *spec, int dc, int32_t *pred,
+                     int table) {
     int32_t value = dc >> spec->al; /* arithmetic shift: T.81 G.1.2.1 */
     if (spec->ah) {
         put(tokens, (uint32_t)value & 1, 1, 0, PCR_TOKEN_RAW);
@@ -85,7 +92,8 @@ static void tokenise_dc(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens 
                 int h = alone ? 1 : comp->h, v = alone ? 1 : comp->v, dc = 0;
                 for (int b = 0; b < h * v; b++) {
                     int y = row * v + b / h, x = col * h + b % h;
-                    if (y < comp->blocks_h && x < comp->blocks_w) dc = comp->dc[(size_t)y * (size_t)comp->stride + (size_t)x];
+                    if (y < comp->blocks_h && x < comp->blocks_w)
+                        dc = comp->dc[(size_t)y * (size_t)comp->stride + (size_t)x];
                     dc_block(tokens, spec, dc, &pred[i], pcr_table_of(dec, spec->component[i]));
                 }
             }
@@ -95,7 +103,8 @@ static void tokenise_dc(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens 
 
 static inline int first_set(uint64_t mask) { return __builtin_clzll(mask); }
 
-static void ac_first_block(band_state *state, const pcr_scan_spec *spec, const int16_t *block, uint64_t mask) {
+static void ac_first_block(band_state *state, const pcr_scan_spec *spec, const int16_t *block,
+                           uint64_t mask) {
     int next = spec->ss;
     for (; mask; mask &= ~(UINT64_C(1) << (63 - first_set(mask)))) {
         int k = first_set(mask), magnitude = abs(block[k]) >> spec->al;
@@ -117,10 +126,11 @@ static int last_new(const pcr_scan_spec *spec, const int16_t *block, uint64_t ma
     return -1;
 }
 
-static void ac_refine_block(band_state *state, const pcr_scan_spec *spec, const int16_t *block, uint64_t mask) {
+static void ac_refine_block(band_state *state, const pcr_scan_spec *spec, const int16_t *block,
+                            uint64_t mask) {
     pcr_tokens *tokens = state->tokens;
     int last = last_new(spec, block, mask), run = 0, previous = spec->ss - 1, num_pending = 0;
-    uint8_t pending[64]; /* correction bits behind the last symbol */
+    uint8_t pending[64]; /* correction bits after the last symbol */
     for (; mask; mask &= ~(UINT64_C(1) << (63 - first_set(mask)))) {
         int k = first_set(mask), magnitude = abs(block[k]) >> spec->al;
         if (magnitude == 0) continue;
@@ -144,7 +154,8 @@ static void ac_refine_block(band_state *state, const pcr_scan_spec *spec, const 
     if (previous == spec->se && run == 0 && num_pending == 0) return;
     memcpy(state->corrections + state->num_corrections, pending, (size_t)num_pending);
     state->num_corrections += num_pending;
-    if (++state->eob_run == 0x7FFF || state->num_corrections > PCR_MAX_CORRECTIONS) flush_eob_run(state);
+    if (++state->eob_run == 0x7FFF || state->num_corrections > PCR_MAX_CORRECTIONS)
+        flush_eob_run(state);
 }
 
 static void tokenise_ac(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {

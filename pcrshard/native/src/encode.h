@@ -1,6 +1,7 @@
-/* The encoder behind pcr_rescan: coefficients to tokens, tokens to optimal Huffman codes, codes to bytes. */
-#ifndef PCR_RESCAN_H
-#define PCR_RESCAN_H
+/* The encoder of pcr_rescan: coefficients to tokens, tokens to optimal Huffman codes, codes to
+ * bytes. rescan.c uses tokens.c and encode.c, which share nothing but these types. */
+#ifndef PCR_ENCODE_H
+#define PCR_ENCODE_H
 
 #include "pcr_internal.h"
 
@@ -33,15 +34,16 @@ typedef struct {
     int num_symbols;
 } pcr_encoder_table;
 
-/* Table of a component: 0 for luma and everything that is not YCbCr, 1 for Cb and Cr, as libjpeg has it. */
+/* tokens.c */
+/* Huffman table of a component, as libjpeg chooses it: 1 for Cb and Cr, 0 for all others. */
 int pcr_table_of(const pcr_decoder *dec, int component);
-
-/* tokens.c: the symbols of one scan and how often each occurs */
+/* The symbols of one scan, and how often each occurs. */
 void pcr_tokenise(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens);
 
 /* encode.c */
 void pcr_optimal_table(pcr_encoder_table *table, const uint32_t frequency[257]);
 bool pcr_writer_reserve(pcr_writer *writer, size_t more);
-void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens, const pcr_encoder_table tables[2]);
+void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens,
+                      const pcr_encoder_table tables[2]);
 
 #endif
