@@ -26,16 +26,26 @@ _log = logging.getLogger("pcrshard")
 def worker_pool(
     workers: int | None, num_tasks: int, given: concurrent.futures.Executor | None = None
 ) -> Iterator[concurrent.futures.Executor | None]:
-    """The executor given, or worker processes; ``None`` means to run in this process."""
+    """Open the executor that tasks run on.
+
+    Args:
+        workers: Number of worker processes; by default one for each core.
+        num_tasks: Number of tasks; there are no more workers than that.
+        given: Executor to use instead of worker processes.
+
+    Yields:
+        The executor, or ``None`` if the tasks are to run in this process.
+    """
     if workers is not None and workers < 1:
         raise EncodeError(f"expected at least one worker, got {workers}")
     workers = min(workers or len(os.sched_getaffinity(0)), num_tasks)
     if given is not None or workers <= 1:
         yield given
         return
-    # A forked worker starts at once, a spawned one imports everything anew; but threads and torch do not survive a fork.
-    safe = threading.active_count() == 1 and "torch" not in sys.modules
-    context = multiprocessing.get_context("fork" if safe else "spawn")
+    # A forked worker starts at once, a spawned one imports everything again; but threads and torch
+    # do not survive a fork.
+    is_safe = threading.active_count() == 1 and "torch" not in sys.modules
+    context = multiprocessing.get_context("fork" if is_safe else "spawn")
     pool = WorkerProcesses(workers, context)
     try:
         yield pool
@@ -46,11 +56,22 @@ def worker_pool(
 
 
 class WorkerProcesses(concurrent.futures.Executor):
-    """A process pool that can be made anew after one of its workers has died, which breaks Python's own for good."""
+    """A process pool that can be renewed after a worker has died, which breaks Python's own.
+
+    Args:
+        workers: Number of worker processes.
+        context: How they are started.
+    """
 
     def __init__(self, workers: int, context: multiprocessing.context.BaseContext) -> None:
-        self._how = (workers, context, _die_with_parent)
-        self._pool = concurrent.futures.ProcessPoolExecutor(*self._how)
+        self._workers = workers
+        self._context = context
+        self._pool = self._open()
+
+    def _open(self) -> concurrent.futures.ProcessPoolExecutor:
+        return concurrent.futures.ProcessPoolExecutor(
+            self._workers, self._context, _die_with_parent
+        )
 
     def submit(
         self, fn: Callable[..., R], /, *args: Any, **kwargs: Any
@@ -59,9 +80,9 @@ class WorkerProcesses(concurrent.futures.Executor):
         return self._pool.submit(fn, *args, **kwargs)
 
     def renew(self) -> None:
-        """Other workers; what the old ones had is lost."""
+        """Start other workers; what the old ones had is lost."""
         self._pool.shutdown()
-        self._pool = concurrent.futures.ProcessPoolExecutor(*self._how)
+        self._pool = self._open()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers."""
@@ -87,10 +108,19 @@ def run_tasks(
     *,
     in_flight: int | None = None,
 ) -> Iterator[tuple[int, R]]:
-    """Run tasks on an executor, or here, and yield (number, result) as they end; the first error is raised.
+    """Run tasks and yield (number, result) as they end; the first error is raised.
 
-    ``in_flight`` tasks are submitted at a time, four for each core by default, so that a million of them do not wait in memory twice. When a worker
-    process dies (out of memory, say), its tasks run again.
+    When a worker process dies (out of memory, say), its tasks run again, three times at most.
+
+    Args:
+        pool: Executor to run them on, or ``None`` to run them here.
+        function: Called with each task.
+        tasks: The tasks by number; they start in this order.
+        in_flight: Tasks submitted at a time, by default four for each core, so that a million of
+            them do not wait in memory twice.
+
+    Raises:
+        EncodeError: Workers died too often.
     """
     if pool is None:
         for number, task in tasks.items():
@@ -106,21 +136,16 @@ def run_tasks(
                 while waiting and len(running) < limit:
                     future = pool.submit(function, tasks[waiting[0]])
                     running[future] = waiting.popleft()
-                ended, _ = concurrent.futures.wait(
-                    running, return_when=concurrent.futures.FIRST_COMPLETED
-                )
-                for future in ended:
+                for future in _first_ended(running):
                     result = future.result()
                     yield running.pop(future), result
             except concurrent.futures.BrokenExecutor as error:
                 deaths += 1
                 if not isinstance(pool, WorkerProcesses) or deaths > _MAX_DEATHS:
-                    raise EncodeError(
-                        f"a worker process died ({error}); run again with --resume"
-                    ) from error
+                    message = f"a worker process died ({error}); run again with --resume"
+                    raise EncodeError(message) from error
                 _log.warning(
-                    "a worker process died; the %d tasks that were under way run again",
-                    len(running),
+                    "a worker process died; the %d tasks it may have had run again", len(running)
                 )
                 waiting.extendleft(running.values())
                 running.clear()
@@ -128,3 +153,11 @@ def run_tasks(
     finally:
         for future in running:
             future.cancel()
+
+
+def _first_ended(
+    running: dict[concurrent.futures.Future[R], int],
+) -> set[concurrent.futures.Future[R]]:
+    """Wait until at least one of these has ended."""
+    first = concurrent.futures.FIRST_COMPLETED
+    return concurrent.futures.wait(running, return_when=first).done

@@ -21,8 +21,8 @@ from support import ROOT, read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main
-from pcrshard.encoding import resume_journal
-from pcrshard.encoding.clusters import SlurmPool, open_engine
+from pcrshard.encoding import folder_lock, resume_journal
+from pcrshard.encoding.clusters import Patience, SlurmPool, open_engine
 from pcrshard.encoding.encode_dataset import encode_part
 from pcrshard.encoding.worker_processes import run_tasks, worker_pool
 from pcrshard.errors import CorruptJpeg, EncodeError, MissingDependency, StorageError
@@ -52,6 +52,14 @@ def die_once(flag, value, how="kill"):
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
+    return value
+
+
+def signal_once(flag, value):
+    """Announce the time limit to this process, the first time."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        os.kill(os.getpid(), signal.SIGUSR2)
     return value
 
 
@@ -100,7 +108,8 @@ def test_a_task_that_always_kills_its_worker_ends_the_run():
 @contextlib.contextmanager
 def dask_cluster(folder, workers=2):
     """A scheduler and workers of one thread, as processes of their own: (address, processes of the workers)."""
-    pytest.importorskip("distributed", reason="NO DASK: pip install distributed")
+    reason = "NO DASK: pip install distributed"
+    distributed = pytest.importorskip("distributed", reason=reason)
     quiet = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT,
@@ -132,6 +141,8 @@ def dask_cluster(folder, workers=2):
             subprocess.Popen(command, **quiet | {"stdout": subprocess.DEVNULL})
             for _ in range(workers)
         ]
+        with distributed.Client(address, set_as_default=False) as client:
+            client.wait_for_workers(workers, timeout=30)
         yield address, started
     finally:
         for process in [*started, scheduler]:
@@ -159,7 +170,6 @@ def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp
 
     with dask_cluster(tmp_path) as (address, workers):
         with open_engine("dask", scheduler=address) as executor:
-            executor._client.wait_for_workers(2, timeout=20)
             run_encode(
                 larger_folder,
                 tmp_path / "dask",
@@ -167,7 +177,6 @@ def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp
                 executor=executor,
                 progress=kill_one,
             )
-            assert executor._client.scheduler_info()["workers"].keys() != set()
     assert killed[0][0] < killed[0][1]
     assert files(tmp_path / "dask") == files(tmp_path / "local")
 
@@ -215,18 +224,17 @@ def test_a_bad_image_on_dask_is_named(dask, tmp_path):
         run_encode(tmp_path / "src", tmp_path / "dst", executor=executor)
 
 
-def test_a_dask_scheduler_that_is_not_there(monkeypatch):
+def test_a_dask_scheduler_that_is_not_there():
     """The message names the address, after half a minute at most."""
-    monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_TO_CONNECT", 1)
     with (
         pytest.raises(EncodeError, match=r"cannot reach the Dask scheduler tcp://127\.0\.0\.1:9"),
-        open_engine("dask", scheduler="tcp://127.0.0.1:9"),
+        open_engine("dask", scheduler="tcp://127.0.0.1:9", patience=Patience(connect=1)),
     ):
         pass
 
 
 @pytest.mark.long
-def test_dask_clusters_that_fail(larger_folder, tmp_path, monkeypatch):
+def test_dask_clusters_that_fail(larger_folder, tmp_path):
     """A scheduler that dies, a task that kills its workers, a cluster without workers: each is an error that says so, and nobody waits for ever."""
     with dask_cluster(tmp_path) as (address, _):
         pids = [
@@ -256,13 +264,11 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path, monkeypatch):
             pytest.raises(EncodeError, match="killed several Dask workers"),
             open_engine("dask", scheduler=address) as executor,
         ):
-            executor._client.wait_for_workers(5, timeout=30)
             list(run_tasks(executor, os._exit, {0: 0}))
-    monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_TO_CONNECT", 2)
     with dask_cluster(tmp_path, workers=0) as (address, _):
         with (
             pytest.raises(EncodeError, match="has no workers"),
-            open_engine("dask", scheduler=address),
+            open_engine("dask", scheduler=address, patience=Patience(connect=2)),
         ):
             pass
 
@@ -313,38 +319,24 @@ def on_cluster(cluster, monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    # Jobs import this checkout, and the functions of this module.
+    paths = (ROOT, ROOT / "tests", pathlib.Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     return cluster
 
 
-QUICK = (0.05, 0.3)
+QUICK = Patience(results=0.05, queue=0.3)
 
 
-def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path, monkeypatch):
+def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path):
     """``--engine slurm`` runs the shards in SLURM jobs, and leaves the same dataset and nothing else."""
-    monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_PER_SQUEUE", 0.3)
-    options = [
-        "--slurm-option",
-        "partition=test",
-        "--slurm-option",
-        "time=10",
-        "--slurm-option",
-        "tasks_per_node=2",
-    ]
-    command = [
-        "encode",
-        str(synthetic_folder),
-        str(tmp_path / "dst"),
-        "--num-shards",
-        "4",
-        "--engine",
-        "slurm",
-        "--workers",
-        "2",
-    ]
-    assert main(command + options) == 0
+    command = ["encode", str(synthetic_folder), str(tmp_path / "dst"), "--num-shards", "4"]
+    command += ["--engine", "slurm", "--workers", "2"]
+    for option in ("partition=test", "time=10", "tasks_per_node=2"):
+        command += ["--slurm-option", option]
+    assert main(command) == 0
     assert files(tmp_path / "dst") == files(dataset)
     assert list((tmp_path / "cwd").iterdir()) == []
 
@@ -352,32 +344,20 @@ def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_pa
 def test_tasks_of_a_lost_slurm_job_run_again(on_cluster, tmp_path):
     """A job that is killed midway (a lost node, a time limit) costs its task some time."""
     flag = tmp_path / "flag"
-    with SlurmPool(2, {}, seconds=QUICK) as pool:
+    with SlurmPool(2, {}, QUICK) as pool:
         futures = [pool.submit(die_once, str(flag), i, "hang") for i in range(8)]
-        wait_for(flag.exists)
-        assert (
-            sum(
-                future.result(20)
-                for future in concurrent.futures.wait(futures, 20, "FIRST_COMPLETED").done
-            )
-            >= 0
-        )
-        wait_for(lambda: not any(pathlib.Path(pool.folder, "todo").iterdir()))
-        (held,) = pathlib.Path(pool.folder, "taken").iterdir()
-        names = dict(
-            line.split()
-            for line in on_cluster.run(
-                "squeue", "--array", "--noheader", "--format=%A %i"
-            ).splitlines()
-        )
-        on_cluster.run("scancel", names[held.name.partition("@")[2].rpartition(".")[0]])
+        # All others end while one job hangs: it is not waited for.
+        wait_for(lambda: sum(future.done() for future in futures) == 7, seconds=40)
+        queue = ("squeue", "--array", "--noheader", "--format=%i")
+        wait_for(lambda: len(on_cluster.run(*queue).split()) == 1)
+        on_cluster.run("scancel", on_cluster.run(*queue))
         assert [future.result(40) for future in futures] == list(range(8))
 
 
 def test_a_killed_slurm_worker_is_replaced(on_cluster, tmp_path):
     """So does a job whose process is killed."""
     flag = str(tmp_path / "flag")
-    with SlurmPool(1, {}, seconds=QUICK) as pool:
+    with SlurmPool(1, {}, QUICK) as pool:
         assert [
             future.result(40) for future in [pool.submit(die_once, flag, i) for i in range(3)]
         ] == [0, 1, 2]
@@ -385,26 +365,44 @@ def test_a_killed_slurm_worker_is_replaced(on_cluster, tmp_path):
 
 def test_errors_of_slurm_jobs_come_back(on_cluster):
     """A task's error is raised here with its text, and the logs are kept."""
-    with pytest.raises(CorruptJpeg, match="the text"), SlurmPool(1, {}, seconds=QUICK) as pool:
+    with pytest.raises(CorruptJpeg, match="the text"), SlurmPool(1, {}, QUICK) as pool:
         pool.submit(bad, "the text").result(30)
     assert list(pathlib.Path(pool.folder, "jobs").glob("*_log.err"))
 
 
-def test_jobs_that_cannot_start_end_the_run(on_cluster):
+def test_jobs_that_cannot_start_end_the_run(on_cluster, tmp_path, monkeypatch):
     """Jobs that fail before they do anything are tried a few times, then their log is shown."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no-such-module >&2\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     with (
-        pytest.raises(EncodeError, match=r"ended 3 times.*no-such-module"),
-        SlurmPool(1, {}, seconds=QUICK) as pool,
+        pytest.raises(EncodeError, match=r"(?s)ended 3 times.*no-such-module"),
+        SlurmPool(1, {}, QUICK) as pool,
     ):
-        pool._submitter.python = "sh -c 'echo no-such-module >&2; exit 3'"
         pool.submit(slow, 0, 0).result(60)
+
+
+def test_a_job_whose_time_is_almost_up_leaves_tasks_to_others(on_cluster, tmp_path):
+    """The signal before the time limit ends a job after its task; what it had left runs elsewhere."""
+    with SlurmPool(1, {}, QUICK) as pool:
+        futures = [pool.submit(signal_once, str(tmp_path / "flag"), i) for i in range(20)]
+        assert len({future.result(60) for future in futures}) == 20
+        assert len(list(pathlib.Path(pool.folder, "jobs").glob("*_log.out"))) > 7
+
+
+def test_many_tasks_need_few_jobs(on_cluster):
+    """Starting a job takes seconds or minutes, so that jobs do several tasks each."""
+    with SlurmPool(2, {}, QUICK) as pool:
+        assert list(pool.map(abs, range(-96, 0))) == list(range(96, 0, -1))
+        assert len(list(pathlib.Path(pool.folder, "jobs").glob("*_log.out"))) <= 16
 
 
 def test_options_that_sbatch_refuses(on_cluster):
     """The message is sbatch's own."""
     with (
         pytest.raises(EncodeError, match=r"cannot submit SLURM jobs.*partition"),
-        SlurmPool(1, {"partition": "none"}, seconds=QUICK) as pool,
+        SlurmPool(1, {"partition": "none"}, QUICK) as pool,
     ):
         pool.submit(slow, 0, 0).result(30)
 
@@ -554,7 +552,7 @@ def test_two_encodes_in_one_folder(larger_folder, tmp_path):
         with pytest.raises(EncodeError, match="another encode"):
             encode_part(str(larger_folder), str(tmp_path), (0, 2), EncodeOptions(num_shards=12))
     run_encode(larger_folder, tmp_path, num_shards=12, resume=True)
-    assert not (tmp_path / resume_journal.LOCK).exists()
+    assert not (tmp_path / folder_lock.LOCK).exists()
 
 
 def test_a_part_and_another_encode(larger_folder, tmp_path):
@@ -607,7 +605,7 @@ def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkey
 
 def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, monkeypatch):
     """Object stores have no locks: the run that was first stops with an error when it next saves."""
-    monkeypatch.setattr(resume_journal, "_SECONDS_PER_SAVE", 0)
+    monkeypatch.setattr(resume_journal, "SECONDS_PER_SAVE", 0)
     memory, dst = fsspec.filesystem("memory"), "memory://taken-over"
 
     def disturb(done, total):

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from support import digest, read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, Shard, ShardFormat, ShardWriter, open_dataset
-from pcrshard.encoding.encode_dataset import plan_shards
 from pcrshard.encoding.resume_journal import JOURNAL, SKIPPED
+from pcrshard.encoding.shard_plan import plan_shards
 from pcrshard.encoding.sources import FieldRef, SampleRef
 from pcrshard.errors import CorruptJpeg, EncodeError, FormatError, PCRError
 from pcrshard.jpeg import pixels
