@@ -5,13 +5,12 @@ The only module that imports ``distributed`` and ``submitit``.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
 from ..errors import EncodeError, MissingDependency
@@ -56,7 +57,7 @@ def open_engine(
     scheduler: str | None = None,
     slurm: Mapping[str, str] | None = None,
     patience: Patience = Patience(),
-) -> Iterator[concurrent.futures.Executor | None]:
+) -> Iterator[Executor | None]:
     """Open an executor for :func:`pcrshard.encode`.
 
     Args:
@@ -97,7 +98,7 @@ def open_engine(
 
 
 @contextlib.contextmanager
-def _open_dask(scheduler: str | None, patience: Patience) -> Iterator[concurrent.futures.Executor]:
+def _open_dask(scheduler: str | None, patience: Patience) -> Iterator[Executor]:
     try:
         import distributed
     except ImportError as error:
@@ -137,18 +138,7 @@ def _named_dask_errors(scheduler: str, killed: type[Exception]) -> Iterator[None
         yield
     except killed as error:
         raise EncodeError(f"a shard's task killed several Dask workers: {error}") from error
-    except ModuleNotFoundError as error:
-        raise EncodeError(
-            f"a Dask worker cannot import {error.name}: install the same pcrshard on all nodes"
-        ) from error
-    except RuntimeError as error:
-        if "deserialization" not in str(error):
-            raise
-        raise EncodeError(
-            "the Dask scheduler cannot read our tasks: "
-            "install the same pcrshard and dask on all nodes"
-        ) from error
-    except concurrent.futures.CancelledError as error:
+    except CancelledError as error:
         raise EncodeError(
             f"lost the Dask scheduler {scheduler}; run again with --resume"
         ) from error
@@ -159,7 +149,7 @@ class _Task:
     """A call, who waits for its result, and how often its job was lost."""
 
     call: Call
-    future: concurrent.futures.Future[Any]
+    future: Future[Any]
     losses: int = 0
 
     def end(self, good: bool, value: Any) -> None:
@@ -181,7 +171,7 @@ class _Share:
     is_missing: bool = False
 
 
-class SlurmPool(concurrent.futures.Executor):
+class SlurmPool(Executor):
     """An executor whose tasks run in SLURM jobs, which submitit starts.
 
     Each job does several tasks. When one is lost (node failure, time limit, preemption), its tasks
@@ -221,13 +211,11 @@ class SlurmPool(concurrent.futures.Executor):
         self._thread = threading.Thread(target=self._watch, name="pcrshard-slurm", daemon=True)
         self._thread.start()
 
-    def submit(
-        self, fn: Callable[..., R], /, *args: Any, **kwargs: Any
-    ) -> concurrent.futures.Future[R]:
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Let a job do this, when the tasks that come with it are known."""
         if self._stop.is_set():
             raise RuntimeError("cannot schedule new futures after shutdown")
-        future: concurrent.futures.Future[R] = concurrent.futures.Future()
+        future: Future[R] = Future()
         with self._lock:
             self._waiting.append(_Task(functools.partial(fn, *args, **kwargs), future))
         return future
@@ -235,7 +223,7 @@ class SlurmPool(concurrent.futures.Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait for all tasks or cancel them, as asked, and end the jobs."""
         if wait and not cancel_futures:
-            concurrent.futures.wait([task.future for task in self._tasks()])
+            wait_for([task.future for task in self._tasks()])
         self._stop.set()
         self._thread.join()
         if cancel_futures:
@@ -330,30 +318,33 @@ class SlurmPool(concurrent.futures.Executor):
     def _add_jobs(self) -> None:
         """Submit as many jobs as there may be, with a share of the tasks each."""
         free = self._jobs - len({share.job.job_id for share in self._shares})
-        with self._lock:
-            self._waiting = [task for task in self._waiting if not task.future.cancelled()]
-            tasks = list(self._waiting)
-        if not tasks or free < 1:
+        bundles = self._bundle(self._waiting)[:free]
+        if not bundles:
             return
-        unfinished = len(tasks) + sum(len(share.tasks) for share in self._shares)
-        self._most_tasks = max(self._most_tasks, unfinished)
-        per_process = -(-self._most_tasks // (_JOBS_PER_WORKER * self._jobs * self._processes))
-        starts = range(0, len(tasks), per_process * self._processes)[:free]
-        bundles = [tasks[start : start + starts.step] for start in starts]
-        split = [
-            [bundle[i :: self._processes] for i in range(self._processes)] for bundle in bundles
-        ]
-        calls = [[[task.call for task in share] for share in shares] for shares in split]
         try:
-            jobs = self._submitit.map_array(run_share, calls)
+            jobs = self._submitit.map_array(run_share, [_calls(bundle) for bundle in bundles])
         except Exception as error:
             raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
         with self._lock:
-            self._waiting = self._waiting[sum(map(len, bundles)) :]
-            for job, shares in zip(jobs, split, strict=True):
-                self._shares += [
-                    _Share(job.task(i), share) for i, share in enumerate(shares) if share
-                ]
+            self._waiting = self._waiting[
+                sum(len(share) for bundle in bundles for share in bundle) :
+            ]
+            for job, bundle in zip(jobs, bundles, strict=True):
+                shares = [_Share(job.task(i), tasks) for i, tasks in enumerate(bundle)]
+                self._shares += [share for share in shares if share.tasks]
+
+    def _bundle(self, tasks: list[_Task]) -> list[list[list[_Task]]]:
+        """Split tasks into jobs, and those of a job into its processes."""
+        width = self._processes
+        running = sum(len(share.tasks) for share in self._shares)
+        self._most_tasks = max(self._most_tasks, running + len(tasks))
+        size = width * math.ceil(self._most_tasks / (_JOBS_PER_WORKER * self._jobs * width))
+        bundles = [tasks[start : start + size] for start in range(0, len(tasks), size or 1)]
+        return [[bundle[i::width] for i in range(width)] for bundle in bundles]
+
+
+def _calls(bundle: list[list[_Task]]) -> list[list[Call]]:
+    return [[task.call for task in tasks] for tasks in bundle]
 
 
 def _import_submitit() -> Any:
@@ -414,13 +405,9 @@ def run_share(shares: Sequence[Sequence[Call]]) -> list[tuple[bool, Any]]:
 
 
 def _result(call: Call) -> tuple[bool, Any]:
-    """What came of a call: (True, result) or (False, an error that can travel)."""
+    """What came of a call: (True, result) or (False, error)."""
     try:
         return True, call()
     except Exception as error:
         _log.exception("a task failed")
-        with contextlib.suppress(Exception):
-            copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
-            if type(copy) is type(error):
-                return False, error
-        return False, EncodeError(f"{type(error).__name__}: {error}")
+        return False, error

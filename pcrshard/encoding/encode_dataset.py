@@ -7,13 +7,13 @@ on how often the run was stopped.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import hashlib
 import logging
 import multiprocessing
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from .. import storage
 from ..errors import EncodeError
@@ -21,13 +21,14 @@ from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
 from .resume_journal import SKIPPED, Journal, Part, read_skipped, write_skipped
 from .shard_plan import EncodeOptions, convert_names, field_names, plan_shards
-from .shard_task import ShardTask, encode_shard
-from .shard_writer import FieldNames, write_dataset_index
-from .sources import Source, list_source
+from .shard_task import Recipe, ShardTask, encode_shard
+from .shard_writer import write_dataset_index
+from .sources import Source, StorageOptions, list_source
 from .worker_processes import run_tasks, worker_pool
 
 __all__ = ["EncodeOptions", "encode", "encode_part"]
 
+Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 _log = logging.getLogger("pcrshard")
 # Tasks given to an executor of the user's at a time: enough for a cluster, few enough for memory.
@@ -35,16 +36,16 @@ _IN_FLIGHT = 1024
 
 
 def encode(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
+    src: Path,
+    dst: Path,
     options: EncodeOptions = EncodeOptions(),
     *,
     workers: int | None = None,
     resume: bool = False,
-    executor: concurrent.futures.Executor | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
-    src_options: storage.Options | None = None,
-    dst_options: storage.Options | None = None,
+    src_options: StorageOptions = None,
+    dst_options: StorageOptions = None,
 ) -> DatasetIndex:
     """Encode a dataset: list, shuffle, split into even shards, write them in parallel.
 
@@ -89,17 +90,17 @@ def encode(
 
 
 def encode_part(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
+    src: Path,
+    dst: Path,
     part: Part | None,
     options: EncodeOptions = EncodeOptions(),
     *,
     workers: int | None = None,
     resume: bool = False,
-    executor: concurrent.futures.Executor | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
-    src_options: storage.Options | None = None,
-    dst_options: storage.Options | None = None,
+    src_options: StorageOptions = None,
+    dst_options: StorageOptions = None,
 ) -> DatasetIndex | None:
     """Encode one part of a dataset's shards.
 
@@ -127,34 +128,21 @@ def encode_part(
             there.
     """
     _check_main_program()
-    if part is not None and not 0 <= part[0] < part[1]:
-        raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
     src = os.fspath(src)
     dst = storage.plain_path(os.fspath(dst))
     source = _list(src, options, src_options)
     _check_apart(src, source, dst)
-
-    shards = dict(enumerate(plan_shards(source.samples, options)))
-    names = _check_names(source, options)
-    mine = {
-        number: ShardTask(
-            storage.join(dst, shard_name(options.name, number)),
-            samples,
-            names,
-            options,
-            src_options,
-            dst_options,
-        )
-        for number, samples in shards.items()
-        if part is None or number % part[1] == part[0]
+    names = field_names(source.samples, options.fmt.preview_fields)
+    recipe = Recipe(names, options, src_options, dst_options)
+    tasks = {
+        number: ShardTask(storage.join(dst, shard_name(options.name, number)), samples, recipe)
+        for number, samples in enumerate(plan_shards(source.samples, options))
     }
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
     with journal.open(resume):
-        tasks = {number: task for number, task in mine.items() if number not in journal.results}
-        journal.begin([shard_name(options.name, number) for number in tasks])
-        count = _Count(mine, tasks, progress)
-        _write_shards(tasks, journal, count, workers, executor)
-        return _finish(journal, len(shards), options, source.classes)
+        mine = {number: task for number, task in tasks.items() if journal.is_mine(number)}
+        _write_shards(mine, journal, workers, executor, progress)
+        return _finish(journal, len(tasks), options, source.classes)
 
 
 def _check_main_program() -> None:
@@ -166,19 +154,12 @@ def _check_main_program() -> None:
         )
 
 
-def _list(src: str, options: EncodeOptions, src_options: storage.Options | None) -> Source:
+def _list(src: str, options: EncodeOptions, src_options: StorageOptions) -> Source:
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     if count := len(source.ignored):
         some = ", ".join(source.ignored[:5])
         _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
     return source._replace(samples=convert_names(source.samples, options))
-
-
-def _check_names(source: Source, options: EncodeOptions) -> FieldNames:
-    names = field_names(source.samples)
-    if unknown := set(options.fmt.preview_fields).difference(names.others):
-        raise EncodeError(f"expected preview fields of {list(names.others)}, got {sorted(unknown)}")
-    return names
 
 
 def _check_apart(src: str, source: Source, dst: str) -> None:
@@ -188,51 +169,42 @@ def _check_apart(src: str, source: Source, dst: str) -> None:
     target = os.path.realpath(dst)
     urls = {ref.url for sample in source.samples for ref in sample.refs}
     folders = {url.rpartition("/")[0] for url in urls if url.endswith(".tar")}
-    taken = {os.path.realpath(folder) for folder in folders if storage.is_local(folder)}
+    is_among = target in map(os.path.realpath, filter(storage.is_local, folders))
     if storage.is_local(src) and os.path.isdir(src):
-        folder = os.path.realpath(src)
-        taken.add(folder)
-        if target.startswith(os.path.join(folder, "")):
-            taken.add(target)
-    if target in taken:
+        is_among |= f"{target}/".startswith(os.path.join(os.path.realpath(src), ""))
+    if is_among:
         raise EncodeError(f"expected a folder apart from the source {src}, got {dst}")
 
 
-class _Count:
-    """Tells how many samples are done of all that this run is to have done in the end."""
-
-    def __init__(
-        self, mine: dict[int, ShardTask], tasks: dict[int, ShardTask], progress: Progress | None
-    ) -> None:
-        self._total = sum(len(task.samples) for task in mine.values())
-        self._left = sum(len(task.samples) for task in tasks.values())
-        self._progress = progress
-
-    def add(self, task: ShardTask) -> None:
-        self._left -= len(task.samples)
-        if self._progress is not None:
-            self._progress(self._total - self._left, self._total)
-
-
 def _write_shards(
-    tasks: dict[int, ShardTask],
+    mine: dict[int, ShardTask],
     journal: Journal,
-    count: _Count,
     workers: int | None,
-    executor: concurrent.futures.Executor | None,
+    executor: Executor | None,
+    progress: Progress | None,
 ) -> None:
-    in_flight = None if executor is None else _IN_FLIGHT
+    tasks = {number: task for number, task in mine.items() if number not in journal.results}
+    journal.begin(storage.file_name(task.url) for task in tasks.values())
+    total = _num_samples(mine)
+    done = total - _num_samples(tasks)
     try:
         with worker_pool(workers, len(tasks), executor) as pool:
             if pool is not None:
                 # The largest first, so that no worker has a large one left when the others are done.
-                by_size = sorted(tasks.items(), key=lambda item: -item[1].source_bytes)
-                tasks = dict(by_size)
+                numbers = sorted(tasks, key=lambda number: -tasks[number].source_bytes)
+                tasks = {number: tasks[number] for number in numbers}
+            in_flight = _IN_FLIGHT if executor else None
             for number, result in run_tasks(pool, encode_shard, tasks, in_flight=in_flight):
                 journal.add(number, result)
-                count.add(tasks[number])
+                done += len(tasks[number].samples)
+                if progress is not None:
+                    progress(done, total)
     finally:
         journal.save()
+
+
+def _num_samples(tasks: dict[int, ShardTask]) -> int:
+    return sum(len(task.samples) for task in tasks.values())
 
 
 def _fingerprint(source: Source, options: EncodeOptions) -> str:

@@ -70,6 +70,8 @@ class Journal:
         options: storage.Options | None,
         part: Part | None = None,
     ) -> None:
+        if part is not None and not 0 <= part[0] < part[1]:
+            raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
         self.dst = dst
         self.fingerprint = fingerprint
         self.on_error = on_error
@@ -114,7 +116,7 @@ class Journal:
         if self.part is None:
             storage.remove_temporary_files(self.dst, options=self.options)
         for number, result in _merged(mine.values()).items():
-            if self._is_mine(number) and self._is_kept(result):
+            if self.is_mine(number) and self._is_kept(result):
                 self.results[number] = result
 
     def _check_allowed(
@@ -152,10 +154,11 @@ class Journal:
                 f"got part {self.part[0]}/{self.part[1]}"
             )
 
-    def _is_mine(self, number: int) -> bool:
+    def is_mine(self, number: int) -> bool:
+        """Whether this part writes the shard of this number."""
         return self.part is None or number % self.part[1] == self.part[0]
 
-    def begin(self, names: list[str]) -> None:
+    def begin(self, names: Iterable[str]) -> None:
         """Put on record that these shards will be written.
 
         Raises:

@@ -76,29 +76,29 @@ def _convert_name(sample: SampleRef) -> SampleRef:
     return sample._replace(refs=tuple(refs))
 
 
-def field_names(samples: Sequence[SampleRef]) -> FieldNames:
+def field_names(samples: Sequence[SampleRef], preview_fields: Sequence[str] = ()) -> FieldNames:
     """All fields of a dataset, in the order they are first met.
 
     Raises:
-        EncodeError: There is no JPEG field.
+        EncodeError: There is no JPEG field, or one of the fields to preview is not there.
     """
-    names: dict[str, None] = {}
-    for sample in samples:
-        for ref in sample.refs:
-            names[ref.name] = None
-        for name, _ in sample.known:
-            names[name] = None
+    refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
+    known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
+    names = refs | known
     streams = tuple(filter(is_jpeg_name, names))
-    if streams:
-        return FieldNames(streams, tuple(itertools.filterfalse(is_jpeg_name, names)))
-    if {"pcr", "scan01"} <= names.keys():
+    others = tuple(itertools.filterfalse(is_jpeg_name, names))
+    if not streams and {"pcr", "scan01"} <= names.keys():
         raise EncodeError(
             "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
         )
-    raise EncodeError(
-        f"expected a JPEG field, found {sorted(names)}; "
-        "--reencode-quality Q converts PNG, WebP, BMP (lossy)"
-    )
+    if not streams:
+        raise EncodeError(
+            f"expected a JPEG field, found {sorted(names)}; "
+            "--reencode-quality Q converts PNG, WebP, BMP (lossy)"
+        )
+    if unknown := set(preview_fields).difference(others):
+        raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
+    return FieldNames(streams, others)
 
 
 def plan_shards(samples: list[SampleRef], options: EncodeOptions) -> list[list[SampleRef]]:

@@ -12,9 +12,18 @@ from ..jpeg.pixels import to_jpeg
 from .resume_journal import ShardResult, Skipped
 from .shard_plan import EncodeOptions, is_jpeg_name
 from .shard_writer import EncodedSample, FieldNames, encode_sample, write_shard
-from .sources import SampleRef
+from .sources import SampleRef, StorageOptions
 
 _SAMPLES_PER_READ = 64
+
+
+class Recipe(NamedTuple):
+    """What all tasks of a run have in common."""
+
+    names: FieldNames
+    options: EncodeOptions
+    src_options: StorageOptions
+    dst_options: StorageOptions
 
 
 class ShardTask(NamedTuple):
@@ -22,10 +31,7 @@ class ShardTask(NamedTuple):
 
     url: str
     samples: list[SampleRef]
-    names: FieldNames
-    options: EncodeOptions
-    src_options: storage.Options | None
-    dst_options: storage.Options | None
+    recipe: Recipe
 
     @property
     def source_bytes(self) -> int:
@@ -44,16 +50,17 @@ def encode_shard(task: ShardTask) -> ShardResult:
         CorruptJpeg, UnsupportedJpeg: A bad image, if ``on_error`` is ``raise``.
         StorageError: Bytes could not be read or written.
     """
+    names, options, src_options, dst_options = task.recipe
     encoded: list[EncodedSample] = []
     skipped: list[Skipped] = []
-    for sample, values in _read(task):
+    for sample, values in _read(task.samples, src_options):
         try:
-            encoded.append(_encode(sample, values, task.options))
+            encoded.append(_encode(sample, values, options))
         except PCRError as error:
             if not _is_bad_file(error):
                 raise
             source = sample.refs[0].url
-            if task.options.on_error == "raise":
+            if options.on_error == "raise":
                 raise type(error)(
                     f"{error}; run again with --resume --on-error skip to leave such files out",
                     url=source,
@@ -61,8 +68,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
             skipped.append(Skipped(sample.key, source, str(error)))
     entry = None
     if encoded:
-        fmt = task.options.fmt
-        entry = write_shard(task.url, encoded, fmt, names=task.names, options=task.dst_options)
+        entry = write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
     return ShardResult(entry, tuple(skipped))
 
 
@@ -71,12 +77,14 @@ def _is_bad_file(error: PCRError) -> bool:
     return isinstance(error, FormatError) or isinstance(error.__cause__, FileNotFoundError)
 
 
-def _read(task: ShardTask) -> Iterator[tuple[SampleRef, list[bytes | PCRError]]]:
+def _read(
+    samples: list[SampleRef], options: StorageOptions
+) -> Iterator[tuple[SampleRef, list[bytes | PCRError]]]:
     """Each sample with the bytes of its fields, or why there are none."""
-    for start in range(0, len(task.samples), _SAMPLES_PER_READ):
-        batch = task.samples[start : start + _SAMPLES_PER_READ]
+    for start in range(0, len(samples), _SAMPLES_PER_READ):
+        batch = samples[start : start + _SAMPLES_PER_READ]
         ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
-        values = iter(storage.read_ranges(ranges, options=task.src_options))
+        values = iter(storage.read_ranges(ranges, options=options))
         for sample in batch:
             yield sample, [next(values) for _ in sample.refs]
 

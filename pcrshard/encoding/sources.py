@@ -22,6 +22,7 @@ from ..format.shard_index import BLOCK
 
 _log = logging.getLogger("pcrshard")
 Row = dict[str, Any]
+StorageOptions = storage.Options | None
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _LISTS = (".tsv", ".jsonl", ".ndjson")
@@ -56,9 +57,7 @@ class Source(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def list_source(
-    src: str, *, prefix_keys: bool = False, options: storage.Options | None = None
-) -> Source:
+def list_source(src: str, *, prefix_keys: bool = False, options: StorageOptions = None) -> Source:
     """List the samples of a source.
 
     Args:
@@ -88,7 +87,7 @@ def list_source(
     return source
 
 
-def _list_folder(folder: str, prefix_keys: bool, options: storage.Options | None) -> Source:
+def _list_folder(folder: str, prefix_keys: bool, options: StorageOptions) -> Source:
     listed = storage.list_files(folder, options=options)
     sizes = {name: size for name, size in listed if not _hidden(name)}
     tars = [name for name in sizes if name.endswith(".tar")]
@@ -154,7 +153,7 @@ def _legal_key(path: str) -> str:
 
 
 def _tar_samples(
-    urls: list[str], prefix_keys: bool, options: storage.Options | None
+    urls: list[str], prefix_keys: bool, options: StorageOptions
 ) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
     folder = posixpath.commonprefix(urls).rpartition("/")[0]
@@ -173,7 +172,7 @@ def _tar_samples(
             yield sample._replace(key=key)
 
 
-def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRef]:
+def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
     """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
     with storage.open_file(url, options=options) as file:
         try:
@@ -244,7 +243,7 @@ def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef
     return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
 
 
-def _list_rows(path: str, options: storage.Options | None) -> Source:
+def _list_rows(path: str, options: StorageOptions) -> Source:
     lines = storage.read_bytes(path, options=options).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     is_tsv = path.endswith(".tsv")
     parse: Callable[[str], Row | None] = _TsvParser() if is_tsv else _parse_json
