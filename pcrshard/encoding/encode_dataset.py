@@ -133,16 +133,21 @@ def encode_part(
     source = _list(src, options, src_options)
     _check_apart(src, source, dst)
     names = field_names(source.samples, options.fmt.preview_fields)
-    recipe = Recipe(names, options, src_options, dst_options)
-    tasks = {
-        number: ShardTask(storage.join(dst, shard_name(options.name, number)), samples, recipe)
-        for number, samples in enumerate(plan_shards(source.samples, options))
-    }
+    tasks = _tasks(dst, source, Recipe(names, options, src_options, dst_options))
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
     with journal.open(resume):
         mine = {number: task for number, task in tasks.items() if journal.is_mine(number)}
         _write_shards(mine, journal, workers, executor, progress)
         return _finish(journal, len(tasks), options, source.classes)
+
+
+def _tasks(dst: str, source: Source, recipe: Recipe) -> dict[int, ShardTask]:
+    """The task of every shard by its number."""
+    name = recipe.options.name
+    return {
+        number: ShardTask(storage.join(dst, shard_name(name, number)), samples, recipe)
+        for number, samples in enumerate(plan_shards(source.samples, recipe.options))
+    }
 
 
 def _check_main_program() -> None:

@@ -203,17 +203,14 @@ def write_shard(
     Raises:
         EncodeError: Two samples have the same key, or the fields are too many.
     """
-    name = storage.file_name(url.rstrip("/"))
+    name = url.rstrip("/").rpartition("/")[2]
     stem = name.removesuffix(".tar")
     index, index_bytes = lay_out(_make_index(samples, fmt, names or _all_names(samples)), stem)
-    streams = [stream for stream, _ in index.schema.streams]
     with storage.atomic_write(url, options=options) as raw:
         file = _Checksummed(raw)
         header = tar_header(index_name(index.schema, stem), len(index_bytes))
-        _write_member(file, header, [index_bytes])
-        for member in plan_members(index, stem):
-            pieces = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
-            _write_member(file, member.header(), itertools.chain(pieces, [member.literal]))
+        file.write_member(header, [index_bytes])
+        _write_pieces(file, samples, index, stem)
         file.write(TRAILER)
     head_crc = int.from_bytes(index_bytes[8:12], "little")
     return ShardEntry(name, len(samples), head_crc, file.size, file.crc, index.head.prefix_stops)
@@ -232,11 +229,19 @@ class _Checksummed:
         self.crc = crc32c(data, self.crc)
         return self.file.write(data)
 
+    def write_member(self, header: bytes, parts: Iterable[bytes]) -> None:
+        self.write(header)
+        size = sum(map(self.write, parts))
+        self.write(bytes(round512(size) - size))
 
-def _write_member(file: _Checksummed, header: bytes, parts: Iterable[bytes]) -> None:
-    file.write(header)
-    size = sum(file.write(part) for part in parts)
-    file.write(bytes(round512(size) - size))
+
+def _write_pieces(
+    file: _Checksummed, samples: Sequence[EncodedSample], index: ShardIndex, stem: str
+) -> None:
+    streams = [stream for stream, _ in index.schema.streams]
+    for member in plan_members(index, stem):
+        pieces = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
+        file.write_member(member.header(), itertools.chain(pieces, [member.literal]))
 
 
 def _all_names(samples: Sequence[EncodedSample]) -> FieldNames:
@@ -251,26 +256,10 @@ def _make_index(
     samples: Sequence[EncodedSample], fmt: ShardFormat, names: FieldNames
 ) -> ShardIndex:
     """The index of the samples, without offsets and checksums of its own."""
-    keys = tuple(sample.key for sample in samples)
-    key, count = collections.Counter(keys).most_common(1)[0]
+    key, count = collections.Counter(sample.key for sample in samples).most_common(1)[0]
     if count > 1:
         raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
-
-    num_rows = fmt.scan_script.num_groups + 1
-    num_streams = len(names.streams)
-    shape = (len(samples), num_streams)
-    num_base_rows = len(samples) if fmt.layout == "preview" else 0
-    index = ShardIndex(
-        head=Head(len(samples), 0, 0, 0, (0,) * num_rows),
-        schema=fmt.schema(names),
-        sizes=np.zeros((num_rows, *shape), "<u4"),
-        crcs=np.zeros((num_rows, *shape), "<u4"),
-        dims=np.zeros((*shape, 2), "<u2"),
-        orientation=np.zeros(shape, "<u1"),
-        base_offsets=np.zeros((num_base_rows, num_streams), "<u8"),
-        keys=keys,
-        fields={name: tuple(s.fields.get(name) for s in samples) for name in names.others},
-    )
+    index = _empty_index(samples, fmt.schema(names))
     for s, sample in enumerate(samples):
         for m, stream in enumerate(names.streams):
             if image := sample.images.get(stream):
@@ -279,6 +268,24 @@ def _make_index(
                 index.dims[s, m] = (image.height, image.width)
                 index.orientation[s, m] = image.orientation
     return index
+
+
+def _empty_index(samples: Sequence[EncodedSample], schema: Schema) -> ShardIndex:
+    """An index of samples without images."""
+    num_rows = len(schema.groups) + 1
+    shape = (len(samples), len(schema.streams))
+    columns = {name: tuple(s.fields.get(name) for s in samples) for name in schema.fields}
+    return ShardIndex(
+        Head(len(samples), 0, 0, 0, (0,) * num_rows),
+        schema,
+        sizes=np.zeros((num_rows, *shape), "<u4"),
+        crcs=np.zeros((num_rows, *shape), "<u4"),
+        dims=np.zeros((*shape, 2), "<u2"),
+        orientation=np.zeros(shape, "<u1"),
+        base_offsets=np.zeros((len(samples) if schema.base else 0, shape[1]), "<u8"),
+        keys=tuple(sample.key for sample in samples),
+        fields=columns,
+    )
 
 
 def _running_crcs(pieces: Sequence[bytes]) -> list[int]:

@@ -96,19 +96,26 @@ def _list_folder(folder: str, prefix_keys: bool, options: StorageOptions) -> Sou
         raise EncodeError(
             f"expected images or tars in {folder}, found both: name the tars by a pattern"
         )
-    ignored = tuple(name for name in sizes if name not in {*tars, *images})
+    ignored = tuple(sorted(set(sizes).difference(tars, images)))
     if tars:
         urls = [storage.join(folder, name) for name in tars]
         return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
+    samples, classes = _image_samples(folder, {name: sizes[name] for name in images})
+    return Source(samples, classes, ignored)
 
-    classes = _class_folders(folder, images)
+
+def _image_samples(
+    folder: str, sizes: dict[str, int | None]
+) -> tuple[list[SampleRef], tuple[str, ...]]:
+    """(samples, classes) of the images in a folder, given their sizes in bytes."""
+    classes = _class_folders(folder, list(sizes))
     labels = {name: str(number).encode() for number, name in enumerate(classes)}
     samples = []
-    for key, name in zip(_unique_keys(images), images, strict=True):
+    for key, name in zip(_unique_keys(sizes), sizes, strict=True):
         ref = FieldRef("jpg", storage.join(folder, name), 0, sizes[name])
-        known = (("cls", labels[name.split("/")[0]]),) if classes else ()
-        samples.append(SampleRef(key, (ref,), known))
-    return Source(samples, classes, ignored)
+        label = labels.get(name.partition("/")[0])
+        samples.append(SampleRef(key, (ref,), () if label is None else (("cls", label),)))
+    return samples, classes
 
 
 def _class_folders(folder: str, images: list[str]) -> tuple[str, ...]:

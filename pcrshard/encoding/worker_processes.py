@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import contextlib
+import itertools
 import logging
 import multiprocessing
-import multiprocessing.context
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from ..errors import EncodeError
@@ -24,8 +31,8 @@ _log = logging.getLogger("pcrshard")
 
 @contextlib.contextmanager
 def worker_pool(
-    workers: int | None, num_tasks: int, given: concurrent.futures.Executor | None = None
-) -> Iterator[concurrent.futures.Executor | None]:
+    workers: int | None, num_tasks: int, given: Executor | None = None
+) -> Iterator[Executor | None]:
     """Open the executor that tasks run on.
 
     Args:
@@ -55,7 +62,7 @@ def worker_pool(
     pool.shutdown()
 
 
-class WorkerProcesses(concurrent.futures.Executor):
+class WorkerProcesses(Executor):
     """A process pool that can be renewed after a worker has died, which breaks Python's own.
 
     Args:
@@ -63,24 +70,21 @@ class WorkerProcesses(concurrent.futures.Executor):
         context: How they are started.
     """
 
-    def __init__(self, workers: int, context: multiprocessing.context.BaseContext) -> None:
+    def __init__(self, workers: int, context: BaseContext) -> None:
         self._workers = workers
         self._context = context
         self._pool = self._open()
 
-    def _open(self) -> concurrent.futures.ProcessPoolExecutor:
-        return concurrent.futures.ProcessPoolExecutor(
-            self._workers, self._context, _die_with_parent
-        )
+    def _open(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self._workers, self._context, _die_with_parent)
 
-    def submit(
-        self, fn: Callable[..., R], /, *args: Any, **kwargs: Any
-    ) -> concurrent.futures.Future[R]:
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Run ``fn`` in a worker."""
         return self._pool.submit(fn, *args, **kwargs)
 
     def renew(self) -> None:
         """Start other workers; what the old ones had is lost."""
+        _log.warning("a worker process died; the tasks that were under way run again")
         self._pool.shutdown()
         self._pool = self._open()
 
@@ -102,7 +106,7 @@ def _die_with_parent() -> None:
 
 
 def run_tasks(
-    pool: concurrent.futures.Executor | None,
+    pool: Executor | None,
     function: Callable[[T], R],
     tasks: dict[int, T],
     *,
@@ -126,38 +130,37 @@ def run_tasks(
         for number, task in tasks.items():
             yield number, function(task)
         return
-    waiting = collections.deque(tasks)
     limit = in_flight or 4 * len(os.sched_getaffinity(0))
-    running: dict[concurrent.futures.Future[R], int] = {}
+    left = dict(tasks)
     deaths = 0
+    while left:
+        try:
+            for number, result in _run_on(pool, function, list(left.items()), limit):
+                del left[number]
+                yield number, result
+        except BrokenExecutor as error:
+            deaths += 1
+            if not isinstance(pool, WorkerProcesses) or deaths > _MAX_DEATHS:
+                message = f"a worker process died ({error}); run again with --resume"
+                raise EncodeError(message) from error
+            pool.renew()
+
+
+def _run_on(
+    pool: Executor, function: Callable[[T], R], tasks: list[tuple[int, T]], limit: int
+) -> Iterator[tuple[int, R]]:
+    """Run tasks on an executor, at most ``limit`` at a time, until they are done or it breaks."""
+    waiting = iter(tasks)
+    running: dict[Future[R], int] = {}
     try:
-        while waiting or running:
-            try:
-                while waiting and len(running) < limit:
-                    future = pool.submit(function, tasks[waiting[0]])
-                    running[future] = waiting.popleft()
-                for future in _first_ended(running):
-                    result = future.result()
-                    yield running.pop(future), result
-            except concurrent.futures.BrokenExecutor as error:
-                deaths += 1
-                if not isinstance(pool, WorkerProcesses) or deaths > _MAX_DEATHS:
-                    message = f"a worker process died ({error}); run again with --resume"
-                    raise EncodeError(message) from error
-                _log.warning(
-                    "a worker process died; the %d tasks it may have had run again", len(running)
-                )
-                waiting.extendleft(running.values())
-                running.clear()
-                pool.renew()
+        while True:
+            for number, task in itertools.islice(waiting, limit - len(running)):
+                running[pool.submit(function, task)] = number
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                result = future.result()
+                yield running.pop(future), result
     finally:
         for future in running:
             future.cancel()
-
-
-def _first_ended(
-    running: dict[concurrent.futures.Future[R], int],
-) -> set[concurrent.futures.Future[R]]:
-    """Wait until at least one of these has ended."""
-    first = concurrent.futures.FIRST_COMPLETED
-    return concurrent.futures.wait(running, return_when=first).done
