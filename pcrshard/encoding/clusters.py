@@ -199,7 +199,7 @@ class SlurmPool(Executor):
         self.folder = os.path.abspath(tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="."))
         self._submitit = slurm.SlurmExecutor(os.path.join(self.folder, "jobs"))
         parameters = _parameters(options, self._submitit._valid_parameters())
-        self._submitit.update_parameters(**parameters, array_parallelism=jobs)
+        self._submitit.update_parameters(**{"array_parallelism": jobs} | parameters)
         self._processes = parameters.get("nodes", 1) * parameters.get("ntasks_per_node", 1)
 
         self._most_tasks = 0
@@ -296,18 +296,16 @@ class SlurmPool(Executor):
 
     def _put_back(self, share: _Share, log: str) -> None:
         """Let the tasks of a lost job run again, unless they have been lost too often."""
+        _log.warning("SLURM job %s is gone", share.job.job_id)
         for task in share.tasks:
             task.losses += 1
-        lost = [task for task in share.tasks if task.losses > _MAX_LOSSES]
-        for task in lost:
-            message = (
-                f"a task's SLURM job was lost, and those after it ended {_MAX_LOSSES} times "
-                f"without finishing it; the last one's log ends with: {log[-1000:].strip()}"
-            )
-            task.end(False, EncodeError(message))
-        if not lost:
-            _log.warning("SLURM job %s is gone; its tasks run again", share.job.job_id)
-        self._move(share, [task for task in share.tasks if task not in lost])
+            if task.losses > _MAX_LOSSES:
+                message = (
+                    f"a task's SLURM job was lost, and those after it ended {_MAX_LOSSES} times "
+                    f"without finishing it; the last one's log ends with: {log[-1000:].strip()}"
+                )
+                task.end(False, EncodeError(message))
+        self._move(share, [task for task in share.tasks if task.losses <= _MAX_LOSSES])
 
     def _move(self, share: _Share, tasks: list[_Task]) -> None:
         """Forget a share, and let these of its tasks wait for another job."""
@@ -316,35 +314,30 @@ class SlurmPool(Executor):
             self._waiting += tasks
 
     def _add_jobs(self) -> None:
-        """Submit as many jobs as there may be, with a share of the tasks each."""
+        """Submit as many jobs as there may be, each with some of the tasks."""
         free = self._jobs - len({share.job.job_id for share in self._shares})
-        bundles = self._bundle(self._waiting)[:free]
+        bundles = self._bundles()[:free]
         if not bundles:
             return
+        calls = [[task.call for task in bundle] for bundle in bundles]
         try:
-            jobs = self._submitit.map_array(run_share, [_calls(bundle) for bundle in bundles])
+            jobs = self._submitit.map_array(functools.partial(run_share, self._processes), calls)
         except Exception as error:
             raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
         with self._lock:
-            self._waiting = self._waiting[
-                sum(len(share) for bundle in bundles for share in bundle) :
-            ]
+            self._waiting = self._waiting[sum(map(len, bundles)) :]
             for job, bundle in zip(jobs, bundles, strict=True):
-                shares = [_Share(job.task(i), tasks) for i, tasks in enumerate(bundle)]
-                self._shares += [share for share in shares if share.tasks]
+                for i in range(min(self._processes, len(bundle))):
+                    self._shares.append(_Share(job.task(i), bundle[i :: self._processes]))
 
-    def _bundle(self, tasks: list[_Task]) -> list[list[list[_Task]]]:
-        """Split tasks into jobs, and those of a job into its processes."""
-        width = self._processes
+    def _bundles(self) -> list[list[_Task]]:
+        """The tasks that wait, split into those of one job each."""
+        tasks = self._waiting
         running = sum(len(share.tasks) for share in self._shares)
         self._most_tasks = max(self._most_tasks, running + len(tasks))
-        size = width * math.ceil(self._most_tasks / (_JOBS_PER_WORKER * self._jobs * width))
-        bundles = [tasks[start : start + size] for start in range(0, len(tasks), size or 1)]
-        return [[bundle[i::width] for i in range(width)] for bundle in bundles]
-
-
-def _calls(bundle: list[list[_Task]]) -> list[list[Call]]:
-    return [[task.call for task in tasks] for tasks in bundle]
+        size = math.ceil(self._most_tasks / (_JOBS_PER_WORKER * self._jobs * self._processes))
+        per_job = size * self._processes
+        return [tasks[start : start + per_job] for start in range(0, len(tasks), per_job or 1)]
 
 
 def _import_submitit() -> Any:
@@ -383,10 +376,14 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # SLURM's own, by our own names
 
 
-def run_share(shares: Sequence[Sequence[Call]]) -> list[tuple[bool, Any]]:
+def run_share(processes: int, calls: Sequence[Call]) -> list[tuple[bool, Any]]:
     """Do the tasks of one process of a SLURM job.
 
     The signal that announces the time limit lets it finish its task and begin no other.
+
+    Args:
+        processes: Processes of the job.
+        calls: Tasks of the job.
 
     Returns:
         For each task done (True, result) or (False, error).
@@ -397,7 +394,7 @@ def run_share(shares: Sequence[Sequence[Call]]) -> list[tuple[bool, Any]]:
     # submitit ignores it, and scancel would have to wait.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     results = []
-    for call in shares[int(os.environ.get("SLURM_PROCID", "0"))]:
+    for call in calls[int(os.environ["SLURM_PROCID"]) :: processes]:
         results.append(_result(call))
         if stop.is_set():
             break
