@@ -1,57 +1,35 @@
-"""Encoding on clusters: the same bytes whatever runs the shards, whoever dies meanwhile; parts; one writer a folder."""
+"""Encoding on clusters: the same bytes whatever runs the shards, whoever dies meanwhile."""
 
-import concurrent.futures
 import contextlib
-import fcntl
-import functools
-import json
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
-import fsspec
 import pytest
+from encode_support import (
+    die_once,
+)
 from slurm import cluster_fixture  # noqa: F401
 from support import ROOT, read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main
-from pcrshard.encoding import folder_lock, resume_journal
 from pcrshard.encoding.clusters import Patience, SlurmPool, open_engine
-from pcrshard.encoding.encode_dataset import encode_part
-from pcrshard.encoding.worker_processes import run_tasks, worker_pool
-from pcrshard.errors import CorruptJpeg, EncodeError, MissingDependency, StorageError
+from pcrshard.encoding.worker_processes import run_tasks
+from pcrshard.errors import (
+    CorruptJpeg,
+    EncodeError,
+    MissingDependency,
+)
 from pcrshard.testing import make_jpeg
-
-CLI = [
-    sys.executable,
-    "-c",
-    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
-]
-
-
-def files(folder):
-    """All of a dataset but its journal."""
-    return read_all(folder)
 
 
 def slow(seconds, value):
     time.sleep(seconds)
-    return value
-
-
-def die_once(flag, value, how="kill"):
-    """Kill this process, or hang, the first time."""
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)
     return value
 
 
@@ -63,43 +41,8 @@ def signal_once(flag, value):
     return value
 
 
-def die(_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def bad(text):
     raise CorruptJpeg(text)
-
-
-# Processes of this machine
-
-
-def test_a_killed_worker_costs_only_its_tasks(tmp_path):
-    """When the kernel kills a worker process, its tasks run again and the run goes on."""
-    function = functools.partial(die_once, str(tmp_path / "flag"))
-    with worker_pool(2, 20) as pool:
-        assert dict(run_tasks(pool, function, {i: i for i in range(20)})) == {
-            i: i for i in range(20)
-        }
-
-
-def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
-    """The unfinished shard of a worker that was killed while writing is gone when the run ends."""
-
-    def leave(done, total):
-        (tmp_path / f".pcrshard-{done:016x}.tmp").write_bytes(b"unfinished")
-
-    run_encode(synthetic_folder, tmp_path, num_shards=4, progress=leave)
-    assert files(tmp_path) == files(dataset)
-
-
-def test_a_task_that_always_kills_its_worker_ends_the_run():
-    """It is tried a few times, not for ever, and the message says how to go on."""
-    with (
-        pytest.raises(EncodeError, match=r"a worker process died.*--resume"),
-        worker_pool(2, 2) as pool,
-    ):
-        list(run_tasks(pool, die, {0: 0, 1: 1}))
 
 
 # Dask
@@ -178,17 +121,7 @@ def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp
                 progress=kill_one,
             )
     assert killed[0][0] < killed[0][1]
-    assert files(tmp_path / "dask") == files(tmp_path / "local")
-
-
-@pytest.fixture(scope="module")
-def larger_folder(tmp_path_factory):
-    """Images that take some time to encode."""
-    folder = tmp_path_factory.mktemp("larger")
-    jpegs = [make_jpeg(i, 600, 800, quality=95) for i in range(6)]
-    for i in range(48):
-        (folder / f"{i:02d}.jpg").write_bytes(jpegs[i % 6])
-    return folder
+    assert read_all(tmp_path / "dask") == read_all(tmp_path / "local")
 
 
 def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, capsys):
@@ -206,10 +139,10 @@ def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, cap
         address,
     ]
     assert main(command) == 0
-    assert files(tmp_path) == files(dataset)
+    assert read_all(tmp_path) == read_all(dataset)
     (tmp_path / "data-000001.tar").unlink()
     assert main([*command, "--resume"]) == 0
-    assert files(tmp_path) == files(dataset)
+    assert read_all(tmp_path) == read_all(dataset)
     assert "24 samples in 4 shards" in capsys.readouterr().out
 
 
@@ -337,7 +270,7 @@ def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_pa
     for option in ("partition=test", "time=10", "tasks_per_node=2"):
         command += ["--slurm-option", option]
     assert main(command) == 0
-    assert files(tmp_path / "dst") == files(dataset)
+    assert read_all(tmp_path / "dst") == read_all(dataset)
     assert list((tmp_path / "cwd").iterdir()) == []
 
 
@@ -405,221 +338,3 @@ def test_options_that_sbatch_refuses(on_cluster):
         SlurmPool(1, {"partition": "none"}, QUICK) as pool,
     ):
         pool.submit(slow, 0, 0).result(30)
-
-
-# Parts
-
-
-def parts(src, dst, count, order, **how):
-    options = EncodeOptions(num_shards=4)
-    return [encode_part(str(src), str(dst), (i, count), options, workers=1, **how) for i in order]
-
-
-@pytest.mark.parametrize(
-    ("count", "order"), [(2, (0, 1)), (3, (2, 0, 1)), (4, (3, 1, 2, 0)), (6, (5, 4, 3, 2, 1, 0))]
-)
-def test_parts_make_the_same_dataset(synthetic_folder, dataset, tmp_path, count, order):
-    """Parts in any order, even more than shards, give the files of one run; the index appears with the last."""
-    found = parts(synthetic_folder, tmp_path, count, order)
-    complete = [index is not None for index in found]
-    assert complete == sorted(complete)
-    assert found[-1].num_samples == 24
-    assert files(tmp_path) == files(dataset)
-    assert (tmp_path / resume_journal.JOURNAL).exists()
-
-
-def test_no_index_before_the_last_part(synthetic_folder, tmp_path):
-    """A dataset of which parts are missing cannot be taken for whole."""
-    assert parts(synthetic_folder, tmp_path, 3, (0, 2)) == [None, None]
-    assert not (tmp_path / "pcr.json").exists()
-
-
-def test_parts_may_run_again(synthetic_folder, dataset, tmp_path):
-    """A requeued part, before or after the others have ended, changes nothing; without --resume it is refused."""
-    parts(synthetic_folder, tmp_path, 2, (0,))
-    with pytest.raises(EncodeError, match=r"already holds a dataset.*--resume"):
-        parts(synthetic_folder, tmp_path, 2, (0,))
-    before = (tmp_path / "data-000000.tar").stat().st_mtime_ns
-    parts(synthetic_folder, tmp_path, 2, (0, 1, 0, 1), resume=True)
-    assert (tmp_path / "data-000000.tar").stat().st_mtime_ns == before
-    assert files(tmp_path) == files(dataset)
-
-
-def test_a_part_mends_its_shards(synthetic_folder, dataset, tmp_path):
-    """After damage, that part alone with --resume makes the dataset whole; another part says that something is missing."""
-    parts(synthetic_folder, tmp_path, 2, (0, 1))
-    (tmp_path / "data-000001.tar").unlink()
-    assert parts(synthetic_folder, tmp_path, 2, (0,), resume=True) == [None]
-    assert parts(synthetic_folder, tmp_path, 2, (1,), resume=True) != [None]
-    assert files(tmp_path) == files(dataset)
-
-
-def test_a_run_without_parts_completes_them(synthetic_folder, dataset, tmp_path):
-    """``--resume`` without ``--part`` keeps the parts' shards and makes the others."""
-    parts(synthetic_folder, tmp_path, 4, (1, 3))
-    before = (tmp_path / "data-000001.tar").stat().st_mtime_ns
-    with pytest.raises(EncodeError, match="already holds a dataset"):
-        run_encode(synthetic_folder, tmp_path, num_shards=4)
-    run_encode(synthetic_folder, tmp_path, num_shards=4, resume=True)
-    assert (tmp_path / "data-000001.tar").stat().st_mtime_ns == before
-    assert files(tmp_path) == files(dataset)
-
-
-def test_parts_of_different_runs_do_not_mix(synthetic_folder, tmp_path):
-    """Another number of parts, another seed or another source in the same folder is refused."""
-    parts(synthetic_folder, tmp_path, 4, (0,))
-    with pytest.raises(EncodeError, match=r"expected parts of 4.*got part 1/2"):
-        parts(synthetic_folder, tmp_path, 2, (1,))
-    with pytest.raises(EncodeError, match="options differ"):
-        encode_part(
-            str(synthetic_folder),
-            str(tmp_path),
-            (1, 4),
-            EncodeOptions(num_shards=4, seed=5),
-            workers=1,
-        )
-
-
-def test_skipped_images_of_all_parts_are_listed(tmp_path):
-    """The report of skipped images is that of one run."""
-    (tmp_path / "src").mkdir()
-    for i in range(8):
-        (tmp_path / "src" / f"{i}.jpg").write_bytes(make_jpeg(i) if i % 3 else b"bad")
-    options = EncodeOptions(num_shards=4, on_error="skip")
-    for i in (1, 0):
-        encode_part(str(tmp_path / "src"), str(tmp_path / "a"), (i, 2), options, workers=1)
-    encode(str(tmp_path / "src"), str(tmp_path / "b"), options, workers=1)
-    assert files(tmp_path / "a") == files(tmp_path / "b")
-
-
-def test_parts_at_the_same_time(larger_folder, tmp_path):
-    """Processes that write parts of one folder at once make one whole dataset, whoever ends last."""
-    encode(str(larger_folder), str(tmp_path / "whole"), EncodeOptions(num_shards=12), workers=1)
-    command = [
-        *CLI,
-        "encode",
-        str(larger_folder),
-        str(tmp_path / "parts"),
-        "--num-shards",
-        "12",
-        "--workers",
-        "1",
-    ]
-    running = [
-        subprocess.Popen([*command, "--part", f"{i}/3"], stdout=subprocess.PIPE, text=True)
-        for i in range(3)
-    ]
-    said = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0] * 3
-    assert sum("48 samples in 12 shards" in text for text in said) >= 1
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("text", ["3", "2/2", "-1/2", "a/b", "1/0"])
-def test_wrong_parts(synthetic_folder, tmp_path, text, capsys):
-    """A part outside its number is wrong usage."""
-    with pytest.raises(SystemExit):
-        main(["encode", str(synthetic_folder), str(tmp_path), f"--part={text}"])
-    assert "expected I/N" in capsys.readouterr().err
-
-
-# One writer a folder
-
-
-@contextlib.contextmanager
-def encoding(src, dst, *options):
-    """An encode in another process, stopped while it is at work."""
-    process = subprocess.Popen(
-        [*CLI, "encode", str(src), str(dst), "--num-shards", "12", "--workers", "1", *options],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: any(dst.glob("*.tar")))
-        process.send_signal(signal.SIGSTOP)
-        assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_two_encodes_in_one_folder(larger_folder, tmp_path):
-    """The second is refused while the first is at work, and not after that was killed."""
-    with encoding(larger_folder, tmp_path):
-        for how in ({}, {"resume": True}):
-            with pytest.raises(EncodeError, match=r"another encode.*is writing to"):
-                run_encode(larger_folder, tmp_path, num_shards=12, **how)
-        with pytest.raises(EncodeError, match="another encode"):
-            encode_part(str(larger_folder), str(tmp_path), (0, 2), EncodeOptions(num_shards=12))
-    run_encode(larger_folder, tmp_path, num_shards=12, resume=True)
-    assert not (tmp_path / folder_lock.LOCK).exists()
-
-
-def test_a_part_and_another_encode(larger_folder, tmp_path):
-    """While a part is at work other parts may start, but neither the same part nor a run without parts."""
-    with encoding(larger_folder, tmp_path, "--part", "0/2"):
-        assert (
-            encode_part(
-                str(larger_folder), str(tmp_path), (1, 2), EncodeOptions(num_shards=12), workers=1
-            )
-            is None
-        )
-        for part in (None, (0, 2)):
-            with pytest.raises(EncodeError, match="another encode"):
-                encode_part(
-                    str(larger_folder),
-                    str(tmp_path),
-                    part,
-                    EncodeOptions(num_shards=12),
-                    resume=True,
-                )
-
-
-def test_two_encodes_in_one_process(synthetic_folder, tmp_path):
-    """Threads are no exception."""
-    inside = threading.Event(), threading.Event()
-
-    def wait(done, total):
-        inside[0].set()
-        inside[1].wait(20)
-
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        first = threads.submit(run_encode, synthetic_folder, tmp_path, num_shards=4, progress=wait)
-        assert inside[0].wait(20)
-        with pytest.raises(EncodeError, match="another encode"):
-            run_encode(synthetic_folder, tmp_path, num_shards=4)
-        inside[1].set()
-        assert first.result().num_samples == 24
-
-
-def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkeypatch):
-    """There it works as well, with a warning."""
-
-    def refuse(*args):
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    run_encode(synthetic_folder, tmp_path, num_shards=4)
-    assert files(tmp_path) == files(dataset)
-
-
-def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, monkeypatch):
-    """Object stores have no locks: the run that was first stops with an error when it next saves."""
-    monkeypatch.setattr(resume_journal, "SECONDS_PER_SAVE", 0)
-    memory, dst = fsspec.filesystem("memory"), "memory://taken-over"
-
-    def disturb(done, total):
-        path = f"/taken-over/{resume_journal.JOURNAL}"
-        memory.pipe_file(
-            path, json.dumps(json.loads(memory.cat_file(path)) | {"run": "another"}).encode()
-        )
-
-    with pytest.raises(EncodeError, match="another encode is writing"):
-        run_encode(synthetic_folder, dst, num_shards=4, progress=disturb)
-
-
-def test_a_folder_that_cannot_be_written(synthetic_folder, tmp_path):
-    """The error names it."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file"):
-        run_encode(synthetic_folder, tmp_path / "file", num_shards=4)
