@@ -29,9 +29,8 @@ Call = functools.partial[Any]
 ENGINES = ("local", "dask", "slurm")
 _log = logging.getLogger("pcrshard")
 _MAX_LOSSES = 3
-# A job takes an eighth of what one worker is to do: few jobs to start, little to do again when
-# one is lost, and no long wait for the last one.
-_JOBS_PER_WORKER = 8
+# To start a job costs 3 s even on an idle cluster, to lose one costs what it had done.
+_JOBS_PER_WORKER = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +112,8 @@ def _open_dask(scheduler: str | None, patience: Patience) -> Iterator[Executor]:
     where = "scheduler_file" if scheduler.endswith(".json") else "address"
     options: Any = {where: scheduler, "timeout": patience.connect}
     try:
-        client: Any = distributed.Client(**options, set_as_default=False)  # type: ignore[no-untyped-call]
+        client_type: Any = distributed.Client
+        client = client_type(**options, set_as_default=False)
     except (OSError, ValueError) as error:
         raise EncodeError(f"cannot reach the Dask scheduler {scheduler}: {error}") from error
 
@@ -154,12 +154,9 @@ class _Task:
 
     def end(self, good: bool, value: Any) -> None:
         """Hand the result or the error over, unless nobody waits for it any more."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        if good:
-            self.future.set_result(value)
-        else:
-            self.future.set_exception(value)
+        if self.future.set_running_or_notify_cancel():
+            settle = self.future.set_result if good else self.future.set_exception
+            settle(value)
 
 
 @dataclasses.dataclass
@@ -184,8 +181,8 @@ class SlurmPool(Executor):
         patience: How often to look for results and at the queue.
 
     Attributes:
-        folder: Tasks, results and logs, below the current folder, which all nodes must see. It is
-            removed if all went well. They are pickles, so only its owner may enter.
+        folder: Pickled tasks, results and logs, for its owner alone. It is below the current
+            folder, which all nodes must see, and is removed if all went well.
     """
 
     def __init__(
@@ -198,15 +195,13 @@ class SlurmPool(Executor):
         self._patience = patience
         self.folder = os.path.abspath(tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="."))
         self._submitit = slurm.SlurmExecutor(os.path.join(self.folder, "jobs"))
-        parameters = _parameters(options, self._submitit._valid_parameters())
-        self._submitit.update_parameters(**{"array_parallelism": jobs} | parameters)
-        self._processes = parameters.get("nodes", 1) * parameters.get("ntasks_per_node", 1)
+        self._processes = _set_parameters(self._submitit, options)
 
         self._most_tasks = 0
         self._waiting: list[_Task] = []
         self._shares: list[_Share] = []
         self._failed = False
-        self._lock = threading.Lock()  # of the waiting tasks; the thread alone has the shares
+        self._lock = threading.Lock()  # of the two lists
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="pcrshard-slurm", daemon=True)
         self._thread.start()
@@ -243,7 +238,7 @@ class SlurmPool(Executor):
 
     def _tasks(self) -> list[_Task]:
         with self._lock:
-            running = [task for share in list(self._shares) for task in share.tasks]
+            running = [task for share in self._shares for task in share.tasks]
             return self._waiting + running
 
     def _watch(self) -> None:
@@ -257,8 +252,7 @@ class SlurmPool(Executor):
                     self._find_lost()
                     next_query = time.monotonic() + self._patience.queue
                 # While tasks still come in, wait: few jobs for all are better than one for each.
-                count = len(self._waiting)
-                if count == seen:
+                if len(self._waiting) == seen:
                     self._add_jobs()
                 seen = len(self._waiting)
         except Exception as error:
@@ -354,12 +348,13 @@ def _import_submitit() -> Any:
     return slurm
 
 
-def _parameters(options: Mapping[str, str], known: set[str]) -> dict[str, Any]:
-    """Options of ``sbatch`` as submitit takes them; those it has no word for go through as are."""
+def _set_parameters(executor: Any, options: Mapping[str, str]) -> int:
+    """Give submitit the options of ``sbatch``; returns the number of processes of a job."""
     # submitit's own limit is five minutes; a job that meets its limit is replaced, so any will do.
     parameters: dict[str, Any] = {"job_name": "pcrshard-encode", "time": 60}
     # Lost jobs are replaced here; requeued as well, a task that ends its node would never end.
     others: dict[str, Any] = {"no-requeue": True}
+    known = executor._valid_parameters()
     for name, text in options.items():
         key = name.replace("-", "_")
         value = int(text) if text.isdecimal() else text
@@ -368,22 +363,20 @@ def _parameters(options: Mapping[str, str], known: set[str]) -> dict[str, Any]:
         elif key in known:
             parameters[key] = value
         else:
-            others[key] = True if value == "" else value
-    return parameters | {"additional_parameters": others}
+            others[key] = True if value == "" else value  # goes through as it is
+    executor.update_parameters(**parameters, additional_parameters=others)
+    return int(parameters.get("nodes", 1) * parameters.get("ntasks_per_node", 1))
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # SLURM's own, by our own names
+    # SLURM's own commands, by our own names.
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
 
 
 def run_share(processes: int, calls: Sequence[Call]) -> list[tuple[bool, Any]]:
-    """Do the tasks of one process of a SLURM job.
+    """Do this process's share of the calls, as one of so many processes of a SLURM job.
 
     The signal that announces the time limit lets it finish its task and begin no other.
-
-    Args:
-        processes: Processes of the job.
-        calls: Tasks of the job.
 
     Returns:
         For each task done (True, result) or (False, error).
@@ -393,18 +386,13 @@ def run_share(processes: int, calls: Sequence[Call]) -> list[tuple[bool, Any]]:
         signal.signal(number, lambda *_: stop.set())
     # submitit ignores it, and scancel would have to wait.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    results = []
+    results: list[tuple[bool, Any]] = []
     for call in calls[int(os.environ["SLURM_PROCID"]) :: processes]:
-        results.append(_result(call))
+        try:
+            results.append((True, call()))
+        except Exception as error:
+            _log.exception("a task failed")
+            results.append((False, error))
         if stop.is_set():
             break
     return results
-
-
-def _result(call: Call) -> tuple[bool, Any]:
-    """What came of a call: (True, result) or (False, error)."""
-    try:
-        return True, call()
-    except Exception as error:
-        _log.exception("a task failed")
-        return False, error

@@ -19,7 +19,7 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
-from .resume_journal import SKIPPED, Journal, Part, read_skipped, write_skipped
+from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
 from .shard_plan import EncodeOptions, convert_names, field_names, plan_shards
 from .shard_task import Recipe, ShardTask, encode_shard
 from .shard_writer import write_dataset_index
@@ -168,7 +168,7 @@ def _list(src: str, options: EncodeOptions, src_options: StorageOptions) -> Sour
 
 
 def _check_apart(src: str, source: Source, dst: str) -> None:
-    """Refuse shards among their sources: a later run would take one for the other, or replace it."""
+    """Refuse shards among their sources: a later run would take them for sources."""
     if not storage.is_local(dst):
         return
     target = os.path.realpath(dst)
@@ -195,9 +195,7 @@ def _write_shards(
     try:
         with worker_pool(workers, len(tasks), executor) as pool:
             if pool is not None:
-                # The largest first, so that no worker has a large one left when the others are done.
-                numbers = sorted(tasks, key=lambda number: -tasks[number].source_bytes)
-                tasks = {number: tasks[number] for number in numbers}
+                tasks = _largest_first(tasks)
             in_flight = _IN_FLIGHT if executor else None
             for number, result in run_tasks(pool, encode_shard, tasks, in_flight=in_flight):
                 journal.add(number, result)
@@ -206,6 +204,11 @@ def _write_shards(
                     progress(done, total)
     finally:
         journal.save()
+
+
+def _largest_first(tasks: dict[int, ShardTask]) -> dict[int, ShardTask]:
+    """So that no worker has a large one left when the others are done."""
+    return dict(sorted(tasks.items(), key=lambda item: -item[1].source_bytes))
 
 
 def _num_samples(tasks: dict[int, ShardTask]) -> int:
@@ -233,9 +236,7 @@ def _finish(
             _log.info("%d of %d shards are left to other parts", missing, num_shards)
             return None
         results = [found[number] for number in sorted(found)]
-        skipped = [row for result in results for row in result.skipped]
-        if skipped or read_skipped(dst, options=journal.options):
-            write_skipped(dst, skipped, options=journal.options)
+        _write_report(journal, [row for result in results for row in result.skipped])
         entries = tuple(result.entry for result in results if result.entry is not None)
         if not entries:
             report = storage.join(dst, SKIPPED)
@@ -246,3 +247,9 @@ def _finish(
         write_dataset_index(dst, index, options=journal.options)
         journal.clean_up()
     return index
+
+
+def _write_report(journal: Journal, skipped: list[Skipped]) -> None:
+    """List the skipped images, also if there are none any more but an earlier run had some."""
+    if skipped or read_skipped(journal.dst, options=journal.options):
+        write_skipped(journal.dst, skipped, options=journal.options)

@@ -1,4 +1,4 @@
-"""What an encoding run has finished, kept beside the shards so that it can go on where it stopped."""
+"""What an encoding run has finished, kept beside its shards, so that it can be resumed."""
 
 from __future__ import annotations
 

@@ -304,7 +304,8 @@ class ShardWriter:
     Args:
         dst: Folder, local or an fsspec URL.
         name: Shards' name before the number.
-        samples_per_shard: Samples in a shard, 1024 by default; it is held in memory until it is full.
+        samples_per_shard: Samples in a shard, 1024 by default. It is held in memory until it
+            is full.
         fmt: Script and layout.
         classes: Class names, stored in the dataset index.
         storage_options: fsspec storage options.

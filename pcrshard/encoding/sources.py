@@ -1,6 +1,7 @@
 """Where samples come from: image folders, WebDataset tars, lists of files.
 
-A source is listed once, cheaply; what is kept of a sample is where its bytes are, so that any worker can read it.
+A source is listed once, cheaply; what is kept of a sample is where its bytes are, so that any
+worker can read it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class SampleRef(NamedTuple):
 
 
 class Source(NamedTuple):
-    """All samples of a source in a stable order; class names if it has classes; files that were left out."""
+    """All samples of a source in a stable order, its class names, and files that were left out."""
 
     samples: list[SampleRef]
     classes: tuple[str, ...] = ()
@@ -180,7 +181,7 @@ def _tar_samples(
 
 
 def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
-    """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
+    """Group a tar's members as WebDataset does: neighbours of one name up to the first dot."""
     with storage.open_file(url, options=options) as file:
         try:
             yield from _group_members(url, file)
