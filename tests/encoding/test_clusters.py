@@ -84,8 +84,9 @@ def dask_cluster(folder, workers=2):
             subprocess.Popen(command, **quiet | {"stdout": subprocess.DEVNULL})
             for _ in range(workers)
         ]
-        with distributed.Client(address, set_as_default=False) as client:
-            client.wait_for_workers(workers, timeout=30)
+        if workers:
+            with distributed.Client(address, set_as_default=False) as client:
+                client.wait_for_workers(workers, timeout=30)
         yield address, started
     finally:
         for process in [*started, scheduler]:
