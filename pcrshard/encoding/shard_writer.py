@@ -1,7 +1,8 @@
-"""Samples to shards.
+"""Samples to shards, in one process.
 
-:func:`encode_jpeg` turns one JPEG into pieces, :func:`write_shard` lays a list of samples out as one shard, :class:`ShardWriter` does so for a
-stream of samples in one process; :mod:`.encode_dataset` does it for a whole dataset in parallel.
+:func:`encode_sample` encodes one sample, :func:`write_shard` lays a list of them out as one shard,
+and :class:`ShardWriter` does so for a stream of samples. A whole dataset is encoded in parallel by
+:mod:`.encode_dataset`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import itertools
 import json
 import numbers
 import os
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
@@ -36,14 +36,22 @@ from ..format.tar_members import TRAILER, index_name, lay_out, plan_members, tar
 from .encode_jpeg import EncodedImage, encode_jpeg
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
+_Bytes = bytes | bytearray | memoryview
 
 
 class EncodedSample(NamedTuple):
-    """A sample ready to be laid out."""
+    """A sample that is ready to be laid out."""
 
     key: str
     images: dict[str, EncodedImage]
     fields: dict[str, bytes]
+
+
+class FieldNames(NamedTuple):
+    """What the samples of a shard may have: names of JPEG fields, and of all others."""
+
+    streams: tuple[str, ...]
+    others: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,36 +75,53 @@ class ShardFormat:
             raise EncodeError(f"expected a scan script of {sorted(SCRIPTS)}, got {self.script!r}")
         if self.layout not in ("compact", "preview"):
             raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
-        if not 1 <= self.base <= self.scan_script.num_groups:
-            raise EncodeError(
-                f"expected base of 1 to {self.scan_script.num_groups}, got {self.base}"
-            )
+        most = self.scan_script.num_groups
+        if not 1 <= self.base <= most:
+            raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
 
     @property
     def scan_script(self) -> ScanScript:
         """The script itself."""
         return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
 
+    def schema(self, names: FieldNames) -> Schema:
+        """The schema of a shard with these fields.
+
+        Raises:
+            EncodeError: There are too many fields, or their names are too long.
+        """
+        schema = Schema(
+            self.scan_script.name,
+            self.scan_script.groups,
+            self.layout,
+            streams=tuple((stream, "jpeg") for stream in names.streams),
+            fields=tuple(names.others),
+        )
+        if self.layout == "preview":
+            shown = tuple(field for field in self.preview_fields if field in names.others)
+            schema = dataclasses.replace(schema, base=self.base, preview_fields=shown)
+        try:
+            check_schema(schema)
+        except CorruptIndex as error:
+            raise EncodeError(f"cannot write samples of so many or such fields: {error}") from error
+        return schema
+
 
 def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> EncodedSample:
-    """Encode a sample as WebDataset gives it: ``__key__``, image fields as bytes, other fields as bytes, str, int, or JSON-able.
+    """Encode a sample as WebDataset gives it.
 
-    Fields whose last extension is a JPEG one become progressive streams; names starting with ``__`` are dropped.
+    Args:
+        sample: ``__key__``, image fields as bytes, and other fields as bytes, str, int, or what
+            JSON can hold. Fields whose last extension is a JPEG one become progressive streams;
+            names that start with ``__`` are dropped.
+        script: The scan script.
 
     Raises:
         EncodeError: A key or field name is not legal.
         CorruptJpeg, UnsupportedJpeg: An image is refused; the message names key and field.
     """
-    key = sample.get("__key__")
-    if not isinstance(key, str) or not valid_key(key):
-        raise EncodeError(
-            f"expected a key without dots in its last part, '..' or a leading '/', got {key!r}"
-        )
-    if is_metadata(f"{key}."):
-        raise EncodeError(
-            f"expected a key that is not in a folder named __...__, which WebDataset passes over, got {key!r}"
-        )
-    images, fields = {}, {}
+    key = _checked_key(sample.get("__key__"))
+    encoded = EncodedSample(key, {}, {})
     for name, value in sample.items():
         if name.startswith("__"):
             continue
@@ -104,26 +129,43 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
             raise EncodeError(
                 f"expected a field name in lower case without blanks, got {name!r}", key=key
             )
-        if name.rpartition(".")[2] not in JPEG_EXTENSIONS:
-            fields[name] = _to_bytes(name, value, key)
-            continue
-        if not isinstance(value, bytes | bytearray | memoryview):
-            raise EncodeError(
-                f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}", key=key
-            )
         try:
-            images[name] = encode_jpeg(bytes(value), script)
+            if name.rpartition(".")[2] in JPEG_EXTENSIONS:
+                encoded.images[name] = _encode_image(name, value, script)
+            else:
+                encoded.fields[name] = _to_bytes(name, value)
+        except EncodeError as error:
+            raise EncodeError(str(error), key=key) from error
         except PCRError as error:
             raise type(error)(str(error), key=f"{key}.{name}") from error
-    return EncodedSample(key, images, fields)
+    return encoded
 
 
-def _to_bytes(name: str, value: object, key: str) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview) and len(value) > MAX_PIECE_BYTES:
+def _checked_key(key: object) -> str:
+    if not isinstance(key, str) or not valid_key(key):
         raise EncodeError(
-            f"field {name!r} of {len(value)} bytes is larger than {MAX_PIECE_BYTES}", key=key
+            f"expected a key without dots in its last part, '..' or a leading '/', got {key!r}"
         )
-    if isinstance(value, bytes | bytearray | memoryview):
+    if is_metadata(f"{key}."):
+        raise EncodeError(
+            "expected a key that is not in a folder named __...__, "
+            f"which WebDataset passes over, got {key!r}"
+        )
+    return key
+
+
+def _encode_image(name: str, value: object, script: ScanScript) -> EncodedImage:
+    if not isinstance(value, _Bytes):
+        raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}")
+    return encode_jpeg(bytes(value), script)
+
+
+def _to_bytes(name: str, value: object) -> bytes:
+    if isinstance(value, _Bytes):
+        if len(value) > MAX_PIECE_BYTES:
+            raise EncodeError(
+                f"field {name!r} of {len(value)} bytes is larger than {MAX_PIECE_BYTES}"
+            )
         return bytes(value)
     try:
         if isinstance(value, str):
@@ -133,10 +175,8 @@ def _to_bytes(name: str, value: object, key: str) -> bytes:
         if isinstance(value, list | dict | float) and name.rpartition(".")[2] in ("json", "jsn"):
             return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
-        raise EncodeError(f"cannot store field {name!r}: {error}", key=key) from error
-    raise EncodeError(
-        f"expected bytes, str or int in field {name!r}, got {type(value).__name__}", key=key
-    )
+        raise EncodeError(f"cannot store field {name!r}: {error}") from error
+    raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
 
 
 def write_shard(
@@ -144,34 +184,33 @@ def write_shard(
     samples: Sequence[EncodedSample],
     fmt: ShardFormat,
     *,
-    names: tuple[Sequence[str], Sequence[str]] | None = None,
+    names: FieldNames | None = None,
     options: storage.Options | None = None,
 ) -> ShardEntry:
     """Write one shard, atomically.
 
     Args:
-        url: Where; the name must end with ``.tar``.
-        samples: At least one.
+        url: Where to write it; the name must end with ``.tar``.
+        samples: At least one sample.
         fmt: Script and layout.
-        names: Streams and fields, so that all shards of a dataset list the same ones; by default those of the samples.
+        names: Fields to list, so that all shards of a dataset list the same ones; by default those
+            of the samples.
         options: fsspec storage options.
 
     Returns:
         The shard's entry for the dataset index.
+
+    Raises:
+        EncodeError: Two samples have the same key, or the fields are too many.
     """
     name = url.rstrip("/").rpartition("/")[2]
     stem = name.removesuffix(".tar")
-    index = _make_index(samples, fmt, names)
-    index, index_bytes = lay_out(index, stem)
+    index, index_bytes = lay_out(_make_index(samples, fmt, names or _all_names(samples)), stem)
     with storage.atomic_write(url, options=options) as raw:
         file = _Checksummed(raw)
-        _write_member(
-            file, tar_header(index_name(index.schema, stem), len(index_bytes)), [index_bytes]
-        )
-        streams = [field for field, _ in index.schema.streams]
-        for member in plan_members(index, stem):
-            parts = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
-            _write_member(file, member.header(), [*parts, member.literal])
+        header = tar_header(index_name(index.schema, stem), len(index_bytes))
+        file.write_member(header, [index_bytes])
+        _write_pieces(file, samples, index, stem)
         file.write(TRAILER)
     head_crc = int.from_bytes(index_bytes[8:12], "little")
     return ShardEntry(name, len(samples), head_crc, file.size, file.crc, index.head.prefix_stops)
@@ -181,85 +220,83 @@ class _Checksummed:
     """A file to write to, with the size and CRC-32C of what was written."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.size, self.crc = file, 0, 0
+        self.file = file
+        self.size = 0
+        self.crc = 0
 
     def write(self, data: bytes) -> int:
         self.size += len(data)
         self.crc = crc32c(data, self.crc)
         return self.file.write(data)
 
+    def write_member(self, header: bytes, parts: Iterable[bytes]) -> None:
+        self.write(header)
+        size = sum(map(self.write, parts))
+        self.write(bytes(round512(size) - size))
 
-def _write_member(file: _Checksummed, header: bytes, parts: Sequence[bytes]) -> None:
-    file.write(header)
-    size = 0
-    for part in parts:
-        size += file.write(part)
-    file.write(bytes(round512(size) - size))
+
+def _write_pieces(
+    file: _Checksummed, samples: Sequence[EncodedSample], index: ShardIndex, stem: str
+) -> None:
+    streams = [stream for stream, _ in index.schema.streams]
+    for member in plan_members(index, stem):
+        pieces = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
+        file.write_member(member.header(), itertools.chain(pieces, [member.literal]))
+
+
+def _all_names(samples: Sequence[EncodedSample]) -> FieldNames:
+    """The fields of samples, each in the order they are first met."""
+    return FieldNames(
+        tuple(dict.fromkeys(name for sample in samples for name in sample.images)),
+        tuple(dict.fromkeys(name for sample in samples for name in sample.fields)),
+    )
 
 
 def _make_index(
-    samples: Sequence[EncodedSample],
-    fmt: ShardFormat,
-    names: tuple[Sequence[str], Sequence[str]] | None,
+    samples: Sequence[EncodedSample], fmt: ShardFormat, names: FieldNames
 ) -> ShardIndex:
     """The index of the samples, without offsets and checksums of its own."""
-    counts = collections.Counter(sample.key for sample in samples)
-    if len(counts) != len(samples):
-        raise EncodeError(
-            f"expected distinct keys in a shard, {max(counts, key=counts.__getitem__)!r} is there more than once"
-        )
-    streams, fields = names or (
-        _union(s.images for s in samples),
-        _union(s.fields for s in samples),
-    )
-    preview = fmt.layout == "preview"
-    schema = Schema(
-        fmt.scan_script.name,
-        fmt.scan_script.groups,
-        fmt.layout,
-        fmt.base if preview else 0,
-        tuple((stream, "jpeg") for stream in streams),
-        tuple(fields),
-        tuple(field for field in fmt.preview_fields if field in fields) if preview else (),
-    )
-    num_rows, shape = fmt.scan_script.num_groups + 1, (len(samples), len(streams))
-    try:
-        check_schema(schema)
-    except CorruptIndex as error:
-        raise EncodeError(f"cannot write samples of so many or such fields: {error}") from error
-    sizes, crcs = np.zeros((2, num_rows, *shape), "<u4")
-    dims, orientation = np.zeros((*shape, 2), "<u2"), np.zeros(shape, "<u1")
+    key, count = collections.Counter(sample.key for sample in samples).most_common(1)[0]
+    if count > 1:
+        raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
+    index = _empty_index(samples, fmt.schema(names))
     for s, sample in enumerate(samples):
-        for m, stream in enumerate(streams):
-            image = sample.images.get(stream)
-            if image is None:
-                continue
-            sizes[:, s, m] = [len(piece) for piece in image.pieces]
-            crcs[:, s, m] = _running_crcs(image.pieces)
-            dims[s, m] = image.height, image.width
-            orientation[s, m] = image.orientation
-    offsets = np.zeros(shape if preview else (0, shape[1]), "<u8")
-    values = {name: tuple(sample.fields.get(name) for sample in samples) for name in fields}
-    keys = tuple(sample.key for sample in samples)
-    head = Head(len(samples), 0, 0, 0, (0,) * num_rows)
-    return ShardIndex(head, schema, sizes, crcs, dims, orientation, offsets, keys, values)
+        for m, stream in enumerate(names.streams):
+            if image := sample.images.get(stream):
+                index.sizes[:, s, m] = [len(piece) for piece in image.pieces]
+                index.crcs[:, s, m] = _running_crcs(image.pieces)
+                index.dims[s, m] = (image.height, image.width)
+                index.orientation[s, m] = image.orientation
+    return index
+
+
+def _empty_index(samples: Sequence[EncodedSample], schema: Schema) -> ShardIndex:
+    """An index of samples without images."""
+    num_rows = len(schema.groups) + 1
+    shape = (len(samples), len(schema.streams))
+    columns = {name: tuple(s.fields.get(name) for s in samples) for name in schema.fields}
+    return ShardIndex(
+        Head(len(samples), 0, 0, 0, (0,) * num_rows),
+        schema,
+        sizes=np.zeros((num_rows, *shape), "<u4"),
+        crcs=np.zeros((num_rows, *shape), "<u4"),
+        dims=np.zeros((*shape, 2), "<u2"),
+        orientation=np.zeros(shape, "<u1"),
+        base_offsets=np.zeros((len(samples) if schema.base else 0, shape[1]), "<u8"),
+        keys=tuple(sample.key for sample in samples),
+        fields=columns,
+    )
 
 
 def _running_crcs(pieces: Sequence[bytes]) -> list[int]:
     """CRC-32C of each prefix of the scan groups, then that of the tail alone."""
     *groups, tail = pieces
-    return [
-        *[*itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)][1:],
-        crc32c(tail),
-    ]
-
-
-def _union(names: Any) -> list[str]:
-    return list(dict.fromkeys(name for sample in names for name in sample))
+    crcs = itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)
+    return [*crcs, crc32c(tail)][1:]
 
 
 class ShardWriter:
-    """Write samples to shards ``DST/NAME-000000.tar``, ... and their dataset index ``pcr.json``, in one process.
+    """Write samples to shards ``DST/NAME-000000.tar``, ... and their index ``pcr.json``.
 
     >>> with ShardWriter("out", samples_per_shard=1024) as writer:  # doctest: +SKIP
     ...     writer.write({"__key__": "a/0001", "jpg": jpeg, "cls": 3})
@@ -267,7 +304,8 @@ class ShardWriter:
     Args:
         dst: Folder, local or an fsspec URL.
         name: Shards' name before the number.
-        samples_per_shard: A shard is held in memory until it is full.
+        samples_per_shard: Samples in a shard, 1024 by default. It is held in memory until it
+            is full.
         fmt: Script and layout.
         classes: Class names, stored in the dataset index.
         storage_options: fsspec storage options.
@@ -286,16 +324,18 @@ class ShardWriter:
         check_name(name)
         if samples_per_shard < 1:
             raise EncodeError(f"expected at least one sample per shard, got {samples_per_shard}")
-        dst = os.fspath(dst)
-        self.dst, self.name, self.fmt, self.classes = dst, name, fmt, tuple(classes)
+        self.dst = os.fspath(dst)
+        self.name = name
         self.samples_per_shard = samples_per_shard
+        self.fmt = fmt
+        self.classes = tuple(classes)
         self._options = storage_options
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
         for used in (DATASET_INDEX, shard_name(name, 0)):
-            if storage.exists(storage.join(dst, used), options=storage_options):
+            if storage.exists(storage.join(self.dst, used), options=storage_options):
                 raise EncodeError(
-                    f"{dst} already holds a dataset ({used}): use another folder, or remove it"
+                    f"{self.dst} already holds a dataset ({used}): use another folder, or remove it"
                 )
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -315,24 +355,15 @@ class ShardWriter:
             self._flush()
         if not self._entries:
             raise EncodeError(f"no sample was written to {self.dst}")
-        index = DatasetIndex(
-            self.fmt.scan_script.name,
-            self.fmt.scan_script.num_groups,
-            tuple(self._entries),
-            self.classes,
-        )
+        script = self.fmt.scan_script
+        index = DatasetIndex(script.name, script.num_groups, tuple(self._entries), self.classes)
         write_dataset_index(self.dst, index, options=self._options)
         return index
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
 

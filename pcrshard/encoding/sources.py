@@ -1,12 +1,15 @@
 """Where samples come from: image folders, WebDataset tars, lists of files.
 
-A source is listed once, cheaply; what is kept of a sample is where its bytes are, so that any worker can read it.
+A source is listed once, cheaply; what is kept of a sample is where its bytes are, so that any
+worker can read it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import operator
 import posixpath
 import re
 import tarfile
@@ -19,6 +22,8 @@ from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
 from ..format.shard_index import BLOCK
 
 _log = logging.getLogger("pcrshard")
+Row = dict[str, Any]
+StorageOptions = storage.Options | None
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _LISTS = (".tsv", ".jsonl", ".ndjson")
@@ -46,22 +51,22 @@ class SampleRef(NamedTuple):
 
 
 class Source(NamedTuple):
-    """All samples of a source in a stable order; class names if it has classes; files that were left out."""
+    """All samples of a source in a stable order, its class names, and files that were left out."""
 
     samples: list[SampleRef]
     classes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
-def list_source(
-    src: str, *, prefix_keys: bool = False, options: storage.Options | None = None
-) -> Source:
+def list_source(src: str, *, prefix_keys: bool = False, options: StorageOptions = None) -> Source:
     """List the samples of a source.
 
     Args:
-        src: A folder of images (its sub-folders are classes if every image is in one); a folder, URL or brace pattern of
-            WebDataset tars; a ``.tsv`` or ``.jsonl`` list of path, label, extra.
-        prefix_keys: Put the tar's name, and its folder where the tars have several, before its keys, for tars that use the same keys.
+        src: A folder of images (its sub-folders are classes if every image is in one); a folder,
+            URL or brace pattern of WebDataset tars; a ``.tsv`` or ``.jsonl`` list of path, label,
+            extra.
+        prefix_keys: Put the tar's name, and its folder where the tars have several, before its
+            keys, for tars that use the same keys.
         options: fsspec storage options.
 
     Raises:
@@ -69,7 +74,7 @@ def list_source(
         StorageError: The source cannot be listed.
     """
     if src.endswith(_LISTS):
-        source = _list_file(src, options)
+        source = _list_rows(src, options)
     else:
         urls = storage.expand(src)
         if len(urls) == 1 and not urls[0].endswith(".tar"):
@@ -83,44 +88,50 @@ def list_source(
     return source
 
 
-def _list_folder(folder: str, prefix_keys: bool, options: storage.Options | None) -> Source:
-    sizes = {
-        name: size
-        for name, size in storage.list_files(folder, options=options)
-        if not _hidden(name)
-    }
-    files = list(sizes)
-    tars = [name for name in files if name.endswith(".tar")]
-    images = [name for name in files if _extension(name) in _IMAGES]
-    ignored = tuple(name for name in files if name not in set(tars) | set(images))
+def _list_folder(folder: str, prefix_keys: bool, options: StorageOptions) -> Source:
+    listed = storage.list_files(folder, options=options)
+    sizes = {name: size for name, size in listed if not _hidden(name)}
+    tars = [name for name in sizes if name.endswith(".tar")]
+    images = [name for name in sizes if _extension(name) in _IMAGES]
     if tars and images:
         raise EncodeError(
             f"expected images or tars in {folder}, found both: name the tars by a pattern"
         )
+    ignored = tuple(sorted(set(sizes).difference(tars, images)))
     if tars:
         urls = [storage.join(folder, name) for name in tars]
         return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
+    samples, classes = _image_samples(folder, {name: sizes[name] for name in images})
+    return Source(samples, classes, ignored)
+
+
+def _image_samples(
+    folder: str, sizes: dict[str, int | None]
+) -> tuple[list[SampleRef], tuple[str, ...]]:
+    """(samples, classes) of the images in a folder, given their sizes in bytes."""
+    classes = _class_folders(folder, list(sizes))
+    labels = {name: str(number).encode() for number, name in enumerate(classes)}
+    samples = []
+    for key, name in zip(_unique_keys(sizes), sizes, strict=True):
+        ref = FieldRef("jpg", storage.join(folder, name), 0, sizes[name])
+        label = labels.get(name.partition("/")[0])
+        samples.append(SampleRef(key, (ref,), () if label is None else (("cls", label),)))
+    return samples, classes
+
+
+def _class_folders(folder: str, images: list[str]) -> tuple[str, ...]:
+    """The classes of a folder's images; none if an image is in no sub-folder."""
     outside = [name for name in images if "/" not in name]
-    in_classes = not outside
-    if outside and len(outside) < len(images):
+    if not outside:
+        return tuple(sorted({name.split("/")[0] for name in images}))
+    if len(outside) < len(images):
         _log.warning(
             "%s: no class labels, because %s and %d others are in no sub-folder",
             folder,
             outside[0],
             len(outside) - 1,
         )
-    classes = tuple(sorted({name.split("/")[0] for name in images})) if in_classes else ()
-    numbers = {name: str(i).encode() for i, name in enumerate(classes)}
-    keys = _unique_keys(images)
-    samples = [
-        SampleRef(
-            key,
-            (FieldRef("jpg", storage.join(folder, name), 0, sizes[name]),),
-            (("cls", numbers[name.split("/")[0]]),) if classes else (),
-        )
-        for key, name in zip(keys, images, strict=True)
-    ]
-    return Source(samples, classes, ignored)
+    return ()
 
 
 def _hidden(name: str) -> bool:
@@ -133,25 +144,24 @@ def _extension(name: str) -> str:
 
 def _unique_keys(paths: Iterable[str]) -> list[str]:
     """Legal, distinct keys for file names: no dots in the last part, no way out of a folder."""
-    taken: set[str] = set()
-    keys = []
+    keys: dict[str, None] = {}
     for path in paths:
-        local = path.partition("://")[2] or path
-        parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
-        parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
-        name = "/".join(parts).encode("utf-8", "replace").decode()
-        stem = key = f"_{name.lstrip('_')}" if is_metadata(f"{name}.jpg") else name
-        number = 0
-        while key in taken:
-            number += 1
-            key = f"{stem}_{number}"
-        taken.add(key)
-        keys.append(key)
-    return keys
+        stem = _legal_key(path)
+        numbered = (f"{stem}_{number}" for number in itertools.count(1))
+        keys[next(key for key in itertools.chain([stem], numbered) if key not in keys)] = None
+    return list(keys)
+
+
+def _legal_key(path: str) -> str:
+    local = path.partition("://")[2] or path
+    parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
+    parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
+    key = "/".join(parts).encode("utf-8", "replace").decode()
+    return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
 
 
 def _tar_samples(
-    urls: list[str], prefix_keys: bool, options: storage.Options | None
+    urls: list[str], prefix_keys: bool, options: StorageOptions
 ) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
     folder = posixpath.commonprefix(urls).rpartition("/")[0]
@@ -160,19 +170,18 @@ def _tar_samples(
         for sample in _tar_members(url, options):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
             if key in seen:
+                where = "which holds it twice" if seen[key] == url else f"and in {url}"
+                # Tars that hold a key twice themselves are not kept apart by their names.
                 advice = (
-                    "which holds it twice"
-                    if seen[key] == url
-                    else f"and in {url}"
-                    + ("" if prefix_keys else "; --prefix-keys keeps them apart")
+                    "" if prefix_keys or seen[key] == url else "; --prefix-keys keeps them apart"
                 )
-                raise EncodeError(f"key {key!r} is in {seen[key]}, {advice}")
+                raise EncodeError(f"key {key!r} is in {seen[key]}, {where}{advice}")
             seen[key] = url
             yield sample._replace(key=key)
 
 
-def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRef]:
-    """Group a tar's members as WebDataset does: neighbours with the same name up to the first dot."""
+def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
+    """Group a tar's members as WebDataset does: neighbours of one name up to the first dot."""
     with storage.open_file(url, options=options) as file:
         try:
             yield from _group_members(url, file)
@@ -181,39 +190,41 @@ def _tar_members(url: str, options: storage.Options | None) -> Iterator[SampleRe
 
 
 def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
-    key, refs, places = "", dict[str, FieldRef](), dict[str, tuple[int, int]]()
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        for info in tar:
-            name = info.name.removeprefix("./")
-            match = _MEMBER.fullmatch(name)
-            if (
-                info.islnk() and info.linkname in places
-            ):  # a file that is in the tar already, under another name
-                info.type, (info.offset_data, info.size) = tarfile.REGTYPE, places[info.linkname]
-            if (
-                not info.isreg()
-                or match is None
-                or is_metadata(name)
-                or posixpath.basename(name).startswith(".")
-            ):
-                continue
-            places[info.name] = info.offset_data, info.size
-            if match[1] != key:
-                if refs:
-                    yield SampleRef(key, tuple(refs.values()))
-                key, refs = match[1], {}
-            ref = _tar_field(url, info, key, match[2].lower())
-            if ref.name in refs:
-                raise EncodeError(f"two members {name!r} in one sample", url=url)
-            refs[ref.name] = ref
-            tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
+        for key, members in itertools.groupby(_fields(tar), operator.itemgetter(0)):
+            refs: dict[str, FieldRef] = {}
+            for _, name, info in members:
+                ref = _tar_field(url, info, key, name)
+                if name in refs:
+                    raise EncodeError(f"two members {info.name!r} in one sample", url=url)
+                refs[name] = ref
+            yield SampleRef(key, tuple(refs.values()))
         _check_tar_end(file, tar.offset, url)
-    if refs:
-        yield SampleRef(key, tuple(refs.values()))
+
+
+def _fields(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """(key, field name, header) of the members that WebDataset would read."""
+    places: dict[str, tuple[int, int]] = {}
+    for info in tar:
+        # A hard link is a file that is in the tar already, under another name.
+        if info.islnk() and info.linkname in places:
+            info.type = tarfile.REGTYPE
+            info.offset_data, info.size = places[info.linkname]
+        name = info.name.removeprefix("./")
+        match = _MEMBER.fullmatch(name)
+        hidden = is_metadata(name) or posixpath.basename(name).startswith(".")
+        if info.isreg() and match is not None and not hidden:
+            places[info.name] = (info.offset_data, info.size)
+            yield match[1], match[2].lower(), info
+        # tarfile would keep every header in memory.
+        tar.members = []  # type: ignore[attr-defined]
 
 
 def _check_tar_end(file: BinaryIO, offset: int, url: str) -> None:
-    """Python's tarfile takes a damaged header for the end of the tar, and a first end for the last; a shorter dataset must not come of that."""
+    """Make sure that the tar is over: a shorter dataset must not come of a damaged header.
+
+    Python's tarfile takes a damaged header for the end of the tar, and a first end for the last.
+    """
     file.seek(offset)
     block = file.read(BLOCK)
     if block not in (b"", bytes(BLOCK)):
@@ -240,12 +251,11 @@ def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef
     return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
 
 
-def _list_file(path: str, options: storage.Options | None) -> Source:
+def _list_rows(path: str, options: StorageOptions) -> Source:
     lines = storage.read_bytes(path, options=options).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    parse: Callable[[str], dict[str, Any] | None] = (
-        _TsvParser() if path.endswith(".tsv") else _parse_json
-    )
-    rows: list[dict[str, Any]] = []
+    is_tsv = path.endswith(".tsv")
+    parse: Callable[[str], Row | None] = _TsvParser() if is_tsv else _parse_json
+    rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = parse(line.removesuffix(b"\r").decode()) if line.strip() else None
@@ -255,13 +265,32 @@ def _list_file(path: str, options: storage.Options | None) -> Source:
         except (ValueError, RecursionError) as error:
             reason = str(error).replace("\n", " ")
             raise EncodeError(f"line {number}: {reason}", url=path) from error
-    if path.endswith(".tsv"):
+    if is_tsv:
         _read_numbers(rows)
     return _rows_to_source(rows, path)
 
 
-def _rows_to_source(rows: list[dict[str, Any]], path: str) -> Source:
+def _rows_to_source(rows: list[Row], path: str) -> Source:
     folder = path.rpartition("/")[0]
+    classes = _class_names(rows, path)
+    numbers = {name: number for number, name in enumerate(classes)}
+    samples = []
+    for key, row in zip(_unique_keys(row["path"] for row in rows), rows, strict=True):
+        url = row.pop("path")
+        if folder and "://" not in url and not url.startswith("/"):
+            url = storage.join(folder, url)
+        known = []
+        if "label" in row:
+            label = row.pop("label")
+            known.append(("cls", str(numbers.get(label, label)).encode()))
+        if row:
+            known.append(("json", json.dumps(row).encode()))
+        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
+    return Source(samples, classes)
+
+
+def _class_names(rows: list[Row], path: str) -> tuple[str, ...]:
+    """The labels, sorted, if they are names; none if they are numbers."""
     labels = {row["label"] for row in rows if "label" in row}
     names = sorted(label for label in labels if isinstance(label, str))
     if names and len(names) != len(labels):
@@ -270,25 +299,13 @@ def _rows_to_source(rows: list[dict[str, Any]], path: str) -> Source:
             f"expected labels that are all numbers or all names, got {number} and {names[0]!r}",
             url=path,
         )
-    numbers = {name: i for i, name in enumerate(names)}
-    samples = []
-    for key, row in zip(_unique_keys(row["path"] for row in rows), rows, strict=True):
-        known = []
-        if "label" in row:
-            known.append(("cls", str(numbers.get(row["label"], row["label"])).encode()))
-        extra = {name: value for name, value in row.items() if name not in ("path", "label")}
-        if extra:
-            known.append(("json", json.dumps(extra).encode()))
-        url = row["path"]
-        if "://" not in url and not url.startswith("/"):
-            url = storage.join(folder, url) if folder else url
-        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
-    return Source(samples, tuple(names))
+    return tuple(names)
 
 
-def _check_row(row: dict[str, Any]) -> None:
-    """Raise :class:`EncodeError` unless the row has a path to a file and, if any, a label that is a number or a name."""
-    path, label = row.get("path"), row.get("label", 0)
+def _check_row(row: Row) -> None:
+    """Make sure that the row has a path to a file, and that a label is a number or a name."""
+    path = row.get("path")
+    label = row.get("label", 0)
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         raise EncodeError(f"expected a path to a file, got {path!r}")
     if isinstance(label, bool) or not isinstance(label, int | str):
@@ -297,7 +314,7 @@ def _check_row(row: dict[str, Any]) -> None:
         raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got a longer number")
 
 
-def _parse_json(line: str) -> dict[str, Any]:
+def _parse_json(line: str) -> Row:
     row = json.loads(line)
     if not isinstance(row, dict):
         raise EncodeError("expected a JSON object")
@@ -310,34 +327,32 @@ class _TsvParser:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def __call__(self, line: str) -> dict[str, Any] | None:
+    def __call__(self, line: str) -> Row | None:
+        """The row of a line, or ``None`` for the line that names the columns."""
         cells = line.split("\t")
-        if not self.names:
-            self.names = ["path", "label", "extra"]
-            if "path" in cells:
-                self.names = [
-                    "label" if name == "class" and "label" not in cells else name for name in cells
-                ]
-                return None
+        if not self.names and "path" in cells:
+            self.names = cells
+            if "class" in cells and "label" not in cells:
+                self.names = ["label" if name == "class" else name for name in cells]
+            return None
+        self.names = self.names or ["path", "label", "extra"]
         if len(cells) > len(self.names) or "\r" in line:
             raise ValueError(f"expected the columns {', '.join(self.names)}, got {len(cells)}")
-        row: dict[str, Any] = {
-            name: value for name, value in zip(self.names, cells, strict=False) if value
-        }
-        if _DIGITS.fullmatch(row.get("label", "")) and len(row["label"]) > _MAX_DIGITS:
-            raise ValueError(
-                f"expected a label of at most {_MAX_DIGITS} digits, got {len(row['label'])}"
-            )
+        row = {name: value for name, value in zip(self.names, cells, strict=False) if value}
+        label = row.get("label", "")
+        if _DIGITS.fullmatch(label) and len(label) > _MAX_DIGITS:
+            raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(label)}")
         return row
 
 
-def _read_numbers(rows: list[dict[str, Any]]) -> None:
-    """Turn labels that are written as numbers into such, unless all are and some have leading zeros: 007 is a name."""
+def _read_numbers(rows: list[Row]) -> None:
+    """Turn labels that are written as numbers into numbers.
+
+    Where all are digits and some have leading zeros they stay: 007 is a name.
+    """
     labelled = [row for row in rows if "label" in row]
-    if all(_DIGITS.fullmatch(row["label"]) for row in labelled) and not all(
-        _NUMBER.fullmatch(row["label"]) for row in labelled
-    ):
+    numbered = [row for row in labelled if _NUMBER.fullmatch(row["label"])]
+    if len(numbered) < len(labelled) and all(_DIGITS.fullmatch(row["label"]) for row in labelled):
         return
-    for row in labelled:
-        if _NUMBER.fullmatch(row["label"]):
-            row["label"] = int(row["label"])
+    for row in numbered:
+        row["label"] = int(row["label"])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import contextlib
+import itertools
 import logging
 import multiprocessing
-import multiprocessing.context
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from ..errors import EncodeError
@@ -24,18 +31,28 @@ _log = logging.getLogger("pcrshard")
 
 @contextlib.contextmanager
 def worker_pool(
-    workers: int | None, num_tasks: int, given: concurrent.futures.Executor | None = None
-) -> Iterator[concurrent.futures.Executor | None]:
-    """The executor given, or worker processes; ``None`` means to run in this process."""
+    workers: int | None, num_tasks: int, given: Executor | None = None
+) -> Iterator[Executor | None]:
+    """Open the executor that tasks run on.
+
+    Args:
+        workers: Number of worker processes; by default one for each core.
+        num_tasks: Number of tasks; there are no more workers than that.
+        given: Executor to use instead of worker processes.
+
+    Yields:
+        The executor, or ``None`` if the tasks are to run in this process.
+    """
     if workers is not None and workers < 1:
         raise EncodeError(f"expected at least one worker, got {workers}")
     workers = min(workers or len(os.sched_getaffinity(0)), num_tasks)
     if given is not None or workers <= 1:
         yield given
         return
-    # A forked worker starts at once, a spawned one imports everything anew; but threads and torch do not survive a fork.
-    safe = threading.active_count() == 1 and "torch" not in sys.modules
-    context = multiprocessing.get_context("fork" if safe else "spawn")
+    # A forked worker starts at once, a spawned one imports everything again; but threads and torch
+    # do not survive a fork.
+    is_safe = threading.active_count() == 1 and "torch" not in sys.modules
+    context = multiprocessing.get_context("fork" if is_safe else "spawn")
     pool = WorkerProcesses(workers, context)
     try:
         yield pool
@@ -45,23 +62,31 @@ def worker_pool(
     pool.shutdown()
 
 
-class WorkerProcesses(concurrent.futures.Executor):
-    """A process pool that can be made anew after one of its workers has died, which breaks Python's own for good."""
+class WorkerProcesses(Executor):
+    """A process pool that can be renewed after a worker has died, which breaks Python's own.
 
-    def __init__(self, workers: int, context: multiprocessing.context.BaseContext) -> None:
-        self._how = (workers, context, _die_with_parent)
-        self._pool = concurrent.futures.ProcessPoolExecutor(*self._how)
+    Args:
+        workers: Number of worker processes.
+        context: How they are started.
+    """
 
-    def submit(
-        self, fn: Callable[..., R], /, *args: Any, **kwargs: Any
-    ) -> concurrent.futures.Future[R]:
+    def __init__(self, workers: int, context: BaseContext) -> None:
+        self._workers = workers
+        self._context = context
+        self._pool = self._open()
+
+    def _open(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self._workers, self._context, _die_with_parent)
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Run ``fn`` in a worker."""
         return self._pool.submit(fn, *args, **kwargs)
 
     def renew(self) -> None:
-        """Other workers; what the old ones had is lost."""
+        """Start other workers; what the old ones had is lost."""
+        _log.warning("a worker process died; the tasks that were under way run again")
         self._pool.shutdown()
-        self._pool = concurrent.futures.ProcessPoolExecutor(*self._how)
+        self._pool = self._open()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers."""
@@ -81,50 +106,61 @@ def _die_with_parent() -> None:
 
 
 def run_tasks(
-    pool: concurrent.futures.Executor | None,
+    pool: Executor | None,
     function: Callable[[T], R],
     tasks: dict[int, T],
     *,
     in_flight: int | None = None,
 ) -> Iterator[tuple[int, R]]:
-    """Run tasks on an executor, or here, and yield (number, result) as they end; the first error is raised.
+    """Run tasks and yield (number, result) as they end; the first error is raised.
 
-    ``in_flight`` tasks are submitted at a time, four for each core by default, so that a million of them do not wait in memory twice. When a worker
-    process dies (out of memory, say), its tasks run again.
+    When a worker process dies (out of memory, say), its tasks run again, three times at most.
+
+    Args:
+        pool: Executor to run them on, or ``None`` to run them here.
+        function: Called with each task.
+        tasks: The tasks by number; they start in this order.
+        in_flight: Tasks submitted at a time, by default four for each core, so that a million of
+            them do not wait in memory twice.
+
+    Raises:
+        EncodeError: Workers died too often.
     """
     if pool is None:
         for number, task in tasks.items():
             yield number, function(task)
         return
-    waiting = collections.deque(tasks)
     limit = in_flight or 4 * len(os.sched_getaffinity(0))
-    running: dict[concurrent.futures.Future[R], int] = {}
+    left = dict(tasks)
     deaths = 0
+    while left:
+        try:
+            for number, result in _run_on(pool, function, list(left.items()), limit):
+                del left[number]
+                yield number, result
+        except BrokenExecutor as error:
+            deaths += 1
+            if not isinstance(pool, WorkerProcesses) or deaths > _MAX_DEATHS:
+                message = f"a worker process died ({error}); run again with --resume"
+                raise EncodeError(message) from error
+            pool.renew()
+
+
+def _run_on(
+    pool: Executor, function: Callable[[T], R], tasks: list[tuple[int, T]], limit: int
+) -> Iterator[tuple[int, R]]:
+    """Run tasks on an executor, at most ``limit`` at a time, until they are done or it breaks."""
+    waiting = iter(tasks)
+    running: dict[Future[R], int] = {}
     try:
-        while waiting or running:
-            try:
-                while waiting and len(running) < limit:
-                    future = pool.submit(function, tasks[waiting[0]])
-                    running[future] = waiting.popleft()
-                ended, _ = concurrent.futures.wait(
-                    running, return_when=concurrent.futures.FIRST_COMPLETED
-                )
-                for future in ended:
-                    result = future.result()
-                    yield running.pop(future), result
-            except concurrent.futures.BrokenExecutor as error:
-                deaths += 1
-                if not isinstance(pool, WorkerProcesses) or deaths > _MAX_DEATHS:
-                    raise EncodeError(
-                        f"a worker process died ({error}); run again with --resume"
-                    ) from error
-                _log.warning(
-                    "a worker process died; the %d tasks that were under way run again",
-                    len(running),
-                )
-                waiting.extendleft(running.values())
-                running.clear()
-                pool.renew()
+        while True:
+            for number, task in itertools.islice(waiting, limit - len(running)):
+                running[pool.submit(function, task)] = number
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                result = future.result()
+                yield running.pop(future), result
     finally:
         for future in running:
             future.cancel()

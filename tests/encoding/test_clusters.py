@@ -1,43 +1,31 @@
-"""Encoding on clusters: the same bytes whatever runs the shards, whoever dies meanwhile; parts; one writer a folder."""
+"""Encoding on clusters: the same bytes whatever runs the shards, whoever dies meanwhile."""
 
-import concurrent.futures
 import contextlib
-import fcntl
-import functools
-import json
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
-import fsspec
 import pytest
+from encode_support import (
+    die_once,
+)
 from slurm import cluster_fixture  # noqa: F401
 from support import ROOT, read_all, run_encode, wait_for
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main
-from pcrshard.encoding import resume_journal
-from pcrshard.encoding.clusters import SlurmPool, open_engine
-from pcrshard.encoding.encode_dataset import encode_part
-from pcrshard.encoding.worker_processes import run_tasks, worker_pool
-from pcrshard.errors import CorruptJpeg, EncodeError, MissingDependency, StorageError
+from pcrshard.encoding.clusters import Patience, SlurmPool, open_engine
+from pcrshard.encoding.worker_processes import run_tasks
+from pcrshard.errors import (
+    CorruptJpeg,
+    EncodeError,
+    MissingDependency,
+)
 from pcrshard.testing import make_jpeg
-
-CLI = [
-    sys.executable,
-    "-c",
-    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
-]
-
-
-def files(folder):
-    """All of a dataset but its journal."""
-    return read_all(folder)
 
 
 def slow(seconds, value):
@@ -45,53 +33,16 @@ def slow(seconds, value):
     return value
 
 
-def die_once(flag, value, how="kill"):
-    """Kill this process, or hang, the first time."""
+def signal_once(flag, value):
+    """Announce the time limit to this process, the first time."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)
+        os.kill(os.getpid(), signal.SIGUSR2)
     return value
-
-
-def die(_):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def bad(text):
     raise CorruptJpeg(text)
-
-
-# Processes of this machine
-
-
-def test_a_killed_worker_costs_only_its_tasks(tmp_path):
-    """When the kernel kills a worker process, its tasks run again and the run goes on."""
-    function = functools.partial(die_once, str(tmp_path / "flag"))
-    with worker_pool(2, 20) as pool:
-        assert dict(run_tasks(pool, function, {i: i for i in range(20)})) == {
-            i: i for i in range(20)
-        }
-
-
-def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
-    """The unfinished shard of a worker that was killed while writing is gone when the run ends."""
-
-    def leave(done, total):
-        (tmp_path / f".pcrshard-{done:016x}.tmp").write_bytes(b"unfinished")
-
-    run_encode(synthetic_folder, tmp_path, num_shards=4, progress=leave)
-    assert files(tmp_path) == files(dataset)
-
-
-def test_a_task_that_always_kills_its_worker_ends_the_run():
-    """It is tried a few times, not for ever, and the message says how to go on."""
-    with (
-        pytest.raises(EncodeError, match=r"a worker process died.*--resume"),
-        worker_pool(2, 2) as pool,
-    ):
-        list(run_tasks(pool, die, {0: 0, 1: 1}))
 
 
 # Dask
@@ -100,7 +51,8 @@ def test_a_task_that_always_kills_its_worker_ends_the_run():
 @contextlib.contextmanager
 def dask_cluster(folder, workers=2):
     """A scheduler and workers of one thread, as processes of their own: (address, processes of the workers)."""
-    pytest.importorskip("distributed", reason="NO DASK: pip install distributed")
+    reason = "NO DASK: pip install distributed"
+    distributed = pytest.importorskip("distributed", reason=reason)
     quiet = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT,
@@ -132,6 +84,9 @@ def dask_cluster(folder, workers=2):
             subprocess.Popen(command, **quiet | {"stdout": subprocess.DEVNULL})
             for _ in range(workers)
         ]
+        if workers:
+            with distributed.Client(address, set_as_default=False) as client:
+                client.wait_for_workers(workers, timeout=30)
         yield address, started
     finally:
         for process in [*started, scheduler]:
@@ -159,7 +114,6 @@ def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp
 
     with dask_cluster(tmp_path) as (address, workers):
         with open_engine("dask", scheduler=address) as executor:
-            executor._client.wait_for_workers(2, timeout=20)
             run_encode(
                 larger_folder,
                 tmp_path / "dask",
@@ -167,19 +121,8 @@ def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp
                 executor=executor,
                 progress=kill_one,
             )
-            assert executor._client.scheduler_info()["workers"].keys() != set()
     assert killed[0][0] < killed[0][1]
-    assert files(tmp_path / "dask") == files(tmp_path / "local")
-
-
-@pytest.fixture(scope="module")
-def larger_folder(tmp_path_factory):
-    """Images that take some time to encode."""
-    folder = tmp_path_factory.mktemp("larger")
-    jpegs = [make_jpeg(i, 600, 800, quality=95) for i in range(6)]
-    for i in range(48):
-        (folder / f"{i:02d}.jpg").write_bytes(jpegs[i % 6])
-    return folder
+    assert read_all(tmp_path / "dask") == read_all(tmp_path / "local")
 
 
 def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, capsys):
@@ -197,10 +140,10 @@ def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, cap
         address,
     ]
     assert main(command) == 0
-    assert files(tmp_path) == files(dataset)
+    assert read_all(tmp_path) == read_all(dataset)
     (tmp_path / "data-000001.tar").unlink()
     assert main([*command, "--resume"]) == 0
-    assert files(tmp_path) == files(dataset)
+    assert read_all(tmp_path) == read_all(dataset)
     assert "24 samples in 4 shards" in capsys.readouterr().out
 
 
@@ -215,18 +158,17 @@ def test_a_bad_image_on_dask_is_named(dask, tmp_path):
         run_encode(tmp_path / "src", tmp_path / "dst", executor=executor)
 
 
-def test_a_dask_scheduler_that_is_not_there(monkeypatch):
+def test_a_dask_scheduler_that_is_not_there():
     """The message names the address, after half a minute at most."""
-    monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_TO_CONNECT", 1)
     with (
         pytest.raises(EncodeError, match=r"cannot reach the Dask scheduler tcp://127\.0\.0\.1:9"),
-        open_engine("dask", scheduler="tcp://127.0.0.1:9"),
+        open_engine("dask", scheduler="tcp://127.0.0.1:9", patience=Patience(connect=1)),
     ):
         pass
 
 
 @pytest.mark.long
-def test_dask_clusters_that_fail(larger_folder, tmp_path, monkeypatch):
+def test_dask_clusters_that_fail(larger_folder, tmp_path):
     """A scheduler that dies, a task that kills its workers, a cluster without workers: each is an error that says so, and nobody waits for ever."""
     with dask_cluster(tmp_path) as (address, _):
         pids = [
@@ -256,13 +198,11 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path, monkeypatch):
             pytest.raises(EncodeError, match="killed several Dask workers"),
             open_engine("dask", scheduler=address) as executor,
         ):
-            executor._client.wait_for_workers(5, timeout=30)
             list(run_tasks(executor, os._exit, {0: 0}))
-    monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_TO_CONNECT", 2)
     with dask_cluster(tmp_path, workers=0) as (address, _):
         with (
             pytest.raises(EncodeError, match="has no workers"),
-            open_engine("dask", scheduler=address),
+            open_engine("dask", scheduler=address, patience=Patience(connect=2)),
         ):
             pass
 
@@ -313,71 +253,45 @@ def on_cluster(cluster, monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    # Jobs import this checkout, and the functions of this module.
+    paths = (ROOT, ROOT / "tests", pathlib.Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     return cluster
 
 
-QUICK = (0.05, 0.3)
+QUICK = Patience(results=0.05, queue=0.3)
 
 
-def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path, monkeypatch):
+def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path):
     """``--engine slurm`` runs the shards in SLURM jobs, and leaves the same dataset and nothing else."""
-    monkeypatch.setattr("pcrshard.encoding.clusters._SECONDS_PER_SQUEUE", 0.3)
-    options = [
-        "--slurm-option",
-        "partition=test",
-        "--slurm-option",
-        "time=10",
-        "--slurm-option",
-        "tasks_per_node=2",
-    ]
-    command = [
-        "encode",
-        str(synthetic_folder),
-        str(tmp_path / "dst"),
-        "--num-shards",
-        "4",
-        "--engine",
-        "slurm",
-        "--workers",
-        "2",
-    ]
-    assert main(command + options) == 0
-    assert files(tmp_path / "dst") == files(dataset)
+    command = ["encode", str(synthetic_folder), str(tmp_path / "dst"), "--num-shards", "4"]
+    command += ["--engine", "slurm", "--workers", "2"]
+    for option in ("partition=test", "time=10", "tasks_per_node=2"):
+        command += ["--slurm-option", option]
+    assert main(command) == 0
+    assert read_all(tmp_path / "dst") == read_all(dataset)
     assert list((tmp_path / "cwd").iterdir()) == []
 
 
 def test_tasks_of_a_lost_slurm_job_run_again(on_cluster, tmp_path):
     """A job that is killed midway (a lost node, a time limit) costs its task some time."""
     flag = tmp_path / "flag"
-    with SlurmPool(2, {}, seconds=QUICK) as pool:
+    with SlurmPool(2, {}, QUICK) as pool:
         futures = [pool.submit(die_once, str(flag), i, "hang") for i in range(8)]
-        wait_for(flag.exists)
-        assert (
-            sum(
-                future.result(20)
-                for future in concurrent.futures.wait(futures, 20, "FIRST_COMPLETED").done
-            )
-            >= 0
-        )
-        wait_for(lambda: not any(pathlib.Path(pool.folder, "todo").iterdir()))
-        (held,) = pathlib.Path(pool.folder, "taken").iterdir()
-        names = dict(
-            line.split()
-            for line in on_cluster.run(
-                "squeue", "--array", "--noheader", "--format=%A %i"
-            ).splitlines()
-        )
-        on_cluster.run("scancel", names[held.name.partition("@")[2].rpartition(".")[0]])
+        # All others end while one job hangs: it is not waited for.
+        wait_for(lambda: sum(future.done() for future in futures) == 7, seconds=40)
+        queue = ("squeue", "--array", "--noheader", "--format=%i")
+        wait_for(lambda: len(on_cluster.run(*queue).split()) == 1)
+        on_cluster.run("scancel", on_cluster.run(*queue))
         assert [future.result(40) for future in futures] == list(range(8))
 
 
 def test_a_killed_slurm_worker_is_replaced(on_cluster, tmp_path):
     """So does a job whose process is killed."""
     flag = str(tmp_path / "flag")
-    with SlurmPool(1, {}, seconds=QUICK) as pool:
+    with SlurmPool(1, {}, QUICK) as pool:
         assert [
             future.result(40) for future in [pool.submit(die_once, flag, i) for i in range(3)]
         ] == [0, 1, 2]
@@ -385,243 +299,43 @@ def test_a_killed_slurm_worker_is_replaced(on_cluster, tmp_path):
 
 def test_errors_of_slurm_jobs_come_back(on_cluster):
     """A task's error is raised here with its text, and the logs are kept."""
-    with pytest.raises(CorruptJpeg, match="the text"), SlurmPool(1, {}, seconds=QUICK) as pool:
+    with pytest.raises(CorruptJpeg, match="the text"), SlurmPool(1, {}, QUICK) as pool:
         pool.submit(bad, "the text").result(30)
     assert list(pathlib.Path(pool.folder, "jobs").glob("*_log.err"))
 
 
-def test_jobs_that_cannot_start_end_the_run(on_cluster):
+def test_jobs_that_cannot_start_end_the_run(on_cluster, tmp_path, monkeypatch):
     """Jobs that fail before they do anything are tried a few times, then their log is shown."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no-such-module >&2\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     with (
-        pytest.raises(EncodeError, match=r"ended 3 times.*no-such-module"),
-        SlurmPool(1, {}, seconds=QUICK) as pool,
+        pytest.raises(EncodeError, match=r"(?s)ended 3 times.*no-such-module"),
+        SlurmPool(1, {}, QUICK) as pool,
     ):
-        pool._submitter.python = "sh -c 'echo no-such-module >&2; exit 3'"
         pool.submit(slow, 0, 0).result(60)
+
+
+def test_a_job_whose_time_is_almost_up_leaves_tasks_to_others(on_cluster, tmp_path):
+    """The signal before the time limit ends a job after its task; what it had left runs elsewhere."""
+    with SlurmPool(1, {}, QUICK) as pool:
+        futures = [pool.submit(signal_once, str(tmp_path / "flag"), i) for i in range(20)]
+        assert len({future.result(60) for future in futures}) == 20
+        assert len(list(pathlib.Path(pool.folder, "jobs").glob("*_log.out"))) > 4
+
+
+def test_many_tasks_need_few_jobs(on_cluster):
+    """Starting a job takes seconds or minutes, so that jobs do several tasks each."""
+    with SlurmPool(2, {}, QUICK) as pool:
+        assert list(pool.map(abs, range(-96, 0))) == list(range(96, 0, -1))
+        assert len(list(pathlib.Path(pool.folder, "jobs").glob("*_log.out"))) <= 8
 
 
 def test_options_that_sbatch_refuses(on_cluster):
     """The message is sbatch's own."""
     with (
         pytest.raises(EncodeError, match=r"cannot submit SLURM jobs.*partition"),
-        SlurmPool(1, {"partition": "none"}, seconds=QUICK) as pool,
+        SlurmPool(1, {"partition": "none"}, QUICK) as pool,
     ):
         pool.submit(slow, 0, 0).result(30)
-
-
-# Parts
-
-
-def parts(src, dst, count, order, **how):
-    options = EncodeOptions(num_shards=4)
-    return [encode_part(str(src), str(dst), (i, count), options, workers=1, **how) for i in order]
-
-
-@pytest.mark.parametrize(
-    ("count", "order"), [(2, (0, 1)), (3, (2, 0, 1)), (4, (3, 1, 2, 0)), (6, (5, 4, 3, 2, 1, 0))]
-)
-def test_parts_make_the_same_dataset(synthetic_folder, dataset, tmp_path, count, order):
-    """Parts in any order, even more than shards, give the files of one run; the index appears with the last."""
-    found = parts(synthetic_folder, tmp_path, count, order)
-    complete = [index is not None for index in found]
-    assert complete == sorted(complete)
-    assert found[-1].num_samples == 24
-    assert files(tmp_path) == files(dataset)
-    assert (tmp_path / resume_journal.JOURNAL).exists()
-
-
-def test_no_index_before_the_last_part(synthetic_folder, tmp_path):
-    """A dataset of which parts are missing cannot be taken for whole."""
-    assert parts(synthetic_folder, tmp_path, 3, (0, 2)) == [None, None]
-    assert not (tmp_path / "pcr.json").exists()
-
-
-def test_parts_may_run_again(synthetic_folder, dataset, tmp_path):
-    """A requeued part, before or after the others have ended, changes nothing; without --resume it is refused."""
-    parts(synthetic_folder, tmp_path, 2, (0,))
-    with pytest.raises(EncodeError, match=r"already holds a dataset.*--resume"):
-        parts(synthetic_folder, tmp_path, 2, (0,))
-    before = (tmp_path / "data-000000.tar").stat().st_mtime_ns
-    parts(synthetic_folder, tmp_path, 2, (0, 1, 0, 1), resume=True)
-    assert (tmp_path / "data-000000.tar").stat().st_mtime_ns == before
-    assert files(tmp_path) == files(dataset)
-
-
-def test_a_part_mends_its_shards(synthetic_folder, dataset, tmp_path):
-    """After damage, that part alone with --resume makes the dataset whole; another part says that something is missing."""
-    parts(synthetic_folder, tmp_path, 2, (0, 1))
-    (tmp_path / "data-000001.tar").unlink()
-    assert parts(synthetic_folder, tmp_path, 2, (0,), resume=True) == [None]
-    assert parts(synthetic_folder, tmp_path, 2, (1,), resume=True) != [None]
-    assert files(tmp_path) == files(dataset)
-
-
-def test_a_run_without_parts_completes_them(synthetic_folder, dataset, tmp_path):
-    """``--resume`` without ``--part`` keeps the parts' shards and makes the others."""
-    parts(synthetic_folder, tmp_path, 4, (1, 3))
-    before = (tmp_path / "data-000001.tar").stat().st_mtime_ns
-    with pytest.raises(EncodeError, match="already holds a dataset"):
-        run_encode(synthetic_folder, tmp_path, num_shards=4)
-    run_encode(synthetic_folder, tmp_path, num_shards=4, resume=True)
-    assert (tmp_path / "data-000001.tar").stat().st_mtime_ns == before
-    assert files(tmp_path) == files(dataset)
-
-
-def test_parts_of_different_runs_do_not_mix(synthetic_folder, tmp_path):
-    """Another number of parts, another seed or another source in the same folder is refused."""
-    parts(synthetic_folder, tmp_path, 4, (0,))
-    with pytest.raises(EncodeError, match=r"expected parts of 4.*got part 1/2"):
-        parts(synthetic_folder, tmp_path, 2, (1,))
-    with pytest.raises(EncodeError, match="options differ"):
-        encode_part(
-            str(synthetic_folder),
-            str(tmp_path),
-            (1, 4),
-            EncodeOptions(num_shards=4, seed=5),
-            workers=1,
-        )
-
-
-def test_skipped_images_of_all_parts_are_listed(tmp_path):
-    """The report of skipped images is that of one run."""
-    (tmp_path / "src").mkdir()
-    for i in range(8):
-        (tmp_path / "src" / f"{i}.jpg").write_bytes(make_jpeg(i) if i % 3 else b"bad")
-    options = EncodeOptions(num_shards=4, on_error="skip")
-    for i in (1, 0):
-        encode_part(str(tmp_path / "src"), str(tmp_path / "a"), (i, 2), options, workers=1)
-    encode(str(tmp_path / "src"), str(tmp_path / "b"), options, workers=1)
-    assert files(tmp_path / "a") == files(tmp_path / "b")
-
-
-def test_parts_at_the_same_time(larger_folder, tmp_path):
-    """Processes that write parts of one folder at once make one whole dataset, whoever ends last."""
-    encode(str(larger_folder), str(tmp_path / "whole"), EncodeOptions(num_shards=12), workers=1)
-    command = [
-        *CLI,
-        "encode",
-        str(larger_folder),
-        str(tmp_path / "parts"),
-        "--num-shards",
-        "12",
-        "--workers",
-        "1",
-    ]
-    running = [
-        subprocess.Popen([*command, "--part", f"{i}/3"], stdout=subprocess.PIPE, text=True)
-        for i in range(3)
-    ]
-    said = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0] * 3
-    assert sum("48 samples in 12 shards" in text for text in said) >= 1
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("text", ["3", "2/2", "-1/2", "a/b", "1/0"])
-def test_wrong_parts(synthetic_folder, tmp_path, text, capsys):
-    """A part outside its number is wrong usage."""
-    with pytest.raises(SystemExit):
-        main(["encode", str(synthetic_folder), str(tmp_path), f"--part={text}"])
-    assert "expected I/N" in capsys.readouterr().err
-
-
-# One writer a folder
-
-
-@contextlib.contextmanager
-def encoding(src, dst, *options):
-    """An encode in another process, stopped while it is at work."""
-    process = subprocess.Popen(
-        [*CLI, "encode", str(src), str(dst), "--num-shards", "12", "--workers", "1", *options],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: any(dst.glob("*.tar")))
-        process.send_signal(signal.SIGSTOP)
-        assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_two_encodes_in_one_folder(larger_folder, tmp_path):
-    """The second is refused while the first is at work, and not after that was killed."""
-    with encoding(larger_folder, tmp_path):
-        for how in ({}, {"resume": True}):
-            with pytest.raises(EncodeError, match=r"another encode.*is writing to"):
-                run_encode(larger_folder, tmp_path, num_shards=12, **how)
-        with pytest.raises(EncodeError, match="another encode"):
-            encode_part(str(larger_folder), str(tmp_path), (0, 2), EncodeOptions(num_shards=12))
-    run_encode(larger_folder, tmp_path, num_shards=12, resume=True)
-    assert not (tmp_path / resume_journal.LOCK).exists()
-
-
-def test_a_part_and_another_encode(larger_folder, tmp_path):
-    """While a part is at work other parts may start, but neither the same part nor a run without parts."""
-    with encoding(larger_folder, tmp_path, "--part", "0/2"):
-        assert (
-            encode_part(
-                str(larger_folder), str(tmp_path), (1, 2), EncodeOptions(num_shards=12), workers=1
-            )
-            is None
-        )
-        for part in (None, (0, 2)):
-            with pytest.raises(EncodeError, match="another encode"):
-                encode_part(
-                    str(larger_folder),
-                    str(tmp_path),
-                    part,
-                    EncodeOptions(num_shards=12),
-                    resume=True,
-                )
-
-
-def test_two_encodes_in_one_process(synthetic_folder, tmp_path):
-    """Threads are no exception."""
-    inside = threading.Event(), threading.Event()
-
-    def wait(done, total):
-        inside[0].set()
-        inside[1].wait(20)
-
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        first = threads.submit(run_encode, synthetic_folder, tmp_path, num_shards=4, progress=wait)
-        assert inside[0].wait(20)
-        with pytest.raises(EncodeError, match="another encode"):
-            run_encode(synthetic_folder, tmp_path, num_shards=4)
-        inside[1].set()
-        assert first.result().num_samples == 24
-
-
-def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkeypatch):
-    """There it works as well, with a warning."""
-
-    def refuse(*args):
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    run_encode(synthetic_folder, tmp_path, num_shards=4)
-    assert files(tmp_path) == files(dataset)
-
-
-def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, monkeypatch):
-    """Object stores have no locks: the run that was first stops with an error when it next saves."""
-    monkeypatch.setattr(resume_journal, "_SECONDS_PER_SAVE", 0)
-    memory, dst = fsspec.filesystem("memory"), "memory://taken-over"
-
-    def disturb(done, total):
-        path = f"/taken-over/{resume_journal.JOURNAL}"
-        memory.pipe_file(
-            path, json.dumps(json.loads(memory.cat_file(path)) | {"run": "another"}).encode()
-        )
-
-    with pytest.raises(EncodeError, match="another encode is writing"):
-        run_encode(synthetic_folder, dst, num_shards=4, progress=disturb)
-
-
-def test_a_folder_that_cannot_be_written(synthetic_folder, tmp_path):
-    """The error names it."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file"):
-        run_encode(synthetic_folder, tmp_path / "file", num_shards=4)

@@ -1,0 +1,123 @@
+"""One shard of a dataset as a task that any worker can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .. import storage
+from ..errors import CorruptJpeg, FormatError, PCRError
+from ..jpeg.markers import SOI, map_jpeg
+from ..jpeg.pixels import to_jpeg
+from .resume_journal import ShardResult, Skipped
+from .shard_plan import EncodeOptions, is_jpeg_name
+from .shard_writer import EncodedSample, FieldNames, encode_sample, write_shard
+from .sources import SampleRef, StorageOptions
+
+_SAMPLES_PER_READ = 64
+
+
+class Recipe(NamedTuple):
+    """What all tasks of a run have in common."""
+
+    names: FieldNames
+    options: EncodeOptions
+    src_options: StorageOptions
+    dst_options: StorageOptions
+
+
+class ShardTask(NamedTuple):
+    """One shard to write; picklable, so that any executor can run it."""
+
+    url: str
+    samples: list[SampleRef]
+    recipe: Recipe
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the sources, as far as listing them has told."""
+        refs = (ref for sample in self.samples for ref in sample.refs)
+        return sum(ref.stop - ref.start for ref in refs if ref.stop is not None)
+
+
+def encode_shard(task: ShardTask) -> ShardResult:
+    """Read, encode and write one shard.
+
+    Returns:
+        Its entry, and the images that were left out.
+
+    Raises:
+        CorruptJpeg, UnsupportedJpeg: A bad image, if ``on_error`` is ``raise``.
+        StorageError: Bytes could not be read or written.
+    """
+    names, options, src_options, dst_options = task.recipe
+    encoded: list[EncodedSample] = []
+    skipped: list[Skipped] = []
+    for sample, values in _read(task.samples, src_options):
+        try:
+            encoded.append(_encode(sample, values, options))
+        except PCRError as error:
+            if not _is_bad_file(error):
+                raise
+            source = sample.refs[0].url
+            if options.on_error == "raise":
+                raise type(error)(
+                    f"{error}; run again with --resume --on-error skip to leave such files out",
+                    url=source,
+                ) from error
+            skipped.append(Skipped(sample.key, source, str(error)))
+    entry = None
+    if encoded:
+        entry = write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
+    return ShardResult(entry, tuple(skipped))
+
+
+def _is_bad_file(error: PCRError) -> bool:
+    """Whether one file is to blame; a store that fails must not look like a set of bad images."""
+    return isinstance(error, FormatError) or isinstance(error.__cause__, FileNotFoundError)
+
+
+def _read(
+    samples: list[SampleRef], options: StorageOptions
+) -> Iterator[tuple[SampleRef, list[bytes | PCRError]]]:
+    """Each sample with the bytes of its fields, or why there are none."""
+    for start in range(0, len(samples), _SAMPLES_PER_READ):
+        batch = samples[start : start + _SAMPLES_PER_READ]
+        ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
+        values = iter(storage.read_ranges(ranges, options=options))
+        for sample in batch:
+            yield sample, [next(values) for _ in sample.refs]
+
+
+def _encode(
+    sample: SampleRef, values: Sequence[bytes | PCRError], options: EncodeOptions
+) -> EncodedSample:
+    fields: dict[str, Any] = {"__key__": sample.key}
+    for ref, value in zip(sample.refs, values, strict=True):
+        if isinstance(value, PCRError):
+            raise value
+        fields[ref.name] = _to_jpeg(value, options) if is_jpeg_name(ref.name) else value
+    return encode_sample(fields | dict(sample.known), options.fmt.scan_script)
+
+
+def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:
+    """Convert what is not a JPEG or is to be resized; leave any other image as it is."""
+    if image[:2] == SOI:
+        if options.resize_short is None:
+            return image
+        frame = map_jpeg(image).frame
+        if min(frame.height, frame.width) <= options.resize_short:
+            return image
+    elif options.reencode_quality is None or not image:
+        _check_jpeg(image)
+        return image
+    return to_jpeg(image, options.reencode_quality, options.resize_short)
+
+
+def _check_jpeg(image: bytes) -> None:
+    """Say what a file is that is not a JPEG, and how to convert it where that helps."""
+    try:
+        map_jpeg(image)
+    except CorruptJpeg as error:
+        hint = "; --reencode-quality Q converts it (lossy)" if "got a " in str(error) else ""
+        raise CorruptJpeg(f"{error}{hint}") from error

@@ -1,0 +1,75 @@
+"""What several tests of encoding need."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+from slurm import cluster_fixture  # noqa: F401
+
+from pcrshard import EncodeOptions, Shard, open_dataset
+from pcrshard.encoding.encode_dataset import encode_part
+
+CLI = [
+    sys.executable,
+    "-c",
+    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
+]
+
+
+def read_samples(folder, scan="full"):
+    index, urls = open_dataset(str(folder))
+    shards = (Shard(url, entry=entry) for url, entry in zip(urls, index.shards, strict=True))
+    return {sample["__key__"]: sample for shard in shards for sample in shard.samples(scan)}
+
+
+def save_image(path, mode="RGB"):
+    """A middle gray picture of 30x20 (white in mode 1) in the format of the name."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if mode == "I;16":
+        image = Image.fromarray(np.full((20, 30), 128 * 257, np.uint16))
+    else:
+        image = Image.new("RGB", (30, 20), (255,) * 3 if mode == "1" else (128,) * 3).convert(
+            mode, palette=Image.Palette.ADAPTIVE
+        )
+    image.save(path)
+    return path
+
+
+def make_tar(path, members):
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def start_encode(src, dst, *options):
+    code = "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "encode", str(src), str(dst), *options]
+    return subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def die_once(flag, value, how="kill"):
+    """Kill this process, or hang, the first time."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    return value
+
+
+def encode_parts(src, dst, count, order, **how):
+    options = EncodeOptions(num_shards=4)
+    return [encode_part(str(src), str(dst), (i, count), options, workers=1, **how) for i in order]

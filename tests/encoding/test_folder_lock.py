@@ -1,0 +1,107 @@
+"""One writer a folder."""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import signal
+import subprocess
+import threading
+
+import pytest
+from encode_support import (
+    CLI,
+)
+from slurm import cluster_fixture  # noqa: F401
+from support import read_all, run_encode, wait_for
+
+from pcrshard import EncodeOptions
+from pcrshard.encoding import folder_lock
+from pcrshard.encoding.encode_dataset import encode_part
+from pcrshard.errors import (
+    EncodeError,
+    StorageError,
+)
+
+
+@contextlib.contextmanager
+def encoding(src, dst, *options):
+    """An encode in another process, stopped while it is at work."""
+    process = subprocess.Popen(
+        [*CLI, "encode", str(src), str(dst), "--num-shards", "12", "--workers", "1", *options],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: any(dst.glob("*.tar")))
+        process.send_signal(signal.SIGSTOP)
+        assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_two_encodes_in_one_folder(larger_folder, tmp_path):
+    """The second is refused while the first is at work, and not after that was killed."""
+    with encoding(larger_folder, tmp_path):
+        for how in ({}, {"resume": True}):
+            with pytest.raises(EncodeError, match=r"another encode.*is writing to"):
+                run_encode(larger_folder, tmp_path, num_shards=12, **how)
+        with pytest.raises(EncodeError, match="another encode"):
+            encode_part(str(larger_folder), str(tmp_path), (0, 2), EncodeOptions(num_shards=12))
+    run_encode(larger_folder, tmp_path, num_shards=12, resume=True)
+    assert not (tmp_path / folder_lock.LOCK).exists()
+
+
+def test_a_part_and_another_encode(larger_folder, tmp_path):
+    """While a part is at work other parts may start, but neither the same part nor a run without parts."""
+    with encoding(larger_folder, tmp_path, "--part", "0/2"):
+        assert (
+            encode_part(
+                str(larger_folder), str(tmp_path), (1, 2), EncodeOptions(num_shards=12), workers=1
+            )
+            is None
+        )
+        for part in (None, (0, 2)):
+            with pytest.raises(EncodeError, match="another encode"):
+                encode_part(
+                    str(larger_folder),
+                    str(tmp_path),
+                    part,
+                    EncodeOptions(num_shards=12),
+                    resume=True,
+                )
+
+
+def test_two_encodes_in_one_process(synthetic_folder, tmp_path):
+    """Threads are no exception."""
+    inside = threading.Event(), threading.Event()
+
+    def wait(done, total):
+        inside[0].set()
+        inside[1].wait(20)
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        first = threads.submit(run_encode, synthetic_folder, tmp_path, num_shards=4, progress=wait)
+        assert inside[0].wait(20)
+        with pytest.raises(EncodeError, match="another encode"):
+            run_encode(synthetic_folder, tmp_path, num_shards=4)
+        inside[1].set()
+        assert first.result().num_samples == 24
+
+
+def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkeypatch):
+    """There it works as well, with a warning."""
+
+    def refuse(*args):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    run_encode(synthetic_folder, tmp_path, num_shards=4)
+    assert read_all(tmp_path) == read_all(dataset)
+
+
+def test_a_folder_that_cannot_be_written(synthetic_folder, tmp_path):
+    """The error names it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        run_encode(synthetic_folder, tmp_path / "file", num_shards=4)

@@ -1,0 +1,146 @@
+"""Samples to shards in one process: what can be kept is kept, the rest is refused."""
+
+import tarfile
+
+import pytest
+from encode_support import (
+    read_samples,
+)
+from slurm import cluster_fixture  # noqa: F401
+from support import read_all, run_encode
+
+from pcrshard import Shard, ShardFormat, ShardWriter, open_dataset
+from pcrshard.checksum import crc32c
+from pcrshard.encoding.shard_writer import encode_sample, write_shard
+from pcrshard.errors import (
+    EncodeError,
+    PCRError,
+)
+from pcrshard.testing import make_jpeg
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"script": "none"}, {"layout": "flat"}, {"base": 0}, {"base": 11}],
+)
+def test_wrong_formats(wrong):
+    """So are formats."""
+    with pytest.raises(EncodeError):
+        ShardFormat(**wrong)
+
+
+def test_shard_writer_and_encode_agree(synthetic_folder, dataset, tmp_path):
+    """A ShardWriter given the same samples in the same order writes the same bytes."""
+    samples = read_samples(dataset)
+    index, _ = open_dataset(str(dataset))
+    with ShardWriter(str(tmp_path), samples_per_shard=6, classes=index.classes) as writer:
+        for key, sample in samples.items():
+            writer.write(
+                sample
+                | {"jpg": (synthetic_folder / f"{key}.jpg").read_bytes(), "cls": int(sample["cls"])}
+            )
+    assert read_all(tmp_path) == read_all(dataset)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {"jpg": b""},
+        {"__key__": 3, "jpg": b""},
+        {"__key__": "a.b", "jpg": b""},
+        {"__key__": "../a", "jpg": b""},
+        {"__key__": "\udcff", "jpg": b""},
+        {"__key__": "a", "JPG": b""},
+        {"__key__": "a", "\udcff": b""},
+        {"__key__": "a", "cls": None},
+        {"__key__": "a", "json": {"x": {1}}},
+        {"__key__": "a", "jpg": None},
+        {"__key__": "a", "cls": "\udcff"},
+    ],
+    ids=repr,
+)
+def test_shard_writer_refuses(tmp_path, sample):
+    """A sample that cannot be kept is one of our errors, whatever is wrong with it."""
+    with pytest.raises(PCRError), ShardWriter(str(tmp_path)) as writer:
+        writer.write(sample)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_writer_without_samples(tmp_path):
+    """A dataset of no samples is not written, because nothing could read it."""
+    with pytest.raises(EncodeError), ShardWriter(str(tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize("count", [("jpg", 17), ("txt", 257)])
+def test_more_fields_than_a_shard_can_name(tmp_path, count):
+    """What a reader would refuse is refused when it is written."""
+    kind, number = count
+    sample = {"__key__": "a", "jpg": make_jpeg()} | {
+        f"f{i}.{kind}": make_jpeg() for i in range(number)
+    }
+    with pytest.raises(EncodeError), ShardWriter(str(tmp_path)) as writer:
+        writer.write(sample)
+
+
+@pytest.mark.parametrize("base", [1, 2, 10])
+def test_preview_layout(synthetic_folder, dataset, tmp_path, base):
+    """The preview layout holds the same samples, and any tar tool sees images of its base scans with their labels."""
+    run_encode(
+        synthetic_folder,
+        tmp_path,
+        num_shards=2,
+        fmt=ShardFormat(layout="preview", base=base, preview_fields=("cls",)),
+    )
+    assert read_samples(tmp_path) == read_samples(dataset)
+    with tarfile.open(tmp_path / "data-000000.tar") as tar:
+        members = {
+            info.name: tar.extractfile(info).read()
+            for info in tar
+            if not info.name.startswith("__")
+        }
+    shard = {s["__key__"]: s for s in Shard(str(tmp_path / "data-000000.tar")).samples(base)}
+    assert members == {
+        f"{key}.{field}": s[field] for key, s in shard.items() for field in ("jpg", "cls")
+    }
+
+
+def test_an_unknown_preview_field_is_refused(synthetic_folder, tmp_path):
+    """A mistyped --preview-fields is an error, not a shard without it."""
+    with pytest.raises(EncodeError, match="clss"):
+        run_encode(
+            synthetic_folder,
+            tmp_path,
+            num_shards=2,
+            fmt=ShardFormat(layout="preview", preview_fields=("clss",)),
+        )
+
+
+def test_the_entry_describes_the_file(tmp_path):
+    """Size and checksum in the dataset index are those of the file, so that a damaged copy is found."""
+    samples = [encode_sample({"__key__": f"k{i}", "jpg": make_jpeg(i), "cls": i}) for i in range(3)]
+    entry = write_shard(str(tmp_path / "a.tar"), samples, ShardFormat())
+    data = (tmp_path / "a.tar").read_bytes()
+    assert (entry.name, entry.num_samples) == ("a.tar", 3)
+    assert (entry.shard_bytes, entry.shard_crc32c) == (len(data), crc32c(data))
+
+
+def test_a_key_twice_in_a_shard(tmp_path):
+    """Two samples of one key could not be told apart; the file is not written."""
+    sample = encode_sample({"__key__": "k", "jpg": make_jpeg()})
+    with pytest.raises(EncodeError, match="'k' is there more than once"):
+        write_shard(str(tmp_path / "a.tar"), [sample, sample], ShardFormat())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_fields_become_bytes_as_webdataset_reads_them():
+    """Numbers and text are kept as text, JSON as JSON."""
+    fields = {"cls": 7, "txt": "é", "json": {"a": [1]}, "npy": bytearray(b"x")}
+    encoded = encode_sample({"__key__": "k", "__url__": "left out"} | fields)
+    assert encoded.images == {}
+    assert encoded.fields == {
+        "cls": b"7",
+        "txt": "é".encode(),
+        "json": b'{"a": [1]}',
+        "npy": b"x",
+    }

@@ -1,0 +1,128 @@
+"""Tasks on worker processes: whoever dies, the run ends as it should."""
+
+import concurrent.futures
+import functools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from encode_support import (
+    die_once,
+    start_encode,
+)
+from slurm import cluster_fixture  # noqa: F401
+from support import read_all, run_encode, wait_for
+
+from pcrshard.encoding.worker_processes import run_tasks, worker_pool
+from pcrshard.errors import (
+    EncodeError,
+)
+
+
+def die(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_costs_only_its_tasks(tmp_path):
+    """When the kernel kills a worker process, its tasks run again and the run goes on."""
+    function = functools.partial(die_once, str(tmp_path / "flag"))
+    with worker_pool(2, 20) as pool:
+        assert dict(run_tasks(pool, function, {i: i for i in range(20)})) == {
+            i: i for i in range(20)
+        }
+
+
+def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
+    """The unfinished shard of a worker that was killed while writing is gone when the run ends."""
+
+    def leave(done, total):
+        (tmp_path / f".pcrshard-{done:016x}.tmp").write_bytes(b"unfinished")
+
+    run_encode(synthetic_folder, tmp_path, num_shards=4, progress=leave)
+    assert read_all(tmp_path) == read_all(dataset)
+
+
+def test_a_task_that_always_kills_its_worker_ends_the_run():
+    """It is tried a few times, not for ever, and the message says how to go on."""
+    with (
+        pytest.raises(EncodeError, match=r"a worker process died.*--resume"),
+        worker_pool(2, 2) as pool,
+    ):
+        list(run_tasks(pool, die, {0: 0, 1: 1}))
+
+
+def test_workers_die_with_their_parent(larger_folder, tmp_path):
+    """A killed run leaves no worker processes behind."""
+    process = start_encode(larger_folder, tmp_path, "--num-shards", "12", "--workers", "2")
+
+    def group():
+        found = []
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == process.pid and fields[0] not in "ZX":
+                found.append(int(stat.parent.name))
+        return found
+
+    try:
+        wait_for(lambda: any(tmp_path.glob("*.tar")))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_for(lambda: not group(), seconds=3)
+        assert group() == []
+    finally:
+        if group():
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
+    """The trap of spawned workers is named, with what to do; worker processes import the script."""
+    thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()"  # so that workers are not forked
+    call = f"pcrshard.encode({str(synthetic_folder)!r}, {str(tmp_path / 'out')!r}, workers=2)"
+    script = tmp_path / "script.py"
+    for guard in ("", "if __name__ == '__main__': "):
+        script.write_text(f"import threading, pcrshard\n{thread}\n{guard}{call}\n")
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300
+        )
+        told = 'encode below `if __name__ == "__main__":` only' in done.stderr
+        assert (done.returncode == 0, told) == (bool(guard), not guard), done.stderr
+        shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("workers", "num_tasks"), [(1, 9), (4, 1), (3, 0)])
+def test_one_worker_is_this_process(workers, num_tasks):
+    """No process is started where there is nothing to share out."""
+    with worker_pool(workers, num_tasks) as pool:
+        assert pool is None
+        assert dict(run_tasks(pool, str, {})) == {}
+
+
+def test_an_executor_of_the_user_is_used_and_left_open():
+    """Any executor will do; it has only so many tasks at a time, and whoever opened it closes it."""
+    with concurrent.futures.ThreadPoolExecutor(2) as given:
+        active = []
+
+        def task(number):
+            active.append(number)
+            return -number
+
+        with worker_pool(None, 50, given) as pool:
+            results = {}
+            for number, result in run_tasks(pool, task, dict(enumerate(range(50))), in_flight=3):
+                results[number] = result
+                assert len(active) <= len(results) + 2
+        assert results == {i: -i for i in range(50)}
+        assert given.submit(len, "ab").result() == 2
+
+
+def test_no_worker_is_too_few():
+    """It is said at once, not by a run that never ends."""
+    with pytest.raises(EncodeError, match="at least one worker, got 0"), worker_pool(0, 1):
+        pass
