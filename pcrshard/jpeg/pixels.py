@@ -20,7 +20,7 @@ import turbojpeg
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
-from .markers import EOI, Scan, map_jpeg
+from .markers import EOI, ScanHeader, map_jpeg
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
@@ -82,7 +82,7 @@ def _loads(path: str) -> bool:
     return True
 
 
-def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
+def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
     """Rearrange a JPEG losslessly into progressive scans, without metadata.
 
     Both backends give the bytes of ``jpegtran -copy none -progressive`` for its script.

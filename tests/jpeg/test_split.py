@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pcrshard import join_scans, split_scans
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
-from pcrshard.jpeg.markers import EOI, SOI, exif_orientation, map_jpeg
+from pcrshard.jpeg.markers import EOI, SOI, map_jpeg
+from pcrshard.jpeg.segments import exif_orientation
 from pcrshard.jpeg.split import check_complete, mend_headers
 from pcrshard.testing import make_jpeg
 
