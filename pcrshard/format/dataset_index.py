@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from ..errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
 from .scan import Scan, check_scan
-from .shard_index import HEAD_STOP, MAX_GROUPS, VERSION, Buffer, require, rising
+from .scan_script import MAX_GROUPS
+from .shard_head import HEAD_STOP, VERSION, Buffer, require, rising
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
