@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..checksum import crc32c
-from ..errors import CorruptIndex, NotAShard, TruncatedShard, UnsupportedVersion
+from ..errors import CorruptIndex, FormatError, NotAShard, TruncatedShard, UnsupportedVersion
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
 
@@ -25,7 +25,6 @@ MAX_SCHEMA_BYTES = 1 << 16
 Buffer = bytes | bytearray | memoryview
 # Magic, checksum, version, samples, groups, schema bytes, checksum of the body, body bytes.
 _HEAD = struct.Struct("<8sIIIIIIQ")
-_CHECKSUM = slice(8, 12)
 
 
 def round512(size: int) -> int:
@@ -58,7 +57,7 @@ class Head(NamedTuple):
     @property
     def crc32c(self) -> int:
         """The checksum of the head, by which a dataset index knows the shard."""
-        return int.from_bytes(self.encode()[_CHECKSUM], "little")
+        return int.from_bytes(self.encode()[8:12], "little")
 
     def prefix_stop(self, scan: Scan) -> int:
         """End of the prefix that holds scans 1..scan; see :func:`check_scan` for errors."""
@@ -80,7 +79,7 @@ class Head(NamedTuple):
             self.body_bytes,
         )
         struct.pack_into(f"<{len(self.prefix_stops)}Q", head, _HEAD.size, *self.prefix_stops)
-        head[_CHECKSUM] = crc32c(head).to_bytes(4, "little")
+        head[8:12] = crc32c(head).to_bytes(4, "little")
         return bytes(head)
 
 
@@ -118,45 +117,47 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
         CorruptIndex: The checksum does not match, or a number breaks a rule.
         TruncatedShard: There are fewer bytes.
     """
-    block = bytes(block[:BLOCK])
-    _check_start(block, url)
-    _, crc, version, *numbers = _HEAD.unpack_from(block)
-    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
-    unsigned = block[: _CHECKSUM.start] + bytes(4) + block[_CHECKSUM.stop :]
-    require(crc == crc32c(unsigned), "head checksum does not match", url)
-    if version != VERSION:
-        raise UnsupportedVersion(
-            f"expected format version {VERSION}, got {version}; a newer pcrshard reads it", url=url
-        )
-
-    _check_count("num_samples", num_samples, MAX_SAMPLES, url)
-    _check_count("num_groups", num_groups, MAX_GROUPS, url)
-    _check_count("schema_bytes", schema_bytes, MAX_SCHEMA_BYTES, url)
-    stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
-    padding = block[_HEAD.size + 8 * len(stops) :]
-    require(not any(padding), "head padding is not zero", url)
-    head = Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
-    fits = schema_bytes <= body_bytes and head.index_stop <= stops[0]
-    require(fits, f"body_bytes {body_bytes} do not fit", url)
-    legal = rising(stops) and stops[-1] < 1 << 63
-    require(legal, "prefix stops are not rising multiples of 512", url)
+    try:
+        head = _parse_head(bytes(block[:BLOCK]))
+        _check_head(head)
+    except FormatError as error:
+        raise name_file(error, url) from error
     return head
 
 
-def _check_start(block: bytes, url: str | None) -> None:
+def _parse_head(block: bytes) -> Head:
     if block[:8] != MAGIC[: len(block)]:
         raise NotAShard(
-            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`", url=url
+            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
         )
     if len(block) < BLOCK:
-        raise TruncatedShard(
-            f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}", url=url
+        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
+    _, crc, version, *numbers = _HEAD.unpack_from(block)
+    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
+    require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
+    if version != VERSION:
+        raise UnsupportedVersion(
+            f"expected format version {VERSION}, got {version}; a newer pcrshard reads it"
         )
 
+    _check_count("num_groups", num_groups, MAX_GROUPS)
+    stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
+    require(not any(block[_HEAD.size + 8 * len(stops) :]), "head padding is not zero")
+    return Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
 
-def _check_count(name: str, number: int, most: int, url: str | None) -> None:
-    if not 1 <= number <= most:
-        raise CorruptIndex(f"{name} {number} is not in 1..{most}", url=url)
+
+def _check_head(head: Head) -> None:
+    _check_count("num_samples", head.num_samples, MAX_SAMPLES)
+    _check_count("schema_bytes", head.schema_bytes, MAX_SCHEMA_BYTES)
+    stops = head.prefix_stops
+    fits = head.schema_bytes <= head.body_bytes and head.index_stop <= stops[0]
+    require(fits, f"body_bytes {head.body_bytes} do not fit")
+    legal = rising(stops) and stops[-1] < 1 << 63
+    require(legal, "prefix stops are not rising multiples of 512")
+
+
+def _check_count(name: str, number: int, most: int) -> None:
+    require(1 <= number <= most, f"{name} {number} is not in 1..{most}")
 
 
 def rising(stops: Sequence[int]) -> bool:
@@ -164,7 +165,12 @@ def rising(stops: Sequence[int]) -> bool:
     return math.gcd(*stops) % BLOCK == 0 and list(stops) == sorted(stops)
 
 
-def require(condition: object, message: str, url: str | None = None) -> None:
+def require(condition: object, message: str) -> None:
     """Raise :class:`CorruptIndex` unless the condition holds."""
     if not condition:
-        raise CorruptIndex(message, url=url)
+        raise CorruptIndex(message)
+
+
+def name_file(error: FormatError, url: str | None) -> FormatError:
+    """The same error, with the file that it was found in."""
+    return type(error)(str(error), url=url)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checksum import crc32c
-from ..errors import CorruptIndex, TruncatedShard
+from ..errors import CorruptIndex, FormatError, TruncatedShard
 from ..jpeg.markers import EOI
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_field, valid_key
 from .scan import Scan, check_scan
@@ -30,6 +30,7 @@ from .shard_head import (
     Buffer,
     Head,
     decode_head,
+    name_file,
     require,
     round512,
 )
@@ -102,20 +103,14 @@ def decode_schema(data: bytes) -> Schema:
 
     schema = Schema(**raw)
     require(type(schema.base) is int, "expected base to be an integer")
-    _check_strings((schema.script, schema.layout))
-    for strings in (schema.groups, schema.fields, schema.preview_fields):
-        _check_strings(strings)
     require(type(schema.streams) is tuple, "expected streams to be a list")
-    for pair in schema.streams:
-        _check_strings(pair)
-        require(len(pair) == 2, "expected pairs in streams")
+    lists = (schema.groups, schema.fields, schema.preview_fields, *schema.streams)
+    for strings in ((schema.script, schema.layout), *lists):
+        legal = type(strings) is tuple and all(type(text) is str for text in strings)
+        require(legal, f"expected strings in the schema, got {strings!r}")
+    require(all(len(pair) == 2 for pair in schema.streams), "expected pairs in streams")
     check_schema(schema)
     return schema
-
-
-def _check_strings(value: object) -> None:
-    strings = type(value) is tuple and all(type(text) is str for text in value)
-    require(strings, f"expected strings in the schema, got {value!r}")
 
 
 def check_schema(schema: Schema) -> None:
@@ -124,6 +119,15 @@ def check_schema(schema: Schema) -> None:
     require(schema.layout in bases, f"unknown layout {schema.layout!r}")
     require(schema.base in bases[schema.layout], "base does not fit layout")
     require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
+    _check_fields(schema)
+    try:
+        for group in schema.groups:
+            parse_group(group)
+    except ValueError as error:
+        raise CorruptIndex(f"scan script: {error}") from error
+
+
+def _check_fields(schema: Schema) -> None:
     codecs = {codec for _, codec in schema.streams}
     require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
 
@@ -134,11 +138,6 @@ def check_schema(schema: Schema) -> None:
     shown = schema.preview_fields
     fits = set(shown) <= set(schema.fields) and are_distinct(shown)
     require(fits and (not shown or schema.layout == "preview"), "preview_fields do not fit")
-    try:
-        for group in schema.groups:
-            parse_group(group)
-    except ValueError as error:
-        raise CorruptIndex(f"scan script: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,57 +223,65 @@ def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIn
         CorruptIndex: The checksum does not match, or a rule of SPEC.md is broken.
         TruncatedShard: There are fewer bytes than the head says.
     """
-    if len(body) < head.body_bytes:
-        raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}", url=url)
-    body = bytes(body[: head.body_bytes])
-    require(crc32c(body) == head.body_crc32c, "index checksum does not match", url)
     try:
-        schema = decode_schema(body[: head.schema_bytes])
-    except CorruptIndex as error:
-        raise CorruptIndex(str(error), url=url) from error
-    require(len(schema.groups) == head.num_groups, "script and num_groups differ", url)
+        return _decode_body(head, body)
+    except FormatError as error:
+        raise name_file(error, url) from error
 
-    columns = _Columns(body, head.schema_bytes, url)
+
+def _decode_body(head: Head, body: Buffer) -> ShardIndex:
+    if len(body) < head.body_bytes:
+        raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}")
+    body = bytes(body[: head.body_bytes])
+    require(crc32c(body) == head.body_crc32c, "index checksum does not match")
+    schema = decode_schema(body[: head.schema_bytes])
+    require(len(schema.groups) == head.num_groups, "script and num_groups differ")
+
+    index = _decode_columns(head, schema, body)
+    _check_pieces(index)
+    return index
+
+
+def _decode_columns(head: Head, schema: Schema, body: bytes) -> ShardIndex:
+    columns = _Columns(body, head.schema_bytes)
     count = head.num_samples
     streams = len(schema.streams)
     pieces = (head.num_groups + 1, count, streams)
     index = ShardIndex(
         head,
         schema,
-        sizes=columns.array("<u4", pieces),
-        crcs=columns.array("<u4", pieces),
-        dims=columns.array("<u2", (count, streams, 2)),
-        orientation=columns.array("<u1", (count, streams)),
-        base_offsets=columns.array("<u8", (count if schema.base else 0, streams)),
-        keys=_decode_keys(columns.byte_strings(count), url),
+        sizes=columns.array("<u4", *pieces),
+        crcs=columns.array("<u4", *pieces),
+        dims=columns.array("<u2", count, streams, 2),
+        orientation=columns.array("<u1", count, streams),
+        base_offsets=columns.array("<u8", count if schema.base else 0, streams),
+        keys=_decode_keys(columns.byte_strings(count)),
         fields={name: columns.byte_strings(count) for name in schema.fields},
     )
-    require(columns.pos == len(body), "bytes are left after the last column", url)
-    _check_pieces(index, url)
+    require(columns.pos == len(body), "bytes are left after the last column")
     return index
 
 
 class _Columns:
     """A cursor over the raw columns; it refuses a length before it takes it."""
 
-    def __init__(self, body: bytes, start: int, url: str | None) -> None:
+    def __init__(self, body: bytes, start: int) -> None:
         self.body = body
         self.pos = start
-        self.url = url
 
     def take(self, size: int) -> int:
         """Go on by ``size`` bytes; returns where they begin."""
         start = self.pos
-        require(size <= len(self.body) - start, "a column is longer than the index", self.url)
+        require(size <= len(self.body) - start, "a column is longer than the index")
         self.pos = start + size
         return start
 
-    def array(self, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
         start = self.take(math.prod(shape) * np.dtype(dtype).itemsize)
         return np.ndarray(shape, dtype, self.body, start)
 
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
-        sizes = self.array("<u4", (count,)).tolist()
+        sizes = self.array("<u4", count).tolist()
         # Every key is there and most fields are, so nothing is looked at twice without need.
         if _ABSENT not in sizes:
             return self._read(sizes)
@@ -284,10 +291,10 @@ class _Columns:
 
     def _read(self, sizes: list[int]) -> tuple[bytes, ...]:
         start = self.take(sum(sizes))
-        return tuple(map(io.BytesIO(memoryview(self.body)[start:]).read, sizes))
+        return tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
 
 
-def _decode_keys(values: Sequence[bytes | None], url: str | None) -> tuple[str, ...]:
+def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
     # All at once, because one by one is most of what an index costs; a NUL more than those between keys is in a key.
     try:
         joined = b"\0".join([value or b"" for value in values]).decode()
@@ -296,43 +303,43 @@ def _decode_keys(values: Sequence[bytes | None], url: str | None) -> tuple[str, 
         if not legal or max(map(len, keys)) > MAX_KEY_BYTES // 4:
             keys = tuple([(value or b"").decode() for value in values])
             bad = next((key for key in keys if not valid_key(key)), None)
-            require(bad is None, f"key {bad!r} is not legal", url)
+            require(bad is None, f"key {bad!r} is not legal")
     except UnicodeDecodeError as error:
-        raise CorruptIndex(f"a key is not UTF-8: {error}", url=url) from error
-    require(are_distinct(keys), "keys are not distinct", url)
+        raise CorruptIndex(f"a key is not UTF-8: {error}") from error
+    require(are_distinct(keys), "keys are not distinct")
     return keys
 
 
-def _check_pieces(index: ShardIndex, url: str | None) -> None:
+def _check_pieces(index: ShardIndex) -> None:
     """The rules of SPEC sections 2.3 and 3 that tie sizes, offsets and prefix stops together."""
     # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a small shard costs.
     count = np.count_nonzero
     empty = index.sizes == 0
     missing = empty[0]
-    require(not count(index.crcs[-1] * empty[-1]), "an empty tail has a checksum", url)
+    require(not count(index.crcs[-1] * empty[-1]), "an empty tail has a checksum")
     if count(empty[:-1]):  # only with gray, CMYK or missing images
-        _check_empty(index, empty, url)
+        _check_empty(index, empty)
     if count(missing):
         whole = ((index.dims != 0).all(axis=2) != missing).all()
     else:
         whole = count(index.dims) == index.dims.size
-    require(whole, "dims and pieces differ", url)
-    require(not count(index.orientation > 8), "an orientation is above 8", url)
+    require(whole, "dims and pieces differ")
+    require(not count(index.orientation > 8), "an orientation is above 8")
     if index.schema.base:
-        _check_base(index, ~missing, url)
-    _check_stops(index, url)
+        _check_base(index, ~missing)
+    _check_stops(index)
 
 
-def _check_empty(index: ShardIndex, empty: npt.NDArray[np.bool_], url: str | None) -> None:
+def _check_empty(index: ShardIndex, empty: npt.NDArray[np.bool_]) -> None:
     """A stream that the sample lacks has no piece, and an empty piece leaves the checksum as it was."""
-    require(empty[:, empty[0]].all(), "a stream has pieces but no first piece", url)
+    require(empty[:, empty[0]].all(), "a stream has pieces but no first piece")
     changed = index.crcs[:-1].copy()
     changed[1:] ^= index.crcs[:-2]
     unsound = np.count_nonzero(changed * empty[:-1])
-    require(not unsound, "an empty piece changes the checksum", url)
+    require(not unsound, "an empty piece changes the checksum")
 
 
-def _check_stops(index: ShardIndex, url: str | None) -> None:
+def _check_stops(index: ShardIndex) -> None:
     """Each group ends where its pieces, put one after the other, end."""
     rows = len(index.sizes)
     totals = np.add.reduce(index.sizes.reshape(rows, -1), axis=1, dtype=np.int64).tolist()
@@ -341,22 +348,22 @@ def _check_stops(index: ShardIndex, url: str | None) -> None:
     for row in range(index.schema.base, rows):
         stop = round512(starts[row] + BLOCK + totals[row])
         if stop != stops[row]:
-            raise CorruptIndex(f"group {row + 1} ends at {stop}, not {stops[row]}", url=url)
+            raise CorruptIndex(f"group {row + 1} ends at {stop}, not {stops[row]}")
 
 
-def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | None) -> None:
+def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_]) -> None:
     """Base members are in order, apart by a header at least, and end where the base groups end."""
     base = index.schema.base
-    stop, *others = index.head.prefix_stops[:base]
-    require({stop}.issuperset(others), "prefix stops of the base groups differ", url)
-    require(not index.base_offsets[~present].any(), "a missing stream has an offset", url)
+    stop = index.head.prefix_stops[0]
+    require(stop == index.head.prefix_stops[base - 1], "prefix stops of the base groups differ")
+    require(not index.base_offsets[~present].any(), "a missing stream has an offset")
     offsets = index.base_offsets[present]
-    require((offsets < stop).all(), "a base offset is after the base members", url)
+    require((offsets < stop).all(), "a base offset is after the base members")
 
     starts = offsets.astype(np.int64)
     sizes = index.sizes[:base].sum(axis=0, dtype=np.int64)[present]
     ends = -(-(starts + sizes + len(EOI)) // BLOCK) * BLOCK
-    floor = np.concatenate(([index.head.index_stop], ends[:-1])) + BLOCK
-    apart = (starts % BLOCK == 0).all() and (starts >= floor).all()
-    require(apart, "base members overlap", url)
-    require(ends[-1:].tolist() == [stop], "base members end elsewhere", url)
+    floor = np.array([index.head.index_stop, *ends[:-1]]) + BLOCK
+    apart = starts >= floor
+    require(apart.all() and not (starts % BLOCK).any(), "base members overlap")
+    require(ends[-1:].tolist() == [stop], "base members end elsewhere")
