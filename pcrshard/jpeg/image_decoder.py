@@ -123,7 +123,12 @@ class ImageDecoder:
         """Decode several images into one new array, (N, 3, H, W) or (N, H, W, 3); the size must be fixed."""
         if self.shape is None:
             raise ValueError("expected a size, because the images of a batch have one")
-        return np.stack([self(jpeg, rng) for jpeg in jpegs])
+        channels = 3 if self.colour == "rgb" else 1
+        shape = (channels, *self.shape) if self.layout == "chw" else (*self.shape, channels)
+        out = np.empty((len(jpegs), *shape), np.uint8)
+        for jpeg, row in zip(jpegs, out, strict=True):
+            self(jpeg, rng, row)
+        return out
 
     def _draw(self, rng: Rng, height: int, width: int) -> tuple[Box | None, bool]:
         """The crop, and whether to mirror it."""

@@ -36,7 +36,6 @@ __all__ = [
     "COM",
     "EOI",
     "SOI",
-    "Frame",
     "JpegMap",
     "ScanHeader",
     "frame_size",
@@ -64,22 +63,20 @@ _TABLES = {_DHT, _DAC, _DQT, _DRI}
 # Segments with a length that may stand before the frame.
 _PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
 _QUICK_BYTES = 4096
-_OTHER_FORMATS = (
-    (b"\x89PNG", "PNG"),
-    (b"GIF8", "GIF"),
-    (b"BM", "BMP"),
-    (b"RIFF", "WebP or another RIFF"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"\0\0\0\x0cjP", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\0\x0cJXL", "JPEG XL"),
-    (b"%PDF", "PDF"),
-    (b"<", "HTML, XML or SVG"),
-)
-
-
+_OTHER_FORMATS = {
+    b"\x89PNG": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"RIFF": "WebP or another RIFF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\0\0\0\x0cjP": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL": "JPEG XL",
+    b"%PDF": "PDF",
+    b"<": "HTML, XML or SVG",
+}
 Range = tuple[int, int]
 
 
@@ -237,7 +234,7 @@ def _check_soi(jpeg: bytes) -> None:
     if jpeg[:2] == SOI:
         return
     require(jpeg, "expected a JPEG, got an empty file")
-    for magic, name in _OTHER_FORMATS:
+    for magic, name in _OTHER_FORMATS.items():
         require(not jpeg.startswith(magic), f"expected a JPEG, got a {name} file")
     raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 

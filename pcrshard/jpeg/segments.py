@@ -94,31 +94,39 @@ class Segment(NamedTuple):
 
 
 def read_segment(jpeg: bytes, pos: int) -> Segment:
-    """The marker segment at ``pos``, which fill bytes may precede (T.81 B.1.1.2); raises :class:`CorruptJpeg`."""
+    """The marker segment at ``pos``, which fill bytes may precede (T.81 B.1.1.2).
+
+    Raises:
+        CorruptJpeg: There is none, or the file ends inside it.
+    """
     start = pos
-    size = len(jpeg)
     while jpeg[pos : pos + 2] == b"\xff\xff":
         pos += 1
-    if pos + 2 > size:
-        raise CorruptJpeg("cut between markers: no EOI", offset=size)
-    first, code = jpeg[pos : pos + 2]
+    marker = jpeg[pos : pos + 2]
+    if len(marker) < 2:
+        raise CorruptJpeg("cut between markers: no EOI", offset=len(jpeg))
+    first, code = marker
     if first != 0xFF:
         raise CorruptJpeg(f"expected a marker, got {first:02x}", offset=pos)
     if code in ALONE:
         return Segment(code, start, pos + 2)
     if code in _MISPLACED:
         raise CorruptJpeg(_MISPLACED[code], offset=pos)
-
-    if pos + 4 > size:
-        raise CorruptJpeg("cut inside a marker segment", offset=size)
-    length = int.from_bytes(jpeg[pos + 2 : pos + 4])
-    stop = pos + 2 + length
-    if length < 2 or stop > size:
-        raise CorruptJpeg(
-            f"segment FF{code:02X} claims {length} bytes, {size - pos - 2} are there", offset=pos
-        )
     # Fill bytes are not part of the segment, so that it can be moved.
-    return Segment(code, pos, stop, jpeg[pos + 4 : stop])
+    return Segment(code, pos, *_read_payload(jpeg, pos + 2, code))
+
+
+def _read_payload(jpeg: bytes, pos: int, code: int) -> tuple[int, bytes]:
+    """Where the segment whose length is at ``pos`` stops, and what it holds."""
+    left = len(jpeg) - pos
+    if left < 2:
+        raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
+    length = int.from_bytes(jpeg[pos : pos + 2])
+    if not 2 <= length <= left:
+        raise CorruptJpeg(
+            f"segment FF{code:02X} claims {length} bytes, {left} are there", offset=pos - 2
+        )
+    return pos + length, jpeg[pos + 2 : pos + length]
 
 
 def parse_frame(segment: Segment) -> Frame:
@@ -134,16 +142,18 @@ def parse_frame(segment: Segment) -> Frame:
         raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits a sample are supported")
     if num_components not in (1, 3, 4):
         raise UnsupportedJpeg(f"{num_components} components, only 1, 3 or 4 are supported")
-    components = tuple(
-        Component(name, sampling >> 4, sampling & 15)
-        for name, sampling, _ in struct.iter_unpack("3B", payload[6:])
-    )
+    components = _parse_components(payload[6:])
     factors = {factor for _, *sampling in components for factor in sampling}
     require(factors <= {1, 2, 3, 4}, "expected sampling factors of 1 to 4", segment)
     ids = {component.id for component in components}
     require(len(ids) == num_components, "expected distinct component ids", segment)
     require(width, "expected a width above 0", segment)
     return Frame(code, height, width, components)
+
+
+def _parse_components(data: bytes) -> tuple[Component, ...]:
+    triples = struct.iter_unpack("3B", data)
+    return tuple(Component(name, factors >> 4, factors & 15) for name, factors, _ in triples)
 
 
 def parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
