@@ -1,4 +1,4 @@
-"""The dataset index ``pcr.json``: what is known of the shards before one is opened (SPEC.md section 6).
+"""The dataset index ``pcr.json``: what is known of shards that are not open (SPEC.md section 6).
 
 Bytes in, bytes out; no I/O.
 """

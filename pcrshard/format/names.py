@@ -16,7 +16,7 @@ _KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
 
 
 def valid_key(key: str) -> bool:
-    """Whether WebDataset splits ``key.field`` as it was joined, and the key stays in a folder (SPEC 2.3)."""
+    """Whether a key stays in a folder, and WebDataset splits ``key.field`` after it (SPEC 2.3)."""
     return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
 
 
@@ -27,7 +27,8 @@ def valid_field(name: str) -> bool:
 
 def are_legal_keys(keys: str) -> bool:
     """Whether keys with a NUL between them are legal but for their lengths."""
-    # Without dots only an empty component can be wrong; the pattern costs a quarter of a microsecond a key.
+    # Without dots only an empty component can be wrong; the pattern costs a quarter of a
+    # microsecond a key.
     plain = "." not in keys and "\\" not in keys and "\0\0" not in f"\0{keys}\0".replace("/", "\0")
     return plain or bool(_KEYS.fullmatch(keys))
 
@@ -38,7 +39,7 @@ def are_distinct(names: Collection[str]) -> bool:
 
 
 def is_metadata(name: str) -> bool:
-    """Whether stock WebDataset passes over a tar member of this name (``tar_file_iterator(skip_meta=)``)."""
+    """Whether stock WebDataset passes over a tar member of this name (``skip_meta=``)."""
     return bool(re.match(r"__[^/]*__($|/)", name))
 
 

@@ -99,7 +99,8 @@ def parse_script(name: str, text: str) -> ScanScript:
             send every coefficient of three components to its last bit in legal steps
             (T.81 G.1.1.1.1).
 
-    >>> parse_script("two", "0,1,2: 0-0, 0, 0;\n0: 1-63, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0;").num_groups
+    >>> text = "0,1,2: 0-0, 0, 0;\n0: 1-63, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0;"
+    >>> parse_script("two", text).num_groups
     2
     """
     lines = (line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines())

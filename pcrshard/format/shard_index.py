@@ -1,7 +1,7 @@
 """The format in code: the index of a shard (SPEC.md section 2).
 
-Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used: the checksum before
-anything is parsed, every length before anything of that length is made.
+Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used: the checksum
+before anything is parsed, every length before anything of that length is made.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ _SCHEMA_KEYS = [field.name for field in dataclasses.fields(Schema)]
 
 @functools.lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> Schema:
-    """Parse and check the schema (SPEC 2.2); cached, because all shards of a dataset have the same."""
+    """Parse and check the schema (SPEC 2.2).
+
+    Cached, because all shards of a dataset have the same.
+    """
     try:
         raw = msgpack.unpackb(
             data,
@@ -102,6 +105,12 @@ def decode_schema(data: bytes) -> Schema:
     require(known, f"expected schema keys {_SCHEMA_KEYS}")
 
     schema = Schema(**raw)
+    _check_types(schema)
+    check_schema(schema)
+    return schema
+
+
+def _check_types(schema: Schema) -> None:
     require(type(schema.base) is int, "expected base to be an integer")
     require(type(schema.streams) is tuple, "expected streams to be a list")
     lists = (schema.groups, schema.fields, schema.preview_fields, *schema.streams)
@@ -109,8 +118,6 @@ def decode_schema(data: bytes) -> Schema:
         legal = type(strings) is tuple and all(type(text) is str for text in strings)
         require(legal, f"expected strings in the schema, got {strings!r}")
     require(all(len(pair) == 2 for pair in schema.streams), "expected pairs in streams")
-    check_schema(schema)
-    return schema
 
 
 def check_schema(schema: Schema) -> None:
@@ -148,7 +155,8 @@ class ShardIndex:
         head: Sizes, checksums and prefix stops.
         schema: Names: script, layout, streams and fields.
         sizes: (N + 1, S, M) uint32, bytes of each piece; the last row is the tail.
-        crcs: (N + 1, S, M) uint32, CRC-32C of pieces 1..k concatenated; the last row is that of the tail alone.
+        crcs: (N + 1, S, M) uint32, CRC-32C of pieces 1..k concatenated; the last row is that of the
+            tail alone.
         dims: (S, M, 2) uint16, image height and width in pixels.
         orientation: (S, M) uint8, EXIF orientation 1-8, 0 if none.
         base_offsets: (S, M) uint64, where base members' data start; empty in the compact layout.
@@ -177,7 +185,10 @@ class ShardIndex:
         return self.head.num_groups
 
     def starts(self, scan: Scan) -> npt.NDArray[np.int64]:
-        """Absolute start of each piece of groups 1..scan: (rows, S, M); ``"full"`` adds the tail as the last row."""
+        """Absolute start of each piece of groups 1..scan: (rows, S, M).
+
+        ``"full"`` adds the tail as the last row.
+        """
         rows = check_scan(scan, self.num_groups)
         sizes = self.sizes[:rows].reshape(rows, -1).astype(np.int64)
         starts = sizes.cumsum(axis=1) - sizes
@@ -190,7 +201,7 @@ class ShardIndex:
 
     @property
     def group_starts(self) -> npt.NDArray[np.int64]:
-        """(N + 1,) where the data of each group member start, after its 512-byte header; the last is the tails'."""
+        """(N + 1,) where the data of each group start, after its tar header; the tail is last."""
         return np.array((self.head.index_stop, *self.head.prefix_stops[:-1]), np.int64) + BLOCK
 
 
@@ -216,7 +227,8 @@ def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIn
 
     Args:
         head: The checked head.
-        body: ``[1024, 1024 + body_bytes)`` of the shard; copied, so that the caller may reuse its buffer.
+        body: ``[1024, 1024 + body_bytes)`` of the shard; copied, so that the caller may reuse its
+            buffer.
         url: Named in errors.
 
     Raises:
@@ -295,7 +307,8 @@ class _Columns:
 
 
 def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
-    # All at once, because one by one is most of what an index costs; a NUL more than those between keys is in a key.
+    # All at once, because one by one is most of what an index costs; a NUL more than those between
+    # keys is in a key.
     try:
         joined = b"\0".join([value or b"" for value in values]).decode()
         keys = tuple(joined.split("\0"))
@@ -312,7 +325,8 @@ def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
 
 def _check_pieces(index: ShardIndex) -> None:
     """The rules of SPEC sections 2.3 and 3 that tie sizes, offsets and prefix stops together."""
-    # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a small shard costs.
+    # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a
+    # small shard costs.
     count = np.count_nonzero
     empty = index.sizes == 0
     missing = empty[0]
@@ -331,7 +345,7 @@ def _check_pieces(index: ShardIndex) -> None:
 
 
 def _check_empty(index: ShardIndex, empty: npt.NDArray[np.bool_]) -> None:
-    """A stream that the sample lacks has no piece, and an empty piece leaves the checksum as it was."""
+    """A stream that the sample lacks has no piece; an empty piece leaves the checksum as it was."""
     require(empty[:, empty[0]].all(), "a stream has pieces but no first piece")
     changed = index.crcs[:-1].copy()
     changed[1:] ^= index.crcs[:-2]
@@ -361,7 +375,7 @@ def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_]) -> None:
     require((offsets < stop).all(), "a base offset is after the base members")
 
     starts = offsets.astype(np.int64)
-    sizes = index.sizes[:base].sum(axis=0, dtype=np.int64)[present]
+    sizes = index.sizes[:base, present].sum(axis=0, dtype=np.int64)
     ends = -(-(starts + sizes + len(EOI)) // BLOCK) * BLOCK
     floor = np.array([index.head.index_stop, *ends[:-1]]) + BLOCK
     apart = starts >= floor

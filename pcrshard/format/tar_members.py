@@ -1,7 +1,7 @@
 """The members of a shard, derived from its index (SPEC.md sections 1, 3 and 5).
 
-Pure. The writer follows this plan to write a shard, and ``verify`` to check every byte that no checksum
-covers.
+Pure. The writer follows this plan to write a shard, and ``verify`` to check every byte that no
+checksum covers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def plan_members(index: ShardIndex, stem: str) -> Iterator[Member]:
 
 
 def _base_members(index: ShardIndex) -> Iterator[Member]:
-    """Each sample's preview fields and base images, next to each other so that any reader groups them."""
+    """Each sample's preview fields and base images, together so that any reader groups them."""
     base = index.schema.base
     sizes = index.sizes[:base]
     totals = sizes.sum(axis=0, dtype=np.int64).tolist()

@@ -6,6 +6,7 @@ import math
 import random
 
 Box = tuple[int, int, int, int]
+Interval = tuple[float, float]
 _MASK = (1 << 64) - 1
 
 
@@ -56,8 +57,8 @@ def random_resized_crop(
     height: int,
     width: int,
     *,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    scale: Interval = (0.08, 1.0),
+    ratio: Interval = (3 / 4, 4 / 3),
 ) -> Box:
     """A random part of random area and shape (Szegedy et al. 2015), as torchvision draws it.
 
@@ -76,10 +77,10 @@ def random_resized_crop(
     >>> random_resized_crop(Draws(0), 375, 500)
     (6, 87, 330, 389)
     """
-    low, high = ratio
+    shapes = (math.log(ratio[0]), math.log(ratio[1]))
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
-        shape = math.exp(rng.uniform(math.log(low), math.log(high)))
+        shape = math.exp(rng.uniform(*shapes))
         part_width = round(math.sqrt(area * shape))
         part_height = round(math.sqrt(area / shape))
         if 0 < part_width <= width and 0 < part_height <= height:
@@ -87,6 +88,11 @@ def random_resized_crop(
             x = rng.randint(0, width - part_width)
             return y, x, part_height, part_width
 
+    return _largest_part(height, width, ratio)
+
+
+def _largest_part(height: int, width: int, ratio: Interval) -> Box:
+    low, high = ratio
     shape = min(max(width / height, low), high)
     part_height = min(height, round(width / shape))
     part_width = min(width, round(height * shape))

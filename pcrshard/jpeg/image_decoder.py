@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import native
-from .crops import Box, Rng, center_crop, random_resized_crop
+from .crops import Box, Interval, Rng, center_crop, random_resized_crop
 from .markers import frame_size
-from .pixels import Pixels, decode_image
+from .pixels import Jpeg, Pixels, decode_image
 
 Crop = Literal["random", "center"] | None
 
@@ -23,8 +23,8 @@ class ImageDecoder:
 
     Attributes:
         size: Side, or (height, width), of the result; ``None`` keeps the image's own.
-        crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter side,
-            ``None`` the whole image.
+        crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter
+            side, ``None`` the whole image.
         layout: ``chw`` or ``hwc``.
         colour: ``rgb`` or ``gray``.
         scale: Range of the random crop's share of the area.
@@ -37,8 +37,8 @@ class ImageDecoder:
     crop: Crop = None
     layout: native.Layout = "chw"
     colour: Literal["rgb", "gray"] = "rgb"
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    scale: Interval = (0.08, 1.0)
+    ratio: Interval = (3 / 4, 4 / 3)
     smoothing: bool = False
     flip: float = 0.0
 
@@ -59,9 +59,7 @@ class ImageDecoder:
         """(height, width) of the result, if it is fixed."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
-    def __call__(
-        self, jpeg: bytes | Sequence[bytes | memoryview], rng: Rng, out: Pixels | None = None
-    ) -> Pixels:
+    def __call__(self, jpeg: Jpeg, rng: Rng, out: Pixels | None = None) -> Pixels:
         """Decode one image.
 
         Args:
@@ -120,7 +118,7 @@ class ImageDecoder:
         return decoded
 
     def batch(self, jpegs: Sequence[bytes], rng: Rng) -> Pixels:
-        """Decode several images into one new array, (N, 3, H, W) or (N, H, W, 3); the size must be fixed."""
+        """Decode several images of one size into a new array, (N, 3, H, W) or (N, H, W, 3)."""
         if self.shape is None:
             raise ValueError("expected a size, because the images of a batch have one")
         channels = 3 if self.colour == "rgb" else 1

@@ -1,8 +1,8 @@
 """The one door to pixels: lossless transcoding and decoding, conversion of other formats.
 
-The native core does the work where it was built. libjpeg-turbo, through PyTurboJPEG, does it elsewhere,
-and does whatever the core does not support. PyTurboJPEG exposes no lossless progressive transform, so
-``tjTransform`` of the same library is called here. Pillow reads other formats.
+The native core does the work where it was built. libjpeg-turbo, through PyTurboJPEG, does it
+elsewhere, and does whatever the core does not support. PyTurboJPEG exposes no lossless progressive
+transform, so ``tjTransform`` of the same library is called here. Pillow reads other formats.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from .crops import Box
 from .markers import EOI, ScanHeader, map_jpeg
 
 Pixels = npt.NDArray[np.uint8]
+# A JPEG, or its pieces in order.
+Jpeg = bytes | Sequence[bytes | memoryview]
 
 _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
@@ -76,7 +78,8 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
         scans: The scans to make; without the native core those of libjpeg's own script.
 
     Returns:
-        A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no restart markers.
+        A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no
+        restart markers.
 
     Raises:
         CorruptJpeg: The entropy-coded data is damaged, even where decoders could go on.
@@ -112,7 +115,7 @@ def _refuse_damage(error: native.NativeError) -> None:
 
 
 def make_baseline(jpeg: bytes) -> bytes:
-    """Rearrange a JPEG losslessly into a sequential one, metadata kept; see :func:`make_progressive`."""
+    """Rearrange a JPEG losslessly into a sequential one, with its metadata."""
     return _transform(jpeg, 0)
 
 
@@ -142,7 +145,7 @@ def _transform(jpeg: bytes, options: int) -> bytes:
 
 
 def decode_image(
-    jpeg: bytes | Sequence[bytes | memoryview],
+    jpeg: Jpeg,
     *,
     crop: Box | None = None,
     size: int | tuple[int, int] | None = None,
@@ -153,9 +156,9 @@ def decode_image(
 ) -> Pixels:
     """Decode a JPEG at any scan, and crop and resize it on the way.
 
-    With the native core only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size where
-    the target allows, without holding the GIL. Without it, libjpeg-turbo decodes the whole image and
-    Pillow resizes.
+    With the native core only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size
+    where the target allows, without holding the GIL. Without it, libjpeg-turbo decodes the whole
+    image and Pillow resizes.
 
     Args:
         jpeg: A JPEG, or its pieces in order; EOI may be missing.
@@ -163,9 +166,9 @@ def decode_image(
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
         colour: ``rgb``, or ``gray`` for one channel.
-        smoothing: Whether to smooth between the blocks of an unfinished image as libjpeg does, which is
-            slower. Without the native core, and for images that it does not support (CMYK, arithmetic
-            coding), it is always done.
+        smoothing: Whether to smooth between the blocks of an unfinished image as libjpeg does,
+            which is slower. Without the native core, and for images that it does not support (CMYK,
+            arithmetic coding), it is always done.
         out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
 
     Returns:
@@ -177,27 +180,37 @@ def decode_image(
         ValueError: The crop, the size or ``out`` does not fit.
     """
     pieces = [jpeg] if isinstance(jpeg, bytes | bytearray | memoryview) else list(jpeg)
-    size = (size, size) if isinstance(size, int) else size
+    if isinstance(size, int):
+        size = (size, size)
     if native.available and not smoothing:
         plane = colour == "gray" and layout == "hwc"
-        target = out[..., 0] if plane and out is not None else out
         try:
             pixels = native.decode(
-                pieces, crop=crop, size=size, layout=layout, colour=colour, out=target
+                pieces,
+                crop=crop,
+                size=size,
+                layout=layout,
+                colour=colour,
+                out=out[..., 0] if plane and out is not None else out,
             )
             return pixels[..., None] if plane else pixels
         except native.NativeError as error:
             _refuse_damage(error)
 
-    whole = b"".join(pieces)
-    pixels = decode(whole if whole.endswith(EOI) else whole + EOI, colour)
-    pixels = _crop_and_resize(pixels, crop, size)
+    pixels = decode(_complete(b"".join(pieces)), colour)
+    return _arrange(_crop_and_resize(pixels, crop, size), layout, out)
+
+
+def _complete(jpeg: bytes) -> bytes:
+    return jpeg if jpeg.endswith(EOI) else jpeg + EOI
+
+
+def _arrange(pixels: Pixels, layout: native.Layout, out: Pixels | None) -> Pixels:
+    """The (H, W, C) pixels in a layout, in ``out`` if it is given."""
     if layout == "chw":
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    return pixels if out is None else _fill(out, pixels)
-
-
-def _fill(out: Pixels, pixels: Pixels) -> Pixels:
+    if out is None:
+        return pixels
     if out.shape != pixels.shape:
         raise ValueError(f"expected out of shape {pixels.shape}, got {out.shape}")
     out[...] = pixels
@@ -222,16 +235,16 @@ def _crop_and_resize(pixels: Pixels, crop: Box | None, size: tuple[int, int] | N
 
 
 def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
-    """Decode a JPEG through libjpeg-turbo, the reference; see :func:`decode_image` for the fast way.
+    """Decode a JPEG through libjpeg-turbo, the reference; :func:`decode_image` is the fast way.
 
     Args:
         jpeg: A JPEG that ends with EOI.
         mode: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
 
     Returns:
-        (H, W, 3), (H, W, 1) or (H, W, 4) uint8, by the accurate inverse DCT and fancy upsampling; libjpeg
-        smooths between blocks of an unfinished progressive image. CMYK sources become RGB or gray as in
-        Pillow.
+        (H, W, 3), (H, W, 1) or (H, W, 4) uint8, by the accurate inverse DCT and fancy upsampling.
+        libjpeg smooths between blocks of an unfinished progressive image. CMYK sources become RGB
+        or gray as in Pillow.
 
     Raises:
         CorruptJpeg: It cannot be decoded.
@@ -293,8 +306,8 @@ def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> byte
     Args:
         image: JPEG, PNG, WebP, BMP, ... as bytes; its EXIF and ICC profile are kept.
         quality: JPEG quality 1-100; ``None`` keeps that of a JPEG source, 90 for others.
-        resize_short: Shorter side in pixels that a larger image gets, by an antialiased resize; ``None``
-            keeps the size.
+        resize_short: Shorter side in pixels that a larger image gets, by an antialiased resize;
+            ``None`` keeps the size.
 
     Raises:
         CorruptJpeg: Pillow cannot read it.

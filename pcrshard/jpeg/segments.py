@@ -1,4 +1,4 @@
-"""The marker segments of a JPEG, one by one: where each is, and what it says (ITU-T T.81 annex B)."""
+"""The marker segments of a JPEG: where each is, and what it says (ITU-T T.81 annex B)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Frame(NamedTuple):
 
 
 class ScanHeader(NamedTuple):
-    """A scan's parameters (T.81 B.2.3): component positions, spectral band [ss, se], bit positions."""
+    """A scan's parameters (T.81 B.2.3): component positions, band [ss, se], bit positions."""
 
     components: tuple[int, ...]
     ss: int
@@ -85,7 +85,7 @@ class ScanHeader(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A marker segment: half-open range of bytes including the marker, and what follows its length."""
+    """A marker segment: its half-open range of bytes, marker included, and what it holds."""
 
     code: int
     start: int
@@ -181,7 +181,9 @@ def _is_progressive(scan: ScanHeader) -> bool:
 
 
 def exif_orientation(payload: bytes) -> int:
-    """Orientation 1-8 in an APP1 payload (EXIF 2.3 section 4.6.4, tag 0x0112), 0 if there is none or it is broken.
+    """Orientation 1-8 in an APP1 payload, 0 if there is none or it is broken.
+
+    It is tag 0x0112 of EXIF 2.3, section 4.6.4.
 
     >>> exif_orientation(b"http://ns.adobe.com/xap/1.0/")
     0

@@ -15,8 +15,9 @@ from .segments import EOI, SOI, read_segment
 def check_complete(found: JpegMap) -> None:
     """Refuse a progressive JPEG whose scans do not send the low frequencies to the last bit.
 
-    libjpeg smooths such an image when it decodes it (jdcoefct.c looks at coefficients 0-9), and would not smooth the same
-    coefficients in a finished file, so it cannot be kept with the same pixels.
+    libjpeg smooths such an image when it decodes it (jdcoefct.c looks at coefficients 0-9), and
+    would not smooth the same coefficients in a finished file, so it cannot be kept with the same
+    pixels.
 
     Raises:
         UnsupportedJpeg: It is unfinished.
@@ -41,9 +42,9 @@ def split_scans(jpeg: bytes) -> tuple[bytes, list[bytes], bytes]:
         jpeg: A progressive, Huffman-coded JPEG, from SOI; bytes after EOI go to the tail.
 
     Returns:
-        ``(header, scans, tail)``: header is SOI, JFIF, Adobe, DQT, SOF and DRI; each scan has the tables that come before it;
-        tail is the other APPn and COM segments, then EOI and trailing bytes if there are any. A height that only DNL
-        tells is written into the header.
+        ``(header, scans, tail)``: header is SOI, JFIF, Adobe, DQT, SOF and DRI; each scan has the
+        tables that come before it; tail is the other APPn and COM segments, then EOI and trailing
+        bytes if there are any. A height that only DNL tells is written into the header.
 
     Raises:
         CorruptJpeg: Not a JPEG, or a broken one.
@@ -85,8 +86,8 @@ def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
     """The JPEG with what it says elsewhere, or need not say, where libjpeg looks for it.
 
     That is the height of a DNL in the frame header, and 0, 63, 0 after the components in headers of
-    sequential scans. They mean nothing there (T.81 B.2.3), and some cameras write zeros, but libjpeg
-    warns of anything else.
+    sequential scans. They mean nothing there (T.81 B.2.3), and some cameras write zeros, but
+    libjpeg warns of anything else.
     """
     data = bytearray(jpeg)
     frame = next(segment for segment in found.header if segment.code == found.frame.sof)
@@ -102,7 +103,7 @@ def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
 
 
 def join_scans(header: bytes, scans: Sequence[bytes], tail: bytes = b"") -> bytes:
-    """Make a complete JPEG from a header, its first scans, and perhaps its tail; see :func:`split_scans`.
+    """Make a complete JPEG from the header, first scans and perhaps tail of :func:`split_scans`.
 
     Raises:
         CorruptJpeg: The header or the tail is not made of marker segments.

@@ -1,8 +1,8 @@
 """Door to the native core: progressive and baseline JPEG to pixels, and lossless rescan.
 
-The compiled module ``pcrshard.native._core`` is optional; without it ``available`` is False and every
-function raises ImportError. Nothing here reads files, and nothing is kept but one decoder per thread
-and backend.
+The compiled module ``pcrshard.native._core`` is optional; without it ``available`` is False and
+every function raises ImportError. Nothing here reads files, and nothing is kept but one decoder per
+thread and backend.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ _SCALES = (0, 1, 2, 4, 8)
 _UNSUPPORTED = 2
 _OTHER_ERRORS = {4: MemoryError, 5: ValueError}
 _PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
-# Images are joined in runs of this size, so that they stay in the processor's cache until they are objects.
+# Images are joined in runs of this size, so that they stay in the processor's cache until they are
+# objects.
 _SCRATCH_BYTES = 1 << 16
 
 
 class NativeError(ValueError):
-    """The stream cannot be decoded; ``unsupported`` marks a legal JPEG that libjpeg-turbo should get."""
+    """The stream cannot be decoded; ``unsupported`` marks a legal JPEG for libjpeg-turbo."""
 
     def __init__(self, message: str = "", *, unsupported: bool = False) -> None:
         super().__init__(message)
@@ -67,7 +68,7 @@ class NativeError(ValueError):
 
 
 class Header(NamedTuple):
-    """What the markers before the first scan say; sampling is (horizontal, vertical) per component."""
+    """What the markers before the first scan say; sampling is (horizontal, vertical)."""
 
     height: int
     width: int
@@ -215,8 +216,8 @@ def decode(
     """Decode a JPEG that may end after any scan, without holding the GIL.
 
     Without ``size`` the pixels are those of libjpeg-turbo (accurate DCT, fancy upsampling, no block
-    smoothing), bit for bit. With it the crop is resized by antialiased bilinear interpolation, after
-    DCT-domain scaling where the crop stays at least as large as the target.
+    smoothing), bit for bit. With it the crop is resized by antialiased bilinear interpolation,
+    after DCT-domain scaling where the crop stays at least as large as the target.
 
     Args:
         pieces: Bytes-like objects that hold the stream, in order; no EOI is needed.
@@ -231,8 +232,8 @@ def decode(
         backend: ``portable`` forces the plain C code.
 
     Raises:
-        NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal but
-            not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
+        NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal
+            but not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
         ValueError: A crop, size or ``out`` does not fit.
     """
     request = _make_request(layout, colour, size, crop, scale, max_pixels)
@@ -390,7 +391,7 @@ def _address(table: Table) -> Any:
 
 
 def rescan(jpeg: bytes, script: Sequence[tuple[Sequence[int], int, int, int, int]]) -> bytes:
-    """Transcode losslessly to progressive with the given scans; drop all metadata but JFIF and Adobe.
+    """Transcode losslessly to the given progressive scans; of metadata, keep only JFIF and Adobe.
 
     Args:
         jpeg: A whole JPEG that this core decodes.
