@@ -142,7 +142,8 @@ def _parse_head(block: bytes) -> Head:
 
     _check_count("num_groups", num_groups, MAX_GROUPS)
     stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
-    require(not any(block[_HEAD.size + 8 * len(stops) :]), "head padding is not zero")
+    padding = block[_HEAD.size + 8 * len(stops) :]
+    require(not padding.strip(b"\0"), "head padding is not zero")
     return Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
 
 
@@ -150,14 +151,15 @@ def _check_head(head: Head) -> None:
     _check_count("num_samples", head.num_samples, MAX_SAMPLES)
     _check_count("schema_bytes", head.schema_bytes, MAX_SCHEMA_BYTES)
     stops = head.prefix_stops
-    fits = head.schema_bytes <= head.body_bytes and head.index_stop <= stops[0]
-    require(fits, f"body_bytes {head.body_bytes} do not fit")
+    if head.schema_bytes > head.body_bytes or head.index_stop > stops[0]:
+        raise CorruptIndex(f"body_bytes {head.body_bytes} do not fit")
     legal = rising(stops) and stops[-1] < 1 << 63
     require(legal, "prefix stops are not rising multiples of 512")
 
 
 def _check_count(name: str, number: int, most: int) -> None:
-    require(1 <= number <= most, f"{name} {number} is not in 1..{most}")
+    if not 1 <= number <= most:
+        raise CorruptIndex(f"{name} {number} is not in 1..{most}")
 
 
 def rising(stops: Sequence[int]) -> bool:

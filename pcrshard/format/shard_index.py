@@ -60,6 +60,7 @@ MAX_PIECE_BYTES = 0xFFFFFFFE
 
 _ABSENT = 0xFFFFFFFF
 U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +185,7 @@ class ShardIndex:
         """Scan groups N."""
         return self.head.num_groups
 
-    def starts(self, scan: Scan) -> npt.NDArray[np.int64]:
+    def starts(self, scan: Scan) -> I64:
         """Absolute start of each piece of groups 1..scan: (rows, S, M).
 
         ``"full"`` adds the tail as the last row.
@@ -200,7 +201,7 @@ class ShardIndex:
         return starts.reshape(rows, *self.sizes.shape[1:])
 
     @property
-    def group_starts(self) -> npt.NDArray[np.int64]:
+    def group_starts(self) -> I64:
         """(N + 1,) where the data of each group start, after its tar header; the tail is last."""
         return np.array((self.head.index_stop, *self.head.prefix_stops[:-1]), np.int64) + BLOCK
 
@@ -374,10 +375,15 @@ def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_]) -> None:
     offsets = index.base_offsets[present]
     require((offsets < stop).all(), "a base offset is after the base members")
 
-    starts = offsets.astype(np.int64)
-    sizes = index.sizes[:base, present].sum(axis=0, dtype=np.int64)
-    ends = -(-(starts + sizes + len(EOI)) // BLOCK) * BLOCK
-    floor = np.array([index.head.index_stop, *ends[:-1]]) + BLOCK
-    apart = starts >= floor
-    require(apart.all() and not (starts % BLOCK).any(), "base members overlap")
+    sizes = index.sizes[:base].sum(axis=0, dtype=np.int64)[present]
+    ends = _check_apart(offsets.astype(np.int64), sizes + len(EOI), index.head.index_stop)
     require(ends[-1:].tolist() == [stop], "base members end elsewhere")
+
+
+def _check_apart(starts: I64, sizes: I64, first: int) -> I64:
+    """Members begin on a block, each a header after the end of the one before; where they end."""
+    ends = -(-(starts + sizes) // BLOCK) * BLOCK
+    floor = np.concatenate(([first], ends[:-1])) + BLOCK
+    apart = (starts % BLOCK == 0).all() and (starts >= floor).all()
+    require(apart, "base members overlap")
+    return ends

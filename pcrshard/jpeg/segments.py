@@ -160,7 +160,10 @@ def parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
     """The scan header in a segment, checked against its frame."""
     payload = segment.payload
     fits = payload and 1 <= payload[0] <= 4 and len(payload) == 4 + 2 * payload[0]
-    require(fits, f"scan header of {len(payload)} bytes does not fit its components", segment)
+    if not fits:
+        raise CorruptJpeg(
+            f"scan header of {len(payload)} bytes does not fit its components", offset=segment.start
+        )
 
     known = [component.id for component in frame.components]
     ids = payload[1:-3:2]
@@ -168,8 +171,8 @@ def parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
     require(legal, "scan names a component that the frame does not have", segment)
     ss, se, bits = payload[-3:]
     scan = ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)
-    legal = not frame.progressive or _is_progressive(scan)
-    require(legal, f"not a legal progressive scan: {tuple(scan)}", segment)
+    if frame.progressive and not _is_progressive(scan):
+        raise CorruptJpeg(f"not a legal progressive scan: {tuple(scan)}", offset=segment.start)
     return scan
 
 

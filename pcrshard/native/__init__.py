@@ -243,7 +243,7 @@ def decode(
         # Before memory is taken, the core compares the size claimed with the bytes that are there.
         height_width = ffi.new("int32_t[2]")
         stream.call(lib.pcr_output_size, request, height_width, height_width + 1)
-        size = tuple(height_width)
+        size = (height_width[0], height_width[1])
 
     gray_plane = colour == "gray" and layout == "hwc"
     shape = size if gray_plane else _shape(layout, size, _CHANNELS[colour])
