@@ -1,4 +1,4 @@
-"""The dataset index ``pcr.json``: what is known of the shards before one is opened (SPEC.md section 6).
+"""The dataset index ``pcr.json``: what is known of shards that are not open (SPEC.md section 6).
 
 Bytes in, bytes out; no I/O.
 """
@@ -10,9 +10,11 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from ..errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
+from ..errors import CorruptIndex, FormatError, ScanUnavailable, UnsupportedVersion
+from .names import are_distinct
 from .scan import Scan, check_scan
-from .shard_index import HEAD_STOP, MAX_GROUPS, VERSION, Buffer, require, rising
+from .scan_script import MAX_GROUPS
+from .shard_head import HEAD_STOP, VERSION, Buffer, name_file, require, rising
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
@@ -47,7 +49,8 @@ class ShardEntry(NamedTuple):
         rows = check_scan(scan, self.num_groups)
         if self.scan is not None and rows > self.scan:
             raise ScanUnavailable(
-                f"asked for scan {scan}, the staged copy holds scans 1 to {self.scan} of {self.num_groups}; "
+                f"asked for scan {scan}, "
+                f"the staged copy holds scans 1 to {self.scan} of {self.num_groups}; "
                 f"fetch the rest with `pcrshard stage SRC DST --scan {scan}`"
             )
         return self.prefix_stops[rows - 1]
@@ -77,23 +80,21 @@ class DatasetIndex:
         return sum(shard.prefix_stop(scan) for shard in self.shards)
 
     def encode(self) -> bytes:
-        """The JSON of SPEC section 6."""
+        """The JSON of SPEC section 6, a line for each shard."""
         head = {
             "format": "pcrshard",
             "version": VERSION,
             "script": self.script,
             "num_groups": self.num_groups,
+            "num_samples": self.num_samples,
         }
-        head |= {"num_samples": self.num_samples} | (
-            {"classes": list(self.classes)} if self.classes else {}
-        )
-        lines = ",\n".join(
-            "  "
-            + json.dumps(
-                {name: value for name, value in shard._asdict().items() if value is not None}
-            )
-            for shard in self.shards
-        )
+        if self.classes:
+            head["classes"] = self.classes
+        entries = [shard._asdict() for shard in self.shards]
+        for entry in entries:
+            if entry["scan"] is None:
+                del entry["scan"]
+        lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
         return f'{json.dumps(head)[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
 
     @classmethod
@@ -101,68 +102,54 @@ class DatasetIndex:
         """Parse and check ``pcr.json``.
 
         Raises:
-            CorruptIndex, UnsupportedVersion
+            CorruptIndex: This is not a dataset index, or breaks a rule of SPEC section 6.
+            UnsupportedVersion: A newer pcrshard wrote it.
         """
-        require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large", url)
         try:
-            raw = json.loads(bytes(data))
-            require(raw["format"] == "pcrshard", "expected format 'pcrshard'", url)
-            if raw["version"] != VERSION:
-                raise UnsupportedVersion(
-                    f"expected format version {VERSION}, got {raw['version']!r}", url=url
-                )
-            require(isinstance(raw.get("classes", []), list), "expected classes to be a list", url)
-            shards = tuple(_decode_entry(shard, raw["num_groups"], url) for shard in raw["shards"])
-            index = cls(
-                str(raw["script"]),
-                int(raw["num_groups"]),
-                shards,
-                tuple(map(str, raw.get("classes", ()))),
-            )
-            same = index.num_samples == raw["num_samples"]
+            require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")
+            return cls._from_json(json.loads(bytes(data)))
+        except FormatError as error:
+            raise name_file(error, url) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, CorruptIndex | UnsupportedVersion):
-                raise
-            raise CorruptIndex(
-                f"not a dataset index: {type(error).__name__} {error}", url=url
-            ) from error
-        require(shards, "expected at least one shard", url)
-        require(same, "num_samples is not the sum over the shards", url)
-        require(
-            len({shard.name for shard in shards}) == len(shards),
-            "shard names are not distinct",
-            url,
-        )
+            message = f"not a dataset index: {type(error).__name__} {error}"
+            raise CorruptIndex(message, url=url) from error
+
+    @classmethod
+    def _from_json(cls, raw: dict[str, Any]) -> DatasetIndex:
+        require(raw["format"] == "pcrshard", "expected format 'pcrshard'")
+        if raw["version"] != VERSION:
+            raise UnsupportedVersion(f"expected format version {VERSION}, got {raw['version']!r}")
+        classes = raw.get("classes", [])
+        require(isinstance(classes, list), "expected classes to be a list")
+        num_groups = raw["num_groups"]
+        shards = tuple(_decode_entry(shard, num_groups) for shard in raw["shards"])
+        index = cls(str(raw["script"]), int(num_groups), shards, tuple(map(str, classes)))
+
+        require(shards, "expected at least one shard")
+        same = index.num_samples == raw["num_samples"]
+        require(same, "num_samples is not the sum over the shards")
+        names = [shard.name for shard in shards]
+        require(are_distinct(names), "shard names are not distinct")
         return index
 
 
-def _decode_entry(raw: dict[str, Any], num_groups: int, url: str | None) -> ShardEntry:
-    entry = ShardEntry._make(
-        raw.get(name) if name == "scan" else raw[name] for name in ShardEntry._fields
-    )
-    stops = entry.prefix_stops
-    numbers = [num_groups, *entry[1:-2], *stops, *([] if entry.scan is None else [entry.scan])]
-    require(
-        all(type(number) is int and 0 <= number < 1 << 63 for number in numbers),
-        "expected whole numbers",
-        url,
-    )
-    require(
-        type(entry.name) is str and _SHARD_NAME.fullmatch(entry.name),
-        f"bad shard name {entry.name!r}",
-        url,
-    )
-    require(
-        entry.scan is None or 1 <= entry.scan <= num_groups, "scan is not in 1..num_groups", url
-    )
-    require(
-        1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1,
-        "prefix_stops do not fit num_groups",
-        url,
-    )
-    require(
-        rising(stops) and stops[0] >= HEAD_STOP and stops[-1] <= entry.shard_bytes,
-        "bad prefix_stops",
-        url,
-    )
+def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
+    *required, _ = ShardEntry._fields
+    entry = ShardEntry(**{name: raw[name] for name in required}, scan=raw.get("scan"))
+    name, *numbers, stops, scan = entry
+    numbers += [num_groups, *stops, scan or 0]
+    whole = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+    require(whole, "expected whole numbers")
+    require(type(name) is str and _SHARD_NAME.fullmatch(name), f"bad shard name {name!r}")
+    _check_scans(entry, num_groups)
     return entry._replace(prefix_stops=tuple(stops))
+
+
+def _check_scans(entry: ShardEntry, num_groups: int) -> None:
+    held = entry.scan is None or 1 <= entry.scan <= num_groups
+    require(held, "scan is not in 1..num_groups")
+    stops = entry.prefix_stops
+    fits = 1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1
+    require(fits, "prefix_stops do not fit num_groups")
+    inside = stops[0] >= HEAD_STOP and stops[-1] <= entry.shard_bytes
+    require(inside and rising(stops), "bad prefix_stops")

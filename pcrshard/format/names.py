@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from ..errors import EncodeError
 
 JPEG_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif"})
+MAX_KEY_BYTES = 1024
+
 _FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
-
-
 _KEY = re.compile(r"(?:(?!\.\.?/)[^\x00\\/\ud800-\udfff]+/)*[^\x00\\/.\ud800-\udfff]+")
-
-
 _KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
 
 
-MAX_KEY_BYTES = 1024
-
-
 def valid_key(key: str) -> bool:
-    """Whether WebDataset splits ``key.field`` as it was joined, and the key stays inside a folder (SPEC 2.3)."""
+    """Whether a key stays in a folder, and WebDataset splits ``key.field`` after it (SPEC 2.3)."""
     return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
 
 
@@ -31,23 +27,25 @@ def valid_field(name: str) -> bool:
 
 def are_legal_keys(keys: str) -> bool:
     """Whether keys with a NUL between them are legal but for their lengths."""
-    # Without dots only an empty component can be wrong; the pattern costs a quarter of a microsecond a key.
+    # Without dots only an empty component can be wrong; the pattern costs a quarter of a
+    # microsecond a key.
     plain = "." not in keys and "\\" not in keys and "\0\0" not in f"\0{keys}\0".replace("/", "\0")
     return plain or bool(_KEYS.fullmatch(keys))
 
 
+def are_distinct(names: Collection[str]) -> bool:
+    """Whether no name is there twice."""
+    return len(set(names)) == len(names)
+
+
 def is_metadata(name: str) -> bool:
-    """Whether stock WebDataset passes over a tar member of this name (``tar_file_iterator(skip_meta=)``)."""
+    """Whether stock WebDataset passes over a tar member of this name (``skip_meta=``)."""
     return bool(re.match(r"__[^/]*__($|/)", name))
 
 
 def check_name(name: str) -> None:
     """Raise :class:`EncodeError` unless ``name`` can begin a shard's name (SPEC section 1)."""
-    if not (
-        1 <= len(name) <= 64
-        and name.isascii()
-        and name.replace("-", "_").replace("_", "a").isalnum()
-    ):
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise EncodeError(f"expected a name of letters, digits, '-' and '_', got {name!r}")
 
 

@@ -6,15 +6,16 @@ Pure functions and plain text; the syntax of a scan is that of ``jpegtran -scans
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..jpeg.markers import Scan
+from ..jpeg.markers import ScanHeader
 
 _SCAN = re.compile(r"\s*(\d(?:\s*,\s*\d)*)\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*")
 _UNSENT = 99
-_MAX_GROUPS = 32
+MAX_GROUPS = 32
 
 
 class ScanScript(NamedTuple):
@@ -27,6 +28,11 @@ class ScanScript(NamedTuple):
     def num_groups(self) -> int:
         """Scan groups, that is, the highest scan that can be asked for."""
         return len(self.groups)
+
+    @property
+    def scans(self) -> list[ScanHeader]:
+        """The scans of all groups, in order."""
+        return [scan for group in self.groups for scan in parse_group(group)]
 
 
 STANDARD = ScanScript(
@@ -63,19 +69,24 @@ Q95 = ScanScript(
 )
 
 
-def parse_scan(text: str) -> Scan:
+def parse_scan(text: str) -> ScanHeader:
     """Parse one scan of a script.
 
     >>> parse_scan("0,1,2: 0-0, 0, 1")
-    Scan(components=(0, 1, 2), ss=0, se=0, ah=0, al=1)
+    ScanHeader(components=(0, 1, 2), ss=0, se=0, ah=0, al=1)
     """
     match = _SCAN.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a scan like '0: 1-5, 0, 2', got {text!r}")
-    ss, se, ah, al = (int(number) for number in match.groups()[1:])
+    ss, se, ah, al = map(int, match.groups()[1:])
     if not (ss <= se <= 63 and al <= 13 and ah <= 13):
         raise ValueError(f"expected a band within 0-63 and bit positions up to 13, got {text!r}")
-    return Scan(tuple(int(c) for c in match[1].split(",")), ss, se, ah, al)
+    return ScanHeader(tuple(map(int, match[1].split(","))), ss, se, ah, al)
+
+
+def parse_group(text: str) -> list[ScanHeader]:
+    """The scans of one group."""
+    return [parse_scan(part) for part in text.split(";")]
 
 
 def parse_script(name: str, text: str) -> ScanScript:
@@ -84,56 +95,63 @@ def parse_script(name: str, text: str) -> ScanScript:
     The same file serves ``jpegtran -scans``.
 
     Raises:
-        ValueError: A line is not made of scans, there are more than 32 groups, or the scans do not send every coefficient of
-            three components to its last bit in legal steps (T.81 G.1.1.1.1).
+        ValueError: A line is not made of scans, there are more than 32 groups, or the scans do not
+            send every coefficient of three components to its last bit in legal steps
+            (T.81 G.1.1.1.1).
 
-    >>> parse_script("two", "0,1,2: 0-0, 0, 0;\n0: 1-63, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0;").num_groups
+    >>> text = "0,1,2: 0-0, 0, 0;\n0: 1-63, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0;"
+    >>> parse_script("two", text).num_groups
     2
     """
-    lines = [line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines()]
-    script = ScanScript(name, tuple(line for line in lines if line))
-    if not 1 <= script.num_groups <= _MAX_GROUPS:
-        raise ValueError(f"expected 1 to {_MAX_GROUPS} scan groups, got {script.num_groups}")
-    bits: dict[tuple[int, int], int] = {}
-    for scan in (parse_scan(part) for group in script.groups for part in group.split(";")):
-        for key in ((c, i) for c in scan.components for i in range(scan.ss, scan.se + 1)):
-            if scan.ah != bits.get(key, 0) or (key in bits and scan.al != scan.ah - 1):
+    lines = (line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines())
+    script = ScanScript(name, tuple(filter(None, lines)))
+    if not 1 <= script.num_groups <= MAX_GROUPS:
+        raise ValueError(f"expected 1 to {MAX_GROUPS} scan groups, got {script.num_groups}")
+
+    sent: dict[tuple[int, int], int] = {}
+    for scan in script.scans:
+        for key in scan.coefficients:
+            legal = scan.ah == sent[key] == scan.al + 1 if key in sent else scan.ah == 0
+            if not legal:
                 raise ValueError(
                     f"scan {scan} does not follow on from what was sent of coefficient {key[1]}"
                 )
-            bits[key] = scan.al
-    missing = [(c, i) for c in range(3) for i in range(64) if bits.get((c, i), _UNSENT)]
-    if missing:
-        raise ValueError(
-            f"coefficient {missing[0][1]} of component {missing[0][0]} is not sent to its last bit"
-        )
+            sent[key] = scan.al
+    for component, i in itertools.product(range(3), range(64)):
+        if sent.get((component, i), _UNSENT):
+            raise ValueError(
+                f"coefficient {i} of component {component} is not sent to its last bit"
+            )
     return script
 
 
-def scans_for(script: ScanScript, colour: str, num_components: int) -> list[Scan]:
-    """The scans of an image: those of the script for YCbCr; else each luma scan for every component (SPEC.md section 3).
+def scans_for(script: ScanScript, colour: str, num_components: int) -> list[ScanHeader]:
+    """The scans of an image (SPEC.md section 3).
+
+    Those of the script for YCbCr, for other colour spaces each luma scan for every component.
 
     Args:
         script: Written for a YCbCr image.
         colour: Colour space of the image.
-        num_components: Its components.
+        num_components: Number of its components.
 
-    >>> [len(scans_for(STANDARD, *image)) for image in (("ycc", 3), ("gray", 1), ("rgb", 3), ("cmyk", 4))]
+    >>> images = ("ycc", 3), ("gray", 1), ("rgb", 3), ("cmyk", 4)
+    >>> [len(scans_for(STANDARD, *image)) for image in images]
     [10, 6, 14, 18]
     """
-    scans = [parse_scan(text) for group in script.groups for text in group.split(";")]
     if colour == "ycc":
-        return scans
-    every = tuple(range(num_components))
-    luma = [scan for scan in scans if 0 in scan.components]
+        return script.scans
+    together = [tuple(range(num_components))]
+    alone = [(component,) for component in range(num_components)]
     return [
         scan._replace(components=components)
-        for scan in luma
-        for components in ([every] if scan.ss == 0 else [(c,) for c in every])
+        for scan in script.scans
+        if 0 in scan.components
+        for components in (together if scan.ss == 0 else alone)
     ]
 
 
-def group_scans(script: ScanScript, scans: Sequence[Scan], colour: str) -> list[int]:
+def group_scans(script: ScanScript, scans: Sequence[ScanHeader], colour: str) -> list[int]:
     """Say which scan group each scan of an image belongs to, by fidelity (SPEC.md section 3).
 
     Args:
@@ -144,7 +162,7 @@ def group_scans(script: ScanScript, scans: Sequence[Scan], colour: str) -> list[
     Returns:
         For each scan a group 1..N, never decreasing.
 
-    >>> gray = [Scan((0,), 0, 0, 0, 1), Scan((0,), 1, 5, 0, 2), Scan((0,), 6, 63, 0, 2)]
+    >>> gray = [parse_scan(text) for text in ("0: 0-0, 0, 1", "0: 1-5, 0, 2", "0: 6-63, 0, 2")]
     >>> group_scans(STANDARD, gray, "gray")
     [1, 2, 5]
     """
@@ -152,22 +170,17 @@ def group_scans(script: ScanScript, scans: Sequence[Scan], colour: str) -> list[
 
 
 @functools.lru_cache(maxsize=256)
-def _group_scans(script: ScanScript, scans: tuple[Scan, ...], ycc: bool) -> tuple[int, ...]:
-    bits = _bits_sent(script)
-    groups: list[int] = []
-    for scan in scans:
-        components = scan.components if ycc else (0,)
-        wanted = [(c, i) for c in components for i in range(scan.ss, scan.se + 1)]
-        first = next(
-            (
-                g
-                for g, sent in enumerate(bits, 1)
-                if all(sent.get(key, _UNSENT) <= scan.al for key in wanted)
-            ),
-            script.num_groups,
-        )
-        groups.append(max(first, groups[-1] if groups else 1))
-    return tuple(groups)
+def _group_scans(script: ScanScript, scans: tuple[ScanHeader, ...], ycc: bool) -> tuple[int, ...]:
+    sent_by_group = _bits_sent(script)
+
+    def first_group(scan: ScanHeader) -> int:
+        wanted = scan if ycc else scan._replace(components=(0,))
+        for group, sent in enumerate(sent_by_group, 1):
+            if all(sent.get(key, _UNSENT) <= scan.al for key in wanted.coefficients):
+                return group
+        return script.num_groups
+
+    return tuple(itertools.accumulate(map(first_group, scans), max))
 
 
 def _bits_sent(script: ScanScript) -> list[dict[tuple[int, int], int]]:
@@ -175,9 +188,7 @@ def _bits_sent(script: ScanScript) -> list[dict[tuple[int, int], int]]:
     sent: dict[tuple[int, int], int] = {}
     result = []
     for group in script.groups:
-        for scan in map(parse_scan, group.split(";")):
-            sent.update(
-                {(c, i): scan.al for c in scan.components for i in range(scan.ss, scan.se + 1)}
-            )
-        result.append(dict(sent))
+        for scan in parse_group(group):
+            sent |= dict.fromkeys(scan.coefficients, scan.al)
+        result.append(sent.copy())
     return result

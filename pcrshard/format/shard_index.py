@@ -1,7 +1,7 @@
 """The format in code: the index of a shard (SPEC.md section 2).
 
-Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used: the head before its numbers are trusted, the
-checksums before anything is parsed, every length before anything of that length is made.
+Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used: the checksum
+before anything is parsed, every length before anything of that length is made.
 """
 
 from __future__ import annotations
@@ -10,135 +10,57 @@ import dataclasses
 import functools
 import io
 import math
-import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from ..checksum import crc32c
-from ..errors import CorruptIndex, NotAShard, TruncatedShard, UnsupportedVersion
-from .names import MAX_KEY_BYTES, are_legal_keys, valid_field, valid_key
+from ..errors import CorruptIndex, FormatError, TruncatedShard
+from ..jpeg.markers import EOI
+from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_field, valid_key
 from .scan import Scan, check_scan
-from .scan_script import parse_scan
+from .scan_script import MAX_GROUPS, parse_group
+from .shard_head import (
+    BLOCK,
+    HEAD_STOP,
+    MAGIC,
+    Buffer,
+    Head,
+    decode_head,
+    name_file,
+    require,
+    round512,
+)
 
-VERSION = 1
-MAGIC = b"\x89PCR\r\n\x1a\n"
-BLOCK = 512
-HEAD_STOP = 2 * BLOCK
-MAX_GROUPS = 32
-MAX_SAMPLES = 1 << 24
-MAX_SCHEMA_BYTES = 1 << 16
+# Some of these are defined elsewhere; who reads an index finds all that it needs here.
+__all__ = [
+    "BLOCK",
+    "HEAD_STOP",
+    "MAGIC",
+    "MAX_GROUPS",
+    "MAX_PIECE_BYTES",
+    "U32",
+    "Buffer",
+    "Head",
+    "Schema",
+    "ShardIndex",
+    "check_schema",
+    "decode_head",
+    "decode_index",
+    "encode_body",
+    "round512",
+]
+
 MAX_STREAMS = 16
 MAX_FIELDS = 256
 MAX_PIECE_BYTES = 0xFFFFFFFE
 
-_HEAD = struct.Struct("<8sIIIIIIQ")
 _ABSENT = 0xFFFFFFFF
-Buffer = bytes | bytearray | memoryview
 U32 = npt.NDArray[np.uint32]
-
-
-def round512(size: int) -> int:
-    """Round a size in bytes up to tar's block of 512."""
-    return -(-size // BLOCK) * BLOCK
-
-
-class Head(NamedTuple):
-    """The first 512 bytes of the index: what must be known before the rest is read.
-
-    ``prefix_stops`` has an absolute stop for each of scans 1..N and then for ``"full"``.
-    """
-
-    num_samples: int
-    schema_bytes: int
-    body_bytes: int
-    body_crc32c: int
-    prefix_stops: tuple[int, ...]
-
-    @property
-    def num_groups(self) -> int:
-        """Scan groups N."""
-        return len(self.prefix_stops) - 1
-
-    @property
-    def index_stop(self) -> int:
-        """Where the index member ends, padding included."""
-        return round512(HEAD_STOP + self.body_bytes)
-
-    def prefix_stop(self, scan: Scan) -> int:
-        """End of the prefix that holds scans 1..scan; see :func:`check_scan` for errors."""
-        return self.prefix_stops[check_scan(scan, self.num_groups) - 1]
-
-    def encode(self) -> bytes:
-        """The 512 bytes of SPEC 2.1."""
-        fixed = (
-            VERSION,
-            self.num_samples,
-            self.num_groups,
-            self.schema_bytes,
-            self.body_crc32c,
-            self.body_bytes,
-        )
-        stops = struct.pack(f"<{len(self.prefix_stops)}Q", *self.prefix_stops)
-        head = bytearray((_HEAD.pack(MAGIC, 0, *fixed) + stops).ljust(BLOCK, b"\0"))
-        head[8:12] = struct.pack("<I", crc32c(head))
-        return bytes(head)
-
-
-def decode_head(block: Buffer, *, url: str | None = None) -> Head:
-    """Parse and check the head (SPEC 2.1).
-
-    Args:
-        block: The 512 bytes ``[512, 1024)`` of the shard.
-        url: Named in errors.
-
-    Raises:
-        NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard
-    """
-    block = bytes(block[:BLOCK])
-    if block[:8] != MAGIC[: len(block)]:
-        raise NotAShard(
-            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`", url=url
-        )
-    if len(block) < BLOCK:
-        raise TruncatedShard(
-            f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}", url=url
-        )
-    _, crc, version, num_samples, num_groups, schema_bytes, body_crc, body_bytes = (
-        _HEAD.unpack_from(block)
-    )
-    require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match", url)
-    if version != VERSION:
-        raise UnsupportedVersion(
-            f"expected format version {VERSION}, got {version}; a newer pcrshard reads it", url=url
-        )
-    limits = ("num_samples", num_samples, MAX_SAMPLES), ("num_groups", num_groups, MAX_GROUPS)
-    for name, number, most in (*limits, ("schema_bytes", schema_bytes, MAX_SCHEMA_BYTES)):
-        if not 1 <= number <= most:
-            raise CorruptIndex(f"{name} {number} is not in 1..{most}", url=url)
-    stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
-    require(not block[_HEAD.size + 8 * len(stops) :].strip(b"\0"), "head padding is not zero", url)
-    head = Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
-    if not schema_bytes <= body_bytes or head.index_stop > stops[0]:
-        raise CorruptIndex(f"body_bytes {body_bytes} do not fit", url=url)
-    require(
-        rising(stops) and stops[-1] < 1 << 63, "prefix stops are not rising multiples of 512", url
-    )
-    return head
-
-
-def rising(stops: Sequence[int]) -> bool:
-    """Whether stops are multiples of tar's block that never fall."""
-    return math.gcd(*stops) % BLOCK == 0 and list(stops) == sorted(stops)
-
-
-def require(condition: object, message: str, url: str | None = None) -> None:
-    """Raise :class:`CorruptIndex` unless the condition holds."""
-    if not condition:
-        raise CorruptIndex(message, url=url)
+I64 = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +80,20 @@ class Schema:
         return bytes(msgpack.packb(dataclasses.asdict(self)))
 
 
+_SCHEMA_KEYS = [field.name for field in dataclasses.fields(Schema)]
+
+
 @functools.lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> Schema:
-    """Parse and check the schema (SPEC 2.2); cached, because all shards of a dataset have the same."""
+    """Parse and check the schema (SPEC 2.2).
+
+    Cached, because all shards of a dataset have the same.
+    """
     try:
         raw = msgpack.unpackb(
             data,
             raw=False,
+            use_list=False,
             strict_map_key=True,
             max_str_len=1024,
             max_bin_len=0,
@@ -173,55 +102,50 @@ def decode_schema(data: bytes) -> Schema:
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise CorruptIndex(f"schema is not msgpack within limits: {error}") from error
-    names = [field.name for field in dataclasses.fields(Schema)]
-    require(isinstance(raw, dict) and list(raw) == names, f"expected schema keys {names}")
-    strings = [raw["script"], raw["layout"], *_list(raw["groups"])]
-    strings += [*_list(raw["fields"]), *_list(raw["preview_fields"])]
-    pairs = [tuple(_list(pair)) for pair in _list(raw["streams"])]
-    require(all(len(pair) == 2 for pair in pairs), "expected pairs in streams")
-    strings += [text for pair in pairs for text in pair]
-    require(all(type(text) is str for text in strings), "expected strings in the schema")
-    require(type(raw["base"]) is int, "expected base to be an integer")
-    lists = {name: tuple(raw[name]) for name in ("groups", "fields", "preview_fields")}
-    schema = Schema(
-        raw["script"], layout=raw["layout"], base=raw["base"], streams=tuple(pairs), **lists
-    )
+    known = isinstance(raw, dict) and list(raw) == _SCHEMA_KEYS
+    require(known, f"expected schema keys {_SCHEMA_KEYS}")
+
+    schema = Schema(**raw)
+    _check_types(schema)
     check_schema(schema)
     return schema
 
 
-def _list(value: Any) -> list[Any]:
-    require(isinstance(value, list), f"expected a list in the schema, got {type(value).__name__}")
-    return list(value)
+def _check_types(schema: Schema) -> None:
+    require(type(schema.base) is int, "expected base to be an integer")
+    require(type(schema.streams) is tuple, "expected streams to be a list")
+    lists = (schema.groups, schema.fields, schema.preview_fields, *schema.streams)
+    for strings in ((schema.script, schema.layout), *lists):
+        legal = type(strings) is tuple and all(type(text) is str for text in strings)
+        require(legal, f"expected strings in the schema, got {strings!r}")
+    require(all(len(pair) == 2 for pair in schema.streams), "expected pairs in streams")
 
 
 def check_schema(schema: Schema) -> None:
     """Check names and numbers of a schema (SPEC 2.2); raises :class:`CorruptIndex`."""
-    preview = schema.layout == "preview"
-    require(preview or schema.layout == "compact", f"unknown layout {schema.layout!r}")
-    require(
-        1 <= schema.base <= len(schema.groups) if preview else schema.base == 0,
-        "base does not fit layout",
-    )
+    bases = {"compact": range(1), "preview": range(1, len(schema.groups) + 1)}
+    require(schema.layout in bases, f"unknown layout {schema.layout!r}")
+    require(schema.base in bases[schema.layout], "base does not fit layout")
     require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
-    codecs = {codec for _, codec in schema.streams}
-    require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
-    require(len(schema.fields) <= MAX_FIELDS, "expected at most 256 fields")
-    names = [*(field for field, _ in schema.streams), *schema.fields]
-    require(len(set(names)) == len(names), "streams and fields are not distinct")
-    require(all(map(valid_field, names)), "a field name is not legal")
-    subset = set(schema.preview_fields) <= set(schema.fields) and (
-        preview or not schema.preview_fields
-    )
-    require(
-        subset and len(set(schema.preview_fields)) == len(schema.preview_fields),
-        "preview_fields do not fit",
-    )
+    _check_fields(schema)
     try:
         for group in schema.groups:
-            list(map(parse_scan, group.split(";")))
+            parse_group(group)
     except ValueError as error:
         raise CorruptIndex(f"scan script: {error}") from error
+
+
+def _check_fields(schema: Schema) -> None:
+    codecs = {codec for _, codec in schema.streams}
+    require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
+
+    require(len(schema.fields) <= MAX_FIELDS, "expected at most 256 fields")
+    names = [*(field for field, _ in schema.streams), *schema.fields]
+    require(are_distinct(names), "streams and fields are not distinct")
+    require(all(map(valid_field, names)), "a field name is not legal")
+    shown = schema.preview_fields
+    fits = set(shown) <= set(schema.fields) and are_distinct(shown)
+    require(fits and (not shown or schema.layout == "preview"), "preview_fields do not fit")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,7 +156,8 @@ class ShardIndex:
         head: Sizes, checksums and prefix stops.
         schema: Names: script, layout, streams and fields.
         sizes: (N + 1, S, M) uint32, bytes of each piece; the last row is the tail.
-        crcs: (N + 1, S, M) uint32, CRC-32C of pieces 1..k concatenated; the last row is that of the tail alone.
+        crcs: (N + 1, S, M) uint32, CRC-32C of pieces 1..k concatenated; the last row is that of the
+            tail alone.
         dims: (S, M, 2) uint16, image height and width in pixels.
         orientation: (S, M) uint8, EXIF orientation 1-8, 0 if none.
         base_offsets: (S, M) uint64, where base members' data start; empty in the compact layout.
@@ -260,34 +185,33 @@ class ShardIndex:
         """Scan groups N."""
         return self.head.num_groups
 
-    def starts(self, scan: Scan) -> npt.NDArray[np.int64]:
-        """Absolute start of each piece of groups 1..scan: (rows, S, M); ``"full"`` adds the tail as the last row."""
-        rows, base = check_scan(scan, self.num_groups), self.schema.base
+    def starts(self, scan: Scan) -> I64:
+        """Absolute start of each piece of groups 1..scan: (rows, S, M).
+
+        ``"full"`` adds the tail as the last row.
+        """
+        rows = check_scan(scan, self.num_groups)
         sizes = self.sizes[:rows].reshape(rows, -1).astype(np.int64)
         starts = sizes.cumsum(axis=1) - sizes
         starts += self.group_starts[:rows, None]
-        if base:
+        if base := self.schema.base:
             first = sizes[:base]
-            starts[:base] = (
-                self.base_offsets.astype(np.int64).ravel() + first.cumsum(axis=0) - first
-            )
+            offsets = self.base_offsets.astype(np.int64).ravel()
+            starts[:base] = offsets + first.cumsum(axis=0) - first
         return starts.reshape(rows, *self.sizes.shape[1:])
 
     @property
-    def group_starts(self) -> npt.NDArray[np.int64]:
-        """(N + 1,) where the data of each group member start, after its 512-byte header; the last is the tails'."""
+    def group_starts(self) -> I64:
+        """(N + 1,) where the data of each group start, after its tar header; the tail is last."""
         return np.array((self.head.index_stop, *self.head.prefix_stops[:-1]), np.int64) + BLOCK
 
 
 def encode_body(schema: Schema, index: ShardIndex) -> bytes:
     """Schema and columns (SPEC 2.2, 2.3); ``index.head`` is not used."""
-    columns: list[npt.NDArray[Any]] = [index.sizes, index.crcs, index.dims, index.orientation]
-    if schema.layout == "preview":
-        columns.append(index.base_offsets)
-    parts = [
-        schema.encode(),
-        *(np.ascontiguousarray(c).astype(c.dtype.newbyteorder("<")).tobytes() for c in columns),
-    ]
+    # The compact layout has no base offsets, and so no bytes of them.
+    columns = (index.sizes, index.crcs, index.dims, index.orientation, index.base_offsets)
+    parts = [schema.encode()]
+    parts += [column.astype(column.dtype.newbyteorder("<")).tobytes() for column in columns]
     parts += _encode_bytes([key.encode() for key in index.keys])
     for name in schema.fields:
         parts += _encode_bytes(index.fields[name])
@@ -295,8 +219,8 @@ def encode_body(schema: Schema, index: ShardIndex) -> bytes:
 
 
 def _encode_bytes(values: Sequence[bytes | None]) -> tuple[bytes, bytes]:
-    sizes = np.array([_ABSENT if value is None else len(value) for value in values], "<u4")
-    return sizes.tobytes(), b"".join(value for value in values if value is not None)
+    sizes = [_ABSENT if value is None else len(value) for value in values]
+    return np.array(sizes, "<u4").tobytes(), b"".join(filter(None, values))
 
 
 def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIndex:
@@ -304,136 +228,162 @@ def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIn
 
     Args:
         head: The checked head.
-        body: ``[1024, 1024 + body_bytes)`` of the shard; copied, so that the caller may reuse its buffer.
+        body: ``[1024, 1024 + body_bytes)`` of the shard; copied, so that the caller may reuse its
+            buffer.
         url: Named in errors.
 
     Raises:
-        CorruptIndex, TruncatedShard
+        CorruptIndex: The checksum does not match, or a rule of SPEC.md is broken.
+        TruncatedShard: There are fewer bytes than the head says.
     """
-    if len(body) < head.body_bytes:
-        raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}", url=url)
-    body = bytes(body[: head.body_bytes])
-    require(crc32c(body) == head.body_crc32c, "index checksum does not match", url)
     try:
-        schema = decode_schema(body[: head.schema_bytes])
-    except CorruptIndex as error:
-        raise CorruptIndex(str(error), url=url) from error
-    require(len(schema.groups) == head.num_groups, "script and num_groups differ", url)
-    columns = _Columns(body, head.schema_bytes, url)
-    shape = (head.num_samples, len(schema.streams))
-    pieces = (head.num_groups + 1, *shape)
-    offsets_shape = shape if schema.layout == "preview" else (0, shape[1])
+        return _decode_body(head, body)
+    except FormatError as error:
+        raise name_file(error, url) from error
+
+
+def _decode_body(head: Head, body: Buffer) -> ShardIndex:
+    if len(body) < head.body_bytes:
+        raise TruncatedShard(f"expected {head.body_bytes} bytes of index, got {len(body)}")
+    body = bytes(body[: head.body_bytes])
+    require(crc32c(body) == head.body_crc32c, "index checksum does not match")
+    schema = decode_schema(body[: head.schema_bytes])
+    require(len(schema.groups) == head.num_groups, "script and num_groups differ")
+
+    index = _decode_columns(head, schema, body)
+    _check_pieces(index)
+    return index
+
+
+def _decode_columns(head: Head, schema: Schema, body: bytes) -> ShardIndex:
+    columns = _Columns(body, head.schema_bytes)
+    count = head.num_samples
+    streams = len(schema.streams)
+    pieces = (head.num_groups + 1, count, streams)
     index = ShardIndex(
         head,
         schema,
-        sizes=columns.array("<u4", pieces),
-        crcs=columns.array("<u4", pieces),
-        dims=columns.array("<u2", (*shape, 2)),
-        orientation=columns.array("<u1", shape),
-        base_offsets=columns.array("<u8", offsets_shape),
-        keys=_decode_keys(columns.byte_strings(head.num_samples), url),
-        fields={name: columns.byte_strings(head.num_samples) for name in schema.fields},
+        sizes=columns.array("<u4", *pieces),
+        crcs=columns.array("<u4", *pieces),
+        dims=columns.array("<u2", count, streams, 2),
+        orientation=columns.array("<u1", count, streams),
+        base_offsets=columns.array("<u8", count if schema.base else 0, streams),
+        keys=_decode_keys(columns.byte_strings(count)),
+        fields={name: columns.byte_strings(count) for name in schema.fields},
     )
-    require(columns.at_end(), "bytes are left after the last column", url)
-    _check_pieces(index, url)
+    require(columns.pos == len(body), "bytes are left after the last column")
     return index
 
 
 class _Columns:
     """A cursor over the raw columns; it refuses a length before it takes it."""
 
-    def __init__(self, body: bytes, start: int, url: str | None) -> None:
-        self.body, self.pos, self.url = body, start, url
+    def __init__(self, body: bytes, start: int) -> None:
+        self.body = body
+        self.pos = start
 
     def take(self, size: int) -> int:
         """Go on by ``size`` bytes; returns where they begin."""
         start = self.pos
-        require(size <= len(self.body) - start, "a column is longer than the index", self.url)
+        require(size <= len(self.body) - start, "a column is longer than the index")
         self.pos = start + size
         return start
 
-    def array(self, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
         start = self.take(math.prod(shape) * np.dtype(dtype).itemsize)
         return np.ndarray(shape, dtype, self.body, start)
 
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
-        stored = self.array("<u4", (count,)).tolist()
-        sizes = [0 if size == _ABSENT else size for size in stored] if _ABSENT in stored else stored
+        sizes = self.array("<u4", count).tolist()
+        # Every key is there and most fields are, so nothing is looked at twice without need.
+        if _ABSENT not in sizes:
+            return self._read(sizes)
+        values = self._read([0 if size == _ABSENT else size for size in sizes])
+        pairs = zip(values, sizes, strict=True)
+        return tuple(None if size == _ABSENT else value for value, size in pairs)
+
+    def _read(self, sizes: list[int]) -> tuple[bytes, ...]:
         start = self.take(sum(sizes))
-        values = tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
-        if sizes is stored:
-            return values
-        return tuple(
-            None if size == _ABSENT else value for value, size in zip(values, stored, strict=True)
-        )
-
-    def at_end(self) -> bool:
-        return self.pos == len(self.body)
+        return tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
 
 
-def _decode_keys(values: Sequence[bytes | None], url: str | None) -> tuple[str, ...]:
-    # All at once, because one by one is most of what an index costs; a NUL more than those between keys is in a key.
+def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
+    # All at once, because one by one is most of what an index costs; a NUL more than those between
+    # keys is in a key.
     try:
         joined = b"\0".join([value or b"" for value in values]).decode()
         keys = tuple(joined.split("\0"))
-        if (
-            len(keys) != len(values)
-            or not are_legal_keys(joined)
-            or max(map(len, keys)) > MAX_KEY_BYTES // 4
-        ):
+        legal = len(keys) == len(values) and are_legal_keys(joined)
+        if not legal or max(map(len, keys)) > MAX_KEY_BYTES // 4:
             keys = tuple([(value or b"").decode() for value in values])
             bad = next((key for key in keys if not valid_key(key)), None)
-            require(bad is None, f"key {bad!r} is not legal", url)
+            require(bad is None, f"key {bad!r} is not legal")
     except UnicodeDecodeError as error:
-        raise CorruptIndex(f"a key is not UTF-8: {error}", url=url) from error
-    require(len(set(keys)) == len(keys), "keys are not distinct", url)
+        raise CorruptIndex(f"a key is not UTF-8: {error}") from error
+    require(are_distinct(keys), "keys are not distinct")
     return keys
 
 
-def _check_pieces(index: ShardIndex, url: str | None) -> None:
+def _check_pieces(index: ShardIndex) -> None:
     """The rules of SPEC sections 2.3 and 3 that tie sizes, offsets and prefix stops together."""
-    # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a small shard costs.
-    head, schema, dims, count = index.head, index.schema, index.dims, np.count_nonzero
+    # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a
+    # small shard costs.
+    count = np.count_nonzero
     empty = index.sizes == 0
     missing = empty[0]
-    complete = not count(missing)
-    require(not count(index.crcs[-1] * empty[-1]), "an empty tail has a checksum", url)
+    require(not count(index.crcs[-1] * empty[-1]), "an empty tail has a checksum")
     if count(empty[:-1]):  # only with gray, CMYK or missing images
-        require(complete or empty[:, missing].all(), "a stream has pieces but no first piece", url)
-        changed = index.crcs[:-1].copy()
-        changed[1:] ^= index.crcs[:-2]
-        require(not count(changed * empty[:-1]), "an empty piece changes the checksum", url)
-    whole = count(dims) == dims.size if complete else (dims.all(axis=2) != missing).all()
-    require(whole, "dims and pieces differ", url)
-    require(not count(index.orientation > 8), "an orientation is above 8", url)
-    if schema.layout == "preview":
-        _check_base(index, ~missing, url)
-    totals = np.add.reduce(index.sizes.reshape(len(empty), -1), axis=1, dtype=np.int64).tolist()
-    starts = (head.index_stop, *head.prefix_stops)
-    for row, (start, total, stop) in enumerate(
-        zip(starts, totals, head.prefix_stops, strict=False)
-    ):
-        if row >= schema.base and round512(start + BLOCK + total) != stop:
-            raise CorruptIndex(
-                f"group {row + 1} ends at {round512(start + BLOCK + total)}, not {stop}", url=url
-            )
+        _check_empty(index, empty)
+    if count(missing):
+        whole = ((index.dims != 0).all(axis=2) != missing).all()
+    else:
+        whole = count(index.dims) == index.dims.size
+    require(whole, "dims and pieces differ")
+    require(not count(index.orientation > 8), "an orientation is above 8")
+    if index.schema.base:
+        _check_base(index, ~missing)
+    _check_stops(index)
 
 
-def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_], url: str | None) -> None:
+def _check_empty(index: ShardIndex, empty: npt.NDArray[np.bool_]) -> None:
+    """A stream that the sample lacks has no piece; an empty piece leaves the checksum as it was."""
+    require(empty[:, empty[0]].all(), "a stream has pieces but no first piece")
+    changed = index.crcs[:-1].copy()
+    changed[1:] ^= index.crcs[:-2]
+    unsound = np.count_nonzero(changed * empty[:-1])
+    require(not unsound, "an empty piece changes the checksum")
+
+
+def _check_stops(index: ShardIndex) -> None:
+    """Each group ends where its pieces, put one after the other, end."""
+    rows = len(index.sizes)
+    totals = np.add.reduce(index.sizes.reshape(rows, -1), axis=1, dtype=np.int64).tolist()
+    stops = index.head.prefix_stops
+    starts = (index.head.index_stop, *stops)
+    for row in range(index.schema.base, rows):
+        stop = round512(starts[row] + BLOCK + totals[row])
+        if stop != stops[row]:
+            raise CorruptIndex(f"group {row + 1} ends at {stop}, not {stops[row]}")
+
+
+def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_]) -> None:
     """Base members are in order, apart by a header at least, and end where the base groups end."""
-    head, base = index.head, index.schema.base
-    require(len(set(head.prefix_stops[:base])) == 1, "prefix stops of the base groups differ", url)
-    require(not index.base_offsets[~present].any(), "a missing stream has an offset", url)
-    require(
-        (index.base_offsets < head.prefix_stops[0]).all(),
-        "a base offset is behind the base members",
-        url,
-    )
-    starts = index.base_offsets[present].astype(np.int64)
-    stops = starts + index.sizes[:base].sum(axis=0, dtype=np.int64)[present] + 2
-    ends = -(-stops // BLOCK) * BLOCK
-    floor = np.concatenate(([head.index_stop], ends[:-1])) + BLOCK
-    require((starts % BLOCK == 0).all() and (starts >= floor).all(), "base members overlap", url)
-    require(
-        len(ends) > 0 and int(ends[-1]) == head.prefix_stops[0], "base members end elsewhere", url
-    )
+    base = index.schema.base
+    stop = index.head.prefix_stops[0]
+    require(stop == index.head.prefix_stops[base - 1], "prefix stops of the base groups differ")
+    require(not index.base_offsets[~present].any(), "a missing stream has an offset")
+    offsets = index.base_offsets[present]
+    require((offsets < stop).all(), "a base offset is after the base members")
+
+    sizes = index.sizes[:base].sum(axis=0, dtype=np.int64)[present]
+    ends = _check_apart(offsets.astype(np.int64), sizes + len(EOI), index.head.index_stop)
+    require(ends[-1:].tolist() == [stop], "base members end elsewhere")
+
+
+def _check_apart(starts: I64, sizes: I64, first: int) -> I64:
+    """Members begin on a block, each a header after the end of the one before; where they end."""
+    ends = -(-(starts + sizes) // BLOCK) * BLOCK
+    floor = np.concatenate(([first], ends[:-1])) + BLOCK
+    apart = (starts % BLOCK == 0).all() and (starts >= floor).all()
+    require(apart, "base members overlap")
+    return ends

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+import random
 
 Box = tuple[int, int, int, int]
+Interval = tuple[float, float]
 _MASK = (1 << 64) - 1
-
-
-class Rng(Protocol):
-    """What crops and flips draw from: ``random.Random``, or :class:`Draws`."""
-
-    def random(self) -> float:
-        """In [0, 1)."""
-
-    def uniform(self, a: float, b: float) -> float:
-        """From ``a`` to ``b``."""
-
-    def randint(self, a: int, b: int) -> int:
-        """From ``a`` to ``b``, both included."""
 
 
 class Draws:
     """A few draws that belong to a key, such as (seed, epoch, sample).
 
-    SplitMix64 (Steele, Lea, Flood 2014). Made for every sample: to seed a ``random.Random`` costs more than all draws of a crop.
+    SplitMix64 (Steele, Lea, Flood 2014). One is made for every sample: to seed a ``random.Random``
+    costs more than all draws of a crop.
 
     >>> Draws(0, 1, 2).randint(1, 6) == Draws(0, 1, 2).randint(1, 6)
     True
@@ -59,20 +48,26 @@ def _mix(z: int) -> int:
     return z ^ z >> 31
 
 
+# What crops and flips draw from.
+Rng = random.Random | Draws
+
+
 def random_resized_crop(
     rng: Rng,
     height: int,
     width: int,
     *,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    scale: Interval = (0.08, 1.0),
+    ratio: Interval = (3 / 4, 4 / 3),
 ) -> Box:
-    """A random part of random area and shape (Szegedy et al. 2015), with torchvision's ten tries and its fallback.
+    """A random part of random area and shape (Szegedy et al. 2015), as torchvision draws it.
+
+    Ten tries, then the largest middle part of a shape in the range.
 
     Args:
-        rng: Drawn from; the caller's seed decides.
-        height: Of the image, in pixels.
-        width: Of the image, in pixels.
+        rng: Where the numbers come from; the caller's seed decides.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
         scale: Range of the part's share of the area.
         ratio: Range of the part's width over its height.
 
@@ -82,22 +77,41 @@ def random_resized_crop(
     >>> random_resized_crop(Draws(0), 375, 500)
     (6, 87, 330, 389)
     """
+    shapes = (math.log(ratio[0]), math.log(ratio[1]))
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
-        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
-        if 0 < w <= width and 0 < h <= height:
-            return rng.randint(0, height - h), rng.randint(0, width - w), h, w
-    shape = min(max(width / height, ratio[0]), ratio[1])
-    h, w = min(height, round(width / shape)), min(width, round(height * shape))
-    return (height - h) // 2, (width - w) // 2, max(h, 1), max(w, 1)
+        shape = math.exp(rng.uniform(*shapes))
+        part_width = round(math.sqrt(area * shape))
+        part_height = round(math.sqrt(area / shape))
+        if 0 < part_width <= width and 0 < part_height <= height:
+            y = rng.randint(0, height - part_height)
+            x = rng.randint(0, width - part_width)
+            return y, x, part_height, part_width
+
+    return _largest_part(height, width, ratio)
+
+
+def _largest_part(height: int, width: int, ratio: Interval) -> Box:
+    low, high = ratio
+    shape = min(max(width / height, low), high)
+    part_height = min(height, round(width / shape))
+    part_width = min(width, round(height * shape))
+    return _middle(height, width, part_height, part_width)
 
 
 def center_crop(height: int, width: int, *, fraction: float = 0.875) -> Box:
-    """The middle square whose side is a fraction of the shorter side; 0.875 is ``Resize(256)`` then ``CenterCrop(224)``.
+    """The middle square whose side is a fraction of the shorter side.
+
+    0.875 is ``Resize(256)`` then ``CenterCrop(224)``.
 
     >>> center_crop(375, 500)
     (23, 86, 328, 328)
     """
     side = max(1, round(min(height, width) * fraction))
-    return (height - side) // 2, (width - side) // 2, side, side
+    return _middle(height, width, side, side)
+
+
+def _middle(height: int, width: int, part_height: int, part_width: int) -> Box:
+    y = (height - part_height) // 2
+    x = (width - part_width) // 2
+    return y, x, max(part_height, 1), max(part_width, 1)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import native
-from .crops import Box, Rng, center_crop, random_resized_crop
+from .crops import Box, Interval, Rng, center_crop, random_resized_crop
 from .markers import frame_size
-from .pixels import Pixels, decode_image
+from .pixels import Jpeg, Pixels, decode_image
 
 Crop = Literal["random", "center"] | None
 
@@ -23,7 +23,8 @@ class ImageDecoder:
 
     Attributes:
         size: Side, or (height, width), of the result; ``None`` keeps the image's own.
-        crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter side, ``None`` the whole image.
+        crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter
+            side, ``None`` the whole image.
         layout: ``chw`` or ``hwc``.
         colour: ``rgb`` or ``gray``.
         scale: Range of the random crop's share of the area.
@@ -34,10 +35,10 @@ class ImageDecoder:
 
     size: int | tuple[int, int] | None = None
     crop: Crop = None
-    layout: Literal["chw", "hwc"] = "chw"
+    layout: native.Layout = "chw"
     colour: Literal["rgb", "gray"] = "rgb"
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    scale: Interval = (0.08, 1.0)
+    ratio: Interval = (3 / 4, 4 / 3)
     smoothing: bool = False
     flip: float = 0.0
 
@@ -50,7 +51,7 @@ class ImageDecoder:
             )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
-        if self.shape is not None and min(self.shape) < 1:
+        if self.shape and min(self.shape) < 1:
             raise ValueError(f"expected a size above 0, got {self.size}")
 
     @property
@@ -58,9 +59,7 @@ class ImageDecoder:
         """(height, width) of the result, if it is fixed."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
-    def __call__(
-        self, jpeg: bytes | Sequence[bytes | memoryview], rng: Rng, out: Pixels | None = None
-    ) -> Pixels:
+    def __call__(self, jpeg: Jpeg, rng: Rng, out: Pixels | None = None) -> Pixels:
         """Decode one image.
 
         Args:
@@ -74,11 +73,9 @@ class ImageDecoder:
         Raises:
             CorruptJpeg: It cannot be decoded.
         """
-        size = (
-            ()
-            if self.crop is None
-            else frame_size(jpeg if isinstance(jpeg, bytes | memoryview) else jpeg[0])
-        )
+        size = (0, 0)
+        if self.crop:
+            size = frame_size(jpeg if isinstance(jpeg, bytes | memoryview) else jpeg[0])
         crop, mirrored = self._draw(rng, *size)
         pixels = decode_image(
             jpeg,
@@ -99,13 +96,14 @@ class ImageDecoder:
         """Decode many images in one call of the native core, which costs less than a call for each.
 
         Args:
-            table: (N, pieces) of :func:`pcrshard.native.piece_table`; what is behind it must be alive.
+            table: (N, pieces) of :func:`pcrshard.native.piece_table`; its buffers must be alive.
             sizes: (N, 2) height and width of each image.
-            rngs: For each image.
+            rngs: What the crop and the flip of each image are drawn from.
             out: (N, 3, H, W) or (N, H, W, 3) uint8, C-contiguous; one channel for gray.
 
         Returns:
-            Which were decoded, as by a call for each; a call says what is wrong with the others.
+            For each image whether it was decoded, to the same pixels as by :meth:`__call__`, which
+            says what is wrong with the others.
         """
         if self.smoothing:
             return [False] * len(out)
@@ -120,7 +118,7 @@ class ImageDecoder:
         return decoded
 
     def batch(self, jpegs: Sequence[bytes], rng: Rng) -> Pixels:
-        """Decode several images into one new array, (N, 3, H, W) or (N, H, W, 3); the size must be fixed."""
+        """Decode several images of one size into a new array, (N, 3, H, W) or (N, H, W, 3)."""
         if self.shape is None:
             raise ValueError("expected a size, because the images of a batch have one")
         channels = 3 if self.colour == "rgb" else 1
@@ -130,7 +128,7 @@ class ImageDecoder:
             self(jpeg, rng, row)
         return out
 
-    def _draw(self, rng: Rng, height: int = 0, width: int = 0) -> tuple[Box | None, bool]:
+    def _draw(self, rng: Rng, height: int, width: int) -> tuple[Box | None, bool]:
         """The crop, and whether to mirror it."""
         crop = None
         if self.crop == "center":
@@ -140,4 +138,6 @@ class ImageDecoder:
         return crop, self.flip > 0 and rng.random() < self.flip
 
     def _mirror(self, pixels: Pixels) -> None:
-        pixels[...] = pixels[..., ::-1].copy() if self.layout == "chw" else pixels[:, ::-1].copy()
+        axis = 2 if self.layout == "chw" else 1
+        # Of a copy, because the pixels would be read after they are overwritten.
+        pixels[...] = np.flip(pixels, axis).copy()

@@ -1,14 +1,14 @@
 """The one door to pixels: lossless transcoding and decoding, conversion of other formats.
 
-The native core does the work where it was built; libjpeg-turbo, through PyTurboJPEG, does it elsewhere, and whatever the core does not
-support. PyTurboJPEG exposes no lossless progressive transform, so ``tjTransform`` of the same library is called here. Pillow reads other formats.
+The native core does the work where it was built. libjpeg-turbo, through PyTurboJPEG, does it
+elsewhere, and does whatever the core does not support. PyTurboJPEG exposes no lossless progressive
+transform, so ``tjTransform`` of the same library is called here. Pillow reads other formats.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import ctypes.util
 import functools
 import io
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,13 @@ import turbojpeg
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
-from .markers import EOI, Scan, map_jpeg
+from .crops import Box
+from .markers import EOI, ScanHeader, map_jpeg
 
 Pixels = npt.NDArray[np.uint8]
-Box = tuple[int, int, int, int]
+# A JPEG, or its pieces in order.
+Jpeg = bytes | Sequence[bytes | memoryview]
+
 _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 # Not every plugin of Pillow: some run other programs on the file.
@@ -31,58 +34,41 @@ _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000
 _NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
 
 
-class _Strict(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is untyped
-    """PyTurboJPEG that raises where it would warn, for corrupt data too."""
+class _TurboJPEG(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is untyped
+    """PyTurboJPEG that raises where it would warn, for corrupt data too.
 
-    def _TurboJPEG__report_error(self, handle: int) -> None:  # noqa: N802  # overrides a private method by its mangled name
-        raise OSError(_library().tjGetErrorStr2(handle).decode(errors="replace"))
+    Both methods use private methods of the base class, by their mangled names.
+    """
+
+    @functools.cached_property
+    def library(self) -> ctypes.CDLL:
+        """The same library, for what PyTurboJPEG does not expose."""
+        library = ctypes.CDLL(self._TurboJPEG__find_turbojpeg())
+        library.tjInitTransform.restype = ctypes.c_void_p
+        library.tjGetErrorStr2.restype = ctypes.c_char_p
+        return library
+
+    def message(self, handle: int) -> str:
+        """What went wrong in the last call with a handle."""
+        text: bytes = self.library.tjGetErrorStr2(ctypes.c_void_p(handle))
+        return text.decode(errors="replace")
+
+    def _TurboJPEG__report_error(self, handle: int) -> None:  # noqa: N802
+        raise OSError(self.message(handle))
 
 
 @functools.cache
-def _turbojpeg() -> turbojpeg.TurboJPEG:
+def _turbojpeg() -> _TurboJPEG:
     try:
-        return _Strict()
+        return _TurboJPEG()
     except (RuntimeError, OSError) as error:
         raise MissingDependency(
-            "libturbojpeg is not installed: `apt-get install libturbojpeg0` or `conda install libjpeg-turbo`"
+            "libturbojpeg is not installed: "
+            "`apt-get install libturbojpeg0` or `conda install libjpeg-turbo`"
         ) from error
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    _turbojpeg()
-    paths = turbojpeg.DEFAULT_LIB_PATHS.get("Linux", [])
-    name = ctypes.util.find_library("turbojpeg") or next(
-        (path for path in paths if _loads(path)), None
-    )
-    library = ctypes.CDLL(name)
-    library.tjInitTransform.restype = ctypes.c_void_p
-    library.tjGetErrorStr2.restype = ctypes.c_char_p
-    library.tjGetErrorStr2.argtypes = [ctypes.c_void_p]
-    library.tjDestroy.argtypes = [ctypes.c_void_p]
-    library.tjFree.argtypes = [ctypes.c_void_p]
-    library.tjTransform.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_ulong,
-        ctypes.c_int,
-        ctypes.POINTER(ctypes.c_void_p),
-        ctypes.POINTER(ctypes.c_ulong),
-        ctypes.POINTER(turbojpeg.TransformStruct),
-        ctypes.c_int,
-    ]
-    return library
-
-
-def _loads(path: str) -> bool:
-    try:
-        ctypes.CDLL(path)
-    except OSError:
-        return False
-    return True
-
-
-def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
+def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
     """Rearrange a JPEG losslessly into progressive scans, without metadata.
 
     Both backends give the bytes of ``jpegtran -copy none -progressive`` for its script.
@@ -92,7 +78,8 @@ def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
         scans: The scans to make; without the native core those of libjpeg's own script.
 
     Returns:
-        A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no restart markers.
+        A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no
+        restart markers.
 
     Raises:
         CorruptJpeg: The entropy-coded data is damaged, even where decoders could go on.
@@ -102,66 +89,76 @@ def make_progressive(jpeg: bytes, scans: Sequence[Scan]) -> bytes:
         try:
             return native.rescan(jpeg, scans)
         except native.NativeError as error:
-            if not error.unsupported:
-                raise CorruptJpeg(f"native core: {error}") from error
+            _refuse_damage(error)
         except ValueError:
-            pass  # These scans do not fit this image, such as one with too many blocks to interleave; libjpeg may know better.
+            # These scans do not fit this image, such as one with too many blocks to interleave.
+            # libjpeg may know better.
+            pass
     progressive = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
     if list(map_jpeg(progressive).scans) == list(scans):
         return progressive
-    message = "this scan script needs the native core, for this image or on this machine; libjpeg-turbo has only its own"
-    if not native.available:
-        raise UnsupportedJpeg(message)
-    try:
+
+    if native.available:
         # What only libjpeg reads, such as arithmetic coding, is now as the core likes it.
-        return native.rescan(progressive, scans)
-    except (native.NativeError, ValueError) as error:
-        raise UnsupportedJpeg(message) from error
+        with contextlib.suppress(ValueError):
+            return native.rescan(progressive, scans)
+    raise UnsupportedJpeg(
+        "this scan script needs the native core, for this image or on this machine; "
+        "libjpeg-turbo has only its own"
+    )
+
+
+def _refuse_damage(error: native.NativeError) -> None:
+    """What the core only does not support is left to libjpeg-turbo."""
+    if not error.unsupported:
+        raise CorruptJpeg(f"native core: {error}") from error
 
 
 def make_baseline(jpeg: bytes) -> bytes:
-    """Rearrange a JPEG losslessly into a sequential one, metadata kept; see :func:`make_progressive`."""
+    """Rearrange a JPEG losslessly into a sequential one, with its metadata."""
     return _transform(jpeg, 0)
 
 
 def _transform(jpeg: bytes, options: int) -> bytes:
-    library = _library()
+    turbo = _turbojpeg()
     transform = turbojpeg.TransformStruct(options=options)
-    output, size = ctypes.c_void_p(), ctypes.c_ulong()
-    # A handle for each image: a used one keeps the last image's Huffman tables, and a baseline transform would write by them.
-    handle = library.tjInitTransform()
-    args = (
-        1,
-        ctypes.byref(output),
-        ctypes.byref(size),
-        ctypes.byref(transform),
-        turbojpeg.TJFLAG_LIMITSCANS,
-    )
+    output = ctypes.c_void_p()
+    size = ctypes.c_ulong()
+    # A handle for each image: a used one keeps the last image's Huffman tables, and a baseline
+    # transform would write by them.
+    handle = turbo.library.tjInitTransform()
+    pointer = ctypes.c_void_p(handle)
+    pointers = map(ctypes.byref, (output, size, transform))
     try:
-        if library.tjTransform(handle, jpeg, len(jpeg), *args) == 0:
+        source = (jpeg, ctypes.c_ulong(len(jpeg)))
+        failed = turbo.library.tjTransform(
+            pointer, *source, 1, *pointers, turbojpeg.TJFLAG_LIMITSCANS
+        )
+        if not failed:
             return ctypes.string_at(output, size.value)
-        message = library.tjGetErrorStr2(handle).decode(errors="replace")
+        message = turbo.message(handle)
     finally:
-        library.tjFree(output)
-        library.tjDestroy(handle)
+        turbo.library.tjFree(output)
+        turbo.library.tjDestroy(pointer)
     unsupported = any(word in message for word in _UNSUPPORTED)
     raise (UnsupportedJpeg if unsupported else CorruptJpeg)(f"libjpeg-turbo: {message}")
 
 
 def decode_image(
-    jpeg: bytes | Sequence[bytes | memoryview],
+    jpeg: Jpeg,
     *,
     crop: Box | None = None,
     size: int | tuple[int, int] | None = None,
-    layout: Literal["hwc", "chw"] = "hwc",
+    layout: native.Layout = "hwc",
     colour: Literal["rgb", "gray"] = "rgb",
     smoothing: bool = False,
     out: Pixels | None = None,
 ) -> Pixels:
     """Decode a JPEG at any scan, and crop and resize it on the way.
 
-    With the native core only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size where the target allows, without the GIL. Without it,
-    libjpeg-turbo decodes the whole image and Pillow resizes.
+    With the native core only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size
+    where the target allows, without holding the GIL. Without it, libjpeg-turbo decodes the whole
+    image and Pillow resizes.
 
     Args:
         jpeg: A JPEG, or its pieces in order; EOI may be missing.
@@ -169,37 +166,49 @@ def decode_image(
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
         colour: ``rgb``, or ``gray`` for one channel.
-        smoothing: Smooth between the blocks of an unfinished image as libjpeg does; slower, always without the native core and for
-            images that it does not support (CMYK, arithmetic coding).
+        smoothing: Whether to smooth between the blocks of an unfinished image as libjpeg does,
+            which is slower. Without the native core, and for images that it does not support (CMYK,
+            arithmetic coding), it is always done.
         out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
 
     Returns:
-        (H, W, 3) or (3, H, W) uint8, with one channel for gray. Without crop and size the pixels of libjpeg-turbo's accurate inverse
-        DCT and fancy upsampling, bit for bit.
+        (H, W, 3) or (3, H, W) uint8, with one channel for gray. Without crop and size the pixels of
+        libjpeg-turbo's accurate inverse DCT and fancy upsampling, bit for bit.
 
     Raises:
         CorruptJpeg: It cannot be decoded.
         ValueError: The crop, the size or ``out`` does not fit.
     """
     pieces = [jpeg] if isinstance(jpeg, bytes | bytearray | memoryview) else list(jpeg)
-    size = (size, size) if isinstance(size, int) else size
+    if isinstance(size, int):
+        size = (size, size)
     if native.available and not smoothing:
+        plane = colour == "gray" and layout == "hwc"
         try:
-            target = (
-                out[..., 0] if out is not None and colour == "gray" and layout == "hwc" else out
-            )
             pixels = native.decode(
-                pieces, crop=crop, size=size, layout=layout, colour=colour, out=target
+                pieces,
+                crop=crop,
+                size=size,
+                layout=layout,
+                colour=colour,
+                out=out[..., 0] if plane and out is not None else out,
             )
-            return pixels[..., None] if pixels.ndim == 2 else pixels
+            return pixels[..., None] if plane else pixels
         except native.NativeError as error:
-            if not error.unsupported:
-                raise CorruptJpeg(f"native core: {error}") from error
-    whole = b"".join(pieces)
-    pixels = decode(whole if whole.endswith(EOI) else whole + EOI, colour)
-    if crop is not None or size is not None:
-        pixels = _crop_and_resize(pixels, crop, size)
-    pixels = pixels if layout == "hwc" else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+            _refuse_damage(error)
+
+    pixels = decode(_complete(b"".join(pieces)), colour)
+    return _arrange(_crop_and_resize(pixels, crop, size), layout, out)
+
+
+def _complete(jpeg: bytes) -> bytes:
+    return jpeg if jpeg.endswith(EOI) else jpeg + EOI
+
+
+def _arrange(pixels: Pixels, layout: native.Layout, out: Pixels | None) -> Pixels:
+    """The (H, W, C) pixels in a layout, in ``out`` if it is given."""
+    if layout == "chw":
+        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     if out is None:
         return pixels
     if out.shape != pixels.shape:
@@ -209,35 +218,33 @@ def decode_image(
 
 
 def _crop_and_resize(pixels: Pixels, crop: Box | None, size: tuple[int, int] | None) -> Pixels:
-    y, x, height, width = crop or (0, 0, *pixels.shape[:2])
-    if not (
-        0 <= y <= y + height <= pixels.shape[0]
-        and 0 <= x <= x + width <= pixels.shape[1]
-        and height
-        and width
-    ):
-        raise ValueError(f"expected a crop within {pixels.shape[:2]}, got {crop}")
+    rows, columns, channels = pixels.shape
+    y, x, height, width = crop or (0, 0, rows, columns)
+    bottom = y + height
+    right = x + width
+    if not (0 <= y < bottom <= rows and 0 <= x < right <= columns):
+        raise ValueError(f"expected a crop within {(rows, columns)}, got {crop}")
     if size is None:
-        return np.ascontiguousarray(pixels[y : y + height, x : x + width])
+        return np.ascontiguousarray(pixels[y:bottom, x:right])
+
     from PIL import Image
 
-    picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    resized = picture.resize(
-        (size[1], size[0]), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height)
-    )
-    return np.array(resized).reshape(*size, pixels.shape[2])
+    picture = Image.fromarray(pixels.squeeze(axis=2) if channels == 1 else pixels)
+    resized = picture.resize(size[::-1], Image.Resampling.BILINEAR, box=(x, y, right, bottom))
+    return np.array(resized).reshape(*size, channels)
 
 
 def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
-    """Decode a JPEG through libjpeg-turbo, the reference; see :func:`decode_image` for the fast way.
+    """Decode a JPEG through libjpeg-turbo, the reference; :func:`decode_image` is the fast way.
 
     Args:
         jpeg: A JPEG that ends with EOI.
         mode: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
 
     Returns:
-        (H, W, 3), (H, W, 1) or (H, W, 4) uint8. The accurate inverse DCT and fancy upsampling; libjpeg smooths
-        between blocks of an unfinished progressive image. CMYK sources become RGB or gray as in Pillow.
+        (H, W, 3), (H, W, 1) or (H, W, 4) uint8, by the accurate inverse DCT and fancy upsampling.
+        libjpeg smooths between blocks of an unfinished progressive image. CMYK sources become RGB
+        or gray as in Pillow.
 
     Raises:
         CorruptJpeg: It cannot be decoded.
@@ -280,22 +287,17 @@ def _open_image(image: bytes) -> Iterator[Any]:
 
 def compress(pixels: Pixels, quality: int) -> bytes:
     """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
-    sampling = turbojpeg.TJSAMP_420
-    return bytes(
-        _turbojpeg().encode(
-            pixels, quality=quality, pixel_format=turbojpeg.TJPF_RGB, jpeg_subsample=sampling
-        )
-    )
+    return bytes(_turbojpeg().encode(pixels, quality, turbojpeg.TJPF_RGB, turbojpeg.TJSAMP_420))
 
 
 def system() -> dict[str, str]:
     """The decoders of this machine, for ``pcrshard info --system``."""
-    core = (
-        native.backend()
-        if native.available
-        else "not built: install a C compiler, then reinstall pcrshard"
-    )
-    return {"native core": core, "libturbojpeg": str(_library()._name), "numpy": np.__version__}
+    core = "not built: install a C compiler, then reinstall pcrshard"
+    return {
+        "native core": native.backend() if native.available else core,
+        "libturbojpeg": str(_turbojpeg().library._name),
+        "numpy": np.__version__,
+    }
 
 
 def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> bytes:
@@ -304,7 +306,8 @@ def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> byte
     Args:
         image: JPEG, PNG, WebP, BMP, ... as bytes; its EXIF and ICC profile are kept.
         quality: JPEG quality 1-100; ``None`` keeps that of a JPEG source, 90 for others.
-        resize_short: If given, the shorter side in pixels of a larger image after an antialiased resize.
+        resize_short: Shorter side in pixels that a larger image gets, by an antialiased resize;
+            ``None`` keeps the size.
 
     Raises:
         CorruptJpeg: Pillow cannot read it.
@@ -314,29 +317,42 @@ def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> byte
 
 
 def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> bytes:
-    from PIL import Image, JpegImagePlugin
+    from PIL import JpegImagePlugin
 
-    extra = {name: picture.info[name] for name in ("exif", "icc_profile") if picture.info.get(name)}
+    options = {name: picture.info.get(name) or b"" for name in ("exif", "icc_profile")}
     if quality is None and picture.format in ("JPEG", "MPO"):
-        extra |= {
-            "qtables": picture.quantization,
-            "subsampling": JpegImagePlugin.get_sampling(picture),
-        }
+        options["qtables"] = picture.quantization
+        options["subsampling"] = JpegImagePlugin.get_sampling(picture)
     else:
-        extra["quality"] = quality or 90
-    if picture.mode == "F" or (picture.mode == "I" and picture.format != "PNG"):
-        raise UnsupportedJpeg(
-            f"pixels of 32 bits (Pillow's mode {picture.mode}), of which nobody knows what is white"
-        )
-    if picture.mode.startswith("I"):
-        # Pillow would clip 16 bits to 8 instead of scaling them.
-        picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
-    elif picture.mode not in ("L", "RGB", "CMYK"):
-        picture = picture.convert("L" if picture.mode in ("1", "LA") else "RGB")
+        options["quality"] = quality or 90
+    picture = _to_8_bits(picture)
     if resize_short is not None and min(picture.size) > resize_short:
-        scale = resize_short / min(picture.size)
-        size = tuple(max(resize_short, round(side * scale)) for side in picture.size)
-        picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+        picture = _shrink(picture, resize_short)
     out = io.BytesIO()
-    picture.save(out, "JPEG", **extra)
+    picture.save(out, "JPEG", **options)
     return out.getvalue()
+
+
+def _to_8_bits(picture: Any) -> Any:
+    """The picture in a mode that JPEG has."""
+    from PIL import Image
+
+    mode = picture.mode
+    if mode == "F" or (mode == "I" and picture.format != "PNG"):
+        raise UnsupportedJpeg(
+            f"pixels of 32 bits (Pillow's mode {mode}), of which nobody knows what is white"
+        )
+    if mode.startswith("I"):
+        # Pillow would clip 16 bits to 8 instead of scaling them.
+        return Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
+    if mode in ("L", "RGB", "CMYK"):
+        return picture
+    return picture.convert("L" if mode in ("1", "LA") else "RGB")
+
+
+def _shrink(picture: Any, resize_short: int) -> Any:
+    from PIL import Image
+
+    scale = resize_short / min(picture.size)
+    size = tuple(max(resize_short, round(side * scale)) for side in picture.size)
+    return picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)

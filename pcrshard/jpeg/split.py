@@ -8,35 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
-from .markers import EOI, SOI, JpegMap, map_jpeg, read_segment
-
-_COM, _APP0, _APP14 = 0xFE, 0xE0, 0xEE
+from .markers import APP0, APP14, APPLICATION, COM, JpegMap, map_jpeg
+from .segments import EOI, SOI, read_segment
 
 
 def check_complete(found: JpegMap) -> None:
     """Refuse a progressive JPEG whose scans do not send the low frequencies to the last bit.
 
-    libjpeg smooths such an image when it decodes it (jdcoefct.c looks at coefficients 0-9), and would not smooth the same
-    coefficients in a finished file, so it cannot be kept with the same pixels.
+    libjpeg smooths such an image when it decodes it (jdcoefct.c looks at coefficients 0-9), and
+    would not smooth the same coefficients in a finished file, so it cannot be kept with the same
+    pixels.
 
     Raises:
-        UnsupportedJpeg
+        UnsupportedJpeg: It is unfinished.
     """
     if not found.frame.progressive:
         return
-    bits = {
-        (c, i): scan.al
-        for scan in found.scans
-        for c in scan.components
-        for i in range(scan.ss, scan.se + 1)
-    }
-    missing = [
-        c for c in range(len(found.frame.components)) if any(bits.get((c, i), 1) for i in range(10))
-    ]
-    if missing:
-        raise UnsupportedJpeg(
-            f"unfinished progressive JPEG: its {len(found.scans)} scans leave component {missing[0]} incomplete"
-        )
+    last_bits = {key: scan.al for scan in found.scans for key in scan.coefficients}
+    for component in range(len(found.frame.components)):
+        if any(last_bits.get((component, i), 1) for i in range(10)):
+            raise UnsupportedJpeg(
+                f"unfinished progressive JPEG: its {len(found.scans)} scans "
+                f"leave component {component} incomplete"
+            )
 
 
 def split_scans(jpeg: bytes) -> tuple[bytes, list[bytes], bytes]:
@@ -48,9 +42,9 @@ def split_scans(jpeg: bytes) -> tuple[bytes, list[bytes], bytes]:
         jpeg: A progressive, Huffman-coded JPEG, from SOI; bytes after EOI go to the tail.
 
     Returns:
-        ``(header, scans, tail)``: header is SOI, JFIF, Adobe, DQT, SOF and DRI; each scan has the tables that come before it;
-        tail is the other APPn and COM segments, then EOI and trailing bytes if there are any. A height that only DNL
-        tells is written into the header.
+        ``(header, scans, tail)``: header is SOI, JFIF, Adobe, DQT, SOF and DRI; each scan has the
+        tables that come before it; tail is the other APPn and COM segments, then EOI and trailing
+        bytes if there are any. A height that only DNL tells is written into the header.
 
     Raises:
         CorruptJpeg: Not a JPEG, or a broken one.
@@ -75,7 +69,7 @@ def _join_header(jpeg: bytes, found: JpegMap) -> bytes:
     for segment in found.header:
         part = jpeg[segment.start : segment.stop]
         if segment.code == found.frame.sof:
-            part = part[:5] + found.frame.height.to_bytes(2, "big") + part[7:]
+            part = part[:5] + found.frame.height.to_bytes(2) + part[7:]
         parts.append(part)
     return b"".join(parts)
 
@@ -83,32 +77,33 @@ def _join_header(jpeg: bytes, found: JpegMap) -> bytes:
 def cut_tail(jpeg: bytes, found: JpegMap) -> bytes:
     """The tail of a mapped JPEG of any kind; see :func:`split_scans`."""
     tail = b"".join(jpeg[segment.start : segment.stop] for segment in found.metadata)
-    trailing = jpeg[_after_eoi(jpeg, found.eoi) :]
+    # Fill bytes may precede the second byte of EOI.
+    trailing = jpeg[jpeg.index(EOI[1], found.eoi) + 1 :]
     return tail + EOI + trailing if trailing else tail
-
-
-def _after_eoi(jpeg: bytes, eoi: int) -> int:
-    return jpeg.index(0xD9, eoi) + 1
 
 
 def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
     """The JPEG with what it says elsewhere, or need not say, where libjpeg looks for it.
 
-    That is the height of a DNL in the frame header, and 0, 63, 0 behind the components in headers of sequential scans, which mean nothing there
-    (T.81 B.2.3) but of which libjpeg warns; some cameras write zeros.
+    That is the height of a DNL in the frame header, and 0, 63, 0 after the components in headers of
+    sequential scans. They mean nothing there (T.81 B.2.3), and some cameras write zeros, but
+    libjpeg warns of anything else.
     """
     data = bytearray(jpeg)
     frame = next(segment for segment in found.header if segment.code == found.frame.sof)
-    data[frame.start + 5 : frame.start + 7] = found.frame.height.to_bytes(2, "big")
+    data[frame.start + 5 : frame.start + 7] = found.frame.height.to_bytes(2)
+    if found.frame.progressive:
+        return bytes(data)
+
     for scan, ranges in zip(found.scans, found.scan_ranges, strict=True):
-        if not found.frame.progressive:
-            at = ranges[-1][0] + 5 + 2 * len(scan.components)
-            data[at : at + 3] = b"\0\x3f\0"
+        start, _ = ranges[-1]
+        at = start + 5 + 2 * len(scan.components)
+        data[at : at + 3] = b"\0\x3f\0"
     return bytes(data)
 
 
 def join_scans(header: bytes, scans: Sequence[bytes], tail: bytes = b"") -> bytes:
-    """Make a complete JPEG from a header, its first scans, and perhaps its tail; see :func:`split_scans`.
+    """Make a complete JPEG from the header, first scans and perhaps tail of :func:`split_scans`.
 
     Raises:
         CorruptJpeg: The header or the tail is not made of marker segments.
@@ -129,8 +124,8 @@ def join_pieces(pieces: Sequence[bytes | memoryview], tail: bytes = b"") -> byte
     if not tail:
         return b"".join((*pieces, EOI))
     first = bytes(pieces[0])
-    cut = _walk(first, 2, {_APP0, _APP14})
-    end = _walk(tail, 0, {*range(0xE0, 0xF0), _COM})
+    cut = _walk(first, 2, {APP0, APP14})
+    end = _walk(tail, 0, {*APPLICATION, COM})
     if tail[end : end + 2] not in (b"", EOI):
         raise CorruptJpeg("expected APPn and COM segments in the tail, then EOI", offset=end)
     return b"".join((first[:cut], tail[:end], first[cut:], *pieces[1:], EOI, tail[end + 2 :]))

@@ -1,15 +1,17 @@
 """Door to the native core: progressive and baseline JPEG to pixels, and lossless rescan.
 
-The compiled module ``pcrshard.native._core`` is optional; without it ``available`` is False and every
-function raises ImportError. Nothing here reads files, and nothing is kept but one decoder per thread.
+The compiled module ``pcrshard.native._core`` is optional; without it ``available`` is False and
+every function raises ImportError. Nothing here reads files, and nothing is kept but one decoder per
+thread and backend.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,6 @@ except ImportError:  # built without a compiler
 __all__ = [
     "Header",
     "NativeError",
-    "ScanSpec",
     "available",
     "backend",
     "decode",
@@ -41,20 +42,21 @@ available: bool = lib is not None
 Backend = Literal["auto", "portable"]
 Layout = Literal["hwc", "chw"]
 Colour = Literal["rgb", "gray", "cmyk"]
-ScanSpec = tuple[Sequence[int], int, int, int, int]
 Image = npt.NDArray[np.uint8]
 Table = npt.NDArray[np.void]
 
 _COLOURS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = {"hwc": 0, "chw": 1}
-_OUTPUTS = {"rgb": (0, 3), "gray": (1, 1), "cmyk": (2, 4)}
-_CORRUPT, _UNSUPPORTED, _MEMORY, _USAGE = 1, 2, 4, 5
+_COLOUR_CODES = {"rgb": 0, "gray": 1, "cmyk": 2}
+_CHANNELS = {"rgb": 3, "gray": 1, "cmyk": 4}
+_SCALES = (0, 1, 2, 4, 8)
+_UNSUPPORTED = 2
+_OTHER_ERRORS = {4: MemoryError, 5: ValueError}
 _PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
-_threads = threading.local()
 
 
 class NativeError(ValueError):
-    """The stream cannot be decoded; ``unsupported`` marks a legal JPEG that libjpeg-turbo should get."""
+    """The stream cannot be decoded; ``unsupported`` marks a legal JPEG for libjpeg-turbo."""
 
     def __init__(self, message: str = "", *, unsupported: bool = False) -> None:
         super().__init__(message)
@@ -62,7 +64,7 @@ class NativeError(ValueError):
 
 
 class Header(NamedTuple):
-    """What the markers before the first scan say; sampling is (horizontal, vertical) per component."""
+    """What the markers before the first scan say; sampling is (horizontal, vertical)."""
 
     height: int
     width: int
@@ -72,47 +74,54 @@ class Header(NamedTuple):
     colour: str
 
 
+class _Threads(threading.local):
+    """The decoders of each thread, by backend: every thread makes its own at the first use."""
+
+    def __init__(self) -> None:
+        self.decoders: dict[Backend, Any] = {}
+
+
+_threads = _Threads()
+
+
 def _decoder(choice: Backend) -> Any:
-    """This thread's decoder, with its scratch memory, made at the first use."""
+    """This thread's decoder, with its scratch memory."""
     if lib is None:
-        message = "pcrshard.native was built without a C compiler; reinstall pcrshard where one is present"
-        raise ImportError(message)
-    if choice not in ("auto", "portable"):
-        message = f"expected backend 'auto' or 'portable', got {choice!r}"
-        raise ValueError(message)
-    decoders: dict[Backend, Any] | None = getattr(_threads, "decoders", None)
-    if decoders is None:
-        decoders = _threads.decoders = {}
-    if choice not in decoders:
+        raise ImportError(
+            "pcrshard.native was built without a C compiler; "
+            "reinstall pcrshard where one is present"
+        )
+    decoder = _threads.decoders.get(choice)
+    if decoder is None:
+        if choice not in get_args(Backend):
+            raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
         handle = lib.pcr_decoder_new(choice == "portable")
         if handle == ffi.NULL:
             raise MemoryError
-        decoders[choice] = ffi.gc(handle, lib.pcr_decoder_free)
-    return decoders[choice]
+        decoder = ffi.gc(handle, lib.pcr_decoder_free)
+        _threads.decoders[choice] = decoder
+    return decoder
 
 
-def _check(decoder: Any, code: int) -> None:
-    if code == 0:
-        return
-    message = ffi.string(lib.pcr_message(decoder)).decode("utf-8", "replace")
-    if code == _MEMORY:
-        raise MemoryError(message)
-    if code == _USAGE:
-        raise ValueError(message)
-    raise NativeError(message, unsupported=code == _UNSUPPORTED)
+class _Stream:
+    """One JPEG in pieces, as the C core takes it."""
 
+    def __init__(self, pieces: Sequence[Any], backend: Backend = "auto") -> None:
+        self.decoder = _decoder(backend)
+        # The addresses in the array are good for as long as these are alive.
+        self.buffers = [ffi.from_buffer("uint8_t[]", piece) for piece in pieces]
+        sizes = map(len, self.buffers)
+        self.pieces = ffi.new("pcr_piece[]", list(zip(self.buffers, sizes, strict=True)))
 
-def _pieces(pieces: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The C view of the pieces, and the buffers that must outlive it."""
-    if isinstance(pieces, (bytes, bytearray, memoryview)):
-        pieces = [pieces]
-    views = [ffi.from_buffer(piece) for piece in pieces]
-    array = ffi.new("pcr_piece[]", len(views))
-    for i, view in enumerate(views):
-        item = array[i]
-        item.data = ffi.cast("const uint8_t *", view)
-        item.size = len(view)
-    return array, views
+    def call(self, function: Any, *arguments: Any) -> None:
+        """Call a function of the core on the stream; what it refuses is raised."""
+        code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
+        if code == 0:
+            return
+        message = ffi.string(lib.pcr_message(self.decoder)).decode("utf-8", "replace")
+        if code in _OTHER_ERRORS:
+            raise _OTHER_ERRORS[code](message)
+        raise NativeError(message, unsupported=code == _UNSUPPORTED)
 
 
 def backend(choice: Backend = "auto") -> str:
@@ -122,15 +131,13 @@ def backend(choice: Backend = "auto") -> str:
 
 
 def read_header(pieces: Sequence[Any]) -> Header:
-    """Reads the markers up to the first scan.
+    """Read the markers up to the first scan.
 
     Raises:
-        NativeError: the bytes are no JPEG, or one that this core does not decode.
+        NativeError: The bytes are no JPEG, or one that this core does not decode.
     """
-    decoder = _decoder("auto")
-    array, views = _pieces(pieces)
     header = ffi.new("pcr_header *")
-    _check(decoder, lib.pcr_read_header(decoder, array, len(views), header))
+    _Stream(pieces).call(lib.pcr_read_header, header)
     sampling = tuple((header.h[i], header.v[i]) for i in range(header.num_components))
     return Header(
         header.height,
@@ -142,10 +149,52 @@ def read_header(pieces: Sequence[Any]) -> Header:
     )
 
 
-def _shape(height: int, width: int, channels: int, layout: str, colour: str) -> tuple[int, ...]:
-    if layout == "chw":
-        return (channels, height, width)
-    return (height, width) if colour == "gray" else (height, width, channels)
+def _make_request(
+    layout: Layout,
+    colour: Colour,
+    size: tuple[int, int] | None,
+    crop: tuple[int, int, int, int] | None = None,
+    scale: int = 0,
+    max_pixels: int = 0,
+) -> Any:
+    """What to decode; a number that is 0 is left to the core."""
+    if layout not in _LAYOUTS or colour not in _CHANNELS or scale not in _SCALES:
+        raise ValueError(
+            f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
+        )
+    request = ffi.new("pcr_request *", {"scale": scale, "max_pixels": max_pixels})
+    request.layout = _LAYOUTS[layout]
+    request.colour = _COLOUR_CODES[colour]
+
+    if crop is not None:
+        request.crop_y, request.crop_x, request.crop_h, request.crop_w = crop
+        _check_area("crop", *crop[2:])
+    if size is not None:
+        request.out_h, request.out_w = size
+        _check_area("size", *size)
+    return request
+
+
+def _check_area(name: str, height: int, width: int) -> None:
+    # The core takes 0x0 for "not asked for".
+    if height < 1 or width < 1:
+        raise ValueError(f"expected a {name} of at least 1x1 pixels, got {height}x{width}")
+
+
+def _shape(layout: Layout, size: tuple[int, ...], channels: int) -> tuple[int, ...]:
+    return (channels, *size) if layout == "chw" else (*size, channels)
+
+
+def _target(out: Image, shape: tuple[int, ...]) -> Any:
+    """The memory of ``out``, once it is sure that the core may write to all of it."""
+    flags = out.flags
+    writable = flags.c_contiguous and flags.writeable
+    if out.shape != shape or out.dtype != np.uint8 or not writable:
+        raise ValueError(
+            f"expected out to be writable C-contiguous uint8 of shape {shape}, "
+            f"got {out.dtype} of {out.shape}"
+        )
+    return ffi.from_buffer("uint8_t[]", out)
 
 
 def decode(
@@ -160,77 +209,43 @@ def decode(
     max_pixels: int = 2**28,
     backend: Backend = "auto",
 ) -> Image:
-    """Decodes a JPEG that may end after any scan, without the GIL.
+    """Decode a JPEG that may end after any scan, without holding the GIL.
 
     Without ``size`` the pixels are those of libjpeg-turbo (accurate DCT, fancy upsampling, no block
-    smoothing), bit for bit. With it the crop is resized by antialiased bilinear interpolation, after
-    DCT-domain scaling where the crop stays at least as large as the target.
+    smoothing), bit for bit. With it the crop is resized by antialiased bilinear interpolation,
+    after DCT-domain scaling where the crop stays at least as large as the target.
 
     Args:
-        pieces: bytes-like objects that hold the stream, in order; no EOI is needed.
+        pieces: Bytes-like objects that hold the stream, in order; no EOI is needed.
         crop: (y, x, height, width) in pixels of the full image; the resize may look past its edge.
         size: (height, width) of the result.
         layout: ``hwc`` gives (H, W, 3), ``chw`` gives (3, H, W).
         colour: ``rgb`` of 1 and 3 components, ``gray`` (the luma) of the same, as (H, W) or
             (1, H, W); ``cmyk`` of 4 components, as stored (libjpeg-turbo's TJPF_CMYK).
         out: C-contiguous uint8 array of the result's shape to decode into.
-        scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; 0 chooses.
-        max_pixels: larger images are refused.
+        scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; with 0 the core chooses.
+        max_pixels: Larger images are refused.
         backend: ``portable`` forces the plain C code.
 
     Raises:
-        NativeError: the stream is damaged, too costly for its size, or (``unsupported``) legal but
-            not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
-        ValueError: a crop, size or ``out`` that does not fit.
+        NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal
+            but not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
+        ValueError: A crop, size or ``out`` does not fit.
     """
-    if layout not in _LAYOUTS or colour not in _OUTPUTS or scale not in (0, 1, 2, 4, 8):
-        message = (
-            f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
-        )
-        raise ValueError(message)
-    decoder = _decoder(backend)
-    array, views = _pieces(pieces)
-    code, channels = _OUTPUTS[colour]
-    request = ffi.new("pcr_request *")
-    if crop is not None:
-        request.crop_y, request.crop_x, request.crop_h, request.crop_w = crop
-        if request.crop_h < 1 or request.crop_w < 1:
-            message = f"expected a crop of at least 1x1 pixels, got {crop}"
-            raise ValueError(message)
-    if size is not None:
-        request.out_h, request.out_w = size
-        if request.out_h < 1 or request.out_w < 1:
-            message = f"expected a size of at least 1x1 pixels, got {size}"
-            raise ValueError(message)
-    request.layout, request.colour, request.scale, request.max_pixels = (
-        _LAYOUTS[layout],
-        code,
-        scale,
-        max_pixels,
-    )
+    request = _make_request(layout, colour, size, crop, scale, max_pixels)
+    stream = _Stream(pieces, backend)
+
     if size is None or out is None:
-        dims = ffi.new("int32_t[2]")
-        _check(decoder, lib.pcr_output_size(decoder, array, len(views), request, dims, dims + 1))
-        height, width = dims[0], dims[1]
-    else:
-        height, width = size
-    shape = _shape(height, width, channels, layout, colour)
+        # Before memory is taken, the core compares the size claimed with the bytes that are there.
+        height_width = ffi.new("int32_t[2]")
+        stream.call(lib.pcr_output_size, request, height_width, height_width + 1)
+        size = (height_width[0], height_width[1])
+
+    gray_plane = colour == "gray" and layout == "hwc"
+    shape = size if gray_plane else _shape(layout, size, _CHANNELS[colour])
     if out is None:
         out = np.empty(shape, np.uint8)
-    elif (
-        out.shape != shape
-        or out.dtype != np.uint8
-        or not out.flags.c_contiguous
-        or not out.flags.writeable
-    ):
-        message = f"expected out to be writable C-contiguous uint8 of shape {shape}, got {out.dtype} of {out.shape}"
-        raise ValueError(message)
-    _check(
-        decoder,
-        lib.pcr_decode(
-            decoder, array, len(views), request, ffi.from_buffer("uint8_t[]", out), out.size
-        ),
-    )
+    stream.call(lib.pcr_decode, request, _target(out, shape), out.size)
     return out
 
 
@@ -248,11 +263,10 @@ def piece_table(
         (streams, pieces) of address and size.
 
     Raises:
-        ValueError: a piece is not in the buffer.
+        ValueError: A piece is not in the buffer.
     """
     if starts.size and (starts.min() < 0 or (starts + sizes).max() > len(buffer)):
-        message = f"expected pieces within {len(buffer)} bytes"
-        raise ValueError(message)
+        raise ValueError(f"expected pieces within {len(buffer)} bytes")
     table = empty_table(*starts.shape)
     table["data"] = starts + int(ffi.cast("uintptr_t", ffi.from_buffer(buffer)))
     table["size"] = sizes
@@ -293,7 +307,7 @@ def decode_batch(
     """:func:`decode` of many streams, in one call without the GIL.
 
     Args:
-        table: (N, pieces) of :func:`piece_table`; what is behind it must be alive.
+        table: (N, pieces) of :func:`piece_table`; the buffers that it points to must be alive.
         out: (N, H, W, 3) or (N, 3, H, W) uint8, C-contiguous; one channel for ``gray``.
         crops: (N, 4) int32, (y, x, height, width) of each.
         layout: Of ``out``.
@@ -301,72 +315,55 @@ def decode_batch(
         backend: ``portable`` forces the plain C code.
 
     Returns:
-        (N,) bool: which were decoded; :func:`decode` says what the others lack.
+        (N,) bool: which were decoded; :func:`decode` says what is wrong with the others.
 
     Raises:
-        ValueError: the shapes do not fit together.
+        ValueError: The shapes do not fit together.
     """
-    code, channels = _OUTPUTS[colour]
-    height, width = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
-    shape = (
-        (len(table), height, width, channels)
-        if layout == "hwc"
-        else (len(table), channels, height, width)
-    )
-    if (
-        out.shape != shape
-        or out.dtype != np.uint8
-        or not out.flags.c_contiguous
-        or not out.flags.writeable
-    ):
-        message = f"expected out to be writable C-contiguous uint8 of shape {shape}, got {out.dtype} of {out.shape}"
-        raise ValueError(message)
-    if crops is not None and (crops.shape != (len(table), 4) or crops.dtype != np.int32):
-        message = f"expected {len(table)} crops of 4 int32, got {crops.dtype} of {crops.shape}"
-        raise ValueError(message)
-    pieces, codes = np.ascontiguousarray(table), np.empty(len(table), np.int32)
-    boxes = ffi.NULL if crops is None else ffi.from_buffer("int32_t[]", np.ascontiguousarray(crops))
-    request = ffi.new(
-        "pcr_request *",
-        {"out_h": height, "out_w": width, "layout": _LAYOUTS[layout], "colour": code},
-    )
-    target, results = ffi.from_buffer("uint8_t[]", out), ffi.from_buffer("int32_t[]", codes)
-    size = height * width * channels
-    decoder = _decoder(backend)
-    lib.pcr_decode_batch(
-        decoder, _address(pieces), table.shape[1], len(table), boxes, request, target, size, results
-    )
+    count, num_pieces = table.shape
+    size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
+    shape = _shape(layout, size, _CHANNELS[colour])
+    target = _target(out, (count, *shape))
+    request = _make_request(layout, colour, size)
+
+    boxes = ffi.NULL if crops is None else _boxes(crops, count)
+
+    pieces = np.ascontiguousarray(table)
+    codes = np.empty(count, np.int32)
+    streams = (_decoder(backend), _address(pieces), num_pieces, count)
+    results = ffi.from_buffer("int32_t[]", codes)
+    lib.pcr_decode_batch(*streams, boxes, request, target, math.prod(shape), results)
     decoded: npt.NDArray[np.bool_] = codes == 0
     return decoded
+
+
+def _boxes(crops: npt.NDArray[np.int32], count: int) -> Any:
+    if crops.shape != (count, 4) or crops.dtype != np.int32:
+        raise ValueError(f"expected {count} crops of 4 int32, got {crops.dtype} of {crops.shape}")
+    return ffi.from_buffer("int32_t[]", np.ascontiguousarray(crops))
 
 
 def _address(table: Table) -> Any:
     return ffi.cast("const pcr_piece *", table.ctypes.data)
 
 
-def rescan(jpeg: bytes, script: Sequence[ScanSpec]) -> bytes:
-    """Transcodes losslessly to progressive with the given scans; metadata but JFIF and Adobe is dropped.
+def rescan(jpeg: bytes, script: Sequence[tuple[Sequence[int], int, int, int, int]]) -> bytes:
+    """Transcode losslessly to the given progressive scans; of metadata, keep only JFIF and Adobe.
 
     Args:
-        jpeg: a whole JPEG that this core decodes.
-        script: per scan (component indexes, Ss, Se, Ah, Al) as in T.81 B.2.3.
+        jpeg: A whole JPEG that this core decodes.
+        script: For each scan (component indexes, Ss, Se, Ah, Al) as in T.81 B.2.3.
 
     Raises:
-        NativeError: the stream cannot be decoded.
-        ValueError: the script does not fit the image or breaks the rules of T.81 G.1.1.1.
+        NativeError: The stream cannot be decoded.
+        ValueError: The script does not fit the image or breaks the rules of T.81 G.1.1.1.
     """
-    decoder = _decoder("auto")
-    array, views = _pieces([jpeg])
-    scans = ffi.new("pcr_scan_spec[]", len(script))
-    for scan, (components, ss, se, ah, al) in zip(scans, script, strict=True):
+    for components, *_ in script:
         if not 1 <= len(components) <= 4:
-            message = f"expected 1 to 4 components in a scan, got {components!r}"
-            raise ValueError(message)
-        scan.num_components = len(components)
-        for i, component in enumerate(components):
-            scan.component[i] = component
-        scan.ss, scan.se, scan.ah, scan.al = ss, se, ah, al
-    data, length = ffi.new("const uint8_t **"), ffi.new("size_t *")
-    _check(decoder, lib.pcr_rescan(decoder, array, len(views), scans, len(script), data, length))
+            raise ValueError(f"expected 1 to 4 components in a scan, got {components!r}")
+    scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])
+    data = ffi.new("const uint8_t **")
+    length = ffi.new("size_t *")
+    _Stream([jpeg]).call(lib.pcr_rescan, scans, len(script), data, length)
     result: bytes = ffi.buffer(data[0], length[0])[:]
     return result

@@ -14,7 +14,7 @@ from pcrshard.format.scan_script import (
     parse_script,
     scans_for,
 )
-from pcrshard.jpeg.markers import Scan, map_jpeg
+from pcrshard.jpeg.markers import ScanHeader, map_jpeg
 from pcrshard.jpeg.pixels import make_progressive
 from pcrshard.jpeg.split import join_scans, split_scans
 from pcrshard.testing import make_jpeg
@@ -44,7 +44,11 @@ def test_a_group_may_hold_several_scans():
 
 def test_groups_never_decrease():
     """A scan that the script would send earlier stays behind the one before it, so that prefixes decode."""
-    scans = [Scan((0, 1, 2), 0, 0, 0, 1), Scan((0,), 6, 63, 0, 2), Scan((0,), 1, 5, 0, 2)]
+    scans = [
+        ScanHeader((0, 1, 2), 0, 0, 0, 1),
+        ScanHeader((0,), 6, 63, 0, 2),
+        ScanHeader((0,), 1, 5, 0, 2),
+    ]
     assert group_scans(STANDARD, scans, "ycc") == [1, 5, 5]
 
 

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 import pcrshard
 from pcrshard import ImageDecoder, Shard, decode_image, native
 from pcrshard.errors import CorruptJpeg, CorruptPiece
-from pcrshard.jpeg.crops import Draws, center_crop, random_resized_crop
-from pcrshard.jpeg.markers import frame_size
 from pcrshard.jpeg.pixels import decode
 from pcrshard.jpeg.split import join_scans, split_scans
 from pcrshard.testing import make_jpeg
@@ -85,51 +81,6 @@ def test_damage_is_named(backend):
         decode_image(b"\xff\xd8 garbage")
 
 
-@given(st.integers(0, 99), st.integers(1, 3000), st.integers(1, 3000))
-def test_random_crops_stay_inside(seed, height, width):
-    """Every crop is a part of its image, of the shape and area asked for where one exists."""
-    y, x, h, w = random_resized_crop(random.Random(seed), height, width)
-    assert 0 <= y <= y + h <= height
-    assert 0 <= x <= x + w <= width
-    assert h > 0
-    assert w > 0
-    y, x, h, w = center_crop(height, width)
-    assert 0 <= y <= y + h <= height
-    assert 0 <= x <= x + w <= width
-    assert h == w > 0
-
-
-def test_random_crops_have_the_asked_distribution():
-    """Areas and shapes spread over their ranges, as in torchvision; the largest areas fit less often."""
-    rng = random.Random(1)
-    boxes = np.array([random_resized_crop(rng, 1000, 1000) for _ in range(4000)], float)
-    areas, shapes = boxes[:, 2] * boxes[:, 3] / 1e6, np.log(boxes[:, 3] / boxes[:, 2])
-    assert 0.45 < areas.mean() < 0.53
-    assert abs(shapes.mean()) < 0.02
-    assert shapes.min() > np.log(0.74)
-    assert shapes.max() < np.log(1.35)
-
-
-def test_draws_are_uniform_and_independent():
-    """Draws of neighbouring samples and epochs are as good as random ones: each bin of 20 gets its share, and no two keys share a stream."""
-    streams = np.array(
-        [
-            [draws.random() for _ in range(3)]
-            for draws in (Draws(0, e, n) for e in range(4) for n in range(5000))
-        ]
-    )
-    assert streams.min() >= 0
-    assert streams.max() < 1
-    for column in streams.T:
-        counts = np.histogram(column, 20, (0, 1))[0]
-        assert abs(counts - 1000).max() < 5 * 1000**0.5
-    assert abs(np.corrcoef(streams[:-1, 0], streams[1:, 0])[0, 1]) < 5 / 20000**0.5
-    assert abs(np.corrcoef(streams.T) - np.eye(3)).max() < 5 / 20000**0.5
-    assert len(np.unique(streams)) == streams.size
-    assert {Draws(i).randint(-1, 2) for i in range(100)} == {-1, 0, 1, 2}
-    assert all(2 <= Draws(1, i).uniform(2, 3) < 3 for i in range(100))
-
-
 def test_the_same_seed_gives_the_same_batch():
     """A batch is one array, and a seed decides its crops."""
     decoder = ImageDecoder(32, "random")
@@ -148,14 +99,6 @@ def test_wrong_options_are_refused(wrong):
     """A typing error is refused before the first image."""
     with pytest.raises(ValueError, match="expected"):
         ImageDecoder(**wrong)
-
-
-def test_the_size_of_a_frame_is_read_from_its_head():
-    """A crop is planned from the first piece alone."""
-    header, _, _ = split_scans(JPEG)
-    assert frame_size(header) == (150, 200)
-    with pytest.raises(CorruptJpeg):
-        frame_size(b"\xff\xd8\xff\xd9")
 
 
 def test_the_reader_decodes_pieces(shard_urls):

@@ -1,0 +1,178 @@
+"""The head of a shard: the first 512 bytes of its index, after a tar header (SPEC.md section 2.1).
+
+Bytes in, bytes out; no I/O. The checksum is compared before any number is trusted.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..checksum import crc32c
+from ..errors import CorruptIndex, FormatError, NotAShard, TruncatedShard, UnsupportedVersion
+from .scan import Scan, check_scan
+from .scan_script import MAX_GROUPS
+
+VERSION = 1
+MAGIC = b"\x89PCR\r\n\x1a\n"
+BLOCK = 512
+HEAD_STOP = 2 * BLOCK
+MAX_SAMPLES = 1 << 24
+MAX_SCHEMA_BYTES = 1 << 16
+
+Buffer = bytes | bytearray | memoryview
+# Magic, checksum, version, samples, groups, schema bytes, checksum of the body, body bytes.
+_HEAD = struct.Struct("<8sIIIIIIQ")
+
+
+def round512(size: int) -> int:
+    """Round a size in bytes up to tar's block of 512."""
+    return -(-size // BLOCK) * BLOCK
+
+
+class Head(NamedTuple):
+    """What must be known of a shard before the rest of its index is read.
+
+    ``prefix_stops`` has an absolute stop for each of scans 1..N and then for ``"full"``.
+    """
+
+    num_samples: int
+    schema_bytes: int
+    body_bytes: int
+    body_crc32c: int
+    prefix_stops: tuple[int, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """Scan groups N."""
+        return len(self.prefix_stops) - 1
+
+    @property
+    def index_stop(self) -> int:
+        """Where the index member ends, padding included."""
+        return round512(HEAD_STOP + self.body_bytes)
+
+    @property
+    def crc32c(self) -> int:
+        """The checksum of the head, by which a dataset index knows the shard."""
+        return int.from_bytes(self.encode()[8:12], "little")
+
+    def prefix_stop(self, scan: Scan) -> int:
+        """End of the prefix that holds scans 1..scan; see :func:`check_scan` for errors."""
+        return self.prefix_stops[check_scan(scan, self.num_groups) - 1]
+
+    def encode(self) -> bytes:
+        """The 512 bytes of SPEC 2.1."""
+        head = bytearray(BLOCK)
+        _HEAD.pack_into(
+            head,
+            0,
+            MAGIC,
+            0,
+            VERSION,
+            self.num_samples,
+            self.num_groups,
+            self.schema_bytes,
+            self.body_crc32c,
+            self.body_bytes,
+        )
+        struct.pack_into(f"<{len(self.prefix_stops)}Q", head, _HEAD.size, *self.prefix_stops)
+        head[8:12] = crc32c(head).to_bytes(4, "little")
+        return bytes(head)
+
+
+def is_tar(start: Buffer) -> bool:
+    """Whether a file that begins with these bytes, at least 262, is a POSIX tar."""
+    return bytes(start[257:262]) == b"ustar"
+
+
+def read_head(start: Buffer, *, url: str | None = None) -> Head:
+    """Parse and check the head of a shard.
+
+    Args:
+        start: The first 1024 bytes of the shard; more are ignored.
+        url: Named in errors.
+
+    Raises:
+        NotAShard: This is not a tar, or a tar of something else.
+        UnsupportedVersion, CorruptIndex, TruncatedShard: See :func:`decode_head`.
+    """
+    if not is_tar(start):
+        raise NotAShard("expected a PCR shard, got something that is not a tar", url=url)
+    return decode_head(start[BLOCK:HEAD_STOP], url=url)
+
+
+def decode_head(block: Buffer, *, url: str | None = None) -> Head:
+    """Parse and check the head (SPEC 2.1).
+
+    Args:
+        block: The 512 bytes ``[512, 1024)`` of the shard.
+        url: Named in errors.
+
+    Raises:
+        NotAShard: The magic is not there.
+        UnsupportedVersion: A newer pcrshard wrote it.
+        CorruptIndex: The checksum does not match, or a number breaks a rule.
+        TruncatedShard: There are fewer bytes.
+    """
+    try:
+        head = _parse_head(bytes(block[:BLOCK]))
+        _check_head(head)
+    except FormatError as error:
+        raise name_file(error, url) from error
+    return head
+
+
+def _parse_head(block: bytes) -> Head:
+    if block[:8] != MAGIC[: len(block)]:
+        raise NotAShard(
+            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
+        )
+    if len(block) < BLOCK:
+        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
+    _, crc, version, *numbers = _HEAD.unpack_from(block)
+    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
+    require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
+    if version != VERSION:
+        raise UnsupportedVersion(
+            f"expected format version {VERSION}, got {version}; a newer pcrshard reads it"
+        )
+
+    _check_count("num_groups", num_groups, MAX_GROUPS)
+    stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
+    padding = block[_HEAD.size + 8 * len(stops) :]
+    require(not padding.strip(b"\0"), "head padding is not zero")
+    return Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
+
+
+def _check_head(head: Head) -> None:
+    _check_count("num_samples", head.num_samples, MAX_SAMPLES)
+    _check_count("schema_bytes", head.schema_bytes, MAX_SCHEMA_BYTES)
+    stops = head.prefix_stops
+    if head.schema_bytes > head.body_bytes or head.index_stop > stops[0]:
+        raise CorruptIndex(f"body_bytes {head.body_bytes} do not fit")
+    legal = rising(stops) and stops[-1] < 1 << 63
+    require(legal, "prefix stops are not rising multiples of 512")
+
+
+def _check_count(name: str, number: int, most: int) -> None:
+    if not 1 <= number <= most:
+        raise CorruptIndex(f"{name} {number} is not in 1..{most}")
+
+
+def rising(stops: Sequence[int]) -> bool:
+    """Whether stops are multiples of tar's block that never fall."""
+    return math.gcd(*stops) % BLOCK == 0 and list(stops) == sorted(stops)
+
+
+def require(condition: object, message: str) -> None:
+    """Raise :class:`CorruptIndex` unless the condition holds."""
+    if not condition:
+        raise CorruptIndex(message)
+
+
+def name_file(error: FormatError, url: str | None) -> FormatError:
+    """The same error, with the file that it was found in."""
+    return type(error)(str(error), url=url)

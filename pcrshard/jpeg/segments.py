@@ -1,0 +1,208 @@
+"""The marker segments of a JPEG: where each is, and what it says (ITU-T T.81 annex B)."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, TypeVar
+
+from ..errors import CorruptJpeg, UnsupportedJpeg
+
+SOI = b"\xff\xd8"
+EOI = b"\xff\xd9"
+
+FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# TEM, RSTn and EOI are markers without a segment.
+ALONE = {0x01, *range(0xD0, 0xD8), 0xD9}
+_MISPLACED = {
+    0x00: "expected a marker, got a stuffed byte",
+    0xD8: "expected one SOI, got a second one",
+}
+UNSUPPORTED_FRAMES = {
+    0xC3: "lossless",
+    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
+    0xCB: "lossless arithmetic",
+}
+_T = TypeVar("_T")
+
+
+def require(value: _T | None, message: str, segment: Segment | None = None) -> _T:
+    """The value, unless it is none, false or empty: then :class:`CorruptJpeg` at the segment."""
+    if not value:
+        raise CorruptJpeg(message, offset=segment.start if segment else None)
+    return value
+
+
+class Component(NamedTuple):
+    """One component of a frame (T.81 B.2.2): its id, and its sampling factors."""
+
+    id: int
+    h: int
+    v: int
+
+
+class Frame(NamedTuple):
+    """A frame header (T.81 B.2.2); height and width in pixels."""
+
+    sof: int
+    height: int
+    width: int
+    components: tuple[Component, ...]
+
+    @property
+    def progressive(self) -> bool:
+        """Whether the frame is progressive, Huffman or arithmetic coded."""
+        return self.sof in (0xC2, 0xCA)
+
+    @property
+    def arithmetic(self) -> bool:
+        """Whether the frame is arithmetic coded."""
+        return self.sof > 0xC8
+
+    @property
+    def num_blocks(self) -> int:
+        """8x8 blocks of all components, without padding to whole MCUs."""
+        h_max = max(c.h for c in self.components)
+        v_max = max(c.v for c in self.components)
+        return sum(
+            -(-self.width * c.h // (8 * h_max)) * -(-self.height * c.v // (8 * v_max))
+            for c in self.components
+        )
+
+
+class ScanHeader(NamedTuple):
+    """A scan's parameters (T.81 B.2.3): component positions, band [ss, se], bit positions."""
+
+    components: tuple[int, ...]
+    ss: int
+    se: int
+    ah: int
+    al: int
+
+    @property
+    def coefficients(self) -> list[tuple[int, int]]:
+        """(component, coefficient) of each that the scan sends."""
+        return [(c, i) for c in self.components for i in range(self.ss, self.se + 1)]
+
+
+class Segment(NamedTuple):
+    """A marker segment: its half-open range of bytes, marker included, and what it holds."""
+
+    code: int
+    start: int
+    stop: int
+    payload: bytes = b""
+
+
+def read_segment(jpeg: bytes, pos: int) -> Segment:
+    """The marker segment at ``pos``, which fill bytes may precede (T.81 B.1.1.2).
+
+    Raises:
+        CorruptJpeg: There is none, or the file ends inside it.
+    """
+    start = pos
+    while jpeg[pos : pos + 2] == b"\xff\xff":
+        pos += 1
+    marker = jpeg[pos : pos + 2]
+    if len(marker) < 2:
+        raise CorruptJpeg("cut between markers: no EOI", offset=len(jpeg))
+    first, code = marker
+    if first != 0xFF:
+        raise CorruptJpeg(f"expected a marker, got {first:02x}", offset=pos)
+    if code in ALONE:
+        return Segment(code, start, pos + 2)
+    if code in _MISPLACED:
+        raise CorruptJpeg(_MISPLACED[code], offset=pos)
+    # Fill bytes are not part of the segment, so that it can be moved.
+    return Segment(code, pos, *_read_payload(jpeg, pos + 2, code))
+
+
+def _read_payload(jpeg: bytes, pos: int, code: int) -> tuple[int, bytes]:
+    """Where the segment whose length is at ``pos`` stops, and what it holds."""
+    left = len(jpeg) - pos
+    if left < 2:
+        raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
+    length = int.from_bytes(jpeg[pos : pos + 2])
+    if not 2 <= length <= left:
+        raise CorruptJpeg(
+            f"segment FF{code:02X} claims {length} bytes, {left} are there", offset=pos - 2
+        )
+    return pos + length, jpeg[pos + 2 : pos + length]
+
+
+def parse_frame(segment: Segment) -> Frame:
+    """The frame header in a segment; refuses frames that cannot be stored."""
+    code, _, _, payload = segment
+    if code in UNSUPPORTED_FRAMES:
+        raise UnsupportedJpeg(f"{UNSUPPORTED_FRAMES[code]} JPEG (SOF{code - 0xC0})")
+    fits = len(payload) >= 6 and len(payload) == 6 + 3 * payload[5]
+    require(fits, f"frame header of {len(payload)} bytes does not fit its components", segment)
+
+    precision, height, width, num_components = struct.unpack_from(">BHHB", payload)
+    if precision != 8:
+        raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits a sample are supported")
+    if num_components not in (1, 3, 4):
+        raise UnsupportedJpeg(f"{num_components} components, only 1, 3 or 4 are supported")
+    components = _parse_components(payload[6:])
+    factors = {factor for _, *sampling in components for factor in sampling}
+    require(factors <= {1, 2, 3, 4}, "expected sampling factors of 1 to 4", segment)
+    ids = {component.id for component in components}
+    require(len(ids) == num_components, "expected distinct component ids", segment)
+    require(width, "expected a width above 0", segment)
+    return Frame(code, height, width, components)
+
+
+def _parse_components(data: bytes) -> tuple[Component, ...]:
+    triples = struct.iter_unpack("3B", data)
+    return tuple(Component(name, factors >> 4, factors & 15) for name, factors, _ in triples)
+
+
+def parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
+    """The scan header in a segment, checked against its frame."""
+    payload = segment.payload
+    fits = payload and 1 <= payload[0] <= 4 and len(payload) == 4 + 2 * payload[0]
+    if not fits:
+        raise CorruptJpeg(
+            f"scan header of {len(payload)} bytes does not fit its components", offset=segment.start
+        )
+
+    known = [component.id for component in frame.components]
+    ids = payload[1:-3:2]
+    legal = len(set(ids)) == len(ids) and set(ids) <= set(known)
+    require(legal, "scan names a component that the frame does not have", segment)
+    ss, se, bits = payload[-3:]
+    scan = ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)
+    if frame.progressive and not _is_progressive(scan):
+        raise CorruptJpeg(f"not a legal progressive scan: {tuple(scan)}", offset=segment.start)
+    return scan
+
+
+def _is_progressive(scan: ScanHeader) -> bool:
+    """T.81 G.1.1.1.1: DC alone or AC of one component, refined bit by bit."""
+    dc = scan.ss == scan.se == 0
+    ac = 0 < scan.ss <= scan.se <= 63 and len(scan.components) == 1
+    return (dc or ac) and scan.al <= 13 and scan.ah in (0, scan.al + 1)
+
+
+def exif_orientation(payload: bytes) -> int:
+    """Orientation 1-8 in an APP1 payload, 0 if there is none or it is broken.
+
+    It is tag 0x0112 of EXIF 2.3, section 4.6.4.
+
+    >>> exif_orientation(b"http://ns.adobe.com/xap/1.0/")
+    0
+    """
+    tiff = payload[6:]
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if payload[:6] != b"Exif\0\0" or order is None:
+        return 0
+    try:
+        (ifd,) = struct.unpack_from(order + "I", tiff, 4)
+        (count,) = struct.unpack_from(order + "H", tiff, ifd)
+        for entry in range(count):
+            at = ifd + 2 + 12 * entry
+            tag, kind, number, value = struct.unpack_from(order + "HHIHxx", tiff, at)
+            if (tag, kind, number) == (0x0112, 3, 1):
+                return value if 1 <= value <= 8 else 0
+    except struct.error:
+        pass  # the directory is cut
+    return 0

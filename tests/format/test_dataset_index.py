@@ -1,0 +1,84 @@
+"""pcr.json: what is written is read, what is damaged is refused."""
+
+import json
+
+import pytest
+
+from pcrshard import DatasetIndex, Shard, open_dataset
+from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
+from pcrshard.format.dataset_index import ShardEntry
+
+ENTRY = ShardEntry("a-000000.tar", 3, 7, 4096, 8, (1536, 2048, 3072))
+
+
+def test_a_dataset_index_survives_encoding(dataset):
+    """pcr.json is what it was, and its totals are right."""
+    index, urls = open_dataset(str(dataset))
+    assert DatasetIndex.decode(index.encode()) == index
+    assert index.classes == ("cat", "dog")
+    assert index.num_samples == 24
+    assert [Shard(url).head.prefix_stops for url in urls] == [
+        entry.prefix_stops for entry in index.shards
+    ]
+
+
+def dataset_json(**changes):
+    index = json.loads(DatasetIndex("standard", 2, (ENTRY,)).encode())
+    index["shards"][0] |= changes.pop("shard", {})
+    return json.dumps(index | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"[]", b"{}", b"nonsense", b"\xff\xff", b"[" * 100_000,
+        dataset_json(format="other"), dataset_json(num_samples=4), dataset_json(num_groups=3), dataset_json(shards=[5]),
+        dataset_json(shard={"name": "../x.tar"}), dataset_json(shard={"name": "x/y.tar"}), dataset_json(shard={"name": 5}),
+        dataset_json(shard={"prefix_stops": [1537, 2048, 3072]}), dataset_json(shard={"prefix_stops": [3072, 2048, 3072]}),
+        dataset_json(shard={"prefix_stops": [1536, 2048]}), dataset_json(shard={"prefix_stops": [1536, 2048, 1 << 80]}),
+        dataset_json(shard={"shard_bytes": 100}), dataset_json(shard={"num_samples": -3}), dataset_json(shard={"num_samples": 3.0}),
+        dataset_json(shards=[ENTRY._asdict()] * 2, num_samples=6),
+    ],
+)  # fmt: skip
+def test_a_bad_dataset_index_is_refused(data):
+    """A damaged or malicious pcr.json is refused, with its place named."""
+    with pytest.raises(CorruptIndex, match="here"):
+        DatasetIndex.decode(data, url="here")
+
+
+def test_a_newer_dataset_index_says_so():
+    """A newer format asks for a newer pcrshard."""
+    with pytest.raises(UnsupportedVersion):
+        DatasetIndex.decode(dataset_json(version=2))
+
+
+def test_a_staged_entry_knows_what_is_there():
+    """A staged copy says which scans it holds, and asking for more names both numbers and the command that fetches the rest."""
+    staged = ENTRY._replace(scan=1)
+    index = DatasetIndex("standard", 2, (staged,))
+    assert DatasetIndex.decode(index.encode()) == index
+    assert staged.prefix_stop(1) == ENTRY.prefix_stop(1)
+    for scan in (2, "full"):
+        with pytest.raises(
+            ScanUnavailable,
+            match=rf"scan {scan}, the staged copy holds scans 1 to 1 of 2.*pcrshard stage SRC DST --scan {scan}",
+        ):
+            staged.prefix_stop(scan)
+    assert b'"scan"' not in DatasetIndex("standard", 2, (ENTRY,)).encode()
+
+
+@pytest.mark.parametrize("scan", [0, 3, -1, True, "1", 1.0])
+def test_a_staged_scan_is_checked(scan):
+    """A dataset index that claims an impossible scan is refused."""
+    raw = DatasetIndex("standard", 2, (ENTRY._replace(scan=1),)).encode()
+    with pytest.raises(CorruptIndex):
+        DatasetIndex.decode(raw.replace(b'"scan": 1', f'"scan": {json.dumps(scan)}'.encode()))
+
+
+def test_the_totals_of_a_prefix():
+    """The bytes of a scan are the sum of all shards' prefixes at it."""
+    other = ENTRY._replace(name="a-000001.tar", prefix_stops=(2048, 2560, 4096))
+    index = DatasetIndex("standard", 2, (ENTRY, other))
+    assert [index.prefix_bytes(scan) for scan in (1, 2, "full")] == [3584, 4608, 7168]
+    with pytest.raises(ScanUnavailable, match="1 to 2"):
+        index.prefix_bytes(3)

@@ -1,0 +1,102 @@
+"""The head of a shard: found, checked, and known by its checksum."""
+
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pcrshard import Shard, open_dataset
+from pcrshard.errors import CorruptIndex, NotAShard, PCRError, TruncatedShard, UnsupportedVersion
+from pcrshard.format.shard_head import HEAD_STOP, Head, is_tar, read_head, round512
+
+HEAD = Head(3, 100, 400, 7, (2048, 2048, 4096))
+
+
+def first_bytes(url: str) -> bytes:
+    with open(url, "rb") as file:
+        return file.read(HEAD_STOP)
+
+
+def test_the_head_is_read_from_the_first_kilobyte(dataset):
+    """Head and checksum are those that the dataset index has, so that a replaced shard is found."""
+    index, urls = open_dataset(str(dataset))
+    for entry, url in zip(index.shards, urls, strict=True):
+        head = read_head(first_bytes(url))
+        assert head == Shard(url).head
+        assert head.crc32c == entry.head_crc32c
+        assert head.prefix_stops == entry.prefix_stops
+
+
+def test_a_head_survives_encoding():
+    """What is written is what is read, and another head has another checksum."""
+    start = tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode()
+    assert read_head(start) == HEAD
+    assert (HEAD.num_groups, HEAD.index_stop) == (2, 1536)
+    assert HEAD._replace(num_samples=4).crc32c != HEAD.crc32c
+
+
+def plain_tar() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("start", [b"", b"nonsense" * 200, plain_tar()])
+def test_other_files_are_not_shards(start):
+    """An empty file, garbage and the tar of something else are told apart from damage."""
+    with pytest.raises(NotAShard, match=r"expected a PCR shard.*here\.tar"):
+        read_head(start, url="here.tar")
+    assert is_tar(start) == (start == plain_tar())
+
+
+def test_a_short_file_says_so(shard_urls):
+    """A file that ends inside its head is truncated."""
+    with pytest.raises(TruncatedShard, match="expected 1024 bytes of head, got 700"):
+        read_head(first_bytes(shard_urls[0])[:700])
+
+
+def test_a_newer_version_asks_for_a_newer_reader(monkeypatch):
+    """A sound head of version 2 is not damage."""
+    monkeypatch.setattr("pcrshard.format.shard_head.VERSION", 2)
+    start = tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode()
+    monkeypatch.undo()
+    with pytest.raises(UnsupportedVersion, match="got 2; a newer pcrshard"):
+        read_head(start)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_samples": 0},
+        {"schema_bytes": 401},
+        {"body_bytes": 2000},
+        {"prefix_stops": (2048, 2047)},
+        {"prefix_stops": (4096, 2048)},
+        {"prefix_stops": (2048, 1 << 63)},
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_refused(wrong):
+    """A checksum that fits does not make a rule less broken."""
+    start = tarfile.TarInfo("x.pcr").tobuf() + HEAD._replace(**wrong).encode()
+    with pytest.raises(CorruptIndex):
+        read_head(start)
+
+
+@given(st.integers(512, 1023), st.integers(0, 7))
+def test_any_changed_bit_of_a_head_is_found(position, bit):
+    """No bit of a head can change unnoticed."""
+    start = bytearray(tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode())
+    start[position] ^= 1 << bit
+    with pytest.raises(PCRError):
+        read_head(start)
+
+
+@given(st.integers(0, 1 << 60))
+def test_blocks_are_512_bytes(size):
+    """Sizes are rounded up, never down, by less than a block."""
+    assert 0 <= round512(size) - size < 512
+    assert round512(size) % 512 == 0
