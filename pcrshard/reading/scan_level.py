@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..format.scan import FULL, Scan, is_integer
@@ -47,3 +48,10 @@ class ScanLevel:
     def __deepcopy__(self, memo: dict[int, Any]) -> ScanLevel:
         """A copied pipeline follows the same level."""
         return self
+
+
+def current_scan(scan: Scan | ScanLevel | Callable[[], Scan]) -> Scan:
+    """The scan of the moment: a level's value, what a callable gives, or the scan itself."""
+    if isinstance(scan, ScanLevel):
+        return scan.value
+    return scan() if callable(scan) else scan

@@ -18,9 +18,8 @@ import time
 import pytest
 
 from pcrshard import ShardWriter, __version__, open_dataset
-from pcrshard.cli import main as cli
 from pcrshard.cli import progress
-from pcrshard.cli.main import main
+from pcrshard.cli.main import build_parser, main
 from pcrshard.cli.progress import human_seconds
 from pcrshard.testing import make_jpeg
 
@@ -65,7 +64,7 @@ def test_help_has_an_example(command, capsys):
     text = capsys.readouterr().out
     assert caught.value.code == 0
     (example,) = re.findall(rf"example:\n  pcrshard ({command} .*)", text)
-    cli._parser().parse_args(example.split())
+    build_parser().parse_args(example.split())
     assert "==SUPPRESS==" not in text
 
 
