@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import time
@@ -60,7 +61,8 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> list[Training]:
     _take(folder)
     if photos is None:
         print("Cropping scikit-learn's two sample photographs into a two-class set ...")
-        photos = str(_crop_sample_photographs(folder / "photos"))
+        photos = str(folder / "photos")
+        _crop_sample_photographs(Path(photos))
     train, classes = _encode_split(photos, folder)
     costs = scan_costs(train)
     print(f"\nWhat a job reads of the {train.num_samples} training images ({', '.join(classes)}):")
@@ -100,7 +102,7 @@ def _take(folder: Path) -> None:
     marker.write_text("pcrshard demo replaces what is in this folder.\n")
 
 
-def _crop_sample_photographs(folder: Path) -> Path:
+def _crop_sample_photographs(folder: Path) -> None:
     """Crops of china.jpg and flower.jpg: training from the left, validation from the right.
 
     They share no pixel.
@@ -119,7 +121,6 @@ def _crop_sample_photographs(folder: Path) -> Path:
         border = image.shape[1] - _CROP - 32
         _write_crops(image[:, :border], label / "train", 320, rng)
         _write_crops(image[:, border:], label / "val", 80, rng)
-    return folder
 
 
 def _write_crops(image: Pixels, folder: Path, count: int, rng: np.random.Generator) -> None:
@@ -138,7 +139,7 @@ def _encode_split(photos: str, out: Path) -> tuple[DatasetIndex, tuple[str, ...]
     Returns:
         The index of the training images, and the names of the classes.
     """
-    source = list_source(str(Path(photos).absolute()))
+    source = list_source(os.path.abspath(photos))
     if len(source.classes) < 2:
         raise EncodeError(
             f"expected at least two classes, one sub-folder each, got {len(source.classes)}",

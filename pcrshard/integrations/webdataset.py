@@ -80,30 +80,16 @@ def _files(
     ahead = prefetch(urls, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
     with contextlib.closing(ahead) as loads:
         for url, future in loads:
-            on_error = _OnError(options.handler, url)
+            shard = _ShardFiles(url, options)
             try:
                 with load.at_level(future.result()) as loaded:
-                    yield from _files_of_shard(loaded, _Names(options, on_error), on_error)
+                    yield from shard.read(loaded)
                 yield {}
             except Exception as error:  # as WebDataset does
-                if on_error.raised:
+                if shard.handler_raised:
                     raise
-                if error is on_error.last or not on_error(error):
+                if error is shard.last_error or not shard.on_error(error):
                     return
-
-
-def _files_of_shard(loaded: Loaded, names: _Names, on_error: _OnError) -> Samples:
-    path = loaded.shard.url
-    about = {"__url__": on_error.url}
-    if storage.is_local(path):
-        about["__local_path__"] = path
-    for sample in loaded.samples(select=names.select, on_error=on_error):
-        key = sample.pop("__key__")
-        for field, data in sample.items():
-            if (name := names.rename(f"{key}.{field}")) is not None:
-                yield {"fname": name, "data": data, **about}
-        if names.stopped:
-            break
 
 
 class _Load:
@@ -128,33 +114,60 @@ class _Load:
         return loaded.shard.change_scan(loaded, current_scan(self.scan))
 
 
-class _Names:
-    """WebDataset's ``select_files`` and ``rename_files``.
+class _ShardFiles:
+    """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
 
-    What they raise costs one file, or the rest of the shard.
+    What the functions raise costs one file, or the rest of the shard: the handler decides.
 
     Attributes:
-        select: For the reader, by key and field, so that what is not wanted is not read; ``None``
-            without functions.
+        last_error: The error that the handler was last asked about.
+        handler_raised: Whether the handler raised.
         stopped: Whether the handler does not want to go on in this shard.
     """
 
-    def __init__(self, options: _StageOptions, on_error: _OnError) -> None:
-        self.select_files = options.select_files
-        self.rename_files = options.rename_files
-        self.on_error = on_error
-        self.select = self._select if self.select_files or self.rename_files else None
+    def __init__(self, url: str, options: _StageOptions) -> None:
+        self.url = url
+        self.options = options
+        self.last_error: Exception | None = None
+        self.handler_raised = False
         self.stopped = False
 
-    def rename(self, name: str) -> str | None:
-        """The name that the user wants, ``None`` if there is none."""
-        return name if self.rename_files is None else self._result(self.rename_files, name)
+    def read(self, loaded: Loaded) -> Samples:
+        """What ``tar_file_expander`` would give."""
+        path = loaded.shard.url
+        about = {"__url__": self.url}
+        if storage.is_local(path):
+            about["__local_path__"] = path
+        asks = self.options.select_files or self.options.rename_files
+        # What is not wanted is not read; without functions nobody is asked.
+        select = self._select if asks else None
+        for sample in loaded.samples(select=select, on_error=self.on_error):
+            key = sample.pop("__key__")
+            for field, data in sample.items():
+                if (name := self._rename(f"{key}.{field}")) is not None:
+                    yield {"fname": name, "data": data, **about}
+            if self.stopped:
+                break
+
+    def on_error(self, error: Exception) -> bool:
+        """Ask the handler: it raises, or says whether to go on."""
+        self.last_error = error
+        error.args = (*error.args, self.url)
+        self.handler_raised = True
+        go_on = bool(self.options.handler(error))
+        self.handler_raised = False
+        return go_on
+
+    def _rename(self, name: str) -> str | None:
+        rename = self.options.rename_files
+        return name if rename is None else self._result(rename, name)
 
     def _select(self, key: str, field: str) -> bool:
-        name = None if self.stopped else self.rename(f"{key}.{field}")
-        if name is None or self.select_files is None:
+        name = None if self.stopped else self._rename(f"{key}.{field}")
+        select = self.options.select_files
+        if name is None or select is None:
             return name is not None
-        return bool(self._result(self.select_files, name))
+        return bool(self._result(select, name))
 
     def _result(self, function: Callable[[str], T], name: str) -> T | None:
         try:
@@ -162,29 +175,6 @@ class _Names:
         except Exception as error:
             self.stopped = not self.on_error(error)
             return None
-
-
-class _OnError:
-    """WebDataset's handler of one shard's errors: it raises, or says whether to go on.
-
-    Attributes:
-        last: The error that the handler was last asked about.
-        raised: Whether the handler raised.
-    """
-
-    def __init__(self, handler: Handler, url: str) -> None:
-        self.handler = handler
-        self.url = url
-        self.last: Exception | None = None
-        self.raised = False
-
-    def __call__(self, error: Exception) -> bool:
-        self.last = error
-        error.args = (*error.args, self.url)
-        self.raised = True
-        go_on = bool(self.handler(error))
-        self.raised = False
-        return go_on
 
 
 def _path(url: str) -> str:
@@ -329,8 +319,8 @@ def _find_opener(pipeline: list[Any]) -> tuple[slice, dict[str, Any]]:
 def _pcr_decode(
     source: Iterable[dict[str, Any]],
     decoder: ImageDecoder,
-    seed: int | None = None,
-    handler: Handler = filters.reraise_exception,
+    seed: int | None,
+    handler: Handler,
 ) -> Samples:
     """The stage: JPEG fields of samples to arrays."""
     rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
@@ -356,6 +346,9 @@ def pcr_decode(
     size: int | tuple[int, int] | None = None,
     crop: Crop = None,
     layout: Literal["chw", "hwc"] = "chw",
+    *,
+    seed: int | None = None,
+    handler: Handler = filters.reraise_exception,
     **options: Any,
 ) -> Any:
     """A WebDataset stage that decodes, crops and resizes every JPEG field in one go, to uint8.
@@ -367,14 +360,14 @@ def pcr_decode(
         size: Side, or (height, width), of the result in pixels.
         crop: ``random``, ``center`` or ``None``; see :class:`ImageDecoder`.
         layout: ``chw`` or ``hwc``.
-        options: ``seed`` of the crops, which differ by rank and worker; by default they differ
-            every time. ``handler`` as in WebDataset. Other arguments of :class:`ImageDecoder`.
+        seed: Seed of the crops, which differ by rank and worker; by default they differ every time.
+        handler: As in WebDataset.
+        options: Other arguments of :class:`ImageDecoder`.
 
     Returns:
         A callable from an iterator of samples to an iterator of samples; it can be pickled.
     """
-    ours = {name: options.pop(name) for name in ("seed", "handler") if name in options}
-    return pcr_decoded(ImageDecoder(size, crop, layout, **options), **ours)
+    return pcr_decoded(ImageDecoder(size, crop, layout, **options), seed, handler)
 
 
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:

@@ -58,6 +58,7 @@ def make_tuner(folder, level, **options):
 
 def fit(tuner, folder, epochs, checkpoint=None):
     batches = [(torch.full((4, 3, 32, 32), 128.0), torch.tensor([0, 1, 2, 0]))] * 2
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -68,7 +69,7 @@ def fit(tuner, folder, epochs, checkpoint=None):
         default_root_dir=folder,
         callbacks=[lightning_callback(tuner)],
     )
-    trainer.fit(Classifier(), batches, ckpt_path=checkpoint)
+    trainer.fit(Classifier(), loader, ckpt_path=checkpoint)
     return trainer
 
 
