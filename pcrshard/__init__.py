@@ -1,6 +1,7 @@
-"""Progressive Compressed Records as WebDataset shards: read only the JPEG fidelity that training needs.
+"""Progressive Compressed Records as WebDataset shards: read only the fidelity that training needs.
 
-``import pcrshard`` adds ``.pcr_scan(k)`` to ``wds.WebDataset``. Names that need torch or WebDataset are loaded when they are used.
+``import pcrshard`` adds ``.pcr_scan(k)`` to ``wds.WebDataset``. Names that need torch or WebDataset
+are loaded when they are used.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ..native import scatter
 from ..reading.open_dataset import open_dataset
 from ..reading.shard import Shard
 from ..training.epoch_order import Geometry, Rules
-from ..upkeep.verify import VerifyTask, verify_shard
+from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
 from .arguments import (
     DATASET,
     DATASET_OR_SHARD,
@@ -59,10 +59,10 @@ def _info(args: Namespace) -> None:
         print_json(about | {"classes": index.classes, "scans": scans})
         return
     shown = {
-        name: ", ".join(value) if isinstance(value, list) else value
-        for name, value in about.items()
+        name: ", ".join(content) if isinstance(content, list) else content
+        for name, content in about.items()
     }
-    print("  ".join(f"{name}: {value}" for name, value in shown.items()))
+    print("  ".join(f"{name}: {content}" for name, content in shown.items()))
     print(scan_table(costs))
 
 
@@ -153,18 +153,16 @@ def _verify_shards(args: Namespace, index: DatasetIndex, urls: list[str]) -> lis
             results.append(result)
             bar(bar.done + index.shards[number].num_samples, index.num_samples)
     problems = [problem for result in results for problem in result.problems]
+    return problems + _name_missing(args.src, sources, results)
+
+
+def _name_missing(src: str, sources: Sources | None, results: list[VerifyResult]) -> list[str]:
     # Of a shard that could not be read nobody knows what is missing.
-    if all(result.keys for result in results) and not is_shard(args.src):
-        missing = set(sources or ()).difference(*(result.keys for result in results))
-        problems += _name_missing(missing, args.src)
-    return problems
-
-
-def _name_missing(missing: set[str], src: str) -> list[str]:
-    if not missing:
+    if sources is None or is_shard(src) or not all(result.keys for result in results):
         return []
-    skipped = {image.key for image in read_skipped(src.removesuffix(DATASET_INDEX))}
-    return [f"the source's sample {key} is in no shard" for key in sorted(missing - skipped)]
+    missing = set(sources).difference(*(result.keys for result in results))
+    missing.difference_update(image.key for image in read_skipped(src.removesuffix(DATASET_INDEX)))
+    return [f"the source's sample {key} is in no shard" for key in sorted(missing)]
 
 
 def _sources_of(url: str, sources: Sources | None) -> Sources | None:

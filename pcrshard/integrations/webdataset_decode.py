@@ -18,7 +18,7 @@ def is_jpeg_field(name: str) -> bool:
 
 
 class JpegHandler:
-    """A handler for ``.decode()`` that decodes JPEG fields through the native core or libjpeg-turbo.
+    """A handler for ``.decode()``: JPEG fields through the native core or libjpeg-turbo.
 
     Other fields go on to WebDataset's own handlers.
 

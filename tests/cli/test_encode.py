@@ -13,7 +13,7 @@ from pcrshard.testing import make_jpeg
 
 
 def test_skipped_images_are_told(tmp_path, capsys):
-    """--on-error skip ends with how many were skipped, where they are listed, and the first of them."""
+    """--on-error skip ends with how many were skipped, where they are listed, and the first."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a.jpg").write_bytes(make_jpeg())
     (tmp_path / "src" / "b.jpg").write_bytes(b"bad")
@@ -33,7 +33,7 @@ def test_files_left_out_are_told(tmp_path, capsys):
 
 
 def test_a_skipped_file_whose_name_is_not_utf8(tmp_path):
-    """A name from another locale is printed somehow, never a UnicodeEncodeError at the end of a long run."""
+    """A name from another locale is printed somehow; a long run does not end in UnicodeError."""
     os.makedirs(tmp_path / "src")
     for name, data in ((b"bad-\xff.jpg", b"bad"), (b"good.jpg", make_jpeg())):
         with open(os.path.join(os.fsencode(tmp_path), b"src", name), "wb") as file:

@@ -52,7 +52,7 @@ def test_info_of_a_dataset_by_shard_writer(tmp_path, capsys):
 
 
 def test_a_sample_in_no_shard_is_told(dataset, synthetic_folder, tmp_path, capsys):
-    """--against names the source's images that a dataset lacks, but for those that encode skipped."""
+    """--against names the source's images that a dataset lacks."""
     source = tmp_path / "source"
     shutil.copytree(synthetic_folder, source)
     (source / "cat" / "new.jpg").write_bytes(make_jpeg())
@@ -63,7 +63,7 @@ def test_a_sample_in_no_shard_is_told(dataset, synthetic_folder, tmp_path, capsy
 
 
 def test_the_plan_adds_up(dataset, capsys):
-    """The plan's bytes at each scan are those of the dataset index, and a bandwidth gives a rate."""
+    """The plan's bytes are those of the dataset index, and a bandwidth gives a rate."""
     index, _ = open_dataset(dataset)
     command = ["plan", str(dataset), "--batch", "6", "--phases", "1", "--bandwidth", "2"]
     assert main([*command, "--json"]) == 0
@@ -81,7 +81,7 @@ def test_the_plan_adds_up(dataset, capsys):
 
 
 def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
-    """The report is plain JSON, pixels of the last scan are those of full, and pictures are drawn."""
+    """The report is plain JSON, the last scan's pixels are those of full, pictures are drawn."""
     pictures = [tmp_path / "plot.png", tmp_path / "sheet.png"]
     command = ["fidelity", str(dataset), "--num-images", "3", "--min-msssim", "0.5"]
     drawn = ["--plot", str(pictures[0]), "--contact-sheet", str(pictures[1])]

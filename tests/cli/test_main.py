@@ -51,7 +51,7 @@ def test_version_and_usage(capsys):
 
 
 def test_round_trip(synthetic_folder, tmp_path, capsys):
-    """encode, info, verify and export of a folder, one after the other, by the command line alone."""
+    """encode, info, verify and export of a folder, one after the other, by commands alone."""
     pcr, out, plot = (tmp_path / name for name in ("pcr", "out", "plot.png"))
     assert (
         main(["encode", str(synthetic_folder), str(pcr), "--num-shards", "3", "--workers", "1"])
@@ -90,7 +90,8 @@ NOT_A_DATASET = [
     ("an array", b"[]"),
     (
         "no shards",
-        b'{"format":"pcrshard","version":1,"script":"standard","num_groups":10,"num_samples":0,"shards":[]}',
+        b'{"format":"pcrshard","version":1,"script":"standard",'
+        b'"num_groups":10,"num_samples":0,"shards":[]}',
     ),
     ("a newer version", b'{"format":"pcrshard","version":2}'),
     ("binary", b"\xff\xfe\x00"),

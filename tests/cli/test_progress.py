@@ -16,7 +16,7 @@ from pcrshard.cli.progress import ProgressBar, human_seconds
 
 
 def test_log_lines_without_a_terminal(capsys):
-    """In a log file, progress is plain lines with count, rate and time left, no control characters."""
+    """In a log file, progress is plain lines with count, rate and time left, no control codes."""
     with ProgressBar("encode", "images", log_seconds=-1) as progress:
         for done in (8, 16, 24):
             progress(done, 24)

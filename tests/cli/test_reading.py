@@ -27,7 +27,7 @@ def test_an_export_is_what_a_reader_gets(layout, dataset, tmp_path, capsys):
 
 
 def test_export_refuses_to_mix(dataset, tmp_path, fails):
-    """The dataset's own folder and a folder with files are refused; --overwrite allows the latter."""
+    """The dataset's own folder and a folder with files are refused, until --overwrite."""
     (tmp_path / "mine.txt").write_text("mine")
     fails("export", dataset, dataset, words=["another folder"])
     fails("export", dataset, tmp_path, words=["not empty", "--overwrite"])
