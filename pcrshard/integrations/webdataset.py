@@ -127,7 +127,9 @@ class _ShardFiles:
 
     def __init__(self, url: str, options: _StageOptions) -> None:
         self.url = url
-        self.options = options
+        self.handler = options.handler
+        self.select_files = options.select_files
+        self.rename_files = options.rename_files
         self.last_error: Exception | None = None
         self.handler_raised = False
         self.stopped = False
@@ -138,9 +140,8 @@ class _ShardFiles:
         about = {"__url__": self.url}
         if storage.is_local(path):
             about["__local_path__"] = path
-        asks = self.options.select_files or self.options.rename_files
         # What is not wanted is not read; without functions nobody is asked.
-        select = self._select if asks else None
+        select = self._select if self.select_files or self.rename_files else None
         for sample in loaded.samples(select=select, on_error=self.on_error):
             key = sample.pop("__key__")
             for field, data in sample.items():
@@ -154,20 +155,18 @@ class _ShardFiles:
         self.last_error = error
         error.args = (*error.args, self.url)
         self.handler_raised = True
-        go_on = bool(self.options.handler(error))
+        go_on = bool(self.handler(error))
         self.handler_raised = False
         return go_on
 
     def _rename(self, name: str) -> str | None:
-        rename = self.options.rename_files
-        return name if rename is None else self._result(rename, name)
+        return name if self.rename_files is None else self._result(self.rename_files, name)
 
     def _select(self, key: str, field: str) -> bool:
         name = None if self.stopped else self._rename(f"{key}.{field}")
-        select = self.options.select_files
-        if name is None or select is None:
+        if name is None or self.select_files is None:
             return name is not None
-        return bool(self._result(select, name))
+        return bool(self._result(self.select_files, name))
 
     def _result(self, function: Callable[[str], T], name: str) -> T | None:
         try:

@@ -90,8 +90,10 @@ NOT_A_DATASET = [
     ("an array", b"[]"),
     (
         "no shards",
-        b'{"format":"pcrshard","version":1,"script":"standard",'
-        b'"num_groups":10,"num_samples":0,"shards":[]}',
+        (
+            b'{"format":"pcrshard","version":1,"script":"standard",'
+            b'"num_groups":10,"num_samples":0,"shards":[]}'
+        ),
     ),
     ("a newer version", b'{"format":"pcrshard","version":2}'),
     ("binary", b"\xff\xfe\x00"),
