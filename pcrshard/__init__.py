@@ -1,6 +1,7 @@
-"""Progressive Compressed Records as WebDataset shards: read only the JPEG fidelity that training needs.
+"""Progressive Compressed Records as WebDataset shards: read only the fidelity that training needs.
 
-``import pcrshard`` adds ``.pcr_scan(k)`` to ``wds.WebDataset``. Names that need torch or WebDataset are loaded when they are used.
+``import pcrshard`` adds ``.pcr_scan(k)`` to ``wds.WebDataset``. Names that need torch or WebDataset
+are loaded when they are used.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._on_import import on_import
+import wrapt
+
 from ._version import __version__
 from .encoding.encode_dataset import EncodeOptions, encode
 from .encoding.shard_writer import ShardFormat, ShardWriter
@@ -30,7 +32,8 @@ from .upkeep.stage import stage
 
 if TYPE_CHECKING:
     from .fidelity.tuner import ScanTuner
-    from .integrations.webdataset import JpegHandler, pcr_decode, pcr_scan
+    from .integrations.webdataset import pcr_decode, pcr_scan
+    from .integrations.webdataset_decode import JpegHandler
     from .training.dataset import EpochOptions, PCRDataset
 
 __all__ = [
@@ -67,7 +70,7 @@ __all__ = [
 _LAZY = {
     "pcr_scan": "integrations.webdataset",
     "pcr_decode": "integrations.webdataset",
-    "JpegHandler": "integrations.webdataset",
+    "JpegHandler": "integrations.webdataset_decode",
     "PCRDataset": "training.dataset",
     "EpochOptions": "training.dataset",
     "ScanTuner": "fidelity.tuner",
@@ -80,4 +83,8 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
-on_import("webdataset", lambda: importlib.import_module(".integrations.webdataset", __name__))
+# WebDataset brings torch, two seconds that `pcrshard info` or an encoding worker should not pay.
+# So the methods are added when the user imports it, before or after pcrshard.
+@wrapt.when_imported("webdataset")
+def _add_fluent_methods(_webdataset: object) -> None:
+    importlib.import_module(".integrations.webdataset", __name__)

@@ -1,4 +1,7 @@
-"""Helpers for tests and benchmarks of this package and of code that uses it: synthetic JPEGs, file systems that count and that are slow."""
+"""Helpers for tests and benchmarks of this package and of code that uses it.
+
+Synthetic JPEGs, a file system that counts, and one that is slow.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ def make_jpeg(
         height: In pixels.
         width: In pixels.
         mode: ``L``, ``RGB`` or ``CMYK``, as in Pillow.
-        options: Pillow's JPEG options: ``quality``, ``subsampling``, ``progressive``, ``restart_marker_blocks``, ``exif``, ...
+        options: Pillow's JPEG options: ``quality``, ``subsampling``, ``progressive``,
+            ``restart_marker_blocks``, ``exif``, ...
     """
     try:
         from PIL import Image
@@ -59,7 +63,8 @@ class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
     Register with ``fsspec.register_implementation("counting", CountingFS)``.
 
     Attributes:
-        requests: (path, start, stop) of each range, shared by all instances; a stop of ``None`` is the end of the file.
+        requests: (path, start, stop) of each range, shared by all instances; a stop of ``None`` is
+            the end of the file.
     """
 
     protocol = "counting"
@@ -78,12 +83,14 @@ class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
 
 
 class TokenBucket:
-    """A bandwidth that all processes of a node share, as in section 6.6 of the VLDB paper: ``rate`` tokens a second flow in, a byte takes one out.
+    """A bandwidth that all processes of a node share, as in section 6.6 of the VLDB paper.
+
+    ``rate`` tokens a second flow in, a byte takes one out.
 
     Args:
         rate: Bytes a second.
         state: File that holds the level; processes that name the same file share the bucket.
-        burst: Bytes that may pass at once after a pause; a tenth of a second's by default.
+        burst: Bytes that may pass at once after a pause; by default those of a tenth of a second.
     """
 
     _STATE = struct.Struct("<dd")
@@ -91,11 +98,9 @@ class TokenBucket:
     def __init__(self, rate: float, state: str, burst: float | None = None) -> None:
         if not rate > 0:
             raise ValueError(f"expected a rate above 0 bytes a second, got {rate!r}")
-        self.rate, self.state, self.burst = (
-            float(rate),
-            state,
-            rate / 10 if burst is None else burst,
-        )
+        self.rate = float(rate)
+        self.state = state
+        self.burst = rate / 10 if burst is None else burst
 
     def take(self, count: int) -> float:
         """Take tokens, and sleep until they are there; returns the seconds slept."""
@@ -104,29 +109,29 @@ class TokenBucket:
             fcntl.flock(handle, fcntl.LOCK_EX)
             now = time.monotonic()
             raw = os.pread(handle, self._STATE.size, 0)
-            level, then = (
-                self._STATE.unpack(raw) if len(raw) == self._STATE.size else (self.burst, now)
-            )
-            # The level may fall below zero: who takes more than is there waits for it, and so does who comes next.
+            level, then = self._STATE.unpack(raw) if raw else (self.burst, now)
+            # The level may fall below zero: who takes more than is there waits for it, and so does
+            # who comes next.
             level = min(self.burst, level + (now - then) * self.rate) - count
             os.pwrite(handle, self._STATE.pack(level, now), 0)
         finally:
             os.close(handle)
-        pause = max(0.0, -level / self.rate)
+        pause: float = max(0.0, -level / self.rate)
         time.sleep(pause)
-        return float(pause)
+        return pause
 
 
 class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
-    """Another file system behind a :class:`TokenBucket`, under ``throttled://``.
+    """Another file system through a :class:`TokenBucket`, under ``throttled://``.
 
-    Register with ``fsspec.register_implementation("throttled", ThrottledFS)``, and read with the storage options ``rate`` and ``state``.
+    Register with ``fsspec.register_implementation("throttled", ThrottledFS)``, and read with the
+    storage options ``rate`` and ``state``.
 
     Args:
         rate: Bytes a second.
         state: The bucket's file.
-        target: Protocol of the file system behind.
-        target_options: Its storage options.
+        target: Protocol of the other file system.
+        target_options: Storage options of the other file system.
     """
 
     protocol = "throttled"
@@ -144,19 +149,16 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
         self.bucket = TokenBucket(rate, state)
         self.fs = fsspec.filesystem(target, **(target_options or {}))
 
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(path).removeprefix("throttled://")
-
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
         """Read a range as fast as the bucket lets it."""
         path = self._strip_protocol(path)
-        first, stop = start or 0, self.fs.size(path) if end is None else end
+        stop = self.fs.size(path) if end is None else end
         parts = []
-        for a in range(first, stop, self._CHUNK_BYTES):
-            parts.append(self.fs.cat_file(path, start=a, end=min(a + self._CHUNK_BYTES, stop)))
+        for first in range(start or 0, stop, self._CHUNK_BYTES):
+            last = min(first + self._CHUNK_BYTES, stop)
+            parts.append(self.fs.cat_file(path, start=first, end=last))
             self.bucket.take(len(parts[-1]))
         return b"".join(parts)
 
@@ -171,10 +173,5 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode != "rb":
             raise NotImplementedError("throttled:// is for reading")
-        return AbstractBufferedFile(
-            self,
-            self._strip_protocol(path),
-            mode,
-            cache_type="readahead",
-            size=self.fs.size(self._strip_protocol(path)),
-        )
+        size = self.fs.size(path)
+        return AbstractBufferedFile(self, path, mode, cache_type="readahead", size=size)

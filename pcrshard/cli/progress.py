@@ -1,67 +1,36 @@
-"""What the commands share: parser parts and progress."""
+"""How far a command is: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, Self
 
 import tqdm
 
-from ..format.scan import FULL, Scan
-
 _SECONDS_PER_LOG = 5.0
 
 
-def add_command(
-    commands: Any, name: str, run: Any, text: str, example: str
-) -> argparse.ArgumentParser:
-    """A sub-command with its help and an example."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=text,
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=run)
-    return command
+class ProgressBar:
+    """A bar on a terminal, a line every few seconds elsewhere.
 
+    Args:
+        name: The command.
+        unit: What is counted, in the plural.
+        log_seconds: Seconds between two lines.
 
-def scan_argument(text: str) -> Scan:
-    """The type of ``--scan``."""
-    if text != FULL and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
-    return FULL if text == FULL else int(text)
+    Attributes:
+        done: Units done, as last told.
+    """
 
-
-def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
-    """The type of an argument that is a number of at least ``least``; above it if that is 0 and the number a fraction."""
-
-    def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not (value > 0 if kind is float and least == 0 else value >= least):
-            raise argparse.ArgumentTypeError(
-                f"expected a number {'above' if kind is float else 'of at least'} {least}, got {text!r}"
-            )
-        return value
-
-    return parse
-
-
-class Progress:
-    """A bar on a terminal, a line every few seconds elsewhere."""
-
-    def __init__(self, name: str, unit: str) -> None:
-        self.name, self.unit, self.done = name, unit, 0
+    def __init__(self, name: str, unit: str, log_seconds: float = _SECONDS_PER_LOG) -> None:
+        self.name = name
+        self.unit = unit
+        self.log_seconds = log_seconds
+        self.done = 0
         self.bar: Any = None
-        self.started = self.logged = time.monotonic()
+        self.started = time.monotonic()
+        self.logged = self.started
 
     def __enter__(self) -> Self:
         return self
@@ -73,19 +42,20 @@ class Progress:
     def __call__(self, done: int, total: int) -> None:
         """Say how far it is."""
         if sys.stderr.isatty():
-            self.bar = self.bar or tqdm.tqdm(
-                desc=self.name, total=total, unit=f" {self.unit}", smoothing=0.1
-            )
+            if self.bar is None:
+                unit = f" {self.unit}"
+                self.bar = tqdm.tqdm(desc=self.name, total=total, unit=unit, smoothing=0.1)
             self.bar.update(done - self.done)
-        elif time.monotonic() - self.logged > _SECONDS_PER_LOG:
-            self.logged = time.monotonic()
-            rate = done / (self.logged - self.started)
-            left = human_seconds((total - done) / rate) if rate else "?"
-            print(
-                f"{self.name}: {done}/{total} {self.unit}, {rate:.0f} {self.unit}/s, {left} left",
-                file=sys.stderr,
-            )
+        elif time.monotonic() - self.logged > self.log_seconds:
+            self._log(done, total)
         self.done = done
+
+    def _log(self, done: int, total: int) -> None:
+        self.logged = time.monotonic()
+        rate = done / (self.logged - self.started)
+        left = human_seconds((total - done) / rate) if rate else "?"
+        counted = f"{done}/{total} {self.unit}, {rate:.0f} {self.unit}/s"
+        print(f"{self.name}: {counted}, {left} left", file=sys.stderr)
 
 
 def human_seconds(seconds: float) -> str:

@@ -20,7 +20,7 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan, check_scan
 from ..jpeg.crops import Box
 from ..jpeg.pixels import Pixels, decode_image
-from ..reading.open_dataset import open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.prefix import Sample
 from ..reading.shard import Shard
 from ..storage.files import Options

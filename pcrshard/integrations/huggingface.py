@@ -1,7 +1,8 @@
 """The one door to HuggingFace ``datasets``: :func:`load_dataset`, and the builder behind it.
 
-A shard is one shard of ``datasets``, so that splitting by node, shuffling, DataLoader workers and ``state_dict()`` are its own. Images stay encoded until
-``datasets`` decodes them. Works with ``datasets`` 3 and newer; ``scripts/hf/pcr_dataset.py`` is the loading script for versions before 4.
+A shard is one shard of ``datasets``, so that splitting by node, shuffling, DataLoader workers and
+``state_dict()`` are its own. Images stay encoded until ``datasets`` decodes them. Works with
+``datasets`` 3 and newer; ``scripts/hf/pcr_dataset.py`` is the loading script for versions before 4.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from ..errors import FormatError, MissingDependency
 from ..format.dataset_index import ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_index import ShardIndex
-from ..reading.joined import JoinedSamples
-from ..reading.open_dataset import open_dataset
-from ..reading.prefix import Prefix, Sample
+from ..reading.dataset_folder import open_dataset
+from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
-from ..reading.scan_level import ScanLevel
+from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
 
 try:
@@ -37,10 +37,14 @@ except ImportError as missing:
 __all__ = ["PcrBuilder", "PcrConfig", "load_dataset"]
 log = logging.getLogger(__name__)
 KEY = "__key__"
-# What WebDataset's decoders and the stock `webdataset` loader of `datasets` make of a field's last extension; nothing is ever unpickled.
-_TEXT = ("txt", "text", "transcript")
-_INTEGER = ("cls", "cls2", "index", "inx", "id", "count")
 _JSON = ("json", "jsn")
+# What WebDataset's decoders and the stock `webdataset` loader of `datasets` make of a field's last
+# extension; all else is bytes, and nothing is ever unpickled.
+_KINDS = {
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), "int64"),
+    **dict.fromkeys(("txt", "text", "transcript", *_JSON), "string"),
+}
+Decode = Callable[[Any], Any]
 
 
 @dataclasses.dataclass
@@ -48,8 +52,8 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
     """What to read; ``data_dir`` is the dataset's folder, local or any fsspec URL.
 
     Attributes:
-        scan: 1..N, ``"full"``, or (streaming only) a :class:`ScanLevel`, which is read at each shard.
-        columns: Which columns; by default ``__key__`` and all fields of the first shard.
+        scan: 1..N, ``"full"``, or (streaming only) a :class:`ScanLevel`, read at each shard.
+        columns: Names of the columns; by default ``__key__`` and all fields of the first shard.
         split: What the split is called.
         prefix_cache: Keeps prefixes on local disk when streaming.
     """
@@ -64,20 +68,25 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
     def create_config_id(
         self, config_kwargs: dict[str, Any], custom_features: datasets.Features | None = None
     ) -> str:
-        """Name the Arrow cache by what changes the rows; which content it is says the builder's hash, whatever its URL."""
-        kwargs = {
-            name: value
-            for name, value in config_kwargs.items()
-            if name not in ("data_dir", "prefix_cache")
-        }
-        kwargs["scan"] = "level" if isinstance(self.scan, ScanLevel) else self.scan
+        """Name the Arrow cache by what changes the rows.
+
+        Which content it is says the builder's hash, whatever its URL.
+        """
+        kwargs = config_kwargs | {"scan": self.scan}
+        if isinstance(self.scan, ScanLevel):
+            kwargs["scan"] = "level"
+        for name in ("data_dir", "prefix_cache"):
+            kwargs.pop(name, None)
         return str(super().create_config_id(kwargs, custom_features))
 
 
 class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
-    """Builds datasets from PCR shards: ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``.
+    """Builds datasets from PCR shards.
 
-    The dataset index is read at once (it names the Arrow cache); the first shard's index when features are inferred.
+    ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``
+
+    The dataset index is read at once (it names the Arrow cache); the first shard's index when
+    features are inferred.
     """
 
     BUILDER_CONFIG_CLASS = PcrConfig
@@ -118,22 +127,15 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         inferred |= {field: datasets.Image() for field, _ in index.schema.streams}
         for field, values in index.fields.items():
             extension = field.rpartition(".")[2]
-            if extension in _JSON and (found := _json_type(values)) not in (None, pa.null()):
+            found = _json_type(values) if extension in _JSON else None
+            if found not in (None, pa.null()):
                 self.json_types[field] = found
-                inferred[field] = datasets.Features.from_arrow_schema(pa.schema({field: found}))[
-                    field
-                ]
+                schema = pa.schema({field: found})
+                inferred |= datasets.Features.from_arrow_schema(schema)
             elif field == "cls" and self.index.classes:
                 inferred[field] = datasets.ClassLabel(names=list(self.index.classes))
             else:
-                kind = (
-                    "int64"
-                    if extension in _INTEGER
-                    else "string"
-                    if extension in (*_TEXT, *_JSON)
-                    else "binary"
-                )
-                inferred[field] = datasets.Value(kind)
+                inferred[field] = datasets.Value(_KINDS.get(extension, "binary"))
         return inferred
 
     def _shard(self, url: str, entry: ShardEntry) -> Shard:
@@ -149,17 +151,15 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     def _generate_examples(
         self, shards: list[tuple[str, ShardEntry]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        scan = self.config.scan
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
-            with self._shard(url, entry).load_samples(
-                scan.value if isinstance(scan, ScanLevel) else scan
-            ) as loaded:
+            shard = self._shard(url, entry)
+            with shard.load_samples(current_scan(self.config.scan)) as loaded:
                 self._check_fields(loaded.index, url)
-                orientations = _orientations(loaded)
-                for row, sample in enumerate(
-                    loaded.samples(select=lambda _, field: field in columns)
-                ):
+                # At full fidelity the images have their own.
+                orientations = {} if loaded.scan == FULL else _orientations(loaded.index)
+                samples = loaded.samples(select=lambda _, field: field in columns)
+                for row, sample in enumerate(samples):
                     for field, values in orientations.items():
                         if values[row] > 1 and field in sample:
                             sample[field] = _with_orientation(sample[field], values[row])
@@ -168,24 +168,22 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
     def _check_fields(self, index: ShardIndex, url: str) -> None:
         """Refuse what ``datasets`` would leave out without a word."""
+        if self.typed:
+            return
+        features = set(self.info.features)
         fields = {*index.fields, *(field for field, _ in index.schema.streams)}
-        if (
-            not self.typed
-            and not self.config.columns
-            and (more := sorted(fields - set(self.info.features)))
-        ):
+        if not self.config.columns and not fields <= features:
             raise FormatError(
-                f"fields {more} are not in the first shard; say which columns are wanted: columns=[...]",
+                f"fields {sorted(fields - features)} are not in the first shard; "
+                "say which columns are wanted: columns=[...]",
                 url=url,
             )
-        for field, expected in self.json_types.items():
-            if (
-                not self.typed
-                and field in self.info.features
-                and not _fits(_json_type(index.fields.get(field, ())), expected)
-            ):
+        for field in features.intersection(self.json_types):
+            found = _json_type(index.fields.get(field, ()))
+            if not _fits(found, self.json_types[field]):
                 raise FormatError(
-                    f"the values of {field!r} have other types than in the first shard; give all columns' types in features=..., "
+                    f"the values of {field!r} have other types than in the first shard; "
+                    "give all columns' types in features=..., "
                     f"with {field!r}: Value('string') for its text",
                     url=url,
                 )
@@ -211,23 +209,24 @@ def _fits(found: pa.DataType | None, expected: pa.DataType) -> bool:
         return False
 
 
-def _decoder(feature: Any) -> Callable[[Any], Any]:
-    """What makes a column's value of a field's bytes; ``datasets`` encodes and decodes from there."""
+def _decoder(feature: Any) -> Decode:
+    """What makes a column's value of a field's bytes; ``datasets`` goes on from there."""
     if isinstance(feature, datasets.Image):
         # No path: datasets would read a local file of that name instead of the bytes.
         return lambda data: {"bytes": data, "path": None}
     if isinstance(feature, datasets.ClassLabel):
-        return int  # not as text: datasets would take a class's name for it, and classes may be called "10"
+        # Not text: datasets would take it for a class's name, and classes may be called "10".
+        return int
     if not isinstance(feature, datasets.Value):
         return json.loads
     if feature.dtype in ("string", "large_string"):
         return lambda data: data if isinstance(data, str) else data.decode()
-    return bytes if "binary" in feature.dtype else float if "float" in feature.dtype else int
+    if "binary" in feature.dtype:
+        return bytes
+    return float if "float" in feature.dtype else int
 
 
-def _example(
-    sample: Sample, columns: Mapping[str, Callable[[Any], Any]], url: str
-) -> dict[str, Any]:
+def _example(sample: Sample, columns: Mapping[str, Decode], url: str) -> dict[str, Any]:
     example: dict[str, Any] = {}
     for name, decode in columns.items():
         try:
@@ -239,24 +238,23 @@ def _example(
     return example
 
 
-def _orientations(loaded: Prefix | JoinedSamples) -> dict[str, list[int]]:
-    """EXIF orientations by image field, where they are not in the images: below full fidelity."""
-    if loaded.scan == FULL:
-        return {}
-    streams = enumerate(loaded.index.schema.streams)
-    columns = {field: loaded.index.orientation[:, m].tolist() for m, (field, _) in streams}
-    return {field: column for field, column in columns.items() if max(column, default=0) > 1}
+def _orientations(index: ShardIndex) -> dict[str, list[int]]:
+    """EXIF orientations of the images, by the fields where some are turned."""
+    found = {}
+    for (field, _), column in zip(index.schema.streams, index.orientation.T, strict=True):
+        if column.max(initial=0) > 1:
+            found[field] = column.tolist()
+    return found
 
 
 def _with_orientation(jpeg: bytes, orientation: int) -> bytes:
-    """Put an orientation into a JPEG; ``datasets`` turns images by it, and shall do so at every scan."""
+    """Put an orientation into a JPEG: ``datasets`` turns images by it, and shall at every scan."""
     tiff = b"MM\0*\0\0\0\x08" + struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
-    stop = (
-        4 + int.from_bytes(jpeg[4:6]) if jpeg[2:4] == b"\xff\xe0" else 2
-    )  # JFIF wants to be first
-    return (
-        jpeg[:stop] + b"\xff\xe1" + (8 + len(tiff)).to_bytes(2) + b"Exif\0\0" + tiff + jpeg[stop:]
-    )
+    segment = b"\xff\xe1" + (8 + len(tiff)).to_bytes(2) + b"Exif\0\0" + tiff
+    has_jfif = jpeg[2:4] == b"\xff\xe0"
+    # JFIF wants to be first.
+    start = 4 + int.from_bytes(jpeg[4:6]) if has_jfif else 2
+    return jpeg[:start] + segment + jpeg[start:]
 
 
 def load_dataset(
@@ -274,48 +272,57 @@ def load_dataset(
 ) -> Any:
     """Open a PCR dataset as a ``datasets.IterableDataset`` or ``datasets.Dataset``.
 
-    Columns are called as the fields: ``__key__``; images ``jpg`` (:class:`datasets.Image`, encoded until they are looked at, turned upright); ``cls`` an
-    integer, or a ``ClassLabel`` if the dataset index has classes; ``txt`` strings; ``json`` what it holds, or text where its values have no common type; all
-    else bytes.
+    Columns are called as the fields: ``__key__``; images ``jpg`` (:class:`datasets.Image`, encoded
+    until they are looked at, turned upright); ``cls`` an integer, or a ``ClassLabel`` if the
+    dataset index has classes; ``txt`` strings; ``json`` what it holds, or text where its values
+    have no common type; all else bytes.
 
     Args:
         url: The folder with ``pcr.json``: a path or any fsspec URL, as ``hf://datasets/USER/NAME``.
         scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
-        streaming: True reads each shard's prefix in one request when its turn comes; False copies all into an Arrow cache, once per scan.
+        streaming: True reads each shard's prefix in one request when its turn comes; False copies
+            all into an Arrow cache, once per scan.
         split: What the split is called; of a map-style dataset it may be a slice, ``train[:10%]``.
-        columns: Which columns; others are not parsed. By default all.
+        columns: Names of the columns; others are not parsed. By default all.
         features: The columns and their types, instead of inferred ones.
         storage_options: fsspec storage options.
         prefix_cache: Keeps prefixes on local disk.
         cache_dir: Where Arrow caches are, instead of ``datasets``' own folder.
-        num_proc: Processes that fill the Arrow cache.
+        num_proc: Number of processes that fill the Arrow cache.
 
     Raises:
-        PCRError: The dataset or a shard cannot be read; when a map-style dataset is made, as the cause of ``DatasetGenerationError``.
+        PCRError: The dataset or a shard cannot be read; when a map-style dataset is made, as the
+            cause of ``DatasetGenerationError``.
         ValueError: There is no such column.
     """
     if isinstance(columns, str):
         raise TypeError(
             f"expected a sequence of column names, got {columns!r}; write [{columns!r}]"
         )
-    if split is None:
-        raise TypeError("expected a split such as 'train', got None")
-    spec = str(split.to_spec() if isinstance(split, datasets.ReadInstruction) else split)
     chosen = {
         "columns": list(columns) if columns else None,
         "features": features,
         "prefix_cache": prefix_cache,
     }
-    given = {name: value for name, value in chosen.items() if value is not None}
     builder = PcrBuilder(
         data_dir=url,
         scan=scan,
-        split=spec.partition("[")[0],
+        split=_split_name(split),
         storage_options=dict(storage_options or {}),
         cache_dir=cache_dir,
-        **given,
+        # What is given names the Arrow cache.
+        **{name: value for name, value in chosen.items() if value is not None},
     )
     if streaming:
         return builder.as_streaming_dataset(split=split)
     builder.download_and_prepare(num_proc=num_proc)
     return builder.as_dataset(split=split)
+
+
+def _split_name(split: Any) -> str:
+    """``train`` of ``train[:10%]``."""
+    if split is None:
+        raise TypeError("expected a split such as 'train', got None")
+    if isinstance(split, datasets.ReadInstruction):
+        split = split.to_spec()
+    return str(split).partition("[")[0]

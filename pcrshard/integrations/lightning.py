@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingDependency
 from ..format.scan import FULL
@@ -10,12 +12,8 @@ from ..format.scan import FULL
 if TYPE_CHECKING:
     from ..fidelity.tuner import ScanTuner
 
-import contextlib
-import importlib
-from typing import Any
 
-
-def _lightning_callback_class() -> Any:
+def _callback_class() -> Any:
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name).Callback
@@ -23,22 +21,24 @@ def _lightning_callback_class() -> Any:
 
 
 def lightning_callback(tuner: ScanTuner) -> Any:
-    """A callback for Lightning that tunes at the start of training epochs and logs ``pcrshard/scan``.
+    """A callback for Lightning that tunes at the start of training epochs and logs what it found.
+
+    It logs ``pcrshard/scan``, 0 for full fidelity, and ``pcrshard/tuning_seconds``.
 
     Raises:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
-    callback_class: Any = _lightning_callback_class()
+    callback_class: Any = _callback_class()
 
     class ScanTunerCallback(callback_class):  # type: ignore[misc]  # known at run time
-        """Tunes before the epoch's first batch; the level counts from the next shard that is read."""
+        """Tunes before the epoch's first batch; the level counts from the next shard read."""
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             """Tune if it is time."""
             report = tuner.step(pl_module, trainer.current_epoch)
             if report is not None:
-                number = 0.0 if report.scan == FULL else float(report.scan)
-                pl_module.log("pcrshard/scan", number)
+                scan = 0 if report.scan == FULL else report.scan
+                pl_module.log("pcrshard/scan", float(scan))
                 pl_module.log("pcrshard/tuning_seconds", report.seconds)
 
         def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .. import native
 from ..checksum import crc32c
 from ..format.scan import Scan
-from ..reading.open_dataset import open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix

@@ -18,7 +18,7 @@ from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, HEAD_STOP, decode_head
-from ..reading.open_dataset import open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..storage.files import Options
 from ..storage.retry import Retry

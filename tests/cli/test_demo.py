@@ -17,7 +17,7 @@ def test_the_demo_touches_no_folder_of_the_user(tmp_path):
 
 
 def test_the_demo_runs_end_to_end(tmp_path, capsys):
-    """A new user sees sizes, two trainings and a picture; the bytes it claims are the prefixes it read."""
+    """A new user sees sizes, two trainings and a picture; the bytes it claims are those it read."""
     low, full = run_demo(None, str(tmp_path), epochs=1)
     index, _ = open_dataset(str(tmp_path / "train"))
     assert (low.bytes_read, full.bytes_read) == (index.prefix_bytes(2), index.prefix_bytes("full"))

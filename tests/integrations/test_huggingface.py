@@ -1,4 +1,7 @@
-"""HuggingFace datasets: one line to load, shards that split, exact resume, and what stock `datasets` shows of a preview."""
+"""HuggingFace datasets: one line to load, shards that split, and exact resume.
+
+Also what stock `datasets` shows of a preview.
+"""
 
 import atexit
 import glob
@@ -198,7 +201,10 @@ def test_features_say_the_types(dataset):
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_what_does_not_fit_is_named(streaming, tmp_path):
-    """A label that is no number is an error with shard and key; a column that is not there is refused at once."""
+    """A label that is no number is an error with shard and key.
+
+    A column that is not there is refused at once.
+    """
     url = write(tmp_path, [{"cls": "cat"}])
     with pytest.raises((FormatError, datasets.exceptions.DatasetGenerationError)) as caught:
         list(load_dataset(url, streaming=streaming))
@@ -211,7 +217,7 @@ def test_what_does_not_fit_is_named(streaming, tmp_path):
 
 
 def test_images_are_upright_at_every_scan(tmp_path):
-    """`datasets` turns images by EXIF, which low scans do not have; they are turned all the same."""
+    """`datasets` turns images by EXIF, which low scans lack; they are turned all the same."""
     exif = Image.Exif()
     exif[0x0112] = 6
     images = (
@@ -228,7 +234,7 @@ def test_images_are_upright_at_every_scan(tmp_path):
 
 
 def test_damage_is_named(dataset, tmp_path):
-    """A damaged shard ends the iteration with an error that names shard, key and scan, not with fewer rows."""
+    """A damaged shard ends with an error that names shard, key and scan, not with fewer rows."""
     folder = shutil.copytree(dataset, tmp_path / "damaged")
     index, urls = pcrshard.open_dataset(str(folder))
     with open(urls[1], "r+b") as file:
@@ -256,7 +262,10 @@ def test_what_is_not_there(url, options, dataset):
 
 
 def test_splits_may_be_objects_of_datasets(dataset, tmp_path):
-    """``datasets.Split`` and ``ReadInstruction`` are taken as their names are; None, and a column's name for a list of them, are errors."""
+    """``datasets.Split`` and ``ReadInstruction`` are taken as their names are.
+
+    None, and a column's name for a list of them, are errors.
+    """
     how = {"streaming": False, "cache_dir": str(tmp_path)}
     part = datasets.ReadInstruction("train", to=25, unit="%")
     assert (
@@ -295,7 +304,10 @@ def test_shuffling_moves_shards_and_samples(dataset):
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("stop", [0, 1, 6, 8, 23, 24])
 def test_resume_is_exact(stop, shuffled, dataset):
-    """A saved state goes on at the very next sample, in the middle of a shard and at its end, also of shuffled shards, and survives JSON."""
+    """A saved state goes on at the very next sample, in the middle of a shard and at its end.
+
+    Also of shuffled shards, and it survives JSON.
+    """
 
     def load(scan):
         rows = load_dataset(str(dataset), scan=scan)
@@ -340,7 +352,10 @@ def test_a_dataset_travels_to_spawned_workers(dataset, tmp_path):
 
 
 def test_a_level_changes_while_one_reads(dataset):
-    """Running workers read the new scan from their next shard on; a map-style dataset has one scan."""
+    """Running workers read the new scan from their next shard on.
+
+    A map-style dataset has one scan.
+    """
     level = pcrshard.ScanLevel(1)
     rows = encoded(load_dataset(str(dataset), scan=level))
     source = iter(DataLoader(rows, batch_size=None, num_workers=1, prefetch_factor=1))
@@ -361,7 +376,10 @@ def test_a_level_changes_while_one_reads(dataset):
 
 
 def test_a_remote_stream_reads_prefixes_only(dataset):
-    """Over HTTP each shard is one request of its prefix; a resumed stream asks for no shard that is done."""
+    """Over HTTP each shard is one request of its prefix.
+
+    A resumed stream asks for no shard that is done.
+    """
     index, _ = pcrshard.open_dataset(str(dataset))
     stop = {f"/{entry.name}": entry.prefix_stop(2) for entry in index.shards}
     with servers.nginx(dataset) as server:
@@ -387,7 +405,10 @@ def test_a_remote_stream_reads_prefixes_only(dataset):
 
 
 def test_the_arrow_cache_is_made_once_per_scan_and_content(dataset, tmp_path):
-    """A second map-style load reads nothing but pcr.json, from whatever copy; another scan or dataset is another cache."""
+    """A second map-style load reads nothing but pcr.json, from whatever copy.
+
+    Another scan or dataset is another cache.
+    """
     folder, cache = shutil.copytree(dataset, tmp_path / "shards"), str(tmp_path / "arrow")
 
     def files(**options):
@@ -427,7 +448,10 @@ def test_the_builder_is_public(dataset, tmp_path):
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):
-    """The four kinds of request of the Hub that reading takes, with its redirect to where the files are; ``server.log`` has paths and ranges."""
+    """The four kinds of request of the Hub that reading takes, with its redirect to the files.
+
+    ``server.log`` has paths and ranges.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -480,8 +504,15 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
 
 def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
-    """hf:// takes one request of the prefix a shard, as any store; the Hub is played by a server on loopback."""
-    program = 'import sys, pcrshard.hf; print(sum(1 for _ in pcrshard.hf.load_dataset("hf://datasets/me/pets", scan=2)))'
+    """hf:// takes one request of the prefix a shard, as any store.
+
+    The Hub is played by a server on loopback.
+    """
+    program = (
+        "import sys, pcrshard.hf;"
+        'rows = pcrshard.hf.load_dataset("hf://datasets/me/pets", scan=2);'
+        "print(sum(1 for _ in rows))"
+    )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as hub:
         hub.folder, hub.log = dataset, []
         thread = threading.Thread(target=hub.serve_forever, args=(0.02,))
@@ -507,12 +538,12 @@ def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
     assert hub.log[3:] == [(entry.name, (0, entry.prefix_stop(2))) for entry in index.shards]
 
 
-# ---------------------------------------------------------------- stock datasets, the Hub's viewer, datasets before 4
+# ------------------------------------------- stock datasets, the Hub's viewer, datasets before 4
 
 
 @pytest.fixture(scope="module")
 def preview(synthetic_folder, tmp_path_factory):
-    """The synthetic folder in the preview layout, base scans 1 and 2, labels as members; and its card."""
+    """The synthetic folder in the preview layout, base scans 1 and 2, labels as members; a card."""
     folder = tmp_path_factory.mktemp("preview")
     fmt = pcrshard.ShardFormat(layout="preview", base=2, preview_fields=("cls",))
     pcrshard.encode(
@@ -537,7 +568,7 @@ def carded(preview, tmp_path_factory):
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_the_stock_loader_shows_a_preview(streaming, preview, tmp_path):
-    """Stock `webdataset` shows the images at scan 2 with their labels, a row each, and no hidden member."""
+    """Stock `webdataset` shows the images at scan 2 with labels, a row each, no hidden member."""
     files = sorted(glob.glob(f"{preview}/*.tar"))
     rows = datasets.load_dataset(
         "webdataset",
@@ -558,7 +589,10 @@ def test_the_stock_loader_shows_a_preview(streaming, preview, tmp_path):
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_card_names_the_labels_and_finds_the_shards(streaming, carded, tmp_path):
-    """With the card, `load_dataset(FOLDER)` and so the Hub's viewer take the tars for the data, and labels have names."""
+    """With the card, `load_dataset(FOLDER)` takes the tars for the data, and labels have names.
+
+    So does the Hub's viewer.
+    """
     rows = datasets.load_dataset(
         str(carded), split="train", streaming=streaming, cache_dir=str(tmp_path)
     )
@@ -605,7 +639,10 @@ def shown(rows):
     rows = rows.cast_column("jpg", datasets.Image(decode=False))
     return [[row["__key__"], row["cls"], row["jpg"]["bytes"].hex()] for row in rows]
 def load(streaming):
-    return datasets.load_dataset(script, trust_remote_code=True, data_dir=url, scan=5, split="train", streaming=streaming)
+    how = {"split": "train", "streaming": streaming, "trust_remote_code": True}
+    return datasets.load_dataset(script, data_dir=url, scan=5, **how)
+def ours(streaming):
+    return pcrshard.hf.load_dataset(url, scan=5, streaming=streaming)
 rows = pcrshard.hf.load_dataset(url, scan=5)
 source = iter(rows)
 done = [next(source)["__key__"] for _ in range(8)]
@@ -614,7 +651,7 @@ card = datasets.load_dataset(carded, split="train", streaming=True)
 print(json.dumps({
     "version": datasets.__version__,
     "script": [shown(load(True)), shown(load(False))],
-    "hf": [shown(pcrshard.hf.load_dataset(url, scan=5, streaming=streaming)) for streaming in (True, False)],
+    "hf": [shown(ours(True)), shown(ours(False))],
     "resumed": done + [row["__key__"] for row in rows],
     "names": load(True).features["cls"].names,
     "card": [len(list(card)), card.features["cls"].names],
@@ -644,7 +681,7 @@ def datasets_3(tmp_path_factory):
 
 @pytest.mark.long
 def test_datasets_3_and_its_loading_script(datasets_3, dataset, carded, tmp_path):
-    """With datasets 3 the loading script, pcrshard.hf and the card give the same rows as with the current version."""
+    """With datasets 3 the script, pcrshard.hf and the card give the rows of the current version."""
     environment = os.environ | {
         "HF_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),

@@ -17,8 +17,15 @@ import webdataset as wds
 from PIL import Image
 assert not hasattr(wds.WebDataset, "pcr_scan")
 samples = list(wds.WebDataset(sys.argv[1:], shardshuffle=False))
-sizes = [Image.open(io.BytesIO(s["jpg"])).convert("RGB").size if "jpg" in s else None for s in samples]
-print(json.dumps([{"key": s["__key__"], "fields": {k: len(v) for k, v in s.items() if k[0] != "_"}, "size": z} for s, z in zip(samples, sizes)]))
+
+def describe(sample):
+    fields = {name: len(value) for name, value in sample.items() if name[0] != "_"}
+    size = None
+    if "jpg" in sample:
+        size = Image.open(io.BytesIO(sample["jpg"])).convert("RGB").size
+    return {"key": sample["__key__"], "fields": fields, "size": size}
+
+print(json.dumps([describe(sample) for sample in samples]))
 """
 
 
@@ -59,7 +66,7 @@ def test_a_compact_prefix_is_a_shorter_record(scan, shard_urls, tmp_path):
 
 @pytest.mark.parametrize("scan", [2, 5, "full"])
 def test_a_preview_shard_shows_images(scan, preview, tmp_path):
-    """Stock WebDataset sees every sample as a real image with its label, in the whole shard and in any prefix."""
+    """Stock WebDataset sees every sample as a real image with its label, also in any prefix."""
     path = tmp_path / preview.name
     shard = pcrshard.Shard(str(preview))
     path.write_bytes(preview.read_bytes()[: shard.prefix_stop(scan)])

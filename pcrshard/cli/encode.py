@@ -1,0 +1,193 @@
+"""``pcrshard encode``."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentTypeError, Namespace
+
+from .. import storage
+from ..encoding.clusters import ENGINES, open_engine
+from ..encoding.encode_dataset import EncodeOptions, encode_part
+from ..encoding.resume_journal import SKIPPED, read_skipped
+from ..encoding.shard_writer import SCRIPTS, ShardFormat
+from ..errors import EncodeError
+from ..fidelity.costs import scan_costs, scan_table
+from ..format.scan_script import ScanScript, parse_script
+from .arguments import Command, argument, choice, either, flag, value
+from .progress import ProgressBar
+
+
+def _encode(args: Namespace) -> None:
+    options = _options(args)
+    local = args.engine == "local"
+    engine = open_engine(
+        args.engine,
+        workers=None if local else args.workers,
+        scheduler=args.scheduler,
+        slurm=dict(args.slurm_option),
+    )
+    with ProgressBar("encode", "images") as progress, engine as executor:
+        index = encode_part(
+            args.src,
+            args.dst,
+            args.part,
+            options,
+            workers=args.workers if local else None,
+            resume=args.resume,
+            executor=executor,
+            progress=progress,
+        )
+    if index is None:
+        number, count = args.part
+        print(f"part {number} of {count} is done; other parts have shards to write yet")
+        return
+    print(scan_table(scan_costs(index)))
+    print(f"{index.num_samples} samples in {len(index.shards)} shards in {args.dst}")
+    if skipped := read_skipped(args.dst):
+        first = skipped[0]
+        print(
+            f"{len(skipped)} images were skipped, listed in {storage.join(args.dst, SKIPPED)}; "
+            f"the first: {first.source}: {first.reason}"
+        )
+
+
+def _options(args: Namespace) -> EncodeOptions:
+    preview_fields = tuple(filter(None, args.preview_fields.split(",")))
+    base = ShardFormat.base if args.base is None else args.base
+    if args.layout != "preview" and (preview_fields or args.base is not None):
+        raise EncodeError("--base and --preview-fields need --layout preview")
+    return EncodeOptions(
+        name=args.name,
+        num_shards=args.num_shards,
+        samples_per_shard=args.samples_per_shard,
+        seed=args.seed,
+        on_error=args.on_error,
+        reencode_quality=args.reencode_quality,
+        resize_short=args.resize_short,
+        prefix_keys=args.prefix_keys,
+        fmt=ShardFormat(_script(args.script), args.layout, base, preview_fields),
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return key.lstrip("-"), value
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise ArgumentTypeError(f"expected I/N with I from 0 to N-1, got {text!r}")
+    return int(number), int(count)
+
+
+def _script(name: str) -> ScanScript | str:
+    """A built-in script's name, or the script in a file."""
+    if name in SCRIPTS:
+        return name
+    stem, _ = os.path.splitext(os.path.basename(name))
+    try:
+        return parse_script(stem, storage.read_bytes(name).decode())
+    except ValueError as error:
+        raise EncodeError(f"not a scan script: {error}", url=name) from error
+
+
+# Which sample goes to which shard.
+_SHARDING = [
+    value("--name", "shards' name before the number (default: %(default)s)", "NAME", str, "data"),
+    value("--num-shards", "number of shards; their sizes differ by at most one sample", "N", int),
+    value(
+        "--samples-per-shard",
+        "at most N samples a shard (default: 1024, and up to 8 shards if there are fewer)",
+        "N",
+        int,
+    ),
+    either(
+        value("--seed", "seed of the global shuffle (default: %(default)s)", "SEED", int, 0),
+        argument("--keep-order", "do not shuffle", dest="seed", action="store_const", const=None),
+    ),
+]
+# Where shards are encoded, and which of them.
+_ENGINE = [
+    value(
+        "--workers",
+        "worker processes (default: one a core), or SLURM jobs at a time (default: 8)",
+        "N",
+        int,
+    ),
+    choice("--engine", ENGINES, "where shards are encoded (default: %(default)s processes)"),
+    value("--scheduler", "of the Dask scheduler, or its scheduler file (.json)", "ADDRESS"),
+    argument(
+        "--slurm-option",
+        "sbatch option of the jobs (partition, account, time, tasks_per_node...); may be repeated",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+    ),
+    value(
+        "--part",
+        "encode part I (from 0) of N only; the last one to end writes the dataset index",
+        "I/N",
+        _part,
+    ),
+    flag("--resume", "go on with an earlier run; whole shards are kept"),
+]
+# What is done about sources that are not stored as they are.
+_SOURCES = [
+    choice("--on-error", ("raise", "skip"), f"skip lists bad images in {SKIPPED} and goes on"),
+    value(
+        "--reencode-quality",
+        "convert PNG, WebP, BMP sources to JPEG of this quality (lossy)",
+        "Q",
+        int,
+    ),
+    value(
+        "--resize-short",
+        "resize larger images to a shorter side of N pixels first (lossy)",
+        "N",
+        int,
+    ),
+    flag("--prefix-keys", "put the tar's name before its keys"),
+]
+_FORMAT = [
+    value(
+        "--script",
+        "scan script: standard, q95, or a file in the syntax of jpegtran -scans"
+        " (default: %(default)s)",
+        "SCRIPT",
+        str,
+        "standard",
+    ),
+    choice(
+        "--layout", ("compact", "preview"), "preview shows base scans as ordinary image members"
+    ),
+    value("--base", f"scans in a preview member (default: {ShardFormat.base})", "K", int),
+    value(
+        "--preview-fields",
+        "fields stored as members too, in the preview layout (cls,json)",
+        "A,B",
+        str,
+        "",
+    ),
+]
+ENCODE = Command(
+    "encode",
+    "Encode images losslessly into PCR shards.",
+    "pcrshard encode imagenet/train /data/train-pcr --samples-per-shard 1024",
+    _encode,
+    [
+        argument(
+            "src",
+            "folder of images (class per sub-folder), folder/URL/brace pattern of WebDataset tars,"
+            " or a .tsv/.jsonl list",
+        ),
+        argument("dst", "folder for the shards, local or a URL"),
+        *_SHARDING,
+        *_ENGINE,
+        *_SOURCES,
+        *_FORMAT,
+    ],
+)

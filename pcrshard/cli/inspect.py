@@ -1,0 +1,318 @@
+"""Commands that look and change nothing: ``pcrshard info | verify | plan | fidelity``."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from typing import Any
+
+from .. import __version__
+from ..encoding.resume_journal import read_skipped
+from ..encoding.sources import SampleRef, list_source
+from ..encoding.worker_processes import run_tasks, worker_pool
+from ..errors import EncodeError, PCRError
+from ..fidelity import measure, plots
+from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
+from ..format.dataset_index import DATASET_INDEX, DatasetIndex
+from ..jpeg import pixels
+from ..native import scatter
+from ..reading.dataset_folder import open_dataset
+from ..reading.shard import Shard
+from ..training.epoch_order import Geometry, Rules
+from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
+from .arguments import (
+    DATASET,
+    DATASET_OR_SHARD,
+    JSON,
+    Command,
+    argument,
+    at_least,
+    flag,
+    is_shard,
+    megabytes,
+    open_source,
+    positive,
+    print_json,
+    scan_argument,
+    value,
+)
+from .progress import ProgressBar
+
+Sources = dict[str, SampleRef]
+
+
+def _info(args: Namespace) -> None:
+    if args.system:
+        ours = {"pcrshard": __version__, "scattered reads": scatter.available}
+        print_json(ours | pixels.system())
+        return
+    if args.src is None:
+        raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
+    index, urls = open_source(args.src)
+    costs = scan_costs(index)
+    about = _describe(index, urls[0])
+    if args.plot:
+        title = f"{index.num_samples} samples, script {index.script}"
+        plots.plot_scan_costs(costs, args.plot, title=title)
+    if args.json:
+        scans = [cost._asdict() for cost in costs]
+        print_json(about | {"classes": index.classes, "scans": scans})
+        return
+    shown = {
+        name: ", ".join(content) if isinstance(content, list) else content
+        for name, content in about.items()
+    }
+    print("  ".join(f"{name}: {content}" for name, content in shown.items()))
+    print(scan_table(costs))
+
+
+INFO = Command(
+    "info",
+    "Show what each scan of a dataset costs.",
+    "pcrshard info /data/train-pcr --plot sizes.png",
+    _info,
+    [
+        argument("src", "dataset folder, its pcr.json, or one shard", nargs="?"),
+        JSON,
+        value("--plot", "save the table as a picture", "PNG"),
+        flag("--system", "show libraries and decoders of this machine instead"),
+    ],
+)
+
+
+def _describe(index: DatasetIndex, first_url: str) -> dict[str, Any]:
+    """What a dataset holds; layout, streams and fields are those of its first shard."""
+    schema = Shard(first_url).index.schema
+    return {
+        "samples": index.num_samples,
+        "shards": len(index.shards),
+        "script": index.script,
+        "layout": schema.layout,
+        "streams": [field for field, _ in schema.streams],
+        "fields": list(schema.fields),
+        "classes": len(index.classes),
+    }
+
+
+def _verify(args: Namespace) -> bool:
+    index, urls = open_source(args.src)
+    problems = _verify_shards(args, index, urls)
+    counted = {"samples": index.num_samples, "shards": len(index.shards)}
+    if args.json:
+        print_json(counted | {"problems": problems})
+    elif problems:
+        print("\n".join(problems))
+        print(f"{len(problems)} problems in {index.num_samples} samples")
+    else:
+        proven = ", pixels equal the source's" if args.against else ""
+        print(
+            f"{index.num_samples} samples in {len(index.shards)} shards: "
+            f"checksums and layout are right{proven}"
+        )
+    return bool(problems)
+
+
+VERIFY = Command(
+    "verify",
+    "Check every byte of a dataset; with --against, prove that all pixels equal the source's.",
+    "pcrshard verify /data/train-pcr --against imagenet/train",
+    _verify,
+    [
+        DATASET_OR_SHARD,
+        value("--against", "the source that was encoded", "SRC"),
+        flag("--prefix-keys", "as given to encode"),
+        value("--workers", "worker processes (default: one a core)", "N", int),
+        JSON,
+    ],
+)
+
+
+def _list_sources(args: Namespace, index: DatasetIndex) -> Sources | None:
+    if not args.against:
+        return None
+    listed = list_source(args.against, prefix_keys=args.prefix_keys)
+    if index.scan is not None:
+        raise EncodeError(
+            f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
+            "verify the dataset itself"
+        )
+    return {sample.key: sample for sample in listed.samples}
+
+
+def _verify_shards(args: Namespace, index: DatasetIndex, urls: list[str]) -> list[str]:
+    """The problems of each shard, and of the source's samples that no shard holds."""
+    sources = _list_sources(args, index)
+    entries = [None] if is_shard(args.src) else index.shards
+    tasks = {
+        number: VerifyTask(url, entry, _sources_of(url, sources))
+        for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
+    }
+    results = []
+    with ProgressBar("verify", "images") as bar, worker_pool(args.workers, len(tasks)) as pool:
+        for number, result in run_tasks(pool, verify_shard, tasks):
+            results.append(result)
+            bar(bar.done + index.shards[number].num_samples, index.num_samples)
+    problems = [problem for result in results for problem in result.problems]
+    return problems + _name_missing(args.src, sources, results)
+
+
+def _name_missing(src: str, sources: Sources | None, results: list[VerifyResult]) -> list[str]:
+    # Of a shard that could not be read nobody knows what is missing.
+    if sources is None or is_shard(src) or not all(result.keys for result in results):
+        return []
+    missing = set(sources).difference(*(result.keys for result in results))
+    missing.difference_update(image.key for image in read_skipped(src.removesuffix(DATASET_INDEX)))
+    return [f"the source's sample {key} is in no shard" for key in sorted(missing)]
+
+
+def _sources_of(url: str, sources: Sources | None) -> Sources | None:
+    """Only the sources of a shard's samples, so that a task stays small."""
+    if sources is None:
+        return None
+    try:
+        keys = Shard(url).index.keys
+    except PCRError:
+        return {}
+    return {key: sources[key] for key in keys if key in sources}
+
+
+def _plan(args: Namespace) -> None:
+    index, _ = open_dataset(args.src)
+    step = args.batch * args.ranks
+    workers = max(args.workers, 1)
+    if step > index.num_samples:
+        raise PCRError(
+            f"expected a step of at most the {index.num_samples} samples, "
+            f"got {args.batch} x {args.ranks} (--batch x --ranks)"
+        )
+    costs = plan_costs(
+        index,
+        [args.scan] if args.scan else None,
+        Geometry(step, args.ranks, args.phases),
+        Rules(shuffle_shards=args.shuffle_shards),
+        workers=workers,
+        bandwidth=args.bandwidth,
+    )
+    if args.json:
+        print_json([cost._asdict() for cost in costs])
+        return
+    counted = f"{index.num_samples} samples in {len(index.shards)} shards"
+    print(f"{counted}, {costs[0].steps} steps of {step}")
+    print(plan_table(costs))
+    if args.phases % workers:
+        print(
+            f"{args.workers} workers do not divide {args.phases} phases: "
+            f"shards are read by several workers; try --phases {args.workers}"
+        )
+
+
+PLAN = Command(
+    "plan",
+    "What an epoch of PCRDataset will read, before any job runs: bytes, requests, memory,"
+    " images a second.",
+    "pcrshard plan s3://bucket/train-pcr --scan 5 --ranks 8 --workers 4 --bandwidth 200",
+    _plan,
+    [
+        DATASET,
+        value("--scan", "only this scan (default: all)", "SCAN", scan_argument),
+        value("--ranks", "processes that train (default: %(default)s)", "R", at_least(1), 1),
+        value(
+            "--workers", "DataLoader workers of each (default: %(default)s)", "W", at_least(0), 1
+        ),
+        value("--batch", "images per rank and step (default: %(default)s)", "N", at_least(1), 256),
+        value(
+            "--phases",
+            "lanes per rank; best a multiple of the workers (default: %(default)s)",
+            "P",
+            at_least(1),
+            4,
+        ),
+        value(
+            "--shuffle-shards",
+            "shards mixed at a time in a lane (default: %(default)s)",
+            "K",
+            at_least(0),
+            4,
+        ),
+        value("--bandwidth", "of the storage, for all ranks together", "MB/s", megabytes),
+        JSON,
+    ],
+)
+
+
+def _fidelity(args: Namespace) -> None:
+    with ProgressBar("fidelity", "images") as progress:
+        rows = measure.measure(
+            args.src, num_images=args.num_images, seed=args.seed, on_image=progress
+        )
+    advice = measure.recommend(rows, args.min_msssim)
+    _draw_fidelity(args, rows)
+    if args.json:
+        scans = [_as_json(row, args.bandwidth, args.cores) for row in rows]
+        print_json({"recommended": advice.scan, "reason": advice.reason, "scans": scans})
+        return
+    small = rows[0].num_small
+    note = f"; {small} small ones by fewer scales" if small else ""
+    print(f"{rows[0].num_images} images, against full fidelity{note}")
+    print(measure.fidelity_table(rows, args.bandwidth, args.cores))
+    print(f"recommended: scan {advice.scan}: {advice.reason}")
+
+
+def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
+    if args.plot:
+        plots.plot_fidelity(
+            [row.scan for row in rows],
+            [row.bytes_per_image / 1000 for row in rows],
+            [row.msssim for row in rows],
+            args.plot,
+            title=f"{rows[0].num_images} images of {args.src}",
+        )
+    if args.contact_sheet:
+        measure.contact_sheet(args.src, args.contact_sheet, seed=args.seed)
+
+
+def _as_json(row: measure.ScanFidelity, bandwidth: float | None, cores: float) -> dict[str, object]:
+    entry: dict[str, object] = row._asdict()
+    if row.psnr == math.inf:
+        # JSON has no infinity, which is the PSNR of equal pixels.
+        entry["psnr"] = None
+    if bandwidth is not None:
+        rate = measure.throughput(row, bandwidth, cores)
+        entry["images_per_second"] = rate.images_per_second
+    return entry
+
+
+FIDELITY = Command(
+    "fidelity",
+    "How good each scan is, what it costs, and which to take: MS-SSIM, PSNR, bytes,"
+    " decode time on this machine.",
+    "pcrshard fidelity /data/train-pcr --bandwidth 200 --plot fidelity.png"
+    " --contact-sheet sheet.png",
+    _fidelity,
+    [
+        argument("src", "dataset folder, local or a URL"),
+        value(
+            "--min-msssim",
+            "that is good enough (default: %(default)s, as in the paper)",
+            "X",
+            float,
+            0.95,
+        ),
+        value(
+            "--bandwidth",
+            "of the storage: adds the images/s that each scan allows (Theorem 4.1)",
+            "MB/s",
+            megabytes,
+        ),
+        value("--cores", "that decode, for the same (default: %(default)s)", "N", positive, 1),
+        value("--num-images", "drawn at random (default: %(default)s)", "N", at_least(1), 32),
+        value("--seed", "same seed, same images (default: %(default)s)", "SEED", int, 0),
+        value("--plot", "draw bytes against MS-SSIM", "OUT.png"),
+        value(
+            "--contact-sheet",
+            "draw some images at each scan, with their differences to full",
+            "OUT.png",
+        ),
+        JSON,
+    ],
+)

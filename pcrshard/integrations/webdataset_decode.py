@@ -1,0 +1,61 @@
+"""A JPEG handler for WebDataset's ``.decode()``; it needs no WebDataset."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from ..format.names import JPEG_EXTENSIONS
+from ..jpeg.pixels import decode_image
+
+_COLOURS: dict[str, Literal["gray", "rgb"]] = {"l": "gray", "rgb": "rgb"}
+
+
+def is_jpeg_field(name: str) -> bool:
+    """Whether a field holds a JPEG, by its last extension."""
+    return name.rpartition(".")[2] in JPEG_EXTENSIONS
+
+
+class JpegHandler:
+    """A handler for ``.decode()``: JPEG fields through the native core or libjpeg-turbo.
+
+    Other fields go on to WebDataset's own handlers.
+
+    >>> JpegHandler("rgb8")
+    JpegHandler('rgb8')
+
+    Args:
+        imagespec: As in WebDataset, but that gray is the JPEG's own luma: ``l8``, ``rgb8`` give
+            (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1; ``torchl8``, ``torchrgb8``,
+            ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (H, W) and (3, H, W).
+    """
+
+    def __init__(self, imagespec: str) -> None:
+        spec = "torchrgb" if imagespec == "torch" else imagespec
+        name = spec.removeprefix("torch").removesuffix("8")
+        if name not in _COLOURS:
+            raise ValueError(
+                f"expected an imagespec like 'rgb8', 'torchrgb', 'l8', got {imagespec!r}"
+            )
+        self.imagespec = imagespec
+        self.colour = _COLOURS[name]
+        self.torch = spec.startswith("torch")
+        self.floating = not spec.endswith("8")
+
+    def __repr__(self) -> str:
+        return f"JpegHandler({self.imagespec!r})"
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """Decode ``data`` if the field ``key`` is a JPEG, else return ``None``."""
+        if not is_jpeg_field(key.lower()):
+            return None
+        image = decode_image(data, colour=self.colour, layout="chw" if self.torch else "hwc")
+        if self.colour == "gray":
+            image = image.squeeze(0 if self.torch else 2)
+        if not self.torch:
+            return np.divide(image, np.float32(255), dtype=np.float32) if self.floating else image
+        import torch
+
+        tensor = torch.from_numpy(image)
+        return tensor.to(torch.float32).div_(255) if self.floating else tensor

@@ -1,0 +1,97 @@
+"""The commands that look and change nothing: info, verify, plan, fidelity."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from pcrshard import ShardWriter, open_dataset
+from pcrshard.cli.main import main
+from pcrshard.testing import make_jpeg
+
+
+def test_one_shard_is_a_dataset(shard_urls, capsys):
+    """info and verify take a single shard, too."""
+    assert main(["info", shard_urls[0], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 6
+    assert main(["verify", shard_urls[0]]) == 0
+
+
+def test_system(capsys):
+    """info --system tells what a bug report needs."""
+    assert main(["info", "--system"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert {"pcrshard", "native core", "scattered reads", "numpy"} <= about.keys()
+
+
+def test_verify_finds_and_exits_with_1(dataset, tmp_path, capsys):
+    """Problems are printed to standard output, counted, and told by the exit code."""
+    shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "data-000001.tar"
+    path.write_bytes(path.read_bytes()[:-5000])
+    assert main(["verify", str(tmp_path), "--workers", "1"]) == 1
+    text = capsys.readouterr().out
+    assert "data-000001.tar" in text
+    assert "1 problems in 24 samples" in text
+
+
+@pytest.mark.parametrize("target", ["none/plot.png", "plot.nonsense"])
+def test_a_plot_that_cannot_be_saved(dataset, tmp_path, fails, target):
+    """A picture that cannot be written is one line."""
+    fails("info", dataset, "--plot", tmp_path / target, words=["plot"])
+
+
+def test_info_of_a_dataset_by_shard_writer(tmp_path, capsys):
+    """Datasets written from Python are datasets for the command line."""
+    with ShardWriter(str(tmp_path)) as writer:
+        writer.write({"__key__": "a", "jpg": make_jpeg(), "txt": "x"})
+    assert main(["info", str(tmp_path)]) == 0
+    assert "fields: txt" in capsys.readouterr().out
+    assert pathlib.Path(tmp_path / "pcr.json").exists()
+
+
+def test_a_sample_in_no_shard_is_told(dataset, synthetic_folder, tmp_path, capsys):
+    """--against names the source's images that a dataset lacks."""
+    source = tmp_path / "source"
+    shutil.copytree(synthetic_folder, source)
+    (source / "cat" / "new.jpg").write_bytes(make_jpeg())
+    command = ["verify", str(dataset), "--against", str(source), "--json", "--workers", "1"]
+    assert main(command) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert problems == ["the source's sample cat/new is in no shard"]
+
+
+def test_the_plan_adds_up(dataset, capsys):
+    """The plan's bytes are those of the dataset index, and a bandwidth gives a rate."""
+    index, _ = open_dataset(dataset)
+    command = ["plan", str(dataset), "--batch", "6", "--phases", "1", "--bandwidth", "2"]
+    assert main([*command, "--json"]) == 0
+    costs = json.loads(capsys.readouterr().out)
+    assert [cost["scan"] for cost in costs] == [*range(1, 11), "full"]
+    assert [cost["epoch_bytes"] for cost in costs] == [
+        index.prefix_bytes(cost["scan"]) for cost in costs
+    ]
+    full = costs[-1]
+    assert full["images_per_second"] == pytest.approx(24 / (full["epoch_bytes"] / 2e6))
+    assert main([*command, "--scan", "2", "--workers", "3", "--phases", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "24 samples in 4 shards, 4 steps of 6" in text
+    assert "try --phases 3" in text
+
+
+def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
+    """The report is plain JSON, the last scan's pixels are those of full, pictures are drawn."""
+    pictures = [tmp_path / "plot.png", tmp_path / "sheet.png"]
+    command = ["fidelity", str(dataset), "--num-images", "3", "--min-msssim", "0.5"]
+    drawn = ["--plot", str(pictures[0]), "--contact-sheet", str(pictures[1])]
+    assert main([*command, *drawn, "--bandwidth", "10", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    last = report["scans"][-1]
+    assert (last["scan"], last["psnr"], last["msssim"]) == (10, None, pytest.approx(1))
+    assert all(scan["images_per_second"] > 0 for scan in report["scans"])
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "3 images, against full fidelity; 3 small ones by fewer scales" in text
+    assert f"recommended: scan {report['recommended']}" in text

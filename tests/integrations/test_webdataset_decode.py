@@ -1,0 +1,65 @@
+"""The JPEG handler for WebDataset's ``.decode()``."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import webdataset as wds
+
+from pcrshard import JpegHandler, Shard
+from pcrshard.integrations.webdataset_decode import is_jpeg_field
+from pcrshard.testing import make_jpeg
+
+
+def samples_of(urls):
+    return [sample for url in urls for sample in Shard(url).samples(10)]
+
+
+@pytest.mark.parametrize(
+    "spec", ["l8", "rgb8", "l", "rgb", "torchl8", "torchrgb8", "torchl", "torchrgb", "torch"]
+)
+def test_the_jpeg_handler_agrees_with_webdatasets(spec, shard_urls):
+    """JpegHandler gives shape, type and nearly the values of WebDataset's own handler.
+
+    Other fields it leaves to others.
+    """
+    samples = [s for s in samples_of(shard_urls) if s["__key__"] not in ("cat/005", "dog/006")][:4]
+    for sample in samples:
+        ours = np.asarray(JpegHandler(spec)(".jpg", sample["jpg"]))
+        theirs = np.asarray(wds.autodecode.ImageHandler(spec)(".jpg", sample["jpg"]))
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert np.abs(ours.astype(float) - theirs.astype(float)).max() <= (
+            3 if spec.endswith("8") else 3 / 255
+        )
+    assert JpegHandler(spec)(".cls", b"5") is None
+    with pytest.raises(ValueError, match="imagespec"):
+        JpegHandler("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [("jpg", True), ("left.jpeg", True), ("jpg.cls", False), ("png", False), ("", False)],
+)
+def test_the_last_extension_decides(field, expected):
+    """As in WebDataset, a field with dots is what its last extension says."""
+    assert is_jpeg_field(field) is expected
+
+
+def test_a_handler_travels_to_workers():
+    """It pickles, and decodes the same afterwards."""
+    handler = pickle.loads(pickle.dumps(JpegHandler("rgb8")))
+    jpeg = make_jpeg()
+    assert repr(handler) == "JpegHandler('rgb8')"
+    assert np.array_equal(handler(".JPG", jpeg), JpegHandler("rgb8")(".jpg", jpeg))
+
+
+def test_arrays_need_neither_webdataset_nor_torch():
+    """The handler is of use in a program that has NumPy only."""
+    code = (
+        "import sys, pcrshard; from pcrshard.testing import make_jpeg;"
+        "assert pcrshard.JpegHandler('rgb')('.jpg', make_jpeg()).shape == (48, 64, 3);"
+        "assert not {'torch', 'webdataset'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
