@@ -154,7 +154,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
             shard = self._shard(url, entry)
-            with shard.load_samples(current_scan(self.config.scan)) as loaded:
+            with shard.load(current_scan(self.config.scan)) as loaded:
                 self._check_fields(loaded.index, url)
                 # At full fidelity the images have their own.
                 orientations = {} if loaded.scan == FULL else _orientations(loaded.index)

@@ -26,7 +26,6 @@ from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, is_integer
 from ..jpeg.image_decoder import Crop, ImageDecoder
-from ..reading.joined import JoinedSamples
 from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -37,7 +36,6 @@ from .webdataset_decode import JpegHandler, is_jpeg_field
 Handler = Callable[[Exception], bool]
 Samples = Iterator[dict[str, Any]]
 Entries = dict[str, ShardEntry]
-Loaded = Prefix | JoinedSamples
 T = TypeVar("T")
 _OPENERS = (cache.StreamingOpen, cache.FileCache)
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
@@ -100,17 +98,13 @@ class _Load:
         self.options = options
         self.entries = _entries(options.index, options.storage_options)
 
-    def __call__(self, url: str, cancel: threading.Event) -> Loaded:
+    def __call__(self, url: str, cancel: threading.Event) -> Prefix:
         path = _path(url)
         shard = self.options.open(path, self.entries.get(storage.file_name(path)))
-        # Only a prefix can be turned into that of another scan.
-        load = shard.load if isinstance(self.scan, ScanLevel) else shard.load_samples
-        return load(current_scan(self.scan), cancel=cancel)
+        return shard.load(current_scan(self.scan), cancel=cancel)
 
-    def at_level(self, loaded: Loaded) -> Loaded:
+    def at_level(self, loaded: Prefix) -> Prefix:
         """What was read ahead, at the scan of now."""
-        if isinstance(loaded, JoinedSamples):
-            return loaded
         return loaded.shard.change_scan(loaded, current_scan(self.scan))
 
 
@@ -134,7 +128,7 @@ class _ShardFiles:
         self.handler_raised = False
         self.stopped = False
 
-    def read(self, loaded: Loaded) -> Samples:
+    def read(self, loaded: Prefix) -> Samples:
         """What ``tar_file_expander`` would give."""
         path = loaded.shard.url
         about = {"__url__": self.url}
