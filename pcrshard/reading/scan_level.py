@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..format.scan import FULL, Scan, is_integer
@@ -47,3 +48,13 @@ class ScanLevel:
     def __deepcopy__(self, memo: dict[int, Any]) -> ScanLevel:
         """A copied pipeline follows the same level."""
         return self
+
+
+ScanChoice = Scan | ScanLevel
+
+
+def current_scan(scan: ScanChoice | Callable[[], Scan]) -> Scan:
+    """The scan that a choice means now: a level's value, what a callable returns, or itself."""
+    if isinstance(scan, ScanLevel):
+        return scan.value
+    return scan() if callable(scan) else scan

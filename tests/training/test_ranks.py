@@ -134,16 +134,15 @@ def test_agrees_with_the_helper_of_idris(monkeypatch):
 
 def test_asking_does_not_import_torch():
     """The data side stays free of torch."""
-    program = (
-        "import sys; from pcrshard import ranks; ranks.current(); sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys; from pcrshard.training import ranks; ranks.current(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 JOB = """
 import json, os, sys
 import torch, torch.distributed
-from pcrshard import PCRDataset, ranks
+from pcrshard import PCRDataset
+from pcrshard.training import ranks
 
 
 def main():
