@@ -1,11 +1,13 @@
-"""Make a batch of samples in memory: images decoded at once where possible, other fields converted."""
+"""Make a batch of samples: images decoded at once where possible, other fields converted."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +45,15 @@ class Collator:
     """
 
     image: ImageDecoder | None
-    fields: tuple[str, ...] | None
+    fields: Sequence[str] | None
     transform: Callable[[Sample], Any] | None
     seed: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fields, str):
+            raise TypeError(
+                f"expected a sequence of field names, got {self.fields!r}; write ({self.fields!r},)"
+            )
 
     def __call__(self, rows: list[Row], epoch: int) -> Any:
         """The batch of these rows in an epoch."""
@@ -69,10 +77,9 @@ class Collator:
         _, prefix, place = row
         if decoded:
             return prefix.sample(place, select=self._select_others) | {prefix.streams[0]: out}
-        image = self.image
-        # Each image of a sample has the same draws, whichever others are read: an image and its
-        # mask are cropped alike.
-        decode = image and (lambda pieces: image(pieces, Draws(*key), out))
+        decode = None
+        if self.image is not None:
+            decode = functools.partial(_decode, self.image, key, out)
         return prefix.sample(place, select=self._select, decode=decode)
 
     def _decode_batch(self, rows: list[Row], keys: list[Key], out: Pixels) -> list[bool]:
@@ -81,15 +88,13 @@ class Collator:
         if type(self.image) is not ImageDecoder or not native.available:
             return [False] * len(rows)
 
-        groups: dict[Prefix, list[int]] = {}
-        for i, (_, prefix, _) in enumerate(rows):
-            groups.setdefault(prefix, []).append(i)
+        groups = _by_prefix(rows)
         # An empty stream is not decoded: a missing image, and what has to be checked by itself.
         table = native.empty_table(len(rows), max(prefix.num_scans for prefix in groups))
         sizes = np.ones((len(rows), 2), np.int64)
         for prefix, at in groups.items():
             if not prefix.check:
-                places = [rows[i][2] for i in at]
+                places = [rows[position][2] for position in at]
                 table[at, : prefix.num_scans] = prefix.table[places]
                 sizes[at] = np.maximum(prefix.index.dims[places, 0], 1)
         return self.image.decode_batch(table, sizes, [Draws(*key) for key in keys], out)
@@ -110,11 +115,12 @@ class Collator:
             return torch.from_numpy(memory.borrow_array(math.prod(shape))).view(shape)
         # A worker shares memory with the loader, and torch would copy there what lies elsewhere.
         # torch's own collation does the same.
-        storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]  # by torch
+        new_shared: Any = torch.UntypedStorage._new_shared
+        storage = new_shared(math.prod(shape))
         return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
     def _select(self, key: str, field: str) -> bool:
-        return self.fields is None or field in self.fields
+        return self.fields is None or self.transform is not None or field in self.fields
 
     def _select_others(self, key: str, field: str) -> bool:
         return self._select(key, field) and _extension(field) not in JPEG_EXTENSIONS
@@ -134,6 +140,20 @@ class Collator:
         if decoded and self.image and self.image.shape and not missing:
             return torch.stack(values)
         return torch.tensor(values) if extension in _INTEGERS and not missing else values
+
+
+def _by_prefix(rows: list[Row]) -> dict[Prefix, list[int]]:
+    """The positions in a batch of each prefix's samples."""
+    groups = collections.defaultdict(list)
+    for position, (_, prefix, _) in enumerate(rows):
+        groups[prefix].append(position)
+    return groups
+
+
+def _decode(image: ImageDecoder, key: Key, out: Pixels | None, pieces: list[memoryview]) -> Pixels:
+    # Each image of a sample has the same draws, whichever others are read: an image and its mask
+    # are cropped alike.
+    return image(pieces, Draws(*key), out)
 
 
 def _extension(field: str) -> str:

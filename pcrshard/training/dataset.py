@@ -112,21 +112,13 @@ class PCRDataset(IterableDataset[Any]):
         rank: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(fields, str):
-            raise TypeError(
-                f"expected a sequence of field names, got {fields!r}; write ({fields!r},)"
-            )
         self.shards = ShardSet(url, read)
-        if not isinstance(scan, ScanLevel):
-            for entry in self.shards.entries:
-                entry.prefix_stop(scan)
-
         self.batch_size = batch_size
         self.scan = scan
+        if not isinstance(scan, ScanLevel):
+            self.shards.check_scan(scan)
         self.options = epoch
-        # A transform sees all fields.
-        names = None if fields is None or transform else tuple(fields)
-        self.collate = Collator(image, names, transform, epoch.seed)
+        self.collate = Collator(image, fields, transform, epoch.seed)
         self._given_rank = rank
         self.rank = ranks.current(rank)
         world = self.rank.world

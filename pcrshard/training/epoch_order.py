@@ -133,10 +133,7 @@ def epoch_order(
     check_whole("epoch", epoch, 0, MAX_EPOCH)
     if sequence is None:
         sequence = shuffled_passes(sizes, rules, 0, epoch, epoch + 1)
-    left = check_counts("sequence", sequence)
-    if not len(left) or left.max() >= sizes.sum():
-        raise ValueError(f"expected a sequence of ids below {sizes.sum()}, got {len(left)} samples")
-
+    left = _checked(sequence, int(sizes.sum()))
     segments = advance(history, geometry, 0)
     least = segments[0][0] if rules.last == "drop" else 0
     if len(left) < least:
@@ -149,7 +146,8 @@ def epoch_order(
         if steps > order.steps:
             raise ValueError(f"expected at most {order.steps} steps of {cut}, got {steps}")
         done = steps * cut.global_batch
-        left = np.delete(left, entries[:done])
+        if done:
+            left = np.delete(left, entries[:done])
     return Order(order.ids[done:], geometry)
 
 
@@ -200,6 +198,13 @@ def worker_batches(
     return [batch for batch in batches if len(batch)]
 
 
+def _checked(sequence: Ints, stop: int) -> Ints:
+    ids = check_counts("sequence", sequence)
+    if not len(ids) or ids.max() >= stop:
+        raise ValueError(f"expected a sequence of ids below {stop}, got {len(ids)} samples")
+    return ids
+
+
 def _lay_out(shards: Ints, geometry: Geometry, rules: Rules, key: tuple[int, int]) -> Ints:
     """Which entry of the sequence stands at each place, row after row.
 
@@ -222,17 +227,22 @@ def _lay_out(shards: Ints, geometry: Geometry, rules: Rules, key: tuple[int, int
     return rows
 
 
-def _lanes(total: int, geometry: Geometry) -> npt.NDArray[np.unsignedinteger[Any]]:
+def _lanes(total: int, geometry: Geometry) -> npt.NDArray[Any]:
     """(total,) lane of each place of the rows; lanes count by slot, then by phase.
 
     A short last row is spread evenly over the slots.
     """
-    row, column = np.divmod(np.arange(total), geometry.global_batch)
-    length = np.minimum(total - row * geometry.global_batch, geometry.global_batch)
-    slot = ((column + 1) * geometry.slots - 1) // length
-    lanes = slot * geometry.phases + row % geometry.phases
+    slots = geometry.slots
+    phases = geometry.phases
+    steps, rest = divmod(total, geometry.global_batch)
+
+    def lanes_of_row(length: int) -> Ints:
+        return ((np.arange(length) + 1) * slots - 1) // max(length, 1) * phases
+
+    full = np.add.outer(np.arange(steps) % phases, lanes_of_row(geometry.global_batch))
+    lanes = np.append(full, lanes_of_row(rest) + steps % phases)
     # NumPy sorts 16 bits by counting, several times faster than 64.
-    return lanes.astype(np.min_scalar_type(geometry.slots * geometry.phases))
+    return lanes.astype(np.min_scalar_type(slots * phases))
 
 
 def _mix(entries: Ints, shards: Ints, counts: Ints, rules: Rules, key: tuple[int, int]) -> Ints:

@@ -181,7 +181,7 @@ def random_words(
 
 
 def _share_out(weights: Sequence[float], total: int) -> list[int]:
-    """Whole shares of ``total`` by weight: rounded down, then one more for the largest remainders."""
+    """Whole shares of ``total`` by weight: rounded down, the rest to the largest remainders."""
     given = np.asarray(weights, np.float64)
     if given.ndim != 1 or not (given >= 0).all() or not 0 < given.sum() < math.inf:
         raise ValueError(f"expected weights of at least 0 with a positive sum, got {weights!r}")

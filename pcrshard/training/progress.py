@@ -42,7 +42,7 @@ class Progress:
         return self.stage == "reading" and self.done == self.count > 0
 
     def set_epoch(self, epoch: int) -> Progress:
-        """An epoch from its beginning; but the epoch of a state just loaded keeps its place once."""
+        """An epoch from its beginning; that of a state just loaded keeps its place once."""
         if self.stage == "loaded" and epoch == self.epoch:
             return replace(self, stage="reading")
         return _start(epoch, [])

@@ -23,7 +23,7 @@ from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shard import Shard
 from .epoch_sequence import Ints
-from .shard_schedule import schedule
+from .shard_schedule import Schedule, schedule
 
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
@@ -40,7 +40,8 @@ class ShardSet:
     """The shards of one or several datasets; sample ids run on from shard to shard.
 
     Args:
-        datasets: Folder or its ``pcr.json``, or several; local or any fsspec URLs. One request each.
+        datasets: Folder or its ``pcr.json``, or several; local or any fsspec URLs. Each costs one
+            request.
         options: How shards are read.
 
     Attributes:
@@ -91,6 +92,19 @@ class ShardSet:
         shards = np.searchsorted(self.starts, samples, side="right") - 1
         rows = samples - self.starts[shards]
         return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
+
+    def schedule(self, batches: Sequence[Ints]) -> Schedule:
+        """When batches of ids need each shard."""
+        sizes = np.diff(self.starts)
+        # A shard that lies unused for longer than four shards take is closed and read again: only
+        # padding and mixtures have such shards.
+        keep = 64 + 4 * int(sizes.max()) // max(map(len, batches), default=1)
+        return schedule(batches, sizes, keep)
+
+    def check_scan(self, scan: Scan) -> None:
+        """Raise ``ScanUnavailable`` if one of the shards has no such scan."""
+        for entry in self.entries:
+            entry.prefix_stop(scan)
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""
@@ -145,17 +159,13 @@ def read_batches(
     Raises:
         ScanUnavailable, FormatError, StorageError: A shard cannot be read.
     """
-    sizes = np.diff(shards.starts)
-    # A shard that lies unused for longer than four shards take is closed and read again: only
-    # padding and mixtures have such shards.
-    keep = 64 + 4 * int(sizes.max()) // max(map(len, batches), default=1)
-    needed = schedule(batches, sizes, keep)
-    requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
+    needed = shards.schedule(batches)
     starting = np.bincount(needed.first, minlength=len(batches))
-    held = HeldPrefixes()
+    requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
     load = functools.partial(_load, shards, scan)
     options = shards.options
     loads = prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
+    held = HeldPrefixes()
     with contextlib.closing(held), contextlib.closing(loads):
         for number, ids in enumerate(batches):
             for (shard, last), future in itertools.islice(loads, starting[number]):
