@@ -55,7 +55,11 @@ class Collator:
                 f"expected a sequence of field names, got {self.fields!r}; write ({self.fields!r},)"
             )
 
-    def __call__(self, rows: list[Row], epoch: int) -> Any:
+    def __call__(
+        self,
+        rows: list[Row],
+        epoch: int,
+    ) -> Any:
         """The batch of these rows in an epoch."""
         keys = [(self.seed, epoch, number) for number, _, _ in rows]
         batch = self._image_batch(rows)
@@ -72,7 +76,13 @@ class Collator:
         columns = {name: self._column(name, samples, batch) for name in names}
         return tuple(columns.values()) if self.fields else columns
 
-    def _sample(self, row: Row, key: Key, out: Pixels | None, decoded: bool) -> Sample:
+    def _sample(
+        self,
+        row: Row,
+        key: Key,
+        out: Pixels | None,
+        decoded: bool,
+    ) -> Sample:
         """A sample with its images decoded, into ``out`` if given, unless that was done."""
         _, prefix, place = row
         if decoded:
@@ -82,7 +92,12 @@ class Collator:
             decode = functools.partial(_decode, self.image, key, out)
         return prefix.sample(place, select=self._select, decode=decode)
 
-    def _decode_batch(self, rows: list[Row], keys: list[Key], out: Pixels) -> list[bool]:
+    def _decode_batch(
+        self,
+        rows: list[Row],
+        keys: list[Key],
+        out: Pixels,
+    ) -> list[bool]:
         """Decode at once what the native core can and what was checked; says which."""
         # A subclass may do more than decode.
         if type(self.image) is not ImageDecoder or not native.available:
@@ -119,13 +134,26 @@ class Collator:
         storage = new_shared(math.prod(shape))
         return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
-    def _select(self, key: str, field: str) -> bool:
+    def _select(
+        self,
+        key: str,
+        field: str,
+    ) -> bool:
         return self.fields is None or self.transform is not None or field in self.fields
 
-    def _select_others(self, key: str, field: str) -> bool:
+    def _select_others(
+        self,
+        key: str,
+        field: str,
+    ) -> bool:
         return self._select(key, field) and _extension(field) not in JPEG_EXTENSIONS
 
-    def _column(self, name: str, samples: list[Sample], batch: torch.Tensor | None) -> Any:
+    def _column(
+        self,
+        name: str,
+        samples: list[Sample],
+        batch: torch.Tensor | None,
+    ) -> Any:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = [sample["__key__"] for sample in samples if name not in sample]
         if missing and self.fields:
@@ -150,7 +178,12 @@ def _by_prefix(rows: list[Row]) -> dict[Prefix, list[int]]:
     return groups
 
 
-def _decode(image: ImageDecoder, key: Key, out: Pixels | None, pieces: list[memoryview]) -> Pixels:
+def _decode(
+    image: ImageDecoder,
+    key: Key,
+    out: Pixels | None,
+    pieces: list[memoryview],
+) -> Pixels:
     # Each image of a sample has the same draws, whichever others are read: an image and its mask
     # are cropped alike.
     return image(pieces, Draws(*key), out)
@@ -160,7 +193,11 @@ def _extension(field: str) -> str:
     return field.rpartition(".")[2]
 
 
-def _convert(convert: Callable[[Any], Any] | None, name: str, sample: Sample) -> Any:
+def _convert(
+    convert: Callable[[Any], Any] | None,
+    name: str,
+    sample: Sample,
+) -> Any:
     if convert is None or name not in sample:
         return sample.get(name)
     try:

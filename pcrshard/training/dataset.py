@@ -15,7 +15,7 @@ from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
-from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
+from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
 from .collate import Collator
@@ -62,6 +62,15 @@ class EpochOptions:
     def rules(self) -> Rules:
         """Those that hold for a whole epoch."""
         return Rules(self.seed, self.shuffle_shards, self.last)
+
+    def geometry(
+        self,
+        batch_size: int,
+        world: int,
+    ) -> Geometry:
+        """How batches of a world of ranks cut an epoch up."""
+        slots = world if self.slots is None else self.slots
+        return Geometry(batch_size * world, slots, self.phases)
 
 
 class PCRDataset(IterableDataset[Any]):
@@ -115,15 +124,12 @@ class PCRDataset(IterableDataset[Any]):
         self.shards = ShardSet(url, read)
         self.batch_size = batch_size
         self.scan = scan
-        if not isinstance(scan, ScanLevel):
-            self.shards.check_scan(scan)
+        self.shards.check_scan(scan)
         self.options = epoch
         self.collate = Collator(image, fields, transform, epoch.seed)
         self._given_rank = rank
         self.rank = ranks.current(rank)
-        world = self.rank.world
-        slots = world if epoch.slots is None else epoch.slots
-        self.geometry = Geometry(batch_size * world, slots, epoch.phases)
+        self.geometry = epoch.geometry(batch_size, self.rank.world)
 
         # The start of the iteration, and the epoch that was last read to its end. Both are shared
         # with workers of any start method: a persistent worker learns of set_epoch through them.
@@ -164,7 +170,11 @@ class PCRDataset(IterableDataset[Any]):
         """
         self._restart(self.progress.set_epoch(epoch))
 
-    def loader(self, num_workers: int = 0, **options: Any) -> PCRLoader:
+    def loader(
+        self,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> PCRLoader:
         """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch itself.
 
         Args:
@@ -257,7 +267,11 @@ class PCRDataset(IterableDataset[Any]):
 
         return read_batches(self.shards, batches, highest, take)
 
-    def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
+    def sample(
+        self,
+        key: int | str,
+        scan: Scan | None = None,
+    ) -> Sample:
         """One sample by id or key, as stored.
 
         Reads one prefix, and to find a key the indexes of the shards before it.
@@ -296,7 +310,12 @@ class PCRDataset(IterableDataset[Any]):
             )
         return self._read(batches[progress.done :], epoch, worker)
 
-    def _read(self, batches: Sequence[Ints], epoch: int, worker: int) -> Iterator[Any]:
+    def _read(
+        self,
+        batches: Sequence[Ints],
+        epoch: int,
+        worker: int,
+    ) -> Iterator[Any]:
         take = functools.partial(self.collate, epoch=epoch)
         for batch in read_batches(self.shards, batches, self.scan, take):
             self._progress = self._progress.gave(self._progress.done + 1)
@@ -332,7 +351,11 @@ class PCRDataset(IterableDataset[Any]):
                 "make it after init_process_group"
             )
 
-    def _batches(self, worker: int = 0, workers: int = 1) -> list[Ints]:
+    def _batches(
+        self,
+        worker: int = 0,
+        workers: int = 1,
+    ) -> list[Ints]:
         rank, world = self.rank
         return worker_batches(self._order(), world, rank, workers, worker)
 

@@ -130,19 +130,16 @@ def epoch_order(
     1
     """
     sizes = check_counts("sizes", sizes)
-    check_whole("epoch", epoch, 0, MAX_EPOCH)
-    if sequence is None:
-        sequence = shuffled_passes(sizes, rules, 0, epoch, epoch + 1)
-    left = _checked(sequence, int(sizes.sum()))
-    segments = advance(history, geometry, 0)
-    least = segments[0][0] if rules.last == "drop" else 0
-    if len(left) < least:
-        raise ValueError(f"expected at least one global batch of {least} samples, got {len(left)}")
+    left = _whole_sequence(sizes, rules, epoch, sequence)
 
-    for stage, (*numbers, steps) in enumerate(segments):
+    for stage, (*numbers, steps) in enumerate(advance(history, geometry, 0)):
         cut = Geometry(*numbers)
         entries = _lay_out(shards_of(left, sizes), cut, rules, (epoch, stage))
         order = Order(left[entries], cut)
+        if not stage and not order.steps:
+            raise ValueError(
+                f"expected at least one global batch of {cut.global_batch} samples, got {len(left)}"
+            )
         if steps > order.steps:
             raise ValueError(f"expected at most {order.steps} steps of {cut}, got {steps}")
         done = steps * cut.global_batch
@@ -151,7 +148,11 @@ def epoch_order(
     return Order(order.ids[done:], geometry)
 
 
-def advance(history: Iterable[Segment], geometry: Geometry, steps: int) -> list[list[int]]:
+def advance(
+    history: Iterable[Segment],
+    geometry: Geometry,
+    steps: int,
+) -> list[list[int]]:
     """The history with some more steps done: plain integers for JSON, neighbours of a kind joined.
 
     >>> advance([[8, 2, 4, 10]], Geometry(8, 2), 5)
@@ -198,14 +199,23 @@ def worker_batches(
     return [batch for batch in batches if len(batch)]
 
 
-def _checked(sequence: Ints, stop: int) -> Ints:
-    ids = check_counts("sequence", sequence)
-    if not len(ids) or ids.max() >= stop:
-        raise ValueError(f"expected a sequence of ids below {stop}, got {len(ids)} samples")
+def _whole_sequence(sizes: Ints, rules: Rules, epoch: int, given: Ints | None) -> Ints:
+    """The given ids, if there are such, or every sample once."""
+    check_whole("epoch", epoch, 0, MAX_EPOCH)
+    if given is None:
+        given = shuffled_passes(sizes, rules, 0, epoch, epoch + 1)
+    ids = check_counts("sequence", given)
+    if not len(ids) or ids.max() >= sizes.sum():
+        raise ValueError(f"expected a sequence of ids below {sizes.sum()}, got {len(ids)} samples")
     return ids
 
 
-def _lay_out(shards: Ints, geometry: Geometry, rules: Rules, key: tuple[int, int]) -> Ints:
+def _lay_out(
+    shards: Ints,
+    geometry: Geometry,
+    rules: Rules,
+    key: tuple[int, int],
+) -> Ints:
     """Which entry of the sequence stands at each place, row after row.
 
     Args:
@@ -245,7 +255,13 @@ def _lanes(total: int, geometry: Geometry) -> npt.NDArray[Any]:
     return lanes.astype(np.min_scalar_type(slots * phases))
 
 
-def _mix(entries: Ints, shards: Ints, counts: Ints, rules: Rules, key: tuple[int, int]) -> Ints:
+def _mix(
+    entries: Ints,
+    shards: Ints,
+    counts: Ints,
+    rules: Rules,
+    key: tuple[int, int],
+) -> Ints:
     """Shuffle each lane's entries by a window that slides over its pieces (runs of one shard).
 
     ``counts`` (lanes,) says how many of the entries belong to each lane.

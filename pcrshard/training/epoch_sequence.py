@@ -30,7 +30,12 @@ def check_counts(name: str, values: Counts) -> Ints:
     return array.astype(np.int64)
 
 
-def check_whole(name: str, value: int, least: int, most: float = math.inf) -> int:
+def check_whole(
+    name: str,
+    value: int,
+    least: int,
+    most: float = math.inf,
+) -> int:
     """The value, if it is a whole number in [least, most]."""
     if isinstance(value, int | np.integer) and least <= value <= most:
         return int(value)
@@ -126,7 +131,13 @@ def mixture(
     return np.concatenate(parts)[order]
 
 
-def _stretch(sizes: Ints, rules: Rules, dataset: int, begin: int, count: int) -> Ints:
+def _stretch(
+    sizes: Ints,
+    rules: Rules,
+    dataset: int,
+    begin: int,
+    count: int,
+) -> Ints:
     """(count,) ids: the stretch from ``begin`` on of the endless row of passes over a dataset."""
     samples = int(sizes.sum())
     if not samples:
@@ -136,7 +147,11 @@ def _stretch(sizes: Ints, rules: Rules, dataset: int, begin: int, count: int) ->
     return shuffled_passes(sizes, rules, dataset, first, stop)[skipped:][:count]
 
 
-def _places(shards: Ints, rules: Rules, key: tuple[int, int]) -> npt.NDArray[np.float64]:
+def _places(
+    shards: Ints,
+    rules: Rules,
+    key: tuple[int, int],
+) -> npt.NDArray[np.float64]:
     """Where in [0, 1) of the epoch each sample belongs: all of a shard's run at one place."""
     starts = np.flatnonzero(run_begins(shards))
     lengths = np.diff(starts, append=len(shards))
@@ -146,7 +161,13 @@ def _places(shards: Ints, rules: Rules, key: tuple[int, int]) -> npt.NDArray[np.
     return np.repeat((starts + jitter * lengths) / len(shards), lengths)
 
 
-def shuffled_passes(sizes: Ints, rules: Rules, dataset: int, first: int, stop: int) -> Ints:
+def shuffled_passes(
+    sizes: Ints,
+    rules: Rules,
+    dataset: int,
+    first: int,
+    stop: int,
+) -> Ints:
     """((stop - first) * samples,) ids: passes [first, stop) over a dataset, each shuffled."""
     passes = stop - first
     shards = len(sizes)

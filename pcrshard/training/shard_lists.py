@@ -11,7 +11,11 @@ from .. import storage
 from . import ranks
 
 
-def shards(urls: str | Sequence[str], seed: int = 0, epoch: int = 0) -> list[str]:
+def shards(
+    urls: str | Sequence[str],
+    seed: int = 0,
+    epoch: int = 0,
+) -> list[str]:
     """The shards in the order of an epoch.
 
     Use it as ``wds.WebDataset(pcrshard.shards(urls, seed, epoch), shardshuffle=False)``.
@@ -46,7 +50,11 @@ class SplitByNode:
     def __init__(self, rank: ranks.Rank | None = None) -> None:
         self.rank = rank
 
-    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
+    def __call__(
+        self,
+        source: Iterable[Any],
+        group: Any = None,
+    ) -> Iterator[Any]:
         """Every ``world``-th item from the ``rank``-th on; WebDataset's ``group`` is not used."""
         rank, world = self.rank or ranks.current()
         yield from itertools.islice(source, rank, None, world)

@@ -76,7 +76,11 @@ class Account:
         return int(self.read_bytes.sum()) - self.once_bytes
 
 
-def schedule(batches: Sequence[Ints], sizes: Counts, keep: int | None = None) -> Schedule:
+def schedule(
+    batches: Sequence[Ints],
+    sizes: Counts,
+    keep: int | None = None,
+) -> Schedule:
     """When one worker first needs each shard, and when it can release it.
 
     Args:
@@ -139,5 +143,5 @@ def account(
         plan = schedule(worker_batches(order, world, rank, workers, worker), sizes, keep)
         needed[rank, plan.shards] = True
         figures[:, rank, worker] = plan.figures(prefix)
-    totals: list[Any] = [needed @ prefix, int(prefix[needed.any(0)].sum())]
+    totals: Any = [needed @ prefix, int(prefix[needed.any(0)].sum())]
     return Account(*figures, *totals)

@@ -8,7 +8,7 @@ import itertools
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..reading.open_dataset import open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
-from ..reading.scan_level import ScanChoice, current_scan
+from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
 from ..reading.shard import Shard
 from .epoch_sequence import Ints
 from .shard_schedule import Schedule, schedule
@@ -52,7 +52,11 @@ class ShardSet:
         classes: Names of the first dataset's classes.
     """
 
-    def __init__(self, datasets: str | Sequence[str], options: ReadOptions) -> None:
+    def __init__(
+        self,
+        datasets: str | Sequence[str],
+        options: ReadOptions,
+    ) -> None:
         if not datasets:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
@@ -101,10 +105,11 @@ class ShardSet:
         keep = 64 + 4 * int(sizes.max()) // max(map(len, batches), default=1)
         return schedule(batches, sizes, keep)
 
-    def check_scan(self, scan: Scan) -> None:
-        """Raise ``ScanUnavailable`` if one of the shards has no such scan."""
-        for entry in self.entries:
-            entry.prefix_stop(scan)
+    def check_scan(self, scan: ScanChoice) -> None:
+        """Raise ``ScanUnavailable`` if a shard has no such scan; a level is seen at each shard."""
+        if not isinstance(scan, ScanLevel):
+            for entry in self.entries:
+                entry.prefix_stop(scan)
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""
@@ -117,13 +122,20 @@ class HeldPrefixes:
     def __init__(self) -> None:
         self._held: dict[int, tuple[Prefix, int]] = {}
 
-    def add(self, shard: int, last: int, prefix: Prefix, scan: Scan) -> None:
+    def add(
+        self,
+        shard: int,
+        last: int,
+        prefix: Prefix,
+        scan: Scan,
+    ) -> None:
         """Hold a prefix, changed to a scan, until batch ``last`` is released."""
         self._held[shard] = (prefix, last)  # first, so that it is closed if the change fails
         self._held[shard] = (_checked(prefix.shard.change_scan(prefix, scan)), last)
 
-    def __getitem__(self, shard: int) -> Prefix:
-        return self._held[shard][0]
+    def rows(self, places: Iterable[tuple[int, int, int]]) -> list[Row]:
+        """(id, prefix, row) of each (id, shard, row)."""
+        return [(sample, self._held[shard][0], row) for sample, shard, row in places]
 
     def release(self, batch: int) -> None:
         """Close what no later batch needs."""
@@ -170,7 +182,7 @@ def read_batches(
         for number, ids in enumerate(batches):
             for (shard, last), future in itertools.islice(loads, starting[number]):
                 held.add(shard, last, future.result(), current_scan(scan))
-            yield take([(sample, held[shard], row) for sample, shard, row in shards.places(ids)])
+            yield take(held.rows(shards.places(ids)))
             held.release(number)
 
 

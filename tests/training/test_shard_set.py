@@ -272,13 +272,14 @@ def test_prefixes_are_held_until_their_last_batch():
     prefixes = [Fake() for _ in range(3)]
     for shard, prefix in enumerate(prefixes):
         held.add(shard, shard + 1, prefix, 4)
-    assert [held[shard].scan for shard in range(3)] == [4, 4, 4]
+    assert held.rows([(7, 2, 0), (8, 0, 1)]) == [(7, prefixes[2], 0), (8, prefixes[0], 1)]
+    assert [prefix.scan for prefix in prefixes] == [4, 4, 4]
     held.release(0)
     assert [prefix.closed for prefix in prefixes] == [0, 0, 0]
     held.release(1)
     assert [prefix.closed for prefix in prefixes] == [1, 0, 0]
     with pytest.raises(KeyError):
-        held[0]
+        held.rows([(8, 0, 1)])
     held.close()
     assert [prefix.closed for prefix in prefixes] == [1, 1, 1]
 
