@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
-import os
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..format.scan import FULL, Scan, check_scan
+from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
-from ..reading.scan_level import ScanLevel
+from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
-from .collate import Collator, Row
-from .epoch_order import Geometry, Order, Rules, advance, epoch_order, mixture, worker_batches
+from .collate import Collator
+from .epoch_order import Geometry, Order, Rules, epoch_order, mixture, worker_batches
+from .epoch_sequence import Ints
 from .loader import PCRLoader
-from .shard_set import ShardSet, read_batches
+from .progress import MAX_SEGMENTS, Progress
+from .shard_set import Row, ShardSet, read_batches
 
 _VERSION = 1
-_MAX_SEGMENTS = 64
-_MAX_WORKERS = 1024
+_NO_EPOCH = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +34,14 @@ class EpochOptions:
     """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
 
     Attributes:
-        seed: Of orders and crops.
+        seed: Seed of orders and crops.
         shuffle_shards: Shards that are mixed at a time in a lane; 0 keeps the order of the dataset.
-        last: ``drop``, ``pad`` or ``short``: what becomes of samples that fill no global batch.
+        last: What becomes of samples that fill no global batch: ``drop``, ``pad`` or ``short``.
         phases: Lanes per slot; best a multiple of the number of DataLoader workers.
-        slots: Of an elastic job: the largest number of ranks that it will have. The order is then the same for any world size at
-            the same global batch. By default the world size.
+        slots: For an elastic job, the largest number of ranks that it will have. The order is then
+            the same for any world size at the same global batch. By default the world size.
         weights: Share of each dataset in an epoch; by default each sample comes once.
-        samples: In an epoch, with ``weights``; by default as many as there are.
+        samples: Samples in an epoch with ``weights``; by default as many as the datasets have.
     """
 
     seed: int = 0
@@ -62,28 +63,44 @@ class EpochOptions:
         """Those that hold for a whole epoch."""
         return Rules(self.seed, self.shuffle_shards, self.last)
 
+    def geometry(
+        self,
+        batch_size: int,
+        world: int,
+    ) -> Geometry:
+        """How batches of a world of ranks cut an epoch up."""
+        slots = world if self.slots is None else self.slots
+        return Geometry(batch_size * world, slots, self.phases)
+
 
 class PCRDataset(IterableDataset[Any]):
-    """Batches of a PCR dataset, in an order that is a pure function of seed, epoch and batch geometry.
+    """Batches of a PCR dataset, in an order that is a pure function of seed, epoch and geometry.
 
-    Every rank gets the same number of equal batches, every sample comes once in an epoch, and a job that stops goes on at the exact next batch,
-    with other numbers of workers and, if ``epoch.slots`` is set, of ranks. Give it to :meth:`loader`, or to a ``DataLoader`` with
-    ``batch_size=None``.
+    Every rank gets the same number of equal batches, every sample comes once in an epoch, and a job
+    that stops continues at the exact next batch, with other numbers of workers and, if
+    ``epoch.slots`` is set, of ranks. Use it through :meth:`loader`, or give it to a ``DataLoader``
+    with ``batch_size=None``.
 
     Args:
-        url: Dataset folder or its ``pcr.json``, or several; local or any fsspec URLs. One request each.
+        url: Dataset folder or its ``pcr.json``, or several of them; local or any fsspec URLs. One
+            request each.
         batch_size: Samples per rank and batch.
-        scan: 1..N, ``"full"``, or a :class:`ScanLevel`, which is read at each shard.
-        image: Decodes image fields; the draws of its crops depend on seed, epoch and sample only. Without it they stay JPEG bytes.
-        fields: Makes batches tuples of these fields; by default they are dicts of all fields.
-        transform: Called with each sample, a dict, in place of the collation's own conversions; what it returns is collated by torch.
-        epoch: Seed, order, mixture.
-        read: Cache, prefetch, network.
-        rank: (rank, world); by default ``torch.distributed``'s, else by ``RANK``/``WORLD_SIZE``, else by ``SLURM_PROCID``/``SLURM_NTASKS``.
+        scan: Highest scan to read, 1-based, or ``"full"``, or a :class:`ScanLevel`, which is read
+            at each shard.
+        image: Decodes image fields; the draws of its crops depend on seed, epoch and sample only.
+            Without it they stay JPEG bytes.
+        fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all.
+        transform: Called with each sample, a dict, in place of the conversions listed under
+            "Yields"; what it returns is collated by torch.
+        epoch: Seed, order and mixture.
+        read: Cache, prefetch and network.
+        rank: (rank, world); by default that of ``torch.distributed``, or else of ``RANK`` and
+            ``WORLD_SIZE``, or else of ``SLURM_PROCID`` and ``SLURM_NTASKS``.
 
     Yields:
-        Image fields as uint8 tensors (N, 3, H, W), or as the decoder's layout says; ``cls`` as int64 (N,); ``json`` parsed and ``txt`` as
-        str in lists; other fields, and ``__key__``, in lists.
+        Image fields as uint8 tensors (N, 3, H, W), or as the decoder's layout says; ``cls`` as
+        int64 (N,); ``json`` parsed and ``txt`` as str in lists; other fields, and ``__key__``, in
+        lists.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
@@ -95,7 +112,7 @@ class PCRDataset(IterableDataset[Any]):
         url: str | Sequence[str],
         batch_size: int,
         *,
-        scan: Scan | ScanLevel = FULL,
+        scan: ScanChoice = FULL,
         image: ImageDecoder | None = None,
         fields: Sequence[str] | None = None,
         transform: Callable[[Sample], Any] | None = None,
@@ -104,37 +121,22 @@ class PCRDataset(IterableDataset[Any]):
         rank: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self.shards = ShardSet(
-            [os.fspath(url)] if isinstance(url, str | os.PathLike) else list(url), read
-        )
-        self.batch_size, self.scan, self.options = batch_size, scan, epoch
-        if isinstance(fields, str):
-            raise TypeError(
-                f"expected a sequence of field names, got {fields!r}; write ({fields!r},)"
-            )
-        self.collate = Collator(
-            image, None if fields is None else tuple(fields), transform, epoch.seed
-        )
-        if not isinstance(scan, ScanLevel):
-            for entry in self.shards.entries:
-                check_scan(scan, entry.num_groups)
-                entry.prefix_stop(scan)
-        self.rank, self._rank_given = ranks.current(rank), rank is not None
-        self.geometry = Geometry(
-            batch_size * self.rank.world,
-            self.rank.world if epoch.slots is None else epoch.slots,
-            epoch.phases,
-        )
-        # Shared with workers of any start method: a persistent worker learns of set_epoch through it.
-        self._start = SharedIntegers([0] * (2 + 4 * _MAX_SEGMENTS))
-        self._finished = SharedIntegers([-1] * _MAX_WORKERS)
-        self._done = 0
-        self._own: list[int] | None = None
-        self._count, self._ended, self._loaded, self._all_given = 0, False, False, False
-        if not self._order().steps:
-            raise ValueError(
-                f"expected at least one global batch of {self.geometry.global_batch}, got {self.num_samples} samples"
-            )
+        self.shards = ShardSet(url, read)
+        self.batch_size = batch_size
+        self.scan = scan
+        self.shards.check_scan(scan)
+        self.options = epoch
+        self.collate = Collator(image, fields, transform, epoch.seed)
+        self._given_rank = rank
+        self.rank = ranks.current(rank)
+        self.geometry = epoch.geometry(batch_size, self.rank.world)
+
+        # The start of the iteration, and the epoch that was last read to its end. Both are shared
+        # with workers of any start method: a persistent worker learns of set_epoch through them.
+        self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
+        self._finished = SharedIntegers([_NO_EPOCH])
+        self._progress = Progress()
+        self._order()  # raises if there is not one global batch
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -149,135 +151,141 @@ class PCRDataset(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads; :meth:`set_epoch` changes it."""
-        return int(self._start[0])
+        return self.progress.epoch
+
+    @property
+    def progress(self) -> Progress:
+        """How far this process is, in the epoch that was last set in any process of this rank."""
+        return self._progress.with_start(self._start[:])
 
     def __len__(self) -> int:
         """Batches that the next iteration gives this rank."""
-        order = self._order()
-        return len(worker_batches(order, self.rank.world, self.rank.rank))
+        return len(self._batches())
 
     def set_epoch(self, epoch: int) -> None:
         """Read this epoch next; call it before each iteration, on all ranks.
 
-        From its beginning, or, if it is the epoch of a state that was loaded just now, from where that was: loops that resume say both.
+        It is read from its beginning, or, if a state of this epoch was loaded just now, from where
+        that state was: loops that resume may call both.
         """
-        if self._loaded and epoch == self.epoch:
-            self._loaded = False
-        else:
-            self._set_start(epoch, [])
+        self._restart(self.progress.set_epoch(epoch))
 
-    def loader(self, num_workers: int = 0, **options: Any) -> PCRLoader:
-        """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch by itself.
+    def loader(
+        self,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> PCRLoader:
+        """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch itself.
 
         Args:
             num_workers: Worker processes.
-            options: For ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ``multiprocessing_context``...
+            options: Other arguments of ``DataLoader``: ``pin_memory``, ``prefetch_factor``,
+                ``persistent_workers``, ``multiprocessing_context``...
         """
         if not options.get("in_order", True):
             raise ValueError(
-                "expected in_order=True: batches that come as they are ready cannot be resumed exactly"
+                "expected in_order=True: batches that come as they are ready cannot be resumed "
+                "exactly"
             )
         return PCRLoader(self, batch_size=None, num_workers=num_workers, **options)
+
+    def hand_out(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """Count the batches that a loader gives, and set the next epoch after the last one.
+
+        Args:
+            batches: Begins the loader's iteration; called after the epoch is set, because it may
+                start workers.
+        """
+        self._check_rank()  # here, too: a spawned worker does not know its parent's process group
+        # A loop that stops after len() batches, as Lightning's does, never sees the end of the
+        # iteration.
+        if self._progress.all_given:
+            self.set_epoch(self.epoch + 1)
+        epoch = self.epoch
+        self._progress = self._progress.begun(len(self))
+        for given, batch in enumerate(batches(), 1):
+            self._progress = self._progress.gave(given)
+            yield batch
+        self.set_epoch(epoch + 1)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Where this job is, in a few integers that JSON can hold; the same on all ranks.
 
         Args:
-            batches: Batches that this rank has had of the present iteration; by default those that :class:`PCRLoader`, or without workers this object
-                itself, gave.
+            batches: Batches that this rank has had of the present iteration; by default those that
+                :class:`PCRLoader`, or without workers this object itself, gave.
         """
-        state = {"version": _VERSION, "epoch": self.epoch} | self._fixed()
+        progress = self.progress
         info = get_worker_info()
-        # Inside a worker (torchdata's StatefulDataLoader) the state is the worker's own.
-        if info is not None:
-            return state | {
-                "segments": self._segments(),
-                "worker": [info.id, info.num_workers],
-                "done": self._done,
-                "ended": self._ended or self._done >= self._count,
-            }
-        if self._ended and batches is None:
-            return state | {"epoch": self.epoch + 1, "segments": advance([], self.geometry, 0)}
-        return state | {
-            "segments": advance(
-                self._segments(), self.geometry, self._done if batches is None else batches
-            )
-        }
+        if info is None:
+            place = progress.state(self.geometry, batches)
+        else:  # torchdata's StatefulDataLoader asks each worker for its own state
+            place = progress.worker_state(info.id, info.num_workers)
+        return self._fixed() | place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a job was: at another scan, with other workers or ranks, too.
+        """Continue where a job was: at another scan, with other workers or ranks, too.
 
         Raises:
-            ValueError: The state is of other shards, other options or a newer version, or was never one of this job's; nothing changes then.
+            ValueError: The state is of other shards, other options or a newer version, or was never
+                one of this job's; nothing changes then.
         """
-        if state.get("version") != _VERSION:
-            raise ValueError(
-                f"expected a state of version {_VERSION}, got {state.get('version')!r}"
-            )
         for name, mine in self._fixed().items():
             if state.get(name) != mine:
                 raise ValueError(
-                    f"expected a state of the same dataset and options, its {name} is {state.get(name)!r} instead of {mine!r}"
+                    f"expected a state of the same dataset and options, its {name} is "
+                    f"{state.get(name)!r} instead of {mine!r}"
                 )
-        if not state.get("ended"):
-            kept = self.epoch, self._segments()
-            self._set_start(state.get("epoch"), state.get("segments"))
-            try:
-                self._order()
-            except ValueError:
-                self._set_start(*kept)
-                raise
-            self._loaded = True
-        if "worker" in state:
-            self._own, self._done, self._ended = (
-                list(state["worker"]),
-                state["done"],
-                state["ended"],
-            )
+        progress = self.progress.loaded(state)
+        self._order(progress)  # raises if the epoch has no such steps
+        self._restart(progress)
 
     def views(
-        self, batches: Sequence[Any], scans: Sequence[Scan], epoch: int = 0
+        self, batches: Sequence[Ints], scans: Sequence[Scan], epoch: int = 0
     ) -> Iterator[dict[Scan, Any]]:
-        """Given samples at several scans, with the same crops: what a comparison of scans needs. Each shard is read once, at the highest scan.
+        """Given samples at several scans with the same crops, for comparisons of scans.
+
+        Each shard is read once, at the highest scan.
 
         Args:
             batches: Sample ids of each batch, (samples,) int64.
-            scans: Which.
-            epoch: Another one draws other crops.
+            scans: The scans to compare, 1-based or ``"full"``.
+            epoch: Number that the crops are drawn for; another one draws other crops.
 
         Yields:
             The batch at each scan.
         """
-        highest: Scan = FULL if FULL in scans else max(int(scan) for scan in scans)
+        highest: Scan = FULL if FULL in scans else max(map(int, scans))
 
         def take(rows: list[Row]) -> dict[Scan, Any]:
             return {
                 scan: self.collate(
-                    [(number, prefix.at(scan), row) for number, prefix, row in rows], epoch
+                    [(id_, prefix.at(scan), row) for id_, prefix, row in rows], epoch
                 )
                 for scan in scans
             }
 
         return read_batches(self.shards, batches, highest, take)
 
-    def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
-        """One sample by id or key, as stored; reads one prefix, and to find a key the indexes of the shards before it.
+    def sample(
+        self,
+        key: int | str,
+        scan: Scan | None = None,
+    ) -> Sample:
+        """One sample by id or key, as stored.
+
+        Reads one prefix, and to find a key the indexes of the shards before it.
 
         Raises:
             IndexError, KeyError: There is no such sample.
         """
-        mine = self.scan.value if isinstance(self.scan, ScanLevel) else self.scan
-        level = mine if scan is None else scan
+        scan = current_scan(self.scan if scan is None else scan)
         if not isinstance(key, str):
-            key = operator.index(key)
-            if not 0 <= key < self.num_samples:
-                raise IndexError(f"expected an id below {self.num_samples}, got {key}")
-            shard, row = self.shards.place(key)
-            return self.shards.open(shard).sample(row, level)
-        for number in range(len(self.shards.urls)):
-            shard_of_key = self.shards.open(number)
-            if key in shard_of_key.index.keys:
-                return shard_of_key.sample(key, level)
+            place = self.shards.place(key)
+            return self.shards.open(place.shard).sample(place.row, scan)
+        for shard in map(self.shards.open, range(len(self.shards.urls))):
+            if key in shard.index.keys:
+                return shard.sample(key, scan)
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[Any]:
@@ -285,97 +293,88 @@ class PCRDataset(IterableDataset[Any]):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         self._check_rank()
-        if self.options.shuffle_shards and self._finished[worker] == self.epoch:
+        batches = self._batches(worker, workers)
+        progress = self.progress.begun(len(batches), worker, workers)
+        self._progress = progress
+        # A worker that had given all of its batches gives none; the epoch that was set since then
+        # is not meant for it.
+        if progress.stage == "ended":
+            return iter(())
+
+        epoch = progress.epoch
+        # Only one worker says so; others may begin this epoch after it has ended for the first.
+        if worker == 0 and self.options.shuffle_shards and self._finished[0] == epoch:
             warnings.warn(
-                f"epoch {self.epoch} is read again, in the same order: call set_epoch({self.epoch + 1})",
+                f"epoch {epoch} is read again, in the same order: call set_epoch({epoch + 1})",
                 stacklevel=2,
             )
-        if self._own is None:
-            self._done = 0
-        elif self._own != [worker, workers]:
-            raise ValueError(
-                f"expected the state of worker {worker} of {workers}, got that of worker {self._own[0]} of {self._own[1]}"
-            )
-        # A worker that had given all its batches gives none; the epoch that was set meanwhile is not for it.
-        if self._own is not None and self._ended:
-            self._own = None
-            return iter(())
-        self._own, self._ended, self._loaded = None, False, False
-        batches = worker_batches(self._order(), self.rank.world, self.rank.rank, workers, worker)
-        self._count = len(batches)
-        return self._read(batches[self._done :], self.epoch, worker)
+        return self._read(batches[progress.done :], epoch, worker)
 
-    def _read(self, batches: Sequence[Any], epoch: int, worker: int) -> Iterator[Any]:
-        for batch in read_batches(
-            self.shards, batches, self.scan, lambda rows: self.collate(rows, epoch)
-        ):
-            self._done += 1
+    def _read(
+        self,
+        batches: Sequence[Ints],
+        epoch: int,
+        worker: int,
+    ) -> Iterator[Any]:
+        take = functools.partial(self.collate, epoch=epoch)
+        for batch in read_batches(self.shards, batches, self.scan, take):
+            self._progress = self._progress.gave(self._progress.done + 1)
             yield batch
-        self._finished[worker], self._ended = epoch, True
+        self._progress = self._progress.ended()
+        if worker == 0:
+            self._finished[0] = epoch
+
+    def _restart(self, progress: Progress) -> None:
+        """Take over a new start, here and in the workers."""
+        numbers = progress.start_numbers()
+        self._start[: len(numbers)] = numbers
+        self._finished[0] = _NO_EPOCH
+        self._progress = progress
 
     def _fixed(self) -> dict[str, Any]:
         """What must be the same for a state to mean the same samples."""
-        fixed = dataclasses.asdict(self.options) | {"shards": self.shards.fingerprint}
+        fixed = dataclasses.asdict(self.options)
         del fixed["slots"], fixed["phases"]  # a state has those of its segments
-        return fixed | {
-            "weights": None if self.options.weights is None else list(self.options.weights)
-        }
+        weights = self.options.weights and list(self.options.weights)  # as JSON has them
+        shards = self.shards.fingerprint
+        return fixed | {"version": _VERSION, "shards": shards, "weights": weights}
 
     def _check_rank(self) -> None:
-        """A worker whose environment says another rank than its parent's would read other samples than it should."""
-        found = ranks.current()
-        if not self._rank_given and found.world > 1 and found != self.rank:
+        """Raise in a process whose environment says another rank than the dataset has.
+
+        It would read other samples than it should.
+        """
+        found = ranks.current(self._given_rank)
+        if found.world > 1 and found != self.rank:
             raise ValueError(
-                f"expected the rank that the dataset was made with, {self.rank}, got {found}: make it after init_process_group"
+                f"expected the rank that the dataset was made with, {self.rank}, got {found}: "
+                "make it after init_process_group"
             )
 
-    def _segments(self) -> list[list[int]]:
-        count = int(self._start[1])
-        return [[int(self._start[2 + 4 * i + j]) for j in range(4)] for i in range(count)]
+    def _batches(
+        self,
+        worker: int = 0,
+        workers: int = 1,
+    ) -> list[Ints]:
+        rank, world = self.rank
+        return worker_batches(self._order(), world, rank, workers, worker)
 
-    def _set_start(self, epoch: Any, segments: Any) -> None:
-        whole = (
-            isinstance(epoch, int)
-            and isinstance(segments, list)
-            and all(isinstance(s, list | tuple) for s in segments)
-        )
-        flat = [number for segment in segments for number in segment] if whole else []
-        if (
-            not whole
-            or len(segments) > _MAX_SEGMENTS
-            or any(len(s) != 4 for s in segments)
-            or not all(map(_fits, [epoch, *flat]))
-        ):
-            raise ValueError(
-                f"expected an epoch from 0 and at most {_MAX_SEGMENTS} segments of 4 numbers, got {epoch!r} and {segments!r}"
-            )
-        self._start[: 2 + len(flat)] = [epoch, len(segments), *flat]
-        self._finished[:] = [-1] * _MAX_WORKERS
-        self._done, self._own, self._ended, self._loaded, self._all_given = (
-            0,
-            None,
-            False,
-            False,
-            False,
-        )
-
-    def _order(self) -> Order:
-        """The steps from the start on."""
-        options, sizes = self.options, self.shards.sizes
+    def _order(self, progress: Progress | None = None) -> Order:
+        """The steps from the start on, by default from the present one."""
+        start = progress or self.progress
+        options = self.options
+        shards = self.shards
         sequence = None
         if options.weights is not None:
-            samples = self.num_samples if options.samples is None else options.samples
-            sequence = mixture(sizes, options.weights, samples, options.rules, epoch=self.epoch)
-        flat = [size for dataset in sizes for size in dataset]
+            samples = shards.num_samples if options.samples is None else options.samples
+            sequence = mixture(
+                shards.sizes, options.weights, samples, options.rules, epoch=start.epoch
+            )
         return epoch_order(
-            flat,
+            np.diff(shards.starts),
             self.geometry,
             options.rules,
-            epoch=self.epoch,
-            history=self._segments(),
+            epoch=start.epoch,
+            history=start.segments,
             sequence=sequence,
         )
-
-
-def _fits(number: Any) -> bool:
-    return isinstance(number, int) and 0 <= number < 1 << 63

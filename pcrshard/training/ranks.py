@@ -18,13 +18,14 @@ class Rank(NamedTuple):
     world: int
 
 
-# In the order of trust. torchrun sets the first pair; srun sets the second one, also where nothing else is set, which is why splitters that
-# only know the first one give every task of a plain `srun python train.py` the same data. IDRIS's idr_torch reads the second pair, too.
+# In the order of trust. torchrun sets the first pair. srun sets the second one, also where nothing
+# else is set: splitters that only know the first pair give every task of a plain
+# `srun python train.py` the same data. IDRIS's idr_torch reads the second pair, too.
 _PAIRS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
 
 def from_environment(environment: Mapping[str, str]) -> Rank | None:
-    """The rank that a launcher gave, if one did; pure.
+    """The rank that a launcher gave, if one did: a pure function of the variables.
 
     Raises:
         ValueError: The variables make no sense.
@@ -35,14 +36,15 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
     Rank(rank=0, world=2)
     """
     for names in _PAIRS:
-        rank, world = (environment.get(name) for name in names)
+        rank, world = map(environment.get, names)
         if rank is None or world is None:
             continue
         if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
             raise ValueError(f"expected {names[0]} below {names[1]}, got {rank!r} and {world!r}")
         if names[0] == "SLURM_PROCID" and world != "1" and "SLURM_STEP_ID" not in environment:
             log.warning(
-                "rank %s of %s, by SLURM_PROCID and SLURM_NTASKS, but this is no task of srun: start the job by srun",
+                "rank %s of %s, by SLURM_PROCID and SLURM_NTASKS, but this is no task of srun: "
+                "start the job by srun",
                 rank,
                 world,
             )
@@ -51,7 +53,13 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
 
 
 def current(given: tuple[int, int] | None = None) -> Rank:
-    """The rank of this process: as given, else that of an initialised ``torch.distributed``, else by the environment, else 0 of 1.
+    """The rank of this process.
+
+    It is the first of: the given one, that of an initialised ``torch.distributed``, that of the
+    environment, and 0 of 1.
+
+    Args:
+        given: (rank, world), if the caller knows it.
 
     Raises:
         ValueError: What was given, or the environment, makes no sense.
@@ -63,7 +71,8 @@ def current(given: tuple[int, int] | None = None) -> Rank:
                 f"expected a rank from 0 to below the number of ranks, got {rank} of {world}"
             )
         return Rank(rank, world)
-    # Looked up, not imported: whoever uses torch.distributed has imported it, and the data side does without torch.
+    # Looked up, not imported: a job that uses torch.distributed has imported it, and the data side
+    # does without torch.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Rank(distributed.get_rank(), distributed.get_world_size())

@@ -11,16 +11,22 @@ from .. import storage
 from . import ranks
 
 
-def shards(urls: str | Sequence[str], seed: int = 0, epoch: int = 0) -> list[str]:
-    """The shards in the order of an epoch: ``wds.WebDataset(pcrshard.shards(urls, seed, epoch), shardshuffle=False)``.
+def shards(
+    urls: str | Sequence[str],
+    seed: int = 0,
+    epoch: int = 0,
+) -> list[str]:
+    """The shards in the order of an epoch.
 
-    WebDataset's own ``shardshuffle`` starts from the same seed in each epoch, so that every epoch has the same order. Make the pipeline anew for each
-    epoch with this list, with the same seed on all ranks.
+    Use it as ``wds.WebDataset(pcrshard.shards(urls, seed, epoch), shardshuffle=False)``.
+    WebDataset's own ``shardshuffle`` starts from the same seed in each epoch, so that every epoch
+    has the same order. Make the pipeline again for each epoch with this list, with the same seed on
+    all ranks.
 
     Args:
         urls: Brace pattern, or URLs.
-        seed: Of the order.
-        epoch: Of the order.
+        seed: Any number; another one gives other orders.
+        epoch: Number of the epoch.
 
     >>> shards("a{0..3}.tar", seed=1, epoch=0), shards("a{0..3}.tar", seed=1, epoch=1)
     (['a2.tar', 'a3.tar', 'a1.tar', 'a0.tar'], ['a1.tar', 'a0.tar', 'a3.tar', 'a2.tar'])
@@ -31,20 +37,25 @@ def shards(urls: str | Sequence[str], seed: int = 0, epoch: int = 0) -> list[str
 
 
 class SplitByNode:
-    """``nodesplitter=`` for WebDataset that knows its rank also in spawned workers and under a plain ``srun``.
+    """``nodesplitter=`` for WebDataset, also in spawned workers and under a plain ``srun``.
 
-    A spawned worker knows nothing of its parent's ``torch.distributed``, and ``srun`` sets no RANK: WebDataset's own splitter then gives each rank all
-    shards, without a word. This one takes the rank along when it is pickled, and knows SLURM's variables.
+    A spawned worker knows nothing of its parent's ``torch.distributed``, and ``srun`` sets no RANK:
+    WebDataset's own splitter then gives each rank all shards, without a word. This one takes the
+    rank along when it is pickled, and knows SLURM's variables.
 
     Args:
-        rank: Of this process; by default looked up when it is used or pickled.
+        rank: Rank of this process; by default looked up when the splitter is used or pickled.
     """
 
     def __init__(self, rank: ranks.Rank | None = None) -> None:
         self.rank = rank
 
-    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        """Every ``world``-th item from the ``rank``-th on; ``group``, WebDataset's process group, is not used."""
+    def __call__(
+        self,
+        source: Iterable[Any],
+        group: Any = None,
+    ) -> Iterator[Any]:
+        """Every ``world``-th item from the ``rank``-th on; WebDataset's ``group`` is not used."""
         rank, world = self.rank or ranks.current()
         yield from itertools.islice(source, rank, None, world)
 

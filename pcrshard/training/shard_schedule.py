@@ -1,26 +1,20 @@
-"""What a plan costs: when a worker needs each shard, and what is read and held. Pure functions of numbers."""
+"""When a worker needs each shard, and what it reads and holds: pure functions of numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .epoch_order import (
-    Ints,
-    Order,
-    check_counts,
-    check_whole,
-    run_begins,
-    shards_of,
-    worker_batches,
-)
+from .epoch_order import Order, worker_batches
+from .epoch_sequence import Counts, Ints, check_counts, check_whole, run_begins, shards_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """When one worker needs which shards; one entry per request, by first use.
+    """When one worker needs which shards; one entry per request, in the order of first use.
 
     Attributes:
         shards: (requests,) int64 index of the shard.
@@ -32,19 +26,26 @@ class Schedule:
     first: Ints
     last: Ints
 
-    def peak(self, weights: Sequence[int] | Ints | None = None) -> int:
-        """Most shards held in one batch; with ``weights`` (shards,), such as prefix sizes, most bytes."""
-        if not len(self.shards):
-            return 0
-        each = (
-            np.ones_like(self.shards)
-            if weights is None
-            else check_counts("weights", weights)[self.shards]
-        )
-        change = np.zeros(int(self.last.max()) + 2, np.int64)
+    def peak(self, weights: Counts | None = None) -> int:
+        """The largest number of shards held in one batch.
+
+        With ``weights`` (shards,), such as prefix sizes, the largest number of bytes.
+        """
+        each = 1 if weights is None else np.asarray(weights)[self.shards]
+        change = np.zeros(int(self.last.max(initial=-1)) + 2, np.int64)
         np.add.at(change, self.first, each)
-        np.add.at(change, self.last + 1, -each)
+        np.subtract.at(change, self.last + 1, each)
         return int(change.cumsum().max())
+
+    def figures(self, prefix_bytes: Ints) -> list[int]:
+        """Shards, requests, bytes read, most shards and most bytes held: as in :class:`Account`."""
+        return [
+            len(np.unique(self.shards)),
+            len(self.shards),
+            prefix_bytes[self.shards].sum(),
+            self.peak(),
+            self.peak(prefix_bytes),
+        ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ class Account:
         open_shards: Most shards that each worker holds in one batch.
         open_bytes: Most bytes that each worker holds in one batch.
         rank_bytes: (world,) bytes that each rank reads if its workers share what they read.
-        once_bytes: Bytes of the shards that the epoch needs, each once.
+        once_bytes: Bytes of the shards that the epoch needs, each counted once.
     """
 
     shards: Ints
@@ -71,46 +72,49 @@ class Account:
 
     @property
     def repeated_bytes(self) -> int:
-        """Bytes that are read although some worker reads them too, or this one did."""
+        """Bytes that are read although some worker reads them too, or this one already did."""
         return int(self.read_bytes.sum()) - self.once_bytes
 
 
 def schedule(
-    batches: Sequence[Ints], sizes: Sequence[int] | Ints, keep: int | None = None
+    batches: Sequence[Ints],
+    sizes: Counts,
+    keep: int | None = None,
 ) -> Schedule:
-    """When one worker first needs each shard, and when it can let go of it.
+    """When one worker first needs each shard, and when it can release it.
 
     Args:
-        batches: From ``worker_batches``.
+        batches: Sample ids of each batch, from ``worker_batches``.
         sizes: (shards,) samples per shard.
-        keep: Batches that a shard may lie unused before it is released, to be read again; by default it is read once. Set it for a
-            ``mixture`` in which a dataset comes several times.
+        keep: Batches that a shard may lie unused before it is released, to be read again later; by
+            default each shard is read once. Set it for a ``mixture`` in which a dataset comes
+            several times.
 
     Returns:
-        The requests, by first use.
+        The requests, in the order of first use.
     """
     sizes = check_counts("sizes", sizes)
-    if keep is not None:
-        check_whole("keep", keep, 0)
     if not batches:
         return Schedule(*np.zeros((3, 0), np.int64))
+
     shards = shards_of(np.concatenate(batches), sizes)
-    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])
-    order = np.argsort(shards, kind="stable")
-    shards, batch = shards[order], batch[order]
+    order = shards.argsort(kind="stable")
+    shards = shards[order]
+    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])[order]
     begins = run_begins(shards)
     if keep is not None:
-        begins |= np.diff(batch, prepend=0) > keep + 1
+        begins |= np.diff(batch, prepend=0) > check_whole("keep", keep, 0) + 1
+
     start = np.flatnonzero(begins)
-    stop = np.append(start[1:], len(shards))
-    by_use = np.argsort(order[start], kind="stable")
-    return Schedule(shards[start][by_use], batch[start][by_use], batch[stop - 1][by_use])
+    by_use = order[start].argsort(kind="stable")
+    last = np.append(start[1:], len(shards)) - 1
+    return Schedule(shards[start][by_use], batch[start][by_use], batch[last][by_use])
 
 
 def account(
     order: Order,
-    sizes: Sequence[int] | Ints,
-    prefix_bytes: Sequence[int] | Ints,
+    sizes: Counts,
+    prefix_bytes: Counts,
     world: int = 1,
     workers: int = 1,
     keep: int | None = None,
@@ -125,33 +129,19 @@ def account(
         workers: DataLoader workers per rank.
         keep: As in ``schedule``.
     """
-    sizes, prefix = check_counts("sizes", sizes), check_counts("prefix_bytes", prefix_bytes)
+    sizes = check_counts("sizes", sizes)
+    prefix = check_counts("prefix_bytes", prefix_bytes)
     if len(sizes) != len(prefix):
         raise ValueError(
             f"expected as many prefix_bytes as sizes, got {len(prefix)} and {len(sizes)}"
         )
-    figures = np.zeros(
-        (5, check_whole("world", world, 1), check_whole("workers", workers, 1)), np.int64
-    )
+
+    shape = (check_whole("world", world, 1), check_whole("workers", workers, 1))
+    figures = np.zeros((5, *shape), np.int64)
     needed = np.zeros((world, len(sizes)), bool)
-    for rank, worker in np.ndindex(world, workers):
+    for rank, worker in np.ndindex(shape):
         plan = schedule(worker_batches(order, world, rank, workers, worker), sizes, keep)
-        mine = np.bincount(plan.shards, minlength=len(sizes)) > 0
-        needed[rank] |= mine
-        figures[:, rank, worker] = (
-            mine.sum(),
-            len(plan.shards),
-            prefix[plan.shards].sum(),
-            plan.peak(),
-            plan.peak(prefix),
-        )
-    shards, requests, read, open_shards, open_bytes = figures
-    return Account(
-        shards,
-        requests,
-        read,
-        open_shards,
-        open_bytes,
-        needed @ prefix,
-        int(prefix[needed.any(0)].sum()),
-    )
+        needed[rank, plan.shards] = True
+        figures[:, rank, worker] = plan.figures(prefix)
+    totals: Any = [needed @ prefix, int(prefix[needed.any(0)].sum())]
+    return Account(*figures, *totals)

@@ -1,27 +1,30 @@
-"""Read the samples of a plan: shards are fetched ahead, held while they are needed, and let go."""
+"""Read the samples of a plan: shards are fetched ahead, held while they are needed, and closed."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import operator
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from .. import native
 from ..checksum import crc32c
 from ..format.scan import Scan
 from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
-from ..reading.scan_level import ScanLevel
+from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
 from ..reading.shard import Shard
-from .shard_schedule import schedule
+from .epoch_sequence import Ints
+from .shard_schedule import Schedule, schedule
 
-Ints = npt.NDArray[np.int64]
+Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
 
 
@@ -36,28 +39,33 @@ class ShardSet:
     """The shards of one or several datasets; sample ids run on from shard to shard.
 
     Args:
-        datasets: Folders or their ``pcr.json``, local or any fsspec URLs; one request each.
+        datasets: Folder or its ``pcr.json``, or several; local or any fsspec URLs. Each costs one
+            request.
         options: How shards are read.
 
     Attributes:
-        urls: Of all shards.
-        entries: What the dataset indices know of them.
+        urls: URL of each shard.
+        entries: What the dataset indexes know of each shard.
         sizes: Per dataset, samples per shard.
+        starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
         classes: Names of the first dataset's classes.
     """
 
-    def __init__(self, datasets: Sequence[str], options: ReadOptions) -> None:
+    def __init__(
+        self,
+        datasets: str | Sequence[str],
+        options: ReadOptions,
+    ) -> None:
         if not datasets:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
-        found = [open_dataset(url, storage_options=options.storage_options) for url in datasets]
+        urls = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
+        found = [open_dataset(url, storage_options=options.storage_options) for url in urls]
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]
+        self.starts = np.cumsum([0, *itertools.chain(*self.sizes)])
         self.classes = found[0][0].classes
-        self.starts = np.concatenate(
-            ([0], np.cumsum([entry.num_samples for entry in self.entries]))
-        )
 
     @property
     def num_samples(self) -> int:
@@ -66,41 +74,95 @@ class ShardSet:
 
     @property
     def fingerprint(self) -> int:
-        """A checksum of which shards these are, in which order; another one means other sample ids."""
-        return crc32c(
-            "\n".join(f"{e.name} {e.num_samples} {e.head_crc32c}" for e in self.entries).encode()
-        )
+        """A checksum of the shards and their order; another one means other sample ids."""
+        lines = [f"{e.name} {e.num_samples} {e.head_crc32c}" for e in self.entries]
+        return crc32c("\n".join(lines).encode())
 
     def place(self, sample: int) -> Place:
-        """Where a sample is, by its id in [0, num_samples)."""
-        shard = int(np.searchsorted(self.starts, sample, side="right")) - 1
-        return Place(shard, int(sample - self.starts[shard]))
+        """Where a sample is, by its id in [0, num_samples).
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        sample = operator.index(sample)
+        if not 0 <= sample < self.num_samples:
+            raise IndexError(f"expected an id below {self.num_samples}, got {sample}")
+        [(_, shard, row)] = self.places(np.array([sample]))
+        return Place(shard, row)
 
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
         """(sample, shard, row) of each of (samples,) int64 ids."""
         shards = np.searchsorted(self.starts, samples, side="right") - 1
-        return zip(
-            samples.tolist(), shards.tolist(), (samples - self.starts[shards]).tolist(), strict=True
-        )
+        rows = samples - self.starts[shards]
+        return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
+
+    def schedule(self, batches: Sequence[Ints]) -> Schedule:
+        """When batches of ids need each shard."""
+        sizes = np.diff(self.starts)
+        # A shard that lies unused for longer than four shards take is closed and read again: only
+        # padding and mixtures have such shards.
+        keep = 64 + 4 * int(sizes.max()) // max(map(len, batches), default=1)
+        return schedule(batches, sizes, keep)
+
+    def check_scan(self, scan: ScanChoice) -> None:
+        """Raise ``ScanUnavailable`` if a shard has no such scan; a level is seen at each shard."""
+        if not isinstance(scan, ScanLevel):
+            for entry in self.entries:
+                entry.prefix_stop(scan)
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""
         return self.options.open(self.urls[shard], self.entries[shard])
 
 
+class HeldPrefixes:
+    """Prefixes in memory by shard, each until the last batch that needs it."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Prefix, int]] = {}
+
+    def add(
+        self,
+        shard: int,
+        last: int,
+        prefix: Prefix,
+        scan: Scan,
+    ) -> None:
+        """Hold a prefix, changed to a scan, until batch ``last`` is released."""
+        self._held[shard] = (prefix, last)  # first, so that it is closed if the change fails
+        self._held[shard] = (prefix.shard.change_scan(prefix, scan), last)
+
+    def rows(self, places: Iterable[tuple[int, int, int]]) -> list[Row]:
+        """(id, prefix, row) of each (id, shard, row)."""
+        return [(sample, self._held[shard][0], row) for sample, shard, row in places]
+
+    def release(self, batch: int) -> None:
+        """Close what no later batch needs."""
+        for shard, (prefix, last) in list(self._held.items()):
+            if last <= batch:
+                prefix.close()
+                del self._held[shard]
+
+    def close(self) -> None:
+        """Close all."""
+        for prefix, _ in self._held.values():
+            prefix.close()
+
+
 def read_batches(
     shards: ShardSet,
     batches: Sequence[Ints],
-    scan: Scan | ScanLevel,
-    take: Callable[[list[tuple[int, Prefix, int]]], Result],
+    scan: ScanChoice,
+    take: Callable[[list[Row]], Result],
 ) -> Iterator[Result]:
     """Read batches of samples in the order of a plan.
 
     Args:
         shards: What the ids mean.
         batches: Ids of each batch, (samples,) int64.
-        scan: 1..N, ``"full"``, or a level, which is read at each shard.
-        take: Makes a batch of (id, prefix, row) of its samples; the prefixes may be gone afterwards.
+        scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is read at each shard.
+        take: Makes a batch of the (id, prefix, row) of its samples; the prefixes may be closed
+            after it returns.
 
     Yields:
         What ``take`` gave.
@@ -108,44 +170,22 @@ def read_batches(
     Raises:
         ScanUnavailable, FormatError, StorageError: A shard cannot be read.
     """
-    sizes = [entry.num_samples for entry in shards.entries]
-    # What lies unused for longer than four shards take is let go and read again: only padding and mixtures have such shards.
-    keep = 64 + 4 * max(sizes) // max(map(len, batches), default=1)
-    needed = schedule(batches, sizes, keep=keep)
-    requests = list(
-        zip(needed.shards.tolist(), needed.first.tolist(), needed.last.tolist(), strict=True)
-    )
+    needed = shards.schedule(batches)
+    starting = np.bincount(needed.first, minlength=len(batches))
+    requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
+    load = functools.partial(_load, shards, scan)
     options = shards.options
-
-    def level() -> Scan:
-        return scan.value if isinstance(scan, ScanLevel) else scan
-
-    def load(request: tuple[int, int, int], cancel: threading.Event) -> Prefix:
-        return _checked(shards.open(request[0]).load(level(), cancel=cancel))
-
-    held: dict[int, tuple[Prefix, int]] = {}
-    with contextlib.ExitStack() as stack:
-        stack.callback(lambda: [prefix.close() for prefix, _ in held.values()])
-        loads = stack.enter_context(
-            contextlib.closing(
-                prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
-            )
-        )
-        begun = 0
+    loads = prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
+    held = HeldPrefixes()
+    with contextlib.closing(held), contextlib.closing(loads):
         for number, ids in enumerate(batches):
-            while begun < len(requests) and requests[begun][1] == number:
-                (shard, _, last), future = next(loads)
-                prefix = future.result()
-                held[shard] = prefix, last  # before anything can fail, so that it is closed
-                held[shard] = _checked(prefix.shard.change_scan(prefix, level())), last
-                begun += 1
-            yield take([(sample, held[shard][0], row) for sample, shard, row in shards.places(ids)])
-            for shard in [shard for shard, (_, last) in held.items() if last == number]:
-                held.pop(shard)[0].close()
+            for (shard, last), future in itertools.islice(loads, starting[number]):
+                held.add(shard, last, future.result(), current_scan(scan))
+            yield take(held.rows(shards.places(ids)))
+            held.release(number)
 
 
-def _checked(prefix: Prefix) -> Prefix:
-    """All at once where the native core does it, without the GIL; elsewhere each sample is checked when it is used."""
-    if native.available and prefix.check:
-        prefix.is_sound()
-    return prefix
+def _load(
+    shards: ShardSet, scan: ScanChoice, request: tuple[int, int], cancel: threading.Event
+) -> Prefix:
+    return shards.open(request[0]).load(current_scan(scan), cancel=cancel)

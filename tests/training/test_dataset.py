@@ -1,13 +1,14 @@
-"""PCRDataset: exact epochs, true lengths, batches as a job wants them; the same whatever starts the workers."""
+"""PCRDataset: exact epochs, true lengths, batches as a job wants them.
+
+The same whatever starts the workers.
+"""
 
 import collections
 import copy
 import itertools
 import pickle
-import random
 import shutil
 import traceback
-import warnings
 
 import fsspec
 import numpy as np
@@ -42,11 +43,13 @@ def write(folder, samples, rows=ROWS, **options):
 
 
 def numbered(count, first=0):
-    """Small images; ``cls`` is the sample's id, and 101 of them would have the same pixels."""
-    jpegs = [make_jpeg(i, 20 + i % 3, 24 - i % 4, quality=90) for i in range(12)]
+    """Small images; ``cls`` is the sample's id, and no two samples of a dataset look alike."""
+    numbers = range(first, first + count)
+    jpegs = [make_jpeg(i, 20 + i % 3, 24 - i % 4, quality=90) for i in numbers]
+    assert len(set(jpegs)) == count
     return [
-        {"__key__": f"k{i:03d}", "jpg": jpegs[i % 12], "cls": i}
-        for i in range(first, first + count)
+        {"__key__": f"k{i:03d}", "jpg": jpeg, "cls": i}
+        for i, jpeg in zip(numbers, jpegs, strict=True)
     ]
 
 
@@ -101,7 +104,10 @@ def test_copies(folder, tmp_path, duplicate):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_the_order_is_the_plan_whatever_the_workers(folder, workers):
-    """Batches come in the order of the plan for any number of workers, and the loader goes on to the next epoch by itself."""
+    """Batches come in the order of the plan for any number of workers.
+
+    And the loader goes on to the next epoch by itself.
+    """
     dataset = PCRDataset(folder, 4, epoch=EpochOptions(seed=3))
     loader = dataset.loader(workers)
     seen = []
@@ -115,7 +121,10 @@ def test_the_order_is_the_plan_whatever_the_workers(folder, workers):
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_start_methods(folder, context):
-    """Persistent workers of any start method know the rank of their parent, and hear of the next epoch and a new scan."""
+    """Persistent workers of any start method know the rank of their parent.
+
+    And hear of the next epoch and a new scan.
+    """
     level = ScanLevel(1)
     dataset = PCRDataset(folder, 5, scan=level, image=ImageDecoder(8, "random"), rank=(1, 2))
     loader = dataset.loader(2, persistent_workers=True, multiprocessing_context=context)
@@ -133,7 +142,10 @@ def test_start_methods(folder, context):
 
 @pytest.mark.parametrize(("world", "size", "last", "batches"), [(1, 7, "drop", 8), (2, 7, "drop", 4), (3, 7, "drop", 2), (4, 7, "drop", 2), (2, 7, "pad", 5), (4, 7, "pad", 3), (4, 9, "pad", 2)])  # fmt: skip
 def test_ranks_have_equal_batches(folder, world, size, last, batches):
-    """Every rank gets as many batches as the others, all of one size; with ``drop`` no sample comes twice, with ``pad`` each comes."""
+    """Every rank gets as many batches as the others, all of one size.
+
+    With ``drop`` no sample comes twice, with ``pad`` each comes.
+    """
     options = EpochOptions(seed=1, last=last)
     parts = [PCRDataset(folder, size, epoch=options, rank=(rank, world)) for rank in range(world)]
     seen = [ids(part) for part in parts]
@@ -166,7 +178,10 @@ def test_short_epochs_have_each_sample_once(folder, world, size):
 
 
 def test_a_stock_dataloader_does_too(folder):
-    """``DataLoader(dataset, batch_size=None)`` gives the same; ``set_epoch`` is then the caller's."""
+    """``DataLoader(dataset, batch_size=None)`` gives the same.
+
+    ``set_epoch`` is then the caller's.
+    """
     dataset = PCRDataset(folder, 4)
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
     for epoch in (0, 4):
@@ -196,37 +211,6 @@ def test_no_warning_where_the_same_is_wanted(folder):
     assert ids(training)[:3] == first
 
 
-def test_leaving_early_and_going_on(folder):
-    """An epoch that is left early begins anew; with ``set_epoch`` nothing of it remains."""
-    dataset = PCRDataset(folder, 4)
-    loader = dataset.loader(2)
-    for _, _batch in zip(range(5), loader, strict=False):
-        pass
-    dataset.set_epoch(2)
-    assert loader.state_dict() == PCRDataset(folder, 4).state_dict() | {"epoch": 2}
-    assert ids(loader) == planned(4, 2)
-    assert dataset.epoch == 3
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
-)
-def test_a_loop_that_stops_after_the_last_batch_goes_on_to_the_next_epoch(folder, options):
-    """Lightning asks for len() batches and no more; its epochs are those of a plain loop, and a state saved behind the last batch is good."""
-    plain, counted = (
-        PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options) for _ in range(2)
-    )
-    expected = [ids(plain) for _ in range(3)]
-    assert expected[0] != expected[1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert [ids(itertools.islice(counted, len(counted))) for _ in range(3)] == expected
-    other = PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options)
-    other.load_state_dict(counted.state_dict())
-    assert ids(other) == []
-    assert ids(other) == ids(plain)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_that_contradict_are_refused(folder, monkeypatch, workers):
     """A dataset made before the launcher's rank was known raises where it is read, unless its rank was given."""
@@ -237,15 +221,6 @@ def test_ranks_that_contradict_are_refused(folder, monkeypatch, workers):
         list(early.loader(workers))
     assert ids(PCRDataset(folder, 4).loader(workers)) == planned(4, world=2, rank=1)
     assert ids(PCRDataset(folder, 4, rank=(0, 1)).loader(workers)) == planned(4)
-
-
-def test_a_contradiction_is_seen_before_workers_are_spawned(folder, monkeypatch):
-    """A spawned worker knows nothing of its parent's process group, so the parent looks."""
-    early = PCRDataset(folder, 4)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="make it after init_process_group"):
-        next(iter(early.loader(1, multiprocessing_context="spawn")))
 
 
 # --- mixtures
@@ -313,190 +288,7 @@ def test_scans_that_are_not_there(folder, scan):
         PCRDataset(folder, 4, scan=scan)
 
 
-# --- batches
-
-
-def test_a_batch_is_a_dict(dataset):
-    """Fields come by their extension: images uint8 NCHW, classes int64, the rest in lists; classes have names."""
-    data = PCRDataset(str(dataset), 6, scan=3, image=ImageDecoder((20, 24), "center"))
-    assert data.classes == ("cat", "dog")
-    assert data.num_samples == 24
-    for batch in data:
-        assert set(batch) == {"__key__", "jpg", "cls"}
-        assert (batch["jpg"].shape, batch["jpg"].dtype) == ((6, 3, 20, 24), torch.uint8)
-        assert (batch["cls"].shape, batch["cls"].dtype) == ((6,), torch.int64)
-        names = [data.classes[number] for number in batch["cls"]]
-        assert [key.split("/")[0] for key in batch["__key__"]] == names
-
-
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        ({}, (6, 3, 16, 16)),
-        ({"layout": "hwc"}, (6, 16, 16, 3)),
-        ({"colour": "gray"}, (6, 1, 16, 16)),
-        ({"colour": "gray", "layout": "hwc"}, (6, 16, 16, 1)),
-    ],
-)
-def test_pixels_are_the_decoders(dataset, options, shape):
-    """A batch holds what the decoder gives for each image alone, gray and CMYK ones too, in every layout."""
-    decoder = ImageDecoder(16, "center", **options)
-    for batch in PCRDataset(str(dataset), 6, scan=4, image=decoder):
-        assert batch["jpg"].shape == shape
-        for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
-            assert np.array_equal(pixels, decoder(stored(dataset, key, 4)["jpg"], random.Random(0)))
-
-
-def stored(folder, key, scan):
-    """A sample as stored."""
-    return PCRDataset(str(folder), 1).sample(key, scan)
-
-
-def test_ragged_images_come_in_a_list(dataset):
-    """Without a size each image keeps its own."""
-    batch = next(iter(PCRDataset(str(dataset), 6, image=ImageDecoder())))
-    for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
-        number = int(key.split("/")[1])
-        assert pixels.shape == (3, 40 + number, 64 - number)
-
-
-def test_without_a_decoder_images_stay_jpegs(dataset):
-    """Whoever decodes elsewhere gets the bytes of the scan."""
-    batch = next(iter(PCRDataset(str(dataset), 6, scan=2)))
-    assert batch["jpg"] == [stored(dataset, key, 2)["jpg"] for key in batch["__key__"]]
-
-
-def test_a_batch_may_be_a_tuple(dataset):
-    """``fields`` picks and orders; what is not named is not decoded."""
-    calls = []
-    decoder = Counting(calls)
-    for images, classes, keys in PCRDataset(
-        str(dataset), 8, image=decoder, fields=("jpg", "cls", "__key__")
-    ):
-        assert (images.shape, classes.shape, len(keys)) == ((8, 3, 8, 8), (8,), 8)
-    assert len(calls) == 24
-    assert [len(batch) for batch in PCRDataset(str(dataset), 8, image=decoder, fields=["cls"])] == [
-        1,
-        1,
-        1,
-    ]
-    assert len(calls) == 24
-
-
-class Counting(ImageDecoder):
-    """Counts what it decodes."""
-
-    def __init__(self, calls):
-        super().__init__(8, "center")
-        object.__setattr__(self, "calls", calls)
-
-    def __call__(self, *args, **options):
-        self.calls.append(1)
-        return super().__call__(*args, **options)
-
-
-def test_a_field_that_is_not_there(dataset):
-    """A field that no sample has is an error that names it."""
-    with pytest.raises(KeyError, match="caption"):
-        next(iter(PCRDataset(str(dataset), 6, fields=("jpg", "caption"))))
-    with pytest.raises(TypeError, match=r"write \('jpg',\)"):
-        PCRDataset(str(dataset), 6, fields="jpg")
-
-
-def test_transform_takes_samples(dataset):
-    """``transform`` has each sample as a dict, fields as stored and images decoded; torch collates what it makes."""
-
-    def transform(sample):
-        assert isinstance(sample["cls"], bytes)
-        return sample["jpg"].astype(np.float32) / 255, int(sample["cls"]), len(sample["__key__"])
-
-    for images, classes, lengths in PCRDataset(
-        str(dataset), 6, image=ImageDecoder(8, "center"), transform=transform
-    ).loader(1):
-        assert (images.shape, images.dtype, float(images.max()) <= 1) == (
-            (6, 3, 8, 8),
-            torch.float32,
-            True,
-        )
-        assert classes.shape == lengths.shape == (6,)
-
-
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory):
-    """Samples with other fields, some missing; the dataset's order."""
-    samples = [
-        {
-            "__key__": f"s{i}",
-            "jpg": make_jpeg(i, 16, 16),
-            "meta.json": {"i": i},
-            "txt": f"text {i}",
-            "count.cls": i,
-            "npy": b"raw",
-        }
-        for i in range(4)
-    ]
-    for name in ("txt", "count.cls", "meta.json"):
-        del samples[1][name]
-    del samples[2]["jpg"]
-    samples[2]["txt"] = "no image"
-    return write(tmp_path_factory.mktemp("odd"), samples, rows=2)
-
-
 KEPT = EpochOptions(shuffle_shards=0, phases=1)
-
-
-def test_missing_fields_are_none(odd):
-    """Where samples lack a field the batch has a list with None there, the others converted as always."""
-    first, second = PCRDataset(odd, 2, image=ImageDecoder(8), epoch=KEPT)
-    assert first["meta.json"] == [{"i": 0}, None]
-    assert first["txt"] == ["text 0", None]
-    assert first["count.cls"] == [0, None]
-    assert first["jpg"].shape == (2, 3, 8, 8)
-    assert second["jpg"][0] is None
-    assert (second["jpg"][1].shape, second["jpg"][1].dtype) == ((3, 8, 8), torch.uint8)
-    assert second["count.cls"].tolist() == [2, 3]
-    assert second["txt"] == ["no image", "text 3"]
-    assert first["npy"] == second["npy"] == [b"raw", b"raw"]
-
-
-def test_missing_fields_of_a_tuple_are_an_error(odd):
-    """A tuple promises its fields; the sample that lacks one is named."""
-    with pytest.raises(KeyError, match=r"s1.*'txt'"):
-        list(PCRDataset(odd, 2, fields=("txt",), epoch=KEPT))
-
-
-def test_values_that_do_not_fit_are_named(tmp_path):
-    """A class that is no number is an error that names the sample and the field."""
-    samples = [
-        sample | {"cls": b"cat"} if sample["__key__"] == "k002" else sample
-        for sample in numbered(4)
-    ]
-    with pytest.raises(ValueError, match=r"(k002.*cls|cls.*k002)"):
-        list(PCRDataset(write(tmp_path / "d", samples), 4))
-
-
-def test_several_images_a_sample(tmp_path):
-    """Two image fields are two tensors, each with its own pixels, and the same crop."""
-    samples = [
-        {
-            "__key__": f"s{i}",
-            "left.jpg": make_jpeg(i, 16, 16),
-            "right.jpg": make_jpeg(i + 50, 16, 16),
-            "cls": i,
-        }
-        for i in range(6)
-    ]
-    folder = write(tmp_path / "stereo", samples, rows=3)
-    decoder = ImageDecoder(8, "random", flip=0.5)
-    for batch in PCRDataset(folder, 2, image=decoder):
-        for field in ("left.jpg", "right.jpg"):
-            expected = [
-                decode(decoder, stored(folder, key, "full")[field], int(key[1:]))
-                for key in batch["__key__"]
-            ]
-            assert np.array_equal(batch[field], np.stack(expected))
-    only = PCRDataset(folder, 2, image=decoder, fields=("right.jpg", "cls"))
-    assert all(images.shape == (2, 3, 8, 8) for images, _ in only)
 
 
 def decode(decoder, jpeg, number, seed=0, epoch=0):
@@ -504,40 +296,15 @@ def decode(decoder, jpeg, number, seed=0, epoch=0):
     return decoder(jpeg, Draws(seed, epoch, number))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
-    """In a batch of samples with one image and with two, every image is its own."""
-    samples = [
-        {"__key__": f"s{i}", "jpg": make_jpeg(i, 16, 16), "mask.jpg": make_jpeg(i + 50, 16, 16)}
-        for i in range(6)
-    ]
-    urls = [folder, write(tmp_path / "masks", samples, rows=3)]
-    data = PCRDataset(
-        urls,
-        6,
-        image=ImageDecoder(8),
-        epoch=EpochOptions(seed, weights=(1, 1), samples=12, phases=1),
-    )
-    seen = 0
-    for batch in data:
-        for i, key in enumerate(batch["__key__"]):
-            sample = stored(urls[key[0] == "s"], key, "full")
-            for field in ("jpg", "mask.jpg"):
-                found = batch.get(field, [None] * 6)[i]
-                assert (found is None) == (field not in sample)
-                assert found is None or np.array_equal(
-                    found, ImageDecoder(8)(sample[field], random.Random(0))
-                )
-                seen += found is not None
-    assert seen == 6 + 2 * 6
-
-
 # --- augmentation
 
 
 @pytest.mark.parametrize("scan", [1, 5, "full"])
 def test_draws_depend_on_seed_epoch_and_sample_only(folder, scan):
-    """Crops and flips are the same for any workers, ranks, batch size and scan, and other ones in another epoch or for another seed."""
+    """Crops and flips are the same for any workers, ranks, batch size and scan.
+
+    And other ones in another epoch or for another seed.
+    """
     decoder = ImageDecoder(12, "random", flip=0.5)
     seen = collections.defaultdict(list)
     for size, workers, world, seed, epoch in (
@@ -615,7 +382,10 @@ def test_a_missing_shard_is_named(folder, tmp_path):
 
 
 def test_samples_by_id_and_key(folder):
-    """Any sample by its id or key, as stored, at the dataset's scan or another; one prefix is read, and for a key indexes."""
+    """Any sample by its id or key, as stored, at the dataset's scan or another.
+
+    One prefix is read, and for a key indexes.
+    """
     dataset = PCRDataset(f"counting://{folder}", 4, scan=2)
     entries = dataset.shards.entries
     for number, scan in ((0, None), (59, None), (30, 5), (7, "full")):
@@ -683,37 +453,3 @@ def test_read_options_arrive(folder, tmp_path):
     for path in copy.glob("*.tar"):
         path.write_bytes(b"")
     assert ids(loader) == planned(4, 1)
-
-
-def test_batches_out_of_order_are_refused(folder):
-    """A loader that gives batches as they come could not be resumed exactly."""
-    with pytest.raises(ValueError, match="in_order"):
-        PCRDataset(folder, 4).loader(2, in_order=False)
-
-
-def test_no_warning_about_lengths(folder):
-    """A length that was asked for in a resumed epoch does not hold for the next, and torch does not complain."""
-    loader = PCRDataset(folder, 4).loader()
-    state = [loader.state_dict() for _ in loader][9]
-    loader = PCRDataset(folder, 4).loader()
-    loader.load_state_dict(state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(loader) == 5
-        # Not list(loader), which asks for the length.
-        assert [sum(1 for _ in loader), sum(1 for _ in loader)] == [5, 15]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_setting_the_loaded_epoch_keeps_its_place(folder, workers):
-    """The usual loop sets the epoch also where it resumes: that must not begin the epoch anew, but a second call does."""
-    reference = [batch["__key__"] for batch in PCRDataset(folder, 4).loader()]
-    first = PCRDataset(folder, 4).loader()
-    for _ in zip(range(2), first, strict=False):
-        pass
-    dataset = PCRDataset(folder, 4)
-    dataset.load_state_dict(first.state_dict())
-    dataset.set_epoch(0)
-    assert [batch["__key__"] for batch in dataset.loader(workers)] == reference[2:]
-    dataset.set_epoch(0)
-    assert [batch["__key__"] for batch in dataset.loader(workers)] == reference

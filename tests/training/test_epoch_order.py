@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import itertools
 import json
 import math
 import subprocess
@@ -105,7 +104,10 @@ def joined(ranks):
 
 
 def check_multiset(order, case):
-    """Drop: less than a batch is left out; pad: less than a batch more than whole rounds; short: each exactly once."""
+    """Drop: less than a batch is left out; pad: less than a batch more than whole rounds.
+
+    Short: each exactly once.
+    """
     size, times = case.geometry.global_batch, np.bincount(order.ids, minlength=case.total)
     if case.rules.last == "drop":
         assert times.max() == 1
@@ -257,7 +259,10 @@ def test_no_shuffle_is_the_order_of_the_dataset():
 
 
 def test_epochs_and_seeds_differ():
-    """Each epoch and each seed has its own order of shards, of rows, and its own left-out samples."""
+    """Each epoch and each seed has its own order of shards, of rows.
+
+    And its own left-out samples.
+    """
     sizes = [50] * 20 + [7]
     orders = {
         (seed, epoch): epoch_order(sizes, Geometry(16), Rules(seed), epoch=epoch)
@@ -272,7 +277,10 @@ def test_epochs_and_seeds_differ():
 
 
 def test_every_place_in_an_epoch_is_equally_likely():
-    """Over many epochs, a sample of a small dataset comes equally often at each place, also with a narrow window."""
+    """Over many epochs, a sample of a small dataset comes equally often at each place.
+
+    Also with a narrow window.
+    """
     places = np.zeros((8, 8))
     for epoch in range(4000):
         places[
@@ -307,159 +315,6 @@ def test_an_epoch_does_not_depend_on_the_process():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert json.loads(text) == epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist()
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_that_divide_the_phases_share_only_split_shards(workers):
-    """A shard is read by one worker of one rank, but for at most one split shard per cut between lanes."""
-    sizes, world = [64] * 40, 2
-    order = epoch_order(sizes, Geometry(8, slots=world), Rules(1))
-    readers = collections.Counter()
-    for rank in range(world):
-        for worker in range(workers):
-            readers.update(
-                set(
-                    schedule(
-                        worker_batches(order, world, rank, workers, worker), sizes
-                    ).shards.tolist()
-                )
-            )
-    assert set(readers) == set(range(40))
-    assert sum(readers.values()) - 40 <= world * workers - 1
-
-
-def test_the_account_adds_up():
-    """What ``pcrshard plan`` reports is what the batches need: shards, requests, bytes, and bytes read twice."""
-    for case, number in cases(60):
-        order, world, workers = case.order(), case.world, case.workers
-        prefix = np.arange(1, len(case.sizes) + 1) * 100
-        report = account(order, case.sizes, prefix, world, workers)
-        read = 0
-        for rank in range(world):
-            union = set()
-            for worker in range(workers):
-                batches = worker_batches(order, world, rank, workers, worker)
-                need = {int(shard) for ids in batches for shard in shards_of(ids, case.sizes)}
-                union |= need
-                read += sum(int(prefix[shard]) for shard in need)
-                assert report.shards[rank, worker] == report.requests[rank, worker] == len(need), (
-                    number
-                )
-                held = [
-                    {
-                        s
-                        for s in need
-                        if first(batches, s, case.sizes) <= b <= final(batches, s, case.sizes)
-                    }
-                    for b in range(len(batches))
-                ]
-                assert report.open_shards[rank, worker] == max(map(len, held), default=0), number
-                assert report.open_bytes[rank, worker] == max(
-                    (int(prefix[list(s)].sum()) for s in held), default=0
-                ), number
-            assert report.rank_bytes[rank] == sum(int(prefix[shard]) for shard in union), number
-        assert report.once_bytes == prefix[np.unique(shards_of(order.ids, case.sizes))].sum(), (
-            number
-        )
-        assert report.repeated_bytes == read - report.once_bytes, number
-
-
-def first(batches, shard, sizes):
-    return next(i for i, ids in enumerate(batches) if shard in shards_of(ids, sizes))
-
-
-def final(batches, shard, sizes):
-    return max(i for i, ids in enumerate(batches) if shard in shards_of(ids, sizes))
-
-
-def test_workers_that_do_not_divide_the_phases_read_more_and_it_shows():
-    """Three workers over four phases deliver the same samples, and the account states the price."""
-    sizes = [64] * 40
-    order = epoch_order(sizes, Geometry(8), Rules(1))
-    four, three = (account(order, sizes, [1000] * 40, workers=workers) for workers in (4, 3))
-    assert four.repeated_bytes <= 3 * 1000
-    assert three.repeated_bytes == 2 * 40 * 1000
-    assert three.rank_bytes.tolist() == four.rank_bytes.tolist() == [40_000]
-
-
-def test_split_shards_cost_a_single_worker_nothing():
-    """One worker that has all lanes reads each shard once, and holds no split shard from one end of the epoch to the other."""
-    sizes = [100] * 50
-    order = epoch_order(sizes, Geometry(10, slots=2), Rules(2, shuffle_shards=3))
-    plan = schedule(worker_batches(order), sizes)
-    assert sorted(plan.shards.tolist()) == list(range(50))
-    assert plan.peak() <= 8 * (3 + 1)
-    assert (plan.last - plan.first).max() < order.steps / 2
-
-
-def test_a_schedule_says_when_each_shard_is_first_and_last_needed():
-    """A loader that follows the schedule has every shard of a batch open, and asks for them in the order of use."""
-    batches = [np.array(ids) for ids in ([0, 4], [5, 1], [9, 8], [2, 9])]
-    plan = schedule(batches, [3, 4, 5])
-    assert (plan.shards.tolist(), plan.first.tolist(), plan.last.tolist()) == (
-        [0, 1, 2],
-        [0, 0, 2],
-        [3, 1, 3],
-    )
-    assert (plan.peak(), plan.peak([100, 10, 1])) == (2, 110)
-    again = schedule(batches, [3, 4, 5], keep=0)
-    assert (again.shards.tolist(), again.first.tolist(), again.last.tolist()) == (
-        [0, 1, 2, 0],
-        [0, 0, 2, 3],
-        [1, 1, 3, 3],
-    )
-    assert schedule(batches, [3, 4, 5], keep=1).shards.tolist() == [0, 1, 2]
-    assert schedule([], [3]).peak() == 0
-
-
-def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
-    """Over any epochs, a dataset's samples come in whole passes, its share of each epoch is exact, and epochs join without a seam."""
-    for number in range(100):
-        rng = np.random.default_rng([SEED, 4, number])
-        sizes = [
-            rng.integers(1, 12, rng.integers(1, 6)).tolist() for _ in range(rng.integers(1, 5))
-        ]
-        weights, samples, rules = (
-            rng.random(len(sizes)) + 0.01,
-            int(rng.integers(1, 90)),
-            Rules(number),
-        )
-        bases = np.cumsum([0, *map(sum, sizes)])
-        taken = collections.Counter()
-        for epoch in range(4):
-            ids = mixture(sizes, weights.tolist(), samples, rules, epoch=epoch)
-            taken.update(ids.tolist())
-            counts = np.histogram(ids, bases)[0]
-            assert counts.sum() == samples, number
-            assert (np.abs(counts - weights / weights.sum() * samples) < 1).all(), number
-            for base, end in itertools.pairwise(bases):
-                times = [taken[i] for i in range(base, end)]
-                assert max(times) - min(times) <= 1, number
-
-
-def test_a_mixture_of_one_dataset_is_that_dataset():
-    """A mixture adds nothing of its own: with one dataset and its size as the epoch, the order is the plain one."""
-    sizes = [9, 4, 0, 12]
-    for epoch in range(3):
-        sequence = mixture([sizes], [1], 25, Rules(3), epoch=epoch)
-        mixed = epoch_order(sizes, Geometry(5), Rules(3), epoch=epoch, sequence=sequence)
-        assert np.array_equal(mixed.ids, epoch_order(sizes, Geometry(5), Rules(3), epoch=epoch).ids)
-
-
-def test_a_mixture_is_laid_out_and_resumed_like_a_dataset():
-    """Ranks share a mixture out, with its repeats, and another geometry gets exactly the samples that are left."""
-    sizes, samples = [[30] * 6, [8] * 3], 200
-    sequence = mixture(sizes, [1, 1], samples, Rules(7), epoch=2)
-    together, rules = sizes[0] + sizes[1], Rules(7, last="short")
-    whole = epoch_order(together, Geometry(8, 4), rules, epoch=2, sequence=sequence)
-    assert sorted(whole.ids.tolist()) == sorted(sequence.tolist())
-    rest = epoch_order(
-        together, Geometry(9, 3), rules, epoch=2, sequence=sequence, history=[(8, 4, 4, 11)]
-    )
-    assert sorted([*whole.ids[:88].tolist(), *rest.ids.tolist()]) == sorted(sequence.tolist())
-    tenths = (whole.ids[:200].reshape(10, -1) >= 180).mean(1)
-    assert abs(tenths.mean() - 0.5) < 1e-9
-    assert (np.abs(tenths - 0.5) < 0.4).all()
 
 
 @settings(deadline=None, max_examples=60)

@@ -93,7 +93,10 @@ def test_nonsense_is_refused(environment):
 
 
 def test_what_is_given_comes_first(monkeypatch):
-    """An explicit rank wins over everything, torch.distributed over the environment, and alone a process is 0 of 1."""
+    """An explicit rank wins over everything, torch.distributed over the environment.
+
+    And alone a process is 0 of 1.
+    """
     assert ranks.current() == Rank(0, 1)
     for name, value in (TORCHRUN | SRUN).items():
         monkeypatch.setenv(name, value)
@@ -122,7 +125,10 @@ def test_a_given_rank_must_be_one(given):
 
 
 def test_agrees_with_the_helper_of_idris(monkeypatch):
-    """On Jean Zay ``idr_torch.rank`` and ``idr_torch.size`` are srun's variables, and so are ours."""
+    """On Jean Zay ``idr_torch.rank`` and ``idr_torch.size`` are srun's variables.
+
+    And so are ours.
+    """
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
     # What idr_torch computes: https://github.com/idriscnrs/idr_torch
@@ -134,16 +140,15 @@ def test_agrees_with_the_helper_of_idris(monkeypatch):
 
 def test_asking_does_not_import_torch():
     """The data side stays free of torch."""
-    program = (
-        "import sys; from pcrshard import ranks; ranks.current(); sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys; from pcrshard.training import ranks; ranks.current(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 JOB = """
 import json, os, sys
 import torch, torch.distributed
-from pcrshard import PCRDataset, ranks
+from pcrshard import PCRDataset
+from pcrshard.training import ranks
 
 
 def main():
@@ -175,7 +180,10 @@ if __name__ == "__main__":
 
 
 def test_torchrun(dataset, tmp_path):
-    """Under torchrun each rank reads its own part, whatever starts its workers, and a worker that finds another rank raises."""
+    """Under torchrun each rank reads its own part, whatever starts its workers.
+
+    And a worker that finds another rank raises.
+    """
     (tmp_path / "job.py").write_text(JOB)
     command = [
         sys.executable,

@@ -57,7 +57,10 @@ def test_webdataset_takes_the_splitter(shard_urls):
 
 
 def test_a_frozen_order_is_pointed_out(shard_urls):
-    """Who relies on WebDataset's shardshuffle learns that its epochs are all alike, and what to use."""
+    """Who relies on WebDataset's shardshuffle learns that its epochs are all alike.
+
+    And what to use.
+    """
     with pytest.warns(UserWarning, match=r"same order of shards.*pcrshard\.shards"):
         wds.WebDataset(shard_urls, shardshuffle=100).pcr_scan(1)
     with warnings.catch_warnings():

@@ -1,7 +1,9 @@
 """Reading by plan: each shard once, few at a time, gone afterwards."""
 
 import collections
+import contextlib
 import itertools
+import mmap
 import os
 import shutil
 import threading
@@ -11,13 +13,12 @@ import fsspec
 import numpy as np
 import pytest
 
-from pcrshard import PCRError, ReadOptions, ScanLevel, Shard, ShardWriter, memory
+from pcrshard import PCRError, ReadOptions, ScanLevel, Shard, ShardWriter
 from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
-from pcrshard.reading.prefix import Prefix
 from pcrshard.testing import CountingFS, make_jpeg
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
 from pcrshard.training.shard_schedule import schedule
-from pcrshard.training.shard_set import Place, ShardSet, read_batches
+from pcrshard.training.shard_set import HeldPrefixes, Place, ShardSet, read_batches
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 SHARDS, ROWS = 12, 5
@@ -35,24 +36,57 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(monkeypatch):
-    """After each test every prefix is closed, and no thread runs."""
-    open_prefixes = set()
-    made, kept = Prefix.__init__, []
+def held(monkeypatch):
+    """The prefixes that are open now; after each test all are closed, and no thread runs."""
+    opened = Opened()
+    load = Shard.load
+    change_scan = Shard.change_scan
 
-    def init(self, *args, **options):
-        made(self, *args, **options)
-        kept.append(self)
-        open_prefixes.add(id(self.resources))
-        self.resources.callback(open_prefixes.discard, id(self.resources))
+    def watched_load(self, *args, **options):
+        return opened.watch(load(self, *args, **options))
 
-    monkeypatch.setattr(Prefix, "__init__", init)
-    yield
+    def watched_change(self, prefix, scan):
+        changed = change_scan(self, prefix, scan)
+        if changed is not prefix:
+            opened.discard(prefix)
+            opened.watch(changed)
+        return changed
+
+    monkeypatch.setattr(Shard, "load", watched_load)
+    monkeypatch.setattr(Shard, "change_scan", watched_change)
+    yield opened
     deadline = time.monotonic() + 5
     while prefetchers() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert prefetchers() == []
-    assert not open_prefixes
+    assert opened.prefixes == {}
+
+
+class Opened:
+    """Prefixes that were loaded and not closed, and how many there were at most."""
+
+    def __init__(self):
+        self.prefixes = {}
+        self.most = 0
+        self.lock = threading.Lock()
+
+    def watch(self, prefix):
+        """Notice when the prefix is closed."""
+        close = prefix.close
+
+        def noticed():
+            self.discard(prefix)
+            close()
+
+        prefix.close = noticed
+        with self.lock:
+            self.prefixes[id(prefix)] = prefix
+            self.most = max(self.most, len(self.prefixes))
+        return prefix
+
+    def discard(self, prefix):
+        with self.lock:
+            self.prefixes.pop(id(prefix), None)
 
 
 def prefetchers():
@@ -97,34 +131,17 @@ def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_memory_is_bounded(folder, monkeypatch, prefetch):
+def test_memory_is_bounded(folder, held, prefetch):
     """No more prefixes are in memory than the plan's peak and those that are fetched ahead."""
-    alive, most, lock = 0, 0, threading.Lock()
-    load = Shard.load
-
-    def count(change):
-        nonlocal alive, most
-        with lock:
-            alive += change
-            most = max(most, alive)
-
-    def counting_load(self, *args, **options):
-        prefix = load(self, *args, **options)
-        count(1)
-        prefix.resources.callback(count, -1)
-        return prefix
-
-    monkeypatch.setattr(Shard, "load", counting_load)
     batches = plan()
-    for _ in read_batches(
-        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 1, classes
-    ):
+    shards = ShardSet([str(folder)], ReadOptions(prefetch=prefetch))
+    for _ in read_batches(shards, batches, 1, classes):
         time.sleep(0.002)
-    assert alive == 0
+    assert held.prefixes == {}
     peak = schedule(batches, [ROWS] * SHARDS).peak()
     assert peak < SHARDS / 2
     # One more: it was fetched ahead when the batch's own were counted.
-    assert most <= peak + prefetch + bool(prefetch)
+    assert peak <= held.most <= peak + prefetch + bool(prefetch)
 
 
 def test_samples_that_come_twice_are_read_again_not_held(folder):
@@ -144,7 +161,10 @@ def test_samples_that_come_twice_are_read_again_not_held(folder):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_a_level_counts_from_the_next_shard(folder, prefetch):
-    """Shards that begin after the change are at the new scan, even those fetched ahead; those that are open stay as they are."""
+    """Shards that begin after the change are at the new scan, even those fetched ahead.
+
+    Those that are open stay as they are.
+    """
     level, batches = ScanLevel(2), plan()
     begun, change, expected = {}, 5, {}
     needed = schedule(batches, [ROWS] * SHARDS)
@@ -210,13 +230,67 @@ def test_leaving_early_leaves_nothing(folder, prefetch, leave):
         reading.close()
 
 
-def test_memory_is_used_again(folder):
+def test_memory_is_used_again(folder, monkeypatch):
     """An epoch takes its buffers from those that the last one gave back."""
+    allocated = []
+    take = mmap.mmap
+
+    def counting(*args, **options):
+        allocated.append(args)
+        return take(*args, **options)
+
+    monkeypatch.setattr(mmap, "mmap", counting)
     shards = ShardSet([str(folder)], ReadOptions(prefetch=0))
     list(read_batches(shards, plan(window=1), "full", classes))
-    idle = {id(buffer) for buffer in memory._idle}
+    before = len(allocated)
     list(read_batches(shards, plan(window=1), "full", classes))
-    assert idle & {id(buffer) for buffer in memory._idle}
+    assert len(allocated) - before < SHARDS  # buffers of other sizes may have taken some places
+
+
+class Fake:
+    """A prefix of nothing, which notices what is done to it; it is its own shard."""
+
+    def __init__(self, scan=1):
+        self.scan = scan
+        self.closed = 0
+        self.check = False
+        self.shard = self
+
+    def change_scan(self, prefix, scan):
+        if scan > 10:
+            raise ScanUnavailable("no such scan")
+        prefix.scan = scan
+        return prefix
+
+    def close(self):
+        self.closed += 1
+
+
+def test_prefixes_are_held_until_their_last_batch():
+    """A prefix is closed after the last batch that needs it, and all of them at the end."""
+    held = HeldPrefixes()
+    prefixes = [Fake() for _ in range(3)]
+    for shard, prefix in enumerate(prefixes):
+        held.add(shard, shard + 1, prefix, 4)
+    assert held.rows([(7, 2, 0), (8, 0, 1)]) == [(7, prefixes[2], 0), (8, prefixes[0], 1)]
+    assert [prefix.scan for prefix in prefixes] == [4, 4, 4]
+    held.release(0)
+    assert [prefix.closed for prefix in prefixes] == [0, 0, 0]
+    held.release(1)
+    assert [prefix.closed for prefix in prefixes] == [1, 0, 0]
+    with pytest.raises(KeyError):
+        held.rows([(8, 0, 1)])
+    held.close()
+    assert [prefix.closed for prefix in prefixes] == [1, 1, 1]
+
+
+def test_a_prefix_whose_change_fails_is_closed():
+    """Memory is given back also where the level that a shard should go to does not exist."""
+    held = HeldPrefixes()
+    prefix = Fake()
+    with contextlib.closing(held), pytest.raises(ScanUnavailable):
+        held.add(0, 0, prefix, 11)
+    assert prefix.closed == 1
 
 
 @pytest.fixture

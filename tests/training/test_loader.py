@@ -1,4 +1,4 @@
-"""A job that stops goes on at the exact next batch: other workers, ranks and scans, after SIGKILL, bit for bit."""
+"""A job that stops goes on at the exact next batch: other workers, ranks, scans, SIGKILL."""
 
 import collections
 import itertools
@@ -105,7 +105,10 @@ def test_elastic_jobs_go_on_with_the_same_sequence(two, last, weights):
 
 
 def test_every_place_to_stop(folder):
-    """Behind every single batch of an epoch the state gives exactly the rest, and the next epoch follows."""
+    """Behind every single batch of an epoch the state gives exactly the rest.
+
+    And the next epoch follows.
+    """
     options = EpochOptions(seed=4)
     expected = [*whole(folder, options, 8), *whole(folder, options, 8, epoch=1)]
     loader = PCRDataset(folder, 8, scan=1, epoch=options).loader()
@@ -119,7 +122,10 @@ def test_every_place_to_stop(folder):
 
 @pytest.mark.parametrize(("last", "most"), [("drop", 1), ("pad", 2), ("short", 1)])
 def test_other_geometries_go_on_with_what_is_left(folder, last, most):
-    """With other batch sizes and worlds, nothing that was had comes again, and what is left comes, but for the last batch's rule."""
+    """With other batch sizes and worlds, nothing that was had comes again.
+
+    And what is left comes, but for the last batch's rule.
+    """
     rng = random.Random(last)
     for _ in range(6):
         options = EpochOptions(seed=rng.randrange(100), last=last)
@@ -152,7 +158,10 @@ def test_other_geometries_go_on_with_what_is_left(folder, last, most):
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1)])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_do_not_matter(folder, before, after, persistent):
-    """The state counts what the training loop had, not what workers fetched ahead; any other workers go on, and into the next epoch."""
+    """The state counts what the training loop had, not what workers fetched ahead.
+
+    Any other workers go on, and into the next epoch.
+    """
     options = EpochOptions(seed=1)
     expected = [*whole(folder, options, 8), *whole(folder, options, 8, epoch=1)]
     first = PCRDataset(folder, 8, scan=1, epoch=options)
@@ -217,6 +226,92 @@ def test_a_state_of_something_else_is_refused(folder, two):
         assert dataset.state_dict() == before
 
 
+# --- the loader itself
+
+
+def test_leaving_early_and_going_on(folder):
+    """An epoch that is left early begins anew; with ``set_epoch`` nothing of it remains."""
+    dataset = PCRDataset(folder, 4)
+    loader = dataset.loader(2)
+    for _, _batch in zip(range(5), loader, strict=False):
+        pass
+    dataset.set_epoch(2)
+    assert loader.state_dict() == PCRDataset(folder, 4).state_dict() | {"epoch": 2}
+    assert ids(loader) == whole(folder, EpochOptions(), 4, 2)
+    assert dataset.epoch == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+)
+def test_a_loop_that_stops_after_the_last_batch_goes_on_to_the_next_epoch(folder, options):
+    """Lightning asks for len() batches and no more, and its epochs are those of a plain loop.
+
+    A state that is saved after the last batch is good, too.
+    """
+    plain, counted = (
+        PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options) for _ in range(2)
+    )
+    expected = [ids(plain) for _ in range(3)]
+    assert expected[0] != expected[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [ids(itertools.islice(counted, len(counted))) for _ in range(3)] == expected
+    other = PCRDataset(folder, 4, epoch=EpochOptions(seed=7)).loader(**options)
+    other.load_state_dict(counted.state_dict())
+    assert ids(other) == []
+    assert ids(other) == ids(plain)
+
+
+def test_a_contradiction_is_seen_before_workers_are_spawned(folder, monkeypatch):
+    """A spawned worker knows nothing of its parent's process group, so the parent looks."""
+    early = PCRDataset(folder, 4)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="make it after init_process_group"):
+        next(iter(early.loader(1, multiprocessing_context="spawn")))
+
+
+def test_batches_out_of_order_are_refused(folder):
+    """A loader that gives batches as they come could not be resumed exactly."""
+    with pytest.raises(ValueError, match="in_order"):
+        PCRDataset(folder, 4).loader(2, in_order=False)
+
+
+def test_no_warning_about_lengths(folder):
+    """A length that was asked for in a resumed epoch does not hold for the next.
+
+    And torch does not complain.
+    """
+    loader = PCRDataset(folder, 4).loader()
+    state = [loader.state_dict() for _ in loader][9]
+    loader = PCRDataset(folder, 4).loader()
+    loader.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(loader) == SAMPLES // 4 - 10
+        # Not list(loader), which asks for the length.
+        assert [sum(1 for _ in loader), sum(1 for _ in loader)] == [
+            SAMPLES // 4 - 10,
+            SAMPLES // 4,
+        ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_setting_the_loaded_epoch_keeps_its_place(folder, workers):
+    """The usual loop sets the epoch also where it resumes: that must not begin the epoch anew, but a second call does."""
+    reference = [batch["__key__"] for batch in PCRDataset(folder, 4).loader()]
+    first = PCRDataset(folder, 4).loader()
+    for _ in zip(range(2), first, strict=False):
+        pass
+    dataset = PCRDataset(folder, 4)
+    dataset.load_state_dict(first.state_dict())
+    dataset.set_epoch(0)
+    assert [batch["__key__"] for batch in dataset.loader(workers)] == reference[2:]
+    dataset.set_epoch(0)
+    assert [batch["__key__"] for batch in dataset.loader(workers)] == reference
+
+
 # --- torchdata
 
 
@@ -237,7 +332,10 @@ def make_stateful(stateful, folder, workers, state=None, **options):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_dataloader_resumes_exactly(folder, stateful, workers):
-    """Behind every batch, torchdata's loader goes on exactly; also when it stops again before each worker has given a batch."""
+    """Behind every batch, torchdata's loader goes on exactly.
+
+    Also when it stops again before each worker has given a batch.
+    """
     expected = whole(folder, EpochOptions(seed=1), 8)
     loader = make_stateful(stateful, folder, workers)
     states = [loader.state_dict()] + [loader.state_dict() for _ in loader]
@@ -287,7 +385,10 @@ def test_stateful_dataloader_with_other_workers_is_refused(folder, stateful):
 
 
 def train(url, folder, attempt, epochs, rank, world, size, slots, workers, scan):
-    """One rank of a small job: reads the checkpoint if there is one, and makes one behind every step."""
+    """One rank of a small job: reads the checkpoint if there is one.
+
+    And makes one behind every step.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -333,7 +434,10 @@ def steps_done(folder):
 
 
 def run_with_kills(url, folder, kills, epochs, shapes, seed):
-    """Run a job of some epochs to its end, killing it at random points; its steps as (epoch, ids)."""
+    """Run a job of some epochs to its end, killing it at random points.
+
+    Its steps as (epoch, ids).
+    """
     rng, context = random.Random(seed), multiprocessing.get_context("fork")
     killed = []
     for attempt in range(kills + 1):

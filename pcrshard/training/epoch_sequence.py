@@ -1,0 +1,215 @@
+"""Which samples an epoch consists of, before it is cut into batches: pure functions of numbers.
+
+Randomness is the raw output of Philox 4x64, a counter-based generator whose values NumPy guarantees
+(the values of NumPy's distributions may change).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Counts = Sequence[int] | Ints
+# Purposes are words of the generator's counter, so that no two uses ever share a number.
+# Changing them changes every order.
+SHARDS, ROWS, WINDOWS, MERGE = range(4)
+MAX_EPOCH = 2**32 - 1
+
+
+def check_counts(name: str, values: Counts) -> Ints:
+    """The values as (shards,) int64, if they are whole numbers of at least 0."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
+        raise ValueError(f"expected {name} to be whole numbers of at least 0, got {values!r}")
+    return array.astype(np.int64)
+
+
+def check_whole(
+    name: str,
+    value: int,
+    least: int,
+    most: float = math.inf,
+) -> int:
+    """The value, if it is a whole number in [least, most]."""
+    if isinstance(value, int | np.integer) and least <= value <= most:
+        return int(value)
+    limit = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
+    raise ValueError(f"expected {name} to be a whole number {limit}, got {value!r}")
+
+
+def shards_of(ids: Ints, sizes: Ints) -> Ints:
+    """The shard of each id."""
+    return np.searchsorted(sizes.cumsum(), ids, side="right")
+
+
+def run_begins(values: Ints) -> npt.NDArray[np.bool_]:
+    """Where a run of one value begins, (len(values),) bool."""
+    begins = np.ones(len(values), bool)
+    begins[1:] = values[1:] != values[:-1]
+    return begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What must not change during an epoch.
+
+    Attributes:
+        seed: Any number in [0, 2**64).
+        shuffle_shards: Shards that are mixed at any time in a lane; 0 keeps the order of the
+            dataset. A lane is shuffled completely from twice its number of shards on.
+        last: What happens to the samples that fill no global batch. "drop": they are left out,
+            different ones in each epoch. "pad": the sequence wraps to its own beginning. "short":
+            the last step is smaller and spread evenly over the ranks, some of which may get none.
+    """
+
+    seed: int = 0
+    shuffle_shards: int = 4
+    last: Literal["drop", "pad", "short"] = "drop"
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0, 2**64 - 1)
+        check_whole("shuffle_shards", self.shuffle_shards, 0)
+        if self.last not in ("drop", "pad", "short"):
+            raise ValueError(f"expected last to be 'drop', 'pad' or 'short', got {self.last!r}")
+
+
+def mixture(
+    sizes: Sequence[Counts],
+    weights: Sequence[float],
+    samples: int,
+    rules: Rules = Rules(),
+    *,
+    epoch: int = 0,
+) -> Ints:
+    """Draw one epoch from several datasets.
+
+    Pass it to ``epoch_order`` as ``sequence``, with the concatenated sizes. Dataset d gives exactly
+    n_d samples (``samples`` shared out by weight, largest remainders first) from an endless row of
+    seeded passes, each of which has every sample of d once. Epoch k continues where epoch k - 1
+    stopped, as long as weights and ``samples`` stay the same, so a sample comes twice in an epoch
+    only if a new pass begins in it.
+
+    Args:
+        sizes: Per dataset, (shards,) samples per shard.
+        weights: Per dataset, its share of the epoch, on any scale.
+        samples: Samples per epoch.
+        rules: Seed, and whether to shuffle.
+        epoch: Number of the epoch, from 0.
+
+    Returns:
+        (samples,) int64 ids over the concatenation of the datasets, spread so that every stretch
+        has about the right shares.
+
+    >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0)).tolist()
+    [0, 1, 4, 5]
+    """
+    datasets = [check_counts("sizes", counts) for counts in sizes]
+    shares = _share_out(weights, check_whole("samples", samples, 1))
+    if len(datasets) != len(shares):
+        raise ValueError(
+            f"expected as many weights as datasets, got {len(shares)} and {len(datasets)}"
+        )
+    check_whole("epoch", epoch, 0, MAX_EPOCH)
+
+    parts = []
+    places = []
+    base = 0
+    for dataset, (counts, share) in enumerate(zip(datasets, shares, strict=True)):
+        if share:
+            ids = _stretch(counts, rules, dataset, epoch * share, share)
+            parts.append(ids + base)
+            places.append(_places(shards_of(ids, counts), rules, (dataset, epoch)))
+        base += int(counts.sum())
+
+    order = np.concatenate(places).argsort(kind="stable")
+    return np.concatenate(parts)[order]
+
+
+def _stretch(
+    sizes: Ints,
+    rules: Rules,
+    dataset: int,
+    begin: int,
+    count: int,
+) -> Ints:
+    """(count,) ids: the stretch from ``begin`` on of the endless row of passes over a dataset."""
+    samples = int(sizes.sum())
+    if not samples:
+        raise ValueError(f"expected samples in dataset {dataset}, got none")
+    first, skipped = divmod(begin, samples)
+    stop = -(-(begin + count) // samples)
+    return shuffled_passes(sizes, rules, dataset, first, stop)[skipped:][:count]
+
+
+def _places(
+    shards: Ints,
+    rules: Rules,
+    key: tuple[int, int],
+) -> npt.NDArray[np.float64]:
+    """Where in [0, 1) of the epoch each sample belongs: all of a shard's run at one place."""
+    starts = np.flatnonzero(run_begins(shards))
+    lengths = np.diff(starts, append=len(shards))
+    jitter: Any = 0.5
+    if rules.shuffle_shards:
+        jitter = (random_words(len(starts), rules, MERGE, key) >> 11) * 2.0**-53
+    return np.repeat((starts + jitter * lengths) / len(shards), lengths)
+
+
+def shuffled_passes(
+    sizes: Ints,
+    rules: Rules,
+    dataset: int,
+    first: int,
+    stop: int,
+) -> Ints:
+    """((stop - first) * samples,) ids: passes [first, stop) over a dataset, each shuffled."""
+    passes = stop - first
+    shards = len(sizes)
+    samples = int(sizes.sum())
+    if not rules.shuffle_shards:
+        return np.tile(np.arange(samples), passes)
+
+    key = (dataset, 0)
+    draws = random_words(passes * shards, rules, SHARDS, key, first * shards).reshape(passes, -1)
+    rank = draws.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    rank += np.arange(passes)[:, None] * shards
+    # One sort by shard, then by row: the rank of the shard above 32 random bits.
+    keys = np.repeat(rank.ravel(), np.tile(sizes, passes)).astype(np.uint64) << np.uint64(32)
+    keys |= random_words(passes * samples, rules, ROWS, key, first * samples) >> np.uint64(32)
+    order = keys.argsort(kind="stable")
+    order %= samples
+    return order
+
+
+def random_words(
+    count: int, rules: Rules, purpose: int, key: tuple[int, int], start: int = 0
+) -> npt.NDArray[np.uint64]:
+    """(count,) uint64: values [start, start + count) of the stream of a seed, purpose and key."""
+    major, minor = key
+    counter, skipped = divmod(start, 4)  # a counter gives four values
+    stream = np.random.Philox(
+        key=int(rules.seed) | purpose << 64,
+        counter=counter | minor << 64 | major << 128,
+    )
+    words: npt.NDArray[np.uint64] = stream.random_raw(skipped + count)
+    return words[skipped:]
+
+
+def _share_out(weights: Sequence[float], total: int) -> list[int]:
+    """Whole shares of ``total`` by weight: rounded down, the rest to the largest remainders."""
+    given = np.asarray(weights, np.float64)
+    if given.ndim != 1 or not (given >= 0).all() or not 0 < given.sum() < math.inf:
+        raise ValueError(f"expected weights of at least 0 with a positive sum, got {weights!r}")
+
+    exact = given / given.sum() * total
+    shares = np.floor(exact).astype(np.int64)
+    most_rounded = (shares - exact).argsort(kind="stable")
+    shares[most_rounded[: total - shares.sum()]] += 1
+    found: list[int] = shares.tolist()
+    return found

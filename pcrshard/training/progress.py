@@ -1,0 +1,139 @@
+"""How far an epoch is: one frozen value, and what may happen to it. Pure; nothing is read here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from .epoch_order import Geometry, advance
+
+MAX_SEGMENTS = 64
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one process knows of an epoch; every transition returns the next value.
+
+    Attributes:
+        epoch: The epoch that is read now or next.
+        segments: What of it was done before this iteration, as in ``epoch_order``'s ``history``.
+        stage: ``loaded`` after a state was loaded, ``ended`` after the end of an iteration,
+            otherwise ``reading``.
+        done: Batches that this iteration has given.
+        count: Batches that it gives in all; 0 before it begins.
+        worker: [worker, workers] if the state of one DataLoader worker was loaded and not yet used.
+    """
+
+    epoch: int = 0
+    segments: list[list[int]] = field(default_factory=list)
+    stage: Literal["reading", "loaded", "ended"] = "reading"
+    done: int = 0
+    count: int = 0
+    worker: list[int] | None = None
+
+    @property
+    def all_given(self) -> bool:
+        """Whether the last batch was given and the end of the iteration was not yet asked for."""
+        return self.stage == "reading" and self.done == self.count > 0
+
+    def set_epoch(self, epoch: int) -> Progress:
+        """An epoch from its beginning; that of a state just loaded keeps its place once."""
+        if self.stage == "loaded" and epoch == self.epoch:
+            return replace(self, stage="reading")
+        return _start(epoch, [])
+
+    def loaded(self, state: Mapping[str, Any]) -> Progress:
+        """The place of a state: that of a job, or of one worker.
+
+        A worker that had given all of its batches keeps the epoch that is set now.
+
+        Raises:
+            ValueError: Epoch or segments are not what a state holds.
+        """
+        if state.get("ended"):
+            place = replace(self, stage="ended")
+        else:
+            place = replace(_start(state.get("epoch"), state.get("segments")), stage="loaded")
+        return replace(place, worker=state.get("worker"), done=state.get("done", 0))
+
+    def begun(
+        self,
+        count: int,
+        worker: int = 0,
+        workers: int = 1,
+    ) -> Progress:
+        """An iteration of so many batches begins; it is still ``ended`` if its state was.
+
+        Raises:
+            ValueError: The state that was loaded is another worker's.
+        """
+        if self.worker is None:
+            return replace(self, stage="reading", done=0, count=count)
+        if self.worker != [worker, workers]:
+            raise ValueError(
+                f"expected the state of worker {worker} of {workers}, "
+                "got that of worker {} of {}".format(*self.worker)
+            )
+        begun = replace(self, count=count, worker=None)
+        return begun if self.stage == "ended" else replace(begun, stage="reading")
+
+    def gave(self, batches: int) -> Progress:
+        """So many batches were given, by this process or by a loader's workers."""
+        return replace(self, done=batches)
+
+    def ended(self) -> Progress:
+        """The iteration came to its end."""
+        return replace(self, stage="ended")
+
+    def state(
+        self,
+        geometry: Geometry,
+        batches: int | None = None,
+    ) -> dict[str, Any]:
+        """Where a job is after some batches of this iteration, by default after ``done``."""
+        if batches is None and self.stage == "ended":
+            return {"epoch": self.epoch + 1, "segments": advance([], geometry, 0)}
+        done = self.done if batches is None else batches
+        return {"epoch": self.epoch, "segments": advance(self.segments, geometry, done)}
+
+    def worker_state(
+        self,
+        worker: int,
+        workers: int,
+    ) -> dict[str, Any]:
+        """Where one DataLoader worker is."""
+        return {
+            "epoch": self.epoch,
+            "segments": self.segments,
+            "worker": [worker, workers],
+            "done": self.done,
+            "ended": self.stage == "ended" or self.done >= self.count,
+        }
+
+    def start_numbers(self) -> list[int]:
+        """Epoch and segments as integers, for memory that processes share."""
+        return [self.epoch, len(self.segments), *itertools.chain(*self.segments)]
+
+    def with_start(self, numbers: Sequence[int]) -> Progress:
+        """With the epoch and the segments that another process may have set."""
+        stop = 2 + 4 * numbers[1]
+        segments = np.reshape(numbers[2:stop], (-1, 4)).tolist()
+        return replace(self, epoch=numbers[0], segments=segments)
+
+
+def _start(epoch: Any, segments: Any) -> Progress:
+    """The start of an iteration, from values that may come from outside."""
+    with contextlib.suppress(TypeError):
+        numbers = [epoch, *itertools.chain(*segments)]
+        fit = all(isinstance(number, int) and 0 <= number < 1 << 63 for number in numbers)
+        if fit and len(numbers) <= 1 + 4 * MAX_SEGMENTS:
+            return Progress(epoch, [list(segment) for segment in segments])
+    raise ValueError(
+        f"expected an epoch from 0 and at most {MAX_SEGMENTS} segments of 4 numbers, "
+        f"got {epoch!r} and {segments!r}"
+    )

@@ -1,0 +1,261 @@
+"""What a batch holds: fields by their extension, pixels as the decoder gives them, missing ones."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter
+from pcrshard.jpeg.crops import Draws
+from pcrshard.testing import make_jpeg
+
+SAMPLES, ROWS = 60, 6
+KEPT = EpochOptions(shuffle_shards=0, phases=1)
+
+
+def write(folder, samples, rows=ROWS, **options):
+    """A dataset of these samples."""
+    with ShardWriter(str(folder), samples_per_shard=rows, **options) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return str(folder)
+
+
+def numbered(count, first=0):
+    """Small images; ``cls`` is the sample's id, and no two samples of a dataset look alike."""
+    numbers = range(first, first + count)
+    jpegs = [make_jpeg(i, 20 + i % 3, 24 - i % 4, quality=90) for i in numbers]
+    assert len(set(jpegs)) == count
+    return [
+        {"__key__": f"k{i:03d}", "jpg": jpeg, "cls": i}
+        for i, jpeg in zip(numbers, jpegs, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """10 shards of 6."""
+    return write(tmp_path_factory.mktemp("numbered"), numbered(SAMPLES))
+
+
+def decode(decoder, jpeg, number, seed=0, epoch=0):
+    """What the dataset's promise says: draws depend on seed, epoch and sample only."""
+    return decoder(jpeg, Draws(seed, epoch, number))
+
+
+# --- batches
+
+
+def test_a_batch_is_a_dict(dataset):
+    """Fields come by their extension: images uint8 NCHW, classes int64, the rest in lists.
+
+    Classes have names.
+    """
+    data = PCRDataset(str(dataset), 6, scan=3, image=ImageDecoder((20, 24), "center"))
+    assert data.classes == ("cat", "dog")
+    assert data.num_samples == 24
+    for batch in data:
+        assert set(batch) == {"__key__", "jpg", "cls"}
+        assert (batch["jpg"].shape, batch["jpg"].dtype) == ((6, 3, 20, 24), torch.uint8)
+        assert (batch["cls"].shape, batch["cls"].dtype) == ((6,), torch.int64)
+        names = [data.classes[number] for number in batch["cls"]]
+        assert [key.split("/")[0] for key in batch["__key__"]] == names
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({}, (6, 3, 16, 16)),
+        ({"layout": "hwc"}, (6, 16, 16, 3)),
+        ({"colour": "gray"}, (6, 1, 16, 16)),
+        ({"colour": "gray", "layout": "hwc"}, (6, 16, 16, 1)),
+    ],
+)
+def test_pixels_are_the_decoders(dataset, options, shape):
+    """A batch holds what the decoder gives for each image alone, gray and CMYK ones too, in every layout."""
+    decoder = ImageDecoder(16, "center", **options)
+    for batch in PCRDataset(str(dataset), 6, scan=4, image=decoder):
+        assert batch["jpg"].shape == shape
+        for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
+            assert np.array_equal(pixels, decoder(stored(dataset, key, 4)["jpg"], random.Random(0)))
+
+
+def stored(folder, key, scan):
+    """A sample as stored."""
+    return PCRDataset(str(folder), 1).sample(key, scan)
+
+
+def test_ragged_images_come_in_a_list(dataset):
+    """Without a size each image keeps its own."""
+    batch = next(iter(PCRDataset(str(dataset), 6, image=ImageDecoder())))
+    for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
+        number = int(key.split("/")[1])
+        assert pixels.shape == (3, 40 + number, 64 - number)
+
+
+def test_without_a_decoder_images_stay_jpegs(dataset):
+    """Whoever decodes elsewhere gets the bytes of the scan."""
+    batch = next(iter(PCRDataset(str(dataset), 6, scan=2)))
+    assert batch["jpg"] == [stored(dataset, key, 2)["jpg"] for key in batch["__key__"]]
+
+
+def test_a_batch_may_be_a_tuple(dataset):
+    """``fields`` picks and orders; what is not named is not decoded."""
+    calls = []
+    decoder = Counting(calls)
+    for images, classes, keys in PCRDataset(
+        str(dataset), 8, image=decoder, fields=("jpg", "cls", "__key__")
+    ):
+        assert (images.shape, classes.shape, len(keys)) == ((8, 3, 8, 8), (8,), 8)
+    assert len(calls) == 24
+    assert [len(batch) for batch in PCRDataset(str(dataset), 8, image=decoder, fields=["cls"])] == [
+        1,
+        1,
+        1,
+    ]
+    assert len(calls) == 24
+
+
+class Counting(ImageDecoder):
+    """Counts what it decodes."""
+
+    def __init__(self, calls):
+        super().__init__(8, "center")
+        object.__setattr__(self, "calls", calls)
+
+    def __call__(self, *args, **options):
+        self.calls.append(1)
+        return super().__call__(*args, **options)
+
+
+def test_a_field_that_is_not_there(dataset):
+    """A field that no sample has is an error that names it."""
+    with pytest.raises(KeyError, match="caption"):
+        next(iter(PCRDataset(str(dataset), 6, fields=("jpg", "caption"))))
+    with pytest.raises(TypeError, match=r"write \('jpg',\)"):
+        PCRDataset(str(dataset), 6, fields="jpg")
+
+
+def test_transform_takes_samples(dataset):
+    """``transform`` has each sample as a dict, fields as stored and images decoded.
+
+    Torch collates what it makes.
+    """
+
+    def transform(sample):
+        assert isinstance(sample["cls"], bytes)
+        return sample["jpg"].astype(np.float32) / 255, int(sample["cls"]), len(sample["__key__"])
+
+    for images, classes, lengths in PCRDataset(
+        str(dataset), 6, image=ImageDecoder(8, "center"), transform=transform
+    ).loader(1):
+        assert (images.shape, images.dtype, float(images.max()) <= 1) == (
+            (6, 3, 8, 8),
+            torch.float32,
+            True,
+        )
+        assert classes.shape == lengths.shape == (6,)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """Samples with other fields, some missing; the dataset's order."""
+    samples = [
+        {
+            "__key__": f"s{i}",
+            "jpg": make_jpeg(i, 16, 16),
+            "meta.json": {"i": i},
+            "txt": f"text {i}",
+            "count.cls": i,
+            "npy": b"raw",
+        }
+        for i in range(4)
+    ]
+    for name in ("txt", "count.cls", "meta.json"):
+        del samples[1][name]
+    del samples[2]["jpg"]
+    samples[2]["txt"] = "no image"
+    return write(tmp_path_factory.mktemp("odd"), samples, rows=2)
+
+
+def test_missing_fields_are_none(odd):
+    """Where samples lack a field the batch has a list with None there, the others converted as always."""
+    first, second = PCRDataset(odd, 2, image=ImageDecoder(8), epoch=KEPT)
+    assert first["meta.json"] == [{"i": 0}, None]
+    assert first["txt"] == ["text 0", None]
+    assert first["count.cls"] == [0, None]
+    assert first["jpg"].shape == (2, 3, 8, 8)
+    assert second["jpg"][0] is None
+    assert (second["jpg"][1].shape, second["jpg"][1].dtype) == ((3, 8, 8), torch.uint8)
+    assert second["count.cls"].tolist() == [2, 3]
+    assert second["txt"] == ["no image", "text 3"]
+    assert first["npy"] == second["npy"] == [b"raw", b"raw"]
+
+
+def test_missing_fields_of_a_tuple_are_an_error(odd):
+    """A tuple promises its fields; the sample that lacks one is named."""
+    with pytest.raises(KeyError, match=r"s1.*'txt'"):
+        list(PCRDataset(odd, 2, fields=("txt",), epoch=KEPT))
+
+
+def test_values_that_do_not_fit_are_named(tmp_path):
+    """A class that is no number is an error that names the sample and the field."""
+    samples = [
+        sample | {"cls": b"cat"} if sample["__key__"] == "k002" else sample
+        for sample in numbered(4)
+    ]
+    with pytest.raises(ValueError, match=r"(k002.*cls|cls.*k002)"):
+        list(PCRDataset(write(tmp_path / "d", samples), 4))
+
+
+def test_several_images_a_sample(tmp_path):
+    """Two image fields are two tensors, each with its own pixels, and the same crop."""
+    samples = [
+        {
+            "__key__": f"s{i}",
+            "left.jpg": make_jpeg(i, 16, 16),
+            "right.jpg": make_jpeg(i + 50, 16, 16),
+            "cls": i,
+        }
+        for i in range(6)
+    ]
+    folder = write(tmp_path / "stereo", samples, rows=3)
+    decoder = ImageDecoder(8, "random", flip=0.5)
+    for batch in PCRDataset(folder, 2, image=decoder):
+        for field in ("left.jpg", "right.jpg"):
+            expected = [
+                decode(decoder, stored(folder, key, "full")[field], int(key[1:]))
+                for key in batch["__key__"]
+            ]
+            assert np.array_equal(batch[field], np.stack(expected))
+    only = PCRDataset(folder, 2, image=decoder, fields=("right.jpg", "cls"))
+    assert all(images.shape == (2, 3, 8, 8) for images, _ in only)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
+    """In a batch of samples with one image and with two, every image is its own."""
+    samples = [
+        {"__key__": f"s{i}", "jpg": make_jpeg(i, 16, 16), "mask.jpg": make_jpeg(i + 50, 16, 16)}
+        for i in range(6)
+    ]
+    urls = [folder, write(tmp_path / "masks", samples, rows=3)]
+    data = PCRDataset(
+        urls,
+        6,
+        image=ImageDecoder(8),
+        epoch=EpochOptions(seed, weights=(1, 1), samples=12, phases=1),
+    )
+    seen = 0
+    for batch in data:
+        for i, key in enumerate(batch["__key__"]):
+            sample = stored(urls[key[0] == "s"], key, "full")
+            for field in ("jpg", "mask.jpg"):
+                found = batch.get(field, [None] * 6)[i]
+                assert (found is None) == (field not in sample)
+                assert found is None or np.array_equal(
+                    found, ImageDecoder(8)(sample[field], random.Random(0))
+                )
+                seen += found is not None
+    assert seen == 6 + 2 * 6
