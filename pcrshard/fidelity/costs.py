@@ -1,4 +1,4 @@
-"""What each scan costs, as rows and as text; pure."""
+"""What each scan costs, as figures and as text; pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..training.epoch_order import Geometry, Rules, epoch_order
 from ..training.shard_schedule import account
+from .bandwidth import prefix_totals
 
 
 class ScanCost(NamedTuple):
@@ -22,13 +23,13 @@ class ScanCost(NamedTuple):
 
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, those that it holds."""
-    full = sum(shard.prefix_stops[-1] for shard in index.shards)
-    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL][: index.scan]
-    sizes = [index.prefix_bytes(scan) for scan in scans]
-    return [
-        ScanCost(scan, size, size / index.num_samples, full / size)
-        for scan, size in zip(scans, sizes, strict=True)
+    totals = prefix_totals(index.shards)
+    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
+    costs = [
+        ScanCost(scan, total, total / index.num_samples, totals[-1] / total)
+        for scan, total in zip(scans, totals, strict=True)
     ]
+    return costs[: index.scan]
 
 
 def human_bytes(size: float) -> str:
@@ -37,11 +38,16 @@ def human_bytes(size: float) -> str:
     >>> human_bytes(999), human_bytes(108_000), human_bytes(129 * 2**30)
     ('999 B', '108 kB', '139 GB')
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            return f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+    *units, largest = ("B", "kB", "MB", "GB", "TB")
+    for unit in units:
+        if size < 999.5:
+            return _with_unit(size, unit)
         size /= 1000
-    raise AssertionError
+    return _with_unit(size, largest)
+
+
+def _with_unit(size: float, unit: str) -> str:
+    return f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -52,12 +58,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
        1  12 kB
     full   3 MB
     """
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
+    lines = [header, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
 
 def scan_table(costs: Sequence[ScanCost]) -> str:
@@ -102,15 +105,15 @@ def plan_costs(
     workers: int = 1,
     bandwidth: float | None = None,
 ) -> list[PlanCost]:
-    """What an epoch will read, for some scans.
+    """What an epoch will read at some scans.
 
     Args:
         index: The dataset.
-        scans: Which; all that there are by default.
-        geometry: Of the job; a rank for each slot.
-        rules: Of the job.
+        scans: The scans to plan for; by default all that there are.
+        geometry: The geometry of the job, with a rank for each slot.
+        rules: The rules of the job's order.
         workers: DataLoader workers per rank.
-        bandwidth: Of the storage, in bytes a second.
+        bandwidth: Bytes a second that the storage gives to all ranks together.
 
     Raises:
         ScanUnavailable: There is no such scan.
@@ -123,31 +126,28 @@ def plan_costs(
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
         counted = account(order, sizes, prefixes, geometry.slots, workers)
         epoch_bytes = int(counted.read_bytes.sum())
-        rate = None if bandwidth is None else bandwidth / (epoch_bytes / len(order.ids))
-        worst = int(counted.read_bytes.sum(axis=1).max())
-        requests, memory = int(counted.requests.sum()), int(counted.open_bytes.max())
-        costs.append(
-            PlanCost(
-                scan,
-                order.steps,
-                epoch_bytes,
-                worst,
-                counted.repeated_bytes,
-                requests,
-                memory,
-                rate,
-            )
+        cost = PlanCost(
+            scan=scan,
+            steps=order.steps,
+            epoch_bytes=epoch_bytes,
+            rank_bytes=int(counted.read_bytes.sum(axis=1).max()),
+            repeated_bytes=counted.repeated_bytes,
+            requests=int(counted.requests.sum()),
+            worker_memory_bytes=int(counted.open_bytes.max()),
+            images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
         )
+        costs.append(cost)
     return costs
 
 
 def plan_table(costs: Sequence[PlanCost]) -> str:
     """The table of ``pcrshard plan``."""
     header = ["scan", "epoch", "rank at most", "read twice", "requests", "memory/worker"]
-    rows: list[list[object]] = []
-    for c in costs:
-        sizes = [human_bytes(size) for size in (c.epoch_bytes, c.rank_bytes, c.repeated_bytes)]
-        rows.append([c.scan, *sizes, c.requests, human_bytes(c.worker_memory_bytes)])
-        if c.images_per_second is not None:
-            rows[-1].append(f"{c.images_per_second:.0f}")
-    return table([*header, "images/s"] if costs[0].images_per_second is not None else header, rows)
+    rows = []
+    for cost in costs:
+        sizes = map(human_bytes, (cost.epoch_bytes, cost.rank_bytes, cost.repeated_bytes))
+        row = [cost.scan, *sizes, cost.requests, human_bytes(cost.worker_memory_bytes)]
+        if cost.images_per_second is not None:
+            row.append(f"{cost.images_per_second:.0f}")
+        rows.append(row)
+    return table([*header, "images/s"][: len(rows[0])], rows)
