@@ -20,33 +20,34 @@ Batch = TypeVar("Batch")
 class BandwidthTuner:
     """Takes the highest scan that keeps the accelerator fed.
 
-    A step that waits has found nothing read ahead. Between two such steps data came as fast as they can, whatever is
-    buffered where: their bytes over that time are the bandwidth. When waits take more than ``max_wait``, the tuner at
-    once takes the scan whose bytes the loop can use at its own speed at that bandwidth (X = W / E[s], Theorem 4.1).
+    A step that waits has found nothing read ahead. Between two such steps data came as fast as they
+    can, whatever is buffered where: their bytes over that time are the bandwidth. When waits take
+    more than ``max_wait``, the tuner at once takes the scan whose bytes the loop can use at its own
+    speed at that bandwidth (X = W / E[s], Theorem 4.1).
 
-    While the loop does not wait, the bandwidth is at least what is used: after ``patience`` windows the next scan up is
-    tried. Each try that ends in waiting at the same bandwidth doubles the time until the next one, up to 32 windows, or
-    more where tries are so expensive that they would take half of ``max_wait``. After a fall of the bandwidth, and when
-    a higher scan holds, the time is ``patience`` again.
+    While the loop does not wait, the bandwidth is at least what is used: after ``patience`` windows
+    the next scan up is tried. Each try that ends in waiting at the same bandwidth doubles the time
+    until the next one, up to 32 windows, or more where tries are so expensive that they would take
+    half of ``max_wait``. After a fall of the bandwidth, and when a higher scan holds, the time is
+    ``patience`` again.
 
-    Waits that are as long at the lowest scan as they were above are not for bytes but for the processor: the tuner goes
-    back up, and such waits are excused.
+    Waits that are as long at the lowest scan as they were above are not for bytes but for the
+    processor: the tuner goes back up, and such waits are excused.
 
     Args:
         level: The level that the readers follow.
         bytes_per_sample: Mean bytes of a sample at scans 1..N and then at ``"full"``, as
             :func:`bytes_per_sample` gives them.
-        floor: Lowest scan that may be taken, which is what the task needs, by the user or by :class:`ScanTuner`. It may
-            be a level itself.
+        floor: Lowest scan that may be taken, which is what the task needs, by the user or by
+            :class:`ScanTuner`. It may be a level itself.
         max_wait: Share of the time that may be spent waiting.
         window: Steps between decisions.
         patience: Windows without waiting until a higher scan is tried.
-        ahead: Samples that are read ahead, and so come at the old scan after a change: (prefetch + 1) shards. By
-            default those of a window.
+        ahead: Samples that are read ahead, and so come at the old scan after a change:
+            (prefetch + 1) shards. By default those of a window.
 
     Attributes:
-        rules: The numbers above, and the transitions.
-        search: What the tuner knows now.
+        search: What the tuner knows now; its ``rules`` are the numbers above.
 
     Raises:
         ValueError: The numbers make no sense.
@@ -64,34 +65,10 @@ class BandwidthTuner:
         ahead: int | None = None,
     ) -> None:
         self.level = level
+        self.sizes = tuple(bytes_per_sample)
         self.floor = floor
-        self.rules = SearchRules(tuple(bytes_per_sample), max_wait, window, patience, ahead)
-        self.search = Search(hold=patience)
-
-    @property
-    def sizes(self) -> list[float]:
-        """Mean bytes of a sample at scans 1..N and at ``"full"``."""
-        return list(self.rules.sizes)
-
-    @property
-    def max_wait(self) -> float:
-        """Share of the time that may be spent waiting."""
-        return self.rules.max_wait
-
-    @property
-    def window(self) -> int:
-        """Steps between decisions."""
-        return self.rules.window
-
-    @property
-    def patience(self) -> int:
-        """Windows without waiting until a higher scan is tried."""
-        return self.rules.patience
-
-    @property
-    def ahead(self) -> int | None:
-        """Samples that are read ahead; ``None`` for those of a window."""
-        return self.rules.ahead
+        rules = SearchRules(self.sizes, max_wait, window, patience, ahead)
+        self.search = Search(rules, hold=patience)
 
     @property
     def bandwidth(self) -> float | None:
@@ -132,12 +109,10 @@ class BandwidthTuner:
             The scan that the level has now.
         """
         floor = self.floor.value if isinstance(self.floor, ScanLevel) else self.floor
-        now = self.level.value
-        step = Step(waited, used, samples, now, floor)
-        self.search, scan = self.rules.advance(self.search, step)
-        if scan != now:
-            self.level.value = scan
-        return scan
+        step = Step(waited, used, samples, self.level.value, floor)
+        self.search = self.search.advance(step)
+        self.level.value = self.search.scan
+        return self.search.scan
 
 
 def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
@@ -150,6 +125,10 @@ def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
 
 
 def bytes_per_sample(entries: Sequence[ShardEntry]) -> list[float]:
-    """Mean bytes of a sample at scans 1..N and at ``"full"``, from a dataset index's ``shards``."""
+    """Mean bytes of a sample at scans 1..N and at ``"full"``.
+
+    Args:
+        entries: The ``shards`` of a dataset index.
+    """
     num_samples = sum(entry.num_samples for entry in entries)
     return [total / num_samples for total in prefix_totals(entries)]

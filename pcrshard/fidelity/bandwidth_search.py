@@ -1,7 +1,7 @@
 """The search for the highest scan that a link can carry, as pure transitions without time or I/O.
 
-A step of the training loop turns one frozen :class:`Search` into the next one, and gives the scan to read from now on.
-Positions count what may be read from 0: scans 1..N, and then ``"full"``.
+A step of the training loop turns one frozen :class:`Search` into the next one, which has the scan
+to read from now on. Positions count from 0 what may be read: scans 1..N, and then ``"full"``.
 """
 
 from __future__ import annotations
@@ -73,12 +73,10 @@ class Window:
 
     def add(self, step: Step, *, is_wait: bool) -> Window:
         """The window with one more step; a step that waits begins a supply where there is none."""
-        supply = self.supply
-        if supply is not None:
-            seconds = supply.seconds + step.waited + step.used
-            supply = Supply(seconds, supply.samples + step.samples)
-        elif is_wait:
-            supply = Supply(step.used, step.samples)
+        supply = Supply(step.used, step.samples) if is_wait else None
+        if self.supply is not None:
+            seconds = self.supply.seconds + step.waited + step.used
+            supply = Supply(seconds, self.supply.samples + step.samples)
         return Window(
             self.waited + step.waited,
             self.used + step.used,
@@ -89,47 +87,8 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
-    """What the search knows between two steps.
-
-    Attributes:
-        hold: Windows without waiting until a higher scan is tried.
-        calm: Windows without waiting so far.
-        settling: Samples still to come that were asked for at an earlier scan.
-        fallback: Position that held before the try that is under way; ``None`` without one.
-        lost: Seconds that the last try cost.
-        passed: Seconds since the last try.
-        peak: Where the descent began; ``None`` before one.
-        bandwidth: Bytes a second, as last measured; ``None`` while the loop has never waited.
-        excused: Share of the time that is waited whatever the scan.
-        window: Sums since the last decision.
-    """
-
-    hold: int
-    calm: int = 0
-    settling: int = 0
-    fallback: int | None = None
-    lost: float = 0.0
-    passed: float = 0.0
-    peak: Peak | None = None
-    bandwidth: float | None = None
-    excused: float = 0.0
-    window: Window = Window()
-
-    def spend(self, step: Step) -> Search:
-        """The search after the seconds of a step; those that a try waits are its cost."""
-        passed = self.passed + (step.waited + step.used)
-        if self.fallback is None and self.settling <= 0:
-            return replace(self, passed=passed)
-        return replace(self, passed=passed, lost=self.lost + step.waited)
-
-
-Decision = tuple[Search, Scan]
-
-
-@dataclasses.dataclass(frozen=True)
 class SearchRules:
-    """The transitions of a search; :class:`BandwidthTuner` explains the rules and their numbers.
+    """The numbers that a search follows; :class:`BandwidthTuner` explains them.
 
     Attributes:
         sizes: Mean bytes of a sample at each position.
@@ -153,136 +112,175 @@ class SearchRules:
                 "and a window and patience of at least 1"
             )
 
-    def advance(self, search: Search, step: Step) -> Decision:
-        """Note a step, and decide when it is time.
-
-        Returns:
-            The next state, and the scan to read.
-        """
-        search = search.spend(step)
-        if search.settling > 0:
-            return replace(search, settling=search.settling - step.samples), step.scan
-        is_wait = step.waited > self._limit(search) * step.used
-        supply = search.window.supply
-        search = replace(search, window=search.window.add(step, is_wait=is_wait))
-
-        # One hiccup is no bandwidth.
-        if is_wait and supply and supply.samples >= self.window // 2 * step.samples:
-            supply = Supply(supply.seconds + step.waited, supply.samples)
-            search, scan = self._judge_wait(search, step, supply)
-            if scan != step.scan:
-                return search, scan
-        if search.window.steps < self.window:
-            return search, step.scan
-        return self._end_window(search, step)
+    @property
+    def last(self) -> int:
+        """The position of ``"full"``."""
+        return len(self.sizes) - 1
 
     def position(self, scan: Scan) -> int:
-        """The position of a scan; the last one for ``"full"`` and for all above scan N."""
-        last = len(self.sizes) - 1
-        return last if scan == FULL else min(scan - 1, last)
+        """The position of a scan; that of ``"full"`` for all above scan N."""
+        return self.last if scan == FULL else min(scan - 1, self.last)
 
-    def _current(self, step: Step) -> int:
-        return max(self.position(step.scan), self.position(step.floor))
 
-    def _limit(self, search: Search) -> float:
-        return self.max_wait + search.excused
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What the search knows between two steps.
 
-    def _judge_wait(self, search: Search, step: Step, supply: Supply) -> Decision:
+    Attributes:
+        rules: The numbers that it follows.
+        hold: Windows without waiting until a higher scan is tried.
+        scan: The decision: the scan to read from now on.
+        floor: Lowest scan that may be taken.
+        calm: Windows without waiting so far.
+        settling: Samples still to come that were asked for at an earlier scan.
+        fallback: Position that held before the try that is under way; ``None`` without one.
+        lost: Seconds that the last try cost.
+        passed: Seconds since the last try.
+        peak: Where the descent began; ``None`` before one.
+        bandwidth: Bytes a second, as last measured; ``None`` while the loop has never waited.
+        excused: Share of the time that is waited whatever the scan.
+        window: Sums since the last decision.
+    """
+
+    rules: SearchRules
+    hold: int
+    scan: Scan = FULL
+    floor: Scan = 1
+    calm: int = 0
+    settling: int = 0
+    fallback: int | None = None
+    lost: float = 0.0
+    passed: float = 0.0
+    peak: Peak | None = None
+    bandwidth: float | None = None
+    excused: float = 0.0
+    window: Window = Window()
+
+    def advance(self, step: Step) -> Search:
+        """The search after a step of the training loop."""
+        search = self._spend(step)
+        if self.settling > 0:
+            return replace(search, settling=self.settling - step.samples)
+        is_wait = step.waited > self._limit * step.used
+        search = replace(search, window=self.window.add(step, is_wait=is_wait))
+
+        # One hiccup is no bandwidth.
+        supply = self.window.supply
+        if is_wait and supply and supply.samples >= self.rules.window // 2 * step.samples:
+            supply = Supply(supply.seconds + step.waited, supply.samples)
+            search = search._judge_wait(supply)
+        return search if search.window.steps < self.rules.window else search._end_window()
+
+    @property
+    def _limit(self) -> float:
+        return self.rules.max_wait + self.excused
+
+    @property
+    def _lowest(self) -> int:
+        return self.rules.position(self.floor)
+
+    @property
+    def _position(self) -> int:
+        return max(self.rules.position(self.scan), self._lowest)
+
+    def _spend(self, step: Step) -> Search:
+        """Count the seconds of a step; those for which a try waits are its cost."""
+        is_try = self.fallback is not None or self.settling > 0
+        return replace(
+            self,
+            scan=step.scan,
+            floor=step.floor,
+            passed=self.passed + (step.waited + step.used),
+            lost=self.lost + (step.waited if is_try else 0.0),
+        )
+
+    def _judge_wait(self, supply: Supply) -> Search:
         """If waits took too much of the window, lower the scan, or excuse them."""
-        window = search.window
+        window = self.window
         # A wait early in a window counts as if the rest of it went well.
-        rest = window.used / window.steps * max(self.window, window.steps)
-        if window.waited <= self._limit(search) * (window.waited + rest):
-            return search, step.scan
-        position = self._current(step)
-        here = Peak(position, supply.seconds / supply.samples)
-        peak = search.peak
-        if peak and position == self.position(step.floor) and self._is_same(peak, here):
-            return self._excuse(search, step, peak)
-        if peak is None or position > peak.position:
-            search = replace(search, peak=here)
-        return self._fall(search, step, supply.samples * self.sizes[position] / supply.seconds)
+        rest = window.used / window.steps * max(self.rules.window, window.steps)
+        if window.waited <= self._limit * (window.waited + rest):
+            return self
+        here = Peak(self._position, supply.seconds / supply.samples)
+        peak = self.peak
+        if peak and here.position == self._lowest and self._is_same(peak, here):
+            return self._excuse(peak)
+        if peak is None or here.position > peak.position:
+            peak = here
+        bandwidth = supply.samples * self.rules.sizes[here.position] / supply.seconds
+        return replace(self, peak=peak)._fall(bandwidth)
 
     def _is_same(self, peak: Peak, here: Peak) -> bool:
         """Whether a sample takes as long here as at the peak, at many more bytes."""
-        many = self.sizes[peak.position] >= _WORTH_TRYING * self.sizes[here.position]
-        return many and here.seconds >= _SAME * peak.seconds
+        sizes = self.rules.sizes
+        is_larger = sizes[peak.position] >= _WORTH_TRYING * sizes[here.position]
+        return is_larger and here.seconds >= _SAME * peak.seconds
 
-    def _excuse(self, search: Search, step: Step, peak: Peak) -> Decision:
+    def _excuse(self, peak: Peak) -> Search:
         """Go back up: these waits are for the processor, not for bytes."""
-        search = replace(
-            search,
-            hold=self.patience,
-            fallback=None,
-            peak=None,
-            bandwidth=None,
-            excused=search.window.waited / search.window.seconds,
-        )
-        return self._move(search, step, peak.position)
+        excused = self.window.waited / self.window.seconds
+        search = replace(self, fallback=None, peak=None, bandwidth=None, excused=excused)
+        return replace(search, hold=self.rules.patience)._move(peak.position)
 
-    def _fall(self, search: Search, step: Step, bandwidth: float) -> Decision:
+    def _fall(self, bandwidth: float) -> Search:
         """Go to the highest scan that the loop can use at its own speed at a bandwidth."""
-        window = search.window
+        window = self.window
         mean_used = window.used / window.steps
         affordable = _MARGIN * bandwidth * mean_used * window.steps / window.samples
-        below = range(self._current(step))
-        lower = max((i for i in below if self.sizes[i] <= affordable), default=0)
-        if search.bandwidth is None or bandwidth < _CHANGED * search.bandwidth:
-            search = replace(search, hold=self.patience, lost=-math.inf)
-        else:
+        sizes = self.rules.sizes[: self._position]
+        lower = max((i for i, size in enumerate(sizes) if size <= affordable), default=0)
+        hold = self.rules.patience
+        lost = -math.inf
+        if self.bandwidth is not None and bandwidth >= _CHANGED * self.bandwidth:
             # A try has failed, and what held before it still does.
-            hold = min(2 * search.hold, max(_MAX_HOLD, self.patience))
-            search = replace(search, hold=hold)
-            lower = max(lower, search.fallback or 0)
-        search = replace(search, fallback=None, bandwidth=bandwidth, calm=0)
-        return self._move(search, step, max(lower, self.position(step.floor)))
+            hold = min(2 * self.hold, max(_MAX_HOLD, hold))
+            lost = self.lost
+            lower = max(lower, self.fallback or 0)
+        search = replace(self, hold=hold, lost=lost, fallback=None, bandwidth=bandwidth, calm=0)
+        return search._move(max(lower, self._lowest))
 
-    def _end_window(self, search: Search, step: Step) -> Decision:
+    def _end_window(self) -> Search:
         """Count calm windows, and begin the next window."""
-        window = search.window
-        position = self._current(step)
-        supply = window.supply
-        if window.waited > self._limit(search) * window.seconds:
-            search = replace(search, calm=max(0, search.calm - 1))
-        else:
-            supply = None
-            search, position = self._climb(search, position)
-        search, scan = self._move(search, step, position)
-        if scan == step.scan:
-            search = replace(search, window=Window(supply=supply))
-        return search, scan
+        window = self.window
+        if window.waited > self._limit * window.seconds:
+            search = replace(self, calm=max(0, self.calm - 1))._move(self._position)
+            # Data still come as fast as they can.
+            return replace(search, window=Window(supply=search.window.supply))
+        search = self._note_calm()._climb()
+        return replace(search, window=Window())
 
-    def _climb(self, search: Search, position: int) -> tuple[Search, int]:
-        """After a window without waiting, try a higher position if it is time."""
-        search = self._note_calm(search, position)
-        is_cheap = search.lost <= self.max_wait / 2 * search.passed
-        last = len(self.sizes) - 1
-        if search.calm < search.hold or not is_cheap or position == last:
-            return search, position
-        enough = _WORTH_TRYING * self.sizes[position]
-        higher = (i for i, size in enumerate(self.sizes) if size >= enough)
-        return replace(search, fallback=position, lost=0.0, passed=0.0), next(higher, last)
-
-    def _note_calm(self, search: Search, position: int) -> Search:
-        window = search.window
-        rate = window.samples * self.sizes[position] / window.seconds
-        search = replace(search, calm=search.calm + 1)
-        if search.calm < self.patience:
+    def _note_calm(self) -> Search:
+        """Count a window without waiting; enough of them show what the link can do."""
+        rate = self.window.samples * self.rules.sizes[self._position] / self.window.seconds
+        search = replace(self, calm=self.calm + 1)
+        if search.calm < self.rules.patience:
             return search
-        if search.fallback is not None:
+        if self.fallback is not None:
             # The try has come off.
             search = replace(search, lost=0.0)
-        if search.bandwidth is not None and rate > search.bandwidth / _CHANGED:
+        if self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
             # What was expensive is not so any more.
-            search = replace(search, bandwidth=rate, hold=self.patience, peak=None)
+            search = replace(search, bandwidth=rate, hold=self.rules.patience, peak=None)
         return search
 
-    def _move(self, search: Search, step: Step, position: int) -> Decision:
+    def _climb(self) -> Search:
+        """Try a higher scan if it is time."""
+        position = self._position
+        rules = self.rules
+        is_cheap = self.lost <= rules.max_wait / 2 * self.passed
+        if self.calm < self.hold or not is_cheap or position == rules.last:
+            return self._move(position)
+        enough = _WORTH_TRYING * rules.sizes[position]
+        higher = next((i for i, size in enumerate(rules.sizes) if size >= enough), rules.last)
+        return replace(self, fallback=position, lost=0.0, passed=0.0)._move(higher)
+
+    def _move(self, position: int) -> Search:
         """Take a position; at another one begin again when the readers have followed."""
-        scan: Scan = FULL if position == len(self.sizes) - 1 else position + 1
-        if scan == step.scan:
-            return search, scan
-        ahead = self.ahead
+        rules = self.rules
+        scan: Scan = FULL if position == rules.last else position + 1
+        if scan == self.scan:
+            return self
+        ahead = rules.ahead
         if ahead is None:
-            ahead = self.window * (search.window.samples // search.window.steps)
-        return replace(search, calm=0, settling=ahead, window=Window()), scan
+            ahead = rules.window * (self.window.samples // self.window.steps)
+        return replace(self, scan=scan, calm=0, settling=ahead, window=Window())

@@ -19,7 +19,6 @@ _GREY = "#4a5568"
 class Picture(NamedTuple):
     """One image at one scan, for :func:`plot_contact_sheet`."""
 
-    key: str
     scan: Scan
     num_bytes: int
     msssim: float

@@ -187,7 +187,7 @@ class ScanTuner:
     def measure(self, model: nn.Module, epoch: int = 0) -> list[Similarity]:
         """The cosine of each candidate; the level stays as it is."""
         if type(model).__name__.endswith("DataParallel"):
-            model = model.module
+            model = model.get_submodule("module")
         with _untouched(model):
             trials = [self._cosines(model, epoch, trial) for trial in range(self.trials)]
         return [
@@ -266,8 +266,8 @@ def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics), modes and random numbers back as they were."""
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
     # A model may draw from these, too.
     python_state = random.getstate()
@@ -280,7 +280,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-        for module, training in modes.items():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for module, training in modes:
             module.training = training

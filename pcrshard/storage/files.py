@@ -448,7 +448,8 @@ def atomic_write(url: str, *, options: Options | None = None) -> Iterator[Binary
             os.makedirs(folder, exist_ok=True)
         handle, temporary = _open_temporary(folder)
     try:
-        with _mapped_os_errors(url), os.fdopen(handle, "wb") as file:
+        # Through the opener, so that file.name is the temporary path.
+        with _mapped_os_errors(url), open(temporary, "wb", opener=lambda *_: handle) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
