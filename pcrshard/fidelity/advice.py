@@ -1,4 +1,4 @@
-"""What measured figures of the scans say: a job's rate, and which scan to take. Pure functions of numbers."""
+"""What the measured figures of scans say: a job's rate, and which scan to take; pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ class ScanFidelity(NamedTuple):
 
     Attributes:
         scan: The scan.
-        bytes_per_image: Bytes that a reader at this scan moves per sample of the whole dataset, with index, padding and
-            other fields.
-        saving: Bytes of ``"full"`` over these, which is the most that a job can gain (Theorem 4.1 of the VLDB paper).
+        bytes_per_image: Bytes that a reader at this scan moves per sample of the whole dataset,
+            with index, padding and other fields.
+        saving: Bytes of ``"full"`` over these, which is the most that a job can gain (Theorem 4.1
+            of the VLDB paper).
         image_bytes: The measured images' own bytes up to this scan.
         msssim: Mean MS-SSIM against full fidelity.
         msssim_quartiles: MS-SSIM over the images.
-        psnr: PSNR in dB of the squared error averaged over the images; infinite where all pixels are equal.
+        psnr: PSNR in dB of the squared error averaged over the images; infinite where all pixels
+            are equal.
         decode_seconds: Mean CPU time to decode a whole image on one core of this machine.
         num_images: Images measured.
         num_small: How many of them were too small for five scales, see :func:`msssim`.
@@ -66,7 +68,9 @@ class Recommendation(NamedTuple):
 
 
 def throughput(row: ScanFidelity, bandwidth: float, cores: float = math.inf) -> Throughput:
-    """Predict a job's rate at a scan: X = W / E[s] (section 4.1 of the VLDB paper) until decoding is the limit.
+    """Predict a job's rate at a scan.
+
+    It is X = W / E[s] (section 4.1 of the VLDB paper) until decoding is the limit.
 
     Args:
         row: Figures of the scan, from :func:`measure`.
@@ -83,7 +87,8 @@ def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Reco
 
     Args:
         rows: Figures of each scan, from :func:`measure`.
-        min_msssim: The paper found its groups above 0.95 to perform well consistently, and change hard to predict below.
+        min_msssim: Least mean MS-SSIM. The paper found its groups above 0.95 to perform well
+            consistently, and change hard to predict below.
 
     Returns:
         A scan, ``"full"`` if none of the rows is enough, and the reason in a sentence.
@@ -113,19 +118,36 @@ def fidelity_table(
     rows: Sequence[ScanFidelity], bandwidth: float | None = None, cores: float = math.inf
 ) -> str:
     """The table of ``pcrshard fidelity``; with a bandwidth also the rates of :func:`throughput`."""
-    header = ["scan", "bytes/sample", "image bytes [q1 q3]", "saving", "MS-SSIM [q1 q3]"]
-    header += ["PSNR", "decode ms"]
+    header = [
+        "scan",
+        "bytes/sample",
+        "image bytes [q1 q3]",
+        "saving",
+        "MS-SSIM [q1 q3]",
+        "PSNR",
+        "decode ms",
+    ]
     if bandwidth is not None:
         header += ["images/s", "limit"]
     lines = []
     for row in rows:
-        low, middle, high = map(human_bytes, row.image_bytes)
-        q1, _, q3 = row.msssim_quartiles
-        line = [row.scan, human_bytes(row.bytes_per_image), f"{middle} [{low} {high}]"]
-        line += [f"{row.saving:.2f}x", f"{row.msssim:.4f} [{q1:.4f} {q3:.4f}]"]
-        line += [f"{row.psnr:.1f}", f"{1000 * row.decode_seconds:.2f}"]
+        line = _cells(row)
         if bandwidth is not None:
             rate = throughput(row, bandwidth, cores)
             line += [f"{rate.images_per_second:.0f}", rate.limit]
         lines.append(line)
     return table(header, lines)
+
+
+def _cells(row: ScanFidelity) -> list[object]:
+    low, middle, high = map(human_bytes, row.image_bytes)
+    q1, _, q3 = row.msssim_quartiles
+    return [
+        row.scan,
+        human_bytes(row.bytes_per_image),
+        f"{middle} [{low} {high}]",
+        f"{row.saving:.2f}x",
+        f"{row.msssim:.4f} [{q1:.4f} {q3:.4f}]",
+        f"{row.psnr:.1f}",
+        f"{1000 * row.decode_seconds:.2f}",
+    ]

@@ -119,7 +119,7 @@ def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
     """Bytes of all prefixes of some shards at scans 1..N and at ``"full"``.
 
     Args:
-        entries: The ``shards`` of a dataset index. Of a staged copy the bytes of the whole shards count.
+        entries: The ``shards`` of a dataset index; of a staged copy, too, whole shards count.
     """
     return [sum(stops) for stops in zip(*(entry.prefix_stops for entry in entries), strict=True)]
 

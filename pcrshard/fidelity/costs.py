@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import Geometry, Rules, epoch_order
-from ..training.shard_schedule import account
+from ..training.epoch_order import Geometry, Order, Rules, epoch_order
+from ..training.shard_schedule import Account, account
 from .bandwidth import prefix_totals
 
 
@@ -22,7 +22,7 @@ class ScanCost(NamedTuple):
 
 
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
-    """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, those that it holds."""
+    """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, what it holds."""
     totals = prefix_totals(index.shards)
     scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
     costs = [
@@ -83,7 +83,8 @@ class PlanCost(NamedTuple):
         repeated_bytes: Those of ``epoch_bytes`` that are read more than once.
         requests: Ranged reads of all workers.
         worker_memory_bytes: Most bytes of prefixes that a worker holds at a time.
-        images_per_second: What the bandwidth allows, X = W / E[s] (Theorem 4.1 of the VLDB paper); ``None`` without a bandwidth.
+        images_per_second: What the bandwidth allows, X = W / E[s] (Theorem 4.1 of the VLDB paper);
+            ``None`` without a bandwidth.
     """
 
     scan: Scan
@@ -125,19 +126,22 @@ def plan_costs(
     for scan in scans or [cost.scan for cost in scan_costs(index)]:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
         counted = account(order, sizes, prefixes, geometry.slots, workers)
-        epoch_bytes = int(counted.read_bytes.sum())
-        cost = PlanCost(
-            scan=scan,
-            steps=order.steps,
-            epoch_bytes=epoch_bytes,
-            rank_bytes=int(counted.read_bytes.sum(axis=1).max()),
-            repeated_bytes=counted.repeated_bytes,
-            requests=int(counted.requests.sum()),
-            worker_memory_bytes=int(counted.open_bytes.max()),
-            images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
-        )
-        costs.append(cost)
+        costs.append(_plan_cost(scan, order, counted, bandwidth))
     return costs
+
+
+def _plan_cost(scan: Scan, order: Order, counted: Account, bandwidth: float | None) -> PlanCost:
+    epoch_bytes = int(counted.read_bytes.sum())
+    return PlanCost(
+        scan=scan,
+        steps=order.steps,
+        epoch_bytes=epoch_bytes,
+        rank_bytes=int(counted.read_bytes.sum(axis=1).max()),
+        repeated_bytes=counted.repeated_bytes,
+        requests=int(counted.requests.sum()),
+        worker_memory_bytes=int(counted.open_bytes.max()),
+        images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
+    )
 
 
 def plan_table(costs: Sequence[PlanCost]) -> str:

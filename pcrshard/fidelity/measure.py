@@ -1,7 +1,7 @@
-"""How close each scan of a dataset comes to full fidelity.
+"""How close each scan of a dataset comes to full fidelity, and what it costs.
 
-Measured on a sample of its images: bytes, MS-SSIM, PSNR and decoding time. The one door to torchmetrics. Section 6.4 of
-the VLDB paper takes MS-SSIM as the estimate of the accuracy that a scan group keeps.
+Bytes, MS-SSIM, PSNR and decoding time of a sample of its images. The one door to torchmetrics.
+Section 6.4 of the VLDB paper takes MS-SSIM as the estimate of the accuracy that a scan group keeps.
 """
 
 from __future__ import annotations
@@ -26,25 +26,46 @@ from ..reading.open_dataset import open_dataset
 from ..reading.prefix import Select
 from ..reading.shard import Shard
 from ..storage.files import Options
-from .advice import Quartiles as Quartiles
-from .advice import Recommendation as Recommendation
-from .advice import ScanFidelity as ScanFidelity
-from .advice import Throughput as Throughput
-from .advice import fidelity_table as fidelity_table
-from .advice import recommend as recommend
-from .advice import throughput as throughput
+from .advice import (
+    Quartiles,
+    Recommendation,
+    ScanFidelity,
+    Throughput,
+    fidelity_table,
+    recommend,
+    throughput,
+)
 from .costs import ScanCost, scan_costs
 from .plots import Picture, plot_contact_sheet, pyplot_module
 
+__all__ = [
+    "WEIGHTS",
+    "Quartiles",
+    "Recommendation",
+    "ScanFidelity",
+    "Throughput",
+    "contact_sheet",
+    "count_scales",
+    "fidelity_table",
+    "measure",
+    "msssim",
+    "pick",
+    "psnr",
+    "recommend",
+    "throughput",
+]
+
 # Weights of the five scales, from the finest on (Wang, Simoncelli, Bovik 2003).
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-# The smaller side of an image that n scales need: 11 pixels at the coarsest, and what torchmetrics insists on.
+# The smaller side of an image that n scales need: 11 pixels at the coarsest, and what torchmetrics
+# insists on.
 _MIN_SIDES = (11, 22, 44, 99, 176)
 # Torch holds some 30 float32 copies of what it compares.
 _MAX_SIDE = 2048
 
 T = TypeVar("T")
 Pieces = list[memoryview]
+OnImage = Callable[[int, int], None]
 # A shard, and where the samples drawn are in it.
 Drawn = tuple[Shard, list[int]]
 
@@ -73,11 +94,12 @@ def _metric() -> Any:
 def msssim(pixels: Pixels, reference: Pixels) -> float:
     """MS-SSIM of two images, 1 for equal ones.
 
-    Gaussian window of 11 pixels (sigma 1.5), K = (0.01, 0.03), dynamic range 255, five scales, means over the three
-    channels of RGB. The papers do not say whether they took luma or RGB; in luma alone the chroma scans would be worth
-    nothing. Gray images have three equal channels, which give what one would. Images whose smaller side is below 176
-    pixels have fewer scales, with the weights of the finest ones, scaled to a sum of 1. Of images with a side above
-    2048 the middle is compared.
+    Gaussian window of 11 pixels (sigma 1.5), K = (0.01, 0.03), dynamic range 255, five scales,
+    means over the three channels of RGB. The papers do not say whether they took luma or RGB; in
+    luma alone the chroma scans would be worth nothing. Gray images have three equal channels, which
+    give what one would. Images whose smaller side is below 176 pixels have fewer scales, with the
+    weights of the finest ones, scaled to a sum of 1. Of images with a side above 2048 the middle is
+    compared.
 
     Args:
         pixels: (H, W, 3) uint8.
@@ -136,12 +158,12 @@ def measure(
     rounds: int = 3,
     max_shards: int = 8,
     storage_options: Options | None = None,
-    on_image: Callable[[int, int], None] | None = None,
+    on_image: OnImage | None = None,
 ) -> list[ScanFidelity]:
     """Measure scans on a random sample of a dataset's images.
 
-    Reads up to ``max_shards`` whole shards but for their tails, each in one request. Takes about a fifth of a second of
-    CPU time per scan and megapixel, nearly all of it for MS-SSIM.
+    Reads up to ``max_shards`` whole shards but for their tails, each in one request. Takes about a
+    fifth of a second of CPU time per scan and megapixel, nearly all of it for MS-SSIM.
 
     Args:
         url: The dataset's folder.
@@ -157,7 +179,8 @@ def measure(
         The figures of each scan, in the order asked for.
 
     Raises:
-        ScanUnavailable: There is no such scan, or the dataset is a staged copy without full fidelity to compare with.
+        ScanUnavailable: There is no such scan, or the dataset is a staged copy without full
+            fidelity to compare with.
         MissingDependency: torchmetrics is not installed.
         ValueError: The dataset has no image that is large enough.
         PCRError: A shard cannot be read, an image is damaged.
@@ -166,13 +189,8 @@ def measure(
     index, drawn = _draw(url, num_images, seed, max_shards, storage_options)
     wanted: Sequence[Scan] = range(1, index.num_groups + 1) if scans is None else scans
     stops = [check_scan(scan, index.num_groups) for scan in wanted]
-    total = sum(len(positions) for _, positions in drawn)
-    ladders = []
-    for done, rungs in enumerate(_look(drawn, lambda pieces: _climb(pieces, stops, rounds)), 1):
-        if rungs:
-            ladders.append(rungs)
-        if on_image is not None:
-            on_image(done, total)
+    looks = _look(drawn, lambda pieces: _climb(pieces, stops, rounds), on_image)
+    ladders = [rungs for rungs in looks if rungs]
     if not ladders:
         raise ValueError(
             f"expected images of {_MIN_SIDES[0]} pixels or more on each side, found none in {url}"
@@ -260,15 +278,21 @@ def _draw(
     return index, drawn
 
 
-def _look(drawn: list[Drawn], look: Callable[[Pieces], T]) -> Iterator[T]:
+def _look(
+    drawn: list[Drawn], look: Callable[[Pieces], T], on_image: OnImage | None = None
+) -> Iterator[T]:
     """Call ``look`` with the pieces of each image drawn; of several streams, of the first one."""
+    total = sum(len(positions) for _, positions in drawn)
+    done = 0
     for shard, positions in drawn:
         with shard.load(shard.num_groups) as prefix:
             field = prefix.index.schema.streams[0][0]
-            samples = prefix.samples(positions, select=_only(field), decode=look)
-            for sample in samples:
+            for sample in prefix.samples(positions, select=_only(field), decode=look):
                 if field in sample:
                     yield sample[field]
+                    done += 1
+                    if on_image is not None:
+                        on_image(done, total)
 
 
 def _only(field: str) -> Select:

@@ -199,9 +199,9 @@ class ScanTuner:
     def _cosines(self, model: nn.Module, epoch: int, trial: int) -> list[float]:
         """The cosine of each candidate's mean gradient over a trial's images."""
         sums: dict[Scan, Tensor] = {}
-        batches = self._batches(epoch, trial)
         crops = _TUNING_EPOCHS + epoch * self.trials + trial
-        views = self.dataset.views(batches, [*self.candidates, FULL], epoch=crops)
+        scans = [*self.candidates, FULL]
+        views = self.dataset.views(self._batches(epoch, trial), scans, epoch=crops)
         for number, batch_at in enumerate(views):
             for scan, batch in batch_at.items():
                 # The same dropout for each scan; _untouched puts the state back.
@@ -209,35 +209,34 @@ class ScanTuner:
                 gradient = _gradient(self.loss(model, batch), model)
                 sums[scan] = sums[scan].add_(gradient) if scan in sums else gradient
         if dist.is_available() and dist.is_initialized():
-            for gradient in sums.values():
-                dist.all_reduce(gradient)
-        reference = sums[FULL]
-        return [
-            float(nn.functional.cosine_similarity(sums[scan], reference, dim=0, eps=1e-30))
-            for scan in self.candidates
-        ]
+            for total in sums.values():
+                dist.all_reduce(total)
+        return [_cosine(sums[scan], sums[FULL]) for scan in self.candidates]
 
     def _batches(self, epoch: int, trial: int) -> list[Ints]:
         """This rank's batches of a trial's images, as (samples,) sample ids each.
 
-        They come from as few shards as hold them, because encoding has shuffled the samples. With
-        fewer images than a global batch has, each rank takes all.
+        With fewer images than a global batch has, each rank takes all.
         """
-        dataset = self.dataset
-        order = list(range(len(dataset.shards.urls)))
-        random.Random(f"{dataset.options.seed} {epoch} {trial}").shuffle(order)
-        ids: list[int] = []
-        for shard in order:
-            if len(ids) < self.images:
-                ids += range(*dataset.shards.starts[shard : shard + 2].tolist())
-
-        rank, world = dataset.rank
-        shape = (world, dataset.batch_size)
-        global_batch = math.prod(shape)
+        ids = self._draw(random.Random(f"{self.dataset.options.seed} {epoch} {trial}"))
+        rank, world = self.dataset.rank
+        global_batch = world * self.dataset.batch_size
         if len(ids) < global_batch:
             return [np.array(ids)]
         count = max(1, min(len(ids), self.images) // global_batch)
-        return list(np.array(ids[: count * global_batch]).reshape(count, *shape)[:, rank])
+        batches = np.array(ids[: count * global_batch]).reshape(count, world, -1)
+        return list(batches[:, rank])
+
+    def _draw(self, rng: random.Random) -> list[int]:
+        """Sample ids from as few shards as hold a trial's images: encoding has shuffled them."""
+        shards = self.dataset.shards
+        order = list(range(len(shards.urls)))
+        rng.shuffle(order)
+        ids: list[int] = []
+        for shard in order:
+            if len(ids) < self.images:
+                ids += range(shards.starts[shard], shards.starts[shard + 1])
+        return ids
 
     def state_dict(self) -> dict[str, Any]:
         """The level and what was found, in JSON's terms."""
@@ -261,6 +260,10 @@ def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+
+
+def _cosine(gradient: Tensor, reference: Tensor) -> float:
+    return float(nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30))
 
 
 @contextlib.contextmanager

@@ -64,11 +64,20 @@ def export_shard(
         with storage.atomic_write(target, options=options) as file:
             return _write_tar(samples, file)
     taken = set() if taken is None else taken
+    named = ((_path(sample, classes, taken), sample) for sample in samples)
+    return _write_folder(named, dst, streams, options)
+
+
+def _write_folder(
+    samples: Iterable[tuple[str, Sample]],
+    dst: str,
+    streams: set[str],
+    options: storage.Options | None,
+) -> int:
     count = 0
-    for sample in samples:
-        path = _path(sample, classes, taken)
+    for path, sample in samples:
         for field in streams & sample.keys():
-            # A key has no "..", no leading "/" and no "\\" (SPEC 2.3), so this stays inside dst.
+            # A key has no "..", no leading "/" and no "\" (SPEC 2.3), so this stays inside dst.
             target = storage.join(dst, f"{path}.{field}")
             with storage.atomic_write(target, options=options) as file:
                 file.write(sample[field])
@@ -108,14 +117,18 @@ def _path(sample: Sample, classes: Sequence[str], taken: set[str]) -> str:
 
     If another sample has this path, a number is added.
     """
-    key = sample["__key__"]
-    label = sample.get("cls", b"").strip()
-    number = int(label) if label.isdigit() and len(label) < 10 else len(classes)
-    if number < len(classes) and not key.startswith(classes[number] + "/"):
-        name = classes[number].replace("/", "_")
-        folder = name if valid_key(f"{name}/x") else f"class{number}"
-        key = f"{folder}/{key}"
+    key = f"{_class_folder(sample, classes)}{sample['__key__']}"
     numbered = (f"{key}_{count}" for count in itertools.count(1))
     path = next(path for path in itertools.chain([key], numbered) if path not in taken)
     taken.add(path)
     return path
+
+
+def _class_folder(sample: Sample, classes: Sequence[str]) -> str:
+    """The folder of the sample's class; none where the key has it, or there is no class."""
+    label = sample.get("cls", b"").strip()
+    number = int(label) if label.isdigit() and len(label) < 10 else len(classes)
+    if number >= len(classes) or sample["__key__"].startswith(classes[number] + "/"):
+        return ""
+    folder = classes[number].replace("/", "_") + "/"
+    return folder if valid_key(f"{folder}x") else f"class{number}/"

@@ -51,10 +51,10 @@ def stage(
     """Copy the prefixes of a scan to a local folder.
 
     What is there already, from an earlier or a broken run, is checked and kept, and only what is
-    missing is fetched: after ``scan=2``, ``scan=5`` moves the difference. Every piece of a prefix is
-    compared with its checksum, a whole shard with that of the file, and what came damaged is fetched
-    once more. Of several processes with the same ``dst`` one copies at a time. The dataset index is
-    written last; until then, readers of an earlier stage go on undisturbed.
+    missing is fetched: after ``scan=2``, ``scan=5`` moves the difference. Every piece of a prefix
+    is compared with its checksum, a whole shard with that of the file, and what came damaged is
+    fetched once more. Of several processes with the same ``dst`` one copies at a time. The dataset
+    index is written last; until then, readers of an earlier stage go on undisturbed.
 
     Args:
         src: Dataset folder or its ``pcr.json``, local or any fsspec URL.
@@ -136,7 +136,7 @@ def _alone_in(folder: str) -> Iterator[None]:
 def _stage_all(
     tasks: list[_Task], workers: int, cancel: threading.Event, on_shard: OnShard | None
 ) -> tuple[ShardEntry, ...]:
-    """Copy shards by threads; after an error those that run are finished, after Ctrl-C they are not."""
+    """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
     pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
     try:
         futures = [pool.submit(_stage_shard, task) for task in tasks]
@@ -173,7 +173,7 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
 
 
 def _is_foreign(path: str, known: set[int]) -> bool:
-    """Whether a file is a sound tar of something else; a damaged one may be left of an earlier run."""
+    """Whether a file is a sound tar of something else; an earlier run may leave damaged ones."""
     try:
         with open(path, "rb") as file:
             start = file.read(HEAD_STOP)

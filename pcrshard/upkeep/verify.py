@@ -15,7 +15,7 @@ from ..errors import PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_index import BLOCK, HEAD_STOP, ShardIndex, round512
-from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
+from ..format.tar_members import TRAILER, Member, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import decode
 from ..jpeg.split import mend_headers
@@ -79,6 +79,9 @@ def _check_entry(url: str, entry: ShardEntry, num_bytes: int, checksum: int) -> 
         yield f"{problem} (shard={url})"
 
 
+_DIFFERS = "differs from what the index says"
+
+
 class _Region(NamedTuple):
     """Bytes that no checksum covers, and what to say where they are not what the index implies."""
 
@@ -88,7 +91,7 @@ class _Region(NamedTuple):
 
 
 def _check_layout(url: str, index: ShardIndex, view: memoryview) -> Iterator[str]:
-    """Compare headers, padding and trailer with what the index says they are (SPEC.md section 5)."""
+    """Compare headers, padding and trailer with what the index says (SPEC.md section 5)."""
     name = storage.file_name(url).removesuffix(".tar")
     stem = _written_stem(index, view) or name
     if stem != name:
@@ -115,19 +118,22 @@ def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
 def _free_regions(index: ShardIndex, stem: str) -> Iterator[_Region]:
     """All regions of a shard that the checksums of its index leave free, in order."""
     header = _index_header(index, index_name(index.schema, stem))
-    differs = "differs from what the index says"
-    yield _Region(0, header, f"the index member's header {differs}")
+    yield _Region(0, header, f"the index member's header {_DIFFERS}")
     stop = HEAD_STOP + index.head.body_bytes
     yield _padding(stop)
     for member in plan_members(index, stem):
-        start = round512(stop)
-        header = member.header()
-        yield _Region(start, header, f"header of {member.name} {differs}")
-        stop = start + len(header) + member.size
-        literal = member.literal
-        yield _Region(stop - len(literal), literal, f"content of {member.name} {differs}")
-        yield _padding(stop)
+        yield from _member_regions(member, round512(stop))
+        stop = round512(stop) + len(member.header()) + member.size
     yield _Region(round512(stop), TRAILER, "expected two zero blocks at the end")
+
+
+def _member_regions(member: Member, start: int) -> Iterator[_Region]:
+    header = member.header()
+    literal = member.literal
+    stop = start + len(header) + member.size
+    yield _Region(start, header, f"header of {member.name} {_DIFFERS}")
+    yield _Region(stop - len(literal), literal, f"content of {member.name} {_DIFFERS}")
+    yield _padding(stop)
 
 
 def _padding(stop: int) -> _Region:
