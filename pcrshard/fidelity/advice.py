@@ -67,7 +67,11 @@ class Recommendation(NamedTuple):
     reason: str
 
 
-def throughput(row: ScanFidelity, bandwidth: float, cores: float = math.inf) -> Throughput:
+def throughput(
+    row: ScanFidelity,
+    bandwidth: float,
+    cores: float = math.inf,
+) -> Throughput:
     """Predict a job's rate at a scan.
 
     It is X = W / E[s] (section 4.1 of the VLDB paper) until decoding is the limit.
@@ -115,7 +119,9 @@ def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Reco
 
 
 def fidelity_table(
-    rows: Sequence[ScanFidelity], bandwidth: float | None = None, cores: float = math.inf
+    rows: Sequence[ScanFidelity],
+    bandwidth: float | None = None,
+    cores: float = math.inf,
 ) -> str:
     """The table of ``pcrshard fidelity``; with a bandwidth also the rates of :func:`throughput`."""
     header = [

@@ -71,7 +71,12 @@ class Window:
         """Seconds that the steps took."""
         return self.waited + self.used
 
-    def add(self, step: Step, *, is_wait: bool) -> Window:
+    def add(
+        self,
+        step: Step,
+        *,
+        is_wait: bool,
+    ) -> Window:
         """The window with one more step; a step that waits begins a supply where there is none."""
         supply = Supply(step.used, step.samples) if is_wait else None
         if self.supply is not None:
@@ -202,25 +207,25 @@ class Search:
         if window.waited <= self._limit * (window.waited + rest):
             return self
         here = Peak(self._position, supply.seconds / supply.samples)
-        peak = self.peak
-        if peak and here.position == self._lowest and self._is_same(peak, here):
+        peak = self.peak or here
+        size = self.rules.sizes[here.position]
+        is_slow = here.seconds >= _SAME * peak.seconds
+        is_small = self.rules.sizes[peak.position] >= _WORTH_TRYING * size
+        if here.position == self._lowest and is_small and is_slow:
             return self._excuse(peak)
-        if peak is None or here.position > peak.position:
-            peak = here
-        bandwidth = supply.samples * self.rules.sizes[here.position] / supply.seconds
-        return replace(self, peak=peak)._fall(bandwidth)
-
-    def _is_same(self, peak: Peak, here: Peak) -> bool:
-        """Whether a sample takes as long here as at the peak, at many more bytes."""
-        sizes = self.rules.sizes
-        is_larger = sizes[peak.position] >= _WORTH_TRYING * sizes[here.position]
-        return is_larger and here.seconds >= _SAME * peak.seconds
+        search = replace(self, peak=max(peak, here, key=lambda place: place.position))
+        return search._fall(supply.samples * size / supply.seconds)
 
     def _excuse(self, peak: Peak) -> Search:
-        """Go back up: these waits are for the processor, not for bytes."""
+        """Go back up: these waits are as long as at many more bytes, so not for bytes."""
         excused = self.window.waited / self.window.seconds
-        search = replace(self, fallback=None, peak=None, bandwidth=None, excused=excused)
-        return replace(search, hold=self.rules.patience)._move(peak.position)
+        search = replace(
+            self,
+            hold=self.rules.patience,
+            fallback=None,
+            bandwidth=None,
+        )
+        return replace(search, peak=None, excused=excused)._move(peak.position)
 
     def _fall(self, bandwidth: float) -> Search:
         """Go to the highest scan that the loop can use at its own speed at a bandwidth."""
@@ -236,7 +241,14 @@ class Search:
             hold = min(2 * self.hold, max(_MAX_HOLD, hold))
             lost = self.lost
             lower = max(lower, self.fallback or 0)
-        search = replace(self, hold=hold, lost=lost, fallback=None, bandwidth=bandwidth, calm=0)
+        search = replace(
+            self,
+            hold=hold,
+            lost=lost,
+            fallback=None,
+            bandwidth=bandwidth,
+            calm=0,
+        )
         return search._move(max(lower, self._lowest))
 
     def _end_window(self) -> Search:
@@ -260,7 +272,12 @@ class Search:
             search = replace(search, lost=0.0)
         if self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
             # What was expensive is not so any more.
-            search = replace(search, bandwidth=rate, hold=self.rules.patience, peak=None)
+            search = replace(
+                search,
+                bandwidth=rate,
+                hold=self.rules.patience,
+                peak=None,
+            )
         return search
 
     def _climb(self) -> Search:
@@ -272,7 +289,12 @@ class Search:
             return self._move(position)
         enough = _WORTH_TRYING * rules.sizes[position]
         higher = next((i for i, size in enumerate(rules.sizes) if size >= enough), rules.last)
-        return replace(self, fallback=position, lost=0.0, passed=0.0)._move(higher)
+        return replace(
+            self,
+            fallback=position,
+            lost=0.0,
+            passed=0.0,
+        )._move(higher)
 
     def _move(self, position: int) -> Search:
         """Take a position; at another one begin again when the readers have followed."""
@@ -283,4 +305,10 @@ class Search:
         ahead = rules.ahead
         if ahead is None:
             ahead = rules.window * (self.window.samples // self.window.steps)
-        return replace(self, scan=scan, calm=0, settling=ahead, window=Window())
+        return replace(
+            self,
+            scan=scan,
+            calm=0,
+            settling=ahead,
+            window=Window(),
+        )

@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import Geometry, Order, Rules, epoch_order
+from ..training.epoch_order import (
+    Geometry,
+    Order,
+    Rules,
+    epoch_order,
+)
 from ..training.shard_schedule import Account, account
 from .bandwidth import prefix_totals
 
@@ -26,7 +31,12 @@ def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     totals = prefix_totals(index.shards)
     scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
     costs = [
-        ScanCost(scan, total, total / index.num_samples, totals[-1] / total)
+        ScanCost(
+            scan,
+            total,
+            total / index.num_samples,
+            totals[-1] / total,
+        )
         for scan, total in zip(scans, totals, strict=True)
     ]
     return costs[: index.scan]
@@ -38,15 +48,11 @@ def human_bytes(size: float) -> str:
     >>> human_bytes(999), human_bytes(108_000), human_bytes(129 * 2**30)
     ('999 B', '108 kB', '139 GB')
     """
-    *units, largest = ("B", "kB", "MB", "GB", "TB")
-    for unit in units:
-        if size < 999.5:
-            return _with_unit(size, unit)
+    units = ["TB", "GB", "MB", "kB", "B"]
+    unit = units.pop()
+    while size >= 999.5 and units:
         size /= 1000
-    return _with_unit(size, largest)
-
-
-def _with_unit(size: float, unit: str) -> str:
+        unit = units.pop()
     return f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
 
 
@@ -125,12 +131,30 @@ def plan_costs(
     costs = []
     for scan in scans or [cost.scan for cost in scan_costs(index)]:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
-        counted = account(order, sizes, prefixes, geometry.slots, workers)
-        costs.append(_plan_cost(scan, order, counted, bandwidth))
+        counted = account(
+            order,
+            sizes,
+            prefixes,
+            geometry.slots,
+            workers,
+        )
+        costs.append(
+            _plan_cost(
+                scan,
+                order,
+                counted,
+                bandwidth,
+            )
+        )
     return costs
 
 
-def _plan_cost(scan: Scan, order: Order, counted: Account, bandwidth: float | None) -> PlanCost:
+def _plan_cost(
+    scan: Scan,
+    order: Order,
+    counted: Account,
+    bandwidth: float | None,
+) -> PlanCost:
     epoch_bytes = int(counted.read_bytes.sum())
     return PlanCost(
         scan=scan,

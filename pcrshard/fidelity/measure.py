@@ -126,7 +126,14 @@ def msssim(pixels: Pixels, reference: Pixels) -> float:
     images = (torch.from_numpy(_planes(_middle(image, _MAX_SIDE))) for image in (pixels, reference))
     with torch.inference_mode():
         # A negative mean would become a NaN by the power of its weight.
-        return float(metric(*images, data_range=255.0, betas=betas, normalize="relu"))
+        return float(
+            metric(
+                *images,
+                data_range=255.0,
+                betas=betas,
+                normalize="relu",
+            )
+        )
 
 
 def _planes(pixels: Pixels) -> npt.NDArray[np.float32]:
@@ -186,7 +193,13 @@ def measure(
         PCRError: A shard cannot be read, an image is damaged.
     """
     _metric()
-    index, drawn = _draw(url, num_images, seed, max_shards, storage_options)
+    index, drawn = _draw(
+        url,
+        num_images,
+        seed,
+        max_shards,
+        storage_options,
+    )
     wanted: Sequence[Scan] = range(1, index.num_groups + 1) if scans is None else scans
     stops = [check_scan(scan, index.num_groups) for scan in wanted]
     looks = _look(drawn, lambda pieces: _climb(pieces, stops, rounds), on_image)
@@ -211,7 +224,11 @@ class _Rung(NamedTuple):
     is_small: bool
 
 
-def _climb(pieces: Pieces, stops: Sequence[int], rounds: int) -> list[_Rung]:
+def _climb(
+    pieces: Pieces,
+    stops: Sequence[int],
+    rounds: int,
+) -> list[_Rung]:
     """Look at one image at each scan; nothing for one that is too small."""
     reference = decode_image(pieces)
     scales = count_scales(*reference.shape[:2])
@@ -225,7 +242,15 @@ def _climb(pieces: Pieces, stops: Sequence[int], rounds: int) -> list[_Rung]:
         error = float(np.square(pixels.astype(np.float32) - reference).mean())
         num_bytes = sum(map(len, pieces[:stop]))
         is_small = scales < len(WEIGHTS)
-        rungs.append(_Rung(num_bytes, msssim(pixels, reference), error, min(spent), is_small))
+        rungs.append(
+            _Rung(
+                num_bytes,
+                msssim(pixels, reference),
+                error,
+                min(spent),
+                is_small,
+            )
+        )
     return rungs
 
 
@@ -270,7 +295,12 @@ def _draw(
             f"1 to {index.scan} of {index.num_groups}; measure the dataset that it comes from"
         )
     sizes = [entry.num_samples for entry in index.shards]
-    picked = pick(random.Random(seed), sizes, num_images, max_shards)
+    picked = pick(
+        random.Random(seed),
+        sizes,
+        num_images,
+        max_shards,
+    )
     drawn = [
         (Shard(urls[i], entry=index.shards[i], storage_options=storage_options), positions)
         for i, positions in picked.items()
@@ -279,7 +309,9 @@ def _draw(
 
 
 def _look(
-    drawn: list[Drawn], look: Callable[[Pieces], T], on_image: OnImage | None = None
+    drawn: list[Drawn],
+    look: Callable[[Pieces], T],
+    on_image: OnImage | None = None,
 ) -> Iterator[T]:
     """Call ``look`` with the pieces of each image drawn; of several streams, of the first one."""
     total = sum(len(positions) for _, positions in drawn)
@@ -300,7 +332,10 @@ def _only(field: str) -> Select:
 
 
 def pick(
-    rng: random.Random, sizes: Sequence[int], num_images: int, max_shards: int
+    rng: random.Random,
+    sizes: Sequence[int],
+    num_images: int,
+    max_shards: int,
 ) -> dict[int, list[int]]:
     """Choose images at random from a few shards.
 
@@ -349,7 +384,13 @@ def contact_sheet(
         PCRError: As for :func:`measure`.
     """
     pyplot_module()
-    index, drawn = _draw(url, num_images, seed, num_images, storage_options)
+    index, drawn = _draw(
+        url,
+        num_images,
+        seed,
+        num_images,
+        storage_options,
+    )
     last = index.num_groups
     spread = sorted({round(1 + i * (last - 1) / 4) for i in range(5)})
     columns: list[Scan] = [*(spread if scans is None else scans), FULL]
@@ -358,7 +399,12 @@ def contact_sheet(
     def draw_row(pieces: Pieces) -> list[Picture]:
         reference = decode_image(pieces)
         return [
-            _picture(scan, pieces[:stop], reference, side)
+            _picture(
+                scan,
+                pieces[:stop],
+                reference,
+                side,
+            )
             for scan, stop in zip(columns, stops, strict=True)
         ]
 
@@ -369,8 +415,18 @@ def contact_sheet(
     plot_contact_sheet(list(_look(drawn, draw_row)), path, title=title)
 
 
-def _picture(scan: Scan, pieces: Pieces, reference: Pixels, side: int) -> Picture:
+def _picture(
+    scan: Scan,
+    pieces: Pieces,
+    reference: Pixels,
+    side: int,
+) -> Picture:
     pixels = decode_image(pieces)
     is_comparable = count_scales(*pixels.shape[:2]) > 0
     value = msssim(pixels, reference) if is_comparable else math.nan
-    return Picture(scan, sum(map(len, pieces)), value, _middle(pixels, side))
+    return Picture(
+        scan,
+        sum(map(len, pieces)),
+        value,
+        _middle(pixels, side),
+    )

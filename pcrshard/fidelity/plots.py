@@ -43,7 +43,12 @@ def pyplot_module() -> Any:
     return pyplot
 
 
-def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None:
+def plot_scan_costs(
+    costs: Sequence[ScanCost],
+    path: str,
+    *,
+    title: str,
+) -> None:
     """Draw bars of the bytes per sample at each scan, saved as PNG."""
     figure, axes = pyplot_module().subplots(figsize=(8, 4.5), layout="constrained")
     _draw_bars(axes, costs)
@@ -60,7 +65,11 @@ def _save(figure: Any, path: str) -> None:
         pyplot_module().close(figure)
 
 
-def _label(axes: Any, across: str, up: str) -> None:
+def _label(
+    axes: Any,
+    across: str,
+    up: str,
+) -> None:
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.spines[["top", "right"]].set_visible(False)
@@ -71,12 +80,21 @@ def _draw_bars(axes: Any, costs: Sequence[ScanCost]) -> None:
     scans = [str(cost.scan) for cost in costs]
     kilobytes = [cost.bytes_per_sample / 1000 for cost in costs]
     bars = axes.bar(scans, kilobytes, color=_BLUE)
-    axes.bar_label(bars, [f"{cost.saving:.1f}x" for cost in costs], padding=2, color=_GREY)
+    axes.bar_label(
+        bars,
+        [f"{cost.saving:.1f}x" for cost in costs],
+        padding=2,
+        color=_GREY,
+    )
     _label(axes, "read up to scan (label: times fewer bytes than full)", "bytes per sample (kB)")
 
 
 def plot_ladder(
-    images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanCost], path: str, *, title: str
+    images: Sequence[tuple[str, int, Pixels]],
+    costs: Sequence[ScanCost],
+    path: str,
+    *,
+    title: str,
 ) -> None:
     """Draw one image at several scans above the bars of :func:`plot_scan_costs`, saved as PNG.
 
@@ -90,13 +108,23 @@ def plot_ladder(
     rungs = range(len(images))
     axes = figure.subplot_mosaic([[*rungs], ["bars"] * len(rungs)], height_ratios=[1, 1.4])
     for rung, (label, num_bytes, pixels) in enumerate(images):
-        _draw_image(axes[rung], pixels, f"{label}\n{human_bytes(num_bytes)}", fontsize=10)
+        _draw_image(
+            axes[rung],
+            pixels,
+            f"{label}\n{human_bytes(num_bytes)}",
+            fontsize=10,
+        )
     _draw_bars(axes["bars"], costs)
     figure.suptitle(title)
     _save(figure, path)
 
 
-def _draw_image(axes: Any, pixels: Pixels, title: str = "", fontsize: int = 9) -> None:
+def _draw_image(
+    axes: Any,
+    pixels: Pixels,
+    title: str = "",
+    fontsize: int = 9,
+) -> None:
     axes.imshow(pixels)
     axes.set_title(title, fontsize=fontsize)
     axes.axis("off")
@@ -120,16 +148,37 @@ def plot_fidelity(
         title: Text above the figure.
     """
     figure, axes = pyplot_module().subplots(figsize=(8, 4), layout="constrained")
-    axes.plot(kilobytes, msssim, "o-", color=_BLUE)
-    for scan, *point in zip(scans, kilobytes, msssim, strict=True):
-        axes.annotate(str(scan), point, textcoords="offset points", xytext=(5, -12), fontsize=9)
+    axes.plot(
+        kilobytes,
+        msssim,
+        "o-",
+        color=_BLUE,
+    )
+    for scan, *point in zip(
+        scans,
+        kilobytes,
+        msssim,
+        strict=True,
+    ):
+        axes.annotate(
+            str(scan),
+            point,
+            textcoords="offset points",
+            xytext=(5, -12),
+            fontsize=9,
+        )
     _label(axes, "kB per sample, cumulative", "mean MS-SSIM against full fidelity")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
     _save(figure, path)
 
 
-def plot_contact_sheet(images: Sequence[Sequence[Picture]], path: str, *, title: str) -> None:
+def plot_contact_sheet(
+    images: Sequence[Sequence[Picture]],
+    path: str,
+    *,
+    title: str,
+) -> None:
     """Draw images at several scans, saved as PNG.
 
     Below each picture is its difference to full fidelity, times four about gray.
@@ -147,9 +196,19 @@ def plot_contact_sheet(images: Sequence[Sequence[Picture]], path: str, *, title:
         layout="constrained",
         squeeze=False,
     )
-    for pictures, above, below in zip(images, axes[::2], axes[1::2], strict=True):
+    for pictures, above, below in zip(
+        images,
+        axes[::2],
+        axes[1::2],
+        strict=True,
+    ):
         reference = pictures[-1].pixels.astype(np.int16)
-        for picture, upper, lower in zip(pictures, above, below, strict=True):
+        for picture, upper, lower in zip(
+            pictures,
+            above,
+            below,
+            strict=True,
+        ):
             difference = 128 + 4 * (picture.pixels - reference)
             _draw_image(upper, picture.pixels, _caption(picture))
             _draw_image(lower, np.clip(difference, 0, 255).astype(np.uint8))

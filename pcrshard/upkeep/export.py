@@ -58,14 +58,24 @@ def export_shard(
     streams = {field for field, _ in shard.index.schema.streams}
     samples = shard.samples(scan, on_error=on_error)
     if baseline:
-        samples = _to_baseline(samples, shard, streams, on_error)
+        samples = _to_baseline(
+            samples,
+            shard,
+            streams,
+            on_error,
+        )
     if form == "wds":
         target = storage.join(dst, storage.file_name(shard.url))
         with storage.atomic_write(target, options=options) as file:
             return _write_tar(samples, file)
     taken = set() if taken is None else taken
     named = ((_path(sample, classes, taken), sample) for sample in samples)
-    return _write_folder(named, dst, streams, options)
+    return _write_folder(
+        named,
+        dst,
+        streams,
+        options,
+    )
 
 
 def _write_folder(
@@ -98,7 +108,10 @@ def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
 
 
 def _to_baseline(
-    samples: Iterable[Sample], shard: Shard, streams: set[str], on_error: OnError | None
+    samples: Iterable[Sample],
+    shard: Shard,
+    streams: set[str],
+    on_error: OnError | None,
 ) -> Iterator[Sample]:
     for sample in samples:
         try:
@@ -112,7 +125,11 @@ def _to_baseline(
             yield sample
 
 
-def _path(sample: Sample, classes: Sequence[str], taken: set[str]) -> str:
+def _path(
+    sample: Sample,
+    classes: Sequence[str],
+    taken: set[str],
+) -> str:
     """The sample's path without extension: its key under its class's name.
 
     If another sample has this path, a number is added.

@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
+from ..errors import (
+    CorruptIndex,
+    EncodeError,
+    FormatError,
+    NotAShard,
+    PCRError,
+    StorageError,
+)
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, HEAD_STOP, decode_head
@@ -79,15 +86,30 @@ def stage(
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     cancel = threading.Event()
-    read = partial(storage.open_range, options=storage_options, retry=retry, cancel=cancel)
+    read = partial(
+        storage.open_range,
+        options=storage_options,
+        retry=retry,
+        cancel=cancel,
+    )
     tasks = [
-        _Task(entry, _position(entry, scan), os.path.join(dst, entry.name), partial(read, url))
+        _Task(
+            entry,
+            _position(entry, scan),
+            os.path.join(dst, entry.name),
+            partial(read, url),
+        )
         for url, entry in zip(urls, source.shards, strict=True)
     ]
     with _alone_in(dst):
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
-        entries = _stage_all(tasks, workers, cancel, on_shard)
+        entries = _stage_all(
+            tasks,
+            workers,
+            cancel,
+            on_shard,
+        )
         index = dataclasses.replace(source, shards=entries)
         with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
             file.write(index.encode())
@@ -107,7 +129,12 @@ class _Task(NamedTuple):
         """Bytes of the file at each position, and 0 at position 0."""
         return (0, *self.entry.prefix_stops[:-1], self.entry.shard_bytes)
 
-    def staged(self, position: int, copied_bytes: int, kept_bytes: int) -> Staged:
+    def staged(
+        self,
+        position: int,
+        copied_bytes: int,
+        kept_bytes: int,
+    ) -> Staged:
         """The result, with the entry of a file at a position."""
         scan = None if position > self.entry.num_groups else position
         return Staged(self.entry._replace(scan=scan), copied_bytes, kept_bytes)
@@ -134,7 +161,10 @@ def _alone_in(folder: str) -> Iterator[None]:
 
 
 def _stage_all(
-    tasks: list[_Task], workers: int, cancel: threading.Event, on_shard: OnShard | None
+    tasks: list[_Task],
+    workers: int,
+    cancel: threading.Event,
+    on_shard: OnShard | None,
 ) -> tuple[ShardEntry, ...]:
     """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
     pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
@@ -234,7 +264,11 @@ def _sound_position(task: _Task) -> int:
     return position
 
 
-def _fetch(task: _Task, kept: int, stop: int) -> None:
+def _fetch(
+    task: _Task,
+    kept: int,
+    stop: int,
+) -> None:
     """Bring a file from its first ``kept`` bytes to ``stop``, and check it.
 
     A new file appears whole and sound or not at all.
@@ -242,25 +276,49 @@ def _fetch(task: _Task, kept: int, stop: int) -> None:
     if kept:
         with open(task.path, "r+b") as file:
             file.truncate(kept)
-            _copy(task, kept, stop, file.fileno())
+            _copy(
+                task,
+                kept,
+                stop,
+                file.fileno(),
+            )
         _check(task.path, task.entry, task.position)
         return
     with storage.atomic_write(task.path) as new:
-        _copy(task, 0, stop, new.fileno())
+        _copy(
+            task,
+            0,
+            stop,
+            new.fileno(),
+        )
         try:
             _check(new.name, task.entry, task.position)
         except FormatError as error:
             raise type(error)(str(error).replace(new.name, task.path)) from error
 
 
-def _copy(task: _Task, start: int, stop: int, handle: int) -> None:
+def _copy(
+    task: _Task,
+    start: int,
+    stop: int,
+    handle: int,
+) -> None:
     for begin in range(start, stop, _CHUNK_BYTES):
         with task.read(begin, min(begin + _CHUNK_BYTES, stop)) as view:
-            storage.write_at(handle, begin, view, url=task.path)
+            storage.write_at(
+                handle,
+                begin,
+                view,
+                url=task.path,
+            )
     os.fsync(handle)
 
 
-def _check(path: str, entry: ShardEntry, position: int) -> None:
+def _check(
+    path: str,
+    entry: ShardEntry,
+    position: int,
+) -> None:
     """Raise what is wrong with a file, by its key.
 
     A whole file is read once; its pieces are looked at only where its checksum is wrong.

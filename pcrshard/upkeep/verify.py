@@ -14,8 +14,18 @@ from ..encoding.sources import SampleRef
 from ..errors import PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
-from ..format.shard_index import BLOCK, HEAD_STOP, ShardIndex, round512
-from ..format.tar_members import TRAILER, Member, index_name, plan_members, tar_header
+from ..format.shard_index import (
+    BLOCK,
+    HEAD_STOP,
+    ShardIndex,
+    round512,
+)
+from ..format.tar_members import (
+    TRAILER,
+    index_name,
+    plan_members,
+    tar_header,
+)
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import decode
 from ..jpeg.split import mend_headers
@@ -55,13 +65,23 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         index = shard.index
         scan: Scan = (task.entry and task.entry.scan) or FULL
         stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
-        with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
+        with storage.open_range(
+            task.url,
+            0,
+            stop,
+            options=task.storage_options,
+        ) as view:
             problems += _check_layout(task.url, index, view)
             checksum = crc32c(view)
         problems += _check_size(task, stop)
         problems += _check_samples(shard, task, scan)
         if scan == FULL and task.entry and not problems:
-            problems += _check_entry(task.url, task.entry, stop, checksum)
+            problems += _check_entry(
+                task.url,
+                task.entry,
+                stop,
+                checksum,
+            )
     except PCRError as error:
         return VerifyResult(0, (*problems, str(error)), ())
     return VerifyResult(index.num_samples, tuple(problems), index.keys)
@@ -73,24 +93,22 @@ def _check_size(task: VerifyTask, expected: int) -> Iterator[str]:
         yield f"expected {expected} bytes, the file has {size} (shard={task.url})"
 
 
-def _check_entry(url: str, entry: ShardEntry, num_bytes: int, checksum: int) -> Iterator[str]:
+def _check_entry(
+    url: str,
+    entry: ShardEntry,
+    num_bytes: int,
+    checksum: int,
+) -> Iterator[str]:
     if (entry.shard_bytes, entry.shard_crc32c) != (num_bytes, checksum):
         problem = f"size or checksum of the file differ from {DATASET_INDEX}; is the index old?"
         yield f"{problem} (shard={url})"
 
 
-_DIFFERS = "differs from what the index says"
-
-
-class _Region(NamedTuple):
-    """Bytes that no checksum covers, and what to say where they are not what the index implies."""
-
-    start: int
-    expected: bytes
-    complaint: str
-
-
-def _check_layout(url: str, index: ShardIndex, view: memoryview) -> Iterator[str]:
+def _check_layout(
+    url: str,
+    index: ShardIndex,
+    view: memoryview,
+) -> Iterator[str]:
     """Compare headers, padding and trailer with what the index says (SPEC.md section 5)."""
     name = storage.file_name(url).removesuffix(".tar")
     stem = _written_stem(index, view) or name
@@ -115,32 +133,30 @@ def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
     return None
 
 
-def _free_regions(index: ShardIndex, stem: str) -> Iterator[_Region]:
-    """All regions of a shard that the checksums of its index leave free, in order."""
+def _free_regions(index: ShardIndex, stem: str) -> Iterator[tuple[int, bytes, str]]:
+    """(start, expected bytes, complaint) of all that the checksums leave free, in order."""
+    differs = "differs from what the index says"
     header = _index_header(index, index_name(index.schema, stem))
-    yield _Region(0, header, f"the index member's header {_DIFFERS}")
+    yield 0, header, f"the index member's header {differs}"
     stop = HEAD_STOP + index.head.body_bytes
-    yield _padding(stop)
     for member in plan_members(index, stem):
-        yield from _member_regions(member, round512(stop))
-        stop = round512(stop) + len(member.header()) + member.size
-    yield _Region(round512(stop), TRAILER, "expected two zero blocks at the end")
+        start = round512(stop)
+        yield stop, bytes(start - stop), "expected zero padding"
+        header = member.header()
+        yield start, header, f"header of {member.name} {differs}"
+        stop = start + len(header) + member.size
+        literal = member.literal
+        yield stop - len(literal), literal, f"content of {member.name} {differs}"
+    start = round512(stop)
+    yield stop, bytes(start - stop), "expected zero padding"
+    yield start, TRAILER, "expected two zero blocks at the end"
 
 
-def _member_regions(member: Member, start: int) -> Iterator[_Region]:
-    header = member.header()
-    literal = member.literal
-    stop = start + len(header) + member.size
-    yield _Region(start, header, f"header of {member.name} {_DIFFERS}")
-    yield _Region(stop - len(literal), literal, f"content of {member.name} {_DIFFERS}")
-    yield _padding(stop)
-
-
-def _padding(stop: int) -> _Region:
-    return _Region(stop, bytes(round512(stop) - stop), "expected zero padding")
-
-
-def _check_samples(shard: Shard, task: VerifyTask, scan: Scan) -> list[str]:
+def _check_samples(
+    shard: Shard,
+    task: VerifyTask,
+    scan: Scan,
+) -> list[str]:
     """Check each piece's CRC, each image's size, and that pixels equal the source's."""
     problems: list[str] = []
 
@@ -164,7 +180,11 @@ def _check_samples(shard: Shard, task: VerifyTask, scan: Scan) -> list[str]:
     return problems
 
 
-def _check_images(sample: Sample, streams: list[str], dims: list[list[int]]) -> Iterator[str]:
+def _check_images(
+    sample: Sample,
+    streams: list[str],
+    dims: list[list[int]],
+) -> Iterator[str]:
     for field, (height, width) in zip(streams, dims, strict=True):
         if field in sample:
             frame = map_jpeg(sample[field]).frame
@@ -173,7 +193,9 @@ def _check_images(sample: Sample, streams: list[str], dims: list[list[int]]) -> 
 
 
 def _compare(
-    sample: Sample, source: SampleRef | None, options: storage.Options | None
+    sample: Sample,
+    source: SampleRef | None,
+    options: storage.Options | None,
 ) -> Iterator[str]:
     """Compare a sample with its source: pixels of images, bytes of other fields."""
     if source is None:
@@ -191,7 +213,11 @@ def _compare(
         yield from _compare_field(field, value, sample.get(field))
 
 
-def _compare_field(field: str, source: bytes, value: bytes | None) -> Iterator[str]:
+def _compare_field(
+    field: str,
+    source: bytes,
+    value: bytes | None,
+) -> Iterator[str]:
     if value is None:
         yield f"field {field} is missing"
     elif value == source:
@@ -204,7 +230,11 @@ def _compare_field(field: str, source: bytes, value: bytes | None) -> Iterator[s
         yield from _compare_pixels(field, source, value)
 
 
-def _compare_pixels(field: str, source: bytes, jpeg: bytes) -> Iterator[str]:
+def _compare_pixels(
+    field: str,
+    source: bytes,
+    jpeg: bytes,
+) -> Iterator[str]:
     parts = map_jpeg(source)
     mode = "cmyk" if parts.colour in ("cmyk", "ycck") else "rgb"
     expected = decode(mend_headers(source, parts), mode)

@@ -1,4 +1,4 @@
-"""The transitions of the bandwidth search, from frozen state to frozen state; no clock, no files."""
+"""The transitions of the bandwidth search, from frozen state to frozen state; no clock."""
 
 import dataclasses
 import random

@@ -80,7 +80,7 @@ def test_an_exported_dataset_can_be_encoded_again(dataset, tmp_path):
 
 
 def test_baseline_is_sequential_with_the_same_pixels(dataset, tmp_path):
-    """Baseline files are SOF0, and Pillow sees the pixels of the progressive ones, in any colour."""
+    """Baseline files are SOF0, and Pillow sees the pixels of the progressive ones."""
     export(dataset, tmp_path, baseline=True)
     samples = read_samples(dataset, "full")
     for name, jpeg in files_of(tmp_path).items():
