@@ -218,14 +218,15 @@ class Search:
 
     def _excuse(self, peak: Peak) -> Search:
         """Go back up: these waits are as long as at many more bytes, so not for bytes."""
-        excused = self.window.waited / self.window.seconds
         search = replace(
             self,
             hold=self.rules.patience,
             fallback=None,
+            peak=None,
             bandwidth=None,
+            excused=self.window.waited / self.window.seconds,
         )
-        return replace(search, peak=None, excused=excused)._move(peak.position)
+        return search._move(peak.position)
 
     def _fall(self, bandwidth: float) -> Search:
         """Go to the highest scan that the loop can use at its own speed at a bandwidth."""
@@ -289,12 +290,13 @@ class Search:
             return self._move(position)
         enough = _WORTH_TRYING * rules.sizes[position]
         higher = next((i for i, size in enumerate(rules.sizes) if size >= enough), rules.last)
-        return replace(
+        search = replace(
             self,
             fallback=position,
             lost=0.0,
             passed=0.0,
-        )._move(higher)
+        )
+        return search._move(higher)
 
     def _move(self, position: int) -> Search:
         """Take a position; at another one begin again when the readers have followed."""
