@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -168,11 +167,8 @@ def _check_samples(
     streams = [field for field, _ in shard.index.schema.streams]
     for sample in shard.samples(scan, on_error=note):
         key = sample["__key__"]
-        found = _check_images(sample, streams, dims[key])
-        if task.sources is not None:
-            compared = _compare(sample, task.sources.get(key), task.storage_options)
-            found = itertools.chain(found, compared)
         where = f"(shard={task.url}, key={key})"
+        found = _check_sample(sample, task, dict(zip(streams, dims[key], strict=True)))
         try:
             problems.extend(f"{problem} {where}" for problem in found)
         except PCRError as error:
@@ -180,16 +176,19 @@ def _check_samples(
     return problems
 
 
-def _check_images(
+def _check_sample(
     sample: Sample,
-    streams: list[str],
-    dims: list[list[int]],
+    task: VerifyTask,
+    dims: dict[str, list[int]],
 ) -> Iterator[str]:
-    for field, (height, width) in zip(streams, dims, strict=True):
+    for field, (height, width) in dims.items():
         if field in sample:
             frame = map_jpeg(sample[field]).frame
             if (frame.height, frame.width) != (height, width):
                 yield f"{field} is {frame.width}x{frame.height}, the index says {width}x{height}"
+    if task.sources is not None:
+        source = task.sources.get(sample["__key__"])
+        yield from _compare(sample, source, task.storage_options)
 
 
 def _compare(
