@@ -114,7 +114,7 @@ class Journal:
         self._check_parts(found)
         self._goes_on = resume and bool(mine)
         if self.part is None:
-            storage.remove_temporary_files(self.dst, options=self.options)
+            storage.remove_temporary_files(self.dst)
         for number, result in _merged(mine.values()).items():
             if self.is_mine(number) and self._is_kept(result):
                 self.results[number] = result
@@ -277,7 +277,7 @@ class Journal:
 
     def clean_up(self) -> None:
         """Remove the parts' journals, and what killed workers and parts left; all are done."""
-        storage.remove_temporary_files(self.dst, options=self.options)
+        storage.remove_temporary_files(self.dst)
         with contextlib.suppress(StorageError):
             if storage.exists(self.parts_url, options=self.options):
                 storage.remove(self.parts_url, options=self.options)

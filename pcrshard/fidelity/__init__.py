@@ -1,4 +1,7 @@
-"""Choosing fidelity: a scan that may change while a job trains, and what changes it; ``tuner`` and ``measure`` are imported when they are used."""
+"""Choosing fidelity: a scan that may change while a job trains, and what changes it.
+
+``tuner`` needs torch and ``measure`` torchmetrics: import them where they are used.
+"""
 
 from ..reading.scan_level import ScanLevel
 from .bandwidth import BandwidthTuner, bytes_per_sample

@@ -1,4 +1,4 @@
-"""What each scan costs, as rows and as text; pure."""
+"""What each scan costs, as figures and as text; pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import NamedTuple
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import Geometry, Rules, epoch_order
-from ..training.shard_schedule import account
+from ..training.epoch_order import (
+    Geometry,
+    Order,
+    Rules,
+    epoch_order,
+)
+from ..training.shard_schedule import Account, account
+from .bandwidth import prefix_totals
 
 
 class ScanCost(NamedTuple):
@@ -21,14 +27,19 @@ class ScanCost(NamedTuple):
 
 
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
-    """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, those that it holds."""
-    full = sum(shard.prefix_stops[-1] for shard in index.shards)
-    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL][: index.scan]
-    sizes = [index.prefix_bytes(scan) for scan in scans]
-    return [
-        ScanCost(scan, size, size / index.num_samples, full / size)
-        for scan, size in zip(scans, sizes, strict=True)
+    """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, what it holds."""
+    totals = prefix_totals(index.shards)
+    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
+    costs = [
+        ScanCost(
+            scan,
+            total,
+            total / index.num_samples,
+            totals[-1] / total,
+        )
+        for scan, total in zip(scans, totals, strict=True)
     ]
+    return costs[: index.scan]
 
 
 def human_bytes(size: float) -> str:
@@ -37,11 +48,12 @@ def human_bytes(size: float) -> str:
     >>> human_bytes(999), human_bytes(108_000), human_bytes(129 * 2**30)
     ('999 B', '108 kB', '139 GB')
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            return f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+    units = ["TB", "GB", "MB", "kB", "B"]
+    unit = units.pop()
+    while size >= 999.5 and units:
         size /= 1000
-    raise AssertionError
+        unit = units.pop()
+    return f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -52,12 +64,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
        1  12 kB
     full   3 MB
     """
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
+    lines = [header, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
 
 def scan_table(costs: Sequence[ScanCost]) -> str:
@@ -80,7 +89,8 @@ class PlanCost(NamedTuple):
         repeated_bytes: Those of ``epoch_bytes`` that are read more than once.
         requests: Ranged reads of all workers.
         worker_memory_bytes: Most bytes of prefixes that a worker holds at a time.
-        images_per_second: What the bandwidth allows, X = W / E[s] (Theorem 4.1 of the VLDB paper); ``None`` without a bandwidth.
+        images_per_second: What the bandwidth allows, X = W / E[s] (Theorem 4.1 of the VLDB paper);
+            ``None`` without a bandwidth.
     """
 
     scan: Scan
@@ -102,15 +112,15 @@ def plan_costs(
     workers: int = 1,
     bandwidth: float | None = None,
 ) -> list[PlanCost]:
-    """What an epoch will read, for some scans.
+    """What an epoch will read at some scans.
 
     Args:
         index: The dataset.
-        scans: Which; all that there are by default.
-        geometry: Of the job; a rank for each slot.
-        rules: Of the job.
+        scans: The scans to plan for; by default all that there are.
+        geometry: The geometry of the job, with a rank for each slot.
+        rules: The rules of the job's order.
         workers: DataLoader workers per rank.
-        bandwidth: Of the storage, in bytes a second.
+        bandwidth: Bytes a second that the storage gives to all ranks together.
 
     Raises:
         ScanUnavailable: There is no such scan.
@@ -121,33 +131,51 @@ def plan_costs(
     costs = []
     for scan in scans or [cost.scan for cost in scan_costs(index)]:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
-        counted = account(order, sizes, prefixes, geometry.slots, workers)
-        epoch_bytes = int(counted.read_bytes.sum())
-        rate = None if bandwidth is None else bandwidth / (epoch_bytes / len(order.ids))
-        worst = int(counted.read_bytes.sum(axis=1).max())
-        requests, memory = int(counted.requests.sum()), int(counted.open_bytes.max())
+        counted = account(
+            order,
+            sizes,
+            prefixes,
+            geometry.slots,
+            workers,
+        )
         costs.append(
-            PlanCost(
+            _plan_cost(
                 scan,
-                order.steps,
-                epoch_bytes,
-                worst,
-                counted.repeated_bytes,
-                requests,
-                memory,
-                rate,
+                order,
+                counted,
+                bandwidth,
             )
         )
     return costs
 
 
+def _plan_cost(
+    scan: Scan,
+    order: Order,
+    counted: Account,
+    bandwidth: float | None,
+) -> PlanCost:
+    epoch_bytes = int(counted.read_bytes.sum())
+    return PlanCost(
+        scan=scan,
+        steps=order.steps,
+        epoch_bytes=epoch_bytes,
+        rank_bytes=int(counted.read_bytes.sum(axis=1).max()),
+        repeated_bytes=counted.repeated_bytes,
+        requests=int(counted.requests.sum()),
+        worker_memory_bytes=int(counted.open_bytes.max()),
+        images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
+    )
+
+
 def plan_table(costs: Sequence[PlanCost]) -> str:
     """The table of ``pcrshard plan``."""
     header = ["scan", "epoch", "rank at most", "read twice", "requests", "memory/worker"]
-    rows: list[list[object]] = []
-    for c in costs:
-        sizes = [human_bytes(size) for size in (c.epoch_bytes, c.rank_bytes, c.repeated_bytes)]
-        rows.append([c.scan, *sizes, c.requests, human_bytes(c.worker_memory_bytes)])
-        if c.images_per_second is not None:
-            rows[-1].append(f"{c.images_per_second:.0f}")
-    return table([*header, "images/s"] if costs[0].images_per_second is not None else header, rows)
+    rows = []
+    for cost in costs:
+        sizes = map(human_bytes, (cost.epoch_bytes, cost.rank_bytes, cost.repeated_bytes))
+        row = [cost.scan, *sizes, cost.requests, human_bytes(cost.worker_memory_bytes)]
+        if cost.images_per_second is not None:
+            row.append(f"{cost.images_per_second:.0f}")
+        rows.append(row)
+    return table([*header, "images/s"][: len(rows[0])], rows)

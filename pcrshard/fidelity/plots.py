@@ -12,13 +12,13 @@ from ..format.scan import FULL, Scan
 from ..jpeg.pixels import Pixels
 from .costs import ScanCost, human_bytes
 
-_BLUE, _GREY = "#2b6cb0", "#4a5568"
+_BLUE = "#2b6cb0"
+_GREY = "#4a5568"
 
 
 class Picture(NamedTuple):
     """One image at one scan, for :func:`plot_contact_sheet`."""
 
-    key: str
     scan: Scan
     num_bytes: int
     msssim: float
@@ -26,7 +26,11 @@ class Picture(NamedTuple):
 
 
 def pyplot_module() -> Any:
-    """matplotlib.pyplot, drawing to files; raises MissingDependency."""
+    """matplotlib.pyplot, drawing to files.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -39,17 +43,20 @@ def pyplot_module() -> Any:
     return pyplot
 
 
-def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None:
-    """Bars of bytes per sample at each scan, saved as PNG."""
-    pyplot = pyplot_module()
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    draw_scan_costs(axes, costs)
+def plot_scan_costs(
+    costs: Sequence[ScanCost],
+    path: str,
+    *,
+    title: str,
+) -> None:
+    """Draw bars of the bytes per sample at each scan, saved as PNG."""
+    figure, axes = pyplot_module().subplots(figsize=(8, 4.5), layout="constrained")
+    _draw_bars(axes, costs)
     axes.set_title(title)
-    save_figure(figure, path)
+    _save(figure, path)
 
 
-def save_figure(figure: Any, path: str) -> None:
-    """Save a figure as PNG and close it; raises StorageError."""
+def _save(figure: Any, path: str) -> None:
     try:
         figure.savefig(path, dpi=100)
     except (OSError, ValueError) as error:
@@ -58,39 +65,69 @@ def save_figure(figure: Any, path: str) -> None:
         pyplot_module().close(figure)
 
 
-def draw_scan_costs(axes: Any, costs: Sequence[ScanCost]) -> None:
-    """The bars, with the saving written on each."""
-    bars = axes.bar(
-        [str(c.scan) for c in costs], [c.bytes_per_sample / 1000 for c in costs], color=_BLUE
-    )
-    axes.bar_label(bars, [f"{c.saving:.1f}x" for c in costs], padding=2, color=_GREY)
-    axes.set_xlabel("read up to scan (label: times fewer bytes than full)")
-    axes.set_ylabel("bytes per sample (kB)")
+def _label(
+    axes: Any,
+    across: str,
+    up: str,
+) -> None:
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _draw_bars(axes: Any, costs: Sequence[ScanCost]) -> None:
+    """The bars, with the saving written on each."""
+    scans = [str(cost.scan) for cost in costs]
+    kilobytes = [cost.bytes_per_sample / 1000 for cost in costs]
+    bars = axes.bar(scans, kilobytes, color=_BLUE)
+    axes.bar_label(
+        bars,
+        [f"{cost.saving:.1f}x" for cost in costs],
+        padding=2,
+        color=_GREY,
+    )
+    _label(axes, "read up to scan (label: times fewer bytes than full)", "bytes per sample (kB)")
+
+
 def plot_ladder(
-    images: Sequence[tuple[str, int, Pixels]], costs: Sequence[ScanCost], path: str, *, title: str
+    images: Sequence[tuple[str, int, Pixels]],
+    costs: Sequence[ScanCost],
+    path: str,
+    *,
+    title: str,
 ) -> None:
-    """One image at several scans above the bars of :func:`plot_scan_costs`, saved as PNG.
+    """Draw one image at several scans above the bars of :func:`plot_scan_costs`, saved as PNG.
 
     Args:
-        images: (label, bytes, (H, W, 3) uint8) of each rung.
-        costs: Of the whole dataset.
+        images: Label, bytes and (H, W, 3) uint8 pixels of each rung.
+        costs: Costs of the whole dataset.
         path: Target file.
-        title: Above the figure.
+        title: Text above the figure.
     """
-    pyplot = pyplot_module()
-    figure = pyplot.figure(figsize=(12, 7), layout="constrained")
-    mosaic = [[f"image{i}" for i in range(len(images))], ["bars"] * len(images)]
-    axes = figure.subplot_mosaic(mosaic, height_ratios=[1, 1.4])
-    for i, (label, size, pixels) in enumerate(images):
-        axes[f"image{i}"].imshow(pixels)
-        axes[f"image{i}"].set_title(f"{label}\n{human_bytes(size)}", fontsize=10)
-        axes[f"image{i}"].axis("off")
-    draw_scan_costs(axes["bars"], costs)
+    figure = pyplot_module().figure(figsize=(12, 7), layout="constrained")
+    rungs = range(len(images))
+    axes = figure.subplot_mosaic([[*rungs], ["bars"] * len(rungs)], height_ratios=[1, 1.4])
+    for rung, (label, num_bytes, pixels) in enumerate(images):
+        _draw_image(
+            axes[rung],
+            pixels,
+            f"{label}\n{human_bytes(num_bytes)}",
+            fontsize=10,
+        )
+    _draw_bars(axes["bars"], costs)
     figure.suptitle(title)
-    save_figure(figure, path)
+    _save(figure, path)
+
+
+def _draw_image(
+    axes: Any,
+    pixels: Pixels,
+    title: str = "",
+    fontsize: int = 9,
+) -> None:
+    axes.imshow(pixels)
+    axes.set_title(title, fontsize=fontsize)
+    axes.axis("off")
 
 
 def plot_fidelity(
@@ -101,43 +138,84 @@ def plot_fidelity(
     *,
     title: str,
 ) -> None:
-    """Draw MS-SSIM over bytes per sample, one point a scan, saved as PNG."""
-    pyplot = pyplot_module()
-    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    axes.plot(kilobytes, msssim, "o-", color="#2b6cb0")
-    for scan, x, y in zip(scans, kilobytes, msssim, strict=True):
-        axes.annotate(str(scan), (x, y), textcoords="offset points", xytext=(5, -12), fontsize=9)
-    axes.set_xlabel("kB per sample, cumulative")
-    axes.set_ylabel("mean MS-SSIM against full fidelity")
+    """Draw MS-SSIM over bytes per sample, one point a scan, saved as PNG.
+
+    Args:
+        scans: Labels of the points.
+        kilobytes: kB per sample at each scan.
+        msssim: Mean MS-SSIM at each scan.
+        path: Target file.
+        title: Text above the figure.
+    """
+    figure, axes = pyplot_module().subplots(figsize=(8, 4), layout="constrained")
+    axes.plot(
+        kilobytes,
+        msssim,
+        "o-",
+        color=_BLUE,
+    )
+    for scan, *point in zip(
+        scans,
+        kilobytes,
+        msssim,
+        strict=True,
+    ):
+        axes.annotate(
+            str(scan),
+            point,
+            textcoords="offset points",
+            xytext=(5, -12),
+            fontsize=9,
+        )
+    _label(axes, "kB per sample, cumulative", "mean MS-SSIM against full fidelity")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)
+    _save(figure, path)
 
 
-def plot_contact_sheet(rows: Sequence[Sequence[Picture]], path: str, *, title: str) -> None:
-    """Draw one image a row, its scans from left to right, full fidelity last; below each its difference to the last, times four about gray."""
-    pyplot = pyplot_module()
-    columns = len(rows[0])
-    figure, axes = pyplot.subplots(
-        2 * len(rows),
+def plot_contact_sheet(
+    images: Sequence[Sequence[Picture]],
+    path: str,
+    *,
+    title: str,
+) -> None:
+    """Draw images at several scans, saved as PNG.
+
+    Below each picture is its difference to full fidelity, times four about gray.
+
+    Args:
+        images: Each image's pictures from left to right, full fidelity last.
+        path: Target file.
+        title: Text above the figure.
+    """
+    columns = len(images[0])
+    figure, axes = pyplot_module().subplots(
+        2 * len(images),
         columns,
-        figsize=(2.3 * columns, 4.9 * len(rows)),
+        figsize=(2.3 * columns, 4.9 * len(images)),
         layout="constrained",
         squeeze=False,
     )
-    for r, pictures in enumerate(rows):
+    for pictures, above, below in zip(
+        images,
+        axes[::2],
+        axes[1::2],
+        strict=True,
+    ):
         reference = pictures[-1].pixels.astype(np.int16)
-        for c, picture in enumerate(pictures):
-            above, below = axes[2 * r][c], axes[2 * r + 1][c]
-            above.imshow(picture.pixels)
-            scan = FULL if picture.scan == FULL else f"scan {picture.scan}"
-            above.set_title(
-                f"{scan}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}",
-                fontsize=9,
-            )
-            below.imshow(np.clip(128 + 4 * (picture.pixels - reference), 0, 255).astype(np.uint8))
-            above.axis("off")
-            below.axis("off")
+        for picture, upper, lower in zip(
+            pictures,
+            above,
+            below,
+            strict=True,
+        ):
+            difference = 128 + 4 * (picture.pixels - reference)
+            _draw_image(upper, picture.pixels, _caption(picture))
+            _draw_image(lower, np.clip(difference, 0, 255).astype(np.uint8))
     figure.suptitle(title, fontsize=10)
-    save_figure(figure, path)
+    _save(figure, path)
+
+
+def _caption(picture: Picture) -> str:
+    scan = FULL if picture.scan == FULL else f"scan {picture.scan}"
+    return f"{scan}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}"

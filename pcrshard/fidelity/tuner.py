@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import random
 import statistics
@@ -19,36 +18,30 @@ from torch import Tensor, nn
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
 from ..training.dataset import PCRDataset
+from ..training.epoch_order import Ints
+from .bandwidth import prefix_totals
 
 Loss = Callable[[nn.Module, Any], Tensor]
 # Quantiles 0.975 of Student's t distribution for 1, 2, ... degrees of freedom.
 _T975 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
 )
+_NORMAL975 = 1.96
 _MIN_STEP = 1.1
+# Crops of these epochs are other ones than any epoch of training has.
 _TUNING_EPOCHS = 1 << 31
 
 
 class Similarity(NamedTuple):
-    """Cosine between the gradients at a scan and at full fidelity: mean over trials, and its 95 % confidence interval."""
+    """Cosine between the gradients at a scan and at full fidelity.
+
+    Attributes:
+        scan: The scan.
+        mean: Mean over the trials.
+        lower: Lower bound of the mean's 95 % confidence interval.
+        upper: Upper bound of that interval.
+    """
 
     scan: Scan
     mean: float
@@ -57,7 +50,15 @@ class Similarity(NamedTuple):
 
 
 class TunerReport(NamedTuple):
-    """What a tuning found, and what it cost."""
+    """What a tuning found, and what it cost.
+
+    Attributes:
+        epoch: Epoch before which it was done.
+        scan: The scan that was chosen.
+        similarities: One for each candidate.
+        images: Images decoded by all ranks.
+        seconds: Wall time.
+    """
 
     epoch: int
     scan: Scan
@@ -67,10 +68,10 @@ class TunerReport(NamedTuple):
 
 
 def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
-    """Scans that are worth a measurement: each at least a tenth dearer than the one before; ``"full"`` is the reference.
+    """Scans that are worth a measurement, each at least a tenth more expensive than the one before.
 
     Args:
-        prefix_bytes: Of scans 1..N and of ``"full"``.
+        prefix_bytes: Bytes at scans 1..N and at ``"full"``, which is the reference.
 
     >>> candidate_scans([100, 220, 230, 600, 980, 1000])
     [1, 2, 4]
@@ -86,9 +87,10 @@ def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
 
 
 def confidence(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of some cosines, and the bounds of its 95 % confidence interval by Student's t; one trial has no interval.
+    """Mean of some cosines, and the bounds of its 95 % confidence interval by Student's t.
 
-    Where one is not a number, because the model has diverged, nothing is known: 0, between -1 and 1.
+    One trial has no interval. Where a cosine is not a number, because the model has diverged,
+    nothing is known: 0, between -1 and 1.
 
     >>> confidence([0.9, 0.9, 0.9])
     (0.9, 0.9, 0.9)
@@ -98,33 +100,38 @@ def confidence(values: Sequence[float]) -> tuple[float, float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, mean, mean
-    quantile = _T975[len(values) - 2] if len(values) - 2 < len(_T975) else 1.96
+    quantile = [*_T975, _NORMAL975][min(len(values) - 2, len(_T975))]
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
 
 def choose(similarities: Sequence[Similarity], threshold: float) -> Scan:
-    """The lowest scan whose lower bound passes; ``"full"`` if none does."""
-    return next((row.scan for row in similarities if row.lower >= threshold), FULL)
+    """The first scan whose lower bound passes; ``"full"`` if none does."""
+    return next((found.scan for found in similarities if found.lower >= threshold), FULL)
 
 
 class ScanTuner:
     """Sets a level to the lowest scan whose gradient points where that of full fidelity does.
 
-    The parameters stay as they are, and so do BatchNorm's statistics, the gradients in ``.grad``, and the state of the random numbers: each
-    scan sees the same images, the same crops and the same dropout. With ``torch.distributed`` each rank takes a share of the images,
-    and gradients are averaged before the cosine, so that all ranks choose the same scan.
+    The parameters stay as they are, and so do BatchNorm's statistics, the gradients in ``.grad``,
+    and the state of the random numbers: each scan sees the same images, the same crops and the same
+    dropout. With ``torch.distributed`` each rank takes a share of the images, and gradients are
+    averaged before the cosine, so that all ranks choose the same scan.
 
     Args:
-        dataset: That is trained on; images are read from it at full fidelity.
-        loss: Called with the model and a batch of the dataset; gives the mean loss. Move the batch to the device in it.
-        level: What the readers follow.
+        dataset: The dataset that is trained on; images are read from it at full fidelity.
+        loss: Called with the model and a batch of the dataset; returns the mean loss. Move the
+            batch to the device in it.
+        level: The level that the readers follow.
         candidates: Scans to try, ascending; by default :func:`candidate_scans`.
         threshold: Least cosine (0.8 in the paper).
-        images: Per trial, over all ranks.
-        trials: Whose spread makes the confidence interval.
+        images: Images of a trial, over all ranks.
+        trials: Number of trials, whose spread makes the confidence interval.
         first: Epochs in which models are too unstable to tune.
         every: Epochs between tunings.
+
+    Raises:
+        ValueError: ``images``, ``trials`` or ``every`` is below 1.
     """
 
     def __init__(
@@ -140,31 +147,31 @@ class ScanTuner:
         first: int = 5,
         every: int = 20,
     ) -> None:
-        if images < 1 or trials < 1 or every < 1:
+        if min(images, trials, every) < 1:
             raise ValueError(
                 f"expected at least one image, trial and epoch, got {images}, {trials}, {every}"
             )
-        entries = dataset.shards.entries
-        sizes = [
-            sum(entry.prefix_stops[i] for entry in entries)
-            for i in range(len(entries[0].prefix_stops))
-        ]
-        self.dataset, self.loss, self.level = dataset, loss, level
-        self.candidates = list(candidates or candidate_scans(sizes))
-        self.threshold, self.images, self.trials, self.first, self.every = (
-            threshold,
-            images,
-            trials,
-            first,
-            every,
-        )
+        totals = prefix_totals(dataset.shards.entries)
+        self.dataset = dataset
+        self.loss = loss
+        self.level = level
+        self.candidates = list(candidates or candidate_scans(totals))
+        self.threshold = threshold
+        self.images = images
+        self.trials = trials
+        self.first = first
+        self.every = every
         self.reports: list[TunerReport] = []
 
     def due(self, epoch: int) -> bool:
         """Whether an epoch begins with a tuning."""
         return epoch >= self.first and (epoch - self.first) % self.every == 0
 
-    def step(self, model: nn.Module, epoch: int) -> TunerReport | None:
+    def step(
+        self,
+        model: nn.Module,
+        epoch: int,
+    ) -> TunerReport | None:
         """Tune if it is time; call it on every rank before the epoch is iterated.
 
         Returns:
@@ -173,131 +180,150 @@ class ScanTuner:
         if not self.due(epoch):
             return None
         begun = time.monotonic()
-        similarities = self.measure(model, epoch)
+        similarities = tuple(self.measure(model, epoch))
         scan = choose(similarities, self.threshold)
         images = self.images * self.trials * (len(similarities) + 1)
-        report = TunerReport(epoch, scan, tuple(similarities), images, time.monotonic() - begun)
+        report = TunerReport(
+            epoch,
+            scan,
+            similarities,
+            images,
+            time.monotonic() - begun,
+        )
         self.reports.append(report)
         self.level.value = scan
         return report
 
-    def measure(self, model: nn.Module, epoch: int = 0) -> list[Similarity]:
+    def measure(
+        self,
+        model: nn.Module,
+        epoch: int = 0,
+    ) -> list[Similarity]:
         """The cosine of each candidate; the level stays as it is."""
-        model = (
-            getattr(model, "module", model)
-            if type(model).__name__.endswith("DataParallel")
-            else model
-        )
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        cosines: dict[Scan, list[float]] = {scan: [] for scan in self.candidates}
+        if type(model).__name__.endswith("DataParallel"):
+            model = model.get_submodule("module")
         with _untouched(model):
-            for trial in range(self.trials):
-                gradients = self._gradients(model, parameters, epoch, trial)
-                reference = gradients.pop(FULL)
-                for scan, gradient in gradients.items():
-                    cosines[scan].append(
-                        float(
-                            nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30)
-                        )
-                    )
+            trials = [self._cosines(model, epoch, trial) for trial in range(self.trials)]
         return [
-            Similarity(scan, *(max(-1.0, min(1.0, v)) for v in confidence(values)))
-            for scan, values in cosines.items()
+            # The bounds of an interval may lie beyond those of a cosine.
+            Similarity(scan, *(max(-1.0, min(1.0, bound)) for bound in confidence(cosines)))
+            for scan, *cosines in zip(self.candidates, *trials, strict=True)
         ]
 
-    def _gradients(
-        self, model: nn.Module, parameters: list[nn.Parameter], epoch: int, trial: int
-    ) -> dict[Scan, Tensor]:
-        """The mean gradient at each candidate and at full fidelity, as one vector each."""
+    def _cosines(
+        self,
+        model: nn.Module,
+        epoch: int,
+        trial: int,
+    ) -> list[float]:
+        """The cosine of each candidate's mean gradient over a trial's images."""
         sums: dict[Scan, Tensor] = {}
+        crops = _TUNING_EPOCHS + epoch * self.trials + trial
         scans = [*self.candidates, FULL]
-        crops = (
-            _TUNING_EPOCHS + epoch * self.trials + trial
-        )  # other crops than any epoch of training has
-        for number, views in enumerate(
-            self.dataset.views(self._batches(epoch, trial), scans, epoch=crops)
-        ):
-            for scan, batch in views.items():
-                torch.manual_seed(
-                    number
-                )  # the same dropout for each scan; _untouched puts the state back
-                gradients = torch.autograd.grad(
-                    self.loss(model, batch), parameters, allow_unused=True
-                )
-                parts = [
-                    torch.zeros_like(p) if g is None else g
-                    for g, p in zip(gradients, parameters, strict=True)
-                ]
-                flat = torch.cat([part.reshape(-1).float() for part in parts])
-                sums[scan] = sums[scan].add_(flat) if scan in sums else flat
+        views = self.dataset.views(self._batches(epoch, trial), scans, epoch=crops)
+        for number, batch_at in enumerate(views):
+            for scan, batch in batch_at.items():
+                # The same dropout for each scan; _untouched puts the state back.
+                torch.manual_seed(number)
+                gradient = _gradient(self.loss(model, batch), model)
+                sums[scan] = sums[scan].add_(gradient) if scan in sums else gradient
         if dist.is_available() and dist.is_initialized():
-            for flat in sums.values():
-                dist.all_reduce(flat)
-        return sums
+            for total in sums.values():
+                dist.all_reduce(total)
+        return [_cosine(sums[scan], sums[FULL]) for scan in self.candidates]
 
-    def _batches(self, epoch: int, trial: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-        """This rank's batches of a trial's images, taken from as few shards as hold them: encoding has shuffled the samples."""
-        shards, (rank, world), size = (
-            self.dataset.shards,
-            self.dataset.rank,
-            self.dataset.batch_size,
-        )
-        rng = random.Random(f"{self.dataset.options.seed} {epoch} {trial}")
+    def _batches(
+        self,
+        epoch: int,
+        trial: int,
+    ) -> list[Ints]:
+        """This rank's batches of a trial's images, as (samples,) sample ids each.
+
+        With fewer images than a global batch has, each rank takes all.
+        """
+        ids = self._draw(random.Random(f"{self.dataset.options.seed} {epoch} {trial}"))
+        rank, world = self.dataset.rank
+        global_batch = world * self.dataset.batch_size
+        if len(ids) < global_batch:
+            return [np.array(ids)]
+        count = max(1, min(len(ids), self.images) // global_batch)
+        batches = np.array(ids[: count * global_batch]).reshape(count, world, -1)
+        return list(batches[:, rank])
+
+    def _draw(self, rng: random.Random) -> list[int]:
+        """Sample ids from as few shards as hold a trial's images: encoding has shuffled them."""
+        shards = self.dataset.shards
         order = list(range(len(shards.urls)))
         rng.shuffle(order)
         ids: list[int] = []
         for shard in order:
-            if len(ids) >= self.images:
-                break
-            ids += range(int(shards.starts[shard]), int(shards.starts[shard + 1]))
-        count = max(1, min(len(ids), self.images) // (size * world))
-        chosen = (
-            np.array(ids[: count * size * world], np.int64).reshape(-1, world, size)
-            if len(ids) >= size * world
-            else np.array(ids)[None, None]
-        )
-        return list(chosen[:, min(rank, chosen.shape[1] - 1)])
+            if len(ids) < self.images:
+                ids += range(shards.starts[shard], shards.starts[shard + 1])
+        return ids
 
     def state_dict(self) -> dict[str, Any]:
         """The level and what was found, in JSON's terms."""
-        return {
-            "scan": self.level.value,
-            "reports": [
-                [*r[:2], [list(row) for row in r.similarities], *r[3:]] for r in self.reports
-            ],
-        }
+        reports = [
+            [epoch, scan, [list(found) for found in similarities], *cost]
+            for epoch, scan, similarities, *cost in self.reports
+        ]
+        return {"scan": self.level.value, "reports": reports}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self.level.value = state["scan"]
         self.reports = [
-            TunerReport(epoch, scan, tuple(Similarity(*row) for row in rows), images, seconds)
-            for epoch, scan, rows, images, seconds in state["reports"]
+            TunerReport(
+                epoch,
+                scan,
+                tuple(Similarity(*found) for found in similarities),
+                *cost,
+            )
+            for epoch, scan, similarities, *cost in state["reports"]
         ]
+
+
+def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
+    """The gradient of a loss as one float32 vector; zero for parameters that it does not use."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(
+        loss,
+        parameters,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+
+
+def _cosine(gradient: Tensor, reference: Tensor) -> float:
+    return float(
+        nn.functional.cosine_similarity(
+            gradient,
+            reference,
+            dim=0,
+            eps=1e-30,
+        )
+    )
 
 
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics), modes and random numbers back as they were."""
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
-    devices = sorted(
-        {
-            p.device.index
-            for p in model.parameters()
-            if p.device.type == "cuda" and p.device.index is not None
-        }
-    )
-    python, numbers = random.getstate(), copy.deepcopy(np.random.get_state())  # noqa: NPY002  # a model may draw from it
+    devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
+    # A model may draw from these, too.
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
             model.train()
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numbers)  # noqa: NPY002
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+            for buffer, before in buffers:
+                buffer.copy_(before)
         for module, training in modes:
             module.training = training

@@ -108,7 +108,7 @@ class ShardSet:
         """Raise ``ScanUnavailable`` if a shard has no such scan; a level is seen at each shard."""
         if not isinstance(scan, ScanLevel):
             for entry in self.entries:
-                entry.prefix_stop(scan)
+                entry.prefix_stop(current_scan(scan))
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""

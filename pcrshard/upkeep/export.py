@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from .. import storage
@@ -33,16 +34,17 @@ def export_shard(
     """Write a shard's samples as ordinary files.
 
     Args:
-        shard: Read once, at ``scan``.
+        shard: The shard, which is read once.
         dst: Target folder.
-        scan: 1..N or ``"full"``.
-        form: ``folder`` writes ``KEY.jpg`` (under the class name if there is one and the key does not start with it);
-            ``wds`` writes a tar of the shard's name with all fields.
+        scan: Highest scan to read, 1..N or ``"full"``.
+        form: ``folder`` writes ``KEY.jpg`` (under the class name if there is one and the key does
+            not start with it); ``wds`` writes a tar of the shard's name with all fields.
         baseline: Rearrange images losslessly into baseline JPEGs, for hardware decoders.
         classes: Class names of the dataset index.
-        taken: Keys already written by earlier calls, so that no image overwrites another; added to.
-        on_error: Called with the error of a sample that is damaged, or that libjpeg-turbo cannot rearrange; True leaves it out. By default it is
-            raised.
+        taken: Keys already written by earlier calls, so that no image overwrites another; those of
+            this call are added.
+        on_error: Called with the error of a sample that is damaged, or that libjpeg-turbo cannot
+            rearrange; True leaves it out. By default the error is raised.
         options: fsspec storage options of ``dst``.
 
     Returns:
@@ -56,76 +58,94 @@ def export_shard(
     streams = {field for field, _ in shard.index.schema.streams}
     samples = shard.samples(scan, on_error=on_error)
     if baseline:
-        samples = _to_baseline(samples, shard, streams, on_error)
+        samples = _to_baseline(
+            samples,
+            shard,
+            streams,
+            on_error,
+        )
     if form == "wds":
-        name = storage.file_name(shard.url)
-        with storage.atomic_write(storage.join(dst, name), options=options) as file:
-            return _write_all(
-                samples, lambda path, data: _add_member(file, path, data), TRAILER, file
-            )
+        target = storage.join(dst, storage.file_name(shard.url))
+        with storage.atomic_write(target, options=options) as file:
+            return _write_tar(samples, file)
     taken = set() if taken is None else taken
-    images = (
-        {"__key__": _path(s, classes, taken)} | {k: v for k, v in s.items() if k in streams}
-        for s in samples
+    named = ((_path(sample, classes, taken), sample) for sample in samples)
+    return _write_folder(
+        named,
+        dst,
+        streams,
+        options,
     )
-    return _write_all(images, lambda path, data: _write_file(dst, path, data, options))
+
+
+def _write_folder(
+    samples: Iterable[tuple[str, Sample]],
+    dst: str,
+    streams: set[str],
+    options: storage.Options | None,
+) -> int:
+    count = 0
+    for path, sample in samples:
+        for field in streams & sample.keys():
+            # A key has no "..", no leading "/" and no "\" (SPEC 2.3), so this stays inside dst.
+            target = storage.join(dst, f"{path}.{field}")
+            with storage.atomic_write(target, options=options) as file:
+                file.write(sample[field])
+        count += 1
+    return count
+
+
+def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
+    count = 0
+    for sample in samples:
+        key = sample.pop("__key__")
+        for field, value in sample.items():
+            padding = bytes(round512(len(value)) - len(value))
+            file.write(tar_header(f"{key}.{field}", len(value)) + value + padding)
+        count += 1
+    file.write(TRAILER)
+    return count
 
 
 def _to_baseline(
-    samples: Iterable[Sample], shard: Shard, streams: set[str], on_error: OnError | None
+    samples: Iterable[Sample],
+    shard: Shard,
+    streams: set[str],
+    on_error: OnError | None,
 ) -> Iterator[Sample]:
     for sample in samples:
         try:
-            changed = {
-                name: make_baseline(value) if name in streams else value
-                for name, value in sample.items()
-            }
+            for field in streams & sample.keys():
+                sample[field] = make_baseline(sample[field])
         except PCRError as error:
             named = type(error)(str(error), url=shard.url, key=sample["__key__"])
             if on_error is None or not on_error(named):
                 raise named from error
-            continue
-        yield changed
+        else:
+            yield sample
 
 
-def _path(sample: Sample, classes: Sequence[str], taken: set[str]) -> str:
-    """The sample's path without extension: its key, under its class's name, with a number if another sample has it."""
-    key, label = str(sample["__key__"]), sample.get("cls", b"").strip()
-    number = int(label) if label.isdigit() and len(label) < 10 else -1
-    if 0 <= number < len(classes) and not key.startswith(classes[number] + "/"):
-        name = classes[number].replace("/", "_")
-        key = f"{name if valid_key(f'{name}/x') else f'class{number}'}/{key}"
-    path, count = key, 0
-    while path in taken:
-        count += 1
-        path = f"{key}_{count}"
+def _path(
+    sample: Sample,
+    classes: Sequence[str],
+    taken: set[str],
+) -> str:
+    """The sample's path without extension: its key under its class's name.
+
+    If another sample has this path, a number is added.
+    """
+    key = f"{_class_folder(sample, classes)}{sample['__key__']}"
+    numbered = (f"{key}_{count}" for count in itertools.count(1))
+    path = next(path for path in itertools.chain([key], numbered) if path not in taken)
     taken.add(path)
     return path
 
 
-def _write_all(
-    samples: Iterable[Sample],
-    write: Callable[[str, bytes], None],
-    trailer: bytes = b"",
-    file: BinaryIO | None = None,
-) -> int:
-    count = 0
-    for sample in samples:
-        key = sample["__key__"]
-        for field, value in sample.items():
-            if isinstance(value, bytes):
-                write(f"{key}.{field}", value)
-        count += 1
-    if file is not None:
-        file.write(trailer)
-    return count
-
-
-def _add_member(file: BinaryIO, path: str, data: bytes) -> None:
-    file.write(tar_header(path, len(data)) + data + bytes(round512(len(data)) - len(data)))
-
-
-def _write_file(dst: str, path: str, data: bytes, options: storage.Options | None) -> None:
-    # A key has no "..", no leading "/" and no "\" (SPEC 2.3), so this stays inside dst.
-    with storage.atomic_write(storage.join(dst, path), options=options) as file:
-        file.write(data)
+def _class_folder(sample: Sample, classes: Sequence[str]) -> str:
+    """The folder of the sample's class; none where the key has it, or there is no class."""
+    label = sample.get("cls", b"").strip()
+    number = int(label) if label.isdigit() and len(label) < 10 else len(classes)
+    if number >= len(classes) or sample["__key__"].startswith(classes[number] + "/"):
+        return ""
+    folder = classes[number].replace("/", "_") + "/"
+    return folder if valid_key(f"{folder}x") else f"class{number}/"

@@ -10,20 +10,26 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
+from ..errors import (
+    CorruptIndex,
+    EncodeError,
+    FormatError,
+    NotAShard,
+    PCRError,
+    StorageError,
+)
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, HEAD_STOP, decode_head
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
-from ..storage.files import Options
-from ..storage.retry import Retry
 
-# Memory of a worker, and the bytes of one request.
+# Bytes of one request.
 _CHUNK_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
@@ -36,143 +42,181 @@ class Staged(NamedTuple):
     kept_bytes: int
 
 
+OnShard = Callable[[Staged], None]
+
+
 def stage(
     src: str,
     dst: str,
     scan: Scan,
     *,
     workers: int = 8,
-    storage_options: Options | None = None,
-    retry: Retry = Retry(),
-    on_shard: Callable[[Staged], None] | None = None,
+    storage_options: storage.Options | None = None,
+    retry: storage.Retry = storage.Retry(),
+    on_shard: OnShard | None = None,
 ) -> DatasetIndex:
     """Copy the prefixes of a scan to a local folder.
 
-    What is there already, from an earlier or a broken run, is checked and kept, and only what is missing is fetched: after ``scan=2``, ``scan=5``
-    moves the difference. Every piece is compared with its checksum, a whole shard also with that of the file, and what came damaged is fetched
-    once more. Of several processes with the same ``dst`` one copies at a time. The dataset index is written last; until then, readers of an
-    earlier stage go on undisturbed.
+    What is there already, from an earlier or a broken run, is checked and kept, and only what is
+    missing is fetched: after ``scan=2``, ``scan=5`` moves the difference. Every piece of a prefix
+    is compared with its checksum, a whole shard with that of the file, and what came damaged is
+    fetched once more. Of several processes with the same ``dst`` one copies at a time. The dataset
+    index is written last; until then, readers of an earlier stage go on undisturbed.
 
     Args:
         src: Dataset folder or its ``pcr.json``, local or any fsspec URL.
         dst: Local folder.
-        scan: 1..N; ``"full"`` copies the shards whole.
+        scan: Highest scan to copy, 1..N; ``"full"`` copies the shards whole.
         workers: Shards that are copied at a time, by threads.
-        storage_options: Of the source.
+        storage_options: fsspec storage options of the source.
         retry: What to do about a bad network.
         on_shard: Called after each shard.
 
     Returns:
-        The index written to ``dst``: a reader that asks it for more than is there gets :class:`ScanUnavailable`.
+        The index written to ``dst``: a reader that asks it for more than is there gets
+        :class:`ScanUnavailable`.
 
     Raises:
         ScanUnavailable: The source has no such scan.
         EncodeError: ``dst`` holds another dataset.
-        CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; what was is kept for the next run.
+        CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; what
+            could be is kept for the next run.
     """
     source, urls = open_dataset(src, storage_options=storage_options)
-    for entry in source.shards:
-        entry.prefix_stop(scan)
-    cancel = threading.Event()
-    tasks = [
-        _Task(url, os.path.join(dst, entry.name), entry, scan, storage_options, retry, cancel)
-        for url, entry in zip(urls, source.shards, strict=True)
-    ]
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
+    cancel = threading.Event()
+    read = partial(
+        storage.open_range,
+        options=storage_options,
+        retry=retry,
+        cancel=cancel,
+    )
+    tasks = [
+        _Task(
+            entry,
+            _position(entry, scan),
+            os.path.join(dst, entry.name),
+            partial(read, url),
+        )
+        for url, entry in zip(urls, source.shards, strict=True)
+    ]
     with _alone_in(dst):
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
-        staged = _stage_all(tasks, workers, on_shard)
-        index = dataclasses.replace(
-            source, shards=tuple(staged[entry.name] for entry in source.shards)
+        entries = _stage_all(
+            tasks,
+            workers,
+            cancel,
+            on_shard,
         )
+        index = dataclasses.replace(source, shards=entries)
         with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
             file.write(index.encode())
     return index
 
 
 class _Task(NamedTuple):
-    url: str
-    path: str
+    """One shard to copy up to a scan's position, 1..N, or N + 1 for a whole file."""
+
     entry: ShardEntry
-    scan: Scan
-    options: Options | None
-    retry: Retry
-    cancel: threading.Event
+    position: int
+    path: str
+    read: Callable[[int, int], contextlib.AbstractContextManager[memoryview]]
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Bytes of the file at each position, and 0 at position 0."""
+        return (0, *self.entry.prefix_stops[:-1], self.entry.shard_bytes)
+
+    def staged(
+        self,
+        position: int,
+        copied_bytes: int,
+        kept_bytes: int,
+    ) -> Staged:
+        """The result, with the entry of a file at a position."""
+        scan = None if position > self.entry.num_groups else position
+        return Staged(self.entry._replace(scan=scan), copied_bytes, kept_bytes)
+
+
+def _position(entry: ShardEntry, scan: Scan) -> int:
+    # A staged copy may not have the scan.
+    entry.prefix_stop(scan)
+    return check_scan(scan, entry.num_groups)
 
 
 @contextlib.contextmanager
 def _alone_in(folder: str) -> Iterator[None]:
     """Wait until no other process stages to a folder, which is made."""
     storage.make_folder(folder)
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    handle = os.open(folder, os.O_RDONLY)
     try:
         # A file system without locks gets none.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 
 def _stage_all(
-    tasks: list[_Task], workers: int, on_shard: Callable[[Staged], None] | None
-) -> dict[str, ShardEntry]:
-    """Copy shards by threads; after an error those that run are finished, after Ctrl-C they are not."""
-    staged: dict[str, ShardEntry] = {}
+    tasks: list[_Task],
+    workers: int,
+    cancel: threading.Event,
+    on_shard: OnShard | None,
+) -> tuple[ShardEntry, ...]:
+    """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
     pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
     try:
-        for future in concurrent.futures.as_completed(
-            [pool.submit(_stage_shard, task) for task in tasks]
-        ):
-            result = future.result()
-            staged[result.entry.name] = result.entry
+        futures = [pool.submit(_stage_shard, task) for task in tasks]
+        for future in concurrent.futures.as_completed(futures):
+            staged = future.result()
             if on_shard:
-                on_shard(result)
+                on_shard(staged)
     except BaseException as error:
         if not isinstance(error, PCRError):
-            tasks[0].cancel.set()
+            cancel.set()
         raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    return staged
+        pool.shutdown(cancel_futures=True)
+    return tuple(future.result().entry for future in futures)
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
-    if not os.path.exists(os.path.join(dst, DATASET_INDEX)):
-        known = {entry.head_crc32c for entry in source.shards}
-        foreign = [
-            entry.name
-            for entry in source.shards
-            if _is_foreign(os.path.join(dst, entry.name), known)
-        ]
-        if foreign:
+    if os.path.exists(os.path.join(dst, DATASET_INDEX)):
+        there, _ = open_dataset(dst)
+        same = {(entry.name, entry.head_crc32c) for entry in source.shards}
+        if not same.issuperset((entry.name, entry.head_crc32c) for entry in there.shards):
             raise EncodeError(
-                f"{os.path.join(dst, foreign[0])} is not of this dataset: remove it, or stage to another folder"
+                f"{dst} holds another dataset, or an older version of this one: "
+                "remove it, or stage to another folder"
             )
         return
-    there, _ = open_dataset(dst)
-    same = {(entry.name, entry.head_crc32c) for entry in source.shards}
-    if any((entry.name, entry.head_crc32c) not in same for entry in there.shards):
-        raise EncodeError(
-            f"{dst} holds another dataset, or an older version of this one: remove it, or stage to another folder"
-        )
+    known = {entry.head_crc32c for entry in source.shards}
+    for entry in source.shards:
+        path = os.path.join(dst, entry.name)
+        if _is_foreign(path, known):
+            raise EncodeError(
+                f"{path} is not of this dataset: remove it, or stage to another folder"
+            )
 
 
 def _is_foreign(path: str, known: set[int]) -> bool:
-    """Whether a file is a sound tar of something else; what is damaged may be what an earlier run left."""
+    """Whether a file is a sound tar of something else; an earlier run may leave damaged ones."""
     try:
         with open(path, "rb") as file:
             start = file.read(HEAD_STOP)
-        decode_head(start[BLOCK:])
-        return int.from_bytes(start[BLOCK + 8 : BLOCK + 12], "little") not in known
+        return _head_crc32c(start[BLOCK:]) not in known
     except NotAShard:
         return start[257:262] == b"ustar"
     except (OSError, PCRError):
         return False
+
+
+def _head_crc32c(block: bytes) -> int:
+    decode_head(block)
+    return int.from_bytes(block[8:12], "little")
 
 
 def _stage_shard(task: _Task) -> Staged:
@@ -187,82 +231,106 @@ def _stage_shard(task: _Task) -> Staged:
 
 
 def _complete(task: _Task) -> Staged:
-    kept_scan, kept = _sound_prefix(task)
-    entry, wanted = task.entry, check_scan(task.scan, len(task.entry.prefix_stops) - 1)
-    if kept_scan >= wanted:
-        return Staged(_held(entry, kept_scan), 0, kept)
-    whole = wanted == len(entry.prefix_stops)
-    stop = entry.shard_bytes if whole else entry.prefix_stops[wanted - 1]
+    position = _sound_position(task)
+    kept = task.stops[position]
+    if position >= task.position:
+        return task.staged(position, 0, kept)
+    stop = task.stops[task.position]
     copied = stop - kept
     try:
         _fetch(task, kept, stop)
     except FormatError as error:
-        # Also what was kept may be at fault: only the checksum of the whole file covers headers and padding.
+        # Also what was kept may be at fault: only the checksum of the whole file covers headers
+        # and padding.
         log.warning("%s; fetching it once more", error)
         _fetch(task, 0, stop)
-        copied, kept = copied + stop, 0
-    return Staged(_held(entry, wanted), copied, kept)
+        copied += stop
+        kept = 0
+    return task.staged(task.position, copied, kept)
 
 
-def _fetch(task: _Task, kept: int, stop: int) -> None:
-    """Bring a file from its first ``kept`` bytes to ``stop``, and check it; a new one appears whole and sound or not at all."""
+def _sound_position(task: _Task) -> int:
+    """The highest position that is there and sound; 0 for none, or another version of the shard."""
+    size = os.path.getsize(task.path) if os.path.exists(task.path) else 0
+    *prefixes, whole = task.stops
+    position = sum(stop <= size for stop in prefixes) - 1
+    if size == whole:
+        position = len(prefixes)
+    try:
+        if position:
+            _check(task.path, task.entry, position)
+    except FormatError:
+        return 0
+    return position
+
+
+def _fetch(
+    task: _Task,
+    kept: int,
+    stop: int,
+) -> None:
+    """Bring a file from its first ``kept`` bytes to ``stop``, and check it.
+
+    A new file appears whole and sound or not at all.
+    """
     if kept:
         with open(task.path, "r+b") as file:
             file.truncate(kept)
-            _copy(task, kept, stop, file.fileno())
-        _check(task.path, task.entry, task.scan)
+            _copy(
+                task,
+                kept,
+                stop,
+                file.fileno(),
+            )
+        _check(task.path, task.entry, task.position)
         return
-    with storage.atomic_write(task.path) as file:
-        _copy(task, 0, stop, file.fileno())
-        unpublished = f"/proc/self/fd/{file.fileno()}"
+    with storage.atomic_write(task.path) as new:
+        _copy(
+            task,
+            0,
+            stop,
+            new.fileno(),
+        )
         try:
-            _check(unpublished, task.entry, task.scan)
+            _check(new.name, task.entry, task.position)
         except FormatError as error:
-            raise type(error)(str(error).replace(unpublished, task.path)) from error
+            raise type(error)(str(error).replace(new.name, task.path)) from error
 
 
-def _check(path: str, entry: ShardEntry, scan: Scan) -> None:
-    """Raise what is wrong with a file, by its key."""
-    with Shard(path, entry=entry._replace(scan=None)).load(scan) as prefix:
-        for _ in prefix.samples() if not prefix.is_sound() else ():
-            pass
-        if scan == FULL:
-            with storage.open_range(path, len(prefix.view), entry.shard_bytes) as rest:
-                if crc32c(rest, crc32c(prefix.view)) != entry.shard_crc32c:
-                    raise CorruptIndex(
-                        "the checksum of the file is not that of the dataset index", url=path
-                    )
-
-
-def _held(entry: ShardEntry, scan: int) -> ShardEntry:
-    return entry._replace(scan=None if scan == len(entry.prefix_stops) else scan)
-
-
-def _sound_prefix(task: _Task) -> tuple[int, int]:
-    """The highest scan that is there and sound, and its bytes; 0 and 0 for none, or for another version of the shard."""
-    try:
-        size = os.path.getsize(task.path)
-    except OSError:
-        return 0, 0
-    stops = task.entry.prefix_stops
-    num_groups = len(stops) - 1
-    scan = sum(stop <= size for stop in stops[:-1])
-    if size == task.entry.shard_bytes:
-        scan = num_groups + 1
-    if scan == 0:
-        return 0, 0
-    try:
-        _check(task.path, task.entry, FULL if scan > num_groups else scan)
-    except FormatError:
-        return 0, 0
-    return scan, size if scan > num_groups else stops[scan - 1]
-
-
-def _copy(task: _Task, start: int, stop: int, handle: int) -> None:
-    for position in range(start, stop, _CHUNK_BYTES):
-        end = min(position + _CHUNK_BYTES, stop)
-        with storage.open_range(
-            task.url, position, end, options=task.options, retry=task.retry, cancel=task.cancel
-        ) as view:
-            storage.write_at(handle, position, view, url=task.path)
+def _copy(
+    task: _Task,
+    start: int,
+    stop: int,
+    handle: int,
+) -> None:
+    for begin in range(start, stop, _CHUNK_BYTES):
+        with task.read(begin, min(begin + _CHUNK_BYTES, stop)) as view:
+            storage.write_at(
+                handle,
+                begin,
+                view,
+                url=task.path,
+            )
     os.fsync(handle)
+
+
+def _check(
+    path: str,
+    entry: ShardEntry,
+    position: int,
+) -> None:
+    """Raise what is wrong with a file, by its key.
+
+    A whole file is read once; its pieces are looked at only where its checksum is wrong.
+    """
+    scan: Scan = position
+    if position > entry.num_groups:
+        scan = FULL
+        with storage.open_range(path, 0, entry.shard_bytes) as view:
+            if crc32c(view) == entry.shard_crc32c:
+                return
+    with Shard(path, entry=entry._replace(scan=None)).load(scan) as prefix:
+        for _ in prefix.samples():
+            pass
+    if scan == FULL:
+        raise CorruptIndex("the checksum of the file is not that of the dataset index", url=path)

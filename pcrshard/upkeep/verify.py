@@ -13,8 +13,18 @@ from ..encoding.sources import SampleRef
 from ..errors import PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
-from ..format.shard_index import BLOCK, HEAD_STOP, ShardIndex, round512
-from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
+from ..format.shard_index import (
+    BLOCK,
+    HEAD_STOP,
+    ShardIndex,
+    round512,
+)
+from ..format.tar_members import (
+    TRAILER,
+    index_name,
+    plan_members,
+    tar_header,
+)
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import decode
 from ..jpeg.split import mend_headers
@@ -42,7 +52,8 @@ class VerifyResult(NamedTuple):
 def verify_shard(task: VerifyTask) -> VerifyResult:
     """Check every byte of a shard: index, checksums, and all that they do not cover.
 
-    Reads head, index, the whole shard, and its samples once more as a job would (four requests), and their sources if given.
+    Reads head, index, the whole shard, and its samples once more as a job would (four requests),
+    and their sources if given.
 
     Returns:
         The problems; none for a shard that is exactly what its index says.
@@ -50,66 +61,102 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
     shard = Shard(task.url, entry=task.entry, storage_options=task.storage_options)
     problems: list[str] = []
     try:
-        head, index = shard.head, shard.index
-        scan: Scan = FULL if task.entry is None or task.entry.scan is None else task.entry.scan
-        stop = head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
-        with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
-            problems += _check_bytes(task.url, index, view)
-            whole = (stop, crc32c(view))
-        if (size := storage.file_bytes(task.url, options=task.storage_options)) not in (stop, None):
-            problems.append(f"expected {stop} bytes, the file has {size} (shard={task.url})")
+        index = shard.index
+        scan: Scan = (task.entry and task.entry.scan) or FULL
+        stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
+        with storage.open_range(
+            task.url,
+            0,
+            stop,
+            options=task.storage_options,
+        ) as view:
+            problems += _check_layout(task.url, index, view)
+            checksum = crc32c(view)
+        problems += _check_size(task, stop)
         problems += _check_samples(shard, task, scan)
-        if (
-            scan == FULL
-            and not problems
-            and task.entry
-            and (task.entry.shard_bytes, task.entry.shard_crc32c) != whole
-        ):
-            problems.append(
-                f"size or checksum of the file differ from {DATASET_INDEX}; is the index old? (shard={task.url})"
+        if scan == FULL and task.entry and not problems:
+            problems += _check_entry(
+                task.url,
+                task.entry,
+                stop,
+                checksum,
             )
     except PCRError as error:
         return VerifyResult(0, (*problems, str(error)), ())
     return VerifyResult(index.num_samples, tuple(problems), index.keys)
 
 
-def _check_bytes(url: str, index: ShardIndex, view: memoryview) -> Iterator[str]:
-    """Compare headers, padding and trailer with what the index says they are (SPEC.md section 5)."""
-    stem = storage.file_name(url).removesuffix(".tar")
-    body_stop = HEAD_STOP + index.head.body_bytes
-    name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
-    renamed = (
-        index.schema.layout == "compact"
-        and name.endswith(".pcr")
-        and name != index_name(index.schema, stem)
-    )
-    if renamed and view[:BLOCK] == tar_header(name, body_stop - BLOCK):
-        stem = name.removesuffix(".pcr")
+def _check_size(task: VerifyTask, expected: int) -> Iterator[str]:
+    size = storage.file_bytes(task.url, options=task.storage_options)
+    if size not in (expected, None):
+        yield f"expected {expected} bytes, the file has {size} (shard={task.url})"
+
+
+def _check_entry(
+    url: str,
+    entry: ShardEntry,
+    num_bytes: int,
+    checksum: int,
+) -> Iterator[str]:
+    if (entry.shard_bytes, entry.shard_crc32c) != (num_bytes, checksum):
+        problem = f"size or checksum of the file differ from {DATASET_INDEX}; is the index old?"
+        yield f"{problem} (shard={url})"
+
+
+def _check_layout(
+    url: str,
+    index: ShardIndex,
+    view: memoryview,
+) -> Iterator[str]:
+    """Compare headers, padding and trailer with what the index says (SPEC.md section 5)."""
+    name = storage.file_name(url).removesuffix(".tar")
+    stem = _written_stem(index, view) or name
+    if stem != name:
         yield f"the shard was renamed: its members say {stem!r} (shard={url})"
-    if view[:BLOCK] != tar_header(index_name(index.schema, stem), body_stop - BLOCK):
-        yield f"the index member's header differs from what its index says (shard={url}, offset=0)"
-    if any(view[body_stop : round512(body_stop)]):
-        yield f"expected zero padding (shard={url}, offset={body_stop})"
-    pos = round512(body_stop)
+    for start, expected, complaint in _free_regions(index, stem):
+        # A staged copy ends after any group.
+        if start < len(view) and view[start : start + len(expected)] != expected:
+            yield f"{complaint} (shard={url}, offset={start})"
+
+
+def _index_header(index: ShardIndex, name: str) -> bytes:
+    return tar_header(name, HEAD_STOP + index.head.body_bytes - BLOCK)
+
+
+def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
+    """The shard's name as its first member says it, where that header is sound and has the name."""
+    name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
+    is_name = index.schema.layout == "compact" and name.endswith(".pcr")
+    if is_name and view[:BLOCK] == _index_header(index, name):
+        return name.removesuffix(".pcr")
+    return None
+
+
+def _free_regions(index: ShardIndex, stem: str) -> Iterator[tuple[int, bytes, str]]:
+    """(start, expected bytes, complaint) of all that the checksums leave free, in order."""
+    differs = "differs from what the index says"
+    header = _index_header(index, index_name(index.schema, stem))
+    yield 0, header, f"the index member's header {differs}"
+    stop = HEAD_STOP + index.head.body_bytes
     for member in plan_members(index, stem):
-        if pos >= len(view):  # a staged copy ends behind any group
-            return
+        start = round512(stop)
+        yield stop, bytes(start - stop), "expected zero padding"
         header = member.header()
-        if view[pos : pos + len(header)] != header:
-            yield f"header of {member.name} differs from what the index says (shard={url}, offset={pos})"
-        stop = pos + len(header) + member.size
-        literal = view[stop - len(member.literal) : stop]
-        if literal != member.literal:
-            yield f"content of {member.name} differs from what the index says (shard={url}, offset={stop})"
-        if any(view[stop : round512(stop)]):
-            yield f"expected zero padding (shard={url}, offset={stop})"
-        pos = round512(stop)
-    if pos < len(view) and view[pos:] != TRAILER:
-        yield f"expected two zero blocks at the end (shard={url}, offset={pos})"
+        yield start, header, f"header of {member.name} {differs}"
+        stop = start + len(header) + member.size
+        literal = member.literal
+        yield stop - len(literal), literal, f"content of {member.name} {differs}"
+    start = round512(stop)
+    yield stop, bytes(start - stop), "expected zero padding"
+    yield start, TRAILER, "expected two zero blocks at the end"
 
 
-def _check_samples(shard: Shard, task: VerifyTask, scan: Scan) -> list[str]:
-    """Check each piece's CRC, that images are as large as the index says, and that pixels equal the source's."""
+def _check_samples(
+    shard: Shard,
+    task: VerifyTask,
+    scan: Scan,
+) -> list[str]:
+    """Check each piece's CRC, each image's size, and that pixels equal the source's."""
     problems: list[str] = []
 
     def note(error: PCRError) -> bool:
@@ -119,42 +166,44 @@ def _check_samples(shard: Shard, task: VerifyTask, scan: Scan) -> list[str]:
     dims = dict(zip(shard.index.keys, shard.index.dims.tolist(), strict=True))
     streams = [field for field, _ in shard.index.schema.streams]
     for sample in shard.samples(scan, on_error=note):
-        key = str(sample["__key__"])
+        key = sample["__key__"]
         where = f"(shard={task.url}, key={key})"
+        found = _check_sample(sample, task, dict(zip(streams, dims[key], strict=True)))
         try:
-            problems += [f"{line} {where}" for line in _check_images(sample, streams, dims[key])]
-            if task.sources is not None:
-                problems += [
-                    f"{line} {where}"
-                    for line in _compare(sample, task.sources.get(key), task.storage_options)
-                ]
+            problems.extend(f"{problem} {where}" for problem in found)
         except PCRError as error:
             problems.append(f"{error} {where}")
     return problems
 
 
-def _check_images(sample: Sample, streams: list[str], dims: list[list[int]]) -> Iterator[str]:
-    for field, (height, width) in zip(streams, dims, strict=True):
-        jpeg = sample.get(field)
-        if isinstance(jpeg, bytes):
-            frame = map_jpeg(jpeg).frame
+def _check_sample(
+    sample: Sample,
+    task: VerifyTask,
+    dims: dict[str, list[int]],
+) -> Iterator[str]:
+    for field, (height, width) in dims.items():
+        if field in sample:
+            frame = map_jpeg(sample[field]).frame
             if (frame.height, frame.width) != (height, width):
                 yield f"{field} is {frame.width}x{frame.height}, the index says {width}x{height}"
+    if task.sources is not None:
+        source = task.sources.get(sample["__key__"])
+        yield from _compare(sample, source, task.storage_options)
 
 
 def _compare(
-    sample: Sample, source: SampleRef | None, options: storage.Options | None
+    sample: Sample,
+    source: SampleRef | None,
+    options: storage.Options | None,
 ) -> Iterator[str]:
     """Compare a sample with its source: pixels of images, bytes of other fields."""
     if source is None:
         yield "the source has no such sample"
         return
     ranges = [(ref.url, ref.start, ref.stop) for ref in source.refs]
+    names = [ref.name for ref in source.refs]
     values = storage.read_ranges(ranges, options=options)
-    expected: dict[str, bytes | PCRError] = {
-        ref.name: value for ref, value in zip(source.refs, values, strict=True)
-    }
-    expected |= dict(source.known)
+    expected = dict(zip(names, values, strict=True)) | dict(source.known)
     for field in sample.keys() - {"__key__"} - expected.keys():
         yield f"the source has no field {field}"
     for field, value in expected.items():
@@ -163,26 +212,33 @@ def _compare(
         yield from _compare_field(field, value, sample.get(field))
 
 
-def _compare_field(field: str, source: bytes, value: str | bytes | None) -> Iterator[str]:
-    if not isinstance(value, bytes):
+def _compare_field(
+    field: str,
+    source: bytes,
+    value: bytes | None,
+) -> Iterator[str]:
+    if value is None:
         yield f"field {field} is missing"
-    elif value != source:
-        if value[:2] != SOI:
-            yield f"field {field} differs from the source"
-        elif source[:2] != SOI:
-            yield f"field {field} was re-encoded: its source is not a JPEG"
-        else:
-            yield from _compare_pixels(field, source, value)
+    elif value == source:
+        return
+    elif value[:2] != SOI:
+        yield f"field {field} differs from the source"
+    elif source[:2] != SOI:
+        yield f"field {field} was re-encoded: its source is not a JPEG"
+    else:
+        yield from _compare_pixels(field, source, value)
 
 
-def _compare_pixels(field: str, source: bytes, jpeg: bytes) -> Iterator[str]:
-    found = map_jpeg(source)
-    mode = "cmyk" if found.colour in ("cmyk", "ycck") else "rgb"
-    expected, got = decode(mend_headers(source, found), mode), decode(jpeg, mode)
+def _compare_pixels(
+    field: str,
+    source: bytes,
+    jpeg: bytes,
+) -> Iterator[str]:
+    parts = map_jpeg(source)
+    mode = "cmyk" if parts.colour in ("cmyk", "ycck") else "rgb"
+    expected = decode(mend_headers(source, parts), mode)
+    got = decode(jpeg, mode)
     if not np.array_equal(expected, got):
-        shapes = (
-            f": expected shape {expected.shape}, got {got.shape}"
-            if expected.shape != got.shape
-            else ""
-        )
+        same = expected.shape == got.shape
+        shapes = "" if same else f": expected shape {expected.shape}, got {got.shape}"
         yield f"pixels of {field} differ from the source{shapes}"

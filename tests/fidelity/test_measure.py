@@ -1,4 +1,4 @@
-"""What each scan costs and how close it comes: MS-SSIM against a second implementation, rows, recommendation, pictures."""
+"""How close each scan comes: MS-SSIM against a second implementation, figures, pictures."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ def torchmetrics():
 
 @pytest.fixture(scope="module")
 def large_dataset(tmp_path_factory):
-    """Six synthetic images that are large enough for five scales, one gray, one small, one tiny; two shards."""
+    """Two shards: six images large enough for five scales, one gray, one small, one tiny."""
     folder, target = tmp_path_factory.mktemp("large"), tmp_path_factory.mktemp("large-shards")
     for i in range(6):
         (folder / f"{i}.jpg").write_bytes(make_jpeg(i, 180 + i, 200 - i, quality=90))
@@ -65,7 +65,7 @@ def oracle(a, b, weights):
 )
 @pytest.mark.parametrize("noise", [2, 12, 60])
 def test_msssim_is_that_of_a_second_implementation(height, width, noise):
-    """Also on odd sides, where some libraries pad with zeros, and on small images, with fewer scales."""
+    """Also on odd sides, where some libraries pad with zeros, and on small images."""
     reference = make_pixels(1, height, width)
     damage = np.random.default_rng(noise).normal(0, noise, reference.shape)
     pixels = np.clip(reference + damage, 0, 255).astype(np.uint8)
@@ -219,53 +219,6 @@ def test_pick_takes_each_image_once_from_few_shards():
             for shard, rows in picked.items()
         )
         assert sum(map(len, picked.values())) <= count
-
-
-def row(scan, size, msssim, seconds=0.001):
-    quartiles = m.Quartiles(msssim - 0.01, msssim, msssim)
-    return m.ScanFidelity(
-        scan,
-        size,
-        100 / size,
-        m.Quartiles(size, size, size),
-        msssim,
-        quartiles,
-        30.0,
-        seconds,
-        8,
-        0,
-    )
-
-
-def test_recommend_takes_the_lowest_scan_that_is_enough():
-    """With a sentence that names the next lower one."""
-    rows = [row(1, 10, 0.8), row(2, 20, 0.94), row(5, 50, 0.985), row(10, 99, 1.0)]
-    advice = m.recommend(rows)
-    assert advice.scan == 5
-    assert advice.reason == (
-        "scan 5 is the first with a mean MS-SSIM of 0.95 or more (0.985, a quarter of the images below 0.975), "
-        "and reads 2.00 times fewer bytes than full; scan 2 has 0.940 at 5.00 times fewer"
-    )
-    assert m.recommend(rows, 0.9).scan == 2
-    assert m.recommend(rows[:2]).scan == "full"
-    assert "the best is scan 2 with 0.940" in m.recommend(rows[:2]).reason
-    assert m.recommend(rows[::-1], 0.8).scan == 1
-
-
-def test_throughput_is_theorem_4_1_until_decoding_is_the_limit():
-    """X = W / E[s], at most cores / decoding time."""
-    assert m.throughput(row(1, 10, 0.8), 5000) == (500, "bandwidth")
-    assert m.throughput(row(1, 10, 0.8), 5000, cores=0.25) == (250, "decoding")
-
-
-def test_the_table_has_a_line_for_each_scan():
-    """With images a second only where a bandwidth is given."""
-    rows = [row(1, 10, 0.8), row(10, 99, 1.0)]
-    text = m.fidelity_table(rows)
-    assert text.count("\n") == 2
-    assert "0.8000 [0.7900 0.8000]" in text
-    assert "images/s" not in text
-    assert "decoding" in m.fidelity_table(rows, 1e6, cores=2)
 
 
 def test_a_contact_sheet_is_drawn(large_dataset, tmp_path):

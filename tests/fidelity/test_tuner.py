@@ -43,7 +43,7 @@ def make_model(seed=0, *, norm=True):
 
 
 def test_the_full_scan_agrees_with_itself(dataset):
-    """At the last scan the pixels are those of full fidelity, and so is the gradient, dropout included; scan 1 is further away."""
+    """At the last scan the gradient is that of full fidelity, dropout included."""
     tuner = ScanTuner(
         make_dataset(dataset), loss, ScanLevel(), candidates=[1, 10], images=16, trials=2
     )
@@ -54,7 +54,7 @@ def test_the_full_scan_agrees_with_itself(dataset):
 
 
 def test_nothing_of_the_training_changes(dataset):
-    """Parameters, gradients, BatchNorm's statistics, modes, levels and random numbers are as before."""
+    """Parameters, gradients, BatchNorm's statistics, modes, levels and random numbers stay."""
     model = make_model()
     model[1].eval()
     model[0].weight.grad = torch.ones_like(model[0].weight)
@@ -117,7 +117,7 @@ def test_the_lowest_scan_whose_lower_bound_passes(bounds, expected):
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_model_that_has_diverged_reads_everything(wrong):
-    """Gradients that are no numbers say nothing of any scan; the job goes on at full fidelity, and the report stays JSON."""
+    """Gradients that are no numbers say nothing of any scan: the job goes on at full fidelity."""
     row = Similarity(1, *confidence([0.9, wrong, 0.9]))
     assert row[1:] == (0, -1, 1)
     assert choose([row], 0.8) == choose([row], -0.5) == "full"
@@ -146,7 +146,8 @@ torch.set_num_threads(1)
 if {world} > 1:
     dist.init_process_group("gloo")
 rank = dist.get_rank() if dist.is_initialized() else 0
-tuner = ScanTuner(make_dataset({folder!r}, 8 // {world}), loss, ScanLevel(), candidates=[1, 5], images=16, trials=2)
+dataset = make_dataset({folder!r}, 8 // {world})
+tuner = ScanTuner(dataset, loss, ScanLevel(), candidates=[1, 5], images=16, trials=2)
 model = make_model(norm=False)
 if {world} > 1:
     model = torch.nn.parallel.DistributedDataParallel(model)
@@ -158,7 +159,7 @@ if {world} > 1:
 
 
 def test_ranks_average_their_gradients(dataset, tmp_path):
-    """Two ranks under DDP find the same cosines as one process on the same images, so that both choose the same scan."""
+    """Two ranks under DDP find the cosines of one process on the same images, and choose alike."""
     means = []
     for world in (1, 2):
         out = str(tmp_path / f"{world}-")

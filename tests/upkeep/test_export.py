@@ -53,7 +53,7 @@ def pillow(jpeg):
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_a_folder_at_a_scan(dataset, tmp_path, scan):
-    """A folder has each image once, at its own path, with the bytes of that scan, and nothing else."""
+    """A folder has each image once, at its own path, with that scan's bytes, and nothing else."""
     assert export(dataset, tmp_path, scan) == 24
     expected = {f"{key}.jpg": sample["jpg"] for key, sample in read_samples(dataset, scan).items()}
     assert files_of(tmp_path) == expected
@@ -80,7 +80,7 @@ def test_an_exported_dataset_can_be_encoded_again(dataset, tmp_path):
 
 
 def test_baseline_is_sequential_with_the_same_pixels(dataset, tmp_path):
-    """At full fidelity, baseline files are SOF0 and Pillow sees the pixels of the progressive ones: colour, gray and CMYK."""
+    """Baseline files are SOF0, and Pillow sees the pixels of the progressive ones."""
     export(dataset, tmp_path, baseline=True)
     samples = read_samples(dataset, "full")
     for name, jpeg in files_of(tmp_path).items():
@@ -165,7 +165,7 @@ def test_no_image_overwrites_another(tmp_path, samples):
 
 @pytest.mark.parametrize("name", ["..", ".", "../..", "a/../../b", "\\", "", "a\0b", "/abs"])
 def test_a_class_name_cannot_leave_the_folder(tmp_path, name):
-    """Class names come from pcr.json, which anyone may have written: an image never lands outside the target."""
+    """Anyone may have written the class names: an image never lands outside the target."""
     write_dataset(tmp_path / "pcr", {"escaped": {"cls": 0}}, [name])
     before = files_of(tmp_path)
     try:
@@ -192,7 +192,7 @@ def rewrite_key(path, key):
 
 @pytest.mark.parametrize("key", ["../a", "/aaa", "x/..", "..\\a", "a/../", "aa\0a", "....", "x.jp"])
 def test_a_key_cannot_leave_the_folder(tmp_path, key):
-    """A shard whose index has a key that leads out of a folder is refused when it is read, before a file is made."""
+    """A key that leads out of a folder is refused when it is read, before a file is made."""
     write_dataset(tmp_path / "pcr", {"aaaa": {}})
     rewrite_key(tmp_path / "pcr" / "data-000000.tar", "bbbb")
     assert next(Shard(str(tmp_path / "pcr" / "data-000000.tar")).samples())["__key__"] == "bbbb"
@@ -212,7 +212,7 @@ def test_a_hostile_label(tmp_path):
 
 @pytest.mark.parametrize("scan", [1, "full"])
 def test_a_dataset_is_not_exported_over_itself(dataset, tmp_path, capsys, scan):
-    """Exporting tars into the dataset's own folder is refused: it would replace the shards by plain tars of fewer bytes."""
+    """Exporting tars into the dataset's own folder would replace the shards, and is refused."""
     shutil.copytree(dataset, tmp_path / "pcr")
     before = files_of(tmp_path / "pcr")
     assert (
@@ -271,7 +271,7 @@ def test_a_damaged_shard_leaves_no_half_tar(dataset, tmp_path):
 
 
 def test_fields_that_only_look_like_images(tmp_path):
-    """A field of raw bytes that starts as a JPEG does is not an image: baseline export leaves it as it is."""
+    """Raw bytes that start as a JPEG does are no image: baseline export leaves them as they are."""
     write_dataset(tmp_path / "pcr", {"a": {"bin": b"\xff\xd8 raw"}})
     export(tmp_path / "pcr", tmp_path / "out", form="wds", baseline=True)
     (sample,) = wds.WebDataset(str(tmp_path / "out" / "data-000000.tar"), shardshuffle=False)

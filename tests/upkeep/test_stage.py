@@ -1,4 +1,4 @@
-"""Staging: a local copy of prefixes that is right, that grows by the difference, and that any crash leaves usable."""
+"""Staging: a local copy that is right, grows by the difference, and survives any crash."""
 
 import contextlib
 import json
@@ -85,7 +85,7 @@ def test_copies_exactly_the_prefixes(dataset, index, tmp_path, scan, capsys):
 
 
 def test_grows_by_the_difference(dataset, index, tmp_path):
-    """From scan 2 to 5 to full only what is missing moves; going down moves nothing and takes nothing away."""
+    """From scan 2 to 5 to full only what is missing moves; going down moves and removes nothing."""
     with servers.nginx(dataset) as server:
         previous = 0
         for scan in (2, 5, "full"):
@@ -104,7 +104,7 @@ def test_grows_by_the_difference(dataset, index, tmp_path):
 
 
 def test_more_than_is_there_names_both_numbers(dataset, index, tmp_path):
-    """A job that asks a staged copy for too much is told what is there, what it asked for, and what to do."""
+    """A job that asks a staged copy for too much is told what is there and what it asked for."""
     stage(str(dataset), str(tmp_path), 2)
     copy, urls = open_dataset(str(tmp_path))
     for read in (
@@ -137,7 +137,7 @@ def test_stock_webdataset_reads_a_staged_copy(dataset, index, tmp_path):
 
 
 def test_a_staged_copy_can_be_staged_on(dataset, index, tmp_path):
-    """From node to node: a copy is a source for lower scans, also where the target already has more."""
+    """A copy is a source for lower scans, also where the target already has more."""
     stage(str(dataset), str(tmp_path / "a"), 5)
     stage(str(tmp_path / "a"), str(tmp_path / "b"), 2)
     assert_staged(tmp_path / "b", dataset, index, 2)
@@ -148,7 +148,7 @@ def test_a_staged_copy_can_be_staged_on(dataset, index, tmp_path):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, seed):
-    """Damaged, cut, foreign and unfinished files of the destination are replaced; sound bytes are kept."""
+    """Damaged, cut, foreign and unfinished files are replaced; sound bytes are kept."""
     rng = random.Random(seed)
     stage(str(dataset), str(tmp_path), rng.choice([1, 5, "full"]))
     (tmp_path / f".pcrshard-{'0' * 16}.tmp").write_bytes(b"unfinished")
@@ -191,7 +191,7 @@ def test_whatever_is_in_the_destination_is_made_right(dataset, index, tmp_path, 
 def test_foreign_tars_in_the_destination_are_not_touched(
     dataset, index, tmp_path, synthetic_folder
 ):
-    """A tar or a shard of something else that has the same name is refused as it is, also where there is no dataset index."""
+    """A tar or a shard of something else that has the same name is refused as it is."""
     pcrshard.encode(
         str(synthetic_folder),
         str(tmp_path / "other"),
@@ -213,7 +213,7 @@ def test_foreign_tars_in_the_destination_are_not_touched(
 def test_another_dataset_in_the_destination_is_not_touched(
     dataset, index, tmp_path, synthetic_folder
 ):
-    """A folder that holds another dataset, or a newer or older version of this one, is refused as it is."""
+    """A folder that holds another dataset, or another version of this one, is refused as it is."""
     pcrshard.encode(
         str(synthetic_folder), str(tmp_path), pcrshard.EncodeOptions(num_shards=3), workers=1
     )
@@ -262,7 +262,7 @@ def test_garbage_index_in_the_destination_is_named(dataset, tmp_path):
     ids=repr,
 )
 def test_a_fault_of_the_network_costs_a_request(dataset, index, tmp_path, fault, caplog):
-    """Each shard's first transfer fails in this way: the copy is right all the same, also where only the whole file's checksum tells."""
+    """Each shard's first transfer fails in this way, and the copy is right all the same."""
     seen = set()
 
     def policy(ask):
@@ -307,7 +307,7 @@ def small_disk(folder, size):
 
 
 def test_full_disk_is_an_error_and_the_earlier_stage_stays(dataset, index, tmp_path):
-    """When the disk runs out in growing, the error names the file, and readers of the earlier stage go on."""
+    """When the disk runs out, the error names the file, and readers of the earlier stage go on."""
     disk = tmp_path / "disk"
     size = sum(-(-entry.prefix_stop(2) // 4096) * 4096 for entry in index.shards) + 4096 + 8192
     with small_disk(disk, size):
@@ -321,7 +321,7 @@ def test_full_disk_is_an_error_and_the_earlier_stage_stays(dataset, index, tmp_p
 
 
 def test_destination_that_cannot_be_written_is_an_error(dataset, index, tmp_path):
-    """A folder in the place of a file, and a file in the place of the folder, are errors of ours."""
+    """A folder in the place of a file, and a file in that of the folder, are errors of ours."""
     (tmp_path / "dst" / index.shards[0].name).mkdir(parents=True)
     with pytest.raises(StorageError, match="cannot write"):
         stage(str(dataset), str(tmp_path / "dst"), 2)
@@ -369,7 +369,7 @@ def spawn(*args):
 
 
 def test_resumes_after_kill_at_random_moments(dataset, index, tmp_path):
-    """kill -9 at any moment leaves a folder that the next run completes; what was complete is not fetched again."""
+    """kill -9 at any moment leaves a folder that the next run completes, by what is missing."""
     seed = 3
     rng = random.Random(seed)
 

@@ -108,7 +108,7 @@ def test_every_part_of_the_index_is_checked(copy, offset):
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_a_damaged_piece_is_named(copy, scan):
-    """A flipped bit in any scan group of any sample is told with the sample's key, the scan, and nothing else with it."""
+    """A flipped bit in any scan group of any sample is told with the sample's key and the scan."""
     folder, index = copy
     row = SCANS.index(scan)
     starts = index.starts("full")
@@ -179,7 +179,7 @@ def test_a_renamed_shard(whole, copy):
 
 
 def test_a_damaged_name_is_no_other_name(copy):
-    """A flipped bit in the first member's name is one problem there, and no news about the other members."""
+    """A flipped bit in the first member's name is one problem there, and none of other members."""
     folder, _ = copy
     path = folder / "data-000000.tar"
     data = bytearray(path.read_bytes())
@@ -274,7 +274,7 @@ def test_a_damaged_shard_does_not_hide_the_others(copy, whole, capsys):
 
 
 def test_photographs_against_their_source(photos, tmp_path):
-    """The proof on real photographs of every set: pixels of progressive, CMYK, ICC and camera files are equal."""
+    """On real photographs of every set, CMYK and camera files too, the pixels are equal."""
     for folder in sorted(photos.glob("*/*"))[::3]:
         for path in sorted(folder.iterdir())[:1]:
             target = tmp_path / "src" / folder.name / path.name

@@ -1,0 +1,159 @@
+"""What the measured figures of scans say: a job's rate, and which scan to take; pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from ..format.scan import FULL, Scan
+from .costs import human_bytes, table
+
+_ENOUGH = 0.95
+
+
+class Quartiles(NamedTuple):
+    """First quartile, median, third quartile."""
+
+    q1: float
+    median: float
+    q3: float
+
+
+class ScanFidelity(NamedTuple):
+    """What was measured of one scan of a dataset.
+
+    Attributes:
+        scan: The scan.
+        bytes_per_image: Bytes that a reader at this scan moves per sample of the whole dataset,
+            with index, padding and other fields.
+        saving: Bytes of ``"full"`` over these, which is the most that a job can gain (Theorem 4.1
+            of the VLDB paper).
+        image_bytes: The measured images' own bytes up to this scan.
+        msssim: Mean MS-SSIM against full fidelity.
+        msssim_quartiles: MS-SSIM over the images.
+        psnr: PSNR in dB of the squared error averaged over the images; infinite where all pixels
+            are equal.
+        decode_seconds: Mean CPU time to decode a whole image on one core of this machine.
+        num_images: Images measured.
+        num_small: How many of them were too small for five scales, see :func:`msssim`.
+    """
+
+    scan: Scan
+    bytes_per_image: float
+    saving: float
+    image_bytes: Quartiles
+    msssim: float
+    msssim_quartiles: Quartiles
+    psnr: float
+    decode_seconds: float
+    num_images: int
+    num_small: int
+
+
+class Throughput(NamedTuple):
+    """Images a second that a job can get at a scan, and what limits it."""
+
+    images_per_second: float
+    limit: Literal["bandwidth", "decoding"]
+
+
+class Recommendation(NamedTuple):
+    """A scan, and why."""
+
+    scan: Scan
+    reason: str
+
+
+def throughput(
+    row: ScanFidelity,
+    bandwidth: float,
+    cores: float = math.inf,
+) -> Throughput:
+    """Predict a job's rate at a scan.
+
+    It is X = W / E[s] (section 4.1 of the VLDB paper) until decoding is the limit.
+
+    Args:
+        row: Figures of the scan, from :func:`measure`.
+        bandwidth: Bytes a second that the storage gives.
+        cores: Cores that do nothing but decode whole images.
+    """
+    read = bandwidth / row.bytes_per_image
+    decoded = cores / row.decode_seconds
+    return Throughput(read, "bandwidth") if read <= decoded else Throughput(decoded, "decoding")
+
+
+def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Recommendation:
+    """The lowest scan whose mean MS-SSIM is enough.
+
+    Args:
+        rows: Figures of each scan, from :func:`measure`.
+        min_msssim: Least mean MS-SSIM. The paper found its groups above 0.95 to perform well
+            consistently, and change hard to predict below.
+
+    Returns:
+        A scan, ``"full"`` if none of the rows is enough, and the reason in a sentence.
+    """
+    ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
+    below = list(itertools.takewhile(lambda row: row.msssim < min_msssim, ranked))
+    if below == ranked:
+        best = max(rows, key=operator.attrgetter("msssim"))
+        return Recommendation(
+            FULL,
+            f"no scan measured reaches MS-SSIM {min_msssim:g}; "
+            f"the best is scan {best.scan} with {best.msssim:.3f}",
+        )
+    found = ranked[len(below)]
+    reason = (
+        f"scan {found.scan} is the first with a mean MS-SSIM of {min_msssim:g} or more "
+        f"({found.msssim:.3f}, a quarter of the images below {found.msssim_quartiles.q1:.3f}), "
+        f"and reads {found.saving:.2f} times fewer bytes than full"
+    )
+    if below:
+        lower = below[-1]
+        reason += f"; scan {lower.scan} has {lower.msssim:.3f} at {lower.saving:.2f} times fewer"
+    return Recommendation(found.scan, reason)
+
+
+def fidelity_table(
+    rows: Sequence[ScanFidelity],
+    bandwidth: float | None = None,
+    cores: float = math.inf,
+) -> str:
+    """The table of ``pcrshard fidelity``; with a bandwidth also the rates of :func:`throughput`."""
+    header = [
+        "scan",
+        "bytes/sample",
+        "image bytes [q1 q3]",
+        "saving",
+        "MS-SSIM [q1 q3]",
+        "PSNR",
+        "decode ms",
+    ]
+    if bandwidth is not None:
+        header += ["images/s", "limit"]
+    lines = []
+    for row in rows:
+        line = _cells(row)
+        if bandwidth is not None:
+            rate = throughput(row, bandwidth, cores)
+            line += [f"{rate.images_per_second:.0f}", rate.limit]
+        lines.append(line)
+    return table(header, lines)
+
+
+def _cells(row: ScanFidelity) -> list[object]:
+    low, middle, high = map(human_bytes, row.image_bytes)
+    q1, _, q3 = row.msssim_quartiles
+    return [
+        row.scan,
+        human_bytes(row.bytes_per_image),
+        f"{middle} [{low} {high}]",
+        f"{row.saving:.2f}x",
+        f"{row.msssim:.4f} [{q1:.4f} {q3:.4f}]",
+        f"{row.psnr:.1f}",
+        f"{1000 * row.decode_seconds:.2f}",
+    ]

@@ -1,0 +1,316 @@
+"""The search for the highest scan that a link can carry, as pure transitions without time or I/O.
+
+A step of the training loop turns one frozen :class:`Search` into the next one, which has the scan
+to read from now on. Positions count from 0 what may be read: scans 1..N, and then ``"full"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..format.scan import FULL, Scan
+
+# The share of a measured bandwidth that a scan may need.
+_MARGIN = 0.95
+# A scan is worth the risk of a try if it has so many times the bytes.
+_WORTH_TRYING = 1.2
+# A bandwidth below this share of the old one is another bandwidth.
+_CHANGED = 0.7
+# A sample takes as long as another one from this share of its seconds on.
+_SAME = 0.8
+_MAX_HOLD = 32
+
+
+class Step(NamedTuple):
+    """One step of the training loop.
+
+    Attributes:
+        waited: Seconds for which the loop waited for the batch.
+        used: Seconds that it spent on the batch.
+        samples: Samples in the batch.
+        scan: The scan that the readers follow.
+        floor: Lowest scan that may be taken.
+    """
+
+    waited: float
+    used: float
+    samples: int
+    scan: Scan
+    floor: Scan = 1
+
+
+class Supply(NamedTuple):
+    """Seconds and samples since a step that waited: data came as fast as they can."""
+
+    seconds: float
+    samples: int
+
+
+class Peak(NamedTuple):
+    """The position where a descent began, and the seconds that a sample took there."""
+
+    position: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Sums over the steps since the last decision; ``supply`` may begin before them."""
+
+    waited: float = 0.0
+    used: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    supply: Supply | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the steps took."""
+        return self.waited + self.used
+
+    def add(
+        self,
+        step: Step,
+        *,
+        is_wait: bool,
+    ) -> Window:
+        """The window with one more step; a step that waits begins a supply where there is none."""
+        supply = Supply(step.used, step.samples) if is_wait else None
+        if self.supply is not None:
+            seconds = self.supply.seconds + step.waited + step.used
+            supply = Supply(seconds, self.supply.samples + step.samples)
+        return Window(
+            self.waited + step.waited,
+            self.used + step.used,
+            self.samples + step.samples,
+            self.steps + 1,
+            supply,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchRules:
+    """The numbers that a search follows; :class:`BandwidthTuner` explains them.
+
+    Attributes:
+        sizes: Mean bytes of a sample at each position.
+
+    Raises:
+        ValueError: The numbers make no sense.
+    """
+
+    sizes: tuple[float, ...]
+    max_wait: float
+    window: int
+    patience: int
+    ahead: int | None
+
+    def __post_init__(self) -> None:
+        legal_sizes = len(self.sizes) >= 2 and min(self.sizes) > 0
+        legal_counts = min(self.window, self.patience) >= 1 and (self.ahead or 0) >= 0
+        if not (legal_sizes and legal_counts and 0 < self.max_wait < 1):
+            raise ValueError(
+                "expected bytes of at least one scan and full, a wait between 0 and 1, "
+                "and a window and patience of at least 1"
+            )
+
+    @property
+    def last(self) -> int:
+        """The position of ``"full"``."""
+        return len(self.sizes) - 1
+
+    def position(self, scan: Scan) -> int:
+        """The position of a scan; that of ``"full"`` for all above scan N."""
+        return self.last if scan == FULL else min(scan - 1, self.last)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What the search knows between two steps.
+
+    Attributes:
+        rules: The numbers that it follows.
+        hold: Windows without waiting until a higher scan is tried.
+        scan: The decision: the scan to read from now on.
+        floor: Lowest scan that may be taken.
+        calm: Windows without waiting so far.
+        settling: Samples still to come that were asked for at an earlier scan.
+        fallback: Position that held before the try that is under way; ``None`` without one.
+        lost: Seconds that the last try cost.
+        passed: Seconds since the last try.
+        peak: Where the descent began; ``None`` before one.
+        bandwidth: Bytes a second, as last measured; ``None`` while the loop has never waited.
+        excused: Share of the time that is waited whatever the scan.
+        window: Sums since the last decision.
+    """
+
+    rules: SearchRules
+    hold: int
+    scan: Scan = FULL
+    floor: Scan = 1
+    calm: int = 0
+    settling: int = 0
+    fallback: int | None = None
+    lost: float = 0.0
+    passed: float = 0.0
+    peak: Peak | None = None
+    bandwidth: float | None = None
+    excused: float = 0.0
+    window: Window = Window()
+
+    def advance(self, step: Step) -> Search:
+        """The search after a step of the training loop."""
+        search = self._spend(step)
+        if self.settling > 0:
+            return replace(search, settling=self.settling - step.samples)
+        is_wait = step.waited > self._limit * step.used
+        search = replace(search, window=self.window.add(step, is_wait=is_wait))
+
+        # One hiccup is no bandwidth.
+        supply = self.window.supply
+        if is_wait and supply and supply.samples >= self.rules.window // 2 * step.samples:
+            supply = Supply(supply.seconds + step.waited, supply.samples)
+            search = search._judge_wait(supply)
+        return search if search.window.steps < self.rules.window else search._end_window()
+
+    @property
+    def _limit(self) -> float:
+        return self.rules.max_wait + self.excused
+
+    @property
+    def _lowest(self) -> int:
+        return self.rules.position(self.floor)
+
+    @property
+    def _position(self) -> int:
+        return max(self.rules.position(self.scan), self._lowest)
+
+    def _spend(self, step: Step) -> Search:
+        """Count the seconds of a step; those for which a try waits are its cost."""
+        is_try = self.fallback is not None or self.settling > 0
+        return replace(
+            self,
+            scan=step.scan,
+            floor=step.floor,
+            passed=self.passed + (step.waited + step.used),
+            lost=self.lost + (step.waited if is_try else 0.0),
+        )
+
+    def _judge_wait(self, supply: Supply) -> Search:
+        """If waits took too much of the window, lower the scan, or excuse them."""
+        window = self.window
+        # A wait early in a window counts as if the rest of it went well.
+        rest = window.used / window.steps * max(self.rules.window, window.steps)
+        if window.waited <= self._limit * (window.waited + rest):
+            return self
+        here = Peak(self._position, supply.seconds / supply.samples)
+        peak = self.peak or here
+        size = self.rules.sizes[here.position]
+        is_slow = here.seconds >= _SAME * peak.seconds
+        is_small = self.rules.sizes[peak.position] >= _WORTH_TRYING * size
+        if here.position == self._lowest and is_small and is_slow:
+            return self._excuse(peak)
+        search = replace(self, peak=max(peak, here, key=lambda place: place.position))
+        return search._fall(supply.samples * size / supply.seconds)
+
+    def _excuse(self, peak: Peak) -> Search:
+        """Go back up: these waits are as long as at many more bytes, so not for bytes."""
+        search = replace(
+            self,
+            hold=self.rules.patience,
+            fallback=None,
+            peak=None,
+            bandwidth=None,
+            excused=self.window.waited / self.window.seconds,
+        )
+        return search._move(peak.position)
+
+    def _fall(self, bandwidth: float) -> Search:
+        """Go to the highest scan that the loop can use at its own speed at a bandwidth."""
+        window = self.window
+        mean_used = window.used / window.steps
+        affordable = _MARGIN * bandwidth * mean_used * window.steps / window.samples
+        sizes = self.rules.sizes[: self._position]
+        lower = max((i for i, size in enumerate(sizes) if size <= affordable), default=0)
+        hold = self.rules.patience
+        lost = -math.inf
+        if self.bandwidth is not None and bandwidth >= _CHANGED * self.bandwidth:
+            # A try has failed, and what held before it still does.
+            hold = min(2 * self.hold, max(_MAX_HOLD, hold))
+            lost = self.lost
+            lower = max(lower, self.fallback or 0)
+        search = replace(
+            self,
+            hold=hold,
+            lost=lost,
+            fallback=None,
+            bandwidth=bandwidth,
+            calm=0,
+        )
+        return search._move(max(lower, self._lowest))
+
+    def _end_window(self) -> Search:
+        """Count calm windows, and begin the next window."""
+        window = self.window
+        if window.waited > self._limit * window.seconds:
+            search = replace(self, calm=max(0, self.calm - 1))._move(self._position)
+            # Data still come as fast as they can.
+            return replace(search, window=Window(supply=search.window.supply))
+        search = self._note_calm()._climb()
+        return replace(search, window=Window())
+
+    def _note_calm(self) -> Search:
+        """Count a window without waiting; enough of them show what the link can do."""
+        rate = self.window.samples * self.rules.sizes[self._position] / self.window.seconds
+        search = replace(self, calm=self.calm + 1)
+        if search.calm < self.rules.patience:
+            return search
+        if self.fallback is not None:
+            # The try has come off.
+            search = replace(search, lost=0.0)
+        if self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
+            # What was expensive is not so any more.
+            search = replace(
+                search,
+                bandwidth=rate,
+                hold=self.rules.patience,
+                peak=None,
+            )
+        return search
+
+    def _climb(self) -> Search:
+        """Try a higher scan if it is time."""
+        position = self._position
+        rules = self.rules
+        is_cheap = self.lost <= rules.max_wait / 2 * self.passed
+        if self.calm < self.hold or not is_cheap or position == rules.last:
+            return self._move(position)
+        enough = _WORTH_TRYING * rules.sizes[position]
+        higher = next((i for i, size in enumerate(rules.sizes) if size >= enough), rules.last)
+        search = replace(
+            self,
+            fallback=position,
+            lost=0.0,
+            passed=0.0,
+        )
+        return search._move(higher)
+
+    def _move(self, position: int) -> Search:
+        """Take a position; at another one begin again when the readers have followed."""
+        rules = self.rules
+        scan: Scan = FULL if position == rules.last else position + 1
+        if scan == self.scan:
+            return self
+        ahead = rules.ahead
+        if ahead is None:
+            ahead = rules.window * (self.window.samples // self.window.steps)
+        return replace(
+            self,
+            scan=scan,
+            calm=0,
+            settling=ahead,
+            window=Window(),
+        )

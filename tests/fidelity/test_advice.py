@@ -1,0 +1,59 @@
+"""What measured figures say: the rate of a job, the scan to take, and the table of them."""
+
+from pcrshard.fidelity import advice
+
+
+def row(scan, size, msssim, seconds=0.001):
+    quartiles = advice.Quartiles(msssim - 0.01, msssim, msssim)
+    return advice.ScanFidelity(
+        scan,
+        size,
+        100 / size,
+        advice.Quartiles(size, size, size),
+        msssim,
+        quartiles,
+        30.0,
+        seconds,
+        8,
+        0,
+    )
+
+
+def test_recommend_takes_the_lowest_scan_that_is_enough():
+    """With a sentence that names the next lower one."""
+    rows = [row(1, 10, 0.8), row(2, 20, 0.94), row(5, 50, 0.985), row(10, 99, 1.0)]
+    found = advice.recommend(rows)
+    assert found.scan == 5
+    assert found.reason == (
+        "scan 5 is the first with a mean MS-SSIM of 0.95 or more (0.985, a quarter of the images "
+        "below 0.975), and reads 2.00 times fewer bytes than full; "
+        "scan 2 has 0.940 at 5.00 times fewer"
+    )
+    assert advice.recommend(rows, 0.9).scan == 2
+    assert advice.recommend(rows[:2]).scan == "full"
+    assert "the best is scan 2 with 0.940" in advice.recommend(rows[:2]).reason
+    assert advice.recommend(rows[::-1], 0.8).scan == 1
+
+
+def test_throughput_is_theorem_4_1_until_decoding_is_the_limit():
+    """X = W / E[s], at most cores / decoding time."""
+    assert advice.throughput(row(1, 10, 0.8), 5000) == (500, "bandwidth")
+    assert advice.throughput(row(1, 10, 0.8), 5000, cores=0.25) == (250, "decoding")
+
+
+def test_the_table_has_a_line_for_each_scan():
+    """With images a second only where a bandwidth is given."""
+    rows = [row(1, 10, 0.8), row(10, 99, 1.0)]
+    text = advice.fidelity_table(rows)
+    assert text.count("\n") == 2
+    assert "0.8000 [0.7900 0.8000]" in text
+    assert "images/s" not in text
+    assert "decoding" in advice.fidelity_table(rows, 1e6, cores=2)
+
+
+def test_measure_gives_these_names_too():
+    """One import has all that a measurement needs."""
+    from pcrshard.fidelity import measure
+
+    for name in ("ScanFidelity", "fidelity_table", "recommend", "throughput"):
+        assert getattr(measure, name) is getattr(advice, name)

@@ -1,0 +1,83 @@
+"""What each scan and each epoch costs, against sums over the dataset's own index."""
+
+import pytest
+
+from pcrshard import open_dataset, stage
+from pcrshard.errors import ScanUnavailable
+from pcrshard.fidelity.costs import (
+    human_bytes,
+    plan_costs,
+    plan_table,
+    scan_costs,
+    scan_table,
+    table,
+)
+from pcrshard.training.epoch_order import Geometry
+
+
+@pytest.fixture(scope="module")
+def index(dataset):
+    return open_dataset(str(dataset))[0]
+
+
+def test_scan_costs_are_sums_over_the_shards(index):
+    """Each scan's bytes are those of all prefixes, and its saving is against full fidelity."""
+    costs = scan_costs(index)
+    assert [cost.scan for cost in costs] == [*range(1, 11), "full"]
+    for cost in costs:
+        assert cost.prefix_bytes == sum(shard.prefix_stop(cost.scan) for shard in index.shards)
+        assert cost.bytes_per_sample == cost.prefix_bytes / 24
+        assert cost.saving == costs[-1].prefix_bytes / cost.prefix_bytes
+
+
+def test_a_staged_copy_costs_what_it_holds(dataset, index, tmp_path):
+    """Scans that are not there have no cost; savings are still against the whole dataset."""
+    copy = stage(str(dataset), str(tmp_path), 3)
+    assert scan_costs(copy) == scan_costs(index)[:3]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999.4, "999 B"), (999.6, "1 kB"), (12_345, "12.3 kB"), (5e15, "5000 TB")],
+)
+def test_sizes_for_people(size, text):
+    """Three digits and a unit, up to terabytes."""
+    assert human_bytes(size) == text
+
+
+def test_tables_are_aligned(index):
+    """Every line is as wide as the header, and nothing is cut off."""
+    lines = scan_table(scan_costs(index)).splitlines()
+    assert len(lines) == 12
+    assert len({len(line) for line in lines}) == 1
+    assert lines[-1].split()[0] == "full"
+    assert table(["a", "b"], [[1, "long"]]).splitlines() == ["a     b", "1  long"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_epoch_reads_every_prefix(index, ranks, workers):
+    """All bytes are read; what comes twice is told, and so is what the rank with most reads."""
+    costs = plan_costs(index, None, Geometry(4, ranks, 1), workers=workers)
+    assert [cost.scan for cost in costs] == [*range(1, 11), "full"]
+    for cost in costs:
+        assert cost.steps == 6
+        assert cost.epoch_bytes - cost.repeated_bytes == index.prefix_bytes(cost.scan)
+        assert cost.epoch_bytes / ranks <= cost.rank_bytes <= cost.epoch_bytes
+        assert cost.requests >= len(index.shards)
+        assert 0 < cost.worker_memory_bytes <= cost.rank_bytes
+        assert cost.images_per_second is None
+
+
+def test_a_bandwidth_gives_a_rate(index):
+    """X = W / E[s], and a column of the table."""
+    (cost,) = plan_costs(index, [2], Geometry(4, 1, 1), bandwidth=1e6)
+    assert cost.images_per_second == pytest.approx(1e6 / (cost.epoch_bytes / 24))
+    assert plan_table([cost]).splitlines()[0].endswith("images/s")
+    assert "images/s" not in plan_table(plan_costs(index, [2], Geometry(4, 1, 1)))
+
+
+def test_scans_that_are_not_there_are_refused(index):
+    """The message has both numbers."""
+    with pytest.raises(ScanUnavailable, match="1 to 10"):
+        plan_costs(index, [11], Geometry(4, 1, 1))
