@@ -21,7 +21,12 @@ from .errors import MissingDependency
 from .jpeg.pixels import Pixels
 
 
-def make_pixels(seed: int, height: int, width: int, channels: int = 3) -> Pixels:
+def make_pixels(
+    seed: int,
+    height: int,
+    width: int,
+    channels: int = 3,
+) -> Pixels:
     """A smooth random picture, (height, width, channels) uint8, the same for the same arguments."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width].astype(np.float64) / max(height, width)
@@ -34,7 +39,11 @@ def make_pixels(seed: int, height: int, width: int, channels: int = 3) -> Pixels
 
 
 def make_jpeg(
-    seed: int = 0, height: int = 48, width: int = 64, mode: str = "RGB", **options: Any
+    seed: int = 0,
+    height: int = 48,
+    width: int = 64,
+    mode: str = "RGB",
+    **options: Any,
 ) -> bytes:
     """A synthetic JPEG.
 
@@ -75,7 +84,11 @@ class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
         return str(super()._strip_protocol(str(path).removeprefix("counting://")))
 
     def cat_file(
-        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+        self,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **kwargs: Any,
     ) -> bytes:
         """Read a range and note it."""
         self.requests.append((path, start, end))
@@ -95,7 +108,12 @@ class TokenBucket:
 
     _STATE = struct.Struct("<dd")
 
-    def __init__(self, rate: float, state: str, burst: float | None = None) -> None:
+    def __init__(
+        self,
+        rate: float,
+        state: str,
+        burst: float | None = None,
+    ) -> None:
         if not rate > 0:
             raise ValueError(f"expected a rate above 0 bytes a second, got {rate!r}")
         self.rate = float(rate)
@@ -150,7 +168,11 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
         self.fs = fsspec.filesystem(target, **(target_options or {}))
 
     def cat_file(
-        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+        self,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **kwargs: Any,
     ) -> bytes:
         """Read a range as fast as the bucket lets it."""
         path = self._strip_protocol(path)

@@ -63,7 +63,11 @@ def flag(name: str, text: str) -> Argument:
     return argument(name, text, action="store_true")
 
 
-def choice(name: str, choices: Sequence[str], text: str) -> Argument:
+def choice(
+    name: str,
+    choices: Sequence[str],
+    text: str,
+) -> Argument:
     """An option that is one of some words, by default the first."""
     return argument(name, text, choices=choices, default=choices[0])
 

@@ -42,7 +42,12 @@ class Training(NamedTuple):
     accuracy: float
 
 
-def run_demo(photos: str | None, out: str, *, epochs: int) -> list[Training]:
+def run_demo(
+    photos: str | None,
+    out: str,
+    *,
+    epochs: int,
+) -> list[Training]:
     """Run the demonstration and print what it finds.
 
     Args:
@@ -123,7 +128,12 @@ def _crop_sample_photographs(folder: Path) -> None:
         _write_crops(image[:, border:], label / "val", 80, rng)
 
 
-def _write_crops(image: Pixels, folder: Path, count: int, rng: np.random.Generator) -> None:
+def _write_crops(
+    image: Pixels,
+    folder: Path,
+    count: int,
+    rng: np.random.Generator,
+) -> None:
     folder.mkdir(parents=True)
     height, width, _ = image.shape
     for number in range(count):
@@ -171,7 +181,12 @@ def _split(source: Source) -> dict[str, list[dict[str, str]]]:
     return rows
 
 
-def _loader(folder: Path, scan: Scan, *, training: bool) -> Any:
+def _loader(
+    folder: Path,
+    scan: Scan,
+    *,
+    training: bool,
+) -> Any:
     """A stock WebDataset pipeline with ``.pcr_scan(scan)`` added."""
     _, urls = open_dataset(folder)
     shuffled = len(urls) if training else False
@@ -191,7 +206,12 @@ def _shrink(image: torch.Tensor) -> torch.Tensor:
     return nn.functional.interpolate(floats, (_INPUT, _INPUT), mode="bilinear", antialias=True)[0]
 
 
-def _train(out: Path, scan: Scan, epochs: int, num_classes: int) -> Training:
+def _train(
+    out: Path,
+    scan: Scan,
+    epochs: int,
+    num_classes: int,
+) -> Training:
     torch.manual_seed(0)
     folder = out / "train"
     model = _network(num_classes)
@@ -231,7 +251,11 @@ def _accuracy(model: nn.Module, folder: Path) -> float:
     return right / total
 
 
-def _draw(out: Path, picture: str, costs: Sequence[ScanCost]) -> None:
+def _draw(
+    out: Path,
+    picture: str,
+    costs: Sequence[ScanCost],
+) -> None:
     """One validation image at several scans, above the bars."""
     index, urls = open_dataset(out / "val")
     shard = Shard(urls[0])

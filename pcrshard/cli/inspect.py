@@ -139,7 +139,11 @@ def _list_sources(args: Namespace, index: DatasetIndex) -> Sources | None:
     return {sample.key: sample for sample in listed.samples}
 
 
-def _verify_shards(args: Namespace, index: DatasetIndex, urls: list[str]) -> list[str]:
+def _verify_shards(
+    args: Namespace,
+    index: DatasetIndex,
+    urls: list[str],
+) -> list[str]:
     """The problems of each shard, and of the source's samples that no shard holds."""
     sources = _list_sources(args, index)
     entries = [None] if is_shard(args.src) else index.shards
@@ -156,7 +160,11 @@ def _verify_shards(args: Namespace, index: DatasetIndex, urls: list[str]) -> lis
     return problems + _name_missing(args.src, sources, results)
 
 
-def _name_missing(src: str, sources: Sources | None, results: list[VerifyResult]) -> list[str]:
+def _name_missing(
+    src: str,
+    sources: Sources | None,
+    results: list[VerifyResult],
+) -> list[str]:
     # Of a shard that could not be read nobody knows what is missing.
     if sources is None or is_shard(src) or not all(result.keys for result in results):
         return []
@@ -271,7 +279,11 @@ def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
         measure.contact_sheet(args.src, args.contact_sheet, seed=args.seed)
 
 
-def _as_json(row: measure.ScanFidelity, bandwidth: float | None, cores: float) -> dict[str, object]:
+def _as_json(
+    row: measure.ScanFidelity,
+    bandwidth: float | None,
+    cores: float,
+) -> dict[str, object]:
     entry: dict[str, object] = row._asdict()
     if row.psnr == math.inf:
         # JSON has no infinity, which is the PSNR of equal pixels.

@@ -23,7 +23,12 @@ class ProgressBar:
         done: Units done, as last told.
     """
 
-    def __init__(self, name: str, unit: str, log_seconds: float = _SECONDS_PER_LOG) -> None:
+    def __init__(
+        self,
+        name: str,
+        unit: str,
+        log_seconds: float = _SECONDS_PER_LOG,
+    ) -> None:
         self.name = name
         self.unit = unit
         self.log_seconds = log_seconds

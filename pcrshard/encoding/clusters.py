@@ -186,7 +186,10 @@ class SlurmPool(Executor):
     """
 
     def __init__(
-        self, jobs: int, options: Mapping[str, str], patience: Patience = Patience()
+        self,
+        jobs: int,
+        options: Mapping[str, str],
+        patience: Patience = Patience(),
     ) -> None:
         if jobs < 1:
             raise EncodeError(f"expected at least one worker, got {jobs}")

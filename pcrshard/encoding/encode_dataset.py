@@ -141,7 +141,11 @@ def encode_part(
         return _finish(journal, len(tasks), options, source.classes)
 
 
-def _tasks(dst: str, source: Source, recipe: Recipe) -> dict[int, ShardTask]:
+def _tasks(
+    dst: str,
+    source: Source,
+    recipe: Recipe,
+) -> dict[int, ShardTask]:
     """The task of every shard by its number."""
     name = recipe.options.name
     return {
@@ -159,7 +163,11 @@ def _check_main_program() -> None:
         )
 
 
-def _list(src: str, options: EncodeOptions, src_options: StorageOptions) -> Source:
+def _list(
+    src: str,
+    options: EncodeOptions,
+    src_options: StorageOptions,
+) -> Source:
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     if count := len(source.ignored):
         some = ", ".join(source.ignored[:5])
@@ -167,7 +175,11 @@ def _list(src: str, options: EncodeOptions, src_options: StorageOptions) -> Sour
     return source._replace(samples=convert_names(source.samples, options))
 
 
-def _check_apart(src: str, source: Source, dst: str) -> None:
+def _check_apart(
+    src: str,
+    source: Source,
+    dst: str,
+) -> None:
     """Refuse shards among their sources: a later run would take them for sources."""
     if not storage.is_local(dst):
         return
@@ -227,7 +239,10 @@ def _fingerprint(source: Source, options: EncodeOptions) -> str:
 
 
 def _finish(
-    journal: Journal, num_shards: int, options: EncodeOptions, classes: tuple[str, ...]
+    journal: Journal,
+    num_shards: int,
+    options: EncodeOptions,
+    classes: tuple[str, ...],
 ) -> DatasetIndex | None:
     """Write the dataset index if all shards are there, from this part or from others."""
     dst = journal.dst

@@ -120,7 +120,10 @@ class Journal:
                 self.results[number] = result
 
     def _check_allowed(
-        self, resume: bool, found: dict[str, _Saved], mine: dict[str, _Saved]
+        self,
+        resume: bool,
+        found: dict[str, _Saved],
+        mine: dict[str, _Saved],
     ) -> None:
         index_url = storage.join(self.dst, DATASET_INDEX)
         there = [url for url, saved in mine.items() if saved.results]
@@ -302,7 +305,10 @@ def read_skipped(dst: str, *, options: storage.Options | None = None) -> list[Sk
 
 
 def write_skipped(
-    dst: str, rows: Iterable[Skipped], *, options: storage.Options | None = None
+    dst: str,
+    rows: Iterable[Skipped],
+    *,
+    options: storage.Options | None = None,
 ) -> None:
     """List the images that were left out of a dataset, one JSON object a line."""
     with storage.atomic_write(storage.join(dst, SKIPPED), options=options) as file:

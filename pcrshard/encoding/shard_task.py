@@ -90,7 +90,9 @@ def _read(
 
 
 def _encode(
-    sample: SampleRef, values: Sequence[bytes | PCRError], options: EncodeOptions
+    sample: SampleRef,
+    values: Sequence[bytes | PCRError],
+    options: EncodeOptions,
 ) -> EncodedSample:
     fields: dict[str, Any] = {"__key__": sample.key}
     for ref, value in zip(sample.refs, values, strict=True):

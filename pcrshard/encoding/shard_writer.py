@@ -154,7 +154,11 @@ def _checked_key(key: object) -> str:
     return key
 
 
-def _encode_image(name: str, value: object, script: ScanScript) -> EncodedImage:
+def _encode_image(
+    name: str,
+    value: object,
+    script: ScanScript,
+) -> EncodedImage:
     if not isinstance(value, _Bytes):
         raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}")
     return encode_jpeg(bytes(value), script)
@@ -236,7 +240,10 @@ class _Checksummed:
 
 
 def _write_pieces(
-    file: _Checksummed, samples: Sequence[EncodedSample], index: ShardIndex, stem: str
+    file: _Checksummed,
+    samples: Sequence[EncodedSample],
+    index: ShardIndex,
+    stem: str,
 ) -> None:
     streams = [stream for stream, _ in index.schema.streams]
     for member in plan_members(index, stem):
@@ -253,7 +260,9 @@ def _all_names(samples: Sequence[EncodedSample]) -> FieldNames:
 
 
 def _make_index(
-    samples: Sequence[EncodedSample], fmt: ShardFormat, names: FieldNames
+    samples: Sequence[EncodedSample],
+    fmt: ShardFormat,
+    names: FieldNames,
 ) -> ShardIndex:
     """The index of the samples, without offsets and checksums of its own."""
     key, count = collections.Counter(sample.key for sample in samples).most_common(1)[0]
@@ -369,7 +378,10 @@ class ShardWriter:
 
 
 def write_dataset_index(
-    dst: str, index: DatasetIndex, *, options: storage.Options | None = None
+    dst: str,
+    index: DatasetIndex,
+    *,
+    options: storage.Options | None = None,
 ) -> None:
     """Write ``pcr.json`` into a folder, atomically."""
     with storage.atomic_write(storage.join(dst, DATASET_INDEX), options=options) as file:

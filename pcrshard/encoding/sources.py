@@ -58,7 +58,12 @@ class Source(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def list_source(src: str, *, prefix_keys: bool = False, options: StorageOptions = None) -> Source:
+def list_source(
+    src: str,
+    *,
+    prefix_keys: bool = False,
+    options: StorageOptions = None,
+) -> Source:
     """List the samples of a source.
 
     Args:
@@ -88,7 +93,11 @@ def list_source(src: str, *, prefix_keys: bool = False, options: StorageOptions 
     return source
 
 
-def _list_folder(folder: str, prefix_keys: bool, options: StorageOptions) -> Source:
+def _list_folder(
+    folder: str,
+    prefix_keys: bool,
+    options: StorageOptions,
+) -> Source:
     listed = storage.list_files(folder, options=options)
     sizes = {name: size for name, size in listed if not _hidden(name)}
     tars = [name for name in sizes if name.endswith(".tar")]
@@ -161,7 +170,9 @@ def _legal_key(path: str) -> str:
 
 
 def _tar_samples(
-    urls: list[str], prefix_keys: bool, options: StorageOptions
+    urls: list[str],
+    prefix_keys: bool,
+    options: StorageOptions,
 ) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
     folder = posixpath.commonprefix(urls).rpartition("/")[0]
@@ -220,7 +231,11 @@ def _fields(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
         tar.members = []  # type: ignore[attr-defined]
 
 
-def _check_tar_end(file: BinaryIO, offset: int, url: str) -> None:
+def _check_tar_end(
+    file: BinaryIO,
+    offset: int,
+    url: str,
+) -> None:
     """Make sure that the tar is over: a shorter dataset must not come of a damaged header.
 
     Python's tarfile takes a damaged header for the end of the tar, and a first end for the last.
@@ -241,7 +256,12 @@ def _check_tar_end(file: BinaryIO, offset: int, url: str) -> None:
             )
 
 
-def _tar_field(url: str, info: tarfile.TarInfo, key: str, name: str) -> FieldRef:
+def _tar_field(
+    url: str,
+    info: tarfile.TarInfo,
+    key: str,
+    name: str,
+) -> FieldRef:
     if not valid_key(key) or not valid_field(name):
         raise EncodeError(f"member {info.name!r} does not make a legal key and field", url=url)
     if info.issparse():

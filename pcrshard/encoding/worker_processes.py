@@ -31,7 +31,9 @@ _log = logging.getLogger("pcrshard")
 
 @contextlib.contextmanager
 def worker_pool(
-    workers: int | None, num_tasks: int, given: Executor | None = None
+    workers: int | None,
+    num_tasks: int,
+    given: Executor | None = None,
 ) -> Iterator[Executor | None]:
     """Open the executor that tasks run on.
 
@@ -147,7 +149,10 @@ def run_tasks(
 
 
 def _run_on(
-    pool: Executor, function: Callable[[T], R], tasks: list[tuple[int, T]], limit: int
+    pool: Executor,
+    function: Callable[[T], R],
+    tasks: list[tuple[int, T]],
+    limit: int,
 ) -> Iterator[tuple[int, R]]:
     """Run tasks on an executor, at most ``limit`` at a time, until they are done or it breaks."""
     waiting = iter(tasks)

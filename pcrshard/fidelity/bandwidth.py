@@ -67,13 +67,7 @@ class BandwidthTuner:
         self.level = level
         self.sizes = tuple(bytes_per_sample)
         self.floor = floor
-        rules = SearchRules(
-            self.sizes,
-            max_wait,
-            window,
-            patience,
-            ahead,
-        )
+        rules = SearchRules(self.sizes, max_wait, window, patience, ahead)
         self.search = Search(rules, hold=patience)
 
     @property
@@ -86,12 +80,7 @@ class BandwidthTuner:
         """Share of the time that is waited whatever the scan."""
         return self.search.excused
 
-    def watch(
-        self,
-        batches: Iterable[Batch],
-        *,
-        samples: int,
-    ) -> Iterator[Batch]:
+    def watch(self, batches: Iterable[Batch], *, samples: int) -> Iterator[Batch]:
         """Iterate batches and tune meanwhile.
 
         The wait for the first batch is not counted, because nothing is read ahead across epochs.
@@ -125,13 +114,7 @@ class BandwidthTuner:
             The scan that the level has now.
         """
         floor = self.floor.value if isinstance(self.floor, ScanLevel) else self.floor
-        step = Step(
-            waited,
-            used,
-            samples,
-            self.level.value,
-            floor,
-        )
+        step = Step(waited, used, samples, self.level.value, floor)
         self.search = self.search.advance(step)
         self.level.value = self.search.scan
         return self.search.scan

@@ -71,12 +71,7 @@ class Window:
         """Seconds that the steps took."""
         return self.waited + self.used
 
-    def add(
-        self,
-        step: Step,
-        *,
-        is_wait: bool,
-    ) -> Window:
+    def add(self, step: Step, *, is_wait: bool) -> Window:
         """The window with one more step; a step that waits begins a supply where there is none."""
         supply = Supply(step.used, step.samples) if is_wait else None
         if self.supply is not None:
@@ -242,14 +237,7 @@ class Search:
             hold = min(2 * self.hold, max(_MAX_HOLD, hold))
             lost = self.lost
             lower = max(lower, self.fallback or 0)
-        search = replace(
-            self,
-            hold=hold,
-            lost=lost,
-            fallback=None,
-            bandwidth=bandwidth,
-            calm=0,
-        )
+        search = replace(self, hold=hold, lost=lost, fallback=None, bandwidth=bandwidth, calm=0)
         return search._move(max(lower, self._lowest))
 
     def _end_window(self) -> Search:
@@ -273,12 +261,7 @@ class Search:
             search = replace(search, lost=0.0)
         if self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
             # What was expensive is not so any more.
-            search = replace(
-                search,
-                bandwidth=rate,
-                hold=self.rules.patience,
-                peak=None,
-            )
+            search = replace(search, bandwidth=rate, hold=self.rules.patience, peak=None)
         return search
 
     def _climb(self) -> Search:
@@ -290,12 +273,7 @@ class Search:
             return self._move(position)
         enough = _WORTH_TRYING * rules.sizes[position]
         higher = next((i for i, size in enumerate(rules.sizes) if size >= enough), rules.last)
-        search = replace(
-            self,
-            fallback=position,
-            lost=0.0,
-            passed=0.0,
-        )
+        search = replace(self, fallback=position, lost=0.0, passed=0.0)
         return search._move(higher)
 
     def _move(self, position: int) -> Search:
@@ -307,10 +285,4 @@ class Search:
         ahead = rules.ahead
         if ahead is None:
             ahead = rules.window * (self.window.samples // self.window.steps)
-        return replace(
-            self,
-            scan=scan,
-            calm=0,
-            settling=ahead,
-            window=Window(),
-        )
+        return replace(self, scan=scan, calm=0, settling=ahead, window=Window())

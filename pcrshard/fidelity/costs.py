@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import (
-    Geometry,
-    Order,
-    Rules,
-    epoch_order,
-)
+from ..training.epoch_order import Geometry, Order, Rules, epoch_order
 from ..training.shard_schedule import Account, account
 from .bandwidth import prefix_totals
 
@@ -31,12 +26,7 @@ def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     totals = prefix_totals(index.shards)
     scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
     costs = [
-        ScanCost(
-            scan,
-            total,
-            total / index.num_samples,
-            totals[-1] / total,
-        )
+        ScanCost(scan, total, total / index.num_samples, totals[-1] / total)
         for scan, total in zip(scans, totals, strict=True)
     ]
     return costs[: index.scan]
@@ -131,21 +121,8 @@ def plan_costs(
     costs = []
     for scan in scans or [cost.scan for cost in scan_costs(index)]:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
-        counted = account(
-            order,
-            sizes,
-            prefixes,
-            geometry.slots,
-            workers,
-        )
-        costs.append(
-            _plan_cost(
-                scan,
-                order,
-                counted,
-                bandwidth,
-            )
-        )
+        counted = account(order, sizes, prefixes, geometry.slots, workers)
+        costs.append(_plan_cost(scan, order, counted, bandwidth))
     return costs
 
 

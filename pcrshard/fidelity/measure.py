@@ -126,14 +126,7 @@ def msssim(pixels: Pixels, reference: Pixels) -> float:
     images = (torch.from_numpy(_planes(_middle(image, _MAX_SIDE))) for image in (pixels, reference))
     with torch.inference_mode():
         # A negative mean would become a NaN by the power of its weight.
-        return float(
-            metric(
-                *images,
-                data_range=255.0,
-                betas=betas,
-                normalize="relu",
-            )
-        )
+        return float(metric(*images, data_range=255.0, betas=betas, normalize="relu"))
 
 
 def _planes(pixels: Pixels) -> npt.NDArray[np.float32]:
@@ -193,13 +186,7 @@ def measure(
         PCRError: A shard cannot be read, an image is damaged.
     """
     _metric()
-    index, drawn = _draw(
-        url,
-        num_images,
-        seed,
-        max_shards,
-        storage_options,
-    )
+    index, drawn = _draw(url, num_images, seed, max_shards, storage_options)
     wanted: Sequence[Scan] = range(1, index.num_groups + 1) if scans is None else scans
     stops = [check_scan(scan, index.num_groups) for scan in wanted]
     looks = _look(drawn, lambda pieces: _climb(pieces, stops, rounds), on_image)
@@ -242,15 +229,7 @@ def _climb(
         error = float(np.square(pixels.astype(np.float32) - reference).mean())
         num_bytes = sum(map(len, pieces[:stop]))
         is_small = scales < len(WEIGHTS)
-        rungs.append(
-            _Rung(
-                num_bytes,
-                msssim(pixels, reference),
-                error,
-                min(spent),
-                is_small,
-            )
-        )
+        rungs.append(_Rung(num_bytes, msssim(pixels, reference), error, min(spent), is_small))
     return rungs
 
 
@@ -295,12 +274,7 @@ def _draw(
             f"1 to {index.scan} of {index.num_groups}; measure the dataset that it comes from"
         )
     sizes = [entry.num_samples for entry in index.shards]
-    picked = pick(
-        random.Random(seed),
-        sizes,
-        num_images,
-        max_shards,
-    )
+    picked = pick(random.Random(seed), sizes, num_images, max_shards)
     drawn = [
         (Shard(urls[i], entry=index.shards[i], storage_options=storage_options), positions)
         for i, positions in picked.items()
@@ -384,13 +358,7 @@ def contact_sheet(
         PCRError: As for :func:`measure`.
     """
     pyplot_module()
-    index, drawn = _draw(
-        url,
-        num_images,
-        seed,
-        num_images,
-        storage_options,
-    )
+    index, drawn = _draw(url, num_images, seed, num_images, storage_options)
     last = index.num_groups
     spread = sorted({round(1 + i * (last - 1) / 4) for i in range(5)})
     columns: list[Scan] = [*(spread if scans is None else scans), FULL]
@@ -399,12 +367,7 @@ def contact_sheet(
     def draw_row(pieces: Pieces) -> list[Picture]:
         reference = decode_image(pieces)
         return [
-            _picture(
-                scan,
-                pieces[:stop],
-                reference,
-                side,
-            )
+            _picture(scan, pieces[:stop], reference, side)
             for scan, stop in zip(columns, stops, strict=True)
         ]
 
@@ -424,9 +387,4 @@ def _picture(
     pixels = decode_image(pieces)
     is_comparable = count_scales(*pixels.shape[:2]) > 0
     value = msssim(pixels, reference) if is_comparable else math.nan
-    return Picture(
-        scan,
-        sum(map(len, pieces)),
-        value,
-        _middle(pixels, side),
-    )
+    return Picture(scan, sum(map(len, pieces)), value, _middle(pixels, side))

@@ -80,12 +80,7 @@ def _draw_bars(axes: Any, costs: Sequence[ScanCost]) -> None:
     scans = [str(cost.scan) for cost in costs]
     kilobytes = [cost.bytes_per_sample / 1000 for cost in costs]
     bars = axes.bar(scans, kilobytes, color=_BLUE)
-    axes.bar_label(
-        bars,
-        [f"{cost.saving:.1f}x" for cost in costs],
-        padding=2,
-        color=_GREY,
-    )
+    axes.bar_label(bars, [f"{cost.saving:.1f}x" for cost in costs], padding=2, color=_GREY)
     _label(axes, "read up to scan (label: times fewer bytes than full)", "bytes per sample (kB)")
 
 
@@ -108,12 +103,7 @@ def plot_ladder(
     rungs = range(len(images))
     axes = figure.subplot_mosaic([[*rungs], ["bars"] * len(rungs)], height_ratios=[1, 1.4])
     for rung, (label, num_bytes, pixels) in enumerate(images):
-        _draw_image(
-            axes[rung],
-            pixels,
-            f"{label}\n{human_bytes(num_bytes)}",
-            fontsize=10,
-        )
+        _draw_image(axes[rung], pixels, f"{label}\n{human_bytes(num_bytes)}", fontsize=10)
     _draw_bars(axes["bars"], costs)
     figure.suptitle(title)
     _save(figure, path)
@@ -148,25 +138,9 @@ def plot_fidelity(
         title: Text above the figure.
     """
     figure, axes = pyplot_module().subplots(figsize=(8, 4), layout="constrained")
-    axes.plot(
-        kilobytes,
-        msssim,
-        "o-",
-        color=_BLUE,
-    )
-    for scan, *point in zip(
-        scans,
-        kilobytes,
-        msssim,
-        strict=True,
-    ):
-        axes.annotate(
-            str(scan),
-            point,
-            textcoords="offset points",
-            xytext=(5, -12),
-            fontsize=9,
-        )
+    axes.plot(kilobytes, msssim, "o-", color=_BLUE)
+    for scan, *point in zip(scans, kilobytes, msssim, strict=True):
+        axes.annotate(str(scan), point, textcoords="offset points", xytext=(5, -12), fontsize=9)
     _label(axes, "kB per sample, cumulative", "mean MS-SSIM against full fidelity")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
@@ -196,19 +170,9 @@ def plot_contact_sheet(
         layout="constrained",
         squeeze=False,
     )
-    for pictures, above, below in zip(
-        images,
-        axes[::2],
-        axes[1::2],
-        strict=True,
-    ):
+    for pictures, above, below in zip(images, axes[::2], axes[1::2], strict=True):
         reference = pictures[-1].pixels.astype(np.int16)
-        for picture, upper, lower in zip(
-            pictures,
-            above,
-            below,
-            strict=True,
-        ):
+        for picture, upper, lower in zip(pictures, above, below, strict=True):
             difference = 128 + 4 * (picture.pixels - reference)
             _draw_image(upper, picture.pixels, _caption(picture))
             _draw_image(lower, np.clip(difference, 0, 255).astype(np.uint8))

@@ -30,11 +30,7 @@ class ScanSchedule:
         ValueError: A scan is none.
     """
 
-    def __init__(
-        self,
-        level: ScanLevel,
-        milestones: Mapping[int, Scan],
-    ) -> None:
+    def __init__(self, level: ScanLevel, milestones: Mapping[int, Scan]) -> None:
         for scan in milestones.values():
             # A level checks its scan, so a wrong one is found before the first epoch.
             ScanLevel(scan)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
 from ..training.dataset import PCRDataset
-from ..training.epoch_order import Ints
+from ..training.epoch_sequence import Ints
 from .bandwidth import prefix_totals
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -167,11 +167,7 @@ class ScanTuner:
         """Whether an epoch begins with a tuning."""
         return epoch >= self.first and (epoch - self.first) % self.every == 0
 
-    def step(
-        self,
-        model: nn.Module,
-        epoch: int,
-    ) -> TunerReport | None:
+    def step(self, model: nn.Module, epoch: int) -> TunerReport | None:
         """Tune if it is time; call it on every rank before the epoch is iterated.
 
         Returns:
@@ -183,22 +179,12 @@ class ScanTuner:
         similarities = tuple(self.measure(model, epoch))
         scan = choose(similarities, self.threshold)
         images = self.images * self.trials * (len(similarities) + 1)
-        report = TunerReport(
-            epoch,
-            scan,
-            similarities,
-            images,
-            time.monotonic() - begun,
-        )
+        report = TunerReport(epoch, scan, similarities, images, time.monotonic() - begun)
         self.reports.append(report)
         self.level.value = scan
         return report
 
-    def measure(
-        self,
-        model: nn.Module,
-        epoch: int = 0,
-    ) -> list[Similarity]:
+    def measure(self, model: nn.Module, epoch: int = 0) -> list[Similarity]:
         """The cosine of each candidate; the level stays as it is."""
         if type(model).__name__.endswith("DataParallel"):
             model = model.get_submodule("module")
@@ -232,11 +218,7 @@ class ScanTuner:
                 dist.all_reduce(total)
         return [_cosine(sums[scan], sums[FULL]) for scan in self.candidates]
 
-    def _batches(
-        self,
-        epoch: int,
-        trial: int,
-    ) -> list[Ints]:
+    def _batches(self, epoch: int, trial: int) -> list[Ints]:
         """This rank's batches of a trial's images, as (samples,) sample ids each.
 
         With fewer images than a global batch has, each rank takes all.
@@ -273,12 +255,7 @@ class ScanTuner:
         """Go on from :meth:`state_dict`."""
         self.level.value = state["scan"]
         self.reports = [
-            TunerReport(
-                epoch,
-                scan,
-                tuple(Similarity(*found) for found in similarities),
-                *cost,
-            )
+            TunerReport(epoch, scan, tuple(Similarity(*found) for found in similarities), *cost)
             for epoch, scan, similarities, *cost in state["reports"]
         ]
 
@@ -286,24 +263,12 @@ class ScanTuner:
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     """The gradient of a loss as one float32 vector; zero for parameters that it does not use."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(
-        loss,
-        parameters,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
 
 
 def _cosine(gradient: Tensor, reference: Tensor) -> float:
-    return float(
-        nn.functional.cosine_similarity(
-            gradient,
-            reference,
-            dim=0,
-            eps=1e-30,
-        )
-    )
+    return float(nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30))
 
 
 @contextlib.contextmanager

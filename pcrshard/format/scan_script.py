@@ -125,7 +125,11 @@ def parse_script(name: str, text: str) -> ScanScript:
     return script
 
 
-def scans_for(script: ScanScript, colour: str, num_components: int) -> list[ScanHeader]:
+def scans_for(
+    script: ScanScript,
+    colour: str,
+    num_components: int,
+) -> list[ScanHeader]:
     """The scans of an image (SPEC.md section 3).
 
     Those of the script for YCbCr, for other colour spaces each luma scan for every component.
@@ -151,7 +155,11 @@ def scans_for(script: ScanScript, colour: str, num_components: int) -> list[Scan
     ]
 
 
-def group_scans(script: ScanScript, scans: Sequence[ScanHeader], colour: str) -> list[int]:
+def group_scans(
+    script: ScanScript,
+    scans: Sequence[ScanHeader],
+    colour: str,
+) -> list[int]:
     """Say which scan group each scan of an image belongs to, by fidelity (SPEC.md section 3).
 
     Args:
@@ -170,7 +178,11 @@ def group_scans(script: ScanScript, scans: Sequence[ScanHeader], colour: str) ->
 
 
 @functools.lru_cache(maxsize=256)
-def _group_scans(script: ScanScript, scans: tuple[ScanHeader, ...], ycc: bool) -> tuple[int, ...]:
+def _group_scans(
+    script: ScanScript,
+    scans: tuple[ScanHeader, ...],
+    ycc: bool,
+) -> tuple[int, ...]:
     sent_by_group = _bits_sent(script)
 
     def first_group(scan: ScanHeader) -> int:

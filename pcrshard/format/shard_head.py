@@ -157,7 +157,11 @@ def _check_head(head: Head) -> None:
     require(legal, "prefix stops are not rising multiples of 512")
 
 
-def _check_count(name: str, number: int, most: int) -> None:
+def _check_count(
+    name: str,
+    number: int,
+    most: int,
+) -> None:
     if not 1 <= number <= most:
         raise CorruptIndex(f"{name} {number} is not in 1..{most}")
 

@@ -223,7 +223,12 @@ def _encode_bytes(values: Sequence[bytes | None]) -> tuple[bytes, bytes]:
     return np.array(sizes, "<u4").tobytes(), b"".join(filter(None, values))
 
 
-def decode_index(head: Head, body: Buffer, *, url: str | None = None) -> ShardIndex:
+def decode_index(
+    head: Head,
+    body: Buffer,
+    *,
+    url: str | None = None,
+) -> ShardIndex:
     """Parse and check the body of the index.
 
     Args:
@@ -255,7 +260,11 @@ def _decode_body(head: Head, body: Buffer) -> ShardIndex:
     return index
 
 
-def _decode_columns(head: Head, schema: Schema, body: bytes) -> ShardIndex:
+def _decode_columns(
+    head: Head,
+    schema: Schema,
+    body: bytes,
+) -> ShardIndex:
     columns = _Columns(body, head.schema_bytes)
     count = head.num_samples
     streams = len(schema.streams)
@@ -380,7 +389,11 @@ def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_]) -> None:
     require(ends[-1:].tolist() == [stop], "base members end elsewhere")
 
 
-def _check_apart(starts: I64, sizes: I64, first: int) -> I64:
+def _check_apart(
+    starts: I64,
+    sizes: I64,
+    first: int,
+) -> I64:
     """Members begin on a block, each a header after the end of the one before; where they end."""
     ends = -(-(starts + sizes) // BLOCK) * BLOCK
     floor = np.concatenate(([first], ends[:-1])) + BLOCK

@@ -100,7 +100,9 @@ def lay_out(index: ShardIndex, stem: str) -> tuple[ShardIndex, bytes]:
 
 
 def _place_members(
-    index: ShardIndex, stem: str, pos: int
+    index: ShardIndex,
+    stem: str,
+    pos: int,
 ) -> tuple[tuple[int, ...], npt.NDArray[np.uint64]]:
     """Prefix stops and base offsets of members that begin at ``pos``."""
     base = index.schema.base

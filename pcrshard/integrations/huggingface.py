@@ -226,7 +226,11 @@ def _decoder(feature: Any) -> Decode:
     return float if "float" in feature.dtype else int
 
 
-def _example(sample: Sample, columns: Mapping[str, Decode], url: str) -> dict[str, Any]:
+def _example(
+    sample: Sample,
+    columns: Mapping[str, Decode],
+    url: str,
+) -> dict[str, Any]:
     example: dict[str, Any] = {}
     for name, decode in columns.items():
         try:

@@ -70,7 +70,9 @@ def _pcr_samples(
 
 
 def _files(
-    source: Iterable[dict[str, Any] | str], scan: Scan | ScanLevel, options: _StageOptions
+    source: Iterable[dict[str, Any] | str],
+    scan: Scan | ScanLevel,
+    options: _StageOptions,
 ) -> Samples:
     """What ``tar_file_expander`` would give of the original tars; an empty dict ends a shard."""
     urls = (item["url"] if isinstance(item, dict) else item for item in source)

@@ -91,7 +91,11 @@ def random_resized_crop(
     return _largest_part(height, width, ratio)
 
 
-def _largest_part(height: int, width: int, ratio: Interval) -> Box:
+def _largest_part(
+    height: int,
+    width: int,
+    ratio: Interval,
+) -> Box:
     low, high = ratio
     shape = min(max(width / height, low), high)
     part_height = min(height, round(width / shape))
@@ -99,7 +103,12 @@ def _largest_part(height: int, width: int, ratio: Interval) -> Box:
     return _middle(height, width, part_height, part_width)
 
 
-def center_crop(height: int, width: int, *, fraction: float = 0.875) -> Box:
+def center_crop(
+    height: int,
+    width: int,
+    *,
+    fraction: float = 0.875,
+) -> Box:
     """The middle square whose side is a fraction of the shorter side.
 
     0.875 is ``Resize(256)`` then ``CenterCrop(224)``.
@@ -111,7 +120,12 @@ def center_crop(height: int, width: int, *, fraction: float = 0.875) -> Box:
     return _middle(height, width, side, side)
 
 
-def _middle(height: int, width: int, part_height: int, part_width: int) -> Box:
+def _middle(
+    height: int,
+    width: int,
+    part_height: int,
+    part_width: int,
+) -> Box:
     y = (height - part_height) // 2
     x = (width - part_width) // 2
     return y, x, max(part_height, 1), max(part_width, 1)

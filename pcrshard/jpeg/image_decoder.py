@@ -59,7 +59,12 @@ class ImageDecoder:
         """(height, width) of the result, if it is fixed."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
-    def __call__(self, jpeg: Jpeg, rng: Rng, out: Pixels | None = None) -> Pixels:
+    def __call__(
+        self,
+        jpeg: Jpeg,
+        rng: Rng,
+        out: Pixels | None = None,
+    ) -> Pixels:
         """Decode one image.
 
         Args:
@@ -91,7 +96,11 @@ class ImageDecoder:
         return pixels
 
     def decode_batch(
-        self, table: native.Table, sizes: npt.NDArray[Any], rngs: Sequence[Rng], out: Pixels
+        self,
+        table: native.Table,
+        sizes: npt.NDArray[Any],
+        rngs: Sequence[Rng],
+        out: Pixels,
     ) -> list[bool]:
         """Decode many images in one call of the native core, which costs less than a call for each.
 
@@ -128,7 +137,12 @@ class ImageDecoder:
             self(jpeg, rng, row)
         return out
 
-    def _draw(self, rng: Rng, height: int, width: int) -> tuple[Box | None, bool]:
+    def _draw(
+        self,
+        rng: Rng,
+        height: int,
+        width: int,
+    ) -> tuple[Box | None, bool]:
         """The crop, and whether to mirror it."""
         crop = None
         if self.crop == "center":

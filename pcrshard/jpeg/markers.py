@@ -255,7 +255,12 @@ def _check_size(frame: Frame, data_bytes: int) -> None:
     require(enough, f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
 
 
-def _colour_space(frame: Frame, *, jfif: bool, adobe: int | None) -> str:
+def _colour_space(
+    frame: Frame,
+    *,
+    jfif: bool,
+    adobe: int | None,
+) -> str:
     """The colour space as libjpeg guesses it (jdapimin.c, default_decompress_parms)."""
     count = len(frame.components)
     if count == 1:

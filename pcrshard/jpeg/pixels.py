@@ -205,7 +205,11 @@ def _complete(jpeg: bytes) -> bytes:
     return jpeg if jpeg.endswith(EOI) else jpeg + EOI
 
 
-def _arrange(pixels: Pixels, layout: native.Layout, out: Pixels | None) -> Pixels:
+def _arrange(
+    pixels: Pixels,
+    layout: native.Layout,
+    out: Pixels | None,
+) -> Pixels:
     """The (H, W, C) pixels in a layout, in ``out`` if it is given."""
     if layout == "chw":
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -217,7 +221,11 @@ def _arrange(pixels: Pixels, layout: native.Layout, out: Pixels | None) -> Pixel
     return out
 
 
-def _crop_and_resize(pixels: Pixels, crop: Box | None, size: tuple[int, int] | None) -> Pixels:
+def _crop_and_resize(
+    pixels: Pixels,
+    crop: Box | None,
+    size: tuple[int, int] | None,
+) -> Pixels:
     rows, columns, channels = pixels.shape
     y, x, height, width = crop or (0, 0, rows, columns)
     bottom = y + height
@@ -300,7 +308,11 @@ def system() -> dict[str, str]:
     }
 
 
-def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> bytes:
+def to_jpeg(
+    image: bytes,
+    quality: int | None,
+    resize_short: int | None,
+) -> bytes:
     """Convert any image that Pillow reads to JPEG; lossy.
 
     Args:
@@ -316,7 +328,11 @@ def to_jpeg(image: bytes, quality: int | None, resize_short: int | None) -> byte
         return _save_jpeg(picture, quality, resize_short)
 
 
-def _save_jpeg(picture: Any, quality: int | None, resize_short: int | None) -> bytes:
+def _save_jpeg(
+    picture: Any,
+    quality: int | None,
+    resize_short: int | None,
+) -> bytes:
     from PIL import JpegImagePlugin
 
     options = {name: picture.info.get(name) or b"" for name in ("exif", "icc_profile")}

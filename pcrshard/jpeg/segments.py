@@ -25,7 +25,11 @@ UNSUPPORTED_FRAMES = {
 _T = TypeVar("_T")
 
 
-def require(value: _T | None, message: str, segment: Segment | None = None) -> _T:
+def require(
+    value: _T | None,
+    message: str,
+    segment: Segment | None = None,
+) -> _T:
     """The value, unless it is none, false or empty: then :class:`CorruptJpeg` at the segment."""
     if not value:
         raise CorruptJpeg(message, offset=segment.start if segment else None)
@@ -116,7 +120,11 @@ def read_segment(jpeg: bytes, pos: int) -> Segment:
     return Segment(code, pos, *_read_payload(jpeg, pos + 2, code))
 
 
-def _read_payload(jpeg: bytes, pos: int, code: int) -> tuple[int, bytes]:
+def _read_payload(
+    jpeg: bytes,
+    pos: int,
+    code: int,
+) -> tuple[int, bytes]:
     """Where the segment whose length is at ``pos`` stops, and what it holds."""
     left = len(jpeg) - pos
     if left < 2:

@@ -102,7 +102,11 @@ def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
     return bytes(data)
 
 
-def join_scans(header: bytes, scans: Sequence[bytes], tail: bytes = b"") -> bytes:
+def join_scans(
+    header: bytes,
+    scans: Sequence[bytes],
+    tail: bytes = b"",
+) -> bytes:
     """Make a complete JPEG from the header, first scans and perhaps tail of :func:`split_scans`.
 
     Raises:
@@ -131,7 +135,11 @@ def join_pieces(pieces: Sequence[bytes | memoryview], tail: bytes = b"") -> byte
     return b"".join((first[:cut], tail[:end], first[cut:], *pieces[1:], EOI, tail[end + 2 :]))
 
 
-def _walk(data: bytes, pos: int, codes: set[int]) -> int:
+def _walk(
+    data: bytes,
+    pos: int,
+    codes: set[int],
+) -> int:
     """Offset after the segments from ``pos`` on whose marker is one of ``codes``."""
     while pos + 4 <= len(data) and data[pos] == 0xFF and data[pos + 1] in codes:
         pos = read_segment(data, pos).stop

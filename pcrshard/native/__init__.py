@@ -175,13 +175,21 @@ def _make_request(
     return request
 
 
-def _check_area(name: str, height: int, width: int) -> None:
+def _check_area(
+    name: str,
+    height: int,
+    width: int,
+) -> None:
     # The core takes 0x0 for "not asked for".
     if height < 1 or width < 1:
         raise ValueError(f"expected a {name} of at least 1x1 pixels, got {height}x{width}")
 
 
-def _shape(layout: Layout, size: tuple[int, ...], channels: int) -> tuple[int, ...]:
+def _shape(
+    layout: Layout,
+    size: tuple[int, ...],
+    channels: int,
+) -> tuple[int, ...]:
     return (channels, *size) if layout == "chw" else (*size, channels)
 
 
@@ -250,7 +258,9 @@ def decode(
 
 
 def piece_table(
-    buffer: memoryview, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32]
+    buffer: memoryview,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.uint32],
 ) -> Table:
     """Where the pieces of many streams are in one buffer, which must outlive the table.
 

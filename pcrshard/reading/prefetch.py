@@ -28,7 +28,11 @@ _JOIN_SECONDS = 2.0
 
 
 def prefetch(
-    items: Iterable[Item], load: Load[Item, Result], *, depth: int, max_bytes: int
+    items: Iterable[Item],
+    load: Load[Item, Result],
+    *,
+    depth: int,
+    max_bytes: int,
 ) -> Generator[tuple[Item, Future[Result]], None, None]:
     """Load items in order, up to ``depth`` of them while the caller uses the one before.
 
@@ -75,7 +79,12 @@ def _run(
 class _Loader(Generic[Item, Result]):
     """The threads, and the loads that nobody took yet."""
 
-    def __init__(self, load: Load[Item, Result], depth: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        load: Load[Item, Result],
+        depth: int,
+        max_bytes: int,
+    ) -> None:
         self.load, self.depth, self.max_bytes = load, depth, max_bytes
         self.pending: deque[tuple[Item, Future[Result]]] = deque()
         self.largest = 0

@@ -57,7 +57,11 @@ class Images(NamedTuple):
 
 
 def read_images(
-    source: LocalFile | Window, index: ShardIndex, scan: Scan, *, check: bool
+    source: LocalFile | Window,
+    index: ShardIndex,
+    scan: Scan,
+    *,
+    check: bool,
 ) -> Images:
     """Read the part of a prefix that follows the index, once.
 
@@ -76,7 +80,12 @@ def read_images(
 
 
 def extend_images(
-    source: LocalFile | Window, index: ShardIndex, images: Images, scan: Scan, *, check: bool
+    source: LocalFile | Window,
+    index: ShardIndex,
+    images: Images,
+    scan: Scan,
+    *,
+    check: bool,
 ) -> Images:
     """Images of a higher scan, of which only what is missing is read; see :func:`read_images`."""
     scan = _highest_held(index, scan)
@@ -124,7 +133,11 @@ def _read_rows(
     return Images(scan, read.values, tails.values, damaged)
 
 
-def _groups(index: ShardIndex, first: int, stop: int) -> scatter.Groups:
+def _groups(
+    index: ShardIndex,
+    first: int,
+    stop: int,
+) -> scatter.Groups:
     base = min(index.schema.base, stop) if first == 0 else 0
     starts = index.group_starts[first:stop]
     return scatter.Groups(index.sizes[first:stop], starts, base, index.base_offsets)
@@ -157,7 +170,12 @@ class Prefix:
         num_bytes: What is held in memory until :meth:`close`, nearly.
     """
 
-    def __init__(self, shard: Source, scan: Scan, images: Images) -> None:
+    def __init__(
+        self,
+        shard: Source,
+        scan: Scan,
+        images: Images,
+    ) -> None:
         self.shard = shard
         self.scan = scan
         self.index = shard.index
@@ -259,7 +277,11 @@ class Prefix:
         return whole
 
     def sample(
-        self, row: int, *, select: Select | None = None, decode: Decode | None = None
+        self,
+        row: int,
+        *,
+        select: Select | None = None,
+        decode: Decode | None = None,
     ) -> Sample:
         """One sample by its position; see :meth:`samples`."""
         key = self.index.keys[row]
@@ -350,12 +372,24 @@ class Prefix:
         sizes: list[int] = self.index.sizes.reshape(len(self.index.sizes), -1)[:, unit].tolist()
         return sizes
 
-    def _compare(self, unit: int, row: int, crc: int, size: int) -> None:
+    def _compare(
+        self,
+        unit: int,
+        row: int,
+        crc: int,
+        size: int,
+    ) -> None:
         expected = int(self.index.crcs[row].flat[unit])
         if crc != expected:
             self._refuse(unit, row, f"expected CRC-32C {expected:08x}, got {crc:08x}", size)
 
-    def _refuse(self, unit: int, row: int, what: str, size: int) -> NoReturn:
+    def _refuse(
+        self,
+        unit: int,
+        row: int,
+        what: str,
+        size: int,
+    ) -> NoReturn:
         raise CorruptPiece(
             f"{what} for {size} bytes",
             url=self.shard.url,

@@ -165,7 +165,12 @@ class PrefixCache:
 
     @contextlib.contextmanager
     def _lock(
-        self, name: str, *, shared: bool = False, wait: bool = True, cancel: Cancel = None
+        self,
+        name: str,
+        *,
+        shared: bool = False,
+        wait: bool = True,
+        cancel: Cancel = None,
     ) -> Iterator[bool]:
         """Hold a lock file; see :func:`pcrshard.storage.locks.hold_lock`.
 
@@ -186,7 +191,12 @@ class PrefixCache:
                 log.warning("cannot lock the cache %s, going on without: %s", self.folder, error)
             yield held
 
-    def _read(self, entry: str, view: memoryview, done: int = 0) -> int:
+    def _read(
+        self,
+        entry: str,
+        view: memoryview,
+        done: int = 0,
+    ) -> int:
         """Fill ``view`` from byte ``done`` on with sound extents.
 
         Returns:
@@ -208,7 +218,12 @@ class PrefixCache:
         return done
 
     def _store(
-        self, entry: str, described: bytes, bounds: list[int], view: memoryview, cancel: Cancel
+        self,
+        entry: str,
+        described: bytes,
+        bounds: list[int],
+        view: memoryview,
+        cancel: Cancel,
     ) -> None:
         """Keep the bytes between the bounds as extents.
 
@@ -305,7 +320,11 @@ class PrefixCache:
                     os.rmdir(os.path.dirname(folder))
 
 
-def _bounds(start: int, stops: Sequence[int], stop: int) -> list[int]:
+def _bounds(
+    start: int,
+    stops: Sequence[int],
+    stop: int,
+) -> list[int]:
     """Where extents of ``[start, stop)`` begin and end: at prefix stops."""
     return [start, *sorted({bound for bound in stops if start < bound < stop}), stop]
 
@@ -342,7 +361,11 @@ def _read_number(path: str) -> int | None:
         return None
 
 
-def _write(path: str, data: bytes | memoryview, now: int) -> None:
+def _write(
+    path: str,
+    data: bytes | memoryview,
+    now: int,
+) -> None:
     """Write a file of this time that appears whole or not at all.
 
     It is not synced: what a power cut leaves of it is found by its checksum.

@@ -231,14 +231,20 @@ class Shard:
 
     @contextlib.contextmanager
     def _open_range(
-        self, start: int, stop: int, cancel: threading.Event | None = None
+        self,
+        start: int,
+        stop: int,
+        cancel: threading.Event | None = None,
     ) -> Iterator[storage.Window]:
         with storage.open_range(self.url, start, stop, cancel=cancel, **self._how) as view:
             yield storage.Window(view, start)
 
     @contextlib.contextmanager
     def _open_cached(
-        self, cache: PrefixCache, scan: Scan, cancel: threading.Event | None
+        self,
+        cache: PrefixCache,
+        scan: Scan,
+        cancel: threading.Event | None,
     ) -> Iterator[storage.Window]:
         known = self.entry.prefix_stops if self.entry else None
         stops = known or cache.known_stops(self.url, self._content) or self.head.prefix_stops

@@ -61,7 +61,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_range(
-    command: str, start: int, view: memoryview, cancel: threading.Event | None = None
+    command: str,
+    start: int,
+    view: memoryview,
+    cancel: threading.Event | None = None,
 ) -> None:
     """Fill ``view`` with a command's output from byte ``start`` on.
 
@@ -100,7 +103,12 @@ def _wait(output: Output, cancel: threading.Event | None) -> None:
     raise StorageError("the read was cancelled")
 
 
-def _ended(output: Output, pos: int, start: int, stop: int) -> Exception:
+def _ended(
+    output: Output,
+    pos: int,
+    start: int,
+    stop: int,
+) -> Exception:
     try:
         code = output.process.wait(timeout=_PATIENCE)
     except subprocess.TimeoutExpired:

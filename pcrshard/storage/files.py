@@ -139,7 +139,10 @@ def remove_temporary_files(folder: str) -> None:
 
 @contextlib.contextmanager
 def atomic_write(
-    url: str, *, options: Options | None = None, durable: bool = True
+    url: str,
+    *,
+    options: Options | None = None,
+    durable: bool = True,
 ) -> Iterator[BinaryIO]:
     """Write a file that appears whole or not at all.
 
@@ -183,7 +186,13 @@ def atomic_write(
             os.unlink(temporary)
 
 
-def write_at(handle: int, position: int, data: memoryview, *, url: str) -> None:
+def write_at(
+    handle: int,
+    position: int,
+    data: memoryview,
+    *,
+    url: str,
+) -> None:
     """Write all of ``data`` at a position of an open local file.
 
     Raises:

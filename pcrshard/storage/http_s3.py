@@ -203,7 +203,11 @@ def _try(attempt: Callable[[threading.Event], None], cancel: threading.Event) ->
 
 
 def _log_failure(
-    path: str, error: Exception, transfer: Transfer, failures: int, pause: float
+    path: str,
+    error: Exception,
+    transfer: Transfer,
+    failures: int,
+    pause: float,
 ) -> None:
     level = logging.INFO if failures < _PATIENT_FAILURES else logging.WARNING
     came = f"{transfer.done} of {len(transfer.view)} bytes came"
@@ -214,7 +218,11 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {redact(str(error))}"
 
 
-def _final(error: Exception, transfer: Transfer, requests: int) -> StorageError:
+def _final(
+    error: Exception,
+    transfer: Transfer,
+    requests: int,
+) -> StorageError:
     what = _describe(error)
     if isinstance(error, StorageError):
         what = redact(str(error))
@@ -226,7 +234,10 @@ def _final(error: Exception, transfer: Transfer, requests: int) -> StorageError:
 
 
 def _attempt_of(
-    fs: Any, path: str, transfer: Transfer, retry: Retry
+    fs: Any,
+    path: str,
+    transfer: Transfer,
+    retry: Retry,
 ) -> Callable[[threading.Event], None]:
     """One request, as a function that may be called again for the rest."""
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
@@ -241,7 +252,11 @@ def _attempt_of(
     return attempt
 
 
-def _cat(fs: Any, path: str, transfer: Transfer) -> None:
+def _cat(
+    fs: Any,
+    path: str,
+    transfer: Transfer,
+) -> None:
     # The base class's cat_file opens a buffered file, which reads 5 MiB ahead.
     plain = fs.async_impl or "cat_file" in vars(type(fs))
     options = {} if plain else {"cache_type": "none"}
@@ -256,7 +271,10 @@ def _cat(fs: Any, path: str, transfer: Transfer) -> None:
 
 
 def _wait(
-    loop: asyncio.AbstractEventLoop, coroutine: Any, transfer: Transfer, cancel: threading.Event
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Any,
+    transfer: Transfer,
+    cancel: threading.Event,
 ) -> None:
     """Run a coroutine on the file system's own loop; whatever ends this wait ends the request."""
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -274,7 +292,9 @@ def _wait(
 
 
 async def _stream(
-    opened: contextlib.AbstractAsyncContextManager[_Reply], transfer: Transfer, retry: Retry
+    opened: contextlib.AbstractAsyncContextManager[_Reply],
+    transfer: Transfer,
+    retry: Retry,
 ) -> None:
     async with asyncio.timeout(retry.timeout) as patience:
         async with opened as reply:
@@ -291,7 +311,12 @@ async def _stream(
 
 
 @contextlib.asynccontextmanager
-async def _http_get(fs: Any, url: str, transfer: Transfer, silence: float) -> AsyncIterator[_Reply]:
+async def _http_get(
+    fs: Any,
+    url: str,
+    transfer: Transfer,
+    silence: float,
+) -> AsyncIterator[_Reply]:
     session = await fs.set_session()
     options = dict(fs.kwargs)
     options["headers"] = {
@@ -320,7 +345,12 @@ def _http_reply(reply: Any) -> _Reply:
 
 
 @contextlib.asynccontextmanager
-async def _s3_get(fs: Any, path: str, transfer: Transfer, _: float) -> AsyncIterator[_Reply]:
+async def _s3_get(
+    fs: Any,
+    path: str,
+    transfer: Transfer,
+    _: float,
+) -> AsyncIterator[_Reply]:
     bucket, key, version = fs.split_path(path)
     wanted = f"bytes={transfer.position}-{transfer.stop - 1}"
     request = {"Bucket": bucket, "Key": key, "Range": wanted}
@@ -349,7 +379,13 @@ async def _chunks(body: Any) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def call(fs: Any, name: str, path: str, *, seconds: float = 30.0) -> Any:
+def call(
+    fs: Any,
+    name: str,
+    path: str,
+    *,
+    seconds: float = 30.0,
+) -> Any:
     """A small request by a file system's own method.
 
     It ends after some seconds where it can be ended.

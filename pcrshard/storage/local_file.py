@@ -71,7 +71,13 @@ class LocalFile:
                 raise _ended(start, start + len(view), done)
             done += count
 
-    def scatter(self, start: int, stop: int, groups: scatter.Groups, **how: Any) -> scatter.Items:
+    def scatter(
+        self,
+        start: int,
+        stop: int,
+        groups: scatter.Groups,
+        **how: Any,
+    ) -> scatter.Items:
         """Read ``[start, stop)`` once, each piece into its object.
 
         See :func:`.native.scatter.read`.
@@ -89,5 +95,9 @@ class LocalFile:
             raise MemoryError(f"cannot take {stop - start} bytes") from error
 
 
-def _ended(start: int, stop: int, got: int) -> TruncatedShard:
+def _ended(
+    start: int,
+    stop: int,
+    got: int,
+) -> TruncatedShard:
     return TruncatedShard(f"expected bytes {start} to {stop}, got {got} of {stop - start}")

@@ -37,7 +37,13 @@ class Window(NamedTuple):
         """The bytes ``[start, stop)``, valid as long as the window."""
         return self.view[start - self.start : stop - self.start]
 
-    def scatter(self, start: int, stop: int, groups: scatter.Groups, **how: Any) -> scatter.Items:
+    def scatter(
+        self,
+        start: int,
+        stop: int,
+        groups: scatter.Groups,
+        **how: Any,
+    ) -> scatter.Items:
         """Put each piece of ``[start, stop)`` into its object; see :func:`.native.scatter.read`."""
         return scatter.read(self.read(start, stop), start, stop, groups, **how)
 

@@ -40,7 +40,9 @@ def resolve(url: str, options: Options | None) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def mapped_errors(
-    url: str, doing: str, errors: tuple[type[Exception], ...] = (Exception,)
+    url: str,
+    doing: str,
+    errors: tuple[type[Exception], ...] = (Exception,),
 ) -> Iterator[None]:
     """Make any failure of a store an error of ours that names the URL.
 
@@ -60,7 +62,13 @@ def mapped_errors(
         raise StorageError(message, url=url) from harmless(error)
 
 
-def ask(url: str, doing: str, method: str, options: Options | None, **how: Any) -> Any:
+def ask(
+    url: str,
+    doing: str,
+    method: str,
+    options: Options | None,
+    **how: Any,
+) -> Any:
     """The answer to one small request: the result of a file system's method for this file.
 
     It is sent again as :class:`Retry` says.

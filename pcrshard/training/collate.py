@@ -55,11 +55,7 @@ class Collator:
                 f"expected a sequence of field names, got {self.fields!r}; write ({self.fields!r},)"
             )
 
-    def __call__(
-        self,
-        rows: list[Row],
-        epoch: int,
-    ) -> Any:
+    def __call__(self, rows: list[Row], epoch: int) -> Any:
         """The batch of these rows in an epoch."""
         keys = [(self.seed, epoch, number) for number, _, _ in rows]
         batch = self._image_batch(rows)
@@ -133,18 +129,10 @@ class Collator:
         storage = new_shared(math.prod(shape))
         return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
-    def _select(
-        self,
-        key: str,
-        field: str,
-    ) -> bool:
+    def _select(self, key: str, field: str) -> bool:
         return self.fields is None or self.transform is not None or field in self.fields
 
-    def _select_others(
-        self,
-        key: str,
-        field: str,
-    ) -> bool:
+    def _select_others(self, key: str, field: str) -> bool:
         return self._select(key, field) and _extension(field) not in JPEG_EXTENSIONS
 
     def _column(

@@ -63,11 +63,7 @@ class EpochOptions:
         """Those that hold for a whole epoch."""
         return Rules(self.seed, self.shuffle_shards, self.last)
 
-    def geometry(
-        self,
-        batch_size: int,
-        world: int,
-    ) -> Geometry:
+    def geometry(self, batch_size: int, world: int) -> Geometry:
         """How batches of a world of ranks cut an epoch up."""
         slots = world if self.slots is None else self.slots
         return Geometry(batch_size * world, slots, self.phases)
@@ -170,11 +166,7 @@ class PCRDataset(IterableDataset[Any]):
         """
         self._restart(self.progress.set_epoch(epoch))
 
-    def loader(
-        self,
-        num_workers: int = 0,
-        **options: Any,
-    ) -> PCRLoader:
+    def loader(self, num_workers: int = 0, **options: Any) -> PCRLoader:
         """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch itself.
 
         Args:
@@ -241,7 +233,10 @@ class PCRDataset(IterableDataset[Any]):
         self._restart(progress)
 
     def views(
-        self, batches: Sequence[Ints], scans: Sequence[Scan], epoch: int = 0
+        self,
+        batches: Sequence[Ints],
+        scans: Sequence[Scan],
+        epoch: int = 0,
     ) -> Iterator[dict[Scan, Any]]:
         """Given samples at several scans with the same crops, for comparisons of scans.
 
@@ -267,11 +262,7 @@ class PCRDataset(IterableDataset[Any]):
 
         return read_batches(self.shards, batches, highest, take)
 
-    def sample(
-        self,
-        key: int | str,
-        scan: Scan | None = None,
-    ) -> Sample:
+    def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
         """One sample by id or key, as stored.
 
         Reads one prefix, and to find a key the indexes of the shards before it.
@@ -351,11 +342,7 @@ class PCRDataset(IterableDataset[Any]):
                 "make it after init_process_group"
             )
 
-    def _batches(
-        self,
-        worker: int = 0,
-        workers: int = 1,
-    ) -> list[Ints]:
+    def _batches(self, worker: int = 0, workers: int = 1) -> list[Ints]:
         rank, world = self.rank
         return worker_batches(self._order(), world, rank, workers, worker)
 

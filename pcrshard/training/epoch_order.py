@@ -173,7 +173,11 @@ def advance(
 
 
 def worker_batches(
-    order: Order, world: int = 1, rank: int = 0, workers: int = 1, worker: int = 0
+    order: Order,
+    world: int = 1,
+    rank: int = 0,
+    workers: int = 1,
+    worker: int = 0,
 ) -> list[Ints]:
     """The batches that one worker of one rank makes, in order.
 
@@ -199,7 +203,12 @@ def worker_batches(
     return [batch for batch in batches if len(batch)]
 
 
-def _whole_sequence(sizes: Ints, rules: Rules, epoch: int, given: Ints | None) -> Ints:
+def _whole_sequence(
+    sizes: Ints,
+    rules: Rules,
+    epoch: int,
+    given: Ints | None,
+) -> Ints:
     """The given ids, if there are such, or every sample once."""
     check_whole("epoch", epoch, 0, MAX_EPOCH)
     if given is None:

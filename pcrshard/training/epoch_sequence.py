@@ -188,14 +188,17 @@ def shuffled_passes(
 
 
 def random_words(
-    count: int, rules: Rules, purpose: int, key: tuple[int, int], start: int = 0
+    count: int,
+    rules: Rules,
+    purpose: int,
+    key: tuple[int, int],
+    start: int = 0,
 ) -> npt.NDArray[np.uint64]:
     """(count,) uint64: values [start, start + count) of the stream of a seed, purpose and key."""
     major, minor = key
     counter, skipped = divmod(start, 4)  # a counter gives four values
     stream = np.random.Philox(
-        key=int(rules.seed) | purpose << 64,
-        counter=counter | minor << 64 | major << 128,
+        key=int(rules.seed) | purpose << 64, counter=counter | minor << 64 | major << 128
     )
     words: npt.NDArray[np.uint64] = stream.random_raw(skipped + count)
     return words[skipped:]

@@ -90,22 +90,14 @@ class Progress:
         """The iteration came to its end."""
         return replace(self, stage="ended")
 
-    def state(
-        self,
-        geometry: Geometry,
-        batches: int | None = None,
-    ) -> dict[str, Any]:
+    def state(self, geometry: Geometry, batches: int | None = None) -> dict[str, Any]:
         """Where a job is after some batches of this iteration, by default after ``done``."""
         if batches is None and self.stage == "ended":
             return {"epoch": self.epoch + 1, "segments": advance([], geometry, 0)}
         done = self.done if batches is None else batches
         return {"epoch": self.epoch, "segments": advance(self.segments, geometry, done)}
 
-    def worker_state(
-        self,
-        worker: int,
-        workers: int,
-    ) -> dict[str, Any]:
+    def worker_state(self, worker: int, workers: int) -> dict[str, Any]:
         """Where one DataLoader worker is."""
         return {
             "epoch": self.epoch,

@@ -50,11 +50,7 @@ class SplitByNode:
     def __init__(self, rank: ranks.Rank | None = None) -> None:
         self.rank = rank
 
-    def __call__(
-        self,
-        source: Iterable[Any],
-        group: Any = None,
-    ) -> Iterator[Any]:
+    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
         """Every ``world``-th item from the ``rank``-th on; WebDataset's ``group`` is not used."""
         rank, world = self.rank or ranks.current()
         yield from itertools.islice(source, rank, None, world)

@@ -51,11 +51,7 @@ class ShardSet:
         classes: Names of the first dataset's classes.
     """
 
-    def __init__(
-        self,
-        datasets: str | Sequence[str],
-        options: ReadOptions,
-    ) -> None:
+    def __init__(self, datasets: str | Sequence[str], options: ReadOptions) -> None:
         if not datasets:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
@@ -186,6 +182,9 @@ def read_batches(
 
 
 def _load(
-    shards: ShardSet, scan: ScanChoice, request: tuple[int, int], cancel: threading.Event
+    shards: ShardSet,
+    scan: ScanChoice,
+    request: tuple[int, int],
+    cancel: threading.Event,
 ) -> Prefix:
     return shards.open(request[0]).load(current_scan(scan), cancel=cancel)

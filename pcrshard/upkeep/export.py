@@ -58,24 +58,14 @@ def export_shard(
     streams = {field for field, _ in shard.index.schema.streams}
     samples = shard.samples(scan, on_error=on_error)
     if baseline:
-        samples = _to_baseline(
-            samples,
-            shard,
-            streams,
-            on_error,
-        )
+        samples = _to_baseline(samples, shard, streams, on_error)
     if form == "wds":
         target = storage.join(dst, storage.file_name(shard.url))
         with storage.atomic_write(target, options=options) as file:
             return _write_tar(samples, file)
     taken = set() if taken is None else taken
     named = ((_path(sample, classes, taken), sample) for sample in samples)
-    return _write_folder(
-        named,
-        dst,
-        streams,
-        options,
-    )
+    return _write_folder(named, dst, streams, options)
 
 
 def _write_folder(

@@ -15,14 +15,7 @@ from typing import NamedTuple
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import (
-    CorruptIndex,
-    EncodeError,
-    FormatError,
-    NotAShard,
-    PCRError,
-    StorageError,
-)
+from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, HEAD_STOP, decode_head
@@ -86,30 +79,15 @@ def stage(
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     cancel = threading.Event()
-    read = partial(
-        storage.open_range,
-        options=storage_options,
-        retry=retry,
-        cancel=cancel,
-    )
+    read = partial(storage.open_range, options=storage_options, retry=retry, cancel=cancel)
     tasks = [
-        _Task(
-            entry,
-            _position(entry, scan),
-            os.path.join(dst, entry.name),
-            partial(read, url),
-        )
+        _Task(entry, _position(entry, scan), os.path.join(dst, entry.name), partial(read, url))
         for url, entry in zip(urls, source.shards, strict=True)
     ]
     with _alone_in(dst):
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
-        entries = _stage_all(
-            tasks,
-            workers,
-            cancel,
-            on_shard,
-        )
+        entries = _stage_all(tasks, workers, cancel, on_shard)
         index = dataclasses.replace(source, shards=entries)
         with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
             file.write(index.encode())
@@ -276,21 +254,11 @@ def _fetch(
     if kept:
         with open(task.path, "r+b") as file:
             file.truncate(kept)
-            _copy(
-                task,
-                kept,
-                stop,
-                file.fileno(),
-            )
+            _copy(task, kept, stop, file.fileno())
         _check(task.path, task.entry, task.position)
         return
     with storage.atomic_write(task.path) as new:
-        _copy(
-            task,
-            0,
-            stop,
-            new.fileno(),
-        )
+        _copy(task, 0, stop, new.fileno())
         try:
             _check(new.name, task.entry, task.position)
         except FormatError as error:
@@ -305,12 +273,7 @@ def _copy(
 ) -> None:
     for begin in range(start, stop, _CHUNK_BYTES):
         with task.read(begin, min(begin + _CHUNK_BYTES, stop)) as view:
-            storage.write_at(
-                handle,
-                begin,
-                view,
-                url=task.path,
-            )
+            storage.write_at(handle, begin, view, url=task.path)
     os.fsync(handle)
 
 

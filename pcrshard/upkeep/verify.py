@@ -13,18 +13,8 @@ from ..encoding.sources import SampleRef
 from ..errors import PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
-from ..format.shard_index import (
-    BLOCK,
-    HEAD_STOP,
-    ShardIndex,
-    round512,
-)
-from ..format.tar_members import (
-    TRAILER,
-    index_name,
-    plan_members,
-    tar_header,
-)
+from ..format.shard_index import BLOCK, HEAD_STOP, ShardIndex, round512
+from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import decode
 from ..jpeg.split import mend_headers
@@ -64,23 +54,13 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         index = shard.index
         scan: Scan = (task.entry and task.entry.scan) or FULL
         stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
-        with storage.open_range(
-            task.url,
-            0,
-            stop,
-            options=task.storage_options,
-        ) as view:
+        with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
             problems += _check_layout(task.url, index, view)
             checksum = crc32c(view)
         problems += _check_size(task, stop)
         problems += _check_samples(shard, task, scan)
         if scan == FULL and task.entry and not problems:
-            problems += _check_entry(
-                task.url,
-                task.entry,
-                stop,
-                checksum,
-            )
+            problems += _check_entry(task.url, task.entry, stop, checksum)
     except PCRError as error:
         return VerifyResult(0, (*problems, str(error)), ())
     return VerifyResult(index.num_samples, tuple(problems), index.keys)
