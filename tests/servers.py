@@ -1,6 +1,8 @@
-"""Real servers on loopback, as context managers: nginx, S3 (moto), a server that fails on purpose, and a slow link.
+"""Real servers on loopback, as context managers: nginx, S3 (moto), a server that fails on purpose,
+and a slow link.
 
-Each picks its own port, logs every request, and is gone when the ``with`` block ends, also when that fails or the process is killed::
+Each picks its own port, logs every request, and is gone when the ``with`` block ends, also when
+that fails or the process is killed::
 
     with servers.nginx(folder) as server:
         fsspec.filesystem("http").cat_file(server.url("a.tar"), 0, 1000)
@@ -62,9 +64,11 @@ class Request:
     Attributes:
         method: ``GET``, ``HEAD``...
         path: The decoded path, without the query.
-        range: What the client asked for, half-open: ``(0, 10)``, ``(10, None)`` to the end, ``(-10, None)`` the last ten; ``None`` without Range.
+        range: What the client asked for, half-open: ``(0, 10)``, ``(10, None)`` to the end, ``(-10,
+        None)`` the last ten; ``None`` without Range.
         status: The answer's status; 0 where the connection ended without one.
-        body_bytes: Bytes of the body that the server handed to its socket (a client that leaves may have taken fewer).
+        body_bytes: Bytes of the body that the server handed to its socket (a client that leaves may
+        have taken fewer).
         sent_bytes: The same with the status line and the headers.
         query: What followed ``?``.
     """
@@ -81,7 +85,8 @@ class Request:
 def parse_range(header: str | None) -> ByteRange | None:
     """A Range header as ``Request.range``; several ranges are refused, nonsense is no range.
 
-    >>> parse_range("bytes=2-3"), parse_range("bytes=2-"), parse_range("bytes=-2"), parse_range("lines=1-2")
+    >>> parse_range("bytes=2-3"), parse_range("bytes=2-"), parse_range("bytes=-2"),
+    parse_range("lines=1-2")
     ((2, 4), (2, None), (-2, None), None)
     """
     if header and "," in header:
@@ -115,7 +120,9 @@ class Server(abc.ABC):
         return f"http://{self.host}:{self.port}/{urllib.parse.quote(name)}"
 
     def requests(self) -> list[Request]:
-        """All requests since ``reset``, in the order in which they ended; waits until none is in progress."""
+        """All requests since ``reset``, in the order in which they ended; waits until none is in
+        progress.
+        """
         self.settle()
         return self._ended()[self._forgotten :]
 
@@ -172,7 +179,9 @@ class Link:
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def listen(self) -> socket.socket:
-        """A listening socket at the far end; a namespace belongs to a thread, so a short one makes it."""
+        """A listening socket at the far end; a namespace belongs to a thread, so a short one makes
+        it.
+        """
 
         def enter_and_listen() -> socket.socket:
             with open(f"/run/netns/{self.namespace}") as namespace:
@@ -188,7 +197,9 @@ class Link:
 
 
 def _listen(link: Link | None) -> socket.socket:
-    """A socket that already listens and is handed to the server: no other process can take the port in between."""
+    """A socket that already listens and is handed to the server: no other process can take the port
+    in between.
+    """
     return link.listen() if link else socket.create_server(("127.0.0.1", 0), backlog=511)
 
 
@@ -199,7 +210,9 @@ def _running(
     folder: pathlib.Path,
     environment: Mapping[str, str],
 ) -> Iterator[Callable[[], None]]:
-    """Run a server that inherits a listening socket; yields a check that it still runs. It dies with this process."""
+    """Run a server that inherits a listening socket; yields a check that it still runs. It dies
+    with this process.
+    """
     setpriv = shutil.which("setpriv")
     die_too = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
     output = folder / "output.txt"
@@ -255,7 +268,8 @@ def _ask(
 
 # ---------------------------------------------------------------- nginx
 
-# Paths are relative to the prefix folder, which has everything that nginx touches; the served folder is a link there.
+# Paths are relative to the prefix folder, which has everything that nginx touches; the served
+# folder is a link there.
 _NGINX = """
 daemon off; worker_processes 1; {user} pid pid; error_log error.log warn;
 events {{ worker_connections 1024; }}
@@ -306,7 +320,8 @@ def nginx(
 
     Args:
         folder: What to serve.
-        limit_rate: Bytes per second and request. nginx counts whole seconds: the first ``limit_rate`` bytes of each request come at once.
+        limit_rate: Bytes per second and request. nginx counts whole seconds: the first
+        ``limit_rate`` bytes of each request come at once.
         limit_rate_after: Bytes that come at full speed before that.
         max_ranges: 0 ignores Range.
         link: Listen at the far end of this link.
@@ -330,7 +345,8 @@ def nginx(
         (own / "nginx.conf").write_text(
             _NGINX.format(user=user, options=options, host=host, port=port)
         )
-        # nginx takes the descriptors of listening sockets from this variable (its way to upgrade itself).
+        # nginx takes the descriptors of listening sockets from this variable (its way to upgrade
+        # itself).
         environment = {"NGINX": f"{listening.fileno()};"}
         with _running(
             [program, "-p", f"{prefix}/", "-c", f"{prefix}/nginx.conf"], listening, own, environment
@@ -355,7 +371,8 @@ class S3(Server):
     def __init__(self, host: str, port: int, log: pathlib.Path) -> None:
         super().__init__(host, port)
         self._log = log
-        # fsspec keeps file systems and listings for the life of the process, and a port may come back.
+        # fsspec keeps file systems and listings for the life of the process, and a port may come
+        # back.
         self.bucket = f"bucket-{uuid.uuid4().hex[:12]}"
         self.prefix = "data"
 
@@ -374,7 +391,9 @@ class S3(Server):
         return self.storage_options_at(self.endpoint)
 
     def storage_options_at(self, endpoint: str) -> dict[str, Any]:
-        """The same through a proxy; nothing is read from ``~/.aws``, from AWS_* or from http_proxy."""
+        """The same through a proxy; nothing is read from ``~/.aws``, from AWS_* or from
+        http_proxy.
+        """
         nowhere = (None, None, os.devnull, None)
         return {
             "key": "test",
@@ -483,7 +502,9 @@ def _serve_s3(descriptor: int, host: str, port: int, log: str) -> None:
 
 
 def _logging_handler(moto_handler: Any, log_file: int) -> Any:
-    """Moto's request handler, made to log what went over the wire: an empty line when a request begins, a full one when it ends."""
+    """Moto's request handler, made to log what went over the wire: an empty line when a request
+    begins, a full one when it ends.
+    """
 
     class Handler(moto_handler):  # type: ignore[misc]
         status = head_bytes = 0
@@ -529,7 +550,8 @@ AS_ASKED = {"Content-Range": "bytes {start}-{last}/{total}"}
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """How one answer differs from a correct one; the parts can be combined, and ``Fault()`` is correct.
+    """How one answer differs from a correct one; the parts can be combined, and ``Fault()`` is
+    correct.
 
     Attributes:
         drop: End the connection without an answer.
@@ -537,13 +559,17 @@ class Fault:
         stall: Wait so many seconds, or until the client leaves...
         stall_after: ...after so many body bytes; ``None``: before the status line.
         cut_after: End the connection after so many body bytes.
-        status: From 300 on, the whole answer, with ``body``, and for 3xx with a Location that is the request's own URL; below, another status for the file.
+        status: From 300 on, the whole answer, with ``body``, and for 3xx with a Location that is
+        the request's own URL; below, another status for the file.
         body: The body of that answer.
-        headers: Headers to set, or with ``None`` to leave out. ``{start}``, ``{last}`` and ``{total}`` stand for what was asked.
+        headers: Headers to set, or with ``None`` to leave out. ``{start}``, ``{last}`` and
+        ``{total}`` stand for what was asked.
         length_error: Content-Length says so many bytes more than the body has (negative: fewer).
         ignore_range: 200 and the whole file.
-        shift: Send the bytes so much further on, with a Content-Range that says so, or with ``headers=AS_ASKED`` one that lies.
-        more: Send so many bytes more than asked (negative: fewer), zeros where the file has ended; Content-Range as for ``shift``.
+        shift: Send the bytes so much further on, with a Content-Range that says so, or with
+        ``headers=AS_ASKED`` one that lies.
+        more: Send so many bytes more than asked (negative: fewer), zeros where the file has ended;
+        Content-Range as for ``shift``.
         flip: Invert the body's byte at this place (-1: the last).
     """
 
@@ -564,7 +590,9 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """A request as a fault policy sees it: ``number`` counts all from 0, ``attempt`` earlier ones for the same bytes."""
+    """A request as a fault policy sees it: ``number`` counts all from 0, ``attempt`` earlier ones
+    for the same bytes.
+    """
 
     number: int
     attempt: int
@@ -580,7 +608,9 @@ Faults = Sequence[Fault | None] | Callable[[Ask], Fault | None]
 def seeded(
     seed: int, faults: Sequence[Fault], probability: float = 0.3
 ) -> Callable[[Ask], Fault | None]:
-    """A random fault for some GETs; the same for the same bytes and attempt, in whatever order requests arrive."""
+    """A random fault for some GETs; the same for the same bytes and attempt, in whatever order
+    requests arrive.
+    """
 
     def policy(ask: Ask) -> Fault | None:
         dice = random.Random(f"{seed} {ask.path} {ask.range} {ask.attempt}")
@@ -824,7 +854,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             name: value and _fill(value, ask, answer)
             for name, value in {**_titled(answer.headers), **_titled(fault.headers)}.items()
         }
-        # A client that waits for more than there is must see the end; one that was promised less finds the rest in its next answer.
+        # A client that waits for more than there is must see the end; one that was promised less
+        # finds the rest in its next answer.
         if fault.length_error > 0 or (
             "Content-Length" in headers and headers["Content-Length"] is None
         ):
@@ -1014,11 +1045,13 @@ def faulty(
     reset_connections: int = 0,
     link: Link | None = None,
 ) -> Iterator[FaultServer]:
-    """Serve a folder correctly (HTTP/1.1, Range, ETag, If-Match, If-Range), except for these faults.
+    """Serve a folder correctly (HTTP/1.1, Range, ETag, If-Match, If-Range), except for these
+    faults.
 
     Args:
         folder: What to serve.
-        faults: A list, one for each GET in the order of arrival, correct afterwards; or a function that is asked at every request.
+        faults: A list, one for each GET in the order of arrival, correct afterwards; or a function
+        that is asked at every request.
         reset_connections: So many first connections are reset as soon as they are accepted.
         link: Listen at the far end of this link.
     """
@@ -1030,7 +1063,9 @@ def faulty(
 def faulty_proxy(
     upstream: str, faults: Faults = (), *, reset_connections: int = 0, link: Link | None = None
 ) -> Iterator[FaultServer]:
-    """Stand before another HTTP server (``S3.endpoint``, ``Nginx.url()``) and add faults; answers pass through memory."""
+    """Stand before another HTTP server (``S3.endpoint``, ``Nginx.url()``) and add faults; answers
+    pass through memory.
+    """
     with _fault_server(_proxy_origin(upstream), faults, reset_connections, link) as server:
         yield server
 
@@ -1047,10 +1082,12 @@ def _ip(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]
 
 @contextlib.contextmanager
 def limited_link(rate_bytes_per_s: int) -> Iterator[Link]:
-    """A network between this process and a far namespace, for ``nginx(folder, link=...)`` and the others.
+    """A network between this process and a far namespace, for ``nginx(folder, link=...)`` and the
+    others.
 
     Args:
-        rate_bytes_per_s: What the far end sends, with the packets' headers: bodies come about 4 % slower. Uploads are not limited.
+        rate_bytes_per_s: What the far end sends, with the packets' headers: bodies come about 4 %
+        slower. Uploads are not limited.
     """
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
         raise Unavailable("NO SLOW LINK: needs root and apt-get install iproute2")
@@ -1062,7 +1099,8 @@ def limited_link(rate_bytes_per_s: int) -> Iterator[Link]:
         _ip("ip", "link", "set", near, "up")
         _ip("ip", "-n", far, "addr", "add", f"198.18.{number}.2/30", "dev", far)
         _ip("ip", "-n", far, "link", "set", far, "up")
-        # The burst must hold one packet of 64 KiB, as the kernel makes them, and what comes between two timer ticks.
+        # The burst must hold one packet of 64 KiB, as the kernel makes them, and what comes between
+        # two timer ticks.
         burst = max(128 << 10, rate_bytes_per_s // 100)
         limit = ["rate", f"{rate_bytes_per_s * 8}bit", "burst", str(burst), "latency", "100ms"]
         _ip("tc", "-n", far, "qdisc", "add", "dev", far, "root", "tbf", *limit)
@@ -1070,7 +1108,9 @@ def limited_link(rate_bytes_per_s: int) -> Iterator[Link]:
 
 
 def _make_pair(undo: contextlib.ExitStack) -> int:
-    """Make a namespace and two joined interfaces; the first free number names all, and making the name takes it."""
+    """Make a namespace and two joined interfaces; the first free number names all, and making the
+    name takes it.
+    """
     for number in range(256):
         near, far = f"pcrn{number}", f"pcrf{number}"
         made = _ip("ip", "netns", "add", far, check=False)

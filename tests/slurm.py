@@ -1,4 +1,6 @@
-"""A real SLURM cluster of one node for the tests: munged, slurmctld and slurmd of this test run alone, on free ports, in a folder of its own."""
+"""A real SLURM cluster of one node for the tests: munged, slurmctld and slurmd of this test run
+alone, on free ports, in a folder of its own.
+"""
 
 import contextlib
 import getpass
@@ -34,7 +36,8 @@ SlurmdUser={user}
 SlurmctldPort={controller}
 SlurmdPort={node}
 AuthType=auth/munge
-# A requeued job waits until the credential of its first run is out; five seconds is the least that SLURM takes, 120 its default.
+# A requeued job waits until the credential of its first run is out; five seconds is the least that
+# SLURM takes, 120 its default.
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -65,7 +68,8 @@ class Cluster:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        # A test run may itself be a SLURM job; its jobs must not take that job's variables for their own.
+        # A test run may itself be a SLURM job; its jobs must not take that job's variables for
+        # their own.
         clean = {
             key: value
             for key, value in os.environ.items()

@@ -8,15 +8,13 @@ thread and backend.
 from __future__ import annotations
 
 import math
-import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import memory
 
 try:
     from pcrshard.native._core import ffi, lib

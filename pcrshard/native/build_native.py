@@ -1,4 +1,5 @@
-"""Builds ``pcrshard.native._core``: ``cffi_modules=["pcrshard/native/build_native.py:ffibuilder"]``.
+"""Builds ``pcrshard.native._core``:
+``cffi_modules=["pcrshard/native/build_native.py:ffibuilder"]``.
 
 By hand, from the project's root: ``python pcrshard/native/build_native.py``. The extension is
 optional: where no compiler works, setuptools warns and installs the package without it.
@@ -22,7 +23,9 @@ HEADER = (
 
 
 def public_declarations(header: str) -> str:
-    """The declarations of the public header, without the preprocessor lines that cffi cannot read."""
+    """The declarations of the public header, without the preprocessor lines that cffi cannot
+    read.
+    """
     return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
 
 

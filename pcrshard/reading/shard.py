@@ -127,7 +127,9 @@ class Shard:
         return self.num_samples
 
     def __iter__(self) -> Iterator[Sample]:
-        """All samples at full fidelity, by one read; by ``__getitem__`` it would be one for each."""
+        """All samples at full fidelity, by one read; by ``__getitem__`` it would be one for
+        each.
+        """
         return self.samples()
 
     def __getitem__(self, row: int | str) -> Sample:

@@ -50,7 +50,9 @@ def bad(text):
 
 @contextlib.contextmanager
 def dask_cluster(folder, workers=2):
-    """A scheduler and workers of one thread, as processes of their own: (address, processes of the workers)."""
+    """A scheduler and workers of one thread, as processes of their own: (address, processes of the
+    workers).
+    """
     reason = "NO DASK: pip install distributed"
     distributed = pytest.importorskip("distributed", reason=reason)
     quiet = {
@@ -103,7 +105,9 @@ def dask(tmp_path_factory):
 
 
 def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp_path):
-    """A Dask worker killed midway costs time, not data: the folder is that of a run on this machine."""
+    """A Dask worker killed midway costs time, not data: the folder is that of a run on this
+    machine.
+    """
     encode(str(larger_folder), str(tmp_path / "local"), EncodeOptions(num_shards=12), workers=1)
     killed = []
 
@@ -169,7 +173,9 @@ def test_a_dask_scheduler_that_is_not_there():
 
 @pytest.mark.long
 def test_dask_clusters_that_fail(larger_folder, tmp_path):
-    """A scheduler that dies, a task that kills its workers, a cluster without workers: each is an error that says so, and nobody waits for ever."""
+    """A scheduler that dies, a task that kills its workers, a cluster without workers: each is an
+    error that says so, and nobody waits for ever.
+    """
     with dask_cluster(tmp_path) as (address, _):
         pids = [
             int(path.parent.name)
@@ -265,7 +271,9 @@ QUICK = Patience(results=0.05, queue=0.3)
 
 
 def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path):
-    """``--engine slurm`` runs the shards in SLURM jobs, and leaves the same dataset and nothing else."""
+    """``--engine slurm`` runs the shards in SLURM jobs, and leaves the same dataset and nothing
+    else.
+    """
     command = ["encode", str(synthetic_folder), str(tmp_path / "dst"), "--num-shards", "4"]
     command += ["--engine", "slurm", "--workers", "2"]
     for option in ("partition=test", "time=10", "tasks_per_node=2"):
@@ -318,7 +326,9 @@ def test_jobs_that_cannot_start_end_the_run(on_cluster, tmp_path, monkeypatch):
 
 
 def test_a_job_whose_time_is_almost_up_leaves_tasks_to_others(on_cluster, tmp_path):
-    """The signal before the time limit ends a job after its task; what it had left runs elsewhere."""
+    """The signal before the time limit ends a job after its task; what it had left runs
+    elsewhere.
+    """
     with SlurmPool(1, {}, QUICK) as pool:
         futures = [pool.submit(signal_once, str(tmp_path / "flag"), i) for i in range(20)]
         assert len({future.result(60) for future in futures}) == 20

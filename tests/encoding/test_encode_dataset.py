@@ -69,7 +69,9 @@ def test_the_order_of_the_listing_does_not_change_bytes(
 
 
 def test_a_dataset_is_its_source(synthetic_folder, dataset):
-    """Every image is there once, with its class, its pixels and nothing but shards and indexes beside it."""
+    """Every image is there once, with its class, its pixels and nothing but shards and indexes
+    beside it.
+    """
     index, _ = open_dataset(str(dataset))
     samples = read_samples(dataset)
     paths = {
@@ -153,7 +155,9 @@ def test_shards_do_not_go_into_their_source(synthetic_folder, tmp_path):
     ("count", "order"), [(2, (0, 1)), (3, (2, 0, 1)), (4, (3, 1, 2, 0)), (6, (5, 4, 3, 2, 1, 0))]
 )
 def test_parts_make_the_same_dataset(synthetic_folder, dataset, tmp_path, count, order):
-    """Parts in any order, even more than shards, give the files of one run; the index appears with the last."""
+    """Parts in any order, even more than shards, give the files of one run; the index appears with
+    the last.
+    """
     found = encode_parts(synthetic_folder, tmp_path, count, order)
     complete = [index is not None for index in found]
     assert complete == sorted(complete)
@@ -181,7 +185,9 @@ def test_skipped_images_of_all_parts_are_listed(tmp_path):
 
 
 def test_parts_at_the_same_time(larger_folder, tmp_path):
-    """Processes that write parts of one folder at once make one whole dataset, whoever ends last."""
+    """Processes that write parts of one folder at once make one whole dataset, whoever ends
+    last.
+    """
     encode(str(larger_folder), str(tmp_path / "whole"), EncodeOptions(num_shards=12), workers=1)
     command = [
         *CLI,

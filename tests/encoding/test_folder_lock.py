@@ -53,7 +53,9 @@ def test_two_encodes_in_one_folder(larger_folder, tmp_path):
 
 
 def test_a_part_and_another_encode(larger_folder, tmp_path):
-    """While a part is at work other parts may start, but neither the same part nor a run without parts."""
+    """While a part is at work other parts may start, but neither the same part nor a run without
+    parts.
+    """
     with encoding(larger_folder, tmp_path, "--part", "0/2"):
         assert (
             encode_part(

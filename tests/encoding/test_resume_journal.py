@@ -117,7 +117,9 @@ def test_an_existing_dataset_is_not_overwritten(synthetic_folder, dataset, tmp_p
 
 
 def test_resume_does_not_take_over_a_dataset_of_another_maker(synthetic_folder, tmp_path):
-    """A ShardWriter's dataset has no journal, so --resume cannot go on with it, and must not write over it."""
+    """A ShardWriter's dataset has no journal, so --resume cannot go on with it, and must not write
+    over it.
+    """
     with ShardWriter(str(tmp_path), samples_per_shard=2) as writer:
         writer.write({"__key__": "a", "jpg": make_jpeg()})
     before = read_all(tmp_path)
@@ -128,7 +130,9 @@ def test_resume_does_not_take_over_a_dataset_of_another_maker(synthetic_folder, 
 
 @pytest.mark.parametrize(("moment", "workers"), [("temporary", 1), (1, 1), (5, 1), (3, 2)])
 def test_resume_after_kill(larger_folder, larger_dataset, tmp_path, moment, workers):
-    """Killed at any moment and resumed, a run gives the files of an undisturbed one and nothing else."""
+    """Killed at any moment and resumed, a run gives the files of an undisturbed one and nothing
+    else.
+    """
 
     def reached():
         if moment == "temporary":
@@ -157,7 +161,9 @@ def test_resume_removes_what_a_kill_left(synthetic_folder, dataset, tmp_path):
 
 
 def test_a_stopped_run_goes_on_with_skip(mixed_folder, tmp_path):
-    """After a raise, --resume --on-error skip keeps the shards that were written, and ends as a run with skip from the start."""
+    """After a raise, --resume --on-error skip keeps the shards that were written, and ends as a run
+    with skip from the start.
+    """
     with pytest.raises(FormatError):
         run_encode(mixed_folder, tmp_path / "a", num_shards=3)
     run_encode(mixed_folder, tmp_path / "a", num_shards=3, resume=True, on_error="skip")
@@ -166,7 +172,9 @@ def test_a_stopped_run_goes_on_with_skip(mixed_folder, tmp_path):
 
 
 def test_resume_with_raise_does_not_keep_skipped_samples(mixed_folder, tmp_path):
-    """Skipped samples are tried again by a resumed run that does not skip, so that a mended file gets in."""
+    """Skipped samples are tried again by a resumed run that does not skip, so that a mended file
+    gets in.
+    """
     run_encode(mixed_folder, tmp_path / "a", num_shards=1, on_error="skip")
     with pytest.raises(FormatError):
         run_encode(mixed_folder, tmp_path / "a", num_shards=1, resume=True)
@@ -174,7 +182,9 @@ def test_resume_with_raise_does_not_keep_skipped_samples(mixed_folder, tmp_path)
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_tars_that_are_there_are_not_replaced(synthetic_folder, tmp_path, resume):
-    """A shard never takes the place of a file that no run of this dataset has written, such as its own source."""
+    """A shard never takes the place of a file that no run of this dataset has written, such as its
+    own source.
+    """
     with tarfile.open(tmp_path / "data-000000.tar", "w") as tar:
         tar.add(next(pathlib.Path(synthetic_folder).rglob("*.jpg")), "a.jpg")
     before = (tmp_path / "data-000000.tar").read_bytes()
@@ -189,7 +199,9 @@ def test_tars_that_are_there_are_not_replaced(synthetic_folder, tmp_path, resume
 
 
 def test_parts_may_run_again(synthetic_folder, dataset, tmp_path):
-    """A requeued part, before or after the others have ended, changes nothing; without --resume it is refused."""
+    """A requeued part, before or after the others have ended, changes nothing; without --resume it
+    is refused.
+    """
     encode_parts(synthetic_folder, tmp_path, 2, (0,))
     with pytest.raises(EncodeError, match=r"already holds a dataset.*--resume"):
         encode_parts(synthetic_folder, tmp_path, 2, (0,))
@@ -200,7 +212,9 @@ def test_parts_may_run_again(synthetic_folder, dataset, tmp_path):
 
 
 def test_a_part_mends_its_shards(synthetic_folder, dataset, tmp_path):
-    """After damage, that part alone with --resume makes the dataset whole; another part says that something is missing."""
+    """After damage, that part alone with --resume makes the dataset whole; another part says that
+    something is missing.
+    """
     encode_parts(synthetic_folder, tmp_path, 2, (0, 1))
     (tmp_path / "data-000001.tar").unlink()
     assert encode_parts(synthetic_folder, tmp_path, 2, (0,), resume=True) == [None]
@@ -235,7 +249,9 @@ def test_parts_of_different_runs_do_not_mix(synthetic_folder, tmp_path):
 
 
 def test_an_encode_that_took_over_a_remote_folder_is_noticed(synthetic_folder, monkeypatch):
-    """Object stores have no locks: the run that was first stops with an error when it next saves."""
+    """Object stores have no locks: the run that was first stops with an error when it next
+    saves.
+    """
     monkeypatch.setattr(resume_journal, "SECONDS_PER_SAVE", 0)
     memory, dst = fsspec.filesystem("memory"), "memory://taken-over"
 

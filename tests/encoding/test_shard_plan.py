@@ -23,7 +23,9 @@ SAMPLES = [SampleRef(str(i), (FieldRef("jpg", f"{i}.jpg"),)) for i in range(300)
     data=st.data(),
 )
 def test_plan_is_a_fair_partition(total, seed, how, data):
-    """Every sample is in exactly one shard, sizes differ by at most one, and the same seed gives the same plan."""
+    """Every sample is in exactly one shard, sizes differ by at most one, and the same seed gives
+    the same plan.
+    """
     samples = SAMPLES[:total]
     number = data.draw(st.integers(1, total))
     options = EncodeOptions(seed=seed, **({how: number} if how else {}))

@@ -27,7 +27,9 @@ from pcrshard.testing import make_jpeg
 
 
 def test_skip_lists_what_it_skips(mixed_folder, tmp_path):
-    """--on-error skip encodes the good images and lists each bad one with its file and the reason."""
+    """--on-error skip encodes the good images and lists each bad one with its file and the
+    reason.
+    """
     index = run_encode(mixed_folder, tmp_path / "dst", on_error="skip", num_shards=2)
     rows = [json.loads(line) for line in (tmp_path / "dst" / SKIPPED).read_text().splitlines()]
     assert index.num_samples == 4
@@ -38,7 +40,9 @@ def test_skip_lists_what_it_skips(mixed_folder, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_raise_names_the_file_in_one_line(mixed_folder, tmp_path, workers):
-    """By default a bad image stops the run with one line: the file, the reason, the option that would go on."""
+    """By default a bad image stops the run with one line: the file, the reason, the option that
+    would go on.
+    """
     for name in ("empty.jpg", "png.png"):
         (mixed_folder / name).unlink()
     with pytest.raises(FormatError) as caught:
@@ -169,7 +173,9 @@ def test_a_worker_holds_less_than_three_shards(photos, tmp_path):
 
 
 def test_each_odd_file_is_kept_or_refused_in_one_line(data_folder, tmp_path):
-    """Hostile and damaged files of every kind: those that are refused are listed, all others decode as before."""
+    """Hostile and damaged files of every kind: those that are refused are listed, all others decode
+    as before.
+    """
     (tmp_path / "src").mkdir()
     names = sorted(p.name for p in (data_folder / "odd").iterdir() if p.suffix in (".jpg", ".jpeg"))
     for name in names:

@@ -85,7 +85,9 @@ def test_more_fields_than_a_shard_can_name(tmp_path, count):
 
 @pytest.mark.parametrize("base", [1, 2, 10])
 def test_preview_layout(synthetic_folder, dataset, tmp_path, base):
-    """The preview layout holds the same samples, and any tar tool sees images of its base scans with their labels."""
+    """The preview layout holds the same samples, and any tar tool sees images of its base scans
+    with their labels.
+    """
     run_encode(
         synthetic_folder,
         tmp_path,
@@ -117,7 +119,9 @@ def test_an_unknown_preview_field_is_refused(synthetic_folder, tmp_path):
 
 
 def test_the_entry_describes_the_file(tmp_path):
-    """Size and checksum in the dataset index are those of the file, so that a damaged copy is found."""
+    """Size and checksum in the dataset index are those of the file, so that a damaged copy is
+    found.
+    """
     samples = [encode_sample({"__key__": f"k{i}", "jpg": make_jpeg(i), "cls": i}) for i in range(3)]
     entry = write_shard(str(tmp_path / "a.tar"), samples, ShardFormat())
     data = (tmp_path / "a.tar").read_bytes()

@@ -1,4 +1,6 @@
-"""Where samples come from: what a user points at is what is encoded, and the rest is an error that names it."""
+"""Where samples come from: what a user points at is what is encoded, and the rest is an error that
+names it.
+"""
 
 import functools
 import http.server
@@ -103,7 +105,9 @@ ODD_NAMES = [
 
 @pytest.mark.parametrize("name", [*ODD_NAMES, b"latin-\xff.jpg"])
 def test_odd_file_names(make_folder, name):
-    """Any name that the disk allows is listed and read; its key has no dot and no way out of a folder."""
+    """Any name that the disk allows is listed and read; its key has no dot and no way out of a
+    folder.
+    """
     (sample,) = list_source(make_folder(name)).samples
     assert read_fields(sample)["jpg"] == JPEG
     assert not set(sample.key) & set(".\\")
@@ -111,7 +115,9 @@ def test_odd_file_names(make_folder, name):
 
 
 def test_names_that_would_make_one_key(make_folder):
-    """Files that differ only in what a key cannot have are all kept, under keys that do not depend on the disk's order."""
+    """Files that differ only in what a key cannot have are all kept, under keys that do not depend
+    on the disk's order.
+    """
     source = list_source(make_folder("a.b.jpg", "a_b.jpg", "a_b.jpeg", "a_b.png"))
     assert len({s.key for s in source.samples}) == 4
     assert all(s.key.startswith("a_b") for s in source.samples)
@@ -119,7 +125,9 @@ def test_names_that_would_make_one_key(make_folder):
 
 
 def test_hidden_and_other_files(make_folder):
-    """Hidden files and folders are not images of the user; other files are left out, and said to be."""
+    """Hidden files and folders are not images of the user; other files are left out, and said to
+    be.
+    """
     source = list_source(
         make_folder("c/a.jpg", "c/._a.jpg", ".cache/b.jpg", "README.md", "c/list.csv")
     )
@@ -170,7 +178,9 @@ MEMBERS = [
 
 @pytest.mark.parametrize("layout", ["one", "ustar", "gnu"])
 def test_tars_group_as_stock_webdataset_does(tmp_path, layout):
-    """The samples of a tar are the ones that WebDataset would give: same keys, same fields, same bytes, same order."""
+    """The samples of a tar are the ones that WebDataset would give: same keys, same fields, same
+    bytes, same order.
+    """
     members = [m for m in MEMBERS[1:] if m[0] != "n01/a.jpg" or m[1] == JPEG]
     form = {"one": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT}[
         layout
@@ -205,7 +215,9 @@ def test_real_tars_group_as_stock_webdataset_does(data_folder):
     ],
 )
 def test_tar_members_that_cannot_be_kept(tmp_path, members, word):
-    """A name that is twice in a sample, or that a shard cannot hold, is refused by name, not renamed or dropped."""
+    """A name that is twice in a sample, or that a shard cannot hold, is refused by name, not
+    renamed or dropped.
+    """
     url = make_tar(tmp_path / "bad.tar", members)
     with pytest.raises(EncodeError, match=r"bad\.tar") as caught:
         list_source(url)
@@ -222,7 +234,9 @@ def test_a_member_name_that_is_not_utf8(tmp_path):
 
 
 def test_the_same_key_in_two_tars(tmp_path):
-    """Keys that collide between tars are refused with the option that keeps them apart; with it, both are there."""
+    """Keys that collide between tars are refused with the option that keeps them apart; with it,
+    both are there.
+    """
     for name in "ab":
         make_tar(tmp_path / f"{name}.tar", [("0001.jpg", name.encode())])
     pattern = f"{tmp_path}/{{a,b}}.tar"
@@ -268,7 +282,9 @@ def test_damaged_tars(tmp_path, damage):
 
 
 def test_what_finder_adds_to_tars_is_left_out(tmp_path):
-    """Archives made on a Mac have ``._`` files beside the images; as in folders, hidden files are none of the dataset's."""
+    """Archives made on a Mac have ``._`` files beside the images; as in folders, hidden files are
+    none of the dataset's.
+    """
     members = [
         ("d/._1.jpg", b"Mac OS X"),
         ("d/1.jpg", JPEG),
@@ -308,7 +324,9 @@ def test_a_server_that_cannot_be_sought_in(tmp_path):
 
 
 def test_a_sparse_member_is_not_misread(tmp_path):
-    """A member that GNU tar stored with holes is refused, or gives the bytes that WebDataset gives."""
+    """A member that GNU tar stored with holes is refused, or gives the bytes that WebDataset
+    gives.
+    """
     if shutil.which("tar") is None:
         pytest.skip("GNU TAR IS NOT INSTALLED")
     with open(tmp_path / "a.bin", "wb") as file:
@@ -360,7 +378,9 @@ def write_list(tmp_path):
     ],
 )
 def test_lists(write_list, name, text, expected):
-    """A list gives paths relative to itself, labels as numbers or names, and everything else as JSON."""
+    """A list gives paths relative to itself, labels as numbers or names, and everything else as
+    JSON.
+    """
     source = list_source(write_list(name, text))
     (sample,) = source.samples
     assert (sample.key.endswith("img/x"), read_fields(sample)) == (True, {"jpg": JPEG} | expected)
@@ -376,7 +396,9 @@ def test_lists(write_list, name, text, expected):
     ],
 )
 def test_a_column_of_labels_is_numbers_or_names(write_list, labels, classes, numbers):
-    """Labels are numbers if all are written as numbers are; with leading zeros they are the names of classes."""
+    """Labels are numbers if all are written as numbers are; with leading zeros they are the names
+    of classes.
+    """
     source = list_source(
         write_list("a.tsv", "".join(f"{i}.jpg\t{label}\n" for i, label in enumerate(labels)))
     )
@@ -470,7 +492,9 @@ def test_a_byte_order_mark_is_not_part_of_the_first_path(write_list):
 
 
 def test_tars_made_of_a_folder(tmp_path):
-    """What ``tar cf x.tar -C folder .`` makes is read, and a hard link in it is the file it links to."""
+    """What ``tar cf x.tar -C folder .`` makes is read, and a hard link in it is the file it links
+    to.
+    """
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jpg").write_bytes(b"image")
     os.link(tmp_path / "in" / "a.jpg", tmp_path / "in" / "b.jpg")

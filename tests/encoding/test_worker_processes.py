@@ -105,7 +105,9 @@ def test_one_worker_is_this_process(workers, num_tasks):
 
 
 def test_an_executor_of_the_user_is_used_and_left_open():
-    """Any executor will do; it has only so many tasks at a time, and whoever opened it closes it."""
+    """Any executor will do; it has only so many tasks at a time, and whoever opened it closes
+    it.
+    """
     with concurrent.futures.ThreadPoolExecutor(2) as given:
         active = []
 

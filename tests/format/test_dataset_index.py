@@ -53,7 +53,9 @@ def test_a_newer_dataset_index_says_so():
 
 
 def test_a_staged_entry_knows_what_is_there():
-    """A staged copy says which scans it holds, and asking for more names both numbers and the command that fetches the rest."""
+    """A staged copy says which scans it holds, and asking for more names both numbers and the
+    command that fetches the rest.
+    """
     staged = ENTRY._replace(scan=1)
     index = DatasetIndex("standard", 2, (staged,))
     assert DatasetIndex.decode(index.encode()) == index

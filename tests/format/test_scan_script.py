@@ -43,7 +43,9 @@ def test_a_group_may_hold_several_scans():
 
 
 def test_groups_never_decrease():
-    """A scan that the script would send earlier stays behind the one before it, so that prefixes decode."""
+    """A scan that the script would send earlier stays behind the one before it, so that prefixes
+    decode.
+    """
     scans = [
         ScanHeader((0, 1, 2), 0, 0, 0, 1),
         ScanHeader((0,), 6, 63, 0, 2),
@@ -74,7 +76,9 @@ def test_the_script_file_is_the_built_in_script(jpegtran):
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_a_built_in_script_is_its_file(name):
-    """``--script NAME`` and ``--script conf/scans/NAME.txt`` are the same, and jpegtran takes the file."""
+    """``--script NAME`` and ``--script conf/scans/NAME.txt`` are the same, and jpegtran takes the
+    file.
+    """
     path = ROOT / "conf" / "scans" / f"{name}.txt"
     assert parse_script(name, path.read_text()) == SCRIPTS[name]
 
@@ -94,14 +98,18 @@ BAD_SCRIPTS = {
 
 @pytest.mark.parametrize("why", BAD_SCRIPTS)
 def test_bad_scripts_are_refused(why):
-    """A script that would lose coefficients, or that no decoder takes, is refused before the first image."""
+    """A script that would lose coefficients, or that no decoder takes, is refused before the first
+    image.
+    """
     text, message = BAD_SCRIPTS[why]
     with pytest.raises(ValueError, match=message):
         parse_script("bad", text)
 
 
 def test_a_script_of_the_users_own(tmp_path, djpeg, jpegtran):
-    """encode --script FILE stores by any script; each prefix is jpegtran's file cut there, and the whole is lossless."""
+    """encode --script FILE stores by any script; each prefix is jpegtran's file cut there, and the
+    whole is lossless.
+    """
     path = tmp_path / "coarse.txt"
     path.write_text("# three groups\n0,1,2: 0-0, 0, 1; 0: 1-9, 0, 2;\n1: 1-63, 0, 0; 2: 1-63, 0, 0; 0: 10-63, 0, 2;\n"
                     "0: 1-63, 2, 1; 0: 1-63, 1, 0; 0,1,2: 0-0, 1, 0;\n")  # fmt: skip

@@ -32,7 +32,9 @@ def test_every_rule_has_a_vector_and_every_vector_a_rule():
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
 def test_a_broken_rule_is_refused_by_its_error(path):
-    """A shard that breaks a rule is refused, by the error that the specification names, with the file named."""
+    """A shard that breaks a rule is refused, by the error that the specification names, with the
+    file named.
+    """
     with pytest.raises(getattr(errors, path.stem.rsplit("--", 1)[1])) as caught:
         _ = Shard(str(path)).index
     assert path.name in str(caught.value)

@@ -19,7 +19,9 @@ def test_a_key_decides_its_draws(seed, sample):
 
 @pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10)])
 def test_an_extreme_shape_gives_its_middle(height, width):
-    """Where no part of the asked shape and area fits, the largest middle part of a legal shape is taken."""
+    """Where no part of the asked shape and area fits, the largest middle part of a legal shape is
+    taken.
+    """
     y, x, h, w = random_resized_crop(random.Random(0), height, width, scale=(1.0, 1.0))
     assert min(h, w) == 10
     assert 0.7 < w / h < 1.4
@@ -47,7 +49,9 @@ def test_random_crops_stay_inside(seed, height, width):
 
 
 def test_random_crops_have_the_asked_distribution():
-    """Areas and shapes spread over their ranges, as in torchvision; the largest areas fit less often."""
+    """Areas and shapes spread over their ranges, as in torchvision; the largest areas fit less
+    often.
+    """
     rng = random.Random(1)
     boxes = np.array([random_resized_crop(rng, 1000, 1000) for _ in range(4000)], float)
     areas, shapes = boxes[:, 2] * boxes[:, 3] / 1e6, np.log(boxes[:, 3] / boxes[:, 2])
@@ -58,7 +62,9 @@ def test_random_crops_have_the_asked_distribution():
 
 
 def test_draws_are_uniform_and_independent():
-    """Draws of neighbouring samples and epochs are as good as random ones: each bin of 20 gets its share, and no two keys share a stream."""
+    """Draws of neighbouring samples and epochs are as good as random ones: each bin of 20 gets its
+    share, and no two keys share a stream.
+    """
     streams = np.array(
         [
             [draws.random() for _ in range(3)]

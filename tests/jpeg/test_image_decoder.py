@@ -52,7 +52,9 @@ def test_crop_and_resize_are_pillows(backend):
 
 
 def test_smoothing_is_libjpegs(backend):
-    """Smoothing gives what every libjpeg wrapper shows of an unfinished image; without it the native core differs."""
+    """Smoothing gives what every libjpeg wrapper shows of an unfinished image; without it the
+    native core differs.
+    """
     header, scans, _ = split_scans(JPEG)
     cut = join_scans(header, scans[:2])
     assert np.array_equal(decode_image(cut, smoothing=True), decode(cut))
@@ -102,7 +104,9 @@ def test_wrong_options_are_refused(wrong):
 
 
 def test_the_reader_decodes_pieces(shard_urls):
-    """Shard.samples can hand out arrays, decoded from the scattered pieces, equal to those of the joined JPEG."""
+    """Shard.samples can hand out arrays, decoded from the scattered pieces, equal to those of the
+    joined JPEG.
+    """
     joined = {s["__key__"]: s["jpg"] for s in Shard(shard_urls[0]).samples(5)}
     decoder = functools.partial(ImageDecoder(24, "center"), rng=random.Random(0))
     for sample in Shard(shard_urls[0]).samples(5, decode=decoder):

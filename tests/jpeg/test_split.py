@@ -93,7 +93,9 @@ def test_several_tables_in_one_segment_stay_together(djpeg, jpegtran):
 
 
 def test_a_height_that_only_dnl_tells_is_filled_in(djpeg):
-    """A scanner's JPEG with height 0 and DNL (T.81 B.2.5) decodes like one with the height in its header."""
+    """A scanner's JPEG with height 0 and DNL (T.81 B.2.5) decodes like one with the height in its
+    header.
+    """
     found = map_jpeg(PROGRESSIVE)
     first_stop = found.scan_ranges[0][-1][1]
     dnl = b"\xff\xdc\x00\x04" + struct.pack(">H", found.frame.height)
@@ -106,7 +108,9 @@ def test_a_height_that_only_dnl_tells_is_filled_in(djpeg):
 
 @pytest.mark.parametrize("fields", [b"\0\0\0", b"\0\x3f\x10", b"\1\x05\0"])
 def test_fields_that_mean_nothing_are_filled_in(fields):
-    """Some cameras write zeros where a baseline scan has nothing to say; djpeg warns of it, and reads the same pixels."""
+    """Some cameras write zeros where a baseline scan has nothing to say; djpeg warns of it, and
+    reads the same pixels.
+    """
     at = JPEG.index(b"\xff\xda") + 5 + 2 * 3
     jpeg = patched(JPEG, at, fields)
     assert mend_headers(jpeg, map_jpeg(jpeg)) == JPEG == mend_headers(JPEG, map_jpeg(JPEG))
@@ -126,7 +130,9 @@ def test_a_flipped_bit_never_crashes_the_parser(position, bit):
 
 
 def test_an_unfinished_progressive_file_is_refused():
-    """A file that decoders would smooth is refused, because a finished copy would look different."""
+    """A file that decoders would smooth is refused, because a finished copy would look
+    different.
+    """
     found = map_jpeg(PROGRESSIVE)
     cut = PROGRESSIVE[: found.scan_ranges[2][-1][1]] + EOI
     with pytest.raises(UnsupportedJpeg, match="unfinished"):

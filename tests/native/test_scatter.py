@@ -112,7 +112,9 @@ def test_every_piece_is_in_its_object(
 
 @given(layout=layouts())
 def test_memory_gives_what_a_file_gives(fd: int, layout: tuple[int, int, Groups]) -> None:
-    """A range that came over the network is taken apart like one of a local file, damage included."""
+    """A range that came over the network is taken apart like one of a local file, damage
+    included.
+    """
     start, stop, found = layout
     crcs = np.array([crc32c.crc32c(item or b"") for item in plain(found, b"")], np.uint32)
     crcs[-1] ^= 1

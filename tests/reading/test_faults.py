@@ -1,4 +1,6 @@
-"""The campaign: an epoch that ends delivered every sample once with the right bytes; everything else ended with a clear error."""
+"""The campaign: an epoch that ends delivered every sample once with the right bytes; everything
+else ended with a clear error.
+"""
 
 import collections
 import logging
@@ -119,7 +121,9 @@ def world(tmp_path_factory):
 
 
 def epoch(urls, scan, expected, **reading):
-    """Run an epoch; ``ok`` if it delivered exactly what is expected, ``error`` if it ended with an error of ours that names the shard."""
+    """Run an epoch; ``ok`` if it delivered exactly what is expected, ``error`` if it ended with an
+    error of ours that names the shard.
+    """
     found = {}
     try:
         for sample in wds.WebDataset(urls, shardshuffle=False).pcr_scan(
@@ -177,7 +181,8 @@ def trial(world, seed, kind, tmp_path):
             if kind == "cache files":
                 _damage_some(rng, cache_dir)
             scan = rng.choice(SCANS)
-            # Old samples are right only where an index asks for them: then a replaced shard is an error, or comes from the cache.
+            # Old samples are right only where an index asks for them: then a replaced shard is an
+            # error, or comes from the cache.
             expected = world.truth["A" if known else version, scan]
             note[epoch(urls, scan, expected, **reading)] += 1
     assert not [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
@@ -308,7 +313,9 @@ def test_some_trials(world, tmp_path):
 
 @pytest.mark.long
 def test_campaign(world, tmp_path, capsys):
-    """Hundreds of random jobs against everything that can go wrong; prints what became of each (``pytest -s``)."""
+    """Hundreds of random jobs against everything that can go wrong; prints what became of each
+    (``pytest -s``).
+    """
     world.outcomes.clear()
     with capsys.disabled():
         print()

@@ -77,7 +77,9 @@ def test_everything_comes_once_in_order(depth):
     ("depth", "max_bytes", "ahead"), [(1, 1000, 1), (3, 1000, 3), (5, 250, 2), (5, 1, 1)]
 )
 def test_no_more_is_loaded_ahead_than_asked(depth, max_bytes, ahead):
-    """``prefetch`` counts shards and ``prefetch_bytes`` bounds their memory, as soon as one is known."""
+    """``prefetch`` counts shards and ``prefetch_bytes`` bounds their memory, as soon as one is
+    known.
+    """
     started = []
 
     def load(item, cancel):
@@ -164,7 +166,9 @@ def test_source_that_fails_is_the_callers_error():
 
 
 def test_a_load_that_ignores_cancel_is_closed_when_it_ends():
-    """A load that cannot be interrupted does not keep the caller for long, and its result is closed later."""
+    """A load that cannot be interrupted does not keep the caller for long, and its result is closed
+    later.
+    """
     release = threading.Event()
 
     def load(item, cancel):
@@ -215,7 +219,9 @@ def test_interpreter_ends_promptly_with_loads_that_hang(how):
 
 
 def test_a_loading_thread_may_collect_the_generator(monkeypatch):
-    """An abandoned generator is collected wherever the garbage collector happens to run, in one of its own threads too."""
+    """An abandoned generator is collected wherever the garbage collector happens to run, in one of
+    its own threads too.
+    """
     go, done, failures = threading.Event(), threading.Event(), []
     monkeypatch.setattr(sys, "unraisablehook", failures.append)
 

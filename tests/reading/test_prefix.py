@@ -20,7 +20,9 @@ EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0
 
 @pytest.fixture(scope="module", params=["compact", "preview"])
 def url(request, tmp_path_factory):
-    """Colour, gray and CMYK images, a second stream that some samples lack, optional fields, metadata in some."""
+    """Colour, gray and CMYK images, a second stream that some samples lack, optional fields,
+    metadata in some.
+    """
     samples = []
     for i, mode in enumerate(["RGB", "L", "RGB", "CMYK", "RGB", "L"]):
         sample = {
@@ -48,7 +50,9 @@ def both(url, scan, **how):
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_samples_are_those_of_a_prefix(url, scan):
-    """A local file gives the same samples as the same shard on an object store: same bytes, same fields, same order."""
+    """A local file gives the same samples as the same shard on an object store: same bytes, same
+    fields, same order.
+    """
     expected, got = both(url, scan)
     assert got == expected
     assert [list(sample) for sample in got] == [list(sample) for sample in expected]
@@ -81,7 +85,9 @@ def damage(url, path, row, scan):
 
 @pytest.mark.parametrize(("where", "scan"), [(1, 1), (2, 5), (2, FULL), ("tail", FULL)])
 def test_damage_is_named_as_in_a_prefix(url, tmp_path, where, scan):
-    """The error names shard, key, scan and place; the handler may go on with the other samples, and they are whole."""
+    """The error names shard, key, scan and place; the handler may go on with the other samples, and
+    they are whole.
+    """
     bad = damage(url, tmp_path / "bad.tar", 1, where)
     errors = []
     expected, got = both(bad, scan, on_error=lambda error: errors.append(str(error)) or True)
@@ -96,7 +102,9 @@ def test_damage_is_named_as_in_a_prefix(url, tmp_path, where, scan):
 
 
 def test_metadata_that_are_none(tmp_path):
-    """Whoever writes a shard may put anything into a tail, with its right checksum: the sample is refused at full fidelity, the others are not."""
+    """Whoever writes a shard may put anything into a tail, with its right checksum: the sample is
+    refused at full fidelity, the others are not.
+    """
     samples = [encode_sample({"__key__": f"k{i}", "jpg": make_jpeg(i, 20, 20)}) for i in range(3)]
     image = samples[1].images["jpg"]
     samples[1].images["jpg"] = image._replace(

@@ -1,4 +1,6 @@
-"""The prefix cache: right bytes or none, within its bound, whoever else uses it and whatever happens to its files."""
+"""The prefix cache: right bytes or none, within its bound, whoever else uses it and whatever
+happens to its files.
+"""
 
 import contextlib
 import errno
@@ -97,7 +99,9 @@ def test_grows_by_scan_groups(store):
 
 
 def test_lists_and_clears(store):
-    """``entries`` says what is held of each shard, least recently used first, and ``clear`` frees it all."""
+    """``entries`` says what is held of each shard, least recently used first, and ``clear`` frees
+    it all.
+    """
     store("https://me:secret@host/b?sig=secret", 9000)
     store("a", 3000)
     store("b", 500)
@@ -175,7 +179,9 @@ def damage(rng, path):
 
 @pytest.mark.parametrize("seed", range(25))
 def test_whatever_happens_to_files_the_bytes_are_right(tmp_path, seed):
-    """Flipped, cut, deleted, renamed, swapped and foreign files, and garbage in the notes, cost a fetch and nothing else."""
+    """Flipped, cut, deleted, renamed, swapped and foreign files, and garbage in the notes, cost a
+    fetch and nothing else.
+    """
     rng = random.Random(seed)
     store = Store(PrefixCache(str(tmp_path), rng.choice([None, 20_000])))
     for _ in range(30):
@@ -242,7 +248,9 @@ def test_flipped_stops_in_the_notes_are_noticed(dataset, tmp_path):
 
 
 def test_damaged_cache_is_refetched_over_the_wire_once(dataset, tmp_path):
-    """A flipped byte on the cache's disk costs one request for what stands from there on; samples are right."""
+    """A flipped byte on the cache's disk costs one request for what stands from there on; samples
+    are right.
+    """
     index = open_dataset(str(dataset))[0]
     entry = index.shards[0]
     expected = list(Shard(f"{dataset}/{entry.name}").samples(5))
@@ -309,7 +317,9 @@ def test_full_disk_costs_the_caching_and_not_the_epoch(tmp_path, caplog, options
 
 
 def test_read_only_folder_serves_what_it_has(tmp_path, caplog):
-    """A cache on a disk that is mounted read-only is read, and what it lacks comes from the store."""
+    """A cache on a disk that is mounted read-only is read, and what it lacks comes from the
+    store.
+    """
     with small_disk(tmp_path / "disk", "size=1m"):
         store = Store(PrefixCache(str(tmp_path / "disk" / "cache")))
         store("a", 3000)
@@ -356,7 +366,9 @@ def test_any_error_of_the_disk_costs_the_caching_only(store, monkeypatch, caplog
 
 @pytest.mark.parametrize("seed", range(12))
 def test_never_over_the_bound_and_evicts_in_the_promised_order(tmp_path, seed, monkeypatch):
-    """Against a model: tails go before first groups, least recently used first, the highest first; never more than ``cache_bytes``."""
+    """Against a model: tails go before first groups, least recently used first, the highest first;
+    never more than ``cache_bytes``.
+    """
     rng = random.Random(seed)
     clock = iter(range(10**18, 10**19, 10**10))
     monkeypatch.setattr(cache_module.time, "time_ns", lambda: next(clock))
@@ -423,7 +435,9 @@ def test_larger_than_the_bound_is_read_and_not_kept(tmp_path):
 
 
 def test_half_a_dataset_holds_all_of_scan_five(dataset, tmp_path):
-    """A cache of half the bytes of the whole shards gives only hits at scan 5 from the second epoch on."""
+    """A cache of half the bytes of the whole shards gives only hits at scan 5 from the second epoch
+    on.
+    """
     index = open_dataset(str(dataset))[0]
     half = sum(entry.shard_bytes for entry in index.shards) // 2
     scan = max(k for k in range(1, 6) if index.prefix_bytes(k) <= half)
@@ -443,7 +457,9 @@ def test_half_a_dataset_holds_all_of_scan_five(dataset, tmp_path):
 
 
 def test_what_is_open_stays_right(store):
-    """Bytes that a reader holds do not change when the cache is cleared, filled and its files are damaged."""
+    """Bytes that a reader holds do not change when the cache is cleared, filled and its files are
+    damaged.
+    """
     with contextlib.ExitStack() as stack:
         views = []
         for name in "abc":
@@ -517,7 +533,9 @@ def _read_at_random(folder, limit, seed, seconds, pause=0.0):
 
 
 def test_several_processes_stay_within_the_bound(tmp_path):
-    """Four processes that fill one cache at once never take more than ``cache_bytes``, and each reads right bytes."""
+    """Four processes that fill one cache at once never take more than ``cache_bytes``, and each
+    reads right bytes.
+    """
     limit = 30_000
     processes = [spawn(_read_at_random, str(tmp_path), limit, seed, 2.0) for seed in range(4)]
     most = samples = 0
@@ -558,7 +576,9 @@ def test_processes_that_want_the_same_shard_fetch_it_once(tmp_path):
 
 
 def test_kill_at_random_moments_leaves_no_wrong_byte(tmp_path):
-    """kill -9 of processes that read and evict leaves nothing that is read wrong, locked, or over the bound for long."""
+    """kill -9 of processes that read and evict leaves nothing that is read wrong, locked, or over
+    the bound for long.
+    """
     seed = 5
     rng = random.Random(seed)
     limit = 30_000

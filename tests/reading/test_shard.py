@@ -51,7 +51,9 @@ EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_reads_exactly_the_prefix(dataset, scan):
-    """A job at scan k moves prefix_stop(k) bytes a shard: one request with a dataset index, two without."""
+    """A job at scan k moves prefix_stop(k) bytes a shard: one request with a dataset index, two
+    without.
+    """
     index, urls = open_dataset(str(dataset))
     for url, entry in zip(urls, index.shards, strict=True):
         stop = entry.prefix_stop(scan)
@@ -63,7 +65,9 @@ def test_reads_exactly_the_prefix(dataset, scan):
 
 
 def test_reads_local_files_with_no_byte_more(dataset):
-    """The system is asked for exactly the prefix on local disk too, without read-ahead of our own."""
+    """The system is asked for exactly the prefix on local disk too, without read-ahead of our
+    own.
+    """
     if not sys.platform.startswith("linux"):
         pytest.skip("NO /proc/self/io HERE")
     index, urls = open_dataset(str(dataset))
@@ -94,7 +98,9 @@ def test_a_prefix_is_the_cut_jpeg(scan, tmp_path, jpegtran, djpeg):
 
 
 def test_full_restores_metadata(small):
-    """EXIF comes back at full fidelity, is not read at scan 10, and orientation is known at every scan."""
+    """EXIF comes back at full fidelity, is not read at scan 10, and orientation is known at every
+    scan.
+    """
     shard = Shard(str(small))
     assert all(EXIF in sample["jpg"] for sample in shard.samples(FULL))
     assert not any(EXIF in sample["jpg"] for sample in shard.samples(10))
@@ -200,7 +206,9 @@ def test_a_damaged_piece_costs_one_sample(small, tmp_path):
 @pytest.mark.parametrize("layout", ["compact", "preview"])
 @pytest.mark.parametrize("scan", [1, 2, 4, 10, FULL])
 def test_samples_together_are_those_one_by_one(layout, scan):
-    """It does not matter whether samples are asked for at once, some of them in another order, or singly; nor where streams are missing."""
+    """It does not matter whether samples are asked for at once, some of them in another order, or
+    singly; nor where streams are missing.
+    """
     golden = ROOT / "tests" / "golden" / "v1" / f"{layout}-000000.tar"
     with Shard(f"counting://{golden}").load(scan) as prefix:
         assert not prefix.images.damaged
@@ -215,7 +223,9 @@ def test_samples_together_are_those_one_by_one(layout, scan):
 
 
 def test_what_was_sound_at_a_lower_scan_is_checked_again_at_a_higher_one(small, tmp_path):
-    """A level that falls and rises while a damaged shard is in memory gets the error, not the damage."""
+    """A level that falls and rises while a damaged shard is in memory gets the error, not the
+    damage.
+    """
     path = tmp_path / small.name
     offset = int(Shard(str(small)).index.starts(4)[3, 2, 0])
     data = bytearray(small.read_bytes())

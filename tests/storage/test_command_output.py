@@ -28,7 +28,9 @@ def wait_until(check, seconds=5):
 
 
 def test_samples_are_those_of_the_file(shard_urls, tmp_path):
-    """``pipe:cat FILE`` reads as FILE does, at every scan, and in one run when the index is known."""
+    """``pipe:cat FILE`` reads as FILE does, at every scan, and in one run when the index is
+    known.
+    """
     entry = {entry.name: entry for entry in _index(shard_urls).shards}[
         os.path.basename(shard_urls[0])
     ]
@@ -47,7 +49,9 @@ def _index(shard_urls):
 
 
 def test_endless_command_ends_with_the_prefix(tmp_path):
-    """What the command would write behind the prefix is not waited for, and the command and its children are gone."""
+    """What the command would write behind the prefix is not waited for, and the command and its
+    children are gone.
+    """
     pids = tmp_path / "pids"
     command = f"pipe:(echo $BASHPID >> {pids}; yes) & echo $$ >> {pids}; wait"
     begin = time.monotonic()
@@ -68,7 +72,9 @@ def test_command_that_ignores_sigterm_is_ended(tmp_path):
 
 
 def test_failed_command_is_an_error_with_its_own_words():
-    """A command that fails says why, with its exit status; a short prefix is never taken for a whole one."""
+    """A command that fails says why, with its exit status; a short prefix is never taken for a
+    whole one.
+    """
     with pytest.raises(
         StorageError, match=r"exit status 3 after 5 of 100 bytes: no such bucket"
     ) as caught:
@@ -88,7 +94,9 @@ def test_short_output_is_truncated():
 
 
 def test_a_command_that_closes_its_output_and_stays_is_an_error():
-    """A command that ends its output early but goes on running is ended, and reported in our words."""
+    """A command that ends its output early but goes on running is ended, and reported in our
+    words.
+    """
     begin = time.monotonic()
     with pytest.raises(StorageError, match="closed its output after 3 of 10 bytes"):
         with storage.open_range("pipe:printf abc; exec >&-; sleep 60", 0, 10):

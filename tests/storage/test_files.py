@@ -30,7 +30,9 @@ def test_atomic_write(tmp_path, url):
 
 
 def test_a_written_file_has_the_usual_mode(tmp_path):
-    """Shards are readable by whom the user's umask says, not by the owner alone as temporary files are."""
+    """Shards are readable by whom the user's umask says, not by the owner alone as temporary files
+    are.
+    """
     umask = os.umask(0o027)
     try:
         with storage.atomic_write(str(tmp_path / "f")) as file:
@@ -69,7 +71,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, function):
 
 
 def test_a_disk_that_fills_up_while_writing(tmp_path):
-    """A write that the disk refuses is a StorageError that names the file, as a failing fsync is."""
+    """A write that the disk refuses is a StorageError that names the file, as a failing fsync
+    is.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
@@ -94,7 +98,9 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 
 def test_links_are_listed_as_what_they_lead_to(tmp_path):
-    """A linked folder is there under both names, a loop ends, and a link to nothing does not stop the rest."""
+    """A linked folder is there under both names, a loop ends, and a link to nothing does not stop
+    the rest.
+    """
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1").write_bytes(b"1")
     (tmp_path / "also").symlink_to(tmp_path / "cat")

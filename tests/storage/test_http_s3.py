@@ -1,4 +1,6 @@
-"""Reading over HTTP and S3: these bytes and no others, whatever the server does, and nothing left behind."""
+"""Reading over HTTP and S3: these bytes and no others, whatever the server does, and nothing left
+behind.
+"""
 
 import contextlib
 import dataclasses
@@ -97,7 +99,9 @@ def bucket(dataset):
 
 @pytest.mark.parametrize("name", ["", "pcr.json"])
 def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
-    """A query behind a dataset's URL, such as a token for its folder, goes with each request for a file of it."""
+    """A query behind a dataset's URL, such as a token for its folder, goes with each request for a
+    file of it.
+    """
     with servers.faulty(
         dataset, lambda ask: None if ask.query == "sig=a/b" else Fault(status=403)
     ) as server:
@@ -127,7 +131,9 @@ def test_a_signature_for_a_folder(dataset, tmp_path, capsys, name):
     ids=["unit in capitals", "weak tag"],
 )
 def test_what_http_leaves_open(dataset, faults):
-    """Units of ranges have no case, and a weak tag of the same content is no other version (RFC 9110 sections 14.1, 8.8.3.2)."""
+    """Units of ranges have no case, and a weak tag of the same content is no other version (RFC
+    9110 sections 14.1, 8.8.3.2).
+    """
     with servers.faulty(dataset, faults) as server:
         assert (
             read(server.url("data-000000.tar"), 0, 5000)
@@ -137,7 +143,9 @@ def test_what_http_leaves_open(dataset, faults):
 
 
 def test_a_compressed_answer_has_another_length(tmp_path):
-    """A server that compresses whole files tells the length of what it sends, which says nothing of where the file ends."""
+    """A server that compresses whole files tells the length of what it sends, which says nothing of
+    where the file ends.
+    """
     data = bytes(200_000) + b"end"
 
     class Compressing(http.server.BaseHTTPRequestHandler):
@@ -159,7 +167,9 @@ def test_a_compressed_answer_has_another_length(tmp_path):
 
 @pytest.mark.parametrize("name", ["pcr.json", "data-000000.tar"])
 def test_a_server_that_asks_for_a_pause_gets_it(dataset, name):
-    """A store that limits requests says when to come again; earlier requests would only be refused, and counted."""
+    """A store that limits requests says when to come again; earlier requests would only be refused,
+    and counted.
+    """
     with servers.faulty(dataset, [Fault(status=429, headers={"Retry-After": "1"})]) as server:
         begun = time.monotonic()
         if name == "pcr.json":
@@ -173,7 +183,9 @@ def test_a_server_that_asks_for_a_pause_gets_it(dataset, name):
 
 @pytest.mark.parametrize("part", [None, (1, 2)])
 def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, part):
-    """Object stores have no folders to make: the first run, each part and a resumed run write to a fresh prefix."""
+    """Object stores have no folders to make: the first run, each part and a resumed run write to a
+    fresh prefix.
+    """
     dst, options = (
         f"s3://{bucket.bucket}/fresh-{part is None}/deep",
         pcrshard.EncodeOptions(num_shards=4),
@@ -249,7 +261,9 @@ class First:
 
 
 class Always:
-    """A policy: every GET of some paths fails in this way, as long as there is enough to fail with."""
+    """A policy: every GET of some paths fails in this way, as long as there is enough to fail
+    with.
+    """
 
     def __init__(self, fault, path=""):
         self.fault, self.path = fault, path
@@ -278,7 +292,9 @@ def prefetchers():
 @pytest.mark.parametrize("scan", [1, 5, "full"])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_http_one_request_of_exactly_the_prefix(dataset, index, truth, scan, prefetch):
-    """With the dataset index a shard costs one GET for its prefix, to the byte, by nginx's own log."""
+    """With the dataset index a shard costs one GET for its prefix, to the byte, by nginx's own
+    log.
+    """
     with servers.nginx(dataset) as server:
         urls = [server.url(entry.name) for entry in index.shards]
         assert samples_of(pipeline(urls, scan, index=index, prefetch=prefetch)) == truth[scan]
@@ -359,7 +375,9 @@ def test_raising_the_scan_through_the_cache_moves_the_difference(
 
 
 def test_changing_the_scan_of_a_loaded_prefix_moves_the_difference(dataset, index):
-    """A prefix that was read ahead grows by what is missing when the level rises, and costs nothing when it falls."""
+    """A prefix that was read ahead grows by what is missing when the level rises, and costs nothing
+    when it falls.
+    """
     entry = index.shards[0]
     with servers.nginx(dataset) as server:
         shard = Shard(server.url(entry.name), entry=entry, retry=HASTY)
@@ -416,7 +434,9 @@ ONCE = {
 
 @pytest.mark.parametrize("name", ONCE)
 def test_a_range_survives_one_fault(raw, name):
-    """Each thing that can go wrong once costs at most one more request, which asks only for what is missing."""
+    """Each thing that can go wrong once costs at most one more request, which asks only for what is
+    missing.
+    """
     with servers.faulty(raw, [ONCE[name]]) as server, within(10):
         assert read(server.url("a.bin"), 1000, 250_000) == DATA[1000:250_000]
         server.settle()
@@ -483,7 +503,9 @@ def test_little_bites_are_given_up(raw):
 
 
 def test_a_server_without_range_is_read_up_to_the_prefix(tmp_path):
-    """From a server that ignores Range the prefix comes in one request, and the rest of the file is not downloaded."""
+    """From a server that ignores Range the prefix comes in one request, and the rest of the file is
+    not downloaded.
+    """
     (tmp_path / "big.bin").write_bytes(DATA * 11)
     with servers.nginx(tmp_path, max_ranges=0) as server:
         assert read(server.url("big.bin"), 0, 100_000) == DATA[:100_000]
@@ -501,7 +523,9 @@ def test_a_server_without_range_is_read_up_to_the_prefix(tmp_path):
 
 
 def test_a_drip_is_given_up_at_the_deadline(raw):
-    """A server that is never silent but brings next to nothing does not hold a job for longer than the deadline."""
+    """A server that is never silent but brings next to nothing does not hold a job for longer than
+    the deadline.
+    """
     with servers.nginx(raw, limit_rate=2000) as server, within(60):
         begin = time.monotonic()
         with pytest.raises(StorageError, match="slow"):
@@ -517,7 +541,9 @@ def test_a_file_that_is_replaced_midway_comes_whole(raw):
 
 
 def test_a_file_that_is_replaced_all_the_time_is_given_up(raw):
-    """Servers that do not agree on a file, behind one name, cannot make a read begin again for ever."""
+    """Servers that do not agree on a file, behind one name, cannot make a read begin again for
+    ever.
+    """
     policy = lambda ask: Fault(cut_after=100_000, headers={"ETag": f'"{ask.number}"'})  # noqa: E731
     with servers.faulty(raw, policy) as server, within(10):
         with pytest.raises(StorageError, match="replaced while it was read"):
@@ -567,7 +593,9 @@ def test_an_abandoned_transfer_takes_nothing():
 
 
 def test_passwords_and_signatures_stay_out_of_messages_and_tracebacks(raw, caplog):
-    """Neither an error, nor the log, nor a worker's traceback shows what is behind ``?`` or before ``@``."""
+    """Neither an error, nor the log, nor a worker's traceback shows what is behind ``?`` or before
+    ``@``.
+    """
     caplog.set_level(logging.DEBUG, "pcrshard")
     with servers.faulty(raw, lambda ask: Fault(status=503 if ask.number < 2 else 403)) as server:
         url = (
@@ -632,7 +660,9 @@ def pieces_end(entry, scan):
 
 @pytest.mark.parametrize("name", EPOCH_FAULTS)
 def test_an_epoch_survives_a_fault_at_each_shard(dataset, index, truth, name):
-    """Every shard's first request fails in this way: the epoch delivers all samples, once, with the right bytes."""
+    """Every shard's first request fails in this way: the epoch delivers all samples, once, with the
+    right bytes.
+    """
     fault = EPOCH_FAULTS[name]
     flips = {e.name: pieces_end(f"{dataset}/{e.name}", 5) for e in index.shards}
 
@@ -652,7 +682,9 @@ def test_an_epoch_survives_a_fault_at_each_shard(dataset, index, truth, name):
 
 @pytest.mark.parametrize("name", EPOCH_FAULTS)
 def test_an_epoch_against_a_fault_that_stays_is_whole_or_an_error(dataset, index, truth, name):
-    """The third shard always fails in this way: no short epoch, no hang, with and without index, cache and prefetch."""
+    """The third shard always fails in this way: no short epoch, no hang, with and without index,
+    cache and prefetch.
+    """
     fault = EPOCH_FAULTS[name]
     bad = index.shards[2].name
     seen = set()
@@ -666,7 +698,9 @@ def test_an_epoch_against_a_fault_that_stays_is_whole_or_an_error(dataset, index
 
 
 def test_flipped_bytes_are_fetched_once_more_and_then_an_error(dataset, index):
-    """Damage on the way heals by itself; damage in the store is named by shard, key and scan after two reads."""
+    """Damage on the way heals by itself; damage in the store is named by shard, key and scan after
+    two reads.
+    """
     entry = index.shards[1]
     place = pieces_end(f"{dataset}/{entry.name}", 5)
     with servers.faulty(dataset, lambda ask: Fault(flip=place)) as server:
@@ -680,7 +714,9 @@ def test_flipped_bytes_are_fetched_once_more_and_then_an_error(dataset, index):
 def test_a_shard_that_is_replaced_between_epochs(
     dataset, other_version, index, truth, tmp_path, known, cached
 ):
-    """With the old index a replaced shard is an error; without one the new samples come; never a mixture."""
+    """With the old index a replaced shard is an error; without one the new samples come; never a
+    mixture.
+    """
     served = tmp_path / "served"
     shutil.copytree(dataset, served)
     reading = ({"index": index} if known else {}) | (
@@ -701,7 +737,9 @@ def test_a_shard_that_is_replaced_between_epochs(
 
 
 def test_a_shard_object_finds_a_replaced_shard(dataset, other_version, index, tmp_path):
-    """A ``Shard`` that was read before its file was replaced gives the new samples or an error, not a mixture."""
+    """A ``Shard`` that was read before its file was replaced gives the new samples or an error, not
+    a mixture.
+    """
     name = index.shards[0].name
     shutil.copy(dataset / name, tmp_path / name)
     with servers.faulty(tmp_path) as server:
@@ -774,7 +812,9 @@ def test_s3_object_that_is_too_short_is_truncated(bucket, index):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_read_after_the_parent_did(dataset, index, truth, method):
-    """DataLoader workers of any start method read over HTTP although their parent did before, and does again."""
+    """DataLoader workers of any start method read over HTTP although their parent did before, and
+    does again.
+    """
     with servers.nginx(dataset) as server, within(60):
         urls = [server.url(entry.name) for entry in index.shards]
         assert samples_of(pipeline(urls, 2, index=index)) == truth[2]
@@ -790,7 +830,9 @@ def test_workers_read_after_the_parent_did(dataset, index, truth, method):
 
 
 def test_fork_in_the_middle_of_an_epoch(dataset, index, truth, tmp_path):
-    """Workers that are forked while the parent prefetches and caches read all, and the parent goes on."""
+    """Workers that are forked while the parent prefetches and caches read all, and the parent goes
+    on.
+    """
     with servers.nginx(dataset) as server, within(60):
         urls = [server.url(entry.name) for entry in index.shards]
         reading = {"index": index, "cache_dir": str(tmp_path), "cache_bytes": 1 << 30}
@@ -804,7 +846,9 @@ def test_fork_in_the_middle_of_an_epoch(dataset, index, truth, tmp_path):
 
 
 def test_a_lock_does_not_outlive_its_holder_in_a_fork(tmp_path):
-    """A child forked while the cache is locked does not keep the lock when the parent is done with it."""
+    """A child forked while the cache is locked does not keep the lock when the parent is done with
+    it.
+    """
     cache = PrefixCache(str(tmp_path))
 
     def fetch(start, view):
@@ -824,7 +868,9 @@ def test_a_lock_does_not_outlive_its_holder_in_a_fork(tmp_path):
 
 
 def test_an_early_break_leaves_nothing(dataset, index, tmp_path):
-    """Leaving an epoch in the middle, with a server that stalls, takes no time, and no thread or buffer stays."""
+    """Leaving an epoch in the middle, with a server that stalls, takes no time, and no thread or
+    buffer stays.
+    """
     bad = index.shards[1].name
     with servers.faulty(
         dataset, lambda ask: Fault(stall=60, stall_after=100) if bad in ask.path else None
@@ -855,7 +901,9 @@ PROGRAM = """
     "how", ["ends", pytest.param("exception", marks=pytest.mark.long), "waits"]
 )
 def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_path, how):
-    """A program that ends, fails, or is interrupted with Ctrl-C in a read that stalls ends within seconds."""
+    """A program that ends, fails, or is interrupted with Ctrl-C in a read that stalls ends within
+    seconds.
+    """
     stalls = {entry.name for entry in index.shards[1:]}
     with servers.faulty(
         dataset, lambda ask: Fault(stall=60) if ask.path[1:] in stalls else None
@@ -885,7 +933,9 @@ def test_interpreter_ends_promptly_while_a_server_stalls(dataset, index, tmp_pat
 
 
 def test_a_killed_worker_is_an_error_and_not_a_short_epoch(dataset, index):
-    """kill -9 of a DataLoader worker in the middle of an epoch ends the epoch with torch's error, soon."""
+    """kill -9 of a DataLoader worker in the middle of an epoch ends the epoch with torch's error,
+    soon.
+    """
     last = index.shards[3].name
     with (
         servers.faulty(
@@ -904,7 +954,9 @@ def test_a_killed_worker_is_an_error_and_not_a_short_epoch(dataset, index):
 
 
 def test_an_error_in_a_worker_arrives_as_itself(dataset, index):
-    """A store that fails in a DataLoader worker is a StorageError in the job, with the shard's name and without the password."""
+    """A store that fails in a DataLoader worker is a StorageError in the job, with the shard's name
+    and without the password.
+    """
     with servers.faulty(dataset, lambda ask: Fault(status=403)) as server, within(30):
         urls = [server.url(entry.name) + "?sig=SECRET" for entry in index.shards]
         loader = torch.utils.data.DataLoader(pipeline(urls, 5), batch_size=None, num_workers=1)

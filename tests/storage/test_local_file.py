@@ -67,7 +67,9 @@ def test_errors_name_the_file(tmp_path, name):
 
 
 def test_a_fifo_does_not_wait(tmp_path):
-    """What is no regular file is refused at once: a FIFO would wait for somebody to write, for ever."""
+    """What is no regular file is refused at once: a FIFO would wait for somebody to write, for
+    ever.
+    """
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path):
         with pytest.raises(OSError, match=f"expected a regular file, got .*{path}"):
@@ -76,7 +78,9 @@ def test_a_fifo_does_not_wait(tmp_path):
 
 @pytest.mark.parametrize("name", ["a\0b.tar", "a\udc80.tar", "x" * 5000])
 def test_names_that_no_file_has(tmp_path, name):
-    """A name that the system cannot take is an error of ours, like that of a file that is not there."""
+    """A name that the system cannot take is an error of ours, like that of a file that is not
+    there.
+    """
     with (
         pytest.raises(StorageError, match="cannot read"),
         open_local(f"{tmp_path}/{name}"),

@@ -22,7 +22,9 @@ class Foreign(Exception):
 
 
 class OddServer(MemoryFileSystem):
-    """A store behind a server that ignores Range, cuts answers, or fails in its own way; the file name says which."""
+    """A store behind a server that ignores Range, cuts answers, or fails in its own way; the file
+    name says which.
+    """
 
     protocol = "odd"
     store: dict = {}  # noqa: RUF012
@@ -133,7 +135,9 @@ def test_a_file_that_ends_early_is_a_truncated_shard(data_file, url):
 
 
 def test_a_cut_answer_is_asked_for_the_rest():
-    """A store that answers too shortly is asked again, for what is missing, until it is all there."""
+    """A store that answers too shortly is asked again, for what is missing, until it is all
+    there.
+    """
     with storage.open_range("odd:///cuts", 0, 5, retry=Retry(attempts=9, first_delay=0.01)) as view:
         assert bytes(view) == DATA[:5]
 
@@ -146,7 +150,9 @@ def test_a_store_that_never_finishes_is_given_up():
 
 
 def test_a_claimed_size_takes_no_memory(data_file):
-    """A hostile head that claims 8 EiB is refused by the file's size, before anything is allocated."""
+    """A hostile head that claims 8 EiB is refused by the file's size, before anything is
+    allocated.
+    """
     with pytest.raises(TruncatedShard), storage.open_range(data_file, 512, 1 << 62):
         pytest.fail("must not be reached")
 
@@ -183,7 +189,9 @@ def test_missing_is_a_storage_error(tmp_path, call, url):
 
 @pytest.mark.parametrize("call", ["open_range", "read_bytes"])
 def test_errors_of_other_libraries_are_mapped(call, monkeypatch):
-    """A cloud library's own exception (no credentials, lost connection) comes as StorageError, too."""
+    """A cloud library's own exception (no credentials, lost connection) comes as StorageError,
+    too.
+    """
     monkeypatch.setattr(Retry, "delay", lambda *_: 0)
     with pytest.raises(StorageError, match="no credentials"):
         CALLS[call]("odd:///foreign")
@@ -220,7 +228,9 @@ def test_read_ranges_of_several_stores(data_file):
 
 
 def test_an_empty_range_needs_no_answer():
-    """An empty field of a tar is empty, although S3 answers an empty Range with the whole object."""
+    """An empty field of a tar is empty, although S3 answers an empty Range with the whole
+    object.
+    """
     assert storage.read_ranges([("odd:///right", 5, 5)]) == [b""]
 
 

@@ -54,7 +54,9 @@ def test_what_will_not_pass_is_not_tried_again(error):
 
 
 def test_a_server_may_ask_for_a_pause():
-    """Retry-After counts, in seconds and as a date; a date that is past, or nonsense, asks for nothing."""
+    """Retry-After counts, in seconds and as a date; a date that is past, or nonsense, asks for
+    nothing.
+    """
 
     def asks(value):
         return asked_pause(status(429, {"Retry-After": value}))
@@ -74,14 +76,18 @@ def test_a_server_may_ask_for_a_pause():
 
 
 def test_garbage_on_a_connection_is_tried_again():
-    """aiohttp's status 400 for an answer that it could not parse is not taken for the server's own 400."""
+    """aiohttp's status 400 for an answer that it could not parse is not taken for the server's own
+    400.
+    """
     error = status(400)
     error.__cause__ = aiohttp.http_exceptions.BadStatusLine("x")
     assert not is_hopeless(error)
 
 
 def test_pauses_double_up_to_the_longest_with_jitter():
-    """Pauses grow to ``max_delay`` and no further, and a thousand workers do not come back at the same moment."""
+    """Pauses grow to ``max_delay`` and no further, and a thousand workers do not come back at the
+    same moment.
+    """
     random.seed(0)
     retry = Retry(first_delay=0.5, max_delay=3)
     for failures, longest in [(1, 0.5), (2, 1), (3, 2), (4, 3), (5, 3), (10_000, 3)]:

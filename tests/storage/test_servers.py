@@ -102,7 +102,9 @@ def without_heads(requests):
 
 
 def test_nginx_log_is_exact(folder):
-    """nginx's log has every request with its range, its status and the bytes of its body, complete as soon as it is asked."""
+    """nginx's log has every request with its range, its status and the bytes of its body, complete
+    as soon as it is asked.
+    """
     with servers.nginx(folder) as server:
         url = server.url("a.tar")
         assert ask(url, "100-299").body == DATA[100:300]
@@ -171,7 +173,9 @@ def test_nginx_can_ignore_range(folder):
 
 
 def test_nginx_limits_the_rate(folder):
-    """``limit_rate`` slows each request, after ``limit_rate_after`` bytes and one second's worth at once."""
+    """``limit_rate`` slows each request, after ``limit_rate_after`` bytes and one second's worth at
+    once.
+    """
     with servers.nginx(folder, limit_rate=100_000, limit_rate_after=100_000) as server:
         began = time.monotonic()
         assert ask(server.url("a.tar"), "0-99999").body == DATA[:100_000]
@@ -182,7 +186,9 @@ def test_nginx_limits_the_rate(folder):
 
 
 def test_requests_wait_for_those_in_progress(folder):
-    """A log is not read while a client is being served; a client that leaves is logged with less than the file."""
+    """A log is not read while a client is being served; a client that leaves is logged with less
+    than the file.
+    """
     with servers.nginx(folder, limit_rate=1000) as server:
         with connected(server) as client:
             client.request("GET", "/a.tar")
@@ -262,7 +268,9 @@ def test_missing_nginx_skips_loudly(folder, monkeypatch):
 
 
 def test_s3_serves_ranges_to_boto3(bucket):
-    """boto3 lists, sizes and reads ranges of the uploaded files, and the log has the bytes of each."""
+    """boto3 lists, sizes and reads ranges of the uploaded files, and the log has the bytes of
+    each.
+    """
     boto3 = pytest.importorskip("boto3")
     options = bucket.storage_options
     client = boto3.client(
@@ -357,7 +365,9 @@ def test_proxy_cuts_and_flips(bucket):
 
 @pytest.fixture
 def faulted(folder):
-    """Ask once for bytes 100 to 200 of a.tar with this fault: the answer and the one logged request."""
+    """Ask once for bytes 100 to 200 of a.tar with this fault: the answer and the one logged
+    request.
+    """
 
     def play(fault, byte_range="100-199", **options):
         with servers.faulty(folder, [fault]) as server:
@@ -465,7 +475,9 @@ def test_redirect_to_itself(folder):
 
 @pytest.mark.parametrize(("after", "expected"), [(None, b""), (0, b""), (40, DATA[100:140])])
 def test_stall(faulted, after, expected):
-    """A stall stops the answer before its head or in its body; the client's time limit sees it, and the server lets go with the client."""
+    """A stall stops the answer before its head or in its body; the client's time limit sees it, and
+    the server lets go with the client.
+    """
     began = time.monotonic()
     answer, request = faulted(Fault(stall=60, stall_after=after), timeout=0.2)
     assert isinstance(answer.error, TimeoutError)
@@ -505,7 +517,9 @@ def test_length_too_long(faulted):
 
 
 def test_length_too_short(folder):
-    """Content-Length promises less than comes: the rest spoils the next answer on the connection."""
+    """Content-Length promises less than comes: the rest spoils the next answer on the
+    connection.
+    """
     with (
         servers.faulty(folder, [Fault(length_error=-5)]) as server,
         connected(server) as connection,
@@ -534,7 +548,9 @@ def test_content_range_lies(faulted, claim):
 
 
 def test_ignored_range_counts_what_was_taken(folder, tmp_path):
-    """A server that ignores Range counts about what a client took before it left, not what the server had ready."""
+    """A server that ignores Range counts about what a client took before it left, not what the
+    server had ready.
+    """
     size = 64 << 20
     with (tmp_path / "big").open("wb") as file:
         file.truncate(size)
@@ -560,7 +576,9 @@ def test_ignored_range_counts_what_was_taken(folder, tmp_path):
     [(Fault(more=20), 100, 220), (Fault(more=-20), 100, 180), (Fault(shift=7), 107, 207)],
 )
 def test_other_bytes_than_asked(faulted, fault, start, stop):
-    """More, fewer or other bytes come with 206, honestly or under a Content-Range that says what was asked."""
+    """More, fewer or other bytes come with 206, honestly or under a Content-Range that says what
+    was asked.
+    """
     answer, request = faulted(fault)
     assert (answer.status, answer.body, answer.error) == (206, DATA[start:stop], None)
     assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/300000"
@@ -604,7 +622,9 @@ def test_file_replaced_between_requests(tmp_path):
 
 
 def test_lists_are_for_gets_and_policies_for_all(folder):
-    """A list is used up by GETs; a function sees method, path, range, number and attempt of every request."""
+    """A list is used up by GETs; a function sees method, path, range, number and attempt of every
+    request.
+    """
     with servers.faulty(folder, [Fault(status=500)]) as server:
         assert [ask(server.url("a.tar"), method=m).status for m in ("HEAD", "GET", "GET")] == [
             200,
@@ -665,7 +685,9 @@ def test_several_ranges_are_refused():
 
 @pytest.mark.parametrize("start", [servers.nginx, servers.faulty])
 def test_link_limits_the_rate(folder, tmp_path, start):
-    """A server behind a link sends at the link's rate, less what headers cost, to all clients together."""
+    """A server behind a link sends at the link's rate, less what headers cost, to all clients
+    together.
+    """
     (tmp_path / "f").write_bytes(DATA * 7)
     with servers.limited_link(5_000_000) as link, start(tmp_path, link=link) as server:
         began = time.monotonic()

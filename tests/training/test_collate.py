@@ -73,7 +73,9 @@ def test_a_batch_is_a_dict(dataset):
     ],
 )
 def test_pixels_are_the_decoders(dataset, options, shape):
-    """A batch holds what the decoder gives for each image alone, gray and CMYK ones too, in every layout."""
+    """A batch holds what the decoder gives for each image alone, gray and CMYK ones too, in every
+    layout.
+    """
     decoder = ImageDecoder(16, "center", **options)
     for batch in PCRDataset(str(dataset), 6, scan=4, image=decoder):
         assert batch["jpg"].shape == shape
@@ -180,7 +182,9 @@ def odd(tmp_path_factory):
 
 
 def test_missing_fields_are_none(odd):
-    """Where samples lack a field the batch has a list with None there, the others converted as always."""
+    """Where samples lack a field the batch has a list with None there, the others converted as
+    always.
+    """
     first, second = PCRDataset(odd, 2, image=ImageDecoder(8), epoch=KEPT)
     assert first["meta.json"] == [{"i": 0}, None]
     assert first["txt"] == ["text 0", None]

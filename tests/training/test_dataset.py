@@ -77,7 +77,9 @@ def planned(batch, epoch=0, world=1, rank=0, **rules):
     "duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))]
 )
 def test_copies(folder, tmp_path, duplicate):
-    """A dataset that is copied, or sent to a job as submitit does, goes on where its original was, and for itself."""
+    """A dataset that is copied, or sent to a job as submitit does, goes on where its original was,
+    and for itself.
+    """
     read = ReadOptions(cache_dir=str(tmp_path), cache_bytes=1 << 24)
     dataset = PCRDataset(
         folder,
@@ -158,7 +160,9 @@ def test_ranks_have_equal_batches(folder, world, size, last, batches):
 
 @pytest.mark.parametrize(("world", "size"), [(1, 7), (2, 7), (3, 19), (4, 14), (7, 60)])
 def test_short_epochs_have_each_sample_once(folder, world, size):
-    """For evaluation: each sample exactly once over the ranks, in the dataset's order if wanted, and the length is true on each."""
+    """For evaluation: each sample exactly once over the ranks, in the dataset's order if wanted,
+    and the length is true on each.
+    """
     parts = [
         PCRDataset(
             folder,
@@ -213,7 +217,9 @@ def test_no_warning_where_the_same_is_wanted(folder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_that_contradict_are_refused(folder, monkeypatch, workers):
-    """A dataset made before the launcher's rank was known raises where it is read, unless its rank was given."""
+    """A dataset made before the launcher's rank was known raises where it is read, unless its rank
+    was given.
+    """
     early = PCRDataset(folder, 4)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -362,7 +368,9 @@ def damaged(folder, tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("image", [None, ImageDecoder(8)])
 def test_damage_is_named(damaged, workers, image):
-    """A damaged sample ends the epoch with an error that names shard, key and scan, out of a worker too; a lower scan is unharmed."""
+    """A damaged sample ends the epoch with an error that names shard, key and scan, out of a worker
+    too; a lower scan is unharmed.
+    """
     with pytest.raises(CorruptPiece, match=r"data-000001\.tar") as caught:
         list(PCRDataset(damaged, 4, scan=2, image=image).loader(workers))
     traceback.clear_frames(

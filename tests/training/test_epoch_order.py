@@ -137,7 +137,9 @@ def check_partition(count):
 
 
 def test_ranks_and_workers_share_out_the_epoch_exactly():
-    """Whatever the world and the workers, each sample is delivered as often as the last-batch rule says, in the planned order."""
+    """Whatever the world and the workers, each sample is delivered as often as the last-batch rule
+    says, in the planned order.
+    """
     check_partition(1500)
 
 
@@ -176,7 +178,9 @@ def test_an_elastic_job_resumes_with_the_exact_sequence():
 
 
 def test_another_geometry_delivers_exactly_what_is_left():
-    """Resumed twice with other ranks, batches or phases, no sample is lost or comes again, but for the rule of the last batch."""
+    """Resumed twice with other ranks, batches or phases, no sample is lost or comes again, but for
+    the rule of the last batch.
+    """
     for case, number in cases(400):
         rng, history, seen = np.random.default_rng([SEED, 2, number]), [], []
         for geometry in (case.geometry, *(Case.draw(rng).geometry for _ in range(2))):
@@ -199,7 +203,9 @@ def test_another_geometry_delivers_exactly_what_is_left():
 
 
 def test_a_resumed_epoch_repeats_only_what_padding_adds():
-    """With padding, a change of geometry gives just the samples not yet seen, filled up by less than a batch of repeats."""
+    """With padding, a change of geometry gives just the samples not yet seen, filled up by less
+    than a batch of repeats.
+    """
     for case, number in cases(200, last="pad"):
         rng = np.random.default_rng([SEED, 3, number])
         whole, other = case.order(), Case.draw(rng).geometry
@@ -213,7 +219,9 @@ def test_a_resumed_epoch_repeats_only_what_padding_adds():
 
 
 def test_a_window_keeps_few_shards_open():
-    """At no sample does a lane have more than ``shuffle_shards`` shards open, with shards of any size."""
+    """At no sample does a lane have more than ``shuffle_shards`` shards open, with shards of any
+    size.
+    """
     for case, number in cases(300):
         sizes, slots, phases = case.sizes, case.geometry.slots, case.geometry.phases
         lanes = dataclasses.replace(case.rules, last="drop")
@@ -238,7 +246,9 @@ def test_a_wide_window_shuffles_a_lane_completely():
 
 
 def test_the_first_and_last_batches_are_mixed_too():
-    """An epoch does not begin or end with one shard at a time: half the window is open from the first sample on."""
+    """An epoch does not begin or end with one shard at a time: half the window is open from the
+    first sample on.
+    """
     sizes = [1000] * 32
     order = epoch_order(sizes, Geometry(100, phases=1), Rules(0, shuffle_shards=8))
     opened = [len(set(shards_of(order.step(step), sizes))) for step in range(order.steps)]
@@ -309,7 +319,9 @@ def test_the_order_never_changes():
 
 
 def test_an_epoch_does_not_depend_on_the_process():
-    """Another process with another hash seed plans the same epoch, so ranks agree without talking."""
+    """Another process with another hash seed plans the same epoch, so ranks agree without
+    talking.
+    """
     code = "from pcrshard.training.epoch_order import *; print(epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist())"
     text = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

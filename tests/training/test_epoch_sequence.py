@@ -15,7 +15,9 @@ SEED = 20240607
 
 
 def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
-    """Over any epochs, a dataset's samples come in whole passes, its share of each epoch is exact, and epochs join without a seam."""
+    """Over any epochs, a dataset's samples come in whole passes, its share of each epoch is exact,
+    and epochs join without a seam.
+    """
     for number in range(100):
         rng = np.random.default_rng([SEED, 4, number])
         sizes = [
@@ -40,7 +42,9 @@ def test_a_mixture_has_exact_shares_and_each_pass_has_every_sample_once():
 
 
 def test_a_mixture_of_one_dataset_is_that_dataset():
-    """A mixture adds nothing of its own: with one dataset and its size as the epoch, the order is the plain one."""
+    """A mixture adds nothing of its own: with one dataset and its size as the epoch, the order is
+    the plain one.
+    """
     sizes = [9, 4, 0, 12]
     for epoch in range(3):
         sequence = mixture([sizes], [1], 25, Rules(3), epoch=epoch)

@@ -89,7 +89,9 @@ def whole(url, options, size, epoch=0):
 @pytest.mark.parametrize("last", ["drop", "pad"])
 @pytest.mark.parametrize("weights", [None, (2.0, 1.0)])
 def test_elastic_jobs_go_on_with_the_same_sequence(two, last, weights):
-    """With ``slots`` any worlds, workers and scans one after another give exactly the uninterrupted sequence."""
+    """With ``slots`` any worlds, workers and scans one after another give exactly the uninterrupted
+    sequence.
+    """
     options = EpochOptions(seed=2, slots=4, last=last, weights=weights)
     expected = whole(two, options, 20)
     rng = random.Random(f"{last} {weights}")
@@ -299,7 +301,9 @@ def test_no_warning_about_lengths(folder):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_setting_the_loaded_epoch_keeps_its_place(folder, workers):
-    """The usual loop sets the epoch also where it resumes: that must not begin the epoch anew, but a second call does."""
+    """The usual loop sets the epoch also where it resumes: that must not begin the epoch anew, but
+    a second call does.
+    """
     reference = [batch["__key__"] for batch in PCRDataset(folder, 4).loader()]
     first = PCRDataset(folder, 4).loader()
     for _ in zip(range(2), first, strict=False):
@@ -363,7 +367,9 @@ def test_stateful_dataloader_over_epochs(folder, stateful):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_dataloader_behind_an_epoch(folder, stateful, workers):
-    """A state that was saved between two epochs goes on with the epoch that the job sets, not with the one that is over."""
+    """A state that was saved between two epochs goes on with the epoch that the job sets, not with
+    the one that is over.
+    """
     loader = make_stateful(stateful, folder, workers)
     assert len(ids(loader)) == 12
     loader = make_stateful(stateful, folder, workers, loader.state_dict())
@@ -373,7 +379,9 @@ def test_stateful_dataloader_behind_an_epoch(folder, stateful, workers):
 
 
 def test_stateful_dataloader_with_other_workers_is_refused(folder, stateful):
-    """Its state is its workers' own, so that another number of them is an error and not other samples."""
+    """Its state is its workers' own, so that another number of them is an error and not other
+    samples.
+    """
     loader = make_stateful(stateful, folder, 2)
     list(itertools.islice(loader, 4))
     state = loader.state_dict()
@@ -476,7 +484,9 @@ def check_elastic(url, folder, kills, epochs, seed):
 
 
 def check_any(url, folder, kills, epochs, seed):
-    """With other batch sizes and worlds each epoch had its samples once, but for less than a batch."""
+    """With other batch sizes and worlds each epoch had its samples once, but for less than a
+    batch.
+    """
     shapes = [(1, 5, None), (2, 3, None), (1, 8, None), (2, 4, None), (3, 4, None)]
     rows = run_with_kills(url, folder, kills, epochs, shapes, seed)
     for epoch in range(epochs):
@@ -487,7 +497,9 @@ def check_any(url, folder, kills, epochs, seed):
 
 @pytest.mark.parametrize("check", [check_elastic, check_any])
 def test_killed_jobs_lose_and_repeat_nothing(folder, tmp_path, check):
-    """A job that is killed goes on from its last checkpoint, with other ranks, workers and scans, as if nothing had been."""
+    """A job that is killed goes on from its last checkpoint, with other ranks, workers and scans,
+    as if nothing had been.
+    """
     check(folder, tmp_path, kills=4, epochs=2, seed=1)
 
 
@@ -540,7 +552,9 @@ dist.destroy_process_group()
 
 
 def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
-    """Two ranks under torchrun that begin again in the middle, with more workers, have the losses of those that ran through, bit for bit."""
+    """Two ranks under torchrun that begin again in the middle, with more workers, have the losses
+    of those that ran through, bit for bit.
+    """
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += [

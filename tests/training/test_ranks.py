@@ -1,4 +1,6 @@
-"""Which process of a job this is: what is given, then torch.distributed, then the launcher's environment."""
+"""Which process of a job this is: what is given, then torch.distributed, then the launcher's
+environment.
+"""
 
 import json
 import os
@@ -65,7 +67,9 @@ def test_the_environment_of_launchers(environment, expected):
     ],
 )
 def test_a_batch_script_without_srun_is_told(environment, warned, caplog):
-    """A script that sbatch runs is one process of a job of several tasks: it hears that it reads one task's part."""
+    """A script that sbatch runs is one process of a job of several tasks: it hears that it reads
+    one task's part.
+    """
     ranks.from_environment(environment)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
     assert all("srun" in record.getMessage() for record in caplog.records)

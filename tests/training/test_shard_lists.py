@@ -34,7 +34,9 @@ def test_ranks_share_the_shards(monkeypatch, names):
 
 
 def test_a_spawned_worker_keeps_its_parents_rank(monkeypatch):
-    """What a spawned worker unpickles knows the rank, although the worker itself could not find it out."""
+    """What a spawned worker unpickles knows the rank, although the worker itself could not find it
+    out.
+    """
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     sent = pickle.dumps(pcrshard.split_by_node)

@@ -67,7 +67,9 @@ def shards_of(ids, sizes):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_that_divide_the_phases_share_only_split_shards(workers):
-    """A shard is read by one worker of one rank, but for at most one split shard per cut between lanes."""
+    """A shard is read by one worker of one rank, but for at most one split shard per cut between
+    lanes.
+    """
     sizes, world = [64] * 40, 2
     order = epoch_order(sizes, Geometry(8, slots=world), Rules(1))
     readers = collections.Counter()

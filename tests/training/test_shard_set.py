@@ -111,7 +111,9 @@ def classes(rows):
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
-    """A shard is one request per worker that needs it, for exactly its prefix, however many are fetched ahead."""
+    """A shard is one request per worker that needs it, for exactly its prefix, however many are
+    fetched ahead.
+    """
     shards = ShardSet([f"counting://{folder}"], ReadOptions(prefetch=prefetch))
     for worker in range(workers):
         batches = plan(workers=workers, worker=worker)
@@ -310,7 +312,9 @@ def damaged(folder, tmp_path):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_errors_name_their_place(damaged, prefetch):
-    """Damage is named by shard, key and scan, a shard that is gone by its URL, when their turn comes and not before."""
+    """Damage is named by shard, key and scan, a shard that is gone by its URL, when their turn
+    comes and not before.
+    """
     shards = ShardSet([str(damaged)], ReadOptions(prefetch=prefetch))
     order = [np.arange(i * ROWS, (i + 1) * ROWS) for i in range(SHARDS)]
     reading = read_batches(shards, order, 5, classes)
@@ -339,7 +343,9 @@ def test_a_scan_that_is_not_there(folder):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_level_that_goes_too_high(folder, prefetch):
-    """What was fetched ahead at a good level is given back when the level it should go to does not exist."""
+    """What was fetched ahead at a good level is given back when the level it should go to does not
+    exist.
+    """
     level = ScanLevel(2)
     reading = read_batches(
         ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), plan(window=1), level, classes
