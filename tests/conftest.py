@@ -28,7 +28,8 @@ def data_folder() -> pathlib.Path:
     folder = _data_folder()
     if folder is None:
         pytest.skip(
-            "NO REAL PHOTOGRAPHS: set PCRSHARD_DATA to a folder with photos.tar, classify.tar and odd/"
+            "NO REAL PHOTOGRAPHS: set PCRSHARD_DATA to a folder with photos.tar, classify.tar "
+            "and odd/"
         )
     return folder
 

@@ -230,7 +230,8 @@ def _running(
     def check() -> None:
         if process.poll() is not None:
             raise RuntimeError(
-                f"{command[0]} ended with status {process.returncode}: {output.read_text(errors='replace')[-2000:]}"
+                f"{command[0]} ended with status {process.returncode}: "
+                f"{output.read_text(errors='replace')[-2000:]}"
             )
 
     try:
@@ -274,8 +275,10 @@ _NGINX = """
 daemon off; worker_processes 1; {user} pid pid; error_log error.log warn;
 events {{ worker_connections 1024; }}
 http {{
-  client_body_temp_path temp; proxy_temp_path temp; fastcgi_temp_path temp; uwsgi_temp_path temp; scgi_temp_path temp;
-  log_format exact escape=json '{{"method":"$request_method","path":"$uri","query":"$args","range":"$http_range",'
+  client_body_temp_path temp; proxy_temp_path temp; fastcgi_temp_path temp;
+  uwsgi_temp_path temp; scgi_temp_path temp;
+  log_format exact escape=json
+    '{{"method":"$request_method","path":"$uri","query":"$args","range":"$http_range",'
     '"status":"$status","body":$body_bytes_sent,"sent":$bytes_sent}}';
   access_log access.log exact;
   default_type application/octet-stream; sendfile on; {options}
@@ -453,11 +456,8 @@ def s3(folder: str | os.PathLike[str] | None = None, *, link: Link | None = None
             _put(server, "", b"")
             for path in sorted(pathlib.Path(folder).rglob("*")) if folder else []:
                 if path.is_file():
-                    _put(
-                        server,
-                        f"/{server.prefix}/{path.relative_to(pathlib.Path(folder or '')).as_posix()}",
-                        path.read_bytes(),
-                    )
+                    name = path.relative_to(pathlib.Path(folder or "")).as_posix()
+                    _put(server, f"/{server.prefix}/{name}", path.read_bytes())
             server.reset()
             yield server
 
@@ -750,7 +750,8 @@ def _faulty_answer(
         changed = bytearray(answer.body)
         if not -len(changed) <= fault.flip < len(changed):
             raise ValueError(
-                f"cannot flip byte {fault.flip} of {len(changed)} in an answer with status {answer.status}"
+                f"cannot flip byte {fault.flip} of {len(changed)} "
+                f"in an answer with status {answer.status}"
             )
         changed[fault.flip] ^= 0xFF
         answer.body = bytes(changed)
@@ -765,7 +766,8 @@ def _moved(origin: _Origin, fault: Fault, ask: Ask, target: str, headers: Fields
     answer = origin(ask.method, target, _with_range(headers, f"bytes={start}-{stop - 1}"), b"")
     if answer.status != 206:
         raise ValueError(
-            f"shift and more must stay in the file, got status {answer.status} for bytes {start} to {stop}"
+            f"shift and more must stay in the file, got status {answer.status} "
+            f"for bytes {start} to {stop}"
         )
     answer.body = answer.body.ljust(stop - start, b"\0")
     total = str(answer.headers["Content-Range"]).rpartition("/")[2]

@@ -184,9 +184,7 @@ class _Mapper:
         (self.header if needed else self.metadata).append(segment)
 
     def _lines(self, segment: Segment) -> None:
-        """DNL (T.81 B.2.5) gives a height that the frame header left open; libjpeg ignores
-        others.
-        """
+        """DNL (T.81 B.2.5): a height that the frame header left open; libjpeg ignores others."""
         if self.frame and self.frame.height == 0 and len(segment.payload) == 2:
             self.frame = self.frame._replace(height=int.from_bytes(segment.payload))
 

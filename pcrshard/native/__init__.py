@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-
 try:
     from pcrshard.native._core import ffi, lib
 except ImportError:  # built without a compiler

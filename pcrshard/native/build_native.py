@@ -1,5 +1,4 @@
-"""Builds ``pcrshard.native._core``:
-``cffi_modules=["pcrshard/native/build_native.py:ffibuilder"]``.
+"""Builds ``pcrshard.native._core``; setup.py names it in ``cffi_modules``.
 
 By hand, from the project's root: ``python pcrshard/native/build_native.py``. The extension is
 optional: where no compiler works, setuptools warns and installs the package without it.
@@ -23,9 +22,7 @@ HEADER = (
 
 
 def public_declarations(header: str) -> str:
-    """The declarations of the public header, without the preprocessor lines that cffi cannot
-    read.
-    """
+    """The public header without its preprocessor lines, which cffi cannot read."""
     return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
 
 

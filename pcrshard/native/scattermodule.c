@@ -355,7 +355,8 @@ static PyObject *scatter_rows(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *names, *columns;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "O!O!n:rows", &PyTuple_Type, &names, &PyTuple_Type, &columns, &count))
+    if (!PyArg_ParseTuple(args, "O!O!n:rows", &PyTuple_Type, &names, &PyTuple_Type, &columns,
+                          &count))
         return NULL;
     if (PyTuple_Size(names) != PyTuple_Size(columns) || count < 0) {
         PyErr_SetString(PyExc_ValueError, "the arguments do not fit together");

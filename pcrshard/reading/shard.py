@@ -127,9 +127,7 @@ class Shard:
         return self.num_samples
 
     def __iter__(self) -> Iterator[Sample]:
-        """All samples at full fidelity, by one read; by ``__getitem__`` it would be one for
-        each.
-        """
+        """All samples at full fidelity by one read; ``__getitem__`` would read once for each."""
         return self.samples()
 
     def __getitem__(self, row: int | str) -> Sample:

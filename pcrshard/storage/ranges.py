@@ -158,22 +158,24 @@ def read_ranges(
         came instead.
     """
     results: list[bytes | PCRError] = [b""] * len(ranges)
-    by_store: dict[int, list[int]] = {}
-    places = [resolve(url, options) for url, _, _ in ranges]
-    for i, (_, start, stop) in enumerate(ranges):
+    by_store: dict[int, tuple[Any, list[tuple[int, str]]]] = {}
+    for i, (url, start, stop) in enumerate(ranges):
         if start != stop:
-            by_store.setdefault(id(places[i][0]), []).append(i)
-    for numbers in by_store.values():
-        fs = places[numbers[0]][0]
-        asked = [ranges[i] for i in numbers]
-        paths = [places[i][1] for i in numbers]
-        starts = [start for _, start, _ in asked]
-        stops = [stop for _, _, stop in asked]
-        with mapped_errors(asked[0][0], "read ranges"):
-            parts = fs.cat_ranges(paths, starts, stops, on_error="return")
-        for i, wanted, part in zip(numbers, asked, parts, strict=True):
+            fs, path = resolve(url, options)
+            by_store.setdefault(id(fs), (fs, []))[1].append((i, path))
+    for fs, places in by_store.values():
+        asked = [ranges[i] for i, _ in places]
+        parts = _read_parts(fs, [path for _, path in places], asked)
+        for (i, _), wanted, part in zip(places, asked, parts, strict=True):
             results[i] = _range_result(wanted, part)
     return results
+
+
+def _read_parts(fs: Any, paths: list[str], asked: list[Range]) -> list[bytes | Exception]:
+    starts = [start for _, start, _ in asked]
+    stops = [stop for _, _, stop in asked]
+    with mapped_errors(asked[0][0], "read ranges"):
+        return list(fs.cat_ranges(paths, starts, stops, on_error="return"))
 
 
 def _range_result(asked: Range, part: bytes | Exception) -> bytes | PCRError:

@@ -83,7 +83,8 @@ def test_workers_die_with_their_parent(larger_folder, tmp_path):
 
 def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
     """The trap of spawned workers is named, with what to do; worker processes import the script."""
-    thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()"  # so that workers are not forked
+    # So that workers are not forked:
+    thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
     call = f"pcrshard.encode({str(synthetic_folder)!r}, {str(tmp_path / 'out')!r}, workers=2)"
     script = tmp_path / "script.py"
     for guard in ("", "if __name__ == '__main__': "):

@@ -31,15 +31,29 @@ def dataset_json(**changes):
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"[]", b"{}", b"nonsense", b"\xff\xff", b"[" * 100_000,
-        dataset_json(format="other"), dataset_json(num_samples=4), dataset_json(num_groups=3), dataset_json(shards=[5]),
-        dataset_json(shard={"name": "../x.tar"}), dataset_json(shard={"name": "x/y.tar"}), dataset_json(shard={"name": 5}),
-        dataset_json(shard={"prefix_stops": [1537, 2048, 3072]}), dataset_json(shard={"prefix_stops": [3072, 2048, 3072]}),
-        dataset_json(shard={"prefix_stops": [1536, 2048]}), dataset_json(shard={"prefix_stops": [1536, 2048, 1 << 80]}),
-        dataset_json(shard={"shard_bytes": 100}), dataset_json(shard={"num_samples": -3}), dataset_json(shard={"num_samples": 3.0}),
+        b"",
+        b"[]",
+        b"{}",
+        b"nonsense",
+        b"\xff\xff",
+        b"[" * 100_000,
+        dataset_json(format="other"),
+        dataset_json(num_samples=4),
+        dataset_json(num_groups=3),
+        dataset_json(shards=[5]),
+        dataset_json(shard={"name": "../x.tar"}),
+        dataset_json(shard={"name": "x/y.tar"}),
+        dataset_json(shard={"name": 5}),
+        dataset_json(shard={"prefix_stops": [1537, 2048, 3072]}),
+        dataset_json(shard={"prefix_stops": [3072, 2048, 3072]}),
+        dataset_json(shard={"prefix_stops": [1536, 2048]}),
+        dataset_json(shard={"prefix_stops": [1536, 2048, 1 << 80]}),
+        dataset_json(shard={"shard_bytes": 100}),
+        dataset_json(shard={"num_samples": -3}),
+        dataset_json(shard={"num_samples": 3.0}),
         dataset_json(shards=[ENTRY._asdict()] * 2, num_samples=6),
     ],
-)  # fmt: skip
+)
 def test_a_bad_dataset_index_is_refused(data):
     """A damaged or malicious pcr.json is refused, with its place named."""
     with pytest.raises(CorruptIndex, match="here"):
@@ -63,7 +77,8 @@ def test_a_staged_entry_knows_what_is_there():
     for scan in (2, "full"):
         with pytest.raises(
             ScanUnavailable,
-            match=rf"scan {scan}, the staged copy holds scans 1 to 1 of 2.*pcrshard stage SRC DST --scan {scan}",
+            match=rf"scan {scan}, the staged copy holds scans 1 to 1 of 2.*"
+            rf"pcrshard stage SRC DST --scan {scan}",
         ):
             staged.prefix_stop(scan)
     assert b'"scan"' not in DatasetIndex("standard", 2, (ENTRY,)).encode()

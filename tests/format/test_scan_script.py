@@ -111,8 +111,11 @@ def test_a_script_of_the_users_own(tmp_path, djpeg, jpegtran):
     whole is lossless.
     """
     path = tmp_path / "coarse.txt"
-    path.write_text("# three groups\n0,1,2: 0-0, 0, 1; 0: 1-9, 0, 2;\n1: 1-63, 0, 0; 2: 1-63, 0, 0; 0: 10-63, 0, 2;\n"
-                    "0: 1-63, 2, 1; 0: 1-63, 1, 0; 0,1,2: 0-0, 1, 0;\n")  # fmt: skip
+    path.write_text(
+        "# three groups\n0,1,2: 0-0, 0, 1; 0: 1-9, 0, 2;\n"
+        "1: 1-63, 0, 0; 2: 1-63, 0, 0; 0: 10-63, 0, 2;\n"
+        "0: 1-63, 2, 1; 0: 1-63, 1, 0; 0,1,2: 0-0, 1, 0;\n"
+    )
     jpeg = make_jpeg(5, 60, 90)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a.jpg").write_bytes(jpeg)

@@ -159,7 +159,8 @@ def damage(rng, path):
     elif what == "rename":
         path.rename(
             path.with_name(
-                f"{rng.randrange(9000):014d}-{rng.randrange(9999):014d}-{rng.randrange(1 << 32):08x}"
+                f"{rng.randrange(9000):014d}-{rng.randrange(9999):014d}"
+                f"-{rng.randrange(1 << 32):08x}"
             )
         )
     elif what == "swap":

@@ -890,7 +890,8 @@ PROGRAM = """
     import webdataset as wds
     index, _ = pcrshard.open_dataset(sys.argv[1])
     urls = [sys.argv[2] + entry.name for entry in index.shards]
-    samples = iter(wds.WebDataset(urls, shardshuffle=False).pcr_scan(5, index=index, cache_dir=sys.argv[4]))
+    pipeline = wds.WebDataset(urls, shardshuffle=False)
+    samples = iter(pipeline.pcr_scan(5, index=index, cache_dir=sys.argv[4]))
     print(next(samples)["__key__"], flush=True)
     if sys.argv[3] == "exception": raise ValueError("own error")
     if sys.argv[3] == "waits": list(samples)

@@ -217,7 +217,10 @@ def test_nothing_is_left_when_a_test_fails(folder, start, tmp_path, monkeypatch)
 
 def test_a_server_dies_with_its_process(folder, tmp_path):
     """A killed test run leaves no server behind."""
-    script = f"import servers, sys, signal\nwith servers.nginx({str(folder)!r}) as s:\n print(s.port, flush=True)\n signal.pause()"
+    script = (
+        f"import servers, sys, signal\nwith servers.nginx({str(folder)!r}) as s:\n"
+        " print(s.port, flush=True)\n signal.pause()"
+    )
     tests = pathlib.Path(servers.__file__).parent
     with subprocess.Popen(
         [sys.executable, "-c", script],
@@ -531,7 +534,8 @@ def test_length_too_short(folder):
         socket.create_connection((server.host, server.port)) as client,
     ):
         client.sendall(
-            b"GET /a.tar HTTP/1.1\r\nRange: bytes=100-199\r\n\r\nGET /a.tar HTTP/1.0\r\nRange: bytes=0-9\r\n\r\n"
+            b"GET /a.tar HTTP/1.1\r\nRange: bytes=100-199\r\n\r\n"
+            b"GET /a.tar HTTP/1.0\r\nRange: bytes=0-9\r\n\r\n"
         )
         received = b"".join(iter(functools.partial(client.recv, 65536), b""))
         assert DATA[100:200] + b"HTTP/1.1 206" in received

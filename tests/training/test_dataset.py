@@ -142,7 +142,18 @@ def test_start_methods(folder, context):
     assert ids(loader) == planned(5, 7, 2, 1)
 
 
-@pytest.mark.parametrize(("world", "size", "last", "batches"), [(1, 7, "drop", 8), (2, 7, "drop", 4), (3, 7, "drop", 2), (4, 7, "drop", 2), (2, 7, "pad", 5), (4, 7, "pad", 3), (4, 9, "pad", 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("world", "size", "last", "batches"),
+    [
+        (1, 7, "drop", 8),
+        (2, 7, "drop", 4),
+        (3, 7, "drop", 2),
+        (4, 7, "drop", 2),
+        (2, 7, "pad", 5),
+        (4, 7, "pad", 3),
+        (4, 9, "pad", 2),
+    ],
+)
 def test_ranks_have_equal_batches(folder, world, size, last, batches):
     """Every rank gets as many batches as the others, all of one size.
 

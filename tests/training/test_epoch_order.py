@@ -322,7 +322,10 @@ def test_an_epoch_does_not_depend_on_the_process():
     """Another process with another hash seed plans the same epoch, so ranks agree without
     talking.
     """
-    code = "from pcrshard.training.epoch_order import *; print(epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist())"
+    code = (
+        "from pcrshard.training.epoch_order import *\n"
+        "print(epoch_order([9] * 9, Geometry(6, 3), Rules(8), epoch=2).ids.tolist())"
+    )
     text = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout

@@ -521,10 +521,12 @@ torch.use_deterministic_algorithms(True)
 torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo")
-dataset = PCRDataset(url, 4, scan=3, image=ImageDecoder(12, "random", flip=0.5), epoch=EpochOptions(seed=8))
+image = ImageDecoder(12, "random", flip=0.5)
+dataset = PCRDataset(url, 4, scan=3, image=image, epoch=EpochOptions(seed=8))
 loader = dataset.loader(2 if resume == "resume" else 1)
 model = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(800, 4)
+    torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(),
+    torch.nn.Linear(800, 4),
 )
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -543,10 +545,12 @@ while dataset.epoch < 2:
         optimiser.step()
         losses.append(loss.item().hex())
         if len(losses) == 7 and resume == "whole":
-            state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "losses": losses}
-            torch.save(state | {"data": json.dumps(loader.state_dict())}, f"{folder}/middle-{dist.get_rank()}.pt")
+            state = {"model": model.state_dict(), "losses": losses}
+            state |= {"optimiser": optimiser.state_dict(), "data": json.dumps(loader.state_dict())}
+            torch.save(state, f"{folder}/middle-{dist.get_rank()}.pt")
 with open(f"{folder}/{resume}-{dist.get_rank()}.json", "w") as file:
-    json.dump({"losses": losses, "weights": [p.double().sum().item().hex() for p in model.parameters()]}, file)
+    weights = [p.double().sum().item().hex() for p in model.parameters()]
+    json.dump({"losses": losses, "weights": weights}, file)
 dist.destroy_process_group()
 """
 

@@ -144,7 +144,10 @@ def test_agrees_with_the_helper_of_idris(monkeypatch):
 
 def test_asking_does_not_import_torch():
     """The data side stays free of torch."""
-    program = "import sys; from pcrshard.training import ranks; ranks.current(); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from pcrshard.training import ranks; ranks.current(); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -165,7 +168,8 @@ def main():
     seen = {}
     for workers, context in ((0, None), (1, "fork")):
         dataset = PCRDataset(sys.argv[1], 3)
-        seen[str(context)] = [key for batch in dataset.loader(workers, multiprocessing_context=context) for key in batch["__key__"]]
+        loader = dataset.loader(workers, multiprocessing_context=context)
+        seen[str(context)] = [key for batch in loader for key in batch["__key__"]]
     os.environ["RANK"] = "0"
     os.environ["WORLD_SIZE"] = "4"
     torch.distributed.destroy_process_group()
