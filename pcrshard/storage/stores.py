@@ -27,7 +27,9 @@ def resolve(url: str, options: Options | None) -> tuple[Any, str]:
         StorageError: There is no such kind of store, or the URL is a command's output.
     """
     if url.startswith(PIPE):
-        raise StorageError("expected a file, a pipe can only be read from its beginning", url=url)
+        raise StorageError(
+            "expected a file, got a pipe, which can only be read from its beginning", url=url
+        )
     if is_local(url):
         # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
         return LocalFileSystem(), plain_path(url)
