@@ -19,23 +19,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "CorruptIndex",
-    "CorruptJpeg",
-    "CorruptPiece",
-    "EncodeError",
-    "FormatError",
-    "MissingDependency",
-    "NotAShard",
-    "PCRError",
-    "ScanUnavailable",
-    "StorageError",
-    "TruncatedShard",
-    "UnsupportedJpeg",
-    "UnsupportedVersion",
-]
-
-
 _USER = re.compile(r"(\w://)[^/@\s'\"]+@")
 _QUERY = re.compile(r"(\w://[^\s?'\")]*)\?[^\s'\")]*")
 

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
     args = build_parser().parse_args(argv)
-    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
+    logging.getLogger("pcrshard").handlers = [logging.StreamHandler()]
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be UTF-8, and must not stop the report about it.
         if isinstance(stream, io.TextIOWrapper):

@@ -250,7 +250,7 @@ class PCRDataset(IterableDataset[Any]):
         Yields:
             The batch at each scan.
         """
-        highest: Scan = FULL if FULL in scans else max(map(int, scans))
+        highest = FULL if FULL in scans else max(map(int, scans))
 
         def take(rows: list[Row]) -> dict[Scan, Any]:
             return {
