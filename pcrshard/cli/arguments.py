@@ -1,7 +1,5 @@
 """What the commands share: parser parts, and the dataset that a command is given."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter

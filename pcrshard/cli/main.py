@@ -1,7 +1,5 @@
 """The command line: ``pcrshard COMMAND``."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -3,8 +3,6 @@
 The only module that imports ``distributed`` and ``submitit``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

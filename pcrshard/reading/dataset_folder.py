@@ -1,7 +1,5 @@
 """The dataset index of a folder."""
 
-from __future__ import annotations
-
 import os
 
 from .. import storage

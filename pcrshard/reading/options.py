@@ -1,7 +1,5 @@
 """How shards are read."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files as wholes: what is there, lists of folders, and writes that appear whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

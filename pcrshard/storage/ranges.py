@@ -3,8 +3,6 @@
 A short or a long answer is an error.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Make a batch of samples: images decoded at once where possible, other fields converted."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """``PCRDataset``: exact, resumable epochs for ``torch.utils.data.DataLoader``."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings

@@ -1,7 +1,5 @@
 """Prove that a dataset is whole, and that it shows the same pixels as its source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
