@@ -4,8 +4,6 @@
 are loaded when they are used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

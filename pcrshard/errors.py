@@ -15,26 +15,7 @@ PCRError
 └── MissingDependency (ImportError)   an optional package or library is absent
 """
 
-from __future__ import annotations
-
 import re
-
-__all__ = [
-    "CorruptIndex",
-    "CorruptJpeg",
-    "CorruptPiece",
-    "EncodeError",
-    "FormatError",
-    "MissingDependency",
-    "NotAShard",
-    "PCRError",
-    "ScanUnavailable",
-    "StorageError",
-    "TruncatedShard",
-    "UnsupportedJpeg",
-    "UnsupportedVersion",
-]
-
 
 _USER = re.compile(r"(\w://)[^/@\s'\"]+@")
 _QUERY = re.compile(r"(\w://[^\s?'\")]*)\?[^\s'\")]*")

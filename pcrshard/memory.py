@@ -3,8 +3,6 @@
 Fresh memory would cost more in page faults than the read itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import weakref

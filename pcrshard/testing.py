@@ -3,8 +3,6 @@
 Synthetic JPEGs, a file system that counts, and one that is slow.
 """
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

@@ -1,7 +1,5 @@
 """``pcrshard encode``."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentTypeError, Namespace
 

@@ -1,7 +1,5 @@
 """The command line: ``pcrshard COMMAND``."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os
@@ -24,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
     args = build_parser().parse_args(argv)
-    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
+    logging.getLogger("pcrshard").handlers = [logging.StreamHandler()]
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be UTF-8, and must not stop the report about it.
         if isinstance(stream, io.TextIOWrapper):

@@ -1,7 +1,5 @@
 """Commands that read shards and write something else: ``pcrshard export | stage | cache``."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -37,7 +35,7 @@ from .progress import ProgressBar
 def _export(args: Namespace) -> None:
     index, urls = open_source(args.src)
     _check_target(args, os.path.dirname(urls[0]))
-    failed: list[PCRError] = []
+    failed = []
 
     def leave_out(error: PCRError) -> bool:
         failed.append(error)

@@ -5,8 +5,6 @@ Each shard is then an independent task, so the bytes do not depend on how many w
 on how often the run was stopped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import logging

@@ -279,7 +279,7 @@ class Search:
     def _move(self, position: int) -> Search:
         """Take a position; at another one begin again when the readers have followed."""
         rules = self.rules
-        scan: Scan = FULL if position == rules.last else position + 1
+        scan = FULL if position == rules.last else position + 1
         if scan == self.scan:
             return self
         ahead = rules.ahead

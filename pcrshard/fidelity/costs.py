@@ -1,7 +1,5 @@
 """What each scan costs, as figures and as text; pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ class ScanCost(NamedTuple):
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, what it holds."""
     totals = prefix_totals(index.shards)
-    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
+    scans = [*range(1, index.num_groups + 1), FULL]
     costs = [
         ScanCost(scan, total, total / index.num_samples, totals[-1] / total)
         for scan, total in zip(scans, totals, strict=True)

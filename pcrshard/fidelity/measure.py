@@ -4,8 +4,6 @@ Bytes, MS-SSIM, PSNR and decoding time of a sample of its images. The one door t
 Section 6.4 of the VLDB paper takes MS-SSIM as the estimate of the accuracy that a scan group keeps.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -157,7 +155,7 @@ def measure(
     seed: int = 0,
     rounds: int = 3,
     max_shards: int = 8,
-    storage_options: Options | None = None,
+    storage_options: Options = None,
     on_image: OnImage | None = None,
 ) -> list[ScanFidelity]:
     """Measure scans on a random sample of a dataset's images.
@@ -187,7 +185,7 @@ def measure(
     """
     _metric()
     index, drawn = _draw(url, num_images, seed, max_shards, storage_options)
-    wanted: Sequence[Scan] = range(1, index.num_groups + 1) if scans is None else scans
+    wanted = range(1, index.num_groups + 1) if scans is None else scans
     stops = [check_scan(scan, index.num_groups) for scan in wanted]
     looks = _look(drawn, lambda pieces: _climb(pieces, stops, rounds), on_image)
     ladders = [rungs for rungs in looks if rungs]
@@ -264,7 +262,7 @@ def _draw(
     num_images: int,
     seed: int,
     max_shards: int,
-    storage_options: Options | None,
+    storage_options: Options,
 ) -> tuple[DatasetIndex, list[Drawn]]:
     """Open a dataset, and draw images from some of its shards."""
     index, urls = open_dataset(url, storage_options=storage_options)
@@ -340,7 +338,7 @@ def contact_sheet(
     num_images: int = 3,
     seed: int = 0,
     side: int = 224,
-    storage_options: Options | None = None,
+    storage_options: Options = None,
 ) -> None:
     """Draw random images at each scan side by side, with their differences to full fidelity below.
 
@@ -361,7 +359,7 @@ def contact_sheet(
     index, drawn = _draw(url, num_images, seed, num_images, storage_options)
     last = index.num_groups
     spread = sorted({round(1 + i * (last - 1) / 4) for i in range(5)})
-    columns: list[Scan] = [*(spread if scans is None else scans), FULL]
+    columns = [*(spread if scans is None else scans), FULL]
     stops = [check_scan(scan, last) for scan in columns]
 
     def draw_row(pieces: Pieces) -> list[Picture]:

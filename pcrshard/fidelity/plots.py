@@ -1,7 +1,5 @@
 """The one door to matplotlib: pictures of sizes and scans."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

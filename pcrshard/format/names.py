@@ -1,7 +1,5 @@
 """Names of shards, keys, fields and extensions: which are legal, and what they mean."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 
@@ -18,6 +16,11 @@ _KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
 def valid_key(key: str) -> bool:
     """Whether a key stays in a folder, and WebDataset splits ``key.field`` after it (SPEC 2.3)."""
     return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
+
+
+def is_jpeg_field(name: str) -> bool:
+    """Whether a field holds a JPEG, by its last extension."""
+    return name.rpartition(".")[2] in JPEG_EXTENSIONS
 
 
 def valid_field(name: str) -> bool:

@@ -4,8 +4,6 @@ Pure. The writer follows this plan to write a shard, and ``verify`` to check eve
 checksum covers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tarfile
 from collections.abc import Iterator
@@ -118,6 +116,5 @@ def _place_members(
         pos = round512(start + member.size)
         stops[member.row] = pos
         if member.pieces and member.row < base:
-            _, *place = member.pieces[0]
-            offsets[tuple(place)] = start
+            offsets[member.pieces[0][1:]] = start
     return (*[stops[base - 1]] * base, *stops[base:]), offsets

@@ -1,7 +1,5 @@
 """The files of a prefix cache: each holds a run of a shard's bytes, and says so in its name."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -20,6 +18,11 @@ class Extent(NamedTuple):
     start: int
     stop: int
     crc: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it holds."""
+        return self.stop - self.start
 
 
 def list_extents(folder: str) -> list[Extent]:

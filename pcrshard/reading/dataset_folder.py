@@ -1,7 +1,5 @@
 """The dataset index of a folder."""
 
-from __future__ import annotations
-
 import os
 
 from .. import storage
@@ -16,7 +14,7 @@ def index_url(url: str | os.PathLike[str]) -> str:
 
 
 def open_dataset(
-    url: str | os.PathLike[str], *, storage_options: storage.Options | None = None
+    url: str | os.PathLike[str], *, storage_options: storage.Options = None
 ) -> tuple[DatasetIndex, list[str]]:
     """Read a dataset index.
 

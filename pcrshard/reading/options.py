@@ -1,7 +1,5 @@
 """How shards are read."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -27,7 +25,7 @@ class ReadOptions:
     """
 
     check: bool = True
-    storage_options: storage.Options | None = None
+    storage_options: storage.Options = None
     retry: Retry | None = None
     prefetch: int = 2
     prefetch_bytes: int = 1 << 28

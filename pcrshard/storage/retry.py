@@ -1,10 +1,9 @@
 """When to try again, and how long to wait: plain decisions about failed requests."""
 
-from __future__ import annotations
-
 import dataclasses
 import email.utils
 import random
+import threading
 import time
 
 from ..errors import PCRError, StorageError
@@ -83,6 +82,10 @@ def asked_pause(error: BaseException) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return 0.0
+
+
+# Ends a read or a wait from another thread.
+Cancel = threading.Event | None
 
 
 class Cancelled(StorageError):

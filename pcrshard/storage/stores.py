@@ -1,7 +1,5 @@
 """The one door to fsspec: which store a URL belongs to, and its errors made ours."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +13,13 @@ from .http_s3 import call
 from .retry import Retry, asked_pause, is_hopeless
 from .urls import PIPE, is_local, plain_path
 
-Options = Mapping[str, Any]
+# Those of fsspec, if any.
+Options = Mapping[str, Any] | None
 T = TypeVar("T")
 ANY_NETWORK = Retry()
 
 
-def resolve(url: str, options: Options | None) -> tuple[Any, str]:
+def resolve(url: str, options: Options) -> tuple[Any, str]:
     """The file system of a URL, and the file's name in it.
 
     Raises:
@@ -68,7 +67,7 @@ def ask(
     url: str,
     doing: str,
     method: str,
-    options: Options | None,
+    options: Options,
     **how: Any,
 ) -> Any:
     """The answer to one small request: the result of a file system's method for this file.

@@ -1,7 +1,5 @@
 """``PCRDataset``: exact, resumable epochs for ``torch.utils.data.DataLoader``."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings
@@ -250,7 +248,7 @@ class PCRDataset(IterableDataset[Any]):
         Yields:
             The batch at each scan.
         """
-        highest: Scan = FULL if FULL in scans else max(map(int, scans))
+        highest = FULL if FULL in scans else max(map(int, scans))
 
         def take(rows: list[Row]) -> dict[Scan, Any]:
             return {

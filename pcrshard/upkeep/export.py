@@ -1,7 +1,5 @@
 """Shards back to ordinary files: an image folder, or stock WebDataset tars, at any scan."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
@@ -29,7 +27,7 @@ def export_shard(
     classes: Sequence[str] = (),
     taken: set[str] | None = None,
     on_error: OnError | None = None,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
 ) -> int:
     """Write a shard's samples as ordinary files.
 
@@ -72,7 +70,7 @@ def _write_folder(
     samples: Iterable[tuple[str, Sample]],
     dst: str,
     streams: set[str],
-    options: storage.Options | None,
+    options: storage.Options,
 ) -> int:
     count = 0
     for path, sample in samples:
