@@ -128,8 +128,7 @@ def encode_part(
     _check_main_program()
     src = os.fspath(src)
     dst = storage.plain_path(os.fspath(dst))
-    source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
-    source = source._replace(samples=convert_names(source.samples, options))
+    source = _list(src, options, src_options)
     _check_apart(src, source, dst)
     names = field_names(source.samples, options.fmt.preview_fields)
     _warn_of_ignored(src, source)
@@ -161,6 +160,11 @@ def _check_main_program() -> None:
             "a worker process imports the program that started it: "
             'encode below `if __name__ == "__main__":` only'
         )
+
+
+def _list(src: str, options: EncodeOptions, src_options: StorageOptions) -> Source:
+    source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
+    return source._replace(samples=convert_names(source.samples, options))
 
 
 def _warn_of_ignored(src: str, source: Source) -> None:
