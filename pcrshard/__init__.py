@@ -4,6 +4,8 @@
 are loaded when they are used.
 """
 
+from __future__ import annotations
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

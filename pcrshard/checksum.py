@@ -1,5 +1,7 @@
 """Door to CRC-32C (Castagnoli, RFC 3720 appendix B.4)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import crc32c as _crc32c

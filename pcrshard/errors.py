@@ -15,6 +15,8 @@ PCRError
 └── MissingDependency (ImportError)   an optional package or library is absent
 """
 
+from __future__ import annotations
+
 import re
 
 _USER = re.compile(r"(\w://)[^/@\s'\"]+@")

@@ -3,6 +3,8 @@
 Fresh memory would cost more in page faults than the read itself.
 """
 
+from __future__ import annotations
+
 import contextlib
 import mmap
 import weakref

@@ -3,6 +3,8 @@
 Synthetic JPEGs, a file system that counts, and one that is slow.
 """
 
+from __future__ import annotations
+
 import fcntl
 import io
 import os

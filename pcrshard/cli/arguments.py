@@ -1,5 +1,7 @@
 """What the commands share: parser parts, and the dataset that a command is given."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter

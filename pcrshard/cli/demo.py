@@ -1,5 +1,7 @@
 """The demonstration: a small network, trained from scan 2 and from full fidelity."""
 
+from __future__ import annotations
+
 import json
 import os
 import random

@@ -1,5 +1,7 @@
 """``pcrshard encode``."""
 
+from __future__ import annotations
+
 import os
 from argparse import ArgumentTypeError, Namespace
 

@@ -1,5 +1,7 @@
 """Commands that look and change nothing: ``pcrshard info | verify | plan | fidelity``."""
 
+from __future__ import annotations
+
 import math
 from argparse import Namespace
 from typing import Any

@@ -1,5 +1,7 @@
 """The command line: ``pcrshard COMMAND``."""
 
+from __future__ import annotations
+
 import io
 import logging
 import os

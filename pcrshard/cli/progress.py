@@ -1,5 +1,7 @@
 """How far a command is: a bar on a terminal, plain lines in a log file."""
 
+from __future__ import annotations
+
 import sys
 import time
 from typing import Any, Self

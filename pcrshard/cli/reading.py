@@ -1,5 +1,7 @@
 """Commands that read shards and write something else: ``pcrshard export | stage | cache``."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys

@@ -3,6 +3,8 @@
 The only module that imports ``distributed`` and ``submitit``.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools

@@ -5,6 +5,8 @@ Each shard is then an independent task, so the bytes do not depend on how many w
 on how often the run was stopped.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import logging

@@ -1,5 +1,7 @@
 """One JPEG to pieces."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 from ..errors import UnsupportedJpeg

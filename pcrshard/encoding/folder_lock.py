@@ -1,5 +1,7 @@
 """Who may write to a local folder."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl

@@ -1,5 +1,7 @@
 """What an encoding run has finished, kept beside its shards, so that it can be resumed."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import re

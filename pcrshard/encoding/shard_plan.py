@@ -1,5 +1,7 @@
 """Which sample goes into which shard: a pure function of the source's listing and the options."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import random

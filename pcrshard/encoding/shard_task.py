@@ -1,5 +1,7 @@
 """One shard of a dataset as a task that any worker can do."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -5,6 +5,8 @@ and :class:`ShardWriter` does so for a stream of samples. A whole dataset is enc
 :mod:`.encode_dataset`.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import itertools

@@ -4,6 +4,8 @@ A source is listed once, cheaply; what is kept of a sample is where its bytes ar
 worker can read it.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import logging

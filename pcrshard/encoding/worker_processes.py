@@ -1,5 +1,7 @@
 """Tasks on worker processes, or on any executor."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import logging

@@ -1,5 +1,7 @@
 """What the measured figures of scans say: a job's rate, and which scan to take; pure."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import operator

@@ -3,6 +3,8 @@
 This is the future work of the papers (section 7 of the VLDB paper).
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar

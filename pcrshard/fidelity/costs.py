@@ -1,5 +1,7 @@
 """What each scan costs, as figures and as text; pure."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,6 +4,8 @@ Bytes, MS-SSIM, PSNR and decoding time of a sample of its images. The one door t
 Section 6.4 of the VLDB paper takes MS-SSIM as the estimate of the accuracy that a scan group keeps.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import math

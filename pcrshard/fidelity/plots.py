@@ -1,5 +1,7 @@
 """The one door to matplotlib: pictures of sizes and scans."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """A scan for each epoch, as learning rates are set by epoch."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from ..format.scan import FULL, Scan

@@ -1,5 +1,7 @@
 """Choose the scan by gradients: section 4.3 of the VLDB paper."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import random

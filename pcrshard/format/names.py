@@ -1,5 +1,7 @@
 """Names of shards, keys, fields and extensions: which are legal, and what they mean."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection
 

@@ -1,5 +1,7 @@
 """What ``scan=`` may be: a scan of 1..N, or ``"full"``."""
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 import numpy as np

@@ -3,6 +3,8 @@
 Pure functions and plain text; the syntax of a scan is that of ``jpegtran -scans``.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import re

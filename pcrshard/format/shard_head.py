@@ -3,6 +3,8 @@
 Bytes in, bytes out; no I/O. The checksum is compared before any number is trusted.
 """
 
+from __future__ import annotations
+
 import math
 import struct
 from collections.abc import Sequence

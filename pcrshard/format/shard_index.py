@@ -4,6 +4,8 @@ Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used
 before anything is parsed, every length before anything of that length is made.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import io

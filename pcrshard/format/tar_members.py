@@ -4,6 +4,8 @@ Pure. The writer follows this plan to write a shard, and ``verify`` to check eve
 checksum covers.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import tarfile
 from collections.abc import Iterator

@@ -5,6 +5,8 @@ A shard is one shard of ``datasets``, so that splitting by node, shuffling, Data
 ``datasets`` 3 and newer; ``scripts/hf/pcr_dataset.py`` is the loading script for versions before 4.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json

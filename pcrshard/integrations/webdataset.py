@@ -5,6 +5,8 @@ files of a prefix to WebDataset's own ``group_by_keys``, so that samples come ou
 from the original tar, and every later stage is stock.
 """
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import dataclasses

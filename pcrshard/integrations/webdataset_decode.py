@@ -1,5 +1,7 @@
 """A JPEG handler for WebDataset's ``.decode()``; it needs no WebDataset."""
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Which part of an image to decode: the usual crops, as pure functions of the image's size."""
 
+from __future__ import annotations
+
 import math
 import random
 

@@ -1,5 +1,7 @@
 """Decode, crop and resize in one go, with a seed: what a training job wants of an image."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -4,6 +4,8 @@ Pure functions on bytes (ITU-T T.81 annex B): no decoder, no I/O. Entropy-coded 
 searched for its end, never decoded.
 """
 
+from __future__ import annotations
+
 import bisect
 import struct
 from typing import NamedTuple

@@ -5,6 +5,8 @@ elsewhere, and does whatever the core does not support. PyTurboJPEG exposes no l
 transform, so ``tjTransform`` of the same library is called here. Pillow reads other formats.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import functools

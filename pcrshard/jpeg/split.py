@@ -3,6 +3,8 @@
 Pure functions on bytes; no decoder, no I/O.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from ..errors import CorruptJpeg, UnsupportedJpeg

@@ -5,6 +5,8 @@ every function raises ImportError. Nothing here reads files, and nothing is kept
 thread and backend.
 """
 
+from __future__ import annotations
+
 import math
 import threading
 from collections.abc import Sequence

@@ -4,6 +4,8 @@ By hand, from the project's root: ``python pcrshard/native/build_native.py``. Th
 optional: where no compiler works, setuptools warns and installs the package without it.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from pathlib import Path

@@ -5,6 +5,8 @@ Each object is joined, ended and compared with its checksum in the same pass. Th
 do the same more slowly.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import os

@@ -1,5 +1,7 @@
 """The files of a prefix cache: each holds a run of a shard's bytes, and says so in its name."""
 
+from __future__ import annotations
+
 import errno
 import os
 import re

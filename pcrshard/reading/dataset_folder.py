@@ -1,5 +1,7 @@
 """The dataset index of a folder."""
 
+from __future__ import annotations
+
 import os
 
 from .. import storage

@@ -1,5 +1,7 @@
 """How shards are read."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

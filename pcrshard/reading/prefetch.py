@@ -1,5 +1,7 @@
 """Load the next things while the current one is used."""
 
+from __future__ import annotations
+
 import queue
 import threading
 from collections import deque

@@ -9,6 +9,8 @@ place, so that it is there whole or not at all, whatever dies when. What a file 
 checked at each read; a file that lies is removed and fetched again.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import itertools

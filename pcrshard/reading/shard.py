@@ -1,5 +1,7 @@
 """Read a shard: one request for the prefix of a scan, and its samples."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import operator

@@ -1,5 +1,7 @@
 """Prefixes of a command's output, WebDataset's ``pipe:`` URLs."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os

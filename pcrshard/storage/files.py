@@ -1,5 +1,7 @@
 """Files as wholes: what is there, lists of folders, and writes that appear whole or not at all."""
 
+from __future__ import annotations
+
 import contextlib
 import glob
 import os

@@ -7,6 +7,8 @@ gives a short or a whole file without a word, and ends after five minutes howeve
 Other stores are asked for the rest of the range at once.
 """
 
+from __future__ import annotations
+
 import asyncio
 import concurrent.futures
 import contextlib

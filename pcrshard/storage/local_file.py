@@ -1,5 +1,7 @@
 """Local files by their descriptor: exact reads of one opened file, none of them buffered."""
 
+from __future__ import annotations
+
 import os
 import stat
 from typing import Any, Self

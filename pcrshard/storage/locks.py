@@ -1,5 +1,7 @@
 """Locks among the processes of a node, by ``flock``."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os

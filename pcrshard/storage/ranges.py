@@ -3,6 +3,8 @@
 A short or a long answer is an error.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 from collections.abc import Iterator, Sequence

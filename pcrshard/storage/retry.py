@@ -1,5 +1,7 @@
 """When to try again, and how long to wait: plain decisions about failed requests."""
 
+from __future__ import annotations
+
 import dataclasses
 import email.utils
 import random

@@ -1,5 +1,7 @@
 """The one door to fsspec: which store a URL belongs to, and its errors made ours."""
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

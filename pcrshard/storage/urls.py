@@ -1,5 +1,7 @@
 """What a URL says without a request: whether it is local, its file's name, its folder."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Make a batch of samples: images decoded at once where possible, other fields converted."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import functools

@@ -1,5 +1,7 @@
 """``PCRDataset``: exact, resumable epochs for ``torch.utils.data.DataLoader``."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import warnings

@@ -17,6 +17,8 @@ order. A loader hands out the batches of W workers in turn: worker w makes the s
 which are whole lanes where W divides ``phases``.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -4,6 +4,8 @@ Randomness is the raw output of Philox 4x64, a counter-based generator whose val
 (the values of NumPy's distributions may change).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence

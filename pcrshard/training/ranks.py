@@ -1,5 +1,7 @@
 """Which of the processes of a job this one is."""
 
+from __future__ import annotations
+
 import logging
 import os
 import sys

@@ -1,5 +1,7 @@
 """Shard lists for WebDataset pipelines: who takes which shards, and in which order."""
 
+from __future__ import annotations
+
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence

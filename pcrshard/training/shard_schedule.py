@@ -1,5 +1,7 @@
 """When a worker needs each shard, and what it reads and holds: pure functions of numbers."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Read the samples of a plan: shards are fetched ahead, held while they are needed, and closed."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import itertools

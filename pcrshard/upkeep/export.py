@@ -1,5 +1,7 @@
 """Shards back to ordinary files: an image folder, or stock WebDataset tars, at any scan."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO

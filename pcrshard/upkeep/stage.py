@@ -1,5 +1,7 @@
 """Copy prefixes of a dataset to fast local disk, and later the difference to a higher scan."""
 
+from __future__ import annotations
+
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -1,5 +1,7 @@
 """Prove that a dataset is whole, and that it shows the same pixels as its source."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import NamedTuple
 
