@@ -390,11 +390,7 @@ def _check_base(index: ShardIndex, present: Bools) -> None:
     require(ends[-1:].tolist() == [stop], "base members end elsewhere")
 
 
-def _check_apart(
-    starts: I64,
-    sizes: I64,
-    first: int,
-) -> I64:
+def _check_apart(starts: I64, sizes: I64, first: int) -> I64:
     """Members begin on a block, each a header after the end of the one before; where they end."""
     ends = -(-(starts + sizes) // BLOCK) * BLOCK
     floor = np.concatenate(([first], ends[:-1])) + BLOCK
