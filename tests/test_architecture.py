@@ -56,15 +56,18 @@ DOORS = {
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.files", "testing"},
     "matplotlib": {"fidelity.plots"},
-    "msgpack": {"format.shard_index"},
+    "msgpack": {"format.shard_index", "checkpoint.file_frame"},
     "sklearn": {"cli.demo"},
+    "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},
+    "safetensors": {"checkpoint.export"},
     "torchmetrics": {"fidelity.measure"},
     "submitit": {"encoding.clusters"},
     "tqdm": {"cli.progress"},
     "turbojpeg": {"jpeg.pixels"},
     "webdataset": {"integrations.webdataset"},
     "wrapt": {"__init__"},
+    "zstandard": {"errorbound.byte_codes"},
 }
 MAX_MODULES = 14
 MAX_LINES = 400
