@@ -74,7 +74,8 @@ class DeltaStore:
         current = read_manifest(url, options)
         self._manifest = current or self._empty(order, keyframe_every)
         _check_settings(self._manifest, order, keyframe_every)
-        self._next_number = self._manifest.next_number
+        # None after a failure: then the manifest tells what is in the store.
+        self._next_number: int | None = self._manifest.next_number
         self._writer = Writer(self._place, self.bounds, self._manifest)
 
     def _empty(self, order: str | None, keyframe_every: int | None) -> Manifest:
@@ -134,7 +135,7 @@ class DeltaStore:
         _check_metrics(noted)
         flat = flatten(state)
         self.wait()
-        number = self._next_number
+        number = self._next_number or self._read_next_number()
         self._background.submit(lambda: self._append(flat, number, noted))
         self._next_number = number + 1
         if blocking:
@@ -153,9 +154,12 @@ class DeltaStore:
         try:
             self._background.wait()
         except BaseException:
-            current = read_manifest(self.url, self._place.options)
-            self._next_number = current.next_number if current else 1
+            self._next_number = None
             raise
+
+    def _read_next_number(self) -> int:
+        current = read_manifest(self.url, self._place.options)
+        return 1 if current is None else current.next_number
 
     def close(self) -> None:
         """Wait until all versions are in the store, and end the background thread."""

@@ -186,12 +186,15 @@ def _unpack(node: Any, leaf: Callable[[int], torch.Tensor], depth: int) -> Any:
     require(depth <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
     if type(node) in _KEYS:
         return node
-    require(isinstance(node, list) and len(node) >= 2, f"expected a node of a tree, got {node!r}")
+    require(
+        isinstance(node, list) and len(node) >= 2,
+        f"expected a node of a tree, got {type(node).__name__}",
+    )
     tag = node[0]
     unpack = _UNPACK.get(tag) if isinstance(tag, str) else None
     if unpack is not None:
         return unpack(node, leaf, depth + 1)
-    require(tag in (_TENSOR, _ARRAY) and type(node[1]) is int, f"unknown node {node!r}")
+    require(tag in (_TENSOR, _ARRAY) and type(node[1]) is int, "unknown kind of node")
     tensor = leaf(node[1])
     return tensor if tag == _TENSOR else tensor.numpy()
 

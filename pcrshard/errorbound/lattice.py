@@ -24,8 +24,8 @@ Codes = npt.NDArray[np.int32]
 MAX_CODE = 1 << 30
 _MAX_DENOMINATOR = 1 << 20
 _MIN_NUMERATOR = 256
-# Exponents of float64 reach down to -1074; the code of a magnitude is positive from here up.
-_LOWEST_EXPONENT = -1100
+# Exponents of float64 reach down to -1074; the code of a magnitude is positive from -1100 up.
+_LOWEST_EXPONENT = 1100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LogLattice:
     @property
     def _offset(self) -> int:
         # Codes of non-zero magnitudes are positive, whatever the magnitude.
-        return -(_LOWEST_EXPONENT * self.denominator) // self.numerator + 1
+        return _LOWEST_EXPONENT * self.denominator // self.numerator + 1
 
     def codes(self, values: Values) -> Values:
         """The numbers of the nearest points, (N,) float64 integers; the sign is the value's."""
