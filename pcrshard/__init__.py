@@ -29,6 +29,7 @@ from .training.shard_lists import shards, split_by_node
 from .upkeep.stage import stage
 
 if TYPE_CHECKING:
+    from .checkpoint.store import DeltaStore
     from .fidelity.tuner import ScanTuner
     from .integrations.webdataset import JpegHandler, pcr_decode, pcr_scan
     from .training.dataset import EpochOptions, PCRDataset
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BandwidthTuner",
     "DatasetIndex",
+    "DeltaStore",
     "EncodeOptions",
     "EpochOptions",
     "ImageDecoder",
@@ -65,6 +67,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DeltaStore": "checkpoint.store",
     "pcr_scan": "integrations.webdataset",
     "pcr_decode": "integrations.webdataset",
     "JpegHandler": "integrations.webdataset",

@@ -60,7 +60,7 @@ DOORS = {
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},
-    "safetensors": {"checkpoint.export"},
+    "safetensors": {"checkpoint.safetensors_file"},
     "torchmetrics": {"fidelity.measure"},
     "submitit": {"encoding.clusters"},
     "tqdm": {"cli.progress"},
@@ -277,7 +277,7 @@ def test_every_module_has_its_test():
 def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
-        "BandwidthTuner", "DatasetIndex", "EncodeOptions", "EpochOptions", "ImageDecoder",
+        "BandwidthTuner", "DatasetIndex", "DeltaStore", "EncodeOptions", "EpochOptions", "ImageDecoder",
         "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions", "Retry", "ScanLevel",
         "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter", "__version__",
         "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "shards",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..checksum import crc32c
@@ -88,7 +88,7 @@ def read_tensors(
 
 
 def _decode_layer(
-    file: VersionFile, entries: list[TensorEntry], below: dict[str, Held], workers: int
+    file: VersionFile, entries: list[TensorEntry], below: Mapping[str, Held], workers: int
 ) -> dict[str, Held]:
     def work(item: tuple[TensorEntry, Any]) -> tuple[str, Held]:
         entry, payload = item
@@ -118,20 +118,40 @@ def read_version(
         BrokenChain: A reference is missing or is another one.
         CorruptCheckpoint: Something does not match its checksum.
     """
-    header = file.header
-    paths = [entry.path for entry in header.tensors]
+    paths = [entry.path for entry in file.header.tensors]
     layers = plan_layers(chain_of(file, open_version), paths)
     found = read_tensors(layers, verify=False, workers=workers)
-    version = HeldVersion(
-        header.number,
-        header.id,
-        header.tree,
-        {path: found[path] for path in paths},
-        {entry.path: entry.content_crc for entry in header.tensors},
-        header.metrics,
-        header.saved,
-    )
+    version = _assemble(file, found)
     if verify:
         with named(file.url):
             check_content(version, workers)
     return version
+
+
+def read_against(
+    file: VersionFile, reference: Mapping[str, Held], *, workers: int = 1
+) -> HeldVersion:
+    """A whole version whose reference is in memory; always verified.
+
+    Raises:
+        BrokenChain: A tensor's reference does not fit.
+        CorruptCheckpoint: Something does not match its checksum.
+    """
+    found = _decode_layer(file, list(file.header.tensors), reference, workers)
+    version = _assemble(file, found)
+    with named(file.url):
+        check_content(version, workers)
+    return version
+
+
+def _assemble(file: VersionFile, found: Mapping[str, Held]) -> HeldVersion:
+    header = file.header
+    return HeldVersion(
+        header.number,
+        header.id,
+        header.tree,
+        {entry.path: found[entry.path] for entry in header.tensors},
+        {entry.path: entry.content_crc for entry in header.tensors},
+        header.metrics,
+        header.saved,
+    )

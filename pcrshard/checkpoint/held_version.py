@@ -185,6 +185,20 @@ def write_version(
     return Written(len(head) - HEAD_BYTES, len(head) + start)
 
 
+def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[float, Any]:
+    """How small the difference of two states is within bounds, and what comes back.
+
+    Returns:
+        Bytes of the target's tensors by bytes of their deltas, and the restored state.
+    """
+    first = make_version(reference, bounds, None, number=1, metrics={})
+    second = make_version(target, bounds, first, number=2, metrics={})
+    sizes = [
+        encode(held, first.tensors.get(path)).num_bytes for path, held in second.tensors.items()
+    ]
+    return second.raw_bytes / max(sum(sizes), 1), state_of(second)
+
+
 def check_content(version: HeldVersion, workers: int = 1) -> None:
     """Check that a version restores to the content that its id stands for.
 

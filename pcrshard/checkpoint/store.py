@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,9 +13,11 @@ from ..errors import PCRError, StorageError, VersionUnavailable
 from . import rewrite
 from .background import Background
 from .chain import chain_of, plan_layers, read_tensors
+from .choose_bound import CANDIDATES, Budget, Choice, Evaluate, choose
 from .file_frame import pack_plain
-from .held_version import Bounds, HeldVersion, state_of, tensor_of
+from .held_version import Bounds, HeldVersion, one_delta, state_of, tensor_of
 from .manifest import ORDERS, Manifest, VersionRecord, read_manifest, require_manifest
+from .safetensors_file import export_safetensors
 from .typed_tree import Flattened, flatten
 from .version_file import VersionFile
 from .writer import Place, Writer
@@ -288,6 +291,44 @@ class DeltaStore:
         self._manifest = rewrite.apply(self._place, plan)
         self._writer.forget()
         self._next_number = self._manifest.next_number
+
+    def export(self, version: int, url: str) -> int:
+        """Write a version's tensors as a safetensors file; returns its size in bytes.
+
+        Raises:
+            MissingDependency: safetensors is not installed.
+            VersionUnavailable: The version is not there.
+        """
+        return export_safetensors(self.read(version), url)
+
+    def choose_bound(
+        self,
+        target: Any,
+        reference: Any,
+        evaluate: Evaluate,
+        *,
+        candidates: Sequence[Bound] = CANDIDATES,
+        budget: Budget = Budget(),
+        workers: int = 1,
+    ) -> Choice:
+        """Find the coarsest bound of weights whose loss of accuracy is within a budget.
+
+        Nothing is written; give the result to a new store as ``bound``.
+
+        Args:
+            target: The state of a network.
+            reference: The state of an earlier version, as the delta's reference.
+            evaluate: Gives the accuracy, 0 to 1, of a state like ``target``.
+            candidates: The bounds to try.
+            budget: What may be lost, and how sure one has to be.
+            workers: Candidates that are evaluated at a time.
+        """
+        states = (flatten(target), flatten(reference))
+
+        def compress(bound: Bound) -> tuple[float, Any]:
+            return one_delta(*states, dataclasses.replace(self.bounds, weights=bound))
+
+        return choose(target, compress, evaluate, candidates, budget=budget, workers=workers)
 
     def append(self, version: HeldVersion) -> int:
         """Add a version that was read from another store, exactly, under the next number here.
