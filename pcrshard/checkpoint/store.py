@@ -11,7 +11,6 @@ from .. import storage
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, describe_bound
 from ..errors import PCRError, StorageError, VersionUnavailable
 from . import rewrite
-from .background import Background
 from .chain import chain_of, plan_layers, read_tensors
 from .choose_bound import CANDIDATES, Budget, Choice, Evaluate, choose
 from .file_frame import pack_plain
@@ -20,7 +19,7 @@ from .manifest import ORDERS, Manifest, VersionRecord, read_manifest, require_ma
 from .safetensors_file import export_safetensors
 from .typed_tree import Flattened, flatten
 from .version_file import VersionFile
-from .writer import Place, Writer
+from .writer import Background, Place, Writer
 
 T = TypeVar("T")
 _DEFAULT_ORDER = "backward"
