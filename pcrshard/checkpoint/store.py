@@ -112,7 +112,12 @@ class DeltaStore:
         self.close()
 
     def save(
-        self, state: Any, *, metrics: dict[str, Any] | None = None, blocking: bool = False
+        self,
+        state: Any,
+        *,
+        metrics: dict[str, Any] | None = None,
+        blocking: bool = False,
+        on_saved: Callable[[int], None] | None = None,
     ) -> int:
         """Save a state: model, optimizer, scheduler, generators, counters, nested as it comes.
 
@@ -124,6 +129,7 @@ class DeltaStore:
                 numpy arrays and scalars.
             metrics: Plain numbers and strings to note with the version.
             blocking: Wait until the version is in the store.
+            on_saved: Called with the number when the version is in the store, in the background.
 
         Returns:
             The version's number.
@@ -138,14 +144,22 @@ class DeltaStore:
         flat = flatten(state)
         self.wait()
         number = self._next_number or self._read_next_number()
-        self._background.submit(lambda: self._append(flat, number, noted))
+        self._background.submit(lambda: self._append(flat, number, noted, on_saved))
         self._next_number = number + 1
         if blocking:
             self.wait()
         return number
 
-    def _append(self, flat: Flattened, number: int, metrics: dict[str, Any]) -> None:
+    def _append(
+        self,
+        flat: Flattened,
+        number: int,
+        metrics: dict[str, Any],
+        on_saved: Callable[[int], None] | None,
+    ) -> None:
         self._writer.append(flat, number, metrics)
+        if on_saved is not None:
+            on_saved(number)
 
     def wait(self) -> None:
         """Wait until all versions are in the store.
