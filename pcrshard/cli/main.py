@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import PCRError
+from . import checkpoint
 from .arguments import Command, argument, at_least, value
 from .encode import ENCODE
 from .inspect import FIDELITY, INFO, PLAN, VERIFY
@@ -55,6 +56,7 @@ def build_parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, DEMO):
         command.add_to(commands)
+    checkpoint.register(commands)
     return parser
 
 
