@@ -355,8 +355,8 @@ def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
         "BandwidthTuner", "DatasetIndex", "DeltaStore", "EncodeOptions", "EpochOptions",
-        "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions", "Retry", "ScanLevel",
-        "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter", "__version__",
+        "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions",
+        "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter", "__version__",
         "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "shards",
         "split_by_node", "split_scans", "stage",
     ]  # fmt: skip
