@@ -37,7 +37,7 @@ ROOMS = {
     "integrations": {"training", "reading", "storage", "format", "jpeg"},
     "errorbound": set(),
     "checkpoint": {"errorbound", "storage"},
-    "activation": {"errorbound"},
+    "activation": {"errorbound", "native"},
     "testing": {"jpeg"},
 }  # fmt: skip
 # These see everything: the command line, the public names, the short name of an integration.
@@ -65,6 +65,7 @@ DOORS = {
     "turbojpeg": {"jpeg.pixels"},
     "webdataset": {"integrations.webdataset"},
     "wrapt": {"__init__"},
+    "zstandard": {"errorbound.zstd"},
 }
 MAX_MODULES = 14
 MAX_LINES = 400

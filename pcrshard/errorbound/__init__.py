@@ -1,0 +1,1 @@
+"""Error-bounded coding: what checkpoints and activations share."""

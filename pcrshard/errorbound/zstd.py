@@ -1,0 +1,51 @@
+"""Door to Zstandard: buffers to bytes and back, with the size checked before memory is taken."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import zstandard
+
+from ..errors import FormatError
+
+_threads = threading.local()
+
+
+def compress(data: Any, level: int = 1) -> bytes:
+    """One frame that says how long its content is.
+
+    Args:
+        data: A contiguous bytes-like object.
+        level: 1 is fast, 19 small; below 0 is faster still.
+    """
+    compressors: dict[int, zstandard.ZstdCompressor] | None
+    compressors = getattr(_threads, "compressors", None)
+    if compressors is None:
+        compressors = _threads.compressors = {}
+    if level not in compressors:
+        compressors[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    return compressors[level].compress(data)
+
+
+def decompress(data: Any, num_bytes: int) -> bytes:
+    """The content of one frame.
+
+    Args:
+        data: A frame of :func:`compress`.
+        num_bytes: How long its content is to be; more memory than that is never taken.
+
+    Raises:
+        FormatError: The bytes are no such frame, or its content has another length.
+    """
+    decompressor: zstandard.ZstdDecompressor | None
+    decompressor = getattr(_threads, "decompressor", None)
+    if decompressor is None:
+        decompressor = _threads.decompressor = zstandard.ZstdDecompressor()
+    try:
+        promised = zstandard.frame_content_size(data)
+        if promised != num_bytes:
+            raise FormatError(f"expected a frame of {num_bytes} bytes, got one of {promised}")
+        return decompressor.decompress(data)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"expected a Zstandard frame of {num_bytes} bytes: {error}") from error
