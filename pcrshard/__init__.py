@@ -29,6 +29,7 @@ from .training.shard_lists import shards, split_by_node
 from .upkeep.stage import stage
 
 if TYPE_CHECKING:
+    from .activation.compressor import compress_activations
     from .fidelity.tuner import ScanTuner
     from .integrations.webdataset import JpegHandler, pcr_decode, pcr_scan
     from .training.dataset import EpochOptions, PCRDataset
@@ -52,6 +53,7 @@ __all__ = [
     "ShardIndex",
     "ShardWriter",
     "__version__",
+    "compress_activations",
     "decode_image",
     "encode",
     "join_scans",
@@ -65,6 +67,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "compress_activations": "activation.compressor",
     "pcr_scan": "integrations.webdataset",
     "pcr_decode": "integrations.webdataset",
     "JpegHandler": "integrations.webdataset",

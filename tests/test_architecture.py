@@ -278,7 +278,7 @@ def test_public_names_are_these():
         "BandwidthTuner", "DatasetIndex", "EncodeOptions", "EpochOptions", "ImageDecoder",
         "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions", "Retry", "ScanLevel",
         "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter", "__version__",
-        "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "shards",
+        "compress_activations", "decode_image", "encode", "join_scans", "open_dataset", "pcr_decode", "pcr_scan", "shards",
         "split_by_node", "split_scans", "stage",
     ]  # fmt: skip
     assert all(getattr(pcrshard, name) is not None for name in pcrshard.__all__)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pcrshard.activation import quantise as module
-from pcrshard.activation.quantise import FLOATS, bound_after_cast, dequantise, quantise
+from pcrshard.activation import sign_exact as module
+from pcrshard.activation.sign_exact import FLOATS, bound_after_cast, dequantise, quantise
 
 ROUNDINGS = ("nearest", "stochastic")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcrshard.activation.codecs import make_codec
-from pcrshard.activation.lossless import pack_exactly
+from pcrshard.activation.masks import pack_exactly
 
 CODECS = [make_codec("zstd"), make_codec("int8")]
 
