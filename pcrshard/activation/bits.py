@@ -137,6 +137,7 @@ def pack_part(rows: Tensor, bits: int) -> Tensor:
 
 
 def unpack_part(packed: Tensor, bits: int) -> Tensor:
+    """(k, n * 8 / bits) values of (k, n) bytes."""
     if bits == 8:
         return packed
     mask = (1 << bits) - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -92,6 +93,8 @@ class Compressor:
     Attributes:
         ledger: Bytes that are alive.
         bound: How large errors may be.
+        rounding: Of the quantiser.
+        profiles: Of the convolutions, in the last step that was profiled.
 
     Args:
         model: The model.
@@ -119,7 +122,7 @@ class Compressor:
         self.ledger = ledger
         self._model = model
         self._codec = make_codec(codec)
-        self._rounding = rounding
+        self.rounding = rounding
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._hooks = Hooks(self._encode, ledger, limits)
@@ -129,8 +132,9 @@ class Compressor:
         self._passes = 0
         self._names: list[str] = []
         self._profiled: list[Row] = []
-        self._profiles: dict[str, Profile] = {}
-        self._inputs_only: set[int] | None = None
+        self.profiles: dict[str, Profile] = {}
+        self._only: set[int] | None = None
+        self._in_trial = False
         self._warned = False
 
     def __enter__(self) -> Self:
@@ -164,9 +168,27 @@ class Compressor:
         self._passes += 1
         self._state_compiled()
 
+    @contextlib.contextmanager
+    def trial(self, positions: set[int]) -> Iterator[None]:
+        """A profiled pass that is no part of training.
+
+        Args:
+            positions: Of the tensors that are compressed, in the order in which they are saved.
+        """
+        passes = self._passes
+        self._only = positions
+        self._in_trial = True
+        try:
+            with self:
+                yield
+        finally:
+            self._only = None
+            self._in_trial = False
+            self._passes = passes
+
     def _is_profile(self) -> bool:
         """Whether this pass is measured: the first of a step for which the bound wants it."""
-        return self._passes == 0 and self._is_due()
+        return self._in_trial or (self._passes == 0 and self._is_due())
 
     def _end_trace(self, *, complete: bool) -> None:
         trace = self._hooks.trace
@@ -178,7 +200,7 @@ class Compressor:
         trace.close()
         if complete:
             self._names = [row.name for row in self._hooks.rows]
-            self._profiles = trace.profiles
+            self.profiles = trace.profiles
             self._profiled = self._hooks.rows
 
     def _state_compiled(self) -> None:
@@ -193,7 +215,7 @@ class Compressor:
         if not flat.dtype.is_floating_point:
             row.kind = "lossless"
             return _or_exact(row, pack_exactly(flat, self._codec))
-        if self._inputs_only is not None and ordinal not in self._inputs_only:
+        if self._only is not None and ordinal not in self._only:
             return None
         row.deviation = deviation(flat)
         if row.deviation == 0:
@@ -204,7 +226,7 @@ class Compressor:
             return _or_exact(row, None)
         row.kind = "lossy"
         coded = encode_floats(
-            flat, row.error_bound, self._codec, self._rounding, self._generator(flat.device)
+            flat, row.error_bound, self._codec, self.rounding, self._generator(flat.device)
         )
         return _or_exact(row, coded)
 
@@ -218,7 +240,7 @@ class Compressor:
         return self._adaptive.bound(ordinal, row, row.deviation)
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
-        if self._rounding == "nearest":
+        if self.rounding == "nearest":
             return None
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
@@ -240,7 +262,7 @@ class Compressor:
             # Each of several accumulated passes adds its own noise.
             scale = grad_scale / math.sqrt(max(self._passes, 1))
             momentum = mean_momentum(self._model, optimizer)
-            self._adaptive.update(self._profiles, self._profiled, momentum, scale)
+            self._adaptive.update(self.profiles, self._profiled, momentum, scale)
         self._steps += 1
         self._passes = 0
 
@@ -261,12 +283,12 @@ class Compressor:
 
     def _layers(self) -> tuple[Layer, ...]:
         layers = []
-        for name, profile in self._profiles.items():
+        for name, profile in self.profiles.items():
             if profile.energy == 0:
                 continue
             bounds = [self._profiled[ordinal].error_bound for ordinal in profile.ordinals]
             error_bound = max(bounds, default=0.0)
-            sigma = error_bound * noise_per_bound(profile, self._rounding)
+            sigma = error_bound * noise_per_bound(profile, self.rounding)
             layers.append(Layer(name, error_bound, sigma))
         return tuple(layers)
 

@@ -48,7 +48,7 @@ def test_inputs_of_convolutions_are_found(amp):
     with torch.autocast("cpu", torch.bfloat16, enabled=amp), saver:
         loss = model(images).square().mean()
     loss.backward()
-    profile = saver._profiles["2"]
+    profile = saver.profiles["2"]
     (ordinal,) = profile.ordinals
     found = saver.report().rows[ordinal]
     assert found.shape == (2, 4, 10, 10)
