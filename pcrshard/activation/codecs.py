@@ -92,8 +92,37 @@ class Zstd:
         return torch.from_numpy(codes).to(device)
 
 
-def make_codec(name: str) -> Codec | None:
+class Offloaded:
+    """Another codec, whose results wait in the host's memory: compression with migration.
+
+    What crosses the bus is the codec's result, a fraction of the tensor. Copies block; on a CPU
+    there are none.
+
+    Args:
+        codec: What makes codes smaller, on the device.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.name = codec.name
+        self._codec = codec
+
+    def encode(self, codes: Tensor) -> Payload:
+        """Codes them and copies the result to the host."""
+        payload = self._codec.encode(codes)
+        return tuple(part.cpu() if isinstance(part, Tensor) else part for part in payload)
+
+    def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
+        """Copies the result back and decodes it."""
+        back = (part.to(device) if isinstance(part, Tensor) else part for part in payload)
+        return self._codec.decode(tuple(back), count, device)
+
+
+def make_codec(name: str, *, offload: bool = False) -> Codec | None:
     """The codec of a name; ``None`` for ``none``, which only counts.
+
+    Args:
+        name: ``zstd``, ``bits``, ``int8`` or ``none``.
+        offload: Whether its results are to wait in the host's memory.
 
     Raises:
         ValueError: There is none of that name.
@@ -103,4 +132,5 @@ def make_codec(name: str) -> Codec | None:
         return None
     if name not in codecs:
         raise ValueError(f"expected a codec of zstd, bits, int8 and none, got {name!r}")
-    return codecs[name]()
+    codec = codecs[name]()
+    return Offloaded(codec) if offload else codec

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .adaptive import AdaptiveBounds, mean_momentum
-from .codecs import CodecName, make_codec
+from .codecs import Codec, CodecName, make_codec
 from .exempt import is_compiled, parameter_storages
 from .hooks import Hooks, Limits
 from .masks import pack_exactly
@@ -47,6 +47,7 @@ def compress_activations(
     rounding: Rounding = "nearest",
     seed: int = 0,
     timeline: bool = False,
+    offload: bool = False,
 ) -> Compressor:
     """A context manager for forward passes: what autograd saves in it is kept compressed.
 
@@ -77,6 +78,7 @@ def compress_activations(
         rounding: ``nearest``, or ``stochastic``, which is unbiased, and slower on a CPU.
         seed: Of stochastic rounding, which leaves the global generators alone.
         timeline: Whether to note live bytes over time, in ``ledger.timeline``.
+        offload: Whether what is compressed waits in the host's memory; for accelerators.
 
     Raises:
         ValueError: A setting that means nothing.
@@ -84,7 +86,8 @@ def compress_activations(
     if isinstance(bound, int | float):
         bound = RelativeStd(float(bound))
     limits = Limits(min_bytes, min_dims)
-    return Compressor(model, bound, codec, limits, rounding, seed, Ledger(timeline=timeline))
+    coder = make_codec(codec, offload=offload)
+    return Compressor(model, bound, coder, limits, rounding, seed, Ledger(timeline=timeline))
 
 
 class Compressor:
@@ -99,7 +102,7 @@ class Compressor:
     Args:
         model: The model.
         bound: How large errors may be.
-        codec: By name.
+        codec: What makes codes smaller; ``None`` to count only.
         limits: Which floats may be changed.
         rounding: How.
         seed: Of stochastic rounding.
@@ -110,7 +113,7 @@ class Compressor:
         self,
         model: nn.Module,
         bound: Bound,
-        codec: CodecName,
+        codec: Codec | None,
         limits: Limits,
         rounding: Rounding,
         seed: int,
@@ -121,7 +124,7 @@ class Compressor:
         self.bound = bound
         self.ledger = ledger
         self._model = model
-        self._codec = make_codec(codec)
+        self._codec = codec
         self.rounding = rounding
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -193,15 +196,19 @@ class Compressor:
     def _end_trace(self, *, complete: bool) -> None:
         trace = self._hooks.trace
         self._hooks.trace = None
-        if trace is None:
-            for row, name in zip(self._hooks.rows, self._names, strict=False):
-                row.name = name
-            return
-        trace.close()
-        if complete:
-            self._names = [row.name for row in self._hooks.rows]
-            self.profiles = trace.profiles
-            self._profiled = self._hooks.rows
+        rows = self._hooks.rows
+        if trace is not None:
+            trace.close()
+            if complete:
+                self.profiles = trace.profiles
+                self._profiled = rows
+                self._names = [row.name for row in rows]
+        for row, name in zip(rows, self._names, strict=False):
+            row.name = name
+        for name, profile in self.profiles.items():
+            for ordinal in profile.ordinals:
+                if ordinal < len(rows):
+                    rows[ordinal].read_by += (name,)
 
     def _state_compiled(self) -> None:
         if not self._warned and (self._hooks.saw_compiled or is_compiled(self._model)):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .bits import pack_part, unpack_part
-from .codecs import Codec, Payload, Zstd, payload_bytes
+from .codecs import Codec, Payload, payload_bytes
 
 # Types of integers by what they hold, the smallest first, with their least value.
 _NARROW = ((torch.uint8, 0), (torch.int16, -(2**15)), (torch.int32, -(2**31)))
@@ -82,7 +82,7 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Packed | None:
     Returns:
         ``None`` for other types, and where nothing would be saved.
     """
-    squeeze = codec if isinstance(codec, Zstd) else None
+    squeeze = codec if codec.name == "zstd" else None
     if flat.dtype == torch.bool:
         raw = _bits_of(flat)
         return _packed(flat, raw, torch.bool, 0, squeeze)

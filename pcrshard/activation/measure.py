@@ -121,8 +121,11 @@ def _weight_gradients(
 ) -> dict[str, Tensor]:
     with saver.trial(positions):
         value = loss()
-    weights = {name: module.weight for name, module in modules.items()}
-    used = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    used = {}
+    for name, module in modules.items():
+        weight = module.weight
+        if isinstance(weight, Tensor) and weight.requires_grad:
+            used[name] = weight
     gradients = torch.autograd.grad(value, list(used.values()), allow_unused=True)
     return {
         name: gradient

@@ -62,6 +62,13 @@ class Report:
         return self.raw_bytes / max(self.stored_bytes, 1)
 
     @property
+    def ratio_of_conv_inputs(self) -> float:
+        """The same over inputs of convolutions only, which is what the paper counts; 0 if none."""
+        inputs = [row for row in self.rows if row.read_by]
+        stored = sum(row.stored_bytes for row in inputs)
+        return sum(row.raw_bytes for row in inputs) / max(stored, 1)
+
+    @property
     def seconds(self) -> float:
         """Time of encoding and decoding; on an accelerator that of starting the work."""
         return sum(row.encode_seconds + row.decode_seconds for row in self.rows)

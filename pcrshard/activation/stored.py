@@ -31,6 +31,7 @@ class Row:
         deviation: Standard deviation of its elements, estimated from a sample.
         encode_seconds: Time of this thread to make it small.
         decode_seconds: Time of all unpackings.
+        read_by: The convolutions whose input it is.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Row:
     deviation: float = 0.0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
+    read_by: tuple[str, ...] = ()
 
 
 class Content(Protocol):

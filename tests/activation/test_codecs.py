@@ -10,11 +10,13 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", ["zstd", "bits", "int8"])
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 1000])
-def test_codes_come_back(name, count):
+@pytest.mark.parametrize("offload", [False, True])
+def test_codes_come_back(name, count, offload):
     """Any number of any codes."""
     codes = torch.randint(-128, 128, (count,), generator=torch.Generator().manual_seed(count))
     codes = codes.to(torch.int8)
-    codec = make_codec(name)
+    codec = make_codec(name, offload=offload)
+    assert codec.name == name
     decoded = codec.decode(codec.encode(codes), count, CPU)
     assert decoded.dtype == torch.int8
     assert torch.equal(decoded, codes)
