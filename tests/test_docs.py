@@ -23,6 +23,7 @@ PAGES = [
             "plan",
             "remote",
             "training",
+            "activations",
             "huggingface",
             "scripts",
             "slurm",

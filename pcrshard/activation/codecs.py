@@ -81,7 +81,7 @@ class Zstd:
 
     def encode(self, codes: Tensor) -> Payload:
         """Compresses the codes."""
-        return (zstd.compress(codes.cpu().numpy()),)
+        return (zstd.compress_codes(codes.cpu().numpy()),)
 
     def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
         """Decompresses the codes."""

@@ -48,6 +48,7 @@ def compress_activations(
     seed: int = 0,
     timeline: bool = False,
     offload: bool = False,
+    inputs: bool = False,
 ) -> Compressor:
     """A context manager for forward passes: what autograd saves in it is kept compressed.
 
@@ -78,6 +79,8 @@ def compress_activations(
         rounding: ``nearest``, or ``stochastic``, which is unbiased, and slower on a CPU.
         seed: Of stochastic rounding, which leaves the global generators alone.
         timeline: Whether to note live bytes over time, in ``ledger.timeline``.
+        inputs: Whether floats without gradient may be changed, too. The paper does so with images;
+            memory is saved only where nobody else holds them.
         offload: Whether what is compressed waits in the host's memory; for accelerators.
 
     Raises:
@@ -85,7 +88,7 @@ def compress_activations(
     """
     if isinstance(bound, int | float):
         bound = RelativeStd(float(bound))
-    limits = Limits(min_bytes, min_dims)
+    limits = Limits(min_bytes, min_dims, inputs)
     coder = make_codec(codec, offload=offload)
     return Compressor(model, bound, coder, limits, rounding, seed, Ledger(timeline=timeline))
 
@@ -219,23 +222,19 @@ class Compressor:
         """What is kept of a flat tensor; ``None`` for the tensor itself."""
         if self._codec is None:
             return None
-        if not flat.dtype.is_floating_point:
-            row.kind = "lossless"
-            return _or_exact(row, pack_exactly(flat, self._codec))
+        if row.kind == "lossless":
+            return pack_exactly(flat, self._codec)
         if self._only is not None and ordinal not in self._only:
             return None
         row.deviation = deviation(flat)
         if row.deviation == 0:
             row.kind = "constant"
-            return _or_exact(row, _constant(flat))
+            return _constant(flat)
         row.error_bound = self._error_bound(ordinal, flat, row)
         if not (row.error_bound > 0 and math.isfinite(row.error_bound)):
-            return _or_exact(row, None)
-        row.kind = "lossy"
-        coded = encode_floats(
-            flat, row.error_bound, self._codec, self.rounding, self._generator(flat.device)
-        )
-        return _or_exact(row, coded)
+            return None
+        generator = self._generator(flat.device)
+        return encode_floats(flat, row.error_bound, self._codec, self.rounding, generator)
 
     def _error_bound(self, ordinal: int, flat: Tensor, row: Row) -> float:
         bound = self.bound
@@ -302,13 +301,6 @@ class Compressor:
 
 def _adaptive(bound: Bound, rounding: Rounding) -> AdaptiveBounds | None:
     return AdaptiveBounds(bound, rounding) if isinstance(bound, GradientNoise) else None
-
-
-def _or_exact(row: Row, content: Content | None) -> Content | None:
-    if content is None:
-        row.kind = "exact"
-        row.error_bound = 0.0
-    return content
 
 
 def _constant(flat: Tensor) -> Constant | None:

@@ -28,10 +28,12 @@ class Limits:
     Attributes:
         min_bytes: Smaller tensors are exact.
         min_dims: Those of fewer dimensions are, too: logits, features of linear layers.
+        inputs: Whether floats without gradient may be changed, too: images, above all.
     """
 
     min_bytes: int = 16_384
     min_dims: int = 3
+    inputs: bool = False
 
 
 @dataclasses.dataclass
@@ -123,13 +125,17 @@ class Hooks:
 
     def _make(self, tensor: Tensor, ordinal: int) -> Blob | None:
         layout = layout_of(tensor)
-        if layout is None or not self._may_shrink(tensor):
+        kind = self._kind(tensor)
+        if layout is None or kind == "exact":
             return None
         row = self.rows[ordinal]
+        row.kind = kind
         begun = time.perf_counter()
         content = self._content(tensor, layout, ordinal, row)
         row.encode_seconds += time.perf_counter() - begun
         if content is None:
+            row.kind = "exact"
+            row.error_bound = 0.0
             return None
         blob = Blob(content, layout, row)
         row.stored_bytes = content.num_bytes
@@ -140,20 +146,30 @@ class Hooks:
     def _content(self, tensor: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
         return self._encode(flatten(tensor.detach(), layout), ordinal, row)
 
-    def _may_shrink(self, tensor: Tensor) -> bool:
+    def _kind(self, tensor: Tensor) -> str:
+        """How a tensor may be kept: ``lossy``, ``lossless`` or ``exact``, that is, as it is."""
         if tensor.numel() * tensor.element_size() < self._limits.min_bytes:
-            return False
+            return "exact"
         if not tensor.requires_grad and inside_compiled_call():
             # It would ask for all of its tensors at once.
             self.saw_compiled = True
-            return False
+            return "exact"
         if tensor.dtype.is_complex:
-            return False
-        if not tensor.dtype.is_floating_point:
-            return True
-        if not tensor.requires_grad:
-            return False  # inputs, statistics, what an autograd.Function computes
-        return tensor.dim() >= self._limits.min_dims and not is_sensitive(tensor)
+            return "exact"
+        differentiable = tensor.requires_grad or self._limits.inputs
+        if not (tensor.dtype.is_floating_point and differentiable):
+            return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
+        if is_sensitive(tensor) or not self._has_dims(tensor):
+            return "exact"
+        return "lossy"
+
+    def _has_dims(self, tensor: Tensor) -> bool:
+        """Whether it has enough dimensions, or is the tokens of such a tensor in rows."""
+        least = self._limits.min_dims
+        base = tensor._base
+        if tensor.dim() >= least or base is None or tensor.dim() < 2:
+            return tensor.dim() >= least
+        return base.dim() >= least and base.shape[-1] == tensor.shape[-1]
 
     def unpack(self, kept: Blob | Kept) -> Tensor:
         """The tensor; one that was decoded is at hand until another one is."""

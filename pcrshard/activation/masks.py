@@ -16,6 +16,8 @@ from .codecs import Codec, Payload, payload_bytes
 
 # Types of integers by what they hold, the smallest first, with their least value.
 _NARROW = ((torch.uint8, 0), (torch.int16, -(2**15)), (torch.int32, -(2**31)))
+# Floats that are looked at before all of them are.
+_SAMPLE = 1024
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 
 
@@ -72,8 +74,48 @@ class Packed:
         return raw
 
 
-def pack_exactly(flat: Tensor, codec: Codec) -> Packed | None:
-    """Packs booleans eight to a byte, and integers by their range.
+@dataclasses.dataclass(frozen=True)
+class TwoValues:
+    """Floats of two values, such as the mask of dropout: which of them each is.
+
+    Attributes:
+        mask: Whether an element is the second one.
+        values: (2,), both.
+    """
+
+    mask: Packed
+    values: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that are held."""
+        return self.mask.num_bytes + 2 * self.values.element_size()
+
+    def decode(self) -> Tensor:
+        """The (n,) elements."""
+        return torch.where(self.mask.decode(), self.values[1], self.values[0])
+
+
+def _two_values(flat: Tensor, codec: Codec | None) -> TwoValues | None:
+    """Packs floats of two values; a sample tells most others apart."""
+    if flat.numel() < _SAMPLE:
+        return None
+    sample = flat[:: flat.numel() // _SAMPLE]
+    if torch.unique(sample).numel() > 2:
+        return None
+    is_second = flat != flat[0]
+    others = flat[is_second]
+    if others.numel() == 0 or not bool((others == others[0]).all()):
+        return None
+    mask = _packed(is_second, _bits_of(is_second), torch.bool, 0, codec)
+    # Of the bytes of 0.0 and -0.0 only one would come back.
+    if bool((flat.signbit() & (flat == 0)).any()):
+        return None
+    return TwoValues(mask, torch.stack([flat[0], others[0]]))
+
+
+def pack_exactly(flat: Tensor, codec: Codec) -> Packed | TwoValues | None:
+    """Packs booleans eight to a byte, integers by their range, floats if there are two of them.
 
     Args:
         flat: (n,) contiguous.
@@ -86,6 +128,8 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Packed | None:
     if flat.dtype == torch.bool:
         raw = _bits_of(flat)
         return _packed(flat, raw, torch.bool, 0, squeeze)
+    if flat.dtype.is_floating_point:
+        return _two_values(flat, squeeze)
     if flat.dtype not in _INTEGERS or flat.numel() == 0:
         return None
     low = int(flat.min())

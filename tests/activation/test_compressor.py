@@ -304,6 +304,18 @@ def test_inputs_small_tensors_and_logits_are_exact():
     assert torch.equal(scores.grad, plain)
 
 
+def test_inputs_may_be_lossy_if_asked():
+    """As in the paper, whose figures include the images."""
+    images = torch.randn(8, 3, 32, 32)
+    weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+    for inputs, kind in ((False, "exact"), (True, "lossy")):
+        saver = compress_activations(nn.Identity(), inputs=inputs)
+        with saver:
+            out = functional.conv2d(images, weight)
+        assert [row.kind for row in saver.report().rows] == [kind]
+        out.sum().backward()
+
+
 def test_masks_and_indices_are_exact_and_small():
     """Indices of max-pooling, and boolean masks."""
     values = torch.randn(8, 8, 32, 32, requires_grad=True)

@@ -52,7 +52,28 @@ def test_indices_of_max_pooling_shrink(codec, ratio):
     assert indices.numel() * 8 / packed.num_bytes >= ratio
 
 
-def test_floats_are_not_its_business():
-    """Other types are refused, not damaged."""
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_of_dropout_are_bits(codec, dtype):
+    """Floats of two values, exactly; on a CPU dropout saves such a tensor."""
+    mask = (torch.rand(10_000) < 0.9).to(dtype).div_(0.9)
+    packed = round_trip(mask, codec)
+    assert packed.num_bytes <= 10_000 / 8 + 8
+
+
+def test_other_floats_are_left_alone():
+    """Three values, one value, NaN, negative zero."""
+    values = torch.zeros(5000)
+    assert pack_exactly(values, CODECS[0]) is None
+    values[::2] = 3
+    assert pack_exactly(values, CODECS[0]) is not None
+    for odd in (1.0, float("nan"), -0.0):
+        values[4998] = odd
+        assert pack_exactly(values, CODECS[0]) is None
+    assert pack_exactly(torch.randn(5000), CODECS[0]) is None
     assert pack_exactly(torch.zeros(10), CODECS[0]) is None
+
+
+def test_bytes_are_left_alone():
+    """There is nothing narrower."""
     assert pack_exactly(torch.zeros(10, dtype=torch.uint8), CODECS[0]) is None

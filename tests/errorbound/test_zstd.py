@@ -11,6 +11,7 @@ from pcrshard.errors import FormatError
 def test_what_goes_in_comes_out(data, level):
     """Any content and level."""
     assert zstd.decompress(zstd.compress(data, level), len(data)) == data
+    assert zstd.decompress(zstd.compress_codes(data), len(data)) == data
 
 
 def test_a_frame_of_another_size_is_refused_before_memory_is_taken():
