@@ -8,6 +8,7 @@ real photographs at 224x224 with initial weights; those of trained networks are 
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from common import bar, jpeg_files, machine, photos, print_table, read, save, sh
 from torch.nn import functional
 
 from pcrshard import compress_activations, decode_image
-from pcrshard.activation.measure import gradient_noise, peak_memory
+from pcrshard.activation.measure import find_batch_size, gradient_noise, peak_memory
 
 NETWORKS = {
     "alexnet": (alexnet, 16),
@@ -29,7 +30,14 @@ NETWORKS = {
     "resnet50": (lambda: resnet50(classes=10, small=False), 8),
 }
 CODECS = ("int8", "zstd", "bits")
-SHARES = (0.05, 0.1)
+# Codec, share of the standard deviation, whether the images are lossy, as in the paper.
+CASES = (
+    ("int8", 0.05, False),
+    ("bits", 0.05, False),
+    ("zstd", 0.05, False),
+    ("zstd", 0.1, False),
+    ("zstd", 0.1, True),
+)
 # Each row: how blocks are recomputed, the codec, and whether the backward pass runs inside of the
 # saver, too, so that what a reentrant checkpoint computes again is compressed while it is needed.
 MEMORY = {
@@ -40,6 +48,9 @@ MEMORY = {
     "checkpoint + zstd, inputs": ("frames", "zstd", False),
     "checkpoint + zstd, all": ("reentrant", "zstd", True),
 }
+
+
+BUDGET = 150_000_000
 
 
 def small_batch(size):
@@ -55,22 +66,34 @@ def loss_of(model, saver, images, labels):
         return functional.cross_entropy(model(images), labels)
 
 
-def measure_step(name, size):
-    """Peak of the second step of a ResNet-18 of width 64, and what is resident after its forward."""
+def make_step(name):
+    """A ResNet-18 of width 64, and a function that runs a step of so many images."""
     recompute, codec, inside = MEMORY[name]
     torch.manual_seed(0)
     model = resnet18(64, recompute=recompute)
     saver = None if codec is None else compress_activations(model, codec=codec)
-    images, labels = small_batch(size)
 
-    def step(count):
+    def step(size):
+        images, labels = small_batch(size)
         if inside:
             with saver:
-                loss_of(model, None, images[:count], labels[:count]).backward()
+                loss_of(model, None, images, labels).backward()
         else:
-            loss_of(model, saver, images[:count], labels[:count]).backward()
+            loss_of(model, saver, images, labels).backward()
 
-    step(2)  # gradients and the libraries' own memory are there before the measured step
+    step(2)  # gradients and the libraries' own memory are there before what is measured
+    return step, saver
+
+
+def measure_batch(name):
+    """The largest batch in BUDGET."""
+    step, _ = make_step(name)
+    return dataclasses.asdict(find_batch_size(step, BUDGET, most=256, multiple=4))
+
+
+def measure_step(name, size):
+    """Peak of the second step of a ResNet-18 of width 64, and what is resident after its forward."""
+    step, saver = make_step(name)
     begun = time.process_time()
     with peak_memory() as peak:
         step(size)
@@ -79,19 +102,19 @@ def measure_step(name, size):
     return {"peak_bytes": peak.num_bytes, "stored_bytes": live, "seconds": seconds}
 
 
-def in_process(name, size):
-    """measure_step in a process of its own."""
+def in_process(name, *options):
+    """A row in a process of its own."""
     environment = os.environ | {
         "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "65536",
     }
-    command = [sys.executable, os.path.abspath(__file__), "--row", name, "--batch", str(size)]
+    command = [sys.executable, os.path.abspath(__file__), "--row", name, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def bench_memory(size):
-    rows = {name: in_process(name, size) for name in MEMORY}
+    rows = {name: in_process(name, "--batch", str(size)) for name in MEMORY}
     plain = rows["plain"]["peak_bytes"]
     print_table(
         f"Peak memory of a step, ResNet-18 w64, batch {size}, 32x32",
@@ -104,6 +127,20 @@ def bench_memory(size):
                 f"{row['stored_bytes'] / 1e6:.0f}" if row["stored_bytes"] else "",
                 f"{row['seconds']:.2f}",
             )
+            for name, row in rows.items()
+        ],
+    )
+    return rows
+
+
+def bench_batches():
+    """The largest batch that fits a budget, and what it does."""
+    rows = {name: in_process(name, "--batch", "0") for name in ("plain", "checkpoint", "zstd")}
+    print_table(
+        f"Largest batch in {BUDGET / 1e6:.0f} MB, ResNet-18 w64, 32x32",
+        ("", "images", "images/s"),
+        [
+            (name, str(row["batch_size"]), f"{row['samples_per_second']:.1f}")
             for name, row in rows.items()
         ],
     )
@@ -155,17 +192,16 @@ def bench_ratio(name, images):
     model = make()
     labels = torch.arange(size) % 10
     found = {}
-    for share in SHARES:
-        for codec in CODECS:
-            saver = compress_activations(model, share, codec)
-            loss_of(model, saver, images[:size], labels).backward()
-            report = saver.report()
-            found[f"{codec} {share}"] = {
-                "raw_bytes": report.raw_bytes,
-                "ratio": report.ratio,
-                "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
-            }
-            assert saver.ledger.live_bytes == 0
+    for codec, share, inputs in CASES:
+        saver = compress_activations(model, share, codec, inputs=inputs)
+        loss_of(model, saver, images[:size], labels).backward()
+        report = saver.report()
+        found[f"{codec} {share}{', images too' if inputs else ''}"] = {
+            "raw_bytes": report.raw_bytes,
+            "ratio": report.ratio,
+            "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
+        }
+        assert saver.ledger.live_bytes == 0
     return found
 
 
@@ -260,11 +296,13 @@ def main():
     args = options()
     torch.set_num_threads(1)
     if args.row:
-        print(json.dumps(measure_step(args.row, args.batch)))
+        figures = measure_step(args.row, args.batch) if args.batch else measure_batch(args.row)
+        print(json.dumps(figures))
         return
     print(f"load average {machine()['load_average']:.1f}")
     results = {"memory": bench_memory(args.batch)}
     results["overhead"] = bench_overhead(args.batch, args.rounds)
+    results["batches"] = bench_batches()
     names = args.networks.split(",")
     images = load_images(max(NETWORKS[name][1] for name in names))
     results["ratios"] = {name: bench_ratio(name, images) for name in names}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 # Steps from a saved tensor to the parameter that it is a view or a copy of. Autocast's copies of
 # the weights come by ToCopyBackward, a linear layer's transposed weight by TBackward.
@@ -32,6 +33,8 @@ def parameter_storages(model: nn.Module) -> set[int]:
     """The storages of a model's parameters and buffers."""
     storages = set()
     for tensor in (*model.parameters(), *model.buffers()):
+        if is_lazy(tensor):
+            continue  # of a lazy module; it has no memory yet
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         if local.layout == torch.strided and local.device.type != "meta":
             storages.add(storage_id(local))

@@ -51,19 +51,20 @@ class Packed:
     def decode(self) -> Tensor:
         """The (count,) elements."""
         if self.narrow == torch.bool:
-            return self._bits()
-        item_bytes = torch.empty(0, dtype=self.narrow).element_size()
-        raw = self._raw(self.count * item_bytes)
-        if self.codec is None:
-            narrow = raw.view(self.narrow)
-        else:
-            planes = raw.view(item_bytes, self.count).t().contiguous()
-            narrow = _undo_differences(planes.flatten().view(self.narrow))
+            raw = self._raw(-(-self.count // 8))
+            bits = unpack_part(raw[None], 1)[0]
+            return bits[: self.count].bool()
+        narrow = self._narrow_integers()
         return narrow.to(self.dtype).sub_(self.shift)
 
-    def _bits(self) -> Tensor:
-        raw = self._raw(-(-self.count // 8))
-        return unpack_part(raw[None], 1)[0, : self.count].bool()
+    def _narrow_integers(self) -> Tensor:
+        item_bytes = _item_bytes(self.narrow)
+        raw = self._raw(self.count * item_bytes)
+        if self.codec is None:
+            return raw.view(self.narrow)
+        planes = raw.view(item_bytes, self.count)
+        rows = planes.t().contiguous()
+        return _undo_differences(rows.flatten().view(self.narrow))
 
     def _raw(self, num_bytes: int) -> Tensor:
         if self.codec is not None:
@@ -96,24 +97,6 @@ class TwoValues:
         return torch.where(self.mask.decode(), self.values[1], self.values[0])
 
 
-def _two_values(flat: Tensor, codec: Codec | None) -> TwoValues | None:
-    """Packs floats of two values; a sample tells most others apart."""
-    if flat.numel() < _SAMPLE:
-        return None
-    sample = flat[:: flat.numel() // _SAMPLE]
-    if torch.unique(sample).numel() > 2:
-        return None
-    is_second = flat != flat[0]
-    others = flat[is_second]
-    if others.numel() == 0 or not bool((others == others[0]).all()):
-        return None
-    mask = _packed(is_second, _bits_of(is_second), torch.bool, 0, codec)
-    # Of the bytes of 0.0 and -0.0 only one would come back.
-    if bool((flat.signbit() & (flat == 0)).any()):
-        return None
-    return TwoValues(mask, torch.stack([flat[0], others[0]]))
-
-
 def pack_exactly(flat: Tensor, codec: Codec) -> Packed | TwoValues | None:
     """Packs booleans eight to a byte, integers by their range, floats if there are two of them.
 
@@ -126,33 +109,68 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Packed | TwoValues | None:
     """
     squeeze = codec if codec.name == "zstd" else None
     if flat.dtype == torch.bool:
-        raw = _bits_of(flat)
-        return _packed(flat, raw, torch.bool, 0, squeeze)
+        return _pack_booleans(flat, squeeze)
     if flat.dtype.is_floating_point:
-        return _two_values(flat, squeeze)
-    if flat.dtype not in _INTEGERS or flat.numel() == 0:
-        return None
-    low = int(flat.min())
-    span = int(flat.max()) - low
-    for narrow, least in _NARROW:
-        item_bytes = torch.empty(0, dtype=narrow).element_size()
-        if span < 2 ** (8 * item_bytes) and item_bytes < flat.element_size():
-            small = (flat.to(torch.int64) + (least - low)).to(narrow)
-            raw = small if squeeze is None else _planes(_differences(small), item_bytes)
-            return _packed(flat, raw.view(torch.uint8), narrow, least - low, squeeze)
+        return _pack_two_values(flat, squeeze)
+    if flat.dtype in _INTEGERS and flat.numel() > 0:
+        return _pack_integers(flat, squeeze)
     return None
 
 
+def _pack_booleans(flat: Tensor, codec: Codec | None) -> Packed:
+    padding = -flat.numel() % 8
+    padded = torch.nn.functional.pad(flat.view(torch.uint8), (0, padding))
+    bits = pack_part(padded[None], 1)[0]
+    return _packed(flat, bits, torch.bool, 0, codec)
+
+
+def _pack_integers(flat: Tensor, codec: Codec | None) -> Packed | None:
+    low = int(flat.min())
+    span = int(flat.max()) - low
+    for narrow, least in _NARROW:
+        item_bytes = _item_bytes(narrow)
+        fits = span < 2 ** (8 * item_bytes)
+        if not fits or item_bytes >= flat.element_size():
+            continue
+        shift = least - low
+        raw = (flat.to(torch.int64) + shift).to(narrow)
+        if codec is not None:
+            raw = _planes(_differences(raw), item_bytes)
+        return _packed(flat, raw.view(torch.uint8), narrow, shift, codec)
+    return None
+
+
+def _pack_two_values(flat: Tensor, codec: Codec | None) -> TwoValues | None:
+    """Floats of two values; a sample tells most others apart."""
+    if flat.numel() < _SAMPLE:
+        return None
+    sample = flat[:: flat.numel() // _SAMPLE]
+    if torch.unique(sample).numel() > 2:
+        return None
+    is_second = flat != flat[0]
+    others = flat[is_second]
+    if others.numel() == 0 or not bool((others == others[0]).all()):
+        return None
+    negative_zeros = flat.signbit() & (flat == 0)
+    if bool(negative_zeros.any()):
+        return None  # equal to 0.0, but other bytes
+    values = torch.stack([flat[0], others[0]])
+    return TwoValues(_pack_booleans(is_second, codec), values)
+
+
 def _packed(
-    flat: Tensor, raw: Tensor, narrow: torch.dtype, shift: int, codec: Codec | None
+    flat: Tensor,
+    raw: Tensor,
+    narrow: torch.dtype,
+    shift: int,
+    codec: Codec | None,
 ) -> Packed:
     payload = (raw,) if codec is None else codec.encode(raw.view(torch.int8))
     return Packed(payload, flat.numel(), flat.dtype, narrow, shift, codec, flat.device)
 
 
-def _bits_of(flat: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(flat.view(torch.uint8), (0, -flat.numel() % 8))
-    return pack_part(padded[None], 1)[0]
+def _item_bytes(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
 
 
 def _differences(small: Tensor) -> Tensor:
@@ -168,4 +186,5 @@ def _undo_differences(differences: Tensor) -> Tensor:
 
 def _planes(small: Tensor, item_bytes: int) -> Tensor:
     """All first bytes, then all second bytes: high bytes are nearly always 0 or 255."""
-    return small.view(torch.uint8).view(-1, item_bytes).t().contiguous().flatten()
+    rows = small.view(torch.uint8).view(-1, item_bytes)
+    return rows.t().contiguous().flatten()

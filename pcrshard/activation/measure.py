@@ -74,7 +74,7 @@ def gradient_noise(
 ) -> tuple[Layer, ...]:
     """Predicted and measured sigma of each convolution's weight gradient.
 
-    Three passes: one exact, one that compresses the inputs of convolutions and nothing else, so
+    Two passes: one exact, one that compresses the inputs of convolutions and nothing else, so
     that each layer's error is its own. Gradients, buffers and random states are left as they were.
 
     Args:
@@ -87,19 +87,12 @@ def gradient_noise(
         gradient.
     """
     modules = convolutions(model)
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    state = torch.get_rng_state()
-    exact = _weight_gradients(saver, modules, loss, set())
+    with _undone(model):
+        exact = _weight_gradients(saver, modules, loss, set())
     profiles = dict(saver.profiles)
-    ordinals = {ordinal for profile in profiles.values() for ordinal in profile.ordinals}
-    with torch.no_grad():
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-    torch.set_rng_state(state)
-    inexact = _weight_gradients(saver, modules, loss, ordinals)
-    with torch.no_grad():
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+    positions = {ordinal for profile in profiles.values() for ordinal in profile.ordinals}
+    with _undone(model):
+        inexact = _weight_gradients(saver, modules, loss, positions)
     rows = saver.report().rows
     layers = []
     for name, profile in profiles.items():
@@ -107,10 +100,25 @@ def gradient_noise(
         error_bound = max(bounds, default=0.0)
         if error_bound > 0 and name in exact:
             predicted = error_bound * noise_per_bound(profile, saver.rounding)
-            error = (inexact[name] - exact[name]).double()
-            measured = float(error.square().mean().sqrt())
+            measured = _root_mean_square(inexact[name] - exact[name])
             layers.append(Layer(name, error_bound, predicted, measured))
     return tuple(layers)
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.double().square().mean().sqrt())
+
+
+@contextlib.contextmanager
+def _undone(model: nn.Module) -> Iterator[None]:
+    """A pass that leaves buffers and the random state as they were, so that another is alike."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
 
 def _weight_gradients(
@@ -184,7 +192,8 @@ def find_batch_size(
         else:
             fit = tried
             low = size
-        size = min(2 * low, (low + high) // 2) if low and high > 2 * low else (low + high) // 2
+        middle = (low + high) // 2
+        size = min(2 * low, middle) if low else middle
     return fit
 
 

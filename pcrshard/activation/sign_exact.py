@@ -100,36 +100,42 @@ def quantise(
     step = step_of(error_bound, flat.dtype)
     if step is None or flat.numel() > _MAX_COUNT:
         return None
-    if rounding == "nearest" and native.available and flat.device.type == "cpu":
+    if _is_fused(flat, rounding):
         codes, escapes = _quantise_native(flat, step)
     else:
         codes = _quantise_torch(flat, step, rounding, generator)
         escapes = int((codes == ESCAPE).sum())
     if escapes == 0:
         return Quantised(codes, step, rounding, flat.dtype)
-    item_bytes = flat.element_size()
-    if flat.numel() + escapes * (_INDEX_BYTES + item_bytes) >= flat.numel() * item_bytes:
+    list_bytes = escapes * (_INDEX_BYTES + flat.element_size())
+    if flat.numel() + list_bytes >= flat.numel() * flat.element_size():
         return None
     index = (codes == ESCAPE).nonzero().flatten()
     return Quantised(codes, step, rounding, flat.dtype, index.int(), flat[index])
 
 
+def _is_fused(flat: Tensor, rounding: Rounding) -> bool:
+    """Whether the native core does it; it computes in float32, which float64 is too fine for."""
+    on_cpu = native.available and flat.device.type == "cpu"
+    return on_cpu and rounding == "nearest" and flat.dtype != torch.float64
+
+
 def _quantise_native(flat: Tensor, step: float) -> tuple[Tensor, int]:
-    if flat.dtype == torch.float64:
-        # float32 would lose what the bound may ask for.
-        codes = _quantise_torch(flat, step, "nearest", None)
-        return codes, int((codes == ESCAPE).sum())
     source = flat.float() if flat.dtype == torch.float16 else flat
     name = "bfloat16" if flat.dtype == torch.bfloat16 else "float32"
-    codes = torch.empty(flat.numel(), dtype=torch.int8)
-    escapes = native.quantise(source.data_ptr(), flat.numel(), name, step, codes.data_ptr())
+    count = flat.numel()
+    codes = torch.empty(count, dtype=torch.int8)
+    escapes = native.quantise(source.data_ptr(), count, name, step, codes.data_ptr())
     return codes, escapes
 
 
 def _quantise_torch(
-    flat: Tensor, step: float, rounding: Rounding, generator: torch.Generator | None
+    flat: Tensor,
+    step: float,
+    rounding: Rounding,
+    generator: torch.Generator | None,
 ) -> Tensor:
-    exact = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    exact = _exact_type(flat.dtype)
     values = flat.to(exact)
     magnitude = values.abs()
     positive = magnitude > 0
@@ -137,18 +143,23 @@ def _quantise_torch(
         code = magnitude.mul_(1 / (2 * step)).ceil_()
     else:
         draw = torch.rand(flat.shape, dtype=exact, device=flat.device, generator=generator)
-        code = magnitude.mul_(1 / step).add_(draw).floor_().add_(1).mul_(positive)
+        code = magnitude.mul_(1 / step).add_(draw).floor_()
+        code = code.add_(1).mul_(positive)
     # Every value but 0 has a code other than 0, also where the product underflows.
     code = torch.maximum(code, positive.to(exact))
     escapes = ~(code <= MAX_CODE)
-    code.masked_fill_(escapes, 0).copysign_(values)
+    code = code.masked_fill_(escapes, 0).copysign_(values)
     return code.to(torch.int8).masked_fill_(escapes, ESCAPE)
+
+
+def _exact_type(dtype: torch.dtype) -> torch.dtype:
+    """What to compute in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _meaning(codes: Tensor, step: float, rounding: Rounding, dtype: torch.dtype) -> Tensor:
     """What codes stand for, by PyTorch operations."""
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    code = codes.to(exact)
+    code = codes.to(_exact_type(dtype))
     sign = code.sign()
     if rounding == "nearest":
         return code.mul_(2).sub_(sign).mul_(step).to(dtype)
@@ -180,7 +191,6 @@ def _dequantise_native(quantised: Quantised) -> Tensor:
         return values
     every_code = torch.arange(256, dtype=torch.uint8).view(torch.int8)
     table = _meaning(every_code, quantised.step, quantised.rounding, quantised.dtype)
-    native.look_up(
-        codes.data_ptr(), count, values.element_size(), table.data_ptr(), values.data_ptr()
-    )
+    size = values.element_size()
+    native.look_up(codes.data_ptr(), count, size, table.data_ptr(), values.data_ptr())
     return values

@@ -9,6 +9,7 @@ convolution does, hence positions in the order of saved tensors, which the next 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -51,19 +52,21 @@ class Trace:
         is_convolution = isinstance(module, _CONVOLUTIONS)
 
         def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            first = inputs[0] if inputs else None
-            shape = tuple(first.shape) if is_convolution and isinstance(first, Tensor) else None
+            shape = None
+            if is_convolution and inputs:
+                shape = tuple(inputs[0].shape)
             self._running.append((name, shape))
 
         def after(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             if self._running:
                 self._running.pop()
-            measured = is_convolution and self._measure
-            if measured and inputs and isinstance(output, Tensor):
+            if is_convolution and inputs and self._measure:
                 self._profile(name, module, inputs[0], output)
 
-        self._handles.append(module.register_forward_pre_hook(before))
-        self._handles.append(module.register_forward_hook(after))
+        self._handles += [
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after),
+        ]
 
     @property
     def name(self) -> str:
@@ -75,15 +78,20 @@ class Trace:
         if not self._running:
             return
         name, shape = self._running[-1]
-        if shape is not None and tuple(tensor.shape) == shape:
-            profile = self.profiles.setdefault(name, Profile(0.0, 0.0, 1, 1))
-            if ordinal not in profile.ordinals:
-                profile.ordinals.append(ordinal)
+        if shape is None or tuple(tensor.shape) != shape:
+            return
+        ordinals = self._profile_of(name).ordinals
+        if ordinal not in ordinals:
+            ordinals.append(ordinal)
+
+    def _profile_of(self, name: str) -> Profile:
+        return self.profiles.setdefault(name, Profile(0.0, 0.0, 1, 1))
 
     @torch.no_grad()
     def _profile(self, name: str, module: Any, values: Tensor, output: Tensor) -> None:
-        profile = self.profiles.setdefault(name, Profile(0.0, 0.0, 1, 1))
-        profile.nonzero_share = float(values.count_nonzero()) / max(values.numel(), 1)
+        profile = self._profile_of(name)
+        nonzero = int(values.count_nonzero())
+        profile.nonzero_share = nonzero / max(values.numel(), 1)
         profile.valid_share = share_of_module(module, values, output)
         profile.num_outputs = module.out_channels
         profile.batch_size = values.shape[0]
@@ -111,15 +119,14 @@ def share_of_module(module: Any, values: Tensor, output: Tensor) -> float:
     dimensions = len(module.kernel_size)
     inputs = tuple(values.shape[-dimensions:])
     outputs = tuple(output.shape[-dimensions:])
+    shape = (module.kernel_size, module.stride, module.dilation)
+    padding: Any = module.padding
     if module.padding_mode != "zeros":
         return 1.0
-    before = module._reversed_padding_repeated_twice[-2::-2]
-    if isinstance(module, _TRANSPOSED):
-        # The same pairs, seen from the other side; each reaches one of the outputs.
-        before = module.padding
-        inputs, outputs = outputs, inputs
-    share = valid_share(inputs, outputs, module.kernel_size, module.stride, module.dilation, before)
-    if isinstance(module, _TRANSPOSED):
-        for size, out in zip(inputs, outputs, strict=True):
-            share *= out / size
-    return share
+    if not isinstance(module, _TRANSPOSED):
+        # Pairs of numbers, the last dimension first: before and after the elements.
+        before = module._reversed_padding_repeated_twice[-2::-2]
+        return valid_share(inputs, outputs, *shape, before)
+    # The same pairs, seen from the other side; each reaches one of the outputs.
+    pairs = valid_share(outputs, inputs, *shape, padding)
+    return pairs * math.prod(inputs) / math.prod(outputs)

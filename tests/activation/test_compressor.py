@@ -586,6 +586,18 @@ def test_dynamic_graphs_and_short_batches():
     assert saver.ledger.live_bytes == 0
 
 
+def test_lazy_modules_get_their_weights_inside():
+    """They have no memory when the block begins."""
+    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    images, labels = batch()
+    saver = compress_activations(model, min_bytes=0)
+    run(model, saver, images, labels)
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    shapes = {tuple(weight.shape) for weight in weights}
+    assert not shapes & {row.shape for row in saver.report().rows}
+    assert saver.ledger.live_bytes == 0
+
+
 def test_other_kinds_of_tensors_pass():
     """Complex and sparse ones are kept by reference."""
     saver = compress_activations(nn.Identity(), min_bytes=0)
