@@ -31,6 +31,7 @@ from .training.shard_lists import shards, split_by_node
 from .upkeep.stage import stage
 
 if TYPE_CHECKING:
+    from .activation.compressor import compress_activations
     from .checkpoint.store import DeltaStore
     from .fidelity.tuner import ScanTuner
     from .integrations.webdataset import pcr_decode, pcr_scan
@@ -57,6 +58,7 @@ __all__ = [
     "ShardIndex",
     "ShardWriter",
     "__version__",
+    "compress_activations",
     "decode_image",
     "encode",
     "join_scans",
@@ -71,6 +73,7 @@ __all__ = [
 
 _LAZY = {
     "DeltaStore": "checkpoint.store",
+    "compress_activations": "activation.compressor",
     "pcr_scan": "integrations.webdataset",
     "pcr_decode": "integrations.webdataset",
     "JpegHandler": "integrations.webdataset_decode",

@@ -116,6 +116,15 @@ def make_policy(cfg, level, dataset, loss):
     return None, _nothing, (lambda loader: loader)
 
 
+def make_saver(cfg, model):
+    """What the forward pass runs in: activations are kept as they are, or compressed."""
+    if cfg.memory == "compressed":
+        return pcrshard.compress_activations(model, codec=cfg.codec)
+    if cfg.memory != "plain":
+        raise ValueError(f"expected memory=plain or memory=compressed, got {cfg.memory!r}")
+    return contextlib.nullcontext()
+
+
 def evaluate(model, loader, prepare):
     """Share of the validation images that are classified right, over all ranks."""
     if loader is None:
@@ -176,6 +185,7 @@ class Run:
         self.optimiser = torch.optim.SGD(
             self.model.parameters(), 0.1, cfg.optim.momentum, weight_decay=decay
         )
+        self.saving = make_saver(cfg, self.model)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=cfg.optim.label_smoothing)
         self.policy, self.before_epoch, self.around = make_policy(
             cfg, self.level, self.dataset, self.loss
@@ -274,7 +284,8 @@ class Run:
         for batch in self.around(self.loader):
             for group in self.optimiser.param_groups:
                 group["lr"] = rate_at(self.step, per_epoch, self.cfg, self.rank.world)
-            loss = self.loss(self.model, batch)
+            with self.saving:
+                loss = self.loss(self.model, batch)
             self.optimiser.zero_grad(set_to_none=True)
             loss.backward()
             self.optimiser.step()

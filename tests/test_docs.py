@@ -14,7 +14,17 @@ from support import ROOT
 from pcrshard import __version__
 from pcrshard.cli import main as cli
 
-NAMES = ("guide", "native", "plan", "remote", "training", "huggingface", "scripts", "slurm")
+NAMES = (
+    "guide",
+    "native",
+    "plan",
+    "remote",
+    "training",
+    "huggingface",
+    "scripts",
+    "slurm",
+    "activations",
+)
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
 # Pages without blocks that run.
 LINKED = [

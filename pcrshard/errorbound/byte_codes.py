@@ -1,13 +1,13 @@
-"""The one door to zstandard: words and plain bytes, losslessly."""
+"""Words and plain bytes, losslessly: byte planes and zstd."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import zstandard
 
-from ..errors import CorruptCheckpoint
+from ..errors import CorruptCheckpoint, FormatError
+from . import zstd
 from .float_types import Words
 
 _LEVEL = 3
@@ -20,7 +20,7 @@ def compress(data: bytes | memoryview, level: int = _LEVEL) -> bytes:
 
     The first byte tells which.
     """
-    packed = zstandard.ZstdCompressor(level=level).compress(data)
+    packed = zstd.compress(data, level)
     if len(packed) < len(data):
         return _ZSTD + packed
     return _RAW + bytes(data)
@@ -47,14 +47,9 @@ def decompress(payload: bytes | memoryview, size: int) -> bytes:
 
 def _decompress_frame(frame: bytes, size: int) -> bytes:
     try:
-        # The library takes as much memory as the frame asks for, so that it is checked first.
-        promised = zstandard.frame_content_size(frame)
-        if promised != size:
-            raise CorruptCheckpoint(f"expected {size} bytes, the zstd frame promises {promised}")
-        data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptCheckpoint(f"a zstd frame is damaged: {error}") from error
-    return bytes(data)
+        return zstd.decompress(frame, size)
+    except FormatError as error:
+        raise CorruptCheckpoint(str(error)) from error
 
 
 def content_bytes(payload: bytes | memoryview) -> int:
@@ -69,12 +64,9 @@ def content_bytes(payload: bytes | memoryview) -> int:
     if kind != _ZSTD:
         raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
     try:
-        promised = int(zstandard.frame_content_size(bytes(payload[1:19])))
-    except zstandard.ZstdError as error:
-        raise CorruptCheckpoint(f"a zstd frame is damaged: {error}") from error
-    if promised < 0:
-        raise CorruptCheckpoint("expected a zstd frame that states its content's size")
-    return promised
+        return zstd.content_bytes(payload[1:])
+    except FormatError as error:
+        raise CorruptCheckpoint(str(error)) from error
 
 
 def encode_planes(words: Words) -> bytes:

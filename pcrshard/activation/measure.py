@@ -1,0 +1,217 @@
+"""Peak memory, the noise of gradients, and the largest batch that fits."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from .compressor import Compressor
+from .noise_bound import noise_per_bound
+from .report import Layer
+from .trace import convolutions
+
+
+@dataclasses.dataclass
+class Peak:
+    """Bytes above what there was at the start; ``None`` where the system does not tell."""
+
+    num_bytes: int | None = None
+
+
+@contextlib.contextmanager
+def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
+    """Measures the most memory that a block takes.
+
+    On a CPU: the process's resident set, by Linux's high-water mark, which is set back first. Small
+    blocks come from memory that the C library does not give back: for figures that can be compared,
+    start the process with ``MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536``. On CUDA:
+    what its allocator has handed out.
+    """
+    peak = Peak()
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        peak.num_bytes = torch.cuda.max_memory_allocated(device) - before
+        return
+    resident = _reset_high_water()
+    yield peak
+    high = _status("VmHWM")
+    if resident is not None and high is not None:
+        peak.num_bytes = high - resident
+
+
+def _reset_high_water() -> int | None:
+    """Bytes that are resident now, from which the mark starts again."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        return None
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int | None:
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith(name + ":"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None
+
+
+def gradient_noise(
+    saver: Compressor, model: nn.Module, loss: Callable[[], Tensor]
+) -> tuple[Layer, ...]:
+    """Predicted and measured sigma of each convolution's weight gradient.
+
+    Two passes: one exact, one that compresses the inputs of convolutions and nothing else, so
+    that each layer's error is its own. Gradients, buffers and random states are left as they were.
+
+    Args:
+        saver: Its bounds and its quantiser are used.
+        model: The model that it was made for.
+        loss: Runs the forward pass; called twice, on the same batch.
+
+    Returns:
+        The convolutions whose input can be compressed: without the first one, whose input has no
+        gradient.
+    """
+    modules = convolutions(model)
+    with _undone(model):
+        exact = _weight_gradients(saver, modules, loss, set())
+    profiles = dict(saver.profiles)
+    positions = {ordinal for profile in profiles.values() for ordinal in profile.ordinals}
+    with _undone(model):
+        inexact = _weight_gradients(saver, modules, loss, positions)
+    rows = saver.report().rows
+    layers = []
+    for name, profile in profiles.items():
+        bounds = [rows[ordinal].error_bound for ordinal in profile.ordinals]
+        error_bound = max(bounds, default=0.0)
+        if error_bound > 0 and name in exact:
+            predicted = error_bound * noise_per_bound(profile, saver.rounding)
+            measured = _root_mean_square(inexact[name] - exact[name])
+            layers.append(Layer(name, error_bound, predicted, measured))
+    return tuple(layers)
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.double().square().mean().sqrt())
+
+
+@contextlib.contextmanager
+def _undone(model: nn.Module) -> Iterator[None]:
+    """A pass that leaves buffers and the random state as they were, so that another is alike."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+
+def _weight_gradients(
+    saver: Compressor,
+    modules: dict[str, nn.Module],
+    loss: Callable[[], Tensor],
+    positions: set[int],
+) -> dict[str, Tensor]:
+    with saver.trial(positions):
+        value = loss()
+    used = {}
+    for name, module in modules.items():
+        weight = module.weight
+        if isinstance(weight, Tensor) and weight.requires_grad:
+            used[name] = weight
+    gradients = torch.autograd.grad(value, list(used.values()), allow_unused=True)
+    return {
+        name: gradient
+        for name, gradient in zip(used, gradients, strict=True)
+        if gradient is not None
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """The largest batch that fits.
+
+    Attributes:
+        batch_size: Samples; 0 if not even one fits.
+        peak_bytes: Of a step with it.
+        samples_per_second: Of a step with it.
+    """
+
+    batch_size: int
+    peak_bytes: int
+    samples_per_second: float
+
+
+def find_batch_size(
+    step: Callable[[int], None],
+    budget_bytes: int,
+    *,
+    device: torch.device | str = "cpu",
+    most: int = 4096,
+    multiple: int = 1,
+) -> Fit:
+    """The largest batch whose step stays within a budget: doubling, then halving the gap.
+
+    Each size is run twice: the first step of a size takes memory that later ones use again. A step
+    that runs out of memory counts as one that does not fit.
+
+    Args:
+        step: Runs one training step with so many samples, on synthetic or real data. With and
+            without compression it is called by two searches.
+        budget_bytes: What a step may take above what there is before it.
+        device: Where its memory is.
+        most: Largest size to try.
+        multiple: Sizes are multiples of this.
+
+    Raises:
+        RuntimeError: The system does not tell how much memory a process takes.
+    """
+    fit = Fit(0, 0, 0.0)
+    low = 0
+    high = most // multiple + 1
+    size = 1
+    while low + 1 < high:
+        tried = _try(step, size * multiple, budget_bytes, device)
+        if tried is None:
+            high = size
+        else:
+            fit = tried
+            low = size
+        middle = (low + high) // 2
+        size = min(2 * low, middle) if low else middle
+    return fit
+
+
+def _try(
+    step: Callable[[int], None], size: int, budget: int, device: torch.device | str
+) -> Fit | None:
+    try:
+        with peak_memory(device) as peak:
+            step(size)
+            begun = time.perf_counter()
+            step(size)
+            if torch.device(device).type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - begun
+    except (MemoryError, torch.OutOfMemoryError):
+        return None
+    if peak.num_bytes is None:
+        raise RuntimeError("expected Linux's /proc or CUDA, to measure memory; there is neither")
+    if peak.num_bytes > budget:
+        return None
+    return Fit(size, peak.num_bytes, size / seconds)

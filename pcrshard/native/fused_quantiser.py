@@ -1,0 +1,77 @@
+"""Door to the fused quantiser: floats to one-byte codes within an error bound, and back.
+
+It works on addresses, because a tensor may be bfloat16, which NumPy does not know. The caller owns
+the memory and keeps it alive; each call runs without the GIL in one pass over it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+try:
+    from pcrshard.native._core import ffi, lib
+except ImportError:  # built without a compiler
+    ffi = lib = None
+
+Backend = Literal["auto", "portable"]
+
+# A library built before this module has the decoder only.
+available: bool = lib is not None and hasattr(lib, "pcr_quantise")
+TYPES = {"float32": 0, "bfloat16": 1}
+_BACKENDS = {"auto": 0, "portable": 1}
+
+
+def quantise(
+    values: int, count: int, dtype: str, step: float, codes: int, backend: Backend = "auto"
+) -> int:
+    """Writes ``count`` int8 codes: 0 for 0, else sign(x) * ceil(|x| / (2 step)).
+
+    Args:
+        values: Address of ``count`` contiguous floats.
+        count: Number of floats.
+        dtype: ``float32`` or ``bfloat16``.
+        step: Half the width of a bin, a positive normal float32.
+        codes: Address of ``count`` writable bytes.
+        backend: ``portable`` forces the plain C code.
+
+    Returns:
+        How many codes are -128: values that are not finite, or too large for a code.
+    """
+    source = ffi.cast("const void *", values)
+    target = ffi.cast("int8_t *", codes)
+    return int(
+        lib.pcr_quantise(source, count, TYPES[dtype], step, target, _BACKENDS[backend]),
+    )
+
+
+def dequantise(codes: int, count: int, step: float, values: int, backend: Backend = "auto") -> None:
+    """Writes ``count`` float32 values: sign(q) * (2 |q| - 1) * step.
+
+    Args:
+        codes: Address of ``count`` int8 codes.
+        count: Number of codes.
+        step: As it was for :func:`quantise`.
+        values: Address of ``4 * count`` writable bytes.
+        backend: ``portable`` forces the plain C code.
+    """
+    source = ffi.cast("const int8_t *", codes)
+    target = ffi.cast("float *", values)
+    lib.pcr_dequantise(source, count, step, target, _BACKENDS[backend])
+
+
+def look_up(codes: int, count: int, item_bytes: int, table: int, values: int) -> None:
+    """Writes ``table[code]`` for each code, taken as an unsigned byte.
+
+    Args:
+        codes: Address of ``count`` bytes.
+        count: Number of codes.
+        item_bytes: Bytes of a value: 2, 4 or 8.
+        table: Address of 256 values.
+        values: Address of ``item_bytes * count`` writable bytes.
+    """
+    if item_bytes not in (2, 4, 8):
+        raise ValueError(f"expected values of 2, 4 or 8 bytes, got {item_bytes}")
+    source = ffi.cast("const uint8_t *", codes)
+    lib.pcr_look_up(
+        source, count, item_bytes, ffi.cast("const void *", table), ffi.cast("void *", values)
+    )

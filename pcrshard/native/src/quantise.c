@@ -1,0 +1,73 @@
+/* The error-bounded quantiser: the choice of the kernels, and the portable ones. */
+#include "quantise.h"
+
+#include "avx2.h"
+#include "pcr.h"
+
+size_t pcr_quantise_f32_portable(const float *values, size_t count, float scale, int8_t *codes) {
+    size_t escapes = 0;
+    for (size_t i = 0; i < count; i++) {
+        codes[i] = pcr_quantise_one(values[i], scale);
+        escapes += codes[i] == PCR_ESCAPE;
+    }
+    return escapes;
+}
+
+size_t pcr_quantise_bf16_portable(const uint16_t *values, size_t count, float scale,
+                                  int8_t *codes) {
+    size_t escapes = 0;
+    for (size_t i = 0; i < count; i++) {
+        codes[i] = pcr_quantise_one(pcr_from_bfloat16(values[i]), scale);
+        escapes += codes[i] == PCR_ESCAPE;
+    }
+    return escapes;
+}
+
+void pcr_dequantise_f32_portable(const int8_t *codes, size_t count, float step, float *values) {
+    for (size_t i = 0; i < count; i++) values[i] = pcr_dequantise_one(codes[i], step);
+}
+
+static int use_avx2(int backend) {
+#if PCR_HAVE_AVX2
+    return backend != PCR_BACKEND_PORTABLE && pcr_have_avx2();
+#else
+    (void)backend;
+    return 0;
+#endif
+}
+
+size_t pcr_quantise(const void *values, size_t count, int type, float step, int8_t *codes,
+                    int backend) {
+    float scale = 1 / (2 * step);
+#if PCR_HAVE_AVX2
+    if (use_avx2(backend)) {
+        if (type == PCR_BFLOAT16) return pcr_quantise_bf16_avx2(values, count, scale, codes);
+        return pcr_quantise_f32_avx2(values, count, scale, codes);
+    }
+#endif
+    if (type == PCR_BFLOAT16) return pcr_quantise_bf16_portable(values, count, scale, codes);
+    return pcr_quantise_f32_portable(values, count, scale, codes);
+}
+
+void pcr_dequantise(const int8_t *codes, size_t count, float step, float *values, int backend) {
+#if PCR_HAVE_AVX2
+    if (use_avx2(backend)) {
+        pcr_dequantise_f32_avx2(codes, count, step, values);
+        return;
+    }
+#endif
+    pcr_dequantise_f32_portable(codes, count, step, values);
+}
+
+/* Two, four or eight bytes a value: a table says what each code, as an unsigned byte, means. */
+void pcr_look_up(const uint8_t *codes, size_t count, size_t size, const void *table, void *values) {
+    const uint16_t *two = table;
+    const uint32_t *four = table;
+    const uint64_t *eight = table;
+    if (size == 2)
+        for (size_t i = 0; i < count; i++) ((uint16_t *)values)[i] = two[codes[i]];
+    else if (size == 4)
+        for (size_t i = 0; i < count; i++) ((uint32_t *)values)[i] = four[codes[i]];
+    else
+        for (size_t i = 0; i < count; i++) ((uint64_t *)values)[i] = eight[codes[i]];
+}

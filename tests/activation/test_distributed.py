@@ -1,0 +1,87 @@
+"""Two processes: DDP and FSDP2 with compressed activations."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed._composable.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pcrshard import compress_activations
+from pcrshard.activation.noise_bound import GradientNoise
+
+RANKS = 2
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 64, 4),
+    )
+
+
+def train(model, bound, rank):
+    """Weights after three steps, and the saver; each rank has its own images."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    saver = compress_activations(model, bound, min_bytes=0)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        images = torch.randn(4, 3, 8, 8, generator=generator)
+        optimizer.zero_grad()
+        with saver:
+            loss = model(images).square().mean()
+        loss.backward()
+        optimizer.step()
+        saver.step(optimizer)
+    return saver
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def weights(model):
+    return torch.cat([whole(parameter.detach()).flatten() for parameter in model.parameters()])
+
+
+def work(rank, kind, port):
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    found = {}
+    for name, bound in (("exact", 1e-9), ("relative", 0.02), ("adaptive", GradientNoise(every=2))):
+        model = network()
+        if kind == "ddp":
+            model = DistributedDataParallel(model)
+        else:
+            for layer in (model[0], model[2], model[5], model):
+                fully_shard(layer)
+        saver = train(model, bound, rank)
+        report = saver.report()
+        assert saver.ledger.live_bytes == 0
+        assert (report.ratio > 1.5) == (name != "exact")
+        assert not any(row.shape == (8, 8, 3, 3) for row in report.rows)
+        found[name] = weights(model)
+        gathered = [torch.empty_like(found[name]) for _ in range(RANKS)]
+        dist.all_gather(gathered, found[name])
+        assert torch.equal(*gathered)  # all ranks have the same weights
+    for name in ("relative", "adaptive"):
+        change = (found["exact"] - weights(network())).norm()
+        assert (found[name] - found["exact"]).norm() < 0.05 * change
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_ranks_agree_and_train_as_without(kind, tmp_path):
+    """Hooks are local, bounds are each rank's own, weights stay equal, nothing stays alive."""
+    port = 29_000 + os.getpid() % 900 + (50 if kind == "ddp" else 0)
+    mp.spawn(work, (kind, port), nprocs=RANKS)

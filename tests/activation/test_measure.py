@@ -1,0 +1,112 @@
+"""What is measured: memory, noise, batches."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pcrshard import compress_activations
+from pcrshard.activation import measure
+from pcrshard.activation.measure import find_batch_size, gradient_noise, peak_memory
+
+torch.set_num_threads(1)
+
+
+def test_the_peak_is_what_a_block_takes():
+    """Memory that is touched and given back counts; what was there before does not."""
+    before = torch.ones(4_000_000)
+    with peak_memory() as peak:
+        block = torch.ones(8_000_000)
+        del block
+    if peak.num_bytes is None:
+        pytest.skip("no /proc here")
+    assert 31e6 < peak.num_bytes < 45e6
+    assert before.sum() == 4_000_000
+
+
+class Net(nn.Module):
+    """Strided, grouped, dilated, 1x1 and transposed convolutions, and batch normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, stride=2, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1, groups=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 1),
+            nn.ReLU(),
+            nn.Conv2d(32, 24, 3, padding=2, dilation=2, bias=False),
+            nn.ReLU(),
+            nn.ConvTranspose2d(24, 16, 2, stride=2),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, images):
+        return self.head(self.layers(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_the_predicted_noise_is_what_is_measured(rounding):
+    """Within 0.8 to 1.25 for every kind of convolution; nothing of the model has changed."""
+    torch.manual_seed(0)
+    model = Net()
+    images = torch.randn(16, 3, 24, 24)
+    labels = torch.randint(0, 10, (16,))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    saver = compress_activations(model, 0.05, "int8", min_bytes=0, rounding=rounding)
+    layers = gradient_noise(saver, model, lambda: functional.cross_entropy(model(images), labels))
+    assert len(layers) == 5
+    for layer in layers:
+        ratio = layer.predicted_sigma / layer.measured_sigma
+        assert 0.8 < ratio < 1.25, (layer.name, ratio)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert saver.ledger.live_bytes == 0
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 9, 100, 255, 256, 1000])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_the_largest_batch_that_fits_is_found(monkeypatch, limit, multiple):
+    """By doubling and halving; every size is tried at most once."""
+    tried = []
+
+    def attempt(step, size, budget, device):
+        assert size not in tried
+        tried.append(size)
+        return measure.Fit(size, size, 1.0) if size <= limit else None
+
+    monkeypatch.setattr(measure, "_try", attempt)
+    fit = find_batch_size(lambda size: None, 10**9, most=256, multiple=multiple)
+    assert fit.batch_size == min(limit, 256) // multiple * multiple
+    assert len(tried) < 20
+
+
+def test_a_real_step_is_measured():
+    """A budget of 40 MB holds batches of 4 MB each."""
+    with peak_memory() as peak:
+        pass
+    if peak.num_bytes is None:
+        pytest.skip("no /proc here")
+
+    def step(size):
+        torch.ones(size, 1_000_000).sum()
+
+    fit = find_batch_size(step, 40_000_000, most=64)
+    assert 6 <= fit.batch_size <= 10
+    assert fit.samples_per_second > 0
+
+
+def test_running_out_of_memory_is_an_answer():
+    """Not an error."""
+
+    def step(size):
+        if size > 3:
+            raise MemoryError
+
+    assert find_batch_size(step, 10**9, most=64).batch_size == 3

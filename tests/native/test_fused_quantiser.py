@@ -1,0 +1,88 @@
+"""The fused quantiser against its formula in float64, value by value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pcrshard.native import fused_quantiser as native
+
+BACKENDS = ("auto", "portable")
+
+
+def codes_of(values: np.ndarray, step: float, backend: str) -> tuple[np.ndarray, int]:
+    codes = np.full(len(values) + 1, 99, np.int8)
+    dtype = "bfloat16" if values.dtype == np.uint16 else "float32"
+    address = codes.ctypes.data
+    count = native.quantise(values.ctypes.data, len(values), dtype, step, address, backend)
+    assert codes[-1] == 99  # nothing is written past the end
+    return codes[:-1], count
+
+
+def values_of(codes: np.ndarray, step: float, backend: str) -> np.ndarray:
+    values = np.full(len(codes) + 1, 7, np.float32)
+    native.dequantise(codes.ctypes.data, len(codes), step, values.ctypes.data, backend)
+    assert values[-1] == 7
+    return values[:-1]
+
+
+floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(floats, max_size=100), st.floats(2.0**-100, 2.0**100, width=32))
+def test_codes_are_exact_in_zero_sign_and_bound(numbers, step):
+    """Whatever the floats: zero is zero, signs stay, and what is no escape is within the step."""
+    values = np.array(numbers, np.float32)
+    for backend in BACKENDS:
+        codes, escapes = codes_of(values, step, backend)
+        escaped = codes == -128
+        assert escapes == escaped.sum()
+        assert np.isfinite(values[~escaped]).all()
+        assert np.array_equal(codes == 0, values == 0)
+        decoded = values_of(codes, step, backend)
+        assert np.array_equal(np.sign(decoded[~escaped]), np.sign(values[~escaped]))
+        error = np.abs(values[~escaped].astype(np.float64) - decoded[~escaped])
+        assert (error <= step * (1 + 2.0**-14)).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 31, 32, 33, 64, 1000])
+def test_both_backends_give_the_same_bytes(count):
+    """The vector kernels and the plain ones agree on every code, at every length."""
+    rng = np.random.default_rng(count)
+    values = (rng.standard_normal(count) * 10 ** rng.uniform(-9, 3, count)).astype(np.float32)
+    values[::5] = 0
+    values[3::11] = np.nan
+    values[4::13] = -np.inf
+    for array in (values, (values.view(np.uint32) >> 16).astype(np.uint16)):
+        first, count_first = codes_of(array, 0.01, "auto")
+        second, count_second = codes_of(array, 0.01, "portable")
+        assert np.array_equal(first, second)
+        assert count_first == count_second
+        one = values_of(first, 0.01, "auto").tobytes()
+        assert one == values_of(first, 0.01, "portable").tobytes()
+
+
+def test_the_codes_are_those_of_the_formula():
+    """sign(x) ceil(|x| / (2 step)), and its inverse, away from the edges of bins."""
+    values = np.array([0.0, -0.0, 1e-45, -1e-45, 0.5, -1.5, 2.5, 253.5, -253.5, 254.5], np.float32)
+    codes, escapes = codes_of(values, 1.0, "auto")
+    assert codes.tolist() == [0, 0, 1, -1, 1, -1, 2, 127, -127, -128]
+    assert escapes == 1
+    decoded = values_of(codes[:9], 1.0, "auto")
+    assert decoded.tolist() == [0, 0, 1, -1, 1, -1, 3, 253, -253]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_a_table_gives_each_code_its_value(dtype):
+    """Types of 2, 4 and 8 bytes are decoded by a table of 256."""
+    table = np.arange(256).astype(dtype) * 3
+    codes = np.random.default_rng(0).integers(0, 256, 1001).astype(np.uint8)
+    values = np.zeros(1001, dtype)
+    size = table.itemsize
+    native.look_up(codes.ctypes.data, 1001, size, table.ctypes.data, values.ctypes.data)
+    assert np.array_equal(values, table[codes])
+    with pytest.raises(ValueError, match="2, 4 or 8 bytes, got 3"):
+        native.look_up(codes.ctypes.data, 1001, 3, table.ctypes.data, values.ctypes.data)
