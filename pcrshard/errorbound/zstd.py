@@ -54,7 +54,10 @@ def decompress(data: Any, num_bytes: int) -> bytes:
     Raises:
         FormatError: The bytes are no such frame, or its content has another length.
     """
-    promised = content_bytes(data)
+    try:
+        promised = content_bytes(data)
+    except FormatError as error:
+        raise FormatError(f"expected {num_bytes} bytes: {error}") from error
     if promised != num_bytes:
         raise FormatError(f"expected a frame of {num_bytes} bytes, got one of {promised}")
     decompressor: zstandard.ZstdDecompressor | None

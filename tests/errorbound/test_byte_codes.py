@@ -64,5 +64,5 @@ def test_a_bomb_is_refused_before_memory_is_taken():
     frame = bytearray(zstandard.compress(b"a" * 100_000))
     size_at = frame.index((100_000 - 0).to_bytes(4, "little"))
     frame[size_at : size_at + 4] = (0xFFFFFFF0).to_bytes(4, "little")
-    with pytest.raises(CorruptCheckpoint, match="promises 4294967280"):
+    with pytest.raises(CorruptCheckpoint, match="got one of 4294967280"):
         decompress(b"\x01" + bytes(frame), 100_000)
