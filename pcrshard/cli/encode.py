@@ -8,6 +8,7 @@ from argparse import ArgumentTypeError, Namespace
 from .. import storage
 from ..encoding.clusters import ENGINES, open_engine
 from ..encoding.encode_dataset import EncodeOptions, encode_part
+from ..encoding.labels import read_classes
 from ..encoding.resume_journal import SKIPPED, read_skipped
 from ..encoding.shard_writer import SCRIPTS, ShardFormat
 from ..errors import EncodeError
@@ -65,6 +66,7 @@ def _options(args: Namespace) -> EncodeOptions:
         reencode_quality=args.reencode_quality,
         resize_short=args.resize_short,
         prefix_keys=args.prefix_keys,
+        classes=read_classes(args.classes) if args.classes else (),
         fmt=ShardFormat(_script(args.script), args.layout, base, preview_fields),
     )
 
@@ -151,6 +153,7 @@ _SOURCES = [
         int,
     ),
     flag("--prefix-keys", "put the tar's name before its keys"),
+    value("--classes", "names of the labels 0, 1, ..., one a line", "FILE"),
 ]
 _FORMAT = [
     value(

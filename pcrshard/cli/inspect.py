@@ -56,7 +56,8 @@ def _info(args: Namespace) -> None:
         plots.plot_scan_costs(costs, args.plot, title=title)
     if args.json:
         scans = [cost._asdict() for cost in costs]
-        print_json(about | {"classes": index.classes, "scans": scans})
+        labels = {"classes": index.classes, "num_classes": index.num_classes}
+        print_json(about | labels | {"scans": scans})
         return
     shown = {
         name: ", ".join(content) if isinstance(content, list) else content
@@ -90,7 +91,7 @@ def _describe(index: DatasetIndex, first_url: str) -> dict[str, Any]:
         "layout": schema.layout,
         "streams": [field for field, _ in schema.streams],
         "fields": list(schema.fields),
-        "classes": len(index.classes),
+        "classes": index.num_classes,
     }
 
 

@@ -19,6 +19,7 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
+from .labels import renumber
 from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
 from .shard_plan import EncodeOptions, convert_names, field_names, plan_shards
 from .shard_task import Recipe, ShardTask, encode_shard
@@ -172,7 +173,8 @@ def _list(
     if count := len(source.ignored):
         some = ", ".join(source.ignored[:5])
         _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
-    return source._replace(samples=convert_names(source.samples, options))
+    source = source._replace(samples=convert_names(source.samples, options))
+    return renumber(source, options.classes)
 
 
 def _check_apart(
@@ -257,7 +259,8 @@ def _finish(
             report = storage.join(dst, SKIPPED)
             raise EncodeError(f"every image was skipped; the reasons are in {report}")
         script = options.fmt.scan_script
-        index = DatasetIndex(script.name, script.num_groups, entries, classes)
+        num_classes = max(result.num_classes for result in results)
+        index = DatasetIndex(script.name, script.num_groups, entries, classes, num_classes)
         journal.unite(found)
         write_dataset_index(dst, index, options=journal.options)
         journal.clean_up()

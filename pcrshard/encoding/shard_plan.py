@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ..errors import EncodeError
 from ..format.names import JPEG_EXTENSIONS, check_name
+from .labels import check_classes
 from .shard_writer import FieldNames, ShardFormat
 from .sources import CONVERTIBLE, SampleRef
 
@@ -27,6 +28,8 @@ class EncodeOptions:
         reencode_quality: JPEG quality for sources that are not JPEG; without it they are refused.
         resize_short: Shorter side in pixels that larger images are resized to. Lossy.
         prefix_keys: Whether to put a tar's name before its keys.
+        classes: Names of the labels 0, 1, ...; by default those that the source has. A source with
+            names is numbered by their places here.
         fmt: Scan script and layout.
     """
 
@@ -38,10 +41,12 @@ class EncodeOptions:
     reencode_quality: int | None = None
     resize_short: int | None = None
     prefix_keys: bool = False
+    classes: tuple[str, ...] = ()
     fmt: ShardFormat = dataclasses.field(default_factory=ShardFormat)
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        check_classes(self.classes)
         if self.num_shards is not None and self.samples_per_shard is not None:
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ("raise", "skip"):

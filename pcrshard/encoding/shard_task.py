@@ -9,6 +9,7 @@ from .. import storage
 from ..errors import CorruptJpeg, FormatError, PCRError
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import to_jpeg
+from .labels import check_label, count_classes
 from .resume_journal import ShardResult, Skipped
 from .shard_plan import EncodeOptions, is_jpeg_name
 from .shard_writer import EncodedSample, FieldNames, encode_sample, write_shard
@@ -48,6 +49,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
 
     Raises:
         CorruptJpeg, UnsupportedJpeg: A bad image, if ``on_error`` is ``raise``.
+        EncodeError: A label has no name, although classes have names.
         StorageError: Bytes could not be read or written.
     """
     names, options, src_options, dst_options = task.recipe
@@ -69,7 +71,8 @@ def encode_shard(task: ShardTask) -> ShardResult:
     entry = None
     if encoded:
         entry = write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
-    return ShardResult(entry, tuple(skipped))
+    counted = count_classes(sample.fields for sample in encoded)
+    return ShardResult(entry, tuple(skipped), counted)
 
 
 def _is_bad_file(error: PCRError) -> bool:
@@ -99,7 +102,9 @@ def _encode(
         if isinstance(value, PCRError):
             raise value
         fields[ref.name] = _to_jpeg(value, options) if is_jpeg_name(ref.name) else value
-    return encode_sample(fields | dict(sample.known), options.fmt.scan_script)
+    encoded = encode_sample(fields | dict(sample.known), options.fmt.scan_script)
+    check_label(encoded.key, encoded.fields, options.classes)
+    return encoded
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:
