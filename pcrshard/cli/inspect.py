@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 from .. import __version__
+from ..encoding.labels import renumber
 from ..encoding.resume_journal import read_skipped
 from ..encoding.sources import SampleRef, list_source
 from ..encoding.worker_processes import run_tasks, worker_pool
@@ -131,7 +132,9 @@ VERIFY = Command(
 def _list_sources(args: Namespace, index: DatasetIndex) -> Sources | None:
     if not args.against:
         return None
-    listed = list_source(args.against, prefix_keys=args.prefix_keys)
+    source = list_source(args.against, prefix_keys=args.prefix_keys)
+    # A split alone may lack classes that the dataset numbers.
+    listed = renumber(source, index.classes)
     if index.scan is not None:
         raise EncodeError(
             f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "

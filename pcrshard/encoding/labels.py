@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from .. import storage
-from ..errors import EncodeError
-from .sources import SampleRef, Source, StorageOptions
+from ..errors import EncodeError, PCRError
+from .sample_refs import SampleRef, Source, StorageOptions
 
 LABEL_FIELD = "cls"
 _MAX_DIGITS = 9
+_LABELS_PER_READ = 512
 
 
 def label_of(fields: Mapping[str, bytes]) -> int | None:
@@ -26,6 +27,39 @@ def count_classes(samples: Iterable[Mapping[str, bytes]]) -> int:
     """
     labels = map(label_of, samples)
     return max((label + 1 for label in labels if label is not None), default=0)
+
+
+def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[bytes | None]:
+    """The label of each sample as it is stored, ``None`` for those without one.
+
+    Reads the labels of tars, some hundred at a time.
+
+    Raises:
+        EncodeError: No sample has a label.
+        StorageError: A label cannot be read.
+    """
+    labels = [dict(sample.known).get(LABEL_FIELD) for sample in samples]
+    stored = {
+        number: ref
+        for number, sample in enumerate(samples)
+        for ref in sample.refs
+        if ref.name == LABEL_FIELD
+    }
+    numbers = list(stored)
+    for start in range(0, len(numbers), _LABELS_PER_READ):
+        batch = numbers[start : start + _LABELS_PER_READ]
+        ranges = [(stored[n].url, stored[n].start, stored[n].stop) for n in batch]
+        values = storage.read_ranges(ranges, options=options)
+        for number, label in zip(batch, values, strict=True):
+            if isinstance(label, PCRError):
+                raise label
+            labels[number] = label.strip()
+    if not any(label is not None for label in labels):
+        raise EncodeError(
+            "expected labels to share classes out evenly, found none: "
+            "class folders, a column 'label', or a field 'cls'"
+        )
+    return labels
 
 
 def check_label(
