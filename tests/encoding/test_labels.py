@@ -1,12 +1,13 @@
 """Labels: how many classes a dataset has, and what they are called."""
 
+import collections
 import json
 
 import pytest
 from encode_support import encode_parts, make_tar, read_samples
 from support import read_all, run_encode
 
-from pcrshard import DatasetIndex, ShardWriter, open_dataset
+from pcrshard import DatasetIndex, Shard, ShardWriter, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.encoding.labels import label_of, read_classes
 from pcrshard.errors import EncodeError
@@ -133,3 +134,29 @@ def test_files_of_names_from_any_editor(tmp_path, text):
     """Line ends of any system, a byte order mark and blanks around a name do not matter."""
     (tmp_path / "names.txt").write_bytes(text.encode())
     assert read_classes(str(tmp_path / "names.txt")) == ("cat", "dog")
+
+
+@pytest.mark.parametrize("source", ["tar", "synthetic_folder"])
+def test_stratified_shards_hold_every_class(source, request, tmp_path):
+    """Labels of tars and of folders are spread, so that no shard lacks a class that others have
+    two of.
+    """
+    src = request.getfixturevalue(source)
+    index = run_encode(src, tmp_path / "pcr", num_shards=3, stratify=True)
+    _, urls = open_dataset(tmp_path / "pcr")
+    counts = [collections.Counter(s["cls"] for s in Shard(url).samples(1)) for url in urls]
+    total = sum(counts, collections.Counter())
+    assert total.total() == index.num_samples
+    for label in total:
+        shares = [count[label] for count in counts]
+        assert max(shares) - min(shares) <= 1
+    run_encode(src, tmp_path / "again", num_shards=3, stratify=True, workers=2)
+    assert read_all(tmp_path / "again") == read_all(tmp_path / "pcr")
+
+
+def test_nothing_to_stratify_by(tmp_path):
+    """Without labels there is nothing to spread, and the error says where labels come from."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.jpg").write_bytes(make_jpeg())
+    with pytest.raises(EncodeError, match="class folders, a column 'label', or a field 'cls'"):
+        run_encode(tmp_path / "src", tmp_path / "pcr", stratify=True)
