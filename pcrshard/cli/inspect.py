@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from argparse import Namespace
 from typing import Any
 
@@ -190,13 +191,8 @@ def _sources_of(url: str, sources: Sources | None) -> Sources | None:
 
 def _plan(args: Namespace) -> None:
     index, _ = open_dataset(args.src)
-    step = args.batch * args.ranks
+    step = _global_batch(args, index.num_samples)
     workers = max(args.workers, 1)
-    if step > index.num_samples:
-        raise PCRError(
-            f"expected a step of at most the {index.num_samples} samples, "
-            f"got {args.batch} x {args.ranks} (--batch x --ranks)"
-        )
     costs = plan_costs(
         index,
         [args.scan] if args.scan else None,
@@ -216,6 +212,22 @@ def _plan(args: Namespace) -> None:
             f"{args.workers} workers do not divide {args.phases} phases: "
             f"shards are read by several workers; try --phases {args.workers}"
         )
+
+
+def _global_batch(args: Namespace, num_samples: int) -> int:
+    """Images of all ranks in a step; of a small dataset as many as there are."""
+    step: int = args.batch * args.ranks
+    if args.ranks > num_samples:
+        raise PCRError(f"expected at most {num_samples} ranks, one a sample, got {args.ranks}")
+    if step <= num_samples:
+        return step
+    batch = num_samples // args.ranks
+    print(
+        f"note: {args.batch} x {args.ranks} (--batch x --ranks) is more than the {num_samples} "
+        f"samples; planned with --batch {batch}",
+        file=sys.stderr,
+    )
+    return batch * args.ranks
 
 
 PLAN = Command(

@@ -34,7 +34,7 @@ from ..format.scan_script import Q95, STANDARD, ScanScript
 from ..format.shard_index import MAX_PIECE_BYTES, Head, Schema, ShardIndex, check_schema, round512
 from ..format.tar_members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
-from .labels import check_classes, check_label, count_classes
+from .labels import count_classes
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 _Bytes = bytes | bytearray | memoryview
@@ -317,8 +317,8 @@ class ShardWriter:
         samples_per_shard: Samples in a shard, 1024 by default. It is held in memory until it
             is full.
         fmt: Script and layout.
-        classes: Class names, stored in the dataset index; without them, it has the number of
-            classes that the integers in ``cls`` tell.
+        classes: Class names, stored in the dataset index, as is the number of classes: that of the
+            names, or more if integers in ``cls`` are higher.
         storage_options: fsspec storage options.
     """
 
@@ -340,7 +340,6 @@ class ShardWriter:
         self.samples_per_shard = samples_per_shard
         self.fmt = fmt
         self.classes = tuple(classes)
-        check_classes(self.classes)
         self._options = storage_options
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
@@ -354,7 +353,6 @@ class ShardWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`."""
         encoded = encode_sample(sample, self.fmt.scan_script)
-        check_label(encoded.key, encoded.fields, self.classes)
         self._num_classes = max(self._num_classes, count_classes([encoded.fields]))
         self._pending.append(encoded)
         if len(self._pending) >= self.samples_per_shard:
