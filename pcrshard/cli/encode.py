@@ -79,6 +79,10 @@ def _encode_to(
     print(_summary(index, dst))
     if advice := advise(len(index.shards)):
         print(advice)
+    _tell_skipped(dst)
+
+
+def _tell_skipped(dst: str) -> None:
     if skipped := read_skipped(dst):
         first = skipped[0]
         print(

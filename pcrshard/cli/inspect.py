@@ -221,13 +221,13 @@ def _global_batch(args: Namespace, num_samples: int) -> int:
         raise PCRError(f"expected at most {num_samples} ranks, one a sample, got {args.ranks}")
     if step <= num_samples:
         return step
-    batch = num_samples // args.ranks
+    batch: int = num_samples // args.ranks
     print(
         f"note: {args.batch} x {args.ranks} (--batch x --ranks) is more than the {num_samples} "
         f"samples; planned with --batch {batch}",
         file=sys.stderr,
     )
-    return batch * args.ranks
+    return batch * int(args.ranks)
 
 
 PLAN = Command(

@@ -60,7 +60,12 @@ def _export(args: Namespace) -> bool:
             progress(total, index.num_samples)
     for error in failed:
         print(f"left out: {error}", file=sys.stderr)
-    left_out = index.num_samples - total
+    return _tell_exported(args, total, index.num_samples)
+
+
+def _tell_exported(args: Namespace, total: int, expected: int) -> bool:
+    """Print how many samples were written; returns whether some were left out."""
+    left_out = expected - total
     note = f"; {left_out} were left out" if left_out else ""
     print(f"{total} samples at scan {args.scan} in {args.dst}{note}")
     return bool(left_out)

@@ -134,15 +134,19 @@ def encode_part(
     source = _list(src, options, src_options)
     _check_apart(src, source, dst)
     names = field_names(source.samples, options.fmt.preview_fields)
-    if count := len(source.ignored):
-        some = ", ".join(source.ignored[:5])
-        _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
+    _tell_ignored(src, source)
     tasks = _tasks(dst, source, Recipe(names, options, src_options, dst_options))
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
     with journal.open(resume):
         mine = {number: task for number, task in tasks.items() if journal.is_mine(number)}
         _write_shards(mine, journal, workers, executor, progress)
         return _finish(journal, len(tasks), options, source.classes)
+
+
+def _tell_ignored(src: str, source: Source) -> None:
+    if count := len(source.ignored):
+        some = ", ".join(source.ignored[:5])
+        _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
 
 
 def _tasks(
@@ -187,18 +191,8 @@ def _take_split(
     src_options: StorageOptions,
 ) -> Source:
     """One split of a source, its labels numbered by the classes of all splits."""
-    names = ", ".join(source.splits)
-    if options.split is None:
-        first = next(iter(source.splits))
-        raise EncodeError(
-            f"{src} holds the splits {names}, which one dataset would mix: encode each into a "
-            f"folder of its own (`pcrshard encode --split all {src} DST`, or --split {first} "
-            f"for one), or take the folders for classes by --split {NO_SPLIT}"
-        )
-    if options.split not in source.splits:
-        raise EncodeError(
-            f"expected a split of {src} ({names or 'it has none'}), got {options.split!r}"
-        )
+    _check_split(src, source, options.split)
+    assert options.split is not None
     listed = {
         split: list_source(where, prefix_keys=options.prefix_keys, options=src_options)
         for split, where in source.splits.items()
@@ -207,6 +201,23 @@ def _take_split(
     }
     classes = sorted({name for each in listed.values() for name in each.classes})
     return renumber(listed[options.split], tuple(classes))
+
+
+def _check_split(
+    src: str,
+    source: Source,
+    split: str | None,
+) -> None:
+    names = ", ".join(source.splits)
+    if split is None:
+        first = next(iter(source.splits))
+        raise EncodeError(
+            f"{src} holds the splits {names}, which one dataset would mix: encode each into a "
+            f"folder of its own (`pcrshard encode --split all {src} DST`, or --split {first} "
+            f"for one), or take the folders for classes by --split {NO_SPLIT}"
+        )
+    if split not in source.splits:
+        raise EncodeError(f"expected a split of {src} ({names or 'it has none'}), got {split!r}")
 
 
 def _check_apart(

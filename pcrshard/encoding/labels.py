@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .. import storage
 from ..errors import EncodeError, PCRError
-from .sample_refs import SampleRef, Source, StorageOptions
+from .sample_refs import FieldRef, SampleRef, Source, StorageOptions
 
 LABEL_FIELD = "cls"
 _MAX_DIGITS = 9
@@ -45,21 +45,25 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
         for ref in sample.refs
         if ref.name == LABEL_FIELD
     }
-    numbers = list(stored)
-    for start in range(0, len(numbers), _LABELS_PER_READ):
-        batch = numbers[start : start + _LABELS_PER_READ]
-        ranges = [(stored[n].url, stored[n].start, stored[n].stop) for n in batch]
-        values = storage.read_ranges(ranges, options=options)
-        for number, label in zip(batch, values, strict=True):
-            if isinstance(label, PCRError):
-                raise label
-            labels[number] = label.strip()
+    values = _read_fields(list(stored.values()), options)
+    for number, label in zip(stored, values, strict=True):
+        labels[number] = label.strip()
     if not any(label is not None for label in labels):
         raise EncodeError(
             "expected labels to share classes out evenly, found none: "
             "class folders, a column 'label', or a field 'cls'"
         )
     return labels
+
+
+def _read_fields(refs: Sequence[FieldRef], options: StorageOptions) -> Iterator[bytes]:
+    for start in range(0, len(refs), _LABELS_PER_READ):
+        batch = refs[start : start + _LABELS_PER_READ]
+        ranges = [(ref.url, ref.start, ref.stop) for ref in batch]
+        for value in storage.read_ranges(ranges, options=options):
+            if isinstance(value, PCRError):
+                raise value
+            yield value
 
 
 def check_label(

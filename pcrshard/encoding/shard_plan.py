@@ -151,17 +151,21 @@ def plan_shards(
     total = len(samples)
     count = _num_shards(total, options)
     order = list(range(total))
-    rng = None if options.seed is None else random.Random(options.seed)
-    if rng is not None:
+    rng = random.Random(options.seed)
+    if options.seed is not None:
         rng.shuffle(order)
     if labels is None:
-        bounds = [total * i // count for i in range(count + 1)]
-        shards = [order[start:stop] for start, stop in itertools.pairwise(bounds)]
+        shards = _cut(order, count)
     else:
         shards = _deal(order, labels, count)
         for shard in shards:
-            shard.sort() if rng is None else rng.shuffle(shard)
+            shard.sort() if options.seed is None else rng.shuffle(shard)
     return [[samples[i] for i in shard] for shard in shards]
+
+
+def _cut(order: list[int], count: int) -> list[list[int]]:
+    bounds = [len(order) * i // count for i in range(count + 1)]
+    return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def _deal(

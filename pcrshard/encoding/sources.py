@@ -104,29 +104,18 @@ def _list_folder(
         # A listing has links by which it is sorted, and names as they are written in URLs.
         listed = [(name, size) for name, size in listed if "?" not in name]
     files = [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
-    source = _sort_files(folder, files, prefix_keys, options)
-    splits = find_splits(file.name for file in files if _is_source(file.name))
-    return source._replace(splits=_split_sources(folder, files, splits))
+    return _sort_files(folder, files, prefix_keys, options)
 
 
 def _shown(folder: str, name: str) -> str:
     return urllib.parse.unquote(name) if folder.startswith(_HTTP) else name
 
 
-def _is_source(name: str) -> bool:
-    is_known = name.endswith(".tar") or _extension(name) in _IMAGES
-    return is_known and not _hidden(name)
-
-
-def _split_sources(
-    folder: str,
-    files: Sequence[_File],
-    splits: dict[str, list[str]],
-) -> dict[str, str]:
+def _split_sources(folder: str, files: Sequence[_File]) -> dict[str, str]:
     """What to encode for each split: its folder, or its tars."""
     urls = {file.name: file.url for file in files}
     sources = {}
-    for split, names in splits.items():
+    for split, names in find_splits(urls).items():
         is_folder = "/" in names[0]
         sources[split] = (
             storage.join(folder, split) if is_folder else "::".join(urls[name] for name in names)
@@ -150,10 +139,7 @@ def _list_patterns(
         _File(_shown(url, url.removeprefix(folder)), url, size)
         for url, size in sorted(found.items())
     ]
-    source = _sort_files(folder, files, prefix_keys, options)
-    splits = find_splits(file.name for file in files if _is_source(file.name))
-    sources = {split: f"{folder}{split}" for split in splits}
-    return source._replace(splits=sources)
+    return _sort_files(folder, files, prefix_keys, options)
 
 
 def _sort_files(
@@ -170,17 +156,24 @@ def _sort_files(
         raise EncodeError(
             f"expected images or tars in {folder}, found both: name the tars by a pattern"
         )
-    taken = {file.name for file in [*tars, *images]}
-    ignored = tuple(file.name for file in files if file.name not in taken)
-    if tars:
-        urls = [file.url for file in tars]
-        return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
-    samples, classes = _image_samples(folder, images)
-    return Source(samples, classes, ignored)
+    taken = tars or images
+    splits = _split_sources(folder, taken)
+    source = _tar_source(taken, prefix_keys, options) if tars else _image_source(folder, taken)
+    known = {file.name for file in taken}
+    ignored = tuple(file.name for file in files if file.name not in known)
+    return source._replace(ignored=ignored, splits=splits)
 
 
-def _image_samples(folder: str, images: Sequence[_File]) -> tuple[list[SampleRef], tuple[str, ...]]:
-    """(samples, classes) of the images in a folder."""
+def _tar_source(
+    tars: Sequence[_File],
+    prefix_keys: bool,
+    options: StorageOptions,
+) -> Source:
+    urls = [file.url for file in tars]
+    return Source(list(_tar_samples(urls, prefix_keys, options)))
+
+
+def _image_source(folder: str, images: Sequence[_File]) -> Source:
     names = [image.name for image in images]
     classes = _class_folders(folder, names)
     labels = {name: str(number).encode() for number, name in enumerate(classes)}
@@ -189,7 +182,7 @@ def _image_samples(folder: str, images: Sequence[_File]) -> tuple[list[SampleRef
         ref = FieldRef("jpg", image.url, 0, image.size)
         label = labels.get(image.name.partition("/")[0])
         samples.append(SampleRef(key, (ref,), () if label is None else (("cls", label),)))
-    return samples, classes
+    return Source(samples, classes)
 
 
 def _class_folders(folder: str, images: list[str]) -> tuple[str, ...]:

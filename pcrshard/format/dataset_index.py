@@ -140,10 +140,8 @@ class DatasetIndex:
         num_groups = raw["num_groups"]
         shards = tuple(_decode_entry(shard, num_groups) for shard in raw["shards"])
         names = tuple(map(str, classes))
-        num_classes = raw.get("num_classes", 0)
-        counted = type(num_classes) is int and 0 <= num_classes < 1 << 63
-        require(counted, "expected num_classes to be a whole number")
-        index = cls(str(raw["script"]), int(num_groups), shards, names, num_classes)
+        counted = _check_count(raw.get("num_classes", 0))
+        index = cls(str(raw["script"]), int(num_groups), shards, names, counted)
 
         require(shards, "expected at least one shard")
         same = index.num_samples == raw["num_samples"]
@@ -151,6 +149,12 @@ class DatasetIndex:
         files = [shard.name for shard in shards]
         require(are_distinct(files), "shard names are not distinct")
         return index
+
+
+def _check_count(num_classes: object) -> int:
+    if type(num_classes) is int and 0 <= num_classes < 1 << 63:
+        return num_classes
+    raise CorruptIndex("expected num_classes to be a whole number")
 
 
 def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:

@@ -65,9 +65,7 @@ def export_shard(
         if baseline:
             samples = _to_baseline(samples, shard, streams, on_error)
         if form == "wds":
-            target = storage.join(dst, storage.file_name(shard.url))
-            with storage.atomic_write(target, options=options) as file:
-                return _write_tar(samples, file)
+            return _write_tar(samples, storage.join(dst, storage.file_name(shard.url)), options)
         taken = set() if taken is None else taken
         named = ((_path(sample, classes, taken), sample) for sample in samples)
         return _write_folder(named, dst, streams, options)
@@ -78,7 +76,7 @@ def _load(
     scan: Scan,
     on_error: OnError | None,
 ) -> Prefix | None:
-    """The prefix of a scan; ``None`` if the shard is cut, damaged or gone, and is to be left out."""
+    """The prefix of a scan; ``None`` if the shard is damaged and is to be left out."""
     try:
         return shard.load(scan)
     except PCRError as error:
@@ -107,7 +105,16 @@ def _write_folder(
     return count
 
 
-def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
+def _write_tar(
+    samples: Iterable[Sample],
+    url: str,
+    options: storage.Options | None,
+) -> int:
+    with storage.atomic_write(url, options=options) as file:
+        return _write_members(samples, file)
+
+
+def _write_members(samples: Iterable[Sample], file: BinaryIO) -> int:
     count = 0
     for sample in samples:
         key = sample.pop("__key__")
