@@ -13,7 +13,7 @@ import posixpath
 import re
 import tarfile
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from .. import storage
@@ -104,22 +104,32 @@ def _list_folder(
         # A listing has links by which it is sorted, and names as they are written in URLs.
         listed = [(name, size) for name, size in listed if "?" not in name]
     files = [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
-    return _sort_files(folder, files, prefix_keys, options)
+    source = _sort_files(folder, files, prefix_keys, options)
+    return source._replace(
+        splits=_split_sources(_usable(files), lambda split: storage.join(folder, split))
+    )
+
+
+def _usable(files: Sequence[_File]) -> list[_File]:
+    """Images and tars that are not hidden."""
+    return [file for file in files if not _hidden(file.name) and _is_usable(file.name)]
+
+
+def _is_usable(name: str) -> bool:
+    return name.endswith(".tar") or _extension(name) in _IMAGES
 
 
 def _shown(folder: str, name: str) -> str:
     return urllib.parse.unquote(name) if folder.startswith(_HTTP) else name
 
 
-def _split_sources(folder: str, files: Sequence[_File]) -> dict[str, str]:
-    """What to encode for each split: its folder, or its tars."""
+def _split_sources(files: Sequence[_File], folder_of: Callable[[str], str]) -> dict[str, str]:
+    """What to encode for each split: its folder, as ``folder_of`` says, or its tars."""
     urls = {file.name: file.url for file in files}
     sources = {}
     for split, names in find_splits(urls).items():
         is_folder = "/" in names[0]
-        sources[split] = (
-            storage.join(folder, split) if is_folder else "::".join(urls[name] for name in names)
-        )
+        sources[split] = folder_of(split) if is_folder else "::".join(urls[name] for name in names)
     return sources
 
 
@@ -139,7 +149,14 @@ def _list_patterns(
         _File(_shown(url, url.removeprefix(folder)), url, size)
         for url, size in sorted(found.items())
     ]
-    return _sort_files(folder, files, prefix_keys, options)
+    source = _sort_files(folder, files, prefix_keys, options)
+
+    def patterns_of(split: str) -> str:
+        rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
+        tails = [rest if rest.startswith("**/") else rest.partition("/")[2] for rest in rests]
+        return "::".join(f"{folder}{split}/{tail}" for tail in tails)
+
+    return source._replace(splits=_split_sources(_usable(files), patterns_of))
 
 
 def _sort_files(
@@ -149,19 +166,15 @@ def _sort_files(
     options: StorageOptions,
 ) -> Source:
     """Take the tars or the images of a folder, and name the rest."""
-    files = [file for file in files if not _hidden(file.name)]
-    tars = [file for file in files if file.name.endswith(".tar")]
-    images = [file for file in files if _extension(file.name) in _IMAGES]
-    if tars and images:
+    usable = _usable(files)
+    tars = [file for file in usable if file.name.endswith(".tar")]
+    if tars and len(tars) < len(usable):
         raise EncodeError(
             f"expected images or tars in {folder}, found both: name the tars by a pattern"
         )
-    taken = tars or images
-    splits = _split_sources(folder, taken)
-    source = _tar_source(taken, prefix_keys, options) if tars else _image_source(folder, taken)
-    known = {file.name for file in taken}
-    ignored = tuple(file.name for file in files if file.name not in known)
-    return source._replace(ignored=ignored, splits=splits)
+    source = _tar_source(tars, prefix_keys, options) if tars else _image_source(folder, usable)
+    ignored = [name for name, *_ in files if not _hidden(name) and not _is_usable(name)]
+    return source._replace(ignored=tuple(ignored))
 
 
 def _tar_source(

@@ -88,6 +88,17 @@ def test_patterns_of_splits(root, tmp_path):
     assert run_encode(f"{root}/train/*/*.jpg", tmp_path / "pcr").classes == ("cat", "dog", "emu")
 
 
+@pytest.mark.parametrize("pattern", ["*/*/*.jpg", "**/*.jpg", "{train,val}/*/*.jpg"])
+def test_a_split_of_a_pattern(root, tmp_path, monkeypatch, pattern):
+    """The split is what the pattern matches in it, and not all that its folder holds."""
+    (root / "val" / "cat" / "other.png").write_bytes(b"not an image")
+    monkeypatch.chdir(root)
+    for number, src in enumerate((pattern, f"{root}/{pattern}")):
+        dst = tmp_path / str(number)
+        assert run_encode(src, dst, split="val").classes == ("cat", "dog", "emu")
+        assert read_samples(dst).keys() == {"cat/5", "emu/6"}
+
+
 @pytest.mark.parametrize(
     ("names", "splits"),
     [
