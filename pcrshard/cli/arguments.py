@@ -48,7 +48,7 @@ class Command(NamedTuple):
             epilog=f"example:\n  {self.example}",
             formatter_class=RawDescriptionHelpFormatter,
         )
-        parser.set_defaults(run=self.run)
+        parser.set_defaults(run=self.run, parser=parser)
         for add in self.arguments:
             add(parser)
 

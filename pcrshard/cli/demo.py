@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,19 +18,22 @@ from torch import nn
 
 from ..encoding.encode_dataset import EncodeOptions, encode
 from ..encoding.sources import Source, list_source
+from ..encoding.splits import TRAINING
 from ..errors import EncodeError, MissingDependency
 from ..fidelity import plots
 from ..fidelity.costs import ScanCost, human_bytes, scan_costs, scan_table, table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
-from ..integrations.webdataset import JpegHandler, WebDataset, WebLoader
+from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.pixels import Pixels, compress, decode_image
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
+from ..training.dataset import EpochOptions, PCRDataset
+from ..training.loader import PCRLoader
 
 _CROP = 256
 _INPUT = 64
-_LOADER_WORKERS = 2
+_BATCH = 32
 _MARKER = ".pcrshard-demo"
 
 
@@ -38,7 +42,6 @@ class Training(NamedTuple):
 
     scan: Scan
     bytes_read: int
-    images_per_second: float
     accuracy: float
 
 
@@ -51,8 +54,8 @@ def run_demo(
     """Run the demonstration and print what it finds.
 
     Args:
-        photos: Folder of JPEGs with one sub-folder a class; by default crops of scikit-learn's
-            two sample photographs.
+        photos: Folder of JPEGs with one sub-folder a class, or of ``train`` and ``val`` with one
+            sub-folder a class each; by default crops of scikit-learn's two sample photographs.
         out: Target folder: new, empty, or of an earlier demonstration, whose files are replaced.
         epochs: Epochs of each training.
 
@@ -68,12 +71,13 @@ def run_demo(
         print("Cropping scikit-learn's two sample photographs into a two-class set ...")
         photos = str(folder / "photos")
         _crop_sample_photographs(Path(photos))
-    train, classes = _encode_split(photos, folder)
+    train = _encode_sets(photos, folder)
     costs = scan_costs(train)
-    print(f"\nWhat a job reads of the {train.num_samples} training images ({', '.join(classes)}):")
+    named = ", ".join(train.classes)
+    print(f"\nWhat a job reads of the {train.num_samples} training images ({named}):")
     print(scan_table(costs))
 
-    trainings = [_train(folder, scan, epochs, len(classes)) for scan in (2, FULL)]
+    trainings = [_train(folder, scan, epochs) for scan in (2, FULL)]
     print(f"\nTraining a small network for {epochs} epochs, validated at full fidelity:")
     print(_training_table(trainings))
 
@@ -89,10 +93,10 @@ def run_demo(
 
 def _training_table(trainings: Sequence[Training]) -> str:
     rows = [
-        [t.scan, human_bytes(t.bytes_read), f"{t.images_per_second:.0f}", f"{t.accuracy:.3f}"]
-        for t in trainings
+        [training.scan, human_bytes(training.bytes_read), f"{training.accuracy:.3f}"]
+        for training in trainings
     ]
-    return table(["scan", "bytes read", "images/s", "accuracy"], rows)
+    return table(["scan", "bytes read", "accuracy"], rows)
 
 
 def _take(folder: Path) -> None:
@@ -122,10 +126,10 @@ def _crop_sample_photographs(folder: Path) -> None:
     rng = np.random.default_rng(0)
     photographs = load_sample_images()
     for path, image in zip(photographs.filenames, photographs.images, strict=True):
-        label = folder / Path(path).stem
+        label = Path(path).stem
         border = image.shape[1] - _CROP - 32
-        _write_crops(image[:, :border], label / "train", 320, rng)
-        _write_crops(image[:, border:], label / "val", 80, rng)
+        _write_crops(image[:, :border], folder / "train" / label, 320, rng)
+        _write_crops(image[:, border:], folder / "val" / label, 80, rng)
 
 
 def _write_crops(
@@ -143,92 +147,95 @@ def _write_crops(
         (folder / f"{number:03d}.jpg").write_bytes(compress(crop, 90))
 
 
-def _encode_split(photos: str, out: Path) -> tuple[DatasetIndex, tuple[str, ...]]:
-    """Encode training and validation images.
+def _encode_sets(photos: str, out: Path) -> DatasetIndex:
+    """Encode training and validation images into ``out/train`` and ``out/val``.
 
     Returns:
-        The index of the training images, and the names of the classes.
+        The index of the training images.
     """
+    sources = _find_sets(photos, out)
+    indexes = []
+    for name, (src, options) in sources.items():
+        target = out / name
+        shutil.rmtree(target, ignore_errors=True)
+        started = time.monotonic()
+        index = encode(src, target, dataclasses.replace(options, name=name, on_error="skip"))
+        seconds = time.monotonic() - started
+        print(f"Encoded {index.num_samples} images into {target} in {seconds:.1f} s.")
+        indexes.append(index)
+    return indexes[0]
+
+
+def _find_sets(photos: str, out: Path) -> dict[str, tuple[str, EncodeOptions]]:
+    """The source and the options of the training images, then those of the validation images."""
     source = list_source(os.path.abspath(photos))
+    if not source.splits:
+        return _draw_sets(source, photos, out)
+    training = [split for split in source.splits if split.lower() in TRAINING]
+    others = [split for split in source.splits if split not in training]
+    if not (training and others):
+        raise EncodeError(
+            f"expected a training and a validation set, got {', '.join(source.splits)}", url=photos
+        )
+    # The last in the alphabet: val rather than test.
+    chosen = {"train": training[0], "val": others[-1]}
+    return {name: (photos, EncodeOptions(split=split)) for name, split in chosen.items()}
+
+
+def _draw_sets(
+    source: Source,
+    photos: str,
+    out: Path,
+) -> dict[str, tuple[str, EncodeOptions]]:
+    """Two lists of the images of a folder without splits: one image in five validates."""
     if len(source.classes) < 2:
         raise EncodeError(
             f"expected at least two classes, one sub-folder each, got {len(source.classes)}",
             url=photos,
         )
-    indexes = {}
-    for part, rows in _split(source).items():
-        dst = out / part
-        listed = out / f"{part}.jsonl"
-        shutil.rmtree(dst, ignore_errors=True)
-        listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        started = time.monotonic()
-        index = encode(listed, dst, EncodeOptions(name=part, on_error="skip"))
-        seconds = time.monotonic() - started
-        print(f"Encoded {index.num_samples} images into {dst} in {seconds:.1f} s.")
-        indexes[part] = index
-    return indexes["train"], source.classes
-
-
-def _split(source: Source) -> dict[str, list[dict[str, str]]]:
-    """Rows of two lists: by train/val sub-folders; without them one image in five validates."""
     rng = random.Random(0)
-    rows: dict[str, list[dict[str, str]]] = {"train": [], "val": []}
+    rows: dict[str, list[str]] = {"train": [], "val": []}
     for sample in source.samples:
-        label, part, *_ = sample.key.split("/")
-        if part not in rows:
-            (part,) = rng.choices(["train", "val"], [4, 1])
-        rows[part].append({"path": sample.refs[0].url, "label": label})
-    return rows
+        (name,) = rng.choices(list(rows), [4, 1])
+        label = sample.key.partition("/")[0]
+        rows[name].append(json.dumps({"path": sample.refs[0].url, "label": label}))
+    for name, lines in rows.items():
+        (out / f"{name}.jsonl").write_text("\n".join(lines))
+    options = EncodeOptions(classes=source.classes)
+    return {name: (str(out / f"{name}.jsonl"), options) for name in rows}
 
 
 def _loader(
     folder: Path,
     scan: Scan,
-    *,
-    training: bool,
-) -> Any:
-    """A stock WebDataset pipeline with ``.pcr_scan(scan)`` added."""
-    _, urls = open_dataset(folder)
-    shuffled = len(urls) if training else False
-    dataset = WebDataset(urls, shardshuffle=shuffled, detshuffle=training, empty_check=False)
-    dataset = dataset.pcr_scan(scan, index=str(folder))
-    if training:
-        dataset = dataset.shuffle(500)
-    dataset = dataset.decode(JpegHandler("torchrgb8")).to_tuple("jpg", "cls")
-    dataset = dataset.map_tuple(_shrink, int).batched(32)
-    workers = min(_LOADER_WORKERS, len(urls))
-    return WebLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=True)
-
-
-def _shrink(image: torch.Tensor) -> torch.Tensor:
-    """(3, H, W) uint8 to (3, 64, 64) float32 around 0."""
-    floats = image[None].to(torch.float32) / 127.5 - 1
-    return nn.functional.interpolate(floats, (_INPUT, _INPUT), mode="bilinear", antialias=True)[0]
+    epoch: EpochOptions,
+) -> PCRLoader:
+    # One lane in this process reads each shard exactly once in an epoch.
+    epoch = dataclasses.replace(epoch, phases=1, last="short")
+    image = ImageDecoder(_INPUT)
+    fields = ("jpg", "cls")
+    return PCRDataset(
+        str(folder), _BATCH, scan=scan, image=image, fields=fields, epoch=epoch
+    ).loader()
 
 
 def _train(
     out: Path,
     scan: Scan,
     epochs: int,
-    num_classes: int,
 ) -> Training:
     torch.manual_seed(0)
-    folder = out / "train"
-    model = _network(num_classes)
+    index, _ = open_dataset(out / "train")
+    model = _network(index.num_classes)
     optimiser = torch.optim.AdamW(model.parameters(), 2e-3)
-    loader = _loader(folder, scan, training=True)
-    images = 0
-    started = time.monotonic()
+    loader = _loader(out / "train", scan, EpochOptions())
     for _ in range(epochs):
-        for batch, labels in loader:
-            loss = nn.functional.cross_entropy(model(batch), labels)
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images / 127.5 - 1), labels)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             optimiser.step()
-            images += len(batch)
-    rate = images / (time.monotonic() - started)
-    index, _ = open_dataset(folder)
-    return Training(scan, epochs * index.prefix_bytes(scan), rate, _accuracy(model, out / "val"))
+    return Training(scan, epochs * index.prefix_bytes(scan), _accuracy(model, out / "val"))
 
 
 def _network(num_classes: int) -> nn.Module:
@@ -245,8 +252,8 @@ def _network(num_classes: int) -> nn.Module:
 def _accuracy(model: nn.Module, folder: Path) -> float:
     model.eval()
     right = total = 0
-    for batch, labels in _loader(folder, FULL, training=False):
-        right += int((model(batch).argmax(1) == labels).sum())
+    for images, labels in _loader(folder, FULL, EpochOptions(shuffle_shards=0)):
+        right += int((model(images / 127.5 - 1).argmax(1) == labels).sum())
         total += len(labels)
     return right / total
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from argparse import ArgumentTypeError, Namespace
+from concurrent.futures import Executor
 
 from .. import storage
 from ..encoding.clusters import ENGINES, open_engine
 from ..encoding.encode_dataset import EncodeOptions, encode_part
+from ..encoding.labels import read_classes
 from ..encoding.resume_journal import SKIPPED, read_skipped
+from ..encoding.shard_plan import NO_SPLIT, advise
 from ..encoding.shard_writer import SCRIPTS, ShardFormat
+from ..encoding.sources import list_source
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs, scan_table
+from ..format.dataset_index import DatasetIndex
 from ..format.scan_script import ScanScript, parse_script
-from .arguments import Command, argument, choice, either, flag, value
+from .arguments import Command, argument, at_least, choice, either, flag, value
 from .progress import ProgressBar
+
+ALL_SPLITS = "all"
 
 
 def _encode(args: Namespace) -> None:
@@ -26,13 +34,39 @@ def _encode(args: Namespace) -> None:
         scheduler=args.scheduler,
         slurm=dict(args.slurm_option),
     )
-    with ProgressBar("encode", "images") as progress, engine as executor:
+    try:
+        with engine as executor:
+            for split, dst in _targets(args):
+                _encode_to(dst, args, dataclasses.replace(options, split=split), executor)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command with --resume goes on from here") from None
+
+
+def _targets(args: Namespace) -> list[tuple[str | None, str]]:
+    """What is encoded, and where: (split, folder)."""
+    if args.split != ALL_SPLITS:
+        return [(args.split, args.dst)]
+    splits = list_source(args.src, prefix_keys=args.prefix_keys).splits
+    if not splits:
+        raise EncodeError(
+            f"expected folders train, val or test in {args.src}, found none: leave --split out"
+        )
+    return [(split, storage.join(args.dst, split)) for split in splits]
+
+
+def _encode_to(
+    dst: str,
+    args: Namespace,
+    options: EncodeOptions,
+    executor: Executor | None,
+) -> None:
+    with ProgressBar("encode", "images") as progress:
         index = encode_part(
             args.src,
-            args.dst,
+            dst,
             args.part,
             options,
-            workers=args.workers if local else None,
+            workers=args.workers if args.engine == "local" else None,
             resume=args.resume,
             executor=executor,
             progress=progress,
@@ -42,13 +76,24 @@ def _encode(args: Namespace) -> None:
         print(f"part {number} of {count} is done; other parts have shards to write yet")
         return
     print(scan_table(scan_costs(index)))
-    print(f"{index.num_samples} samples in {len(index.shards)} shards in {args.dst}")
-    if skipped := read_skipped(args.dst):
+    print(_summary(index, dst))
+    if advice := advise(len(index.shards)):
+        print(advice)
+    _tell_skipped(dst)
+
+
+def _tell_skipped(dst: str) -> None:
+    if skipped := read_skipped(dst):
         first = skipped[0]
         print(
-            f"{len(skipped)} images were skipped, listed in {storage.join(args.dst, SKIPPED)}; "
+            f"{len(skipped)} images were skipped, listed in {storage.join(dst, SKIPPED)}; "
             f"the first: {first.source}: {first.reason}"
         )
+
+
+def _summary(index: DatasetIndex, dst: str) -> str:
+    labels = f", {index.num_classes} classes" if index.num_classes else ""
+    return f"{index.num_samples} samples in {len(index.shards)} shards in {dst}{labels}"
 
 
 def _options(args: Namespace) -> EncodeOptions:
@@ -65,6 +110,10 @@ def _options(args: Namespace) -> EncodeOptions:
         reencode_quality=args.reencode_quality,
         resize_short=args.resize_short,
         prefix_keys=args.prefix_keys,
+        stratify=args.stratify,
+        for_ranks=args.for_ranks,
+        for_workers=args.for_workers,
+        classes=read_classes(args.classes) if args.classes else (),
         fmt=ShardFormat(_script(args.script), args.layout, base, preview_fields),
     )
 
@@ -108,6 +157,15 @@ _SHARDING = [
         value("--seed", "seed of the global shuffle (default: %(default)s)", "SEED", int, 0),
         argument("--keep-order", "do not shuffle", dest="seed", action="store_const", const=None),
     ),
+    flag("--stratify", "spread every class evenly over the shards"),
+    value(
+        "--for-ranks",
+        "a number of shards that N training processes (with --for-workers) divide",
+        "N",
+        at_least(1),
+        1,
+    ),
+    value("--for-workers", "DataLoader workers of each of them", "M", at_least(1), 1),
 ]
 # Where shards are encoded, and which of them.
 _ENGINE = [
@@ -151,6 +209,13 @@ _SOURCES = [
         int,
     ),
     flag("--prefix-keys", "put the tar's name before its keys"),
+    value(
+        "--split",
+        "of a folder with train, val, test: all encodes each into DST/SPLIT, a name encodes that "
+        f"one, {NO_SPLIT} takes the folders for classes",
+        "SPLIT",
+    ),
+    value("--classes", "names of the labels 0, 1, ..., one a line", "FILE"),
 ]
 _FORMAT = [
     value(
@@ -181,8 +246,8 @@ ENCODE = Command(
     [
         argument(
             "src",
-            "folder of images (class per sub-folder), folder/URL/brace pattern of WebDataset tars,"
-            " or a .tsv/.jsonl list",
+            "folder or 'pattern' of images (class per sub-folder), folder/URL/pattern of"
+            " WebDataset tars, or a .csv/.tsv/.jsonl list",
         ),
         argument("dst", "folder for the shards, local or a URL"),
         *_SHARDING,

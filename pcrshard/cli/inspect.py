@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from argparse import Namespace
 from typing import Any
 
 from .. import __version__
+from ..encoding.labels import renumber
 from ..encoding.resume_journal import read_skipped
 from ..encoding.sources import SampleRef, list_source
 from ..encoding.worker_processes import run_tasks, worker_pool
@@ -56,7 +58,8 @@ def _info(args: Namespace) -> None:
         plots.plot_scan_costs(costs, args.plot, title=title)
     if args.json:
         scans = [cost._asdict() for cost in costs]
-        print_json(about | {"classes": index.classes, "scans": scans})
+        labels = {"classes": index.classes, "num_classes": index.num_classes}
+        print_json(about | labels | {"scans": scans})
         return
     shown = {
         name: ", ".join(content) if isinstance(content, list) else content
@@ -90,7 +93,7 @@ def _describe(index: DatasetIndex, first_url: str) -> dict[str, Any]:
         "layout": schema.layout,
         "streams": [field for field, _ in schema.streams],
         "fields": list(schema.fields),
-        "classes": len(index.classes),
+        "classes": index.num_classes,
     }
 
 
@@ -130,7 +133,9 @@ VERIFY = Command(
 def _list_sources(args: Namespace, index: DatasetIndex) -> Sources | None:
     if not args.against:
         return None
-    listed = list_source(args.against, prefix_keys=args.prefix_keys)
+    source = list_source(args.against, prefix_keys=args.prefix_keys)
+    # A split alone may lack classes that the dataset numbers.
+    listed = renumber(source, index.classes)
     if index.scan is not None:
         raise EncodeError(
             f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
@@ -186,13 +191,8 @@ def _sources_of(url: str, sources: Sources | None) -> Sources | None:
 
 def _plan(args: Namespace) -> None:
     index, _ = open_dataset(args.src)
-    step = args.batch * args.ranks
+    step = _global_batch(args, index.num_samples)
     workers = max(args.workers, 1)
-    if step > index.num_samples:
-        raise PCRError(
-            f"expected a step of at most the {index.num_samples} samples, "
-            f"got {args.batch} x {args.ranks} (--batch x --ranks)"
-        )
     costs = plan_costs(
         index,
         [args.scan] if args.scan else None,
@@ -212,6 +212,22 @@ def _plan(args: Namespace) -> None:
             f"{args.workers} workers do not divide {args.phases} phases: "
             f"shards are read by several workers; try --phases {args.workers}"
         )
+
+
+def _global_batch(args: Namespace, num_samples: int) -> int:
+    """Images of all ranks in a step; of a small dataset as many as there are."""
+    step: int = args.batch * args.ranks
+    if args.ranks > num_samples:
+        raise PCRError(f"expected at most {num_samples} ranks, one a sample, got {args.ranks}")
+    if step <= num_samples:
+        return step
+    batch: int = num_samples // args.ranks
+    print(
+        f"note: {args.batch} x {args.ranks} (--batch x --ranks) is more than the {num_samples} "
+        f"samples; planned with --batch {batch}",
+        file=sys.stderr,
+    )
+    return batch * int(args.ranks)
 
 
 PLAN = Command(

@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
-    args = build_parser().parse_args(argv)
-    logging.getLogger("pcrshard").handlers = [logging.StreamHandler()]
+    args = _parse(argv)
+    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be UTF-8, and must not stop the report about it.
         if isinstance(stream, io.TextIOWrapper):
@@ -41,10 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PCRError as error:
         print(f"pcrshard {args.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"pcrshard {args.command}: stopped", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        # What the command knows of how to go on.
+        advice = "".join(f"; {text}" for text in error.args)
+        print(f"pcrshard {args.command}: stopped{advice}", file=sys.stderr)
         return 130
     return status
+
+
+def _parse(argv: Sequence[str] | None) -> Namespace:
+    """The command and its options; what is wrong is told with the usage of the command itself."""
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        # argparse itself would show the usage of the main parser.
+        is_expanded = not any(word.startswith("-") for word in unknown)
+        advice = "; quote a pattern, so that the shell leaves it as it is" if is_expanded else ""
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+    return args
 
 
 def build_parser() -> ArgumentParser:

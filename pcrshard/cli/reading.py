@@ -13,7 +13,7 @@ from ..errors import EncodeError, PCRError, StorageError
 from ..fidelity.costs import human_bytes, table
 from ..format.scan import FULL
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix_cache import PrefixCache
+from ..reading.prefix_cache import PrefixCache, is_cache
 from ..reading.shard import Shard
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged, stage
@@ -34,7 +34,7 @@ from .arguments import (
 from .progress import ProgressBar
 
 
-def _export(args: Namespace) -> None:
+def _export(args: Namespace) -> bool:
     index, urls = open_source(args.src)
     _check_target(args, os.path.dirname(urls[0]))
     failed = []
@@ -60,8 +60,15 @@ def _export(args: Namespace) -> None:
             progress(total, index.num_samples)
     for error in failed:
         print(f"left out: {error}", file=sys.stderr)
-    note = f"; {len(failed)} were left out" if failed else ""
+    return _tell_exported(args, total, index.num_samples)
+
+
+def _tell_exported(args: Namespace, total: int, expected: int) -> bool:
+    """Print how many samples were written; returns whether some were left out."""
+    left_out = expected - total
+    note = f"; {left_out} were left out" if left_out else ""
     print(f"{total} samples at scan {args.scan} in {args.dst}{note}")
+    return bool(left_out)
 
 
 EXPORT = Command(
@@ -78,7 +85,7 @@ EXPORT = Command(
         choice(
             "--on-error",
             ("raise", "skip"),
-            "skip names samples that cannot be exported and goes on",
+            "skip names samples and shards that cannot be exported and goes on; exit status 1",
         ),
         flag(
             "--overwrite",
@@ -137,8 +144,11 @@ STAGE = Command(
 
 
 def _cache(args: Namespace) -> None:
-    if not storage.is_folder(args.folder):
-        raise StorageError("expected the folder of a cache, there is none", url=args.folder)
+    if not is_cache(args.folder):
+        what = "something else" if storage.exists(args.folder) else "nothing"
+        raise StorageError(
+            f"expected a folder that a job has used as cache_dir, there is {what}", url=args.folder
+        )
     cache = PrefixCache(args.folder)
     if args.action == "clear":
         freed = cache.clear()

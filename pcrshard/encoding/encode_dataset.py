@@ -19,8 +19,9 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
+from .labels import read_labels, renumber
 from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
-from .shard_plan import EncodeOptions, convert_names, field_names, plan_shards
+from .shard_plan import NO_SPLIT, EncodeOptions, convert_names, field_names, plan_shards
 from .shard_task import Recipe, ShardTask, encode_shard
 from .shard_writer import write_dataset_index
 from .sources import Source, StorageOptions, list_source
@@ -133,7 +134,7 @@ def encode_part(
     source = _list(src, options, src_options)
     _check_apart(src, source, dst)
     names = field_names(source.samples, options.fmt.preview_fields)
-    _warn_of_ignored(src, source)
+    _tell_ignored(src, source)
     tasks = _tasks(dst, source, Recipe(names, options, src_options, dst_options))
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
     with journal.open(resume):
@@ -142,16 +143,23 @@ def encode_part(
         return _finish(journal, len(tasks), options, source.classes)
 
 
+def _tell_ignored(src: str, source: Source) -> None:
+    if count := len(source.ignored):
+        some = ", ".join(source.ignored[:5])
+        _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
+
+
 def _tasks(
     dst: str,
     source: Source,
     recipe: Recipe,
 ) -> dict[int, ShardTask]:
     """The task of every shard by its number."""
-    name = recipe.options.name
+    options = recipe.options
+    labels = read_labels(source.samples, recipe.src_options) if options.stratify else None
     return {
-        number: ShardTask(storage.join(dst, shard_name(name, number)), samples, recipe)
-        for number, samples in enumerate(plan_shards(source.samples, recipe.options))
+        number: ShardTask(storage.join(dst, shard_name(options.name, number)), samples, recipe)
+        for number, samples in enumerate(plan_shards(source.samples, options, labels))
     }
 
 
@@ -164,15 +172,52 @@ def _check_main_program() -> None:
         )
 
 
-def _list(src: str, options: EncodeOptions, src_options: StorageOptions) -> Source:
+def _list(
+    src: str,
+    options: EncodeOptions,
+    src_options: StorageOptions,
+) -> Source:
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
-    return source._replace(samples=convert_names(source.samples, options))
+    if options.split != NO_SPLIT and (options.split or source.splits):
+        source = _take_split(src, source, options, src_options)
+    source = source._replace(samples=convert_names(source.samples, options))
+    return renumber(source, options.classes)
 
 
-def _warn_of_ignored(src: str, source: Source) -> None:
-    if count := len(source.ignored):
-        some = ", ".join(source.ignored[:5])
-        _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
+def _take_split(
+    src: str,
+    source: Source,
+    options: EncodeOptions,
+    src_options: StorageOptions,
+) -> Source:
+    """One split of a source, its labels numbered by the classes of all splits."""
+    _check_split(src, source, options.split)
+    assert options.split is not None
+    listed = {
+        split: list_source(where, prefix_keys=options.prefix_keys, options=src_options)
+        for split, where in source.splits.items()
+        # Tars have no names of classes to compare, and to list them takes time.
+        if source.classes or split == options.split
+    }
+    classes = sorted({name for each in listed.values() for name in each.classes})
+    return renumber(listed[options.split], tuple(classes))
+
+
+def _check_split(
+    src: str,
+    source: Source,
+    split: str | None,
+) -> None:
+    names = ", ".join(source.splits)
+    if split is None:
+        first = next(iter(source.splits))
+        raise EncodeError(
+            f"{src} holds the splits {names}, which one dataset would mix: encode each into a "
+            f"folder of its own (`pcrshard encode --split all {src} DST`, or --split {first} "
+            f"for one), or take the folders for classes by --split {NO_SPLIT}"
+        )
+    if split not in source.splits:
+        raise EncodeError(f"expected a split of {src} ({names or 'it has none'}), got {split!r}")
 
 
 def _check_apart(
@@ -257,7 +302,8 @@ def _finish(
             report = storage.join(dst, SKIPPED)
             raise EncodeError(f"every image was skipped; the reasons are in {report}")
         script = options.fmt.scan_script
-        index = DatasetIndex(script.name, script.num_groups, entries, classes)
+        num_classes = max(result.num_classes for result in results)
+        index = DatasetIndex(script.name, script.num_groups, entries, classes, num_classes)
         journal.unite(found)
         write_dataset_index(dst, index, options=journal.options)
         journal.clean_up()

@@ -32,10 +32,14 @@ class Skipped(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What came of a task; no entry if every sample was skipped."""
+    """What came of a task; no entry if every sample was skipped.
+
+    ``num_classes`` is the highest label + 1 in the shard.
+    """
 
     entry: ShardEntry | None
     skipped: tuple[Skipped, ...]
+    num_classes: int = 0
 
 
 Results = dict[int, ShardResult]
@@ -316,8 +320,8 @@ def write_skipped(
 
 
 def _result_from_json(raw: Any) -> ShardResult:
-    entry, skipped = raw
+    entry, skipped, *counted = raw
     if entry is not None:
         entry = ShardEntry(*entry)
         entry = entry._replace(prefix_stops=tuple(entry.prefix_stops))
-    return ShardResult(entry, tuple(Skipped(*row) for row in skipped))
+    return ShardResult(entry, tuple(Skipped(*row) for row in skipped), *map(int, counted))

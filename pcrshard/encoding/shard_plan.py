@@ -8,9 +8,16 @@ import random
 from collections.abc import Sequence
 
 from ..errors import EncodeError
-from ..format.names import check_name, is_jpeg_field
+from ..format.names import JPEG_EXTENSIONS, check_name
+from .labels import check_classes
 from .shard_writer import FieldNames, ShardFormat
 from .sources import CONVERTIBLE, SampleRef
+
+# The split that takes a folder's splits for classes.
+NO_SPLIT = "none"
+# Ranks of the jobs that a dataset is likely to meet, and how idle they may be without a word.
+_USUAL_RANKS = (2, 4, 8)
+_MOST_IDLE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +34,15 @@ class EncodeOptions:
         reencode_quality: JPEG quality for sources that are not JPEG; without it they are refused.
         resize_short: Shorter side in pixels that larger images are resized to. Lossy.
         prefix_keys: Whether to put a tar's name before its keys.
+        classes: Names of the labels 0, 1, ...; by default those that the source has. A source with
+            names is numbered by their places here.
+        split: Which split of a source to encode that has several (``train``, ``val``...); labels
+            are numbered by the classes of all. ``none`` takes the folders for classes.
+        stratify: Whether every shard gets the same share of each class (field ``cls``), to one
+            sample; reads the labels of tars before.
+        for_ranks: Processes that will train; they and ``for_workers`` together divide the number
+            of shards.
+        for_workers: DataLoader workers of each.
         fmt: Scan script and layout.
     """
 
@@ -38,20 +54,37 @@ class EncodeOptions:
     reencode_quality: int | None = None
     resize_short: int | None = None
     prefix_keys: bool = False
+    classes: tuple[str, ...] = ()
+    split: str | None = None
+    stratify: bool = False
+    for_ranks: int = 1
+    for_workers: int = 1
     fmt: ShardFormat = dataclasses.field(default_factory=ShardFormat)
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        check_classes(self.classes)
         if self.num_shards is not None and self.samples_per_shard is not None:
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ("raise", "skip"):
             raise EncodeError(f"expected on_error 'raise' or 'skip', got {self.on_error!r}")
-        for name in ("num_shards", "samples_per_shard", "resize_short"):
+        for name in (
+            "num_shards",
+            "samples_per_shard",
+            "resize_short",
+            "for_ranks",
+            "for_workers",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise EncodeError(f"expected {name} above 0, got {value}")
         if self.reencode_quality is not None and not 1 <= self.reencode_quality <= 100:
             raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
+
+
+def is_jpeg_name(name: str) -> bool:
+    """Whether a field of this name holds a JPEG."""
+    return name.rpartition(".")[2] in JPEG_EXTENSIONS
 
 
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
@@ -63,7 +96,7 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
 
 def _convert_name(sample: SampleRef) -> SampleRef:
     names = [ref.name for ref in sample.refs]
-    if any(map(is_jpeg_field, names)) or CONVERTIBLE.isdisjoint(names):
+    if any(map(is_jpeg_name, names)) or CONVERTIBLE.isdisjoint(names):
         return sample
     refs = list(sample.refs)
     first = next(i for i, name in enumerate(names) if name in CONVERTIBLE)
@@ -77,16 +110,16 @@ def field_names(samples: Sequence[SampleRef], preview_fields: Sequence[str] = ()
     Raises:
         EncodeError: There is no JPEG field, or one of the fields to preview is not there.
     """
-    names = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
-    names |= dict.fromkeys(name for sample in samples for name, _ in sample.known)
-    streams = tuple(filter(is_jpeg_field, names))
-    others = tuple(itertools.filterfalse(is_jpeg_field, names))
+    refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
+    known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
+    names = refs | known
+    streams = tuple(filter(is_jpeg_name, names))
+    others = tuple(itertools.filterfalse(is_jpeg_name, names))
+    if not streams and {"pcr", "scan01"} <= names.keys():
+        raise EncodeError(
+            "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
+        )
     if not streams:
-        if {"pcr", "scan01"} <= names.keys():
-            raise EncodeError(
-                "expected images or WebDataset tars, got PCR shards; "
-                "`pcrshard export` turns them back"
-            )
         raise EncodeError(
             f"expected a JPEG field, found {sorted(names)}; "
             "--reencode-quality Q converts PNG, WebP, BMP (lossy)"
@@ -96,31 +129,103 @@ def field_names(samples: Sequence[SampleRef], preview_fields: Sequence[str] = ()
     return FieldNames(streams, others)
 
 
-def plan_shards(samples: list[SampleRef], options: EncodeOptions) -> list[list[SampleRef]]:
+def plan_shards(
+    samples: list[SampleRef],
+    options: EncodeOptions,
+    labels: Sequence[bytes | None] | None = None,
+) -> list[list[SampleRef]]:
     """Shuffle all samples by the seed, then cut them into even shards.
 
+    Args:
+        samples: The source.
+        options: How many shards, and the seed.
+        labels: A label of each sample, which the shards then share evenly.
+
     Returns:
-        Shards whose sizes differ by at most one.
+        Shards whose sizes differ by at most one, and so do the samples of each label in them.
 
     Raises:
-        EncodeError: There are fewer samples than shards.
+        EncodeError: There are fewer samples than shards, or the number of shards cannot be shared
+            out among ranks and workers.
     """
     total = len(samples)
     count = _num_shards(total, options)
     order = list(range(total))
+    rng = random.Random(options.seed)
     if options.seed is not None:
-        random.Random(options.seed).shuffle(order)
-    bounds = [total * i // count for i in range(count + 1)]
-    return [[samples[i] for i in order[start:stop]] for start, stop in itertools.pairwise(bounds)]
+        rng.shuffle(order)
+    if labels is None:
+        shards = _cut(order, count)
+    else:
+        shards = _deal(order, labels, count)
+        for shard in shards:
+            shard.sort() if options.seed is None else rng.shuffle(shard)
+    return [[samples[i] for i in shard] for shard in shards]
+
+
+def _cut(order: list[int], count: int) -> list[list[int]]:
+    bounds = [len(order) * i // count for i in range(count + 1)]
+    return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+def _deal(
+    order: list[int],
+    labels: Sequence[bytes | None],
+    count: int,
+) -> list[list[int]]:
+    """Deal samples out as cards, one class after the other.
+
+    >>> _deal([0, 1, 2, 3, 4], [b"a", b"b", b"a", b"b", b"a"], 2)
+    [[0, 4, 3], [2, 1]]
+    """
+    by_label = sorted(order, key=lambda i: (labels[i] is None, labels[i] or b""))
+    return [by_label[number::count] for number in range(count)]
 
 
 def _num_shards(total: int, options: EncodeOptions) -> int:
-    if options.samples_per_shard is not None:
-        return -(-total // options.samples_per_shard)
-    count = options.num_shards or default_num_shards(total)
+    unit = options.for_ranks * options.for_workers
+    named = f"{options.for_ranks} ranks x {options.for_workers} workers"
+    if options.num_shards is not None:
+        count = options.num_shards
+        if count % unit:
+            raise EncodeError(
+                f"expected a number of shards that {named} divide, such as "
+                f"{_round_up(count, unit)}, got {count}"
+            )
+    elif options.samples_per_shard is not None:
+        count = _round_up(-(-total // options.samples_per_shard), unit)
+    else:
+        count = _round_up(default_num_shards(total), unit)
     if count > total:
-        raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
+        why = f" that {named} divide" if unit > 1 else ""
+        raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}{why}")
     return count
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def idle_share(num_shards: int, ranks: int) -> float:
+    """The share of its time that an average rank waits, where ranks read whole shards.
+
+    >>> [round(idle_share(10, ranks), 2) for ranks in (2, 4, 8)]
+    [0.0, 0.17, 0.38]
+    """
+    return 1 - num_shards / _round_up(num_shards, ranks)
+
+
+def advise(num_shards: int) -> str:
+    """What to say of a number of shards that leaves ranks of usual jobs idle; often nothing."""
+    shares = {ranks: idle_share(num_shards, ranks) for ranks in _USUAL_RANKS}
+    idle = [f"{share:.0%} on {ranks}" for ranks, share in shares.items() if share > _MOST_IDLE]
+    if not idle:
+        return ""
+    noun = "shard leaves" if num_shards == 1 else "shards leave"
+    return (
+        f"{num_shards} {noun} ranks idle where each reads whole shards, as in WebDataset: "
+        f"{', '.join(idle)}; --for-ranks R --for-workers W takes a number that they divide"
+    )
 
 
 def default_num_shards(num_samples: int) -> int:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import CorruptJpeg, FormatError, PCRError
-from ..format.names import is_jpeg_field
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import to_jpeg
+from .labels import check_label, count_classes
 from .resume_journal import ShardResult, Skipped
-from .shard_plan import EncodeOptions
+from .shard_plan import EncodeOptions, is_jpeg_name
 from .shard_writer import EncodedSample, FieldNames, encode_sample, write_shard
 from .sources import SampleRef, StorageOptions
 
@@ -49,11 +49,12 @@ def encode_shard(task: ShardTask) -> ShardResult:
 
     Raises:
         CorruptJpeg, UnsupportedJpeg: A bad image, if ``on_error`` is ``raise``.
+        EncodeError: A label has no name, although classes have names.
         StorageError: Bytes could not be read or written.
     """
     names, options, src_options, dst_options = task.recipe
-    encoded = []
-    skipped = []
+    encoded: list[EncodedSample] = []
+    skipped: list[Skipped] = []
     for sample, values in _read(task.samples, src_options):
         try:
             encoded.append(_encode(sample, values, options))
@@ -67,12 +68,11 @@ def encode_shard(task: ShardTask) -> ShardResult:
                     url=source,
                 ) from error
             skipped.append(Skipped(sample.key, source, str(error)))
-    entry = (
-        write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
-        if encoded
-        else None
-    )
-    return ShardResult(entry, tuple(skipped))
+    entry = None
+    if encoded:
+        entry = write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
+    counted = count_classes(sample.fields for sample in encoded)
+    return ShardResult(entry, tuple(skipped), counted)
 
 
 def _is_bad_file(error: PCRError) -> bool:
@@ -101,8 +101,10 @@ def _encode(
     for ref, value in zip(sample.refs, values, strict=True):
         if isinstance(value, PCRError):
             raise value
-        fields[ref.name] = _to_jpeg(value, options) if is_jpeg_field(ref.name) else value
-    return encode_sample(fields | dict(sample.known), options.fmt.scan_script)
+        fields[ref.name] = _to_jpeg(value, options) if is_jpeg_name(ref.name) else value
+    encoded = encode_sample(fields | dict(sample.known), options.fmt.scan_script)
+    check_label(encoded.key, encoded.fields, options.classes)
+    return encoded
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:

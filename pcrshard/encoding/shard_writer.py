@@ -34,6 +34,7 @@ from ..format.scan_script import Q95, STANDARD, ScanScript
 from ..format.shard_index import MAX_PIECE_BYTES, Head, Schema, ShardIndex, check_schema, round512
 from ..format.tar_members import TRAILER, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
+from .labels import count_classes
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 _Bytes = bytes | bytearray | memoryview
@@ -318,7 +319,8 @@ class ShardWriter:
         samples_per_shard: Samples in a shard, 1024 by default. It is held in memory until it
             is full.
         fmt: Script and layout.
-        classes: Class names, stored in the dataset index.
+        classes: Class names, stored in the dataset index, as is the number of classes: that of the
+            names, or more if integers in ``cls`` are higher.
         storage_options: fsspec storage options.
     """
 
@@ -343,6 +345,7 @@ class ShardWriter:
         self._options = storage_options
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
+        self._num_classes = 0
         for used in (DATASET_INDEX, shard_name(name, 0)):
             if storage.exists(storage.join(self.dst, used), options=storage_options):
                 raise EncodeError(
@@ -351,7 +354,9 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`."""
-        self._pending.append(encode_sample(sample, self.fmt.scan_script))
+        encoded = encode_sample(sample, self.fmt.scan_script)
+        self._num_classes = max(self._num_classes, count_classes([encoded.fields]))
+        self._pending.append(encoded)
         if len(self._pending) >= self.samples_per_shard:
             self._flush()
 
@@ -367,7 +372,9 @@ class ShardWriter:
         if not self._entries:
             raise EncodeError(f"no sample was written to {self.dst}")
         script = self.fmt.scan_script
-        index = DatasetIndex(script.name, script.num_groups, tuple(self._entries), self.classes)
+        index = DatasetIndex(
+            script.name, script.num_groups, tuple(self._entries), self.classes, self._num_classes
+        )
         write_dataset_index(self.dst, index, options=self._options)
         return index
 

@@ -7,55 +7,38 @@ worker can read it.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import operator
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, NamedTuple
 
 from .. import storage
-from ..errors import EncodeError
+from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
 from ..format.shard_index import BLOCK
+from .row_lists import LISTS, list_rows
+from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, unique_keys
+from .splits import find_splits
+
+__all__ = ["CONVERTIBLE", "FieldRef", "SampleRef", "Source", "StorageOptions", "list_source"]
 
 _log = logging.getLogger("pcrshard")
-Row = dict[str, Any]
-StorageOptions = storage.Options
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
-_LISTS = (".tsv", ".jsonl", ".ndjson")
-_DIGITS = re.compile("-?[0-9]+")
-_MAX_DIGITS = 18  # fits into int64
-_NUMBER = re.compile("0|-?[1-9][0-9]*")
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_HTTP = ("http://", "https://")
 
 
-class FieldRef(NamedTuple):
-    """Where a field's bytes are: ``[start, stop)`` of a file, to its end if stop is ``None``."""
+class _File(NamedTuple):
+    """A file of a folder: its path in it, its URL, and its size in bytes if that is known."""
 
     name: str
     url: str
-    start: int = 0
-    stop: int | None = None
-
-
-class SampleRef(NamedTuple):
-    """A sample to encode: fields to read, and fields already known."""
-
-    key: str
-    refs: tuple[FieldRef, ...]
-    known: tuple[tuple[str, bytes], ...] = ()
-
-
-class Source(NamedTuple):
-    """All samples of a source in a stable order, its class names, and files that were left out."""
-
-    samples: list[SampleRef]
-    classes: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    size: int | None
 
 
 def list_source(
@@ -67,9 +50,9 @@ def list_source(
     """List the samples of a source.
 
     Args:
-        src: A folder of images (its sub-folders are classes if every image is in one); a folder,
-            URL or brace pattern of WebDataset tars; a ``.tsv`` or ``.jsonl`` list of path, label,
-            extra.
+        src: A folder of images (its sub-folders are classes if every image is in one), or a
+            pattern of such files (``photos/*/*.jpg``); a folder, URL, or pattern of WebDataset
+            tars; a ``.csv``, ``.tsv`` or ``.jsonl`` list of path, label, extra.
         prefix_keys: Put the tar's name, and its folder where the tars have several, before its
             keys, for tars that use the same keys.
         options: fsspec storage options.
@@ -78,19 +61,32 @@ def list_source(
         EncodeError: Nothing to encode was found, or two samples have the same key.
         StorageError: The source cannot be listed.
     """
-    if src.endswith(_LISTS):
-        source = _list_rows(src, options)
+    if src.endswith(LISTS):
+        source = list_rows(src, options)
     else:
         urls = storage.expand(src)
-        if len(urls) == 1 and not urls[0].endswith(".tar"):
+        if any(map(storage.is_pattern, urls)):
+            source = _list_patterns(urls, prefix_keys, options)
+        elif len(urls) == 1 and not urls[0].endswith(".tar"):
             source = _list_folder(urls[0].rstrip("/") or "/", prefix_keys, options)
         else:
             source = Source(list(_tar_samples(urls, prefix_keys, options)))
     if not source.samples:
         raise EncodeError(
-            f"expected images, .tar files, or a .tsv/.jsonl list in {src}, found none"
+            f"expected images, .tar files, or a .csv, .tsv or .jsonl list in {src}, found none"
+            f"{_http_advice(src)}"
         )
     return source
+
+
+def _http_advice(src: str) -> str:
+    """What helps where a server does not list its folders."""
+    if not src.startswith(_HTTP):
+        return ""
+    return (
+        "; a web server may not list its folders: name tars by a brace pattern "
+        "(x-{000..099}.tar), or images by a .csv list of URLs"
+    )
 
 
 def _list_folder(
@@ -98,33 +94,108 @@ def _list_folder(
     prefix_keys: bool,
     options: StorageOptions,
 ) -> Source:
-    listed = storage.list_files(folder, options=options)
-    sizes = {name: size for name, size in listed if not _hidden(name)}
-    tars = [name for name in sizes if name.endswith(".tar")]
-    images = [name for name in sizes if _extension(name) in _IMAGES]
-    if tars and images:
+    try:
+        listed = storage.list_files(folder, options=options)
+    except StorageError as error:
+        if advice := _http_advice(folder):
+            raise StorageError(f"{error}{advice}") from error.__cause__
+        raise
+    if folder.startswith(_HTTP):
+        # A listing has links by which it is sorted, and names as they are written in URLs.
+        listed = [(name, size) for name, size in listed if "?" not in name]
+    files = [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
+    source = _sort_files(folder, files, prefix_keys, options)
+    return source._replace(
+        splits=_split_sources(_usable(files), lambda split: storage.join(folder, split))
+    )
+
+
+def _usable(files: Sequence[_File]) -> list[_File]:
+    """Images and tars that are not hidden."""
+    return [file for file in files if not _hidden(file.name) and _is_usable(file.name)]
+
+
+def _is_usable(name: str) -> bool:
+    return name.endswith(".tar") or _extension(name) in _IMAGES
+
+
+def _shown(folder: str, name: str) -> str:
+    return urllib.parse.unquote(name) if folder.startswith(_HTTP) else name
+
+
+def _split_sources(files: Sequence[_File], folder_of: Callable[[str], str]) -> dict[str, str]:
+    """What to encode for each split: its folder, as ``folder_of`` says, or its tars."""
+    urls = {file.name: file.url for file in files}
+    sources = {}
+    for split, names in find_splits(urls).items():
+        is_folder = "/" in names[0]
+        sources[split] = folder_of(split) if is_folder else "::".join(urls[name] for name in names)
+    return sources
+
+
+def _list_patterns(
+    patterns: list[str],
+    prefix_keys: bool,
+    options: StorageOptions,
+) -> Source:
+    """The files that match any of some patterns, as if they were alone in their folder."""
+    found: dict[str, int | None] = {}
+    for pattern in patterns:
+        is_one = not storage.is_pattern(pattern)
+        found |= {pattern: None} if is_one else storage.list_matching(pattern, options=options)
+    shared = posixpath.commonprefix([storage.fixed_folder(pattern) for pattern in patterns])
+    folder = shared[: shared.rfind("/") + 1]
+    files = [
+        _File(_shown(url, url.removeprefix(folder)), url, size)
+        for url, size in sorted(found.items())
+    ]
+    source = _sort_files(folder, files, prefix_keys, options)
+
+    def patterns_of(split: str) -> str:
+        rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
+        tails = [rest if rest.startswith("**/") else rest.partition("/")[2] for rest in rests]
+        return "::".join(f"{folder}{split}/{tail}" for tail in tails)
+
+    return source._replace(splits=_split_sources(_usable(files), patterns_of))
+
+
+def _sort_files(
+    folder: str,
+    files: Sequence[_File],
+    prefix_keys: bool,
+    options: StorageOptions,
+) -> Source:
+    """Take the tars or the images of a folder, and name the rest."""
+    usable = _usable(files)
+    tars = [file for file in usable if file.name.endswith(".tar")]
+    if tars and len(tars) < len(usable):
         raise EncodeError(
             f"expected images or tars in {folder}, found both: name the tars by a pattern"
         )
-    ignored = tuple(sorted(set(sizes).difference(tars, images)))
-    if tars:
-        urls = [storage.join(folder, name) for name in tars]
-        return Source(list(_tar_samples(urls, prefix_keys, options)), ignored=ignored)
-    samples, classes = _image_samples(folder, {name: sizes[name] for name in images})
-    return Source(samples, classes, ignored)
+    source = _tar_source(tars, prefix_keys, options) if tars else _image_source(folder, usable)
+    ignored = [name for name, *_ in files if not _hidden(name) and not _is_usable(name)]
+    return source._replace(ignored=tuple(ignored))
 
 
-def _image_samples(
-    folder: str, sizes: dict[str, int | None]
-) -> tuple[list[SampleRef], tuple[str, ...]]:
-    """(samples, classes) of the images in a folder, given their sizes in bytes."""
-    classes = _class_folders(folder, list(sizes))
-    labels = {name: (("cls", str(number).encode()),) for number, name in enumerate(classes)}
+def _tar_source(
+    tars: Sequence[_File],
+    prefix_keys: bool,
+    options: StorageOptions,
+) -> Source:
+    urls = [file.url for file in tars]
+    return Source(list(_tar_samples(urls, prefix_keys, options)))
+
+
+def _image_source(folder: str, images: Sequence[_File]) -> Source:
+    names = [image.name for image in images]
+    classes = _class_folders(folder, names)
+    labels = {name: str(number).encode() for number, name in enumerate(classes)}
     samples = []
-    for key, name in zip(_unique_keys(sizes), sizes, strict=True):
-        ref = FieldRef("jpg", storage.join(folder, name), 0, sizes[name])
-        samples.append(SampleRef(key, (ref,), labels.get(name.partition("/")[0], ())))
-    return samples, classes
+    for key, image in zip(unique_keys(names), images, strict=True):
+        ref = FieldRef("jpg", image.url, 0, image.size)
+        label = labels.get(image.name.partition("/")[0])
+        samples.append(SampleRef(key, (ref,), () if label is None else (("cls", label),)))
+    return Source(samples, classes)
 
 
 def _class_folders(folder: str, images: list[str]) -> tuple[str, ...]:
@@ -150,24 +221,6 @@ def _extension(name: str) -> str:
     return posixpath.splitext(name)[1][1:].lower()
 
 
-def _unique_keys(paths: Iterable[str]) -> list[str]:
-    """Legal, distinct keys for file names: no dots in the last part, no way out of a folder."""
-    keys: dict[str, None] = {}
-    for path in paths:
-        stem = _legal_key(path)
-        numbered = (f"{stem}_{number}" for number in itertools.count(1))
-        keys[next(key for key in itertools.chain([stem], numbered) if key not in keys)] = None
-    return list(keys)
-
-
-def _legal_key(path: str) -> str:
-    local = path.partition("://")[2] or path
-    parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
-    parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
-    key = "/".join(parts).encode("utf-8", "replace").decode()
-    return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
-
-
 def _tar_samples(
     urls: list[str],
     prefix_keys: bool,
@@ -176,15 +229,16 @@ def _tar_samples(
     seen: dict[str, str] = {}
     folder = posixpath.commonprefix(urls).rpartition("/")[0]
     for url in urls:
-        stem = url.removeprefix(folder).lstrip("/").removesuffix(".tar")
+        stem = url[len(folder) :].lstrip("/").removesuffix(".tar")
         for sample in _tar_members(url, options):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
-            if seen.get(key) == url:
-                # Names of tars would not keep these apart.
-                raise EncodeError(f"key {key!r} is in {url}, which holds it twice")
             if key in seen:
-                advice = "" if prefix_keys else "; --prefix-keys keeps them apart"
-                raise EncodeError(f"key {key!r} is in {seen[key]}, and in {url}{advice}")
+                where = "which holds it twice" if seen[key] == url else f"and in {url}"
+                # Tars that hold a key twice themselves are not kept apart by their names.
+                advice = (
+                    "" if prefix_keys or seen[key] == url else "; --prefix-keys keeps them apart"
+                )
+                raise EncodeError(f"key {key!r} is in {seen[key]}, {where}{advice}")
             seen[key] = url
             yield sample._replace(key=key)
 
@@ -201,7 +255,7 @@ def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
 def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for key, members in itertools.groupby(_fields(tar), operator.itemgetter(0)):
-            refs = {}
+            refs: dict[str, FieldRef] = {}
             for _, name, info in members:
                 ref = _tar_field(url, info, key, name)
                 if name in refs:
@@ -267,109 +321,3 @@ def _tar_field(
             f"member {info.name!r} is stored with holes; make the tar without --sparse", url=url
         )
     return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
-
-
-def _list_rows(path: str, options: StorageOptions) -> Source:
-    lines = storage.read_bytes(path, options=options).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    is_tsv = path.endswith(".tsv")
-    parse = _TsvParser() if is_tsv else _parse_json
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.strip() and (row := parse(line.removesuffix(b"\r").decode())) is not None:
-                _check_row(row)
-                rows.append(row)
-        except (ValueError, RecursionError) as error:
-            reason = str(error).replace("\n", " ")
-            raise EncodeError(f"line {number}: {reason}", url=path) from error
-    if is_tsv:
-        _read_numbers(rows)
-    return _rows_to_source(rows, path)
-
-
-def _rows_to_source(rows: list[Row], path: str) -> Source:
-    folder = path.rpartition("/")[0]
-    classes = _class_names(rows, path)
-    numbers = {name: number for number, name in enumerate(classes)}
-    samples = []
-    for key, row in zip(_unique_keys(row["path"] for row in rows), rows, strict=True):
-        url = row.pop("path")
-        if folder and "://" not in url and not url.startswith("/"):
-            url = storage.join(folder, url)
-        known = []
-        if "label" in row:
-            label = row.pop("label")
-            known.append(("cls", str(numbers.get(label, label)).encode()))
-        if row:
-            known.append(("json", json.dumps(row).encode()))
-        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
-    return Source(samples, classes)
-
-
-def _class_names(rows: list[Row], path: str) -> tuple[str, ...]:
-    """The labels, sorted, if they are names; none if they are numbers."""
-    labels = {row["label"] for row in rows if "label" in row}
-    names = sorted(label for label in labels if isinstance(label, str))
-    if names and len(names) != len(labels):
-        number = next(label for label in labels if not isinstance(label, str))
-        raise EncodeError(
-            f"expected labels that are all numbers or all names, got {number} and {names[0]!r}",
-            url=path,
-        )
-    return tuple(names)
-
-
-def _check_row(row: Row) -> None:
-    """Make sure that the row has a path to a file, and that a label is a number or a name."""
-    path = row.get("path")
-    label = row.get("label", 0)
-    if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
-        raise EncodeError(f"expected a path to a file, got {path!r}")
-    if isinstance(label, bool) or not isinstance(label, int | str):
-        raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
-    if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:
-        raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got a longer number")
-
-
-def _parse_json(line: str) -> Row:
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise EncodeError("expected a JSON object")
-    return row
-
-
-class _TsvParser:
-    """Rows of path, label, extra; a first line with a ``path`` column names the columns instead."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __call__(self, line: str) -> Row | None:
-        """The row of a line, or ``None`` for the line that names the columns."""
-        cells = line.split("\t")
-        if not self.names and "path" in cells:
-            self.names = cells
-            if "class" in cells and "label" not in cells:
-                self.names = ["label" if name == "class" else name for name in cells]
-            return None
-        self.names = self.names or ["path", "label", "extra"]
-        if len(cells) > len(self.names) or "\r" in line:
-            raise ValueError(f"expected the columns {', '.join(self.names)}, got {len(cells)}")
-        row = {name: value for name, value in zip(self.names, cells, strict=False) if value}
-        label = row.get("label", "")
-        if _DIGITS.fullmatch(label) and len(label) > _MAX_DIGITS:
-            raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(label)}")
-        return row
-
-
-def _read_numbers(rows: list[Row]) -> None:
-    """Turn labels that are written as numbers into numbers.
-
-    Where all are digits and some have leading zeros they stay: 007 is a name.
-    """
-    labelled = [row for row in rows if "label" in row]
-    numbered = [row for row in labelled if _NUMBER.fullmatch(row["label"])]
-    if len(numbered) < len(labelled) and all(_DIGITS.fullmatch(row["label"]) for row in labelled):
-        return
-    for row in numbered:
-        row["label"] = int(row["label"])

@@ -58,12 +58,26 @@ class ShardEntry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DatasetIndex:
-    """The shards of a dataset (SPEC section 6); lies beside them as ``pcr.json``."""
+    """The shards of a dataset (SPEC section 6); lies beside them as ``pcr.json``.
+
+    Attributes:
+        script: Name of the scan script.
+        num_groups: Scan groups of every shard.
+        shards: What is known of each shard, in the order of the dataset.
+        classes: Names of the labels, if they have names.
+        num_classes: Outputs that a classifier needs: the highest integer label + 1, and at least
+            the number of names; 0 for a dataset without labels.
+    """
 
     script: str
     num_groups: int
     shards: tuple[ShardEntry, ...]
     classes: tuple[str, ...] = ()
+    num_classes: int = 0
+
+    def __post_init__(self) -> None:
+        at_least = max(self.num_classes, len(self.classes))
+        object.__setattr__(self, "num_classes", at_least)  # frozen
 
     @property
     def num_samples(self) -> int:
@@ -81,7 +95,7 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """The JSON of SPEC section 6, a line for each shard."""
-        head = {
+        head: dict[str, Any] = {
             "format": "pcrshard",
             "version": VERSION,
             "script": self.script,
@@ -90,6 +104,8 @@ class DatasetIndex:
         }
         if self.classes:
             head["classes"] = self.classes
+        if self.num_classes:
+            head["num_classes"] = self.num_classes
         entries = [shard._asdict() for shard in self.shards]
         for entry in entries:
             if entry["scan"] is None:
@@ -122,14 +138,22 @@ class DatasetIndex:
         require(isinstance(classes, list), "expected classes to be a list")
         num_groups = raw["num_groups"]
         shards = tuple(_decode_entry(shard, num_groups) for shard in raw["shards"])
-        index = cls(str(raw["script"]), int(num_groups), shards, tuple(map(str, classes)))
+        names = tuple(map(str, classes))
+        counted = _check_count(raw.get("num_classes", 0))
+        index = cls(str(raw["script"]), int(num_groups), shards, names, counted)
 
         require(shards, "expected at least one shard")
         same = index.num_samples == raw["num_samples"]
         require(same, "num_samples is not the sum over the shards")
-        names = [shard.name for shard in shards]
-        require(are_distinct(names), "shard names are not distinct")
+        files = [shard.name for shard in shards]
+        require(are_distinct(files), "shard names are not distinct")
         return index
+
+
+def _check_count(num_classes: object) -> int:
+    if type(num_classes) is int and 0 <= num_classes < 1 << 63:
+        return num_classes
+    raise CorruptIndex("expected num_classes to be a whole number")
 
 
 def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:

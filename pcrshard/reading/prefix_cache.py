@@ -42,6 +42,11 @@ _ENTRY = "entry.json"
 _NUM_LOCKS = 256
 
 
+def is_cache(folder: str) -> bool:
+    """Whether a folder is that of a :class:`PrefixCache` which has kept something at some time."""
+    return all(os.path.isdir(os.path.join(folder, name)) for name in ("entries", "locks"))
+
+
 class Cached(NamedTuple):
     """What the cache holds of a shard.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from ..errors import PCRError, StorageError
 from .stores import Options, ask, mapped_errors, resolve
 from .urls import PIPE, is_local, plain_path
 
+_WILDCARD = re.compile(r"[*?[]")
+_HTTP_WILDCARD = re.compile(r"[*[]")
 _TEMPORARY = ".pcrshard-"
 _HEADER_BLOCK = 1 << 20
 # What stores of different kinds tell of a version of a file.
@@ -87,6 +90,51 @@ def list_files(folder: str, *, options: Options = None) -> list[tuple[str, int |
         found = fs.find(path, detail=True)
     root = path.rstrip("/") + "/"
     return sorted((name[len(root) :], info["size"]) for name, info in found.items())
+
+
+def is_pattern(url: str) -> bool:
+    """Whether a name has wildcards (``*``, ``?``, ``[``) and is not that of a local file.
+
+    In an HTTP URL ``?`` begins the query.
+    """
+    if not (_HTTP_WILDCARD if url.startswith("http") else _WILDCARD).search(url):
+        return False
+    return not (is_local(url) and os.path.exists(plain_path(url)))
+
+
+def fixed_folder(pattern: str) -> str:
+    """The part of a pattern before the first wildcard up to the last ``/``, included.
+
+    >>> fixed_folder("photos/2023-*/a?.jpg"), fixed_folder("*.jpg")
+    ('photos/', '')
+    """
+    wildcard = _HTTP_WILDCARD if pattern.startswith("http") else _WILDCARD
+    fixed = wildcard.split(plain_path(pattern), maxsplit=1)[0]
+    return fixed[: fixed.rfind("/") + 1]
+
+
+def list_matching(pattern: str, *, options: Options | None = None) -> dict[str, int | None]:
+    """The files that match a pattern: their URLs, and their sizes in bytes where these are known.
+
+    ``**`` matches any number of folders.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    folder = fixed_folder(pattern)
+    if is_local(pattern):
+        found = glob.glob(plain_path(pattern), recursive=True)
+        return {name: os.stat(name).st_size for name in found if os.path.isfile(name)}
+    fs, path = resolve(pattern, options)
+    _, root = resolve(folder, options)
+    with mapped_errors(pattern, "list"):
+        files = fs.glob(path, detail=True)
+    start = len(root.rstrip("/")) + 1
+    return {
+        f"{folder}{name[start:]}": info["size"]
+        for name, info in files.items()
+        if info["type"] == "file"
+    }
 
 
 def _walk(root: str) -> Iterator[tuple[str, int | None]]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from .. import storage
-from ..errors import EncodeError, PCRError
+from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import valid_key
 from ..format.scan import FULL, Scan
 from ..format.shard_index import round512
 from ..format.tar_members import TRAILER, tar_header
 from ..jpeg.pixels import make_baseline
-from ..reading.prefix import OnError, Sample
+from ..reading.prefix import OnError, Prefix, Sample
 from ..reading.shard import Shard
 
 FORMATS = ("folder", "wds")
@@ -44,7 +44,8 @@ def export_shard(
         taken: Keys already written by earlier calls, so that no image overwrites another; those of
             this call are added.
         on_error: Called with the error of a sample that is damaged, or that libjpeg-turbo cannot
-            rearrange; True leaves it out. By default the error is raised.
+            rearrange, or of a shard that is cut or damaged as a whole; True leaves it out. By
+            default the error is raised.
         options: fsspec storage options of ``dst``.
 
     Returns:
@@ -55,17 +56,36 @@ def export_shard(
     """
     if form not in FORMATS:
         raise EncodeError(f"expected a form of {FORMATS}, got {form!r}")
-    streams = {field for field, _ in shard.index.schema.streams}
-    samples = shard.samples(scan, on_error=on_error)
-    if baseline:
-        samples = _to_baseline(samples, shard, streams, on_error)
-    if form == "wds":
-        target = storage.join(dst, storage.file_name(shard.url))
-        with storage.atomic_write(target, options=options) as file:
-            return _write_tar(samples, file)
-    taken = set() if taken is None else taken
-    named = ((_path(sample, classes, taken), sample) for sample in samples)
-    return _write_folder(named, dst, streams, options)
+    prefix = _load(shard, scan, on_error)
+    if prefix is None:
+        return 0
+    with prefix:
+        streams = {field for field, _ in prefix.index.schema.streams}
+        samples = prefix.samples(on_error=on_error)
+        if baseline:
+            samples = _to_baseline(samples, shard, streams, on_error)
+        if form == "wds":
+            return _write_tar(samples, storage.join(dst, storage.file_name(shard.url)), options)
+        taken = set() if taken is None else taken
+        named = ((_path(sample, classes, taken), sample) for sample in samples)
+        return _write_folder(named, dst, streams, options)
+
+
+def _load(
+    shard: Shard,
+    scan: Scan,
+    on_error: OnError | None,
+) -> Prefix | None:
+    """The prefix of a scan; ``None`` if the shard is damaged and is to be left out."""
+    try:
+        return shard.load(scan)
+    except PCRError as error:
+        # A store that fails, or a scan that is not there, is not the fault of one shard.
+        is_gone = isinstance(error.__cause__, FileNotFoundError)
+        is_bad = isinstance(error, FormatError) or is_gone
+        if not is_bad or on_error is None or not on_error(error):
+            raise
+        return None
 
 
 def _write_folder(
@@ -85,7 +105,16 @@ def _write_folder(
     return count
 
 
-def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
+def _write_tar(
+    samples: Iterable[Sample],
+    url: str,
+    options: storage.Options | None,
+) -> int:
+    with storage.atomic_write(url, options=options) as file:
+        return _write_members(samples, file)
+
+
+def _write_members(samples: Iterable[Sample], file: BinaryIO) -> int:
     count = 0
     for sample in samples:
         key = sample.pop("__key__")

@@ -80,6 +80,18 @@ def test_the_plan_adds_up(dataset, capsys):
     assert "try --phases 3" in text
 
 
+def test_a_plan_for_a_small_dataset(dataset, capsys):
+    """A batch larger than the dataset is planned as large as it can be, with a note."""
+    assert main(["plan", str(dataset), "--ranks", "5", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "256 x 5" in captured.err
+    assert "24 samples; planned with --batch 4" in captured.err
+    assert {cost["steps"] for cost in json.loads(captured.out)} == {1}
+    assert main(["plan", str(dataset), "--ranks", "5", "--batch", "4"]) == 0
+    captured = capsys.readouterr()
+    assert ("1 steps of 20" in captured.out, captured.err) == (True, "")
+
+
 def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
     """The report is plain JSON, the last scan's pixels are those of full, pictures are drawn."""
     pictures = [tmp_path / "plot.png", tmp_path / "sheet.png"]

@@ -142,9 +142,9 @@ def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
     fails("info", "http://127.0.0.1:1/x", words=["cannot read", "127.0.0.1:1"])
     fails("encode", folder, tmp_path / "out", "--preview-fields", "cls", words=["--layout preview"])
     fails("encode", data, tmp_path / "out", words=["PCR shards", "pcrshard export"])
-    fails("encode", "pipe:cat x.tar", tmp_path / "out", words=["got a pipe"])
+    fails("encode", "pipe:cat x.tar", tmp_path / "out", words=["a pipe can only be read"])
     fails("encode", "nosuch://x", tmp_path / "out", words=["nosuch"])
-    fails("plan", data, "--batch", "100000", "--ranks", "2", words=["100000 x 2", "--batch"])
+    fails("plan", data, "--ranks", "25", words=["at most 24 ranks", "got 25"])
     fails("verify", data, "--against", tmp_path / "none", words=["none"])
     fails("export", data, tmp_path / "out", "--scan", "11", words=["11"])
 
@@ -178,4 +178,25 @@ def test_an_interrupt_is_one_line(tmp_path):
         _, err = process.communicate(timeout=20)
     os.close(opened[0])
     assert process.returncode == 130
-    assert err == "pcrshard encode: stopped\n"
+    assert err == "pcrshard encode: stopped; the same command with --resume goes on from here\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_option_shows_the_usage_of_its_command(command, capsys):
+    """Who mistypes an option sees those that the command has, not a list of commands."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    (example,) = re.findall(rf"example:\n  pcrshard ({command} .*)", capsys.readouterr().out)
+    with pytest.raises(SystemExit) as caught:
+        main([*example.split(), "--no-such-option", "5"])
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: pcrshard {command} ")
+    assert f"pcrshard {command}: error: unrecognized arguments: --no-such-option 5\n" in err
+
+
+def test_a_pattern_that_the_shell_has_expanded(capsys):
+    """``encode photos/*.jpg shards`` arrives as many files; the error says to quote it."""
+    with pytest.raises(SystemExit):
+        main(["encode", "a.jpg", "b.jpg", "c.jpg", "shards"])
+    assert "c.jpg shards; quote a pattern" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """The commands that read shards and write something else: export, stage, cache."""
 
 import json
+import os
+import shutil
 
 import pytest
 
@@ -63,3 +65,56 @@ def test_a_cache_is_listed_and_cleared(shard_urls, tmp_path, capsys, fails):
     assert main(["cache", "ls", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     fails("cache", "ls", tmp_path / "none", words=["none"])
+
+
+@pytest.mark.parametrize("action", ["ls", "clear"])
+@pytest.mark.parametrize("kind", ["empty", "dataset", "file"])
+def test_what_is_no_cache_is_left_alone(dataset, tmp_path, fails, action, kind):
+    """A folder that no job used as its cache is refused, and nothing is made or removed in it."""
+    folder = tmp_path / "folder"
+    if kind == "dataset":
+        shutil.copytree(dataset, folder)
+    elif kind == "empty":
+        folder.mkdir()
+    else:
+        folder.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    fails("cache", action, folder, words=["used as cache_dir", str(folder)])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("layout", ["folder", "wds"])
+@pytest.mark.parametrize("damage", ["cut", "head", "empty", "gone"])
+def test_export_goes_on_after_a_cut_shard(dataset, tmp_path, capsys, damage, layout):
+    """--on-error skip leaves a shard out that cannot be read, names it, exports the others, and
+    ends with status 1.
+    """
+    pcr = tmp_path / "pcr"
+    shutil.copytree(dataset, pcr)
+    path = pcr / "data-000001.tar"
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[:-3000], "head": data[:700]}.get(damage, b""))
+    if damage == "gone":
+        path.unlink()
+    command = ["export", str(pcr), str(tmp_path / "out"), "--format", layout]
+    assert main(command) == 1
+    assert "18 samples" not in capsys.readouterr().out
+    assert main([*command, "--on-error", "skip", "--overwrite"]) == 1
+    captured = capsys.readouterr()
+    assert "18 samples at scan full" in captured.out
+    assert "; 6 were left out" in captured.out
+    assert captured.err.count("left out: ") == 1
+    assert "data-000001.tar" in captured.err
+    kept = [url for url in sorted(map(str, dataset.glob("*.tar"))) if "000001" not in url]
+    if layout == "wds":
+        names = sorted(file.name for file in (tmp_path / "out").iterdir())
+        assert names == [os.path.basename(url) for url in kept]
+    else:
+        keys = {sample["__key__"] for url in kept for sample in Shard(url).samples(1)}
+        files = (tmp_path / "out").rglob("*.jpg")
+        assert {str(f.relative_to(tmp_path / "out").with_suffix("")) for f in files} == keys
+
+
+def test_export_does_not_skip_what_all_shards_lack(dataset, tmp_path, fails):
+    """A scan that is not there is a mistake of the command, not damage."""
+    fails("export", dataset, tmp_path / "out", "--scan", "11", "--on-error", "skip", words=["11"])

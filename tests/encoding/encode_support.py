@@ -12,7 +12,7 @@ import time
 import numpy as np
 from slurm import cluster_fixture  # noqa: F401
 
-from pcrshard import EncodeOptions, Shard, open_dataset
+from pcrshard import EncodeOptions, Shard, open_dataset, storage
 from pcrshard.encoding.encode_dataset import encode_part
 
 CLI = [
@@ -26,6 +26,13 @@ def read_samples(folder, scan="full"):
     index, urls = open_dataset(str(folder))
     shards = (Shard(url, entry=entry) for url, entry in zip(urls, index.shards, strict=True))
     return {sample["__key__"]: sample for shard in shards for sample in shard.samples(scan)}
+
+
+def read_fields(sample):
+    """The fields of a listed sample, read from where they are."""
+    values = storage.read_ranges([(ref.url, ref.start, ref.stop) for ref in sample.refs])
+    stored = {ref.name: value for ref, value in zip(sample.refs, values, strict=True)}
+    return stored | dict(sample.known)
 
 
 def save_image(path, mode="RGB"):

@@ -1,12 +1,14 @@
 """Which sample goes into which shard: fair, repeatable, refused before anything is written."""
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slurm import cluster_fixture  # noqa: F401
 
 from pcrshard import EncodeOptions
-from pcrshard.encoding.shard_plan import plan_shards
+from pcrshard.encoding.shard_plan import advise, plan_shards
 from pcrshard.encoding.sources import FieldRef, SampleRef
 from pcrshard.errors import (
     EncodeError,
@@ -55,9 +57,78 @@ def test_more_shards_than_samples():
         plan_shards(SAMPLES[:3], EncodeOptions(num_shards=4))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.sampled_from([b"0", b"1", b"2", b"30", None]), min_size=1, max_size=300),
+    seed=st.none() | st.integers(0, 9),
+    data=st.data(),
+)
+def test_stratified_shards_share_every_class(labels, seed, data):
+    """In any two shards the number of samples of each class differs by at most one, and so do the
+    sizes; nothing is lost.
+    """
+    samples = SAMPLES[: len(labels)]
+    count = data.draw(st.integers(1, len(labels)))
+    options = EncodeOptions(seed=seed, num_shards=count, stratify=True)
+    shards = plan_shards(samples, options, labels)
+    assert sorted(sample for shard in shards for sample in shard) == sorted(samples)
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    label_of = dict(zip(samples, labels, strict=True))
+    for label in set(labels):
+        counts = [sum(label_of[sample] == label for sample in shard) for shard in shards]
+        assert max(counts) - min(counts) <= 1
+    assert shards == plan_shards(samples, options, labels)
+    if seed is None:
+        places = {sample: number for number, sample in enumerate(samples)}
+        assert all(sorted(shard, key=places.__getitem__) == shard for shard in shards)
+
+
+def test_stratified_shards_do_not_come_class_by_class():
+    """Within a shard classes are mixed: a loader that reads shards in order sees them all."""
+    labels = [str(number // 100).encode() for number in range(300)]
+    options = EncodeOptions(num_shards=3, stratify=True)
+    label_of = dict(zip(SAMPLES, labels, strict=True))
+    for shard in plan_shards(SAMPLES, options, labels):
+        assert len({label_of[sample] for sample in shard[:20]}) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranks=st.integers(1, 8),
+    workers=st.integers(1, 4),
+    most=st.none() | st.integers(1, 300),
+)
+def test_ranks_and_workers_divide_the_shards(ranks, workers, most):
+    """Every worker of every rank gets the same number of shards, and none is larger than asked."""
+    options = EncodeOptions(samples_per_shard=most, for_ranks=ranks, for_workers=workers)
+    shards = []
+    with contextlib.suppress(EncodeError):  # more shards than samples
+        shards = plan_shards(SAMPLES, options)
+    assert len(shards) % (ranks * workers) == 0
+    assert all(len(shard) <= (most or 300) for shard in shards)
+
+
+def test_a_number_of_shards_that_cannot_be_shared_out():
+    """It is refused with the next number that can, and so are more ranks than samples."""
+    with pytest.raises(EncodeError, match=r"4 ranks x 2 workers divide, such as 16, got 10"):
+        plan_shards(SAMPLES, EncodeOptions(num_shards=10, for_ranks=4, for_workers=2))
+    with pytest.raises(EncodeError, match=r"at most 3 shards for 3 samples, got 4 that 4 ranks"):
+        plan_shards(SAMPLES[:3], EncodeOptions(for_ranks=4))
+
+
+def test_advice_only_where_ranks_are_idle():
+    """A number that few ranks divide is told with the cost; 128 shards need no word."""
+    assert "17% on 4, 38% on 8" in advise(10)
+    assert advise(1).startswith("1 shard leaves")
+    assert [advise(number) for number in (8, 16, 128, 1252)] == [""] * 4
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"for_ranks": 0},
+        {"for_workers": 0},
+        {"classes": ("a", "a")},
         {"num_shards": 0},
         {"samples_per_shard": -1},
         {"num_shards": 1, "samples_per_shard": 1},

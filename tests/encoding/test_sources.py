@@ -6,7 +6,6 @@ import functools
 import gzip
 import http.server
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -16,11 +15,11 @@ import threading
 import fsspec
 import pytest
 import webdataset as wds
+from encode_support import read_fields
 
 from pcrshard import storage
 from pcrshard.encoding.sources import list_source
 from pcrshard.errors import EncodeError, PCRError, StorageError
-from pcrshard.storage.ranges import read_ranges
 from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg()
@@ -50,13 +49,6 @@ def make_tar(path, members, **options):
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return str(path)
-
-
-def read_fields(sample):
-    values = read_ranges([(ref.url, ref.start, ref.stop) for ref in sample.refs])
-    return {ref.name: value for ref, value in zip(sample.refs, values, strict=True)} | dict(
-        sample.known
-    )
 
 
 def stock_samples(url):
@@ -342,156 +334,6 @@ def test_a_sparse_member_is_not_misread(tmp_path):
         assert "a.bin" in str(error)
 
 
-@pytest.fixture
-def write_list(tmp_path):
-    (tmp_path / "img").mkdir()
-    (tmp_path / "img" / "x.jpg").write_bytes(JPEG)
-
-    def write(name, text):
-        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        return str(tmp_path / name)
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("a.tsv", "img/x.jpg\n", {}),
-        ("a.tsv", "img/x.jpg\t7\n", {"cls": b"7"}),
-        ("a.tsv", "img/x.jpg\t-1\n", {"cls": b"-1"}),
-        ("a.tsv", "img/x.jpg\t007\n", {"cls": b"0"}),  # a class of that name
-        ("a.tsv", "img/x.jpg\tcat\thello\n", {"cls": b"0", "json": b'{"extra": "hello"}'}),
-        ("a.tsv", "path\tlabel\nimg/x.jpg\t7\n", {"cls": b"7"}),
-        (
-            "a.tsv",
-            "sha\tclass\tpath\r\nabc\tcat\timg/x.jpg\r\n",
-            {"cls": b"0", "json": b'{"sha": "abc"}'},
-        ),
-        ("a.tsv", "img/x.jpg\t\tonly extra\n\n", {"json": b'{"extra": "only extra"}'}),
-        ("a.jsonl", '{"path": "img/x.jpg"}\n', {}),
-        ("a.jsonl", '\n{"path": "img/x.jpg", "label": -3}\n', {"cls": b"-3"}),
-        (
-            "a.ndjson",
-            '{"path": "img/x.jpg", "label": "dog", "box": [1, 2]}',
-            {"cls": b"0", "json": b'{"box": [1, 2]}'},
-        ),
-    ],
-)
-def test_lists(write_list, name, text, expected):
-    """A list gives paths relative to itself, labels as numbers or names, and everything else as
-    JSON.
-    """
-    source = list_source(write_list(name, text))
-    (sample,) = source.samples
-    assert (sample.key.endswith("img/x"), read_fields(sample)) == (True, {"jpg": JPEG} | expected)
-
-
-@pytest.mark.parametrize(
-    ("labels", "classes", "numbers"),
-    [
-        (["2", "-1", "10"], (), [2, -1, 10]),
-        (["01", "02", "10"], ("01", "02", "10"), [0, 1, 2]),
-        (["-0", "0"], ("-0", "0"), [0, 1]),
-        (["n02", "n01"], ("n01", "n02"), [1, 0]),
-    ],
-)
-def test_a_column_of_labels_is_numbers_or_names(write_list, labels, classes, numbers):
-    """Labels are numbers if all are written as numbers are; with leading zeros they are the names
-    of classes.
-    """
-    source = list_source(
-        write_list("a.tsv", "".join(f"{i}.jpg\t{label}\n" for i, label in enumerate(labels)))
-    )
-    assert source.classes == classes
-    assert [int(dict(sample.known)["cls"]) for sample in source.samples] == numbers
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.jsonl"])
-def test_label_names_become_classes(write_list, name):
-    """Names are numbered in their own order, and the numbers fit the class names."""
-    labels = ["dog", "cat", "dog"]
-    rows = [f"{i}.jpg\t{label}" for i, label in enumerate(labels)]
-    if name == "a.jsonl":
-        rows = [json.dumps({"path": f"{i}.jpg", "label": label}) for i, label in enumerate(labels)]
-    source = list_source(write_list(name, "\n".join(rows)))
-    assert source.classes == ("cat", "dog")
-    assert [source.classes[int(dict(s.known)["cls"])] for s in source.samples] == labels
-
-
-def test_a_list_may_name_other_stores_and_absolute_paths(write_list, tmp_path):
-    """Paths with a scheme or a leading slash are taken as they are, in one list with others."""
-    fsspec.filesystem("memory").pipe_file("/far/y.jpg", b"far")
-    source = list_source(
-        write_list("a.tsv", f"img/x.jpg\nmemory://far/y.jpg\n{tmp_path}/img/x.jpg\n")
-    )
-    refs = [ref for s in source.samples for ref in s.refs]
-    assert read_ranges([(ref.url, ref.start, ref.stop) for ref in refs]) == [JPEG, b"far", JPEG]
-
-
-def test_a_json_line_ends_with_a_line_feed_only(write_list):
-    """Characters that Unicode calls line ends are ordinary ones inside JSON."""
-    rows = [{"path": "img/x.jpg", "text": "a\u2028b\x85c"}, {"path": "img/y.jpg"}]
-    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    assert len(list_source(write_list("a.jsonl", text)).samples) == 2
-
-
-GOOD_TSV, GOOD_JSONL = "img/x.jpg\t1\n", '{"path": "img/x.jpg", "label": 1}\n'
-BAD_ROWS = [
-    ("a.tsv", GOOD_TSV + "\tcat\n"),
-    ("a.tsv", "label\tpath\n1\t\n"),
-    ("a.tsv", GOOD_TSV + "img/y.jpg\t1\textra\tone too many\n"),
-    ("a.tsv", GOOD_TSV + "img/y.jpg\r1\n"),
-    ("a.tsv", GOOD_TSV + "img/y.jpg\t" + "9" * 5000 + "\n"),
-    ("a.tsv", GOOD_TSV.encode() + b"img/\xff.jpg\t1\n"),
-    ("a.tsv", GOOD_TSV + "/\t1\n"),
-    ("a.jsonl", GOOD_JSONL + "{\n"),
-    ("a.jsonl", GOOD_JSONL + '["img/x.jpg"]\n'),
-    ("a.jsonl", GOOD_JSONL + '{"label": 1}\n'),
-    ("a.jsonl", GOOD_JSONL + '{"path": 3}\n'),
-    ("a.jsonl", GOOD_JSONL + '{"path": ""}\n'),
-    ("a.jsonl", GOOD_JSONL + '{"path": ".."}\n'),
-    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": true}\n'),
-    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1.5}\n'),
-    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": 1' + "0" * 18 + "}\n"),
-    ("a.jsonl", GOOD_JSONL + '{"path": "x.jpg", "label": null}\n'),
-    ("a.jsonl", GOOD_JSONL + "[" * 200_000 + "\n"),
-    ("a.jsonl", GOOD_JSONL.encode() + b'{"path": "\xff.jpg"}\n'),
-]
-
-
-@pytest.mark.parametrize(("name", "text"), BAD_ROWS, ids=lambda value: repr(value)[:40])
-def test_a_bad_row_is_named_by_file_and_line(write_list, name, text):
-    """Whatever is wrong with a row, one error names the list and the line."""
-    path = write_list(name, text)
-    with pytest.raises(EncodeError) as caught:
-        list_source(path)
-    assert path in str(caught.value)
-    assert "line 2" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.jsonl", '{"path": "a", "label": 1}\n{"path": "b", "label": "x"}'),
-        ("a.tsv", "a\t10\nb\tcat"),
-        ("a.tsv", ""),
-    ],
-)
-def test_a_bad_list_is_named(write_list, name, text):
-    """Labels of both kinds, or no rows at all, are refused with the list's name."""
-    path = write_list(name, text)
-    with pytest.raises(EncodeError, match=path):
-        list_source(path)
-
-
-def test_a_byte_order_mark_is_not_part_of_the_first_path(write_list):
-    """Lists saved by a spreadsheet start with a BOM."""
-    (sample,) = list_source(write_list("a.tsv", "\ufeffpath\tlabel\nimg/x.jpg\t1\n")).samples
-    assert read_fields(sample) == {"jpg": JPEG, "cls": b"1"}
-
-
 def test_tars_made_of_a_folder(tmp_path):
     """What ``tar cf x.tar -C folder .`` makes is read, and a hard link in it is the file it links
     to.
@@ -530,3 +372,88 @@ def test_a_key_twice_in_a_tar_is_named_as_that(tmp_path):
             tar.addfile(tarfile.TarInfo(name))
     with pytest.raises(EncodeError, match=r"'a' is in .*x\.tar, which holds it twice"):
         list_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys", "classes"),
+    [
+        ("*/*.jpg", ["cat/1", "cat/2", "dog/3"], ("cat", "dog")),
+        ("**/*.jpg", ["cat/1", "cat/2", "dog/3"], ("cat", "dog")),
+        ("cat/*.jpg", ["1", "2"], ()),
+        ("c*/?.jpg", ["cat/1", "cat/2"], ("cat",)),
+        ("*/[2-9].*", ["cat/2", "dog/3"], ("cat", "dog")),
+        ("{cat,dog}/*.jpg", ["cat/1", "cat/2", "dog/3"], ("cat", "dog")),
+    ],
+)
+@pytest.mark.parametrize("store", ["local", "relative", "file", "memory"])
+def test_patterns_of_images(make_folder, tmp_path, monkeypatch, store, pattern, keys, classes):
+    """A pattern takes what matches; keys and classes are as in the folder before its wildcards."""
+    folder = make_folder("cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "dog/notes.txt")
+    if store == "memory":
+        memory = fsspec.filesystem("memory")
+        for path in tmp_path.rglob("*.jpg"):
+            memory.pipe_file(f"/patterns/{path.relative_to(tmp_path)}", path.read_bytes())
+        folder = "memory://patterns"
+    if store == "file":
+        folder = f"file://{folder}"
+    if store == "relative":
+        monkeypatch.chdir(tmp_path)
+    source = list_source(pattern if store == "relative" else f"{folder}/{pattern}")
+    assert [sample.key for sample in source.samples] == keys
+    assert source.classes == classes
+    assert all(read_fields(sample)["jpg"] == JPEG for sample in source.samples)
+
+
+def test_patterns_of_tars(tmp_path):
+    """Tars may be named by a pattern, beside images that it leaves out."""
+    for name in ("a-0", "a-1", "b-0"):
+        make_tar(tmp_path / f"{name}.tar", [(f"{name}.jpg", JPEG)])
+    (tmp_path / "x.jpg").write_bytes(JPEG)
+    keys = [sample.key for sample in list_source(f"{tmp_path}/a-*.tar").samples]
+    assert keys == ["a-0", "a-1"]
+
+
+def test_a_pattern_that_matches_nothing(make_folder):
+    """It is an error that repeats the pattern."""
+    with pytest.raises(EncodeError, match=r"x\*\.jpg, found none"):
+        list_source(make_folder("a.jpg") + "/x*.jpg")
+
+
+@pytest.mark.parametrize("name", ["[x]*.d", "a*b"])
+def test_a_folder_named_like_a_pattern(make_folder, name):
+    """A folder that is there is that folder."""
+    folder = make_folder(f"{name}/1.jpg", f"{name}/2.jpg")
+    assert len(list_source(f"{folder}/{name}").samples) == 2
+
+
+@pytest.fixture
+def web_server(tmp_path):
+    """Python's ``http.server``, which lists folders, of a folder."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("end", ["", "/", "/*/*.jpg", "/*/*"])
+def test_a_folder_of_a_plain_web_server(make_folder, web_server, end):
+    """What ``python -m http.server`` lists is a source; names are those of the files, not those of
+    the URLs.
+    """
+    make_folder("photos/cat & co/1 ü#+.jpg", "photos/dog/2.jpg", "photos/dog/notes.txt")
+    source = list_source(f"{web_server}/photos{end}")
+    assert source.classes == ("cat & co", "dog")
+    assert [sample.key for sample in source.samples] == ["cat & co/1 ü#+", "dog/2"]
+    assert all(read_fields(sample)["jpg"] == JPEG for sample in source.samples)
+
+
+@pytest.mark.parametrize("path", ["nothing", "empty", "page"])
+def test_a_web_server_that_lists_nothing(tmp_path, web_server, path):
+    """Where a server lists no files, the error says how to name them."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("<p>No listing here.</p>")
+    with pytest.raises(PCRError, match=r"brace pattern.*\.csv list of URLs"):
+        list_source(f"{web_server}/{path}")

@@ -1,0 +1,161 @@
+"""Labels: how many classes a dataset has, and what they are called."""
+
+import collections
+import json
+
+import pytest
+from encode_support import encode_parts, make_tar, read_samples
+from support import read_all, run_encode
+
+from pcrshard import DatasetIndex, Shard, ShardWriter, open_dataset
+from pcrshard.cli.main import main
+from pcrshard.encoding.labels import label_of, read_classes
+from pcrshard.errors import EncodeError
+from pcrshard.testing import make_jpeg
+
+LABELS = [3, 0, 9, 9, 1, 4, 0, 2]
+
+
+@pytest.fixture
+def tar(tmp_path):
+    """A tar as WebDataset writes it: integers in ``cls``, and no names anywhere."""
+    members = []
+    for number, label in enumerate(LABELS):
+        members += [(f"{number}.jpg", make_jpeg(number)), (f"{number}.cls", str(label).encode())]
+    return make_tar(tmp_path / "train-000000.tar", members)
+
+
+def test_integer_labels_are_counted(tar, tmp_path):
+    """The size of a classifier's last layer is known without reading the shards."""
+    index = run_encode(tar, tmp_path / "pcr", num_shards=4)
+    assert (index.classes, index.num_classes) == ((), 10)
+    assert open_dataset(tmp_path / "pcr")[0].num_classes == 10
+    assert json.loads((tmp_path / "pcr" / "pcr.json").read_text())["num_classes"] == 10
+
+
+def test_parts_and_resumed_runs_count_the_same(tar, tmp_path):
+    """However a dataset was written, its index is the same, with the labels of all shards."""
+    run_encode(tar, tmp_path / "whole", num_shards=4)
+    assert encode_parts(tar, tmp_path / "parts", 2, (1, 0))[-1].num_classes == 10
+    assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
+    for name in ("pcr.json", "data-000001.tar"):
+        (tmp_path / "parts" / name).unlink()
+    assert run_encode(tar, tmp_path / "parts", num_shards=4, resume=True).num_classes == 10
+
+
+def test_numbers_of_a_list_are_counted(tmp_path):
+    """A list with integer labels counts as tars with integer labels do."""
+    (tmp_path / "a.jpg").write_bytes(make_jpeg())
+    (tmp_path / "list.tsv").write_text("a.jpg\t6\na.jpg\t2\n")
+    index = run_encode(tmp_path / "list.tsv", tmp_path / "pcr")
+    assert (index.classes, index.num_classes) == ((), 7)
+
+
+def test_a_shard_writer_counts(tmp_path):
+    """A dataset written from Python knows its classes, too."""
+    with ShardWriter(tmp_path / "pcr", samples_per_shard=1) as writer:
+        for label in (4, 2):
+            writer.write({"__key__": str(label), "jpg": make_jpeg(), "cls": label})
+    assert open_dataset(tmp_path / "pcr")[0].num_classes == 5
+    for label, count in ((0, 2), (2, 3)):
+        with ShardWriter(tmp_path / str(label), classes=("cat", "dog")) as writer:
+            writer.write({"__key__": "a", "jpg": make_jpeg(), "cls": label})
+        assert open_dataset(tmp_path / str(label))[0].num_classes == count
+
+
+@pytest.mark.parametrize("value", [b"", b"-1", b"cat", b"1.5", b"9" * 10, b"\xd9\xa1"])
+def test_what_is_no_label_is_not_counted(value):
+    """Names, unlabelled samples and identifiers do not make a layer of a billion outputs."""
+    assert label_of({"cls": value}) is None
+
+
+def test_labels_in_json_are_left_alone(tmp_path):
+    """What a JSON field means is the user's business: no classes, and no error."""
+    members = [("a.jpg", make_jpeg()), ("a.json", b'{"label": 7, "cls": 8}')]
+    index = run_encode(make_tar(tmp_path / "a.tar", members), tmp_path / "pcr")
+    assert (index.classes, index.num_classes) == ((), 0)
+    assert b"num_classes" not in (tmp_path / "pcr" / "pcr.json").read_bytes()
+
+
+def test_old_indexes_have_as_many_classes_as_names(dataset):
+    """Datasets from before the number was stored are read as ever."""
+    raw = json.loads((dataset / "pcr.json").read_text())
+    assert raw.pop("num_classes") == 2
+    assert DatasetIndex.decode(json.dumps(raw).encode()).num_classes == 2
+    del raw["classes"]
+    assert DatasetIndex.decode(json.dumps(raw).encode()).num_classes == 0
+
+
+def test_names_for_numbers(tar, tmp_path, capsys):
+    """--classes FILE names the labels; a class that no image shows still counts."""
+    names = [f"class {number}" for number in range(12)]
+    (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
+    options = ["--num-shards", "2", "--workers", "1", "--classes", str(tmp_path / "names.txt")]
+    assert main(["encode", str(tar), str(tmp_path / "pcr"), *options]) == 0
+    index, _ = open_dataset(tmp_path / "pcr")
+    assert (list(index.classes), index.num_classes) == (names, 12)
+    capsys.readouterr()
+    assert main(["info", str(tmp_path / "pcr"), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["num_classes"], about["classes"]) == (12, names)
+
+
+def test_a_label_without_a_name_is_named(tar, tmp_path):
+    """Fewer names than labels is a mistake that is found while encoding, not in training."""
+    with pytest.raises(EncodeError, match=r"labels of 0 to 1, one for each of the 2.*got \d"):
+        run_encode(tar, tmp_path / "pcr", classes=("cat", "dog"))
+
+
+def test_names_set_the_numbers_of_folders(synthetic_folder, tmp_path):
+    """With the same names, two datasets number their classes alike, whatever folders they have."""
+    names = ("dog", "bird", "cat")
+    index = run_encode(synthetic_folder, tmp_path / "pcr", classes=names)
+    assert (index.classes, index.num_classes) == (names, 3)
+    for key, sample in read_samples(tmp_path / "pcr", 1).items():
+        assert names[int(sample["cls"])] == key.partition("/")[0]
+    with pytest.raises(EncodeError, match="the source has 'dog'"):
+        run_encode(synthetic_folder, tmp_path / "other", classes=("cat", "bird"))
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [(b"cat\n\ndog\n", "class 1"), (b"cat\ndog\ncat\n", "0 and 2"), (b"\xff", "UTF-8"), (b"", "0")],
+)
+def test_a_bad_file_of_names_is_named(tmp_path, data, word):
+    """A gap, a name that comes twice or another encoding is told with the file."""
+    (tmp_path / "names.txt").write_bytes(data)
+    with pytest.raises(EncodeError, match=rf"{word}.*names\.txt"):
+        read_classes(str(tmp_path / "names.txt"))
+
+
+@pytest.mark.parametrize("text", ["cat\ndog\n", "cat\r\ndog", "\ufeffcat \n dog\n\n"])
+def test_files_of_names_from_any_editor(tmp_path, text):
+    """Line ends of any system, a byte order mark and blanks around a name do not matter."""
+    (tmp_path / "names.txt").write_bytes(text.encode())
+    assert read_classes(str(tmp_path / "names.txt")) == ("cat", "dog")
+
+
+@pytest.mark.parametrize("source", ["tar", "synthetic_folder"])
+def test_stratified_shards_hold_every_class(source, request, tmp_path):
+    """Labels of tars and of folders are spread, so that no shard lacks a class that others have
+    two of.
+    """
+    src = request.getfixturevalue(source)
+    index = run_encode(src, tmp_path / "pcr", num_shards=3, stratify=True)
+    _, urls = open_dataset(tmp_path / "pcr")
+    counts = [collections.Counter(s["cls"] for s in Shard(url).samples(1)) for url in urls]
+    total = sum(counts, collections.Counter())
+    assert total.total() == index.num_samples
+    for label in total:
+        shares = [count[label] for count in counts]
+        assert max(shares) - min(shares) <= 1
+    run_encode(src, tmp_path / "again", num_shards=3, stratify=True, workers=2)
+    assert read_all(tmp_path / "again") == read_all(tmp_path / "pcr")
+
+
+def test_nothing_to_stratify_by(tmp_path):
+    """Without labels there is nothing to spread, and the error says where labels come from."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.jpg").write_bytes(make_jpeg())
+    with pytest.raises(EncodeError, match="class folders, a column 'label', or a field 'cls'"):
+        run_encode(tmp_path / "src", tmp_path / "pcr", stratify=True)
