@@ -14,6 +14,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..checksum import crc32c
+from ..errors import redact
+from ..format.dataset_index import ShardEntry
 from ..format.scan import Scan
 from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
@@ -109,6 +111,18 @@ class ShardSet:
     def open(self, shard: int) -> Shard:
         """One of the shards."""
         return self.options.open(self.urls[shard], self.entries[shard])
+
+
+def check_same_shards(
+    entries: Sequence[ShardEntry],
+    others: Sequence[ShardEntry],
+    url: str,
+) -> None:
+    """Raise ``ValueError`` if ``url`` has other shards than a staged copy of it would have."""
+    known = [(e.name, e.num_samples, e.head_crc32c) for e in entries]
+    found = [(e.name, e.num_samples, e.head_crc32c) for e in others]
+    if known != found:
+        raise ValueError(f"expected the dataset that the staged copy comes from, got {redact(url)}")
 
 
 class HeldPrefixes:
