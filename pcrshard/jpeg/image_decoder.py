@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .. import native
 from .crops import Box, Interval, Rng, center_crop, random_resized_crop
 from .markers import frame_size
-from .pixels import Jpeg, Pixels, decode_image
+from .pixels import Jpeg, Pixels, as_pieces, decode_image
 
 Crop = Literal["random", "center"] | None
 
@@ -80,7 +80,7 @@ class ImageDecoder:
         """
         size = (0, 0)
         if self.crop:
-            size = frame_size(jpeg if isinstance(jpeg, bytes | memoryview) else jpeg[0])
+            size = frame_size(as_pieces(jpeg)[0])
         crop, mirrored = self._draw(rng, *size)
         pixels = decode_image(
             jpeg,
