@@ -62,8 +62,8 @@ class ScanLevel:
     def __init__(self, scan: Scan | Literal["highest"] = "highest") -> None:
         self._number = SharedIntegers([_FULL_NUMBER])
         self._range: ScanRange | None = None
-        self._is_default = scan == "highest"
         self.value = FULL if scan == "highest" else scan
+        self._is_default = scan == "highest"
 
     @property
     def value(self) -> Scan:
