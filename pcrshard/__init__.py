@@ -31,6 +31,7 @@ from .training.shard_lists import shards, split_by_node
 from .upkeep.stage import stage
 
 if TYPE_CHECKING:
+    from .checkpoint.store import DeltaStore
     from .fidelity.tuner import ScanTuner
     from .integrations.webdataset import pcr_decode, pcr_scan
     from .integrations.webdataset_decode import JpegHandler
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BandwidthTuner",
     "DatasetIndex",
+    "DeltaStore",
     "EncodeOptions",
     "EpochOptions",
     "ImageDecoder",
@@ -68,6 +70,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DeltaStore": "checkpoint.store",
     "pcr_scan": "integrations.webdataset",
     "pcr_decode": "integrations.webdataset",
     "JpegHandler": "integrations.webdataset_decode",

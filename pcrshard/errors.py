@@ -7,34 +7,23 @@ PCRError
 │   ├── CorruptIndex                  an index rule or checksum is broken
 │   ├── CorruptPiece                  a scan's bytes do not match their checksum
 │   ├── TruncatedShard                fewer bytes than the index promises
+│   ├── CorruptCheckpoint             a checkpoint's rule or checksum is broken
 │   ├── CorruptJpeg                   a damaged JPEG
 │   └── UnsupportedJpeg               a legal JPEG that cannot be stored losslessly here
 ├── ScanUnavailable (LookupError)     scan asked for > scans there are
 ├── EncodeError (ValueError)          a dataset that cannot be written as asked
 ├── StorageError (OSError)            bytes could not be read or written
+│   └── ConcurrentWriter              another process has written to the store
+├── BrokenChain (LookupError)         a delta's reference is missing or is another one
+├── ErrorBoundViolated (ValueError)   a restored value is farther off than its bound
+├── UnsupportedState (TypeError)      a state holds what a checkpoint cannot hold
+├── VersionUnavailable (LookupError)  a checkpoint or tensor asked for is not there
 └── MissingDependency (ImportError)   an optional package or library is absent
 """
 
 from __future__ import annotations
 
 import re
-
-__all__ = [
-    "CorruptIndex",
-    "CorruptJpeg",
-    "CorruptPiece",
-    "EncodeError",
-    "FormatError",
-    "MissingDependency",
-    "NotAShard",
-    "PCRError",
-    "ScanUnavailable",
-    "StorageError",
-    "TruncatedShard",
-    "UnsupportedJpeg",
-    "UnsupportedVersion",
-]
-
 
 _USER = re.compile(r"(\w://)[^/@\s'\"]+@")
 _QUERY = re.compile(r"(\w://[^\s?'\")]*)\?[^\s'\")]*")
@@ -105,6 +94,10 @@ class CorruptIndex(FormatError):
     """A rule or checksum of the index is broken."""
 
 
+class CorruptCheckpoint(FormatError):
+    """A rule or checksum of docs/checkpoints-format.md is broken."""
+
+
 class CorruptPiece(FormatError):
     """A scan's bytes do not match their checksum."""
 
@@ -131,6 +124,26 @@ class EncodeError(PCRError, ValueError):
 
 class StorageError(PCRError, OSError):
     """Bytes could not be read or written."""
+
+
+class ConcurrentWriter(StorageError):
+    """Another process has written to the store meanwhile."""
+
+
+class BrokenChain(PCRError, LookupError):
+    """The version that a delta refers to is missing, or is not the one that it was made from."""
+
+
+class ErrorBoundViolated(PCRError, ValueError):
+    """A restored value is farther from its source than the bound allows."""
+
+
+class UnsupportedState(PCRError, TypeError):
+    """A state holds a value that a checkpoint cannot hold; the message names its path."""
+
+
+class VersionUnavailable(PCRError, LookupError):
+    """The checkpoint, or the tensor in it, is not there."""
 
 
 class MissingDependency(PCRError, ImportError):

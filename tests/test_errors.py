@@ -6,8 +6,10 @@ import pytest
 
 from pcrshard import errors
 
+NAMES = [name for name, kind in vars(errors).items() if isinstance(kind, type)]
 
-@pytest.mark.parametrize("name", errors.__all__)
+
+@pytest.mark.parametrize("name", NAMES)
 def test_rebuilds_from_its_text_and_pickles(name):
     """An error crosses process borders with its message whole."""
     kind = getattr(errors, name)
@@ -30,4 +32,4 @@ def test_appended_arguments_do_not_change_the_message():
 
 def test_the_tree_is_drawn_in_the_docstring():
     """Every class is in the tree that users read."""
-    assert all(name in (errors.__doc__ or "") for name in errors.__all__)
+    assert all(name in (errors.__doc__ or "") for name in NAMES)

@@ -166,7 +166,7 @@ def _index_of(shard: Shard) -> DatasetIndex:
     entry = ShardEntry(
         storage.file_name(shard.url),
         head.num_samples,
-        int.from_bytes(head.encode()[8:12], "little"),
+        head.crc32c,
         head.prefix_stop(FULL) + len(TRAILER),
         # Nobody compares a single shard with a dataset index, which would know its checksum.
         0,

@@ -268,7 +268,7 @@ def _fidelity(args: Namespace) -> None:
     advice = measure.recommend(rows, args.min_msssim)
     _draw_fidelity(args, rows)
     if args.json:
-        scans = [_as_json(row, args.bandwidth, args.cores) for row in rows]
+        scans = [_as_json(row, args) for row in rows]
         print_json({"recommended": advice.scan, "reason": advice.reason, "scans": scans})
         return
     print(_describe_images(rows[0]))
@@ -303,17 +303,13 @@ def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
         )
 
 
-def _as_json(
-    row: measure.ScanFidelity,
-    bandwidth: float | None,
-    cores: float,
-) -> dict[str, object]:
-    entry: dict[str, object] = row._asdict()
+def _as_json(row: measure.ScanFidelity, args: Namespace) -> dict[str, Any]:
+    entry = row._asdict()
     if row.psnr == math.inf:
         # JSON has no infinity, which is the PSNR of equal pixels.
         entry["psnr"] = None
-    if bandwidth is not None:
-        rate = measure.throughput(row, bandwidth, cores)
+    if args.bandwidth is not None:
+        rate = measure.throughput(row, args.bandwidth, args.cores)
         entry["images_per_second"] = rate.images_per_second
     return entry
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import PCRError
+from . import checkpoint
 from .arguments import Command, argument, at_least, value
 from .encode import ENCODE
 from .inspect import FIDELITY, INFO, PLAN, VERIFY
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
     args = build_parser().parse_args(argv)
-    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
+    logging.getLogger("pcrshard").handlers = [logging.StreamHandler()]
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be UTF-8, and must not stop the report about it.
         if isinstance(stream, io.TextIOWrapper):
@@ -55,6 +56,7 @@ def build_parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, DEMO):
         command.add_to(commands)
+    checkpoint.register(commands)
     return parser
 
 

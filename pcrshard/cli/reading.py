@@ -37,7 +37,7 @@ from .progress import ProgressBar
 def _export(args: Namespace) -> None:
     index, urls = open_source(args.src)
     _check_target(args, os.path.dirname(urls[0]))
-    failed: list[PCRError] = []
+    failed = []
 
     def leave_out(error: PCRError) -> bool:
         failed.append(error)

@@ -48,7 +48,6 @@ class Patience:
     queue: float = 5.0
 
 
-@contextlib.contextmanager
 def open_engine(
     name: str,
     *,
@@ -56,8 +55,8 @@ def open_engine(
     scheduler: str | None = None,
     slurm: Mapping[str, str] | None = None,
     patience: Patience = Patience(),
-) -> Iterator[Executor | None]:
-    """Open an executor for :func:`pcrshard.encode`.
+) -> contextlib.AbstractContextManager[Executor | None]:
+    """Open an executor for :func:`pcrshard.encode`, for a ``with`` statement.
 
     Args:
         name: One of ``ENGINES``.
@@ -68,7 +67,7 @@ def open_engine(
             ``time``, ``tasks_per_node``...).
         patience: How long to wait for the cluster.
 
-    Yields:
+    Returns:
         The executor, or ``None`` for worker processes of this machine.
 
     Raises:
@@ -87,13 +86,10 @@ def open_engine(
         )
 
     if name == "local":
-        yield None
-    elif name == "dask":
-        with _open_dask(scheduler, patience) as executor:
-            yield executor
-    else:
-        with SlurmPool(8 if workers is None else workers, slurm or {}, patience) as pool:
-            yield pool
+        return contextlib.nullcontext()
+    if name == "dask":
+        return _open_dask(scheduler, patience)
+    return SlurmPool(8 if workers is None else workers, slurm or {}, patience)
 
 
 @contextlib.contextmanager
@@ -389,7 +385,7 @@ def run_share(processes: int, calls: Sequence[Call]) -> list[tuple[bool, Any]]:
         signal.signal(number, lambda *_: stop.set())
     # submitit ignores it, and scancel would have to wait.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    results: list[tuple[bool, Any]] = []
+    results = []
     for call in calls[int(os.environ["SLURM_PROCID"]) :: processes]:
         try:
             results.append((True, call()))

@@ -133,6 +133,7 @@ def encode_part(
     source = _list(src, options, src_options)
     _check_apart(src, source, dst)
     names = field_names(source.samples, options.fmt.preview_fields)
+    _warn_of_ignored(src, source)
     tasks = _tasks(dst, source, Recipe(names, options, src_options, dst_options))
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
     with journal.open(resume):
@@ -163,16 +164,15 @@ def _check_main_program() -> None:
         )
 
 
-def _list(
-    src: str,
-    options: EncodeOptions,
-    src_options: StorageOptions,
-) -> Source:
+def _list(src: str, options: EncodeOptions, src_options: StorageOptions) -> Source:
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
+    return source._replace(samples=convert_names(source.samples, options))
+
+
+def _warn_of_ignored(src: str, source: Source) -> None:
     if count := len(source.ignored):
         some = ", ".join(source.ignored[:5])
         _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
-    return source._replace(samples=convert_names(source.samples, options))
 
 
 def _check_apart(

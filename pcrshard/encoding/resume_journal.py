@@ -67,7 +67,7 @@ class Journal:
         dst: str,
         fingerprint: str,
         on_error: str,
-        options: storage.Options | None,
+        options: storage.Options,
         part: Part | None = None,
     ) -> None:
         if part is not None and not 0 <= part[0] < part[1]:
@@ -295,7 +295,7 @@ def _merged(journals: Iterable[_Saved]) -> Results:
     return results
 
 
-def read_skipped(dst: str, *, options: storage.Options | None = None) -> list[Skipped]:
+def read_skipped(dst: str, *, options: storage.Options = None) -> list[Skipped]:
     """The images that ``--on-error skip`` left out of a dataset, with the reasons."""
     url = storage.join(dst, SKIPPED)
     if not storage.exists(url, options=options):
@@ -308,7 +308,7 @@ def write_skipped(
     dst: str,
     rows: Iterable[Skipped],
     *,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
 ) -> None:
     """List the images that were left out of a dataset, one JSON object a line."""
     with storage.atomic_write(storage.join(dst, SKIPPED), options=options) as file:

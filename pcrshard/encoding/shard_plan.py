@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from ..errors import EncodeError
-from ..format.names import JPEG_EXTENSIONS, check_name
+from ..format.names import check_name, is_jpeg_field
 from .shard_writer import FieldNames, ShardFormat
 from .sources import CONVERTIBLE, SampleRef
 
@@ -54,11 +54,6 @@ class EncodeOptions:
             raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
 
 
-def is_jpeg_name(name: str) -> bool:
-    """Whether a field of this name holds a JPEG."""
-    return name.rpartition(".")[2] in JPEG_EXTENSIONS
-
-
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
     """Name the image ``jpg`` where a sample has another image but no JPEG, if it is re-encoded."""
     if options.reencode_quality is None:
@@ -68,7 +63,7 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
 
 def _convert_name(sample: SampleRef) -> SampleRef:
     names = [ref.name for ref in sample.refs]
-    if any(map(is_jpeg_name, names)) or CONVERTIBLE.isdisjoint(names):
+    if any(map(is_jpeg_field, names)) or CONVERTIBLE.isdisjoint(names):
         return sample
     refs = list(sample.refs)
     first = next(i for i, name in enumerate(names) if name in CONVERTIBLE)
@@ -82,16 +77,16 @@ def field_names(samples: Sequence[SampleRef], preview_fields: Sequence[str] = ()
     Raises:
         EncodeError: There is no JPEG field, or one of the fields to preview is not there.
     """
-    refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
-    known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
-    names = refs | known
-    streams = tuple(filter(is_jpeg_name, names))
-    others = tuple(itertools.filterfalse(is_jpeg_name, names))
-    if not streams and {"pcr", "scan01"} <= names.keys():
-        raise EncodeError(
-            "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
-        )
+    names = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
+    names |= dict.fromkeys(name for sample in samples for name, _ in sample.known)
+    streams = tuple(filter(is_jpeg_field, names))
+    others = tuple(itertools.filterfalse(is_jpeg_field, names))
     if not streams:
+        if {"pcr", "scan01"} <= names.keys():
+            raise EncodeError(
+                "expected images or WebDataset tars, got PCR shards; "
+                "`pcrshard export` turns them back"
+            )
         raise EncodeError(
             f"expected a JPEG field, found {sorted(names)}; "
             "--reencode-quality Q converts PNG, WebP, BMP (lossy)"
@@ -111,20 +106,21 @@ def plan_shards(samples: list[SampleRef], options: EncodeOptions) -> list[list[S
         EncodeError: There are fewer samples than shards.
     """
     total = len(samples)
-    if options.num_shards is not None:
-        count = options.num_shards
-        if count > total:
-            raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
-    elif options.samples_per_shard is not None:
-        count = -(-total // options.samples_per_shard)
-    else:
-        count = default_num_shards(total)
-
+    count = _num_shards(total, options)
     order = list(range(total))
     if options.seed is not None:
         random.Random(options.seed).shuffle(order)
     bounds = [total * i // count for i in range(count + 1)]
     return [[samples[i] for i in order[start:stop]] for start, stop in itertools.pairwise(bounds)]
+
+
+def _num_shards(total: int, options: EncodeOptions) -> int:
+    if options.samples_per_shard is not None:
+        return -(-total // options.samples_per_shard)
+    count = options.num_shards or default_num_shards(total)
+    if count > total:
+        raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}")
+    return count
 
 
 def default_num_shards(num_samples: int) -> int:

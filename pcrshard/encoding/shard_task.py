@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import CorruptJpeg, FormatError, PCRError
+from ..format.names import is_jpeg_field
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import to_jpeg
 from .resume_journal import ShardResult, Skipped
-from .shard_plan import EncodeOptions, is_jpeg_name
+from .shard_plan import EncodeOptions
 from .shard_writer import EncodedSample, FieldNames, encode_sample, write_shard
 from .sources import SampleRef, StorageOptions
 
@@ -51,8 +52,8 @@ def encode_shard(task: ShardTask) -> ShardResult:
         StorageError: Bytes could not be read or written.
     """
     names, options, src_options, dst_options = task.recipe
-    encoded: list[EncodedSample] = []
-    skipped: list[Skipped] = []
+    encoded = []
+    skipped = []
     for sample, values in _read(task.samples, src_options):
         try:
             encoded.append(_encode(sample, values, options))
@@ -66,9 +67,11 @@ def encode_shard(task: ShardTask) -> ShardResult:
                     url=source,
                 ) from error
             skipped.append(Skipped(sample.key, source, str(error)))
-    entry = None
-    if encoded:
-        entry = write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
+    entry = (
+        write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
+        if encoded
+        else None
+    )
     return ShardResult(entry, tuple(skipped))
 
 
@@ -98,7 +101,7 @@ def _encode(
     for ref, value in zip(sample.refs, values, strict=True):
         if isinstance(value, PCRError):
             raise value
-        fields[ref.name] = _to_jpeg(value, options) if is_jpeg_name(ref.name) else value
+        fields[ref.name] = _to_jpeg(value, options) if is_jpeg_field(ref.name) else value
     return encode_sample(fields | dict(sample.known), options.fmt.scan_script)
 
 

@@ -23,8 +23,8 @@ from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, PCRError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.names import (
-    JPEG_EXTENSIONS,
     check_name,
+    is_jpeg_field,
     is_metadata,
     shard_name,
     valid_field,
@@ -45,6 +45,9 @@ class EncodedSample(NamedTuple):
     key: str
     images: dict[str, EncodedImage]
     fields: dict[str, bytes]
+
+
+Samples = Sequence[EncodedSample]
 
 
 class FieldNames(NamedTuple):
@@ -130,7 +133,7 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
                 f"expected a field name in lower case without blanks, got {name!r}", key=key
             )
         try:
-            if name.rpartition(".")[2] in JPEG_EXTENSIONS:
+            if is_jpeg_field(name):
                 encoded.images[name] = _encode_image(name, value, script)
             else:
                 encoded.fields[name] = _to_bytes(name, value)
@@ -185,11 +188,11 @@ def _to_bytes(name: str, value: object) -> bytes:
 
 def write_shard(
     url: str,
-    samples: Sequence[EncodedSample],
+    samples: Samples,
     fmt: ShardFormat,
     *,
     names: FieldNames | None = None,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
 ) -> ShardEntry:
     """Write one shard, atomically.
 
@@ -207,7 +210,7 @@ def write_shard(
     Raises:
         EncodeError: Two samples have the same key, or the fields are too many.
     """
-    name = url.rstrip("/").rpartition("/")[2]
+    name = storage.file_name(url)
     stem = name.removesuffix(".tar")
     index, index_bytes = lay_out(_make_index(samples, fmt, names or _all_names(samples)), stem)
     with storage.atomic_write(url, options=options) as raw:
@@ -215,9 +218,8 @@ def write_shard(
         header = tar_header(index_name(index.schema, stem), len(index_bytes))
         file.write_member(header, [index_bytes])
         _write_pieces(file, samples, index, stem)
-        file.write(TRAILER)
-    head_crc = int.from_bytes(index_bytes[8:12], "little")
-    return ShardEntry(name, len(samples), head_crc, file.size, file.crc, index.head.prefix_stops)
+    head = index.head
+    return ShardEntry(name, len(samples), head.crc32c, file.size, file.crc, head.prefix_stops)
 
 
 class _Checksummed:
@@ -241,7 +243,7 @@ class _Checksummed:
 
 def _write_pieces(
     file: _Checksummed,
-    samples: Sequence[EncodedSample],
+    samples: Samples,
     index: ShardIndex,
     stem: str,
 ) -> None:
@@ -249,9 +251,10 @@ def _write_pieces(
     for member in plan_members(index, stem):
         pieces = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
         file.write_member(member.header(), itertools.chain(pieces, [member.literal]))
+    file.write(TRAILER)
 
 
-def _all_names(samples: Sequence[EncodedSample]) -> FieldNames:
+def _all_names(samples: Samples) -> FieldNames:
     """The fields of samples, each in the order they are first met."""
     return FieldNames(
         tuple(dict.fromkeys(name for sample in samples for name in sample.images)),
@@ -260,7 +263,7 @@ def _all_names(samples: Sequence[EncodedSample]) -> FieldNames:
 
 
 def _make_index(
-    samples: Sequence[EncodedSample],
+    samples: Samples,
     fmt: ShardFormat,
     names: FieldNames,
 ) -> ShardIndex:
@@ -279,21 +282,20 @@ def _make_index(
     return index
 
 
-def _empty_index(samples: Sequence[EncodedSample], schema: Schema) -> ShardIndex:
+def _empty_index(samples: Samples, schema: Schema) -> ShardIndex:
     """An index of samples without images."""
-    num_rows = len(schema.groups) + 1
     shape = (len(samples), len(schema.streams))
-    columns = {name: tuple(s.fields.get(name) for s in samples) for name in schema.fields}
+    pieces = np.zeros((len(schema.groups) + 1, *shape), "<u4")
     return ShardIndex(
-        Head(len(samples), 0, 0, 0, (0,) * num_rows),
+        Head(len(samples), 0, 0, 0, (0,) * len(pieces)),
         schema,
-        sizes=np.zeros((num_rows, *shape), "<u4"),
-        crcs=np.zeros((num_rows, *shape), "<u4"),
+        sizes=pieces,
+        crcs=pieces.copy(),
         dims=np.zeros((*shape, 2), "<u2"),
         orientation=np.zeros(shape, "<u1"),
         base_offsets=np.zeros((len(samples) if schema.base else 0, shape[1]), "<u8"),
         keys=tuple(sample.key for sample in samples),
-        fields=columns,
+        fields={name: tuple(s.fields.get(name) for s in samples) for name in schema.fields},
     )
 
 
@@ -328,7 +330,7 @@ class ShardWriter:
         samples_per_shard: int = 1024,
         fmt: ShardFormat = ShardFormat(),
         classes: Sequence[str] = (),
-        storage_options: storage.Options | None = None,
+        storage_options: storage.Options = None,
     ) -> None:
         check_name(name)
         if samples_per_shard < 1:
@@ -381,7 +383,7 @@ def write_dataset_index(
     dst: str,
     index: DatasetIndex,
     *,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
 ) -> None:
     """Write ``pcr.json`` into a folder, atomically."""
     with storage.atomic_write(storage.join(dst, DATASET_INDEX), options=options) as file:

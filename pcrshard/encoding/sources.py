@@ -13,7 +13,7 @@ import operator
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from .. import storage
@@ -23,7 +23,7 @@ from ..format.shard_index import BLOCK
 
 _log = logging.getLogger("pcrshard")
 Row = dict[str, Any]
-StorageOptions = storage.Options | None
+StorageOptions = storage.Options
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _LISTS = (".tsv", ".jsonl", ".ndjson")
@@ -119,12 +119,11 @@ def _image_samples(
 ) -> tuple[list[SampleRef], tuple[str, ...]]:
     """(samples, classes) of the images in a folder, given their sizes in bytes."""
     classes = _class_folders(folder, list(sizes))
-    labels = {name: str(number).encode() for number, name in enumerate(classes)}
+    labels = {name: (("cls", str(number).encode()),) for number, name in enumerate(classes)}
     samples = []
     for key, name in zip(_unique_keys(sizes), sizes, strict=True):
         ref = FieldRef("jpg", storage.join(folder, name), 0, sizes[name])
-        label = labels.get(name.partition("/")[0])
-        samples.append(SampleRef(key, (ref,), () if label is None else (("cls", label),)))
+        samples.append(SampleRef(key, (ref,), labels.get(name.partition("/")[0], ())))
     return samples, classes
 
 
@@ -177,16 +176,15 @@ def _tar_samples(
     seen: dict[str, str] = {}
     folder = posixpath.commonprefix(urls).rpartition("/")[0]
     for url in urls:
-        stem = url[len(folder) :].lstrip("/").removesuffix(".tar")
+        stem = url.removeprefix(folder).lstrip("/").removesuffix(".tar")
         for sample in _tar_members(url, options):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
+            if seen.get(key) == url:
+                # Names of tars would not keep these apart.
+                raise EncodeError(f"key {key!r} is in {url}, which holds it twice")
             if key in seen:
-                where = "which holds it twice" if seen[key] == url else f"and in {url}"
-                # Tars that hold a key twice themselves are not kept apart by their names.
-                advice = (
-                    "" if prefix_keys or seen[key] == url else "; --prefix-keys keeps them apart"
-                )
-                raise EncodeError(f"key {key!r} is in {seen[key]}, {where}{advice}")
+                advice = "" if prefix_keys else "; --prefix-keys keeps them apart"
+                raise EncodeError(f"key {key!r} is in {seen[key]}, and in {url}{advice}")
             seen[key] = url
             yield sample._replace(key=key)
 
@@ -203,7 +201,7 @@ def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
 def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for key, members in itertools.groupby(_fields(tar), operator.itemgetter(0)):
-            refs: dict[str, FieldRef] = {}
+            refs = {}
             for _, name, info in members:
                 ref = _tar_field(url, info, key, name)
                 if name in refs:
@@ -274,12 +272,11 @@ def _tar_field(
 def _list_rows(path: str, options: StorageOptions) -> Source:
     lines = storage.read_bytes(path, options=options).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     is_tsv = path.endswith(".tsv")
-    parse: Callable[[str], Row | None] = _TsvParser() if is_tsv else _parse_json
+    parse = _TsvParser() if is_tsv else _parse_json
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            row = parse(line.removesuffix(b"\r").decode()) if line.strip() else None
-            if row is not None:
+            if line.strip() and (row := parse(line.removesuffix(b"\r").decode())) is not None:
                 _check_row(row)
                 rows.append(row)
         except (ValueError, RecursionError) as error:

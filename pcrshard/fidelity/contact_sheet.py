@@ -23,7 +23,7 @@ def contact_sheet(
     num_images: int = 3,
     seed: int = 0,
     side: int = 224,
-    storage_options: Options | None = None,
+    storage_options: Options = None,
     reference: str | None = None,
 ) -> None:
     """Draw random images at some scans side by side, with their differences to the last one below.

@@ -24,7 +24,7 @@ class ScanCost(NamedTuple):
 def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     """The cost of each scan, lowest first, ``"full"`` last; of a staged copy, what it holds."""
     totals = prefix_totals(index.shards)
-    scans: list[Scan] = [*range(1, index.num_groups + 1), FULL]
+    scans = [*range(1, index.num_groups + 1), FULL]
     costs = [
         ScanCost(scan, total, total / index.num_samples, totals[-1] / total)
         for scan, total in zip(scans, totals, strict=True)

@@ -71,7 +71,7 @@ def measure(
     seed: int = 0,
     rounds: int = 3,
     max_shards: int = 8,
-    storage_options: Options | None = None,
+    storage_options: Options = None,
     on_image: OnImage | None = None,
     reference: str | None = None,
     model: Network | None = None,

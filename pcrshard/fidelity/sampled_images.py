@@ -81,7 +81,7 @@ def draw_images(
     max_shards: int,
     *,
     reference: str | None = None,
-    storage_options: Options | None = None,
+    storage_options: Options = None,
 ) -> ImageSample:
     """Open a dataset, and draw images from some of its shards.
 

@@ -296,21 +296,15 @@ def _cosine(gradient: Tensor, reference: Tensor) -> float:
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics), modes and random numbers back as they were."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
-    # A model may draw from these, too.
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002
-    try:
+    with contextlib.ExitStack() as stack:
+        # A model may draw from these, too.
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        for buffer in model.buffers():
+            stack.callback(buffer.detach().copy_, buffer.detach().clone())
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
         with torch.random.fork_rng(devices), torch.enable_grad():
             model.train()
             yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        for module, training in modes:
-            module.training = training

@@ -10,11 +10,11 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from ..errors import CorruptIndex, FormatError, ScanUnavailable, UnsupportedVersion
+from ..errors import CorruptIndex, FormatError, ScanUnavailable
 from .names import are_distinct
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
-from .shard_head import HEAD_STOP, VERSION, Buffer, name_file, require, rising
+from .shard_head import HEAD_STOP, VERSION, Buffer, check_version, name_file, require, rising
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
@@ -126,8 +126,7 @@ class DatasetIndex:
     @classmethod
     def _from_json(cls, raw: dict[str, Any]) -> DatasetIndex:
         require(raw["format"] == "pcrshard", "expected format 'pcrshard'")
-        if raw["version"] != VERSION:
-            raise UnsupportedVersion(f"expected format version {VERSION}, got {raw['version']!r}")
+        check_version(raw["version"])
         classes = raw.get("classes", [])
         require(isinstance(classes, list), "expected classes to be a list")
         num_groups = raw["num_groups"]

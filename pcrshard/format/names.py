@@ -20,6 +20,11 @@ def valid_key(key: str) -> bool:
     return bool(_KEY.fullmatch(key)) and len(key.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
 
 
+def is_jpeg_field(name: str) -> bool:
+    """Whether a field holds a JPEG, by its last extension."""
+    return name.rpartition(".")[2] in JPEG_EXTENSIONS
+
+
 def valid_field(name: str) -> bool:
     """Whether a field name is legal (SPEC 2.2)."""
     return len(name.encode("utf-8", "surrogatepass")) <= 100 and bool(_FIELD.fullmatch(name))

@@ -107,7 +107,12 @@ def parse_script(name: str, text: str) -> ScanScript:
     script = ScanScript(name, tuple(filter(None, lines)))
     if not 1 <= script.num_groups <= MAX_GROUPS:
         raise ValueError(f"expected 1 to {MAX_GROUPS} scan groups, got {script.num_groups}")
+    _check_sent(script)
+    return script
 
+
+def _check_sent(script: ScanScript) -> None:
+    """Refuse a script that does not send every coefficient to its last bit in legal steps."""
     sent: dict[tuple[int, int], int] = {}
     for scan in script.scans:
         for key in scan.coefficients:
@@ -122,7 +127,6 @@ def parse_script(name: str, text: str) -> ScanScript:
             raise ValueError(
                 f"coefficient {i} of component {component} is not sent to its last bit"
             )
-    return script
 
 
 def scans_for(

@@ -133,18 +133,22 @@ def _parse_head(block: bytes) -> Head:
     if len(block) < BLOCK:
         raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
     _, crc, version, *numbers = _HEAD.unpack_from(block)
-    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
     require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
-    if version != VERSION:
-        raise UnsupportedVersion(
-            f"expected format version {VERSION}, got {version}; a newer pcrshard reads it"
-        )
-
+    check_version(version)
+    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
     _check_count("num_groups", num_groups, MAX_GROUPS)
     stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
     padding = block[_HEAD.size + 8 * len(stops) :]
     require(not padding.strip(b"\0"), "head padding is not zero")
     return Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
+
+
+def check_version(version: object) -> None:
+    """Raise :class:`UnsupportedVersion` unless this reader knows the format version."""
+    if version != VERSION:
+        raise UnsupportedVersion(
+            f"expected format version {VERSION}, got {version!r}; a newer pcrshard reads it"
+        )
 
 
 def _check_head(head: Head) -> None:

@@ -61,6 +61,7 @@ MAX_PIECE_BYTES = 0xFFFFFFFE
 _ABSENT = 0xFFFFFFFF
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,8 +326,8 @@ def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
         legal = len(keys) == len(values) and are_legal_keys(joined)
         if not legal or max(map(len, keys)) > MAX_KEY_BYTES // 4:
             keys = tuple([(value or b"").decode() for value in values])
-            bad = next((key for key in keys if not valid_key(key)), None)
-            require(bad is None, f"key {bad!r} is not legal")
+            for key in keys:
+                require(valid_key(key), f"key {key!r} is not legal")
     except UnicodeDecodeError as error:
         raise CorruptIndex(f"a key is not UTF-8: {error}") from error
     require(are_distinct(keys), "keys are not distinct")
@@ -354,7 +355,7 @@ def _check_pieces(index: ShardIndex) -> None:
     _check_stops(index)
 
 
-def _check_empty(index: ShardIndex, empty: npt.NDArray[np.bool_]) -> None:
+def _check_empty(index: ShardIndex, empty: Bools) -> None:
     """A stream that the sample lacks has no piece; an empty piece leaves the checksum as it was."""
     require(empty[:, empty[0]].all(), "a stream has pieces but no first piece")
     changed = index.crcs[:-1].copy()
@@ -375,7 +376,7 @@ def _check_stops(index: ShardIndex) -> None:
             raise CorruptIndex(f"group {row + 1} ends at {stop}, not {stops[row]}")
 
 
-def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_]) -> None:
+def _check_base(index: ShardIndex, present: Bools) -> None:
     """Base members are in order, apart by a header at least, and end where the base groups end."""
     base = index.schema.base
     stop = index.head.prefix_stops[0]
@@ -389,11 +390,7 @@ def _check_base(index: ShardIndex, present: npt.NDArray[np.bool_]) -> None:
     require(ends[-1:].tolist() == [stop], "base members end elsewhere")
 
 
-def _check_apart(
-    starts: I64,
-    sizes: I64,
-    first: int,
-) -> I64:
+def _check_apart(starts: I64, sizes: I64, first: int) -> I64:
     """Members begin on a block, each a header after the end of the one before; where they end."""
     ends = -(-(starts + sizes) // BLOCK) * BLOCK
     floor = np.concatenate(([first], ends[:-1])) + BLOCK

@@ -118,6 +118,5 @@ def _place_members(
         pos = round512(start + member.size)
         stops[member.row] = pos
         if member.pieces and member.row < base:
-            _, *place = member.pieces[0]
-            offsets[tuple(place)] = start
+            offsets[member.pieces[0][1:]] = start
     return (*[stops[base - 1]] * base, *stops[base:]), offsets

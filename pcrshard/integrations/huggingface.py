@@ -21,7 +21,7 @@ from ..format.dataset_index import ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.shard_index import ShardIndex
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix import Sample
+from ..reading.prefix import Prefix, Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
@@ -34,7 +34,6 @@ except ImportError as missing:
         "HuggingFace datasets is not installed: pip install 'pcrshard[hf]'"
     ) from missing
 
-__all__ = ["PcrBuilder", "PcrConfig", "load_dataset"]
 log = logging.getLogger(__name__)
 KEY = "__key__"
 _JSON = ("json", "jsn")
@@ -123,7 +122,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
     def _infer_features(self, index: ShardIndex) -> dict[str, Any]:
         """The type of each column, by WebDataset's extensions and the values in a shard."""
-        inferred: dict[str, Any] = {KEY: datasets.Value("string")}
+        inferred = {KEY: datasets.Value("string")}
         inferred |= {field: datasets.Image() for field, _ in index.schema.streams}
         for field, values in index.fields.items():
             extension = field.rpartition(".")[2]
@@ -148,21 +147,15 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             )
         return super()._prepare_split(*args, **kwargs)
 
-    def _generate_examples(
-        self, shards: list[tuple[str, ShardEntry]]
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _generate_examples(self, shards: list[tuple[str, ShardEntry]]) -> Iterator[tuple[str, Any]]:
         columns = {name: _decoder(feature) for name, feature in self.info.features.items()}
         for url, entry in shards:
-            shard = self._shard(url, entry)
-            with shard.load(current_scan(self.config.scan)) as loaded:
+            with self._shard(url, entry).load(current_scan(self.config.scan)) as loaded:
                 self._check_fields(loaded.index, url)
-                # At full fidelity the images have their own.
-                orientations = {} if loaded.scan == FULL else _orientations(loaded.index)
+                orientations = _orientations(loaded)
                 samples = loaded.samples(select=lambda _, field: field in columns)
                 for row, sample in enumerate(samples):
-                    for field, values in orientations.items():
-                        if values[row] > 1 and field in sample:
-                            sample[field] = _with_orientation(sample[field], values[row])
+                    _orient(sample, row, orientations)
                     # datasets 3 wants keys that are unique in the dataset.
                     yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
 
@@ -231,7 +224,7 @@ def _example(
     columns: Mapping[str, Decode],
     url: str,
 ) -> dict[str, Any]:
-    example: dict[str, Any] = {}
+    example = {}
     for name, decode in columns.items():
         try:
             example[name] = decode(sample[name]) if name in sample else None
@@ -242,13 +235,26 @@ def _example(
     return example
 
 
-def _orientations(index: ShardIndex) -> dict[str, list[int]]:
-    """EXIF orientations of the images, by the fields where some are turned."""
-    found = {}
-    for (field, _), column in zip(index.schema.streams, index.orientation.T, strict=True):
-        if column.max(initial=0) > 1:
-            found[field] = column.tolist()
-    return found
+def _orientations(loaded: Prefix) -> dict[str, list[int]]:
+    """EXIF orientations of the images, by the fields where some are turned.
+
+    None at full fidelity, where the images have their own.
+    """
+    if loaded.scan == FULL:
+        return {}
+    columns = zip(loaded.streams, loaded.index.orientation.T.tolist(), strict=True)
+    return {field: column for field, column in columns if max(column) > 1}
+
+
+def _orient(
+    sample: Sample,
+    row: int,
+    orientations: dict[str, list[int]],
+) -> None:
+    """Put the orientations of a row into its images."""
+    for field, values in orientations.items():
+        if values[row] > 1 and field in sample:
+            sample[field] = _with_orientation(sample[field], values[row])
 
 
 def _with_orientation(jpeg: bytes, orientation: int) -> bytes:
@@ -269,7 +275,7 @@ def load_dataset(
     split: str | datasets.Split | datasets.ReadInstruction = "train",
     columns: Sequence[str] | None = None,
     features: datasets.Features | None = None,
-    storage_options: storage.Options | None = None,
+    storage_options: storage.Options = None,
     prefix_cache: PrefixCache | None = None,
     cache_dir: str | None = None,
     num_proc: int | None = None,

@@ -50,3 +50,15 @@ def lightning_callback(tuner: ScanTuner) -> Any:
             tuner.load_state_dict(state_dict)
 
     return ScanTunerCallback()
+
+
+def checkpoint_io_class() -> Any:
+    """Lightning's ``CheckpointIO``, from whichever of its two packages is installed.
+
+    Raises:
+        MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
+    """
+    for name in ("lightning.pytorch.plugins.io", "pytorch_lightning.plugins.io"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).CheckpointIO
+    raise MissingDependency("Lightning is not installed: pip install lightning")

@@ -24,14 +24,15 @@ from webdataset.gopen import rewrite_url
 from .. import storage
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
-from ..format.scan import FULL, Scan, is_integer
+from ..format.names import is_jpeg_field
+from ..format.scan import FULL, Scan, check_scan_type
 from ..jpeg.image_decoder import Crop, ImageDecoder
 from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanLevel, current_scan
-from .webdataset_decode import JpegHandler, is_jpeg_field
+from .webdataset_decode import JpegHandler
 
 Handler = Callable[[Exception], bool]
 Samples = Iterator[dict[str, Any]]
@@ -186,7 +187,7 @@ def _path(url: str) -> str:
 _known_entries: dict[str, Entries] = {}
 
 
-def _entries(index: str | DatasetIndex | None, options: storage.Options | None) -> Entries:
+def _entries(index: str | DatasetIndex | None, options: storage.Options) -> Entries:
     """Shards' entries by file name.
 
     A dataset index is read once per process, and again when it was replaced.
@@ -233,10 +234,8 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
 
 
 def _check_scan_type(scan: Any) -> None:
-    if not (scan == FULL or is_integer(scan) or isinstance(scan, ScanLevel)):
-        raise TypeError(f"expected a scan number, 'full' or a ScanLevel, got {scan!r}")
-    if is_integer(scan) and scan < 1:
-        raise ValueError(f"expected a scan of 1 or more, or 'full', got {scan}")
+    if not isinstance(scan, ScanLevel):
+        check_scan_type(scan)
 
 
 def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **options: Any) -> Pipeline:

@@ -6,15 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..format.names import JPEG_EXTENSIONS
+from ..format.names import is_jpeg_field
 from ..jpeg.pixels import decode_image
 
 _COLOURS: dict[str, Literal["gray", "rgb"]] = {"l": "gray", "rgb": "rgb"}
-
-
-def is_jpeg_field(name: str) -> bool:
-    """Whether a field holds a JPEG, by its last extension."""
-    return name.rpartition(".")[2] in JPEG_EXTENSIONS
 
 
 class JpegHandler:

@@ -113,7 +113,7 @@ class ImageDecoder:
         """Decode many images in one call of the native core, which costs less than a call for each.
 
         Args:
-            table: (N, pieces) of :func:`pcrshard.native.piece_table`; its buffers must be alive.
+            table: (N, pieces) of :func:`pcrshard.native.image_table`; its buffers must be alive.
             sizes: (N, 2) height and width of each image.
             rngs: What the crop and the flip of each image are drawn from.
             out: (N, 3, H, W) or (N, H, W, 3) uint8, C-contiguous; one channel for gray.
@@ -124,23 +124,28 @@ class ImageDecoder:
         """
         if self.smoothing:
             return [False] * len(out)
-        draws = [self._draw(rng, *size) for rng, size in zip(rngs, sizes.tolist(), strict=True)]
-        crops = None if self.crop is None else np.array([crop for crop, _ in draws], np.int32)
-        decoded: list[bool] = native.decode_batch(
+        draws = list(map(self._draw, rngs, *sizes.T.tolist()))
+        crops = np.array([crop for crop, _ in draws], np.int32) if self.crop else None
+        decoded = native.decode_batch(
             table, out, crops=crops, layout=self.layout, colour=self.colour
-        ).tolist()
-        for pixels, (_, mirrored), done in zip(out, draws, decoded, strict=True):
-            if mirrored and done:
-                self._mirror(pixels)
-        return decoded
+        )
+        for i, (_, mirrored) in enumerate(draws):
+            if mirrored and decoded[i]:
+                self._mirror(out[i])
+        return list(map(bool, decoded))
 
-    def batch(self, jpegs: Sequence[bytes], rng: Rng) -> Pixels:
-        """Decode several images of one size into a new array, (N, 3, H, W) or (N, H, W, 3)."""
+    def batch_shape(self, count: int) -> tuple[int, ...]:
+        """(N, 3, H, W) or (N, H, W, 3) of so many images, one channel for gray."""
         if self.shape is None:
             raise ValueError("expected a size, because the images of a batch have one")
         channels = 3 if self.colour == "rgb" else 1
-        shape = (channels, *self.shape) if self.layout == "chw" else (*self.shape, channels)
-        out = np.empty((len(jpegs), *shape), np.uint8)
+        if self.layout == "chw":
+            return (count, channels, *self.shape)
+        return (count, *self.shape, channels)
+
+    def batch(self, jpegs: Sequence[bytes], rng: Rng) -> Pixels:
+        """Decode several images of one size into a new array, (N, 3, H, W) or (N, H, W, 3)."""
+        out = np.empty(self.batch_shape(len(jpegs)), np.uint8)
         for jpeg, row in zip(jpegs, out, strict=True):
             self(jpeg, rng, row)
         return out

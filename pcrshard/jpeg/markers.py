@@ -165,20 +165,19 @@ class _Mapper:
 
     def _application(self, segment: Segment) -> None:
         payload = segment.payload
-        jfif = segment.code == APP0 and payload[:5] == b"JFIF\0" and len(payload) >= 14
-        adobe = segment.code == APP14 and payload[:5] == b"Adobe" and len(payload) >= 12
+        jfif = _is_named(segment, APP0, b"JFIF\0", 14)
+        adobe = _is_named(segment, APP14, b"Adobe", 12)
         if (jfif or adobe) and self.scans:
             # There they say nothing of the colour space, but would if they were put before the
             # first scan.
             name = "JFIF" if jfif else "Adobe"
             raise UnsupportedJpeg(f"{name} segment behind the first scan", offset=segment.start)
 
-        if jfif:
-            self.jfif = True
-        elif adobe:
+        self.jfif |= jfif
+        if adobe:
             self.adobe = payload[11]
-        elif segment.code == _APP1 and not self.orientation:
-            self.orientation = exif_orientation(payload)
+        elif segment.code == _APP1:
+            self.orientation = self.orientation or exif_orientation(payload)
         has_thumbnail = payload[12:14] != b"\0\0"
         needed = adobe or (jfif and not has_thumbnail)
         (self.header if needed else self.metadata).append(segment)
@@ -193,15 +192,19 @@ class _Mapper:
         if len(self.scans) == MAX_SCANS:
             raise UnsupportedJpeg(f"more than {MAX_SCANS} scans", offset=segment.start)
         self.scans.append(parse_scan(segment, frame))
+        end = self._data_end(segment.stop)
+        self.ranges.append((*self.tables, (segment.start, end)))
+        self.tables = []
+        return end
 
-        position = bisect.bisect_left(self.ends, segment.stop)
+    def _data_end(self, start: int) -> int:
+        """Where the entropy-coded data from ``start`` on end, without fill bytes."""
+        position = bisect.bisect_left(self.ends, start)
         if position == len(self.ends):
             raise CorruptJpeg(f"cut inside scan {len(self.scans)}: no EOI", offset=len(self.jpeg))
         end = self.ends[position]
-        while end > segment.stop and self.jpeg[end - 1] == 0xFF:
+        while end > start and self.jpeg[end - 1] == 0xFF:
             end -= 1
-        self.ranges.append((*self.tables, (segment.start, end)))
-        self.tables = []
         return end
 
     def _finish(self, eoi: int) -> JpegMap:
@@ -219,6 +222,17 @@ class _Mapper:
             tuple(self.ranges),
             eoi,
         )
+
+
+def _is_named(
+    segment: Segment,
+    code: int,
+    name: bytes,
+    least: int,
+) -> bool:
+    """Whether an application segment has this code and name, and so many bytes."""
+    payload = segment.payload
+    return segment.code == code and payload.startswith(name) and len(payload) >= least
 
 
 def _find_scan_ends(jpeg: bytes) -> list[int]:

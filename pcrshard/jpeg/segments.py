@@ -150,37 +150,34 @@ def parse_frame(segment: Segment) -> Frame:
         raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits a sample are supported")
     if num_components not in (1, 3, 4):
         raise UnsupportedJpeg(f"{num_components} components, only 1, 3 or 4 are supported")
-    components = _parse_components(payload[6:])
-    factors = {factor for _, *sampling in components for factor in sampling}
-    require(factors <= {1, 2, 3, 4}, "expected sampling factors of 1 to 4", segment)
-    ids = {component.id for component in components}
-    require(len(ids) == num_components, "expected distinct component ids", segment)
     require(width, "expected a width above 0", segment)
-    return Frame(code, height, width, components)
+    return Frame(code, height, width, _parse_components(segment))
 
 
-def _parse_components(data: bytes) -> tuple[Component, ...]:
-    triples = struct.iter_unpack("3B", data)
-    return tuple(Component(name, factors >> 4, factors & 15) for name, factors, _ in triples)
+def _parse_components(segment: Segment) -> tuple[Component, ...]:
+    triples = struct.iter_unpack("3B", segment.payload[6:])
+    found = tuple(Component(name, factors >> 4, factors & 15) for name, factors, _ in triples)
+    legal = all(1 <= factor <= 4 for _, *sampling in found for factor in sampling)
+    require(legal, "expected sampling factors of 1 to 4", segment)
+    distinct = len({component.id for component in found}) == len(found)
+    require(distinct, "expected distinct component ids", segment)
+    return found
 
 
 def parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
     """The scan header in a segment, checked against its frame."""
     payload = segment.payload
-    fits = payload and 1 <= payload[0] <= 4 and len(payload) == 4 + 2 * payload[0]
-    if not fits:
-        raise CorruptJpeg(
-            f"scan header of {len(payload)} bytes does not fit its components", offset=segment.start
-        )
+    fits = 6 <= len(payload) <= 12 and len(payload) == 4 + 2 * payload[0]
+    require(fits, f"scan header of {len(payload)} bytes does not fit its components", segment)
 
     known = [component.id for component in frame.components]
     ids = payload[1:-3:2]
-    legal = len(set(ids)) == len(ids) and set(ids) <= set(known)
-    require(legal, "scan names a component that the frame does not have", segment)
+    found = len({*ids} & {*known}) == len(ids)
+    require(found, "scan names a component that the frame does not have", segment)
     ss, se, bits = payload[-3:]
     scan = ScanHeader(tuple(map(known.index, ids)), ss, se, bits >> 4, bits & 15)
-    if frame.progressive and not _is_progressive(scan):
-        raise CorruptJpeg(f"not a legal progressive scan: {tuple(scan)}", offset=segment.start)
+    legal = not frame.progressive or _is_progressive(scan)
+    require(legal, f"not a legal progressive scan: {tuple(scan)}", segment)
     return scan
 
 

@@ -132,7 +132,8 @@ def join_pieces(pieces: Sequence[bytes | memoryview], tail: bytes = b"") -> byte
     end = _walk(tail, 0, {*APPLICATION, COM})
     if tail[end : end + 2] not in (b"", EOI):
         raise CorruptJpeg("expected APPn and COM segments in the tail, then EOI", offset=end)
-    return b"".join((first[:cut], tail[:end], first[cut:], *pieces[1:], EOI, tail[end + 2 :]))
+    rest = memoryview(first)[cut:]  # a slice of bytes would be a copy of the whole image
+    return b"".join((first[:cut], tail[:end], rest, *pieces[1:], EOI, tail[end + 2 :]))
 
 
 def _walk(

@@ -20,20 +20,6 @@ try:
 except ImportError:  # built without a compiler
     ffi = lib = None
 
-__all__ = [
-    "Header",
-    "NativeError",
-    "available",
-    "backend",
-    "decode",
-    "decode_batch",
-    "empty_table",
-    "image_table",
-    "piece_table",
-    "read_header",
-    "rescan",
-]
-
 available: bool = lib is not None
 
 Backend = Literal["auto", "portable"]
@@ -41,6 +27,9 @@ Layout = Literal["hwc", "chw"]
 Colour = Literal["rgb", "gray", "cmyk"]
 Image = npt.NDArray[np.uint8]
 Table = npt.NDArray[np.void]
+Pieces = Sequence[Any]
+Box = tuple[int, int, int, int]
+Size = tuple[int, int]
 
 _COLOURS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = {"hwc": 0, "chw": 1}
@@ -71,14 +60,8 @@ class Header(NamedTuple):
     colour: str
 
 
-class _Threads(threading.local):
-    """The decoders of each thread, by backend: every thread makes its own at the first use."""
-
-    def __init__(self) -> None:
-        self.decoders: dict[Backend, Any] = {}
-
-
-_threads = _Threads()
+# The decoders of each thread, by backend: every thread makes its own at the first use.
+_threads = threading.local()
 
 
 def _decoder(choice: Backend) -> Any:
@@ -88,7 +71,7 @@ def _decoder(choice: Backend) -> Any:
             "pcrshard.native was built without a C compiler; "
             "reinstall pcrshard where one is present"
         )
-    decoder = _threads.decoders.get(choice)
+    decoder = vars(_threads).get(choice)
     if decoder is None:
         if choice not in get_args(Backend):
             raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
@@ -96,14 +79,14 @@ def _decoder(choice: Backend) -> Any:
         if handle == ffi.NULL:
             raise MemoryError
         decoder = ffi.gc(handle, lib.pcr_decoder_free)
-        _threads.decoders[choice] = decoder
+        vars(_threads)[choice] = decoder
     return decoder
 
 
 class _Stream:
     """One JPEG in pieces, as the C core takes it."""
 
-    def __init__(self, pieces: Sequence[Any], backend: Backend = "auto") -> None:
+    def __init__(self, pieces: Pieces, backend: Backend = "auto") -> None:
         self.decoder = _decoder(backend)
         # The addresses in the array are good for as long as these are alive.
         self.buffers = [ffi.from_buffer("uint8_t[]", piece) for piece in pieces]
@@ -127,7 +110,7 @@ def backend(choice: Backend = "auto") -> str:
     return name
 
 
-def read_header(pieces: Sequence[Any]) -> Header:
+def read_header(pieces: Pieces) -> Header:
     """Read the markers up to the first scan.
 
     Raises:
@@ -149,8 +132,8 @@ def read_header(pieces: Sequence[Any]) -> Header:
 def _make_request(
     layout: Layout,
     colour: Colour,
-    size: tuple[int, int] | None,
-    crop: tuple[int, int, int, int] | None = None,
+    size: Size | None,
+    crop: Box | None = None,
     scale: int = 0,
     max_pixels: int = 0,
 ) -> Any:
@@ -185,8 +168,9 @@ def _check_area(
 def _shape(
     layout: Layout,
     size: tuple[int, ...],
-    channels: int,
+    colour: Colour,
 ) -> tuple[int, ...]:
+    channels = _CHANNELS[colour]
     return (channels, *size) if layout == "chw" else (*size, channels)
 
 
@@ -203,10 +187,10 @@ def _target(out: Image, shape: tuple[int, ...]) -> Any:
 
 
 def decode(
-    pieces: Sequence[Any],
+    pieces: Pieces,
     *,
-    crop: tuple[int, int, int, int] | None = None,
-    size: tuple[int, int] | None = None,
+    crop: Box | None = None,
+    size: Size | None = None,
     layout: Layout = "hwc",
     colour: Colour = "rgb",
     out: Image | None = None,
@@ -241,43 +225,22 @@ def decode(
     stream = _Stream(pieces, backend)
 
     if size is None or out is None:
-        # Before memory is taken, the core compares the size claimed with the bytes that are there.
-        height_width = ffi.new("int32_t[2]")
-        stream.call(lib.pcr_output_size, request, height_width, height_width + 1)
-        size = (height_width[0], height_width[1])
-
-    gray_plane = colour == "gray" and layout == "hwc"
-    shape = size if gray_plane else _shape(layout, size, _CHANNELS[colour])
+        size = _output_size(stream, request)
+    shape = size if (layout, colour) == ("hwc", "gray") else _shape(layout, size, colour)
     if out is None:
         out = np.empty(shape, np.uint8)
     stream.call(lib.pcr_decode, request, _target(out, shape), out.size)
     return out
 
 
-def piece_table(
-    buffer: memoryview,
-    starts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.uint32],
-) -> Table:
-    """Where the pieces of many streams are in one buffer, which must outlive the table.
+def _output_size(stream: _Stream, request: Any) -> Size:
+    """(height, width) of the result.
 
-    Args:
-        buffer: Holds the pieces.
-        starts: (streams, pieces) int64, in the buffer.
-        sizes: (streams, pieces) uint32, in bytes.
-
-    Returns:
-        (streams, pieces) of address and size.
-
-    Raises:
-        ValueError: A piece is not in the buffer.
+    Before memory is taken, the core compares the size claimed with the bytes that are there.
     """
-    if starts.size and (starts.min() < 0 or (starts + sizes).max() > len(buffer)):
-        raise ValueError(f"expected pieces within {len(buffer)} bytes")
-    table = empty_table(*starts.shape)
-    table["data"] = starts + int(ffi.cast("uintptr_t", ffi.from_buffer(buffer)))
-    table["size"] = sizes
-    return table
+    size = ffi.new("int32_t[2]")
+    stream.call(lib.pcr_output_size, request, size, size + 1)
+    return size[0], size[1]
 
 
 def empty_table(streams: int, pieces: int) -> Table:
@@ -314,7 +277,7 @@ def decode_batch(
     """:func:`decode` of many streams, in one call without the GIL.
 
     Args:
-        table: (N, pieces) of :func:`piece_table`; the buffers that it points to must be alive.
+        table: (N, pieces) of :func:`image_table`; the buffers that it points to must be alive.
         out: (N, H, W, 3) or (N, 3, H, W) uint8, C-contiguous; one channel for ``gray``.
         crops: (N, 4) int32, (y, x, height, width) of each.
         layout: Of ``out``.
@@ -329,22 +292,21 @@ def decode_batch(
     """
     count, num_pieces = table.shape
     size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
-    shape = _shape(layout, size, _CHANNELS[colour])
+    shape = _shape(layout, size, colour)
     target = _target(out, (count, *shape))
     request = _make_request(layout, colour, size)
-
-    boxes = ffi.NULL if crops is None else _boxes(crops, count)
-
     pieces = np.ascontiguousarray(table)
-    codes = np.empty(count, np.int32)
     streams = (_decoder(backend), _address(pieces), num_pieces, count)
+    codes = np.empty(count, np.int32)
     results = ffi.from_buffer("int32_t[]", codes)
+    boxes = _boxes(crops, count)
     lib.pcr_decode_batch(*streams, boxes, request, target, math.prod(shape), results)
-    decoded: npt.NDArray[np.bool_] = codes == 0
-    return decoded
+    return ~codes.astype(bool)
 
 
-def _boxes(crops: npt.NDArray[np.int32], count: int) -> Any:
+def _boxes(crops: npt.NDArray[np.int32] | None, count: int) -> Any:
+    if crops is None:
+        return ffi.NULL
     if crops.shape != (count, 4) or crops.dtype != np.int32:
         raise ValueError(f"expected {count} crops of 4 int32, got {crops.dtype} of {crops.shape}")
     return ffi.from_buffer("int32_t[]", np.ascontiguousarray(crops))

@@ -28,6 +28,10 @@ except ImportError:  # built without a compiler, or where there is no preadv
 available: bool = _scatter is not None and sys.byteorder == "little"
 
 
+# (item, absolute offset, bytes) of a piece.
+Place = tuple[int, int, int]
+
+
 class Groups(NamedTuple):
     """Where the pieces of I items are: in R groups, each of which has a piece of every item.
 
@@ -131,25 +135,24 @@ def _slices(
     return pieces
 
 
-def _layout(groups: Groups) -> Iterator[tuple[int, int, int]]:
-    """(item, absolute offset, bytes) of each piece, in the order of the file."""
+def _layout(groups: Groups) -> Iterator[Place]:
+    """Each piece, in the order of the file."""
     count = math.prod(groups.sizes.shape[1:])
     sizes = groups.sizes.reshape(len(groups.sizes), count).tolist()
-    if groups.base and groups.offsets is not None:
+    base = groups.base
+    if base and groups.offsets is not None:
         for item, offset in enumerate(groups.offsets.ravel().tolist()):
-            column = [row[item] for row in sizes[: groups.base]]
-            yield from _run([item] * groups.base, offset, column)
-    for row, offset in zip(
-        sizes[groups.base :], groups.starts[groups.base :].tolist(), strict=True
-    ):
-        yield from _run(range(len(row)), offset, row)
+            column = [row[item] for row in sizes[:base]]
+            yield from _run([item] * base, offset, column)
+    for row, offset in zip(sizes[base:], groups.starts[base:].tolist(), strict=True):
+        yield from _run(range(count), offset, row)
 
 
 def _run(
     items: Sequence[int],
     offset: int,
     sizes: Sequence[int],
-) -> Iterator[tuple[int, int, int]]:
+) -> Iterator[Place]:
     for item, size in zip(items, sizes, strict=True):
         if size:
             yield item, offset, size

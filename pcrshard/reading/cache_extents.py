@@ -21,6 +21,11 @@ class Extent(NamedTuple):
     stop: int
     crc: int
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it holds."""
+        return self.stop - self.start
+
 
 def list_extents(folder: str) -> list[Extent]:
     """The extents of an entry by their start.

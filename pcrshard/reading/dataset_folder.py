@@ -16,7 +16,7 @@ def index_url(url: str | os.PathLike[str]) -> str:
 
 
 def open_dataset(
-    url: str | os.PathLike[str], *, storage_options: storage.Options | None = None
+    url: str | os.PathLike[str], *, storage_options: storage.Options = None
 ) -> tuple[DatasetIndex, list[str]]:
     """Read a dataset index.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -237,11 +237,10 @@ class Prefix:
             CorruptPiece: A sample is damaged; names its key and scan.
             ValueError: The prefix is closed.
         """
-        if rows is None and select is None and decode is None:
-            every = self._all_rows()
-            if every is not None:
-                yield from every
-                return
+        plain = rows is None and select is None and decode is None
+        if plain and (every := self._all_rows()) is not None:
+            yield from every
+            return
         for row in range(len(self.index.keys)) if rows is None else rows:
             try:
                 sample = self.sample(row, select=select, decode=decode)
@@ -258,17 +257,18 @@ class Prefix:
         as_read = self.scan == self.images.scan and not self.images.damaged
         if not (as_read and all(jpegs)) or any(None in column for column in fields):
             return None
-        if any(self.images.tails):
-            try:
-                jpegs = self._with_tails(jpegs)
-            except CorruptJpeg:
-                return None
-        num_streams = len(self.streams)
-        images = [jpegs[stream::num_streams] for stream in range(num_streams)]
+        try:
+            jpegs = self._with_tails(jpegs)
+        except CorruptJpeg:
+            return None
+        step = len(self.streams)
+        images = [jpegs[stream::step] for stream in range(step)]
         names = ("__key__", *self.streams, *self.index.fields)
         return scatter.rows(names, (self.index.keys, *images, *fields), len(self.index.keys))
 
     def _with_tails(self, jpegs: list[bytes | None]) -> list[bytes | None]:
+        if not any(self.images.tails):
+            return jpegs
         whole = list(jpegs)
         for unit, tail in enumerate(self.images.tails):
             jpeg = whole[unit]
@@ -289,7 +289,7 @@ class Prefix:
         jpegs = self._open_jpegs()
         for unit, field in enumerate(self.streams, row * len(self.streams)):
             if jpegs[unit] is not None and (select is None or select(key, field)):
-                sample[field] = self._decoded(unit, decode) if decode else self._jpeg(unit)
+                sample[field] = self._image(unit, decode)
         for field, values in self.index.fields.items():
             value = values[row]
             if value is not None and (select is None or select(key, field)):
@@ -335,7 +335,9 @@ class Prefix:
         stops = list(itertools.accumulate(sizes, initial=0))
         return [scans[start:stop] for start, stop in itertools.pairwise(stops)]
 
-    def _decoded(self, unit: int, decode: Decode) -> Any:
+    def _image(self, unit: int, decode: Decode | None) -> Any:
+        if decode is None:
+            return self._jpeg(unit)
         try:
             return decode(self._pieces(unit))
         except PCRError as error:
@@ -381,22 +383,13 @@ class Prefix:
     ) -> None:
         expected = int(self.index.crcs[row].flat[unit])
         if crc != expected:
-            self._refuse(unit, row, f"expected CRC-32C {expected:08x}, got {crc:08x}", size)
-
-    def _refuse(
-        self,
-        unit: int,
-        row: int,
-        what: str,
-        size: int,
-    ) -> NoReturn:
-        raise CorruptPiece(
-            f"{what} for {size} bytes",
-            url=self.shard.url,
-            key=self._key(unit),
-            scan="tail" if row == -1 else row + 1,
-            offset=int(self.index.starts(FULL)[row].flat[unit]),
-        )
+            raise CorruptPiece(
+                f"expected CRC-32C {expected:08x}, got {crc:08x} for {size} bytes",
+                url=self.shard.url,
+                key=self._key(unit),
+                scan="tail" if row == -1 else row + 1,
+                offset=int(self.index.starts(FULL)[row].flat[unit]),
+            )
 
     def _key(self, unit: int) -> str:
         return self.index.keys[unit // len(self.streams)]

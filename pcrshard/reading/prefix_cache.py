@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from .. import memory, storage
 from ..checksum import crc32c
 from ..errors import redact
 from ..storage.locks import hold_lock
-from ..storage.retry import Cancelled
+from ..storage.retry import Cancel, Cancelled
 from .cache_extents import (
     by_last_use,
     held_bytes,
@@ -41,7 +40,6 @@ log = logging.getLogger(__name__)
 Fetch = Callable[[int, memoryview], None]
 _ENTRY = "entry.json"
 _NUM_LOCKS = 256
-Cancel = threading.Event | None
 
 
 class Cached(NamedTuple):
@@ -93,7 +91,7 @@ class PrefixCache:
         stops: Sequence[int],
         stop: int,
         fetch: Fetch,
-        cancel: threading.Event | None = None,
+        cancel: Cancel = None,
     ) -> Iterator[memoryview]:
         """The bytes ``[0, stop)`` of a shard: what is on disk, and the rest by one ``fetch``.
 
@@ -270,16 +268,17 @@ class PrefixCache:
         total = _read_number(counter)
         if total is None or total + size > limit:
             self._sweep()
-            total = sum(
-                extent.stop - extent.start
-                for folder in self._folders()
-                for extent in list_extents(folder)
-            )
+            total = self._num_bytes()
             excess = total + size - limit
             total -= self._evict(lambda freed: freed < excess, own) if size <= limit else 0
         fits = total + size <= limit
         _write(counter, str(total + size * fits).encode(), time.time_ns())
         return fits
+
+    def _num_bytes(self) -> int:
+        """Bytes of all extents."""
+        extents = itertools.chain(*map(list_extents, self._folders()))
+        return sum(extent.num_bytes for extent in extents)
 
     def _evict(self, go_on: Callable[[int], bool], own: tuple[str, int] = ("", 0)) -> int:
         """Drop extents while ``go_on(freed)``.
@@ -299,7 +298,7 @@ class PrefixCache:
                 continue
             with self._lock(_stripe("use", folder), wait=False) as free:
                 if free or (folder == own[0] and extent.start >= own[1]):
-                    freed += (extent.stop - extent.start) * unlink(extent.path)
+                    freed += extent.num_bytes * unlink(extent.path)
                 else:
                     busy.add(folder)
         return freed

@@ -6,25 +6,17 @@ import contextlib
 import logging
 import operator
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from .. import storage
-from ..errors import CorruptIndex, FormatError, NotAShard, ScanUnavailable, TruncatedShard
+from ..errors import CorruptIndex, FormatError, ScanUnavailable, TruncatedShard
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import (
-    BLOCK,
-    HEAD_STOP,
-    Buffer,
-    Head,
-    ShardIndex,
-    decode_head,
-    decode_index,
-)
+from ..format.shard_head import HEAD_STOP, Buffer, Head, read_head
+from ..format.shard_index import ShardIndex, decode_index
 from ..storage.local_file import LocalFile
-from ..storage.retry import Retry
+from ..storage.retry import Cancel, Retry
 from .prefix import Decode, OnError, Prefix, Sample, Select, extend_images, read_images
 from .prefix_cache import PrefixCache
 
@@ -54,7 +46,7 @@ class Shard:
         *,
         entry: ShardEntry | None = None,
         check: bool = True,
-        storage_options: storage.Options | None = None,
+        storage_options: storage.Options = None,
         retry: Retry | None = None,
         cache: PrefixCache | None = None,
     ) -> None:
@@ -152,7 +144,7 @@ class Shard:
                 raise KeyError(row)
             return prefix.sample(prefix.index.keys.index(row))
 
-    def load(self, scan: Scan = FULL, *, cancel: threading.Event | None = None) -> Prefix:
+    def load(self, scan: Scan = FULL, *, cancel: Cancel = None) -> Prefix:
         """Read the prefix of a scan.
 
         Exactly ``[0, prefix_stop(scan))`` is read, in one request with a dataset index, in two
@@ -208,7 +200,7 @@ class Shard:
             return self.load(scan)
         return Prefix(self, scan, grown)
 
-    def _load(self, scan: Scan, cancel: threading.Event | None) -> Prefix:
+    def _load(self, scan: Scan, cancel: Cancel) -> Prefix:
         if self.entry:
             self.prefix_stop(scan)  # a staged copy may not have it
         with self._open_prefix(scan, cancel) as source:
@@ -221,7 +213,7 @@ class Shard:
             images = read_images(source, index, scan, check=self.check)
         return Prefix(self, scan, images)
 
-    def _open_prefix(self, scan: Scan, cancel: threading.Event | None) -> Opened:
+    def _open_prefix(self, scan: Scan, cancel: Cancel) -> Opened:
         if self.cache is not None:
             return self._open_cached(self.cache, scan, cancel)
         if storage.is_local(self.url):
@@ -234,7 +226,7 @@ class Shard:
         self,
         start: int,
         stop: int,
-        cancel: threading.Event | None = None,
+        cancel: Cancel = None,
     ) -> Iterator[storage.Window]:
         with storage.open_range(self.url, start, stop, cancel=cancel, **self._how) as view:
             yield storage.Window(view, start)
@@ -244,7 +236,7 @@ class Shard:
         self,
         cache: PrefixCache,
         scan: Scan,
-        cancel: threading.Event | None,
+        cancel: Cancel,
     ) -> Iterator[storage.Window]:
         known = self.entry.prefix_stops if self.entry else None
         stops = known or cache.known_stops(self.url, self._content) or self.head.prefix_stops
@@ -277,13 +269,9 @@ class Shard:
         self._identity = None
 
     def _read_head(self, view: Buffer) -> Head:
-        if bytes(view[257:262]) != b"ustar":
-            message = "expected a PCR shard, got something that is not a tar"
-            raise NotAShard(message, url=self.url)
-        head = decode_head(view[BLOCK:HEAD_STOP], url=self.url)
+        head = read_head(view, url=self.url)
         if self.entry is not None:
-            crc = int.from_bytes(view[BLOCK + 8 : BLOCK + 12], "little")
-            found = (crc, head.num_samples, head.prefix_stops)
+            found = (head.crc32c, head.num_samples, head.prefix_stops)
             known = (self.entry.head_crc32c, self.entry.num_samples, self.entry.prefix_stops)
             if found != known:
                 raise CorruptIndex(

@@ -9,13 +9,12 @@ import select
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 from ..errors import StorageError, TruncatedShard
+from .retry import Cancel
 
-PIPE = "pipe:"
 _SKIP_BYTES = 1 << 20
 _PATIENCE = 2.0
 _POLL_SECONDS = 0.2
@@ -64,7 +63,7 @@ def read_range(
     command: str,
     start: int,
     view: memoryview,
-    cancel: threading.Event | None = None,
+    cancel: Cancel = None,
 ) -> None:
     """Fill ``view`` with a command's output from byte ``start`` on.
 
@@ -93,7 +92,7 @@ def read_range(
             pos += count
 
 
-def _wait(output: Output, cancel: threading.Event | None) -> None:
+def _wait(output: Output, cancel: Cancel) -> None:
     """Wait until there is something to read, which may be the end."""
     ready = select.poll()
     ready.register(output.stdout, select.POLLIN)

@@ -24,7 +24,7 @@ _VERSION_NAMES = (
 
 
 @contextlib.contextmanager
-def open_file(url: str, *, options: Options | None = None) -> Iterator[BinaryIO]:
+def open_file(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
     """Open a file for seeking reads (a tar's headers); remote ones in blocks of 1 MiB.
 
     Raises:
@@ -35,13 +35,13 @@ def open_file(url: str, *, options: Options | None = None) -> Iterator[BinaryIO]
         yield file
 
 
-def file_bytes(url: str, *, options: Options | None = None) -> int | None:
+def file_bytes(url: str, *, options: Options = None) -> int | None:
     """Size of a file in bytes, ``None`` where the server does not tell it; one request."""
     size = ask(url, "look up", "size", options)
     return None if size is None else int(size)
 
 
-def identity(url: str, *, options: Options | None = None) -> str:
+def identity(url: str, *, options: Options = None) -> str:
     """What tells this content of a file from another under the same URL; one request.
 
     It is made of ETag, times, checksums and size, as far as the store tells them.
@@ -58,19 +58,17 @@ def identity(url: str, *, options: Options | None = None) -> str:
     return " ".join(f"{name}={info[name]}" for name in known)
 
 
-def exists(url: str, *, options: Options | None = None) -> bool:
+def exists(url: str, *, options: Options = None) -> bool:
     """Whether a file or folder is there; one request."""
     return bool(ask(url, "look up", "exists", options))
 
 
-def is_folder(url: str, *, options: Options | None = None) -> bool:
+def is_folder(url: str, *, options: Options = None) -> bool:
     """Whether the URL is a folder; one request."""
-    fs, path = resolve(url, options)
-    with mapped_errors(url, "look up"):
-        return bool(fs.isdir(path))
+    return bool(ask(url, "look up", "isdir", options))
 
 
-def list_files(folder: str, *, options: Options | None = None) -> list[tuple[str, int | None]]:
+def list_files(folder: str, *, options: Options = None) -> list[tuple[str, int | None]]:
     """All files under a folder, as (path relative to it, size in bytes or ``None``), sorted.
 
     Links to folders are followed, except those that lead back to where they are. A link to a file
@@ -109,14 +107,14 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def make_folder(url: str, *, options: Options | None = None) -> None:
+def make_folder(url: str, *, options: Options = None) -> None:
     """Make a folder and its parents where the store has folders."""
     fs, path = resolve(url, options)
     with mapped_errors(url, "make the folder"):
         fs.makedirs(path, exist_ok=True)
 
 
-def remove(url: str, *, options: Options | None = None) -> None:
+def remove(url: str, *, options: Options = None) -> None:
     """Remove a file, or a folder with all that is in it."""
     fs, path = resolve(url, options)
     with mapped_errors(url, "remove"):
@@ -141,7 +139,7 @@ def remove_temporary_files(folder: str) -> None:
 def atomic_write(
     url: str,
     *,
-    options: Options | None = None,
+    options: Options = None,
     durable: bool = True,
 ) -> Iterator[BinaryIO]:
     """Write a file that appears whole or not at all.
@@ -162,10 +160,10 @@ def atomic_write(
     """
     fs, path = resolve(url, options)
     local = is_local(url)
-    folder = os.path.dirname(path) if local else tempfile.gettempdir()
+    folder = (os.path.dirname(path) or ".") if local else tempfile.gettempdir()
     temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
     with mapped_errors(url, "write"):
-        os.makedirs(folder or ".", exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
         # Its mode follows the umask, as the final file's should.
         opened = open(temporary, "xb")  # noqa: SIM115  # closed by the with statement below
     try:
@@ -180,7 +178,7 @@ def atomic_write(
             else:
                 fs.put_file(temporary, path)
             if local and durable:
-                _sync_folder(folder or ".")
+                _sync_folder(folder)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

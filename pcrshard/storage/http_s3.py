@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 from ..errors import StorageError, TruncatedShard, harmless, redact
-from .retry import PROGRESS_BYTES, Cancelled, Refused, Retry, asked_pause, is_hopeless
+from .retry import PROGRESS_BYTES, Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
 
 # From a server that ignores Range this much is read and dropped to come to the start of a range;
 # more is refused.
@@ -109,8 +109,9 @@ class Transfer:
         if match is not None:
             self._check_total(match[3])
         if match is None or int(match[1]) != self.position or int(match[2]) >= self.stop:
-            asked = f"bytes {self.position} to {self.stop}"
-            raise StorageError(f"asked for {asked}, got {reply.content_range!r}")
+            raise StorageError(
+                f"asked for bytes {self.position} to {self.stop}, got {reply.content_range!r}"
+            )
         return 0
 
     def _check_total(self, total: str) -> None:
@@ -155,7 +156,7 @@ def read_into(
     path: str,
     transfer: Transfer,
     retry: Retry,
-    cancel: threading.Event | None = None,
+    cancel: Cancel = None,
 ) -> None:
     """Fill a transfer from a remote file system.
 

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from .retry import Cancelled
+from .retry import Cancel, Cancelled
 
 _POLL_SECONDS = 0.05
 _NEVER = threading.Event()
@@ -20,7 +20,7 @@ def hold_lock(
     *,
     shared: bool = False,
     wait: bool = True,
-    cancel: threading.Event | None = None,
+    cancel: Cancel = None,
 ) -> Iterator[bool]:
     """Hold the lock of a local file or folder; a file is made if it is not there.
 

@@ -5,8 +5,8 @@ A short or a long answer is an error.
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,11 +15,14 @@ from ..errors import PCRError, StorageError, TruncatedShard
 from ..native import scatter
 from . import command_output, http_s3
 from .local_file import LocalFile
-from .retry import Retry
+from .retry import Cancel, Retry
 from .stores import ANY_NETWORK, Options, ask, mapped_errors, resolve
 from .urls import PIPE, is_local, plain_path
 
 Range = tuple[str, int, int | None]
+Answer = bytes | PCRError
+# A path in a store, and the range of it, by number.
+Wanted = dict[int, tuple[str, Range]]
 
 
 class Window(NamedTuple):
@@ -54,9 +57,9 @@ def open_range(
     start: int,
     stop: int,
     *,
-    options: Options | None = None,
+    options: Options = None,
     retry: Retry = ANY_NETWORK,
-    cancel: threading.Event | None = None,
+    cancel: Cancel = None,
 ) -> Iterator[memoryview]:
     """Read the bytes ``[start, stop)`` of a file in one request.
 
@@ -97,9 +100,9 @@ def read_into(
     start: int,
     view: memoryview,
     *,
-    options: Options | None = None,
+    options: Options = None,
     retry: Retry = ANY_NETWORK,
-    cancel: threading.Event | None = None,
+    cancel: Cancel = None,
 ) -> None:
     """Fill ``view`` with the bytes of a file from ``start`` on; see :func:`open_range`."""
     with mapped_errors(url, f"read bytes {start} to {start + len(view)}"):
@@ -114,9 +117,9 @@ def _fill(
     view: memoryview,
     url: str,
     start: int,
-    options: Options | None,
+    options: Options,
     retry: Retry,
-    cancel: threading.Event | None,
+    cancel: Cancel,
 ) -> None:
     if url.startswith(PIPE):
         command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
@@ -137,7 +140,7 @@ def open_local(url: str) -> Iterator[LocalFile]:
         yield file
 
 
-def read_bytes(url: str, *, options: Options | None = None) -> bytes:
+def read_bytes(url: str, *, options: Options = None) -> bytes:
     """Read a whole file in one request.
 
     Raises:
@@ -146,9 +149,7 @@ def read_bytes(url: str, *, options: Options | None = None) -> bytes:
     return bytes(ask(url, "read", "cat_file", options, seconds=ANY_NETWORK.deadline))
 
 
-def read_ranges(
-    ranges: Sequence[Range], *, options: Options | None = None
-) -> list[bytes | PCRError]:
+def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:
     """Read several ranges ``(url, start, stop)``, one request each, concurrently where possible.
 
     A stop of ``None`` means the end of the file.
@@ -157,28 +158,27 @@ def read_ranges(
         For each range its bytes, or the :class:`StorageError` or :class:`TruncatedShard` that
         came instead.
     """
-    results: list[bytes | PCRError] = [b""] * len(ranges)
-    by_store: dict[int, tuple[Any, list[tuple[int, str]]]] = {}
-    for i, (url, start, stop) in enumerate(ranges):
+    by_store: dict[Any, Wanted] = collections.defaultdict(dict)
+    for i, asked in enumerate(ranges):
+        url, start, stop = asked
         if start != stop:
             fs, path = resolve(url, options)
-            by_store.setdefault(id(fs), (fs, []))[1].append((i, path))
-    for fs, places in by_store.values():
-        asked = [ranges[i] for i, _ in places]
-        parts = _read_parts(fs, [path for _, path in places], asked)
-        for (i, _), wanted, part in zip(places, asked, parts, strict=True):
-            results[i] = _range_result(wanted, part)
-    return results
+            by_store[fs][i] = (path, asked)
+    results: dict[int, Answer] = {}
+    for fs, wanted in by_store.items():
+        results |= _read_store(fs, wanted)
+    return [results.get(i, b"") for i in range(len(ranges))]
 
 
-def _read_parts(fs: Any, paths: list[str], asked: list[Range]) -> list[bytes | Exception]:
-    starts = [start for _, start, _ in asked]
-    stops = [stop for _, _, stop in asked]
-    with mapped_errors(asked[0][0], "read ranges"):
-        return list(fs.cat_ranges(paths, starts, stops, on_error="return"))
+def _read_store(fs: Any, wanted: Wanted) -> dict[int, Answer]:
+    paths, ranges = zip(*wanted.values(), strict=True)
+    urls, starts, stops = map(list, zip(*ranges, strict=True))
+    with mapped_errors(urls[0], "read ranges"):
+        parts = fs.cat_ranges(list(paths), starts, stops, on_error="return")
+        return dict(zip(wanted, map(_range_result, ranges, parts), strict=True))
 
 
-def _range_result(asked: Range, part: bytes | Exception) -> bytes | PCRError:
+def _range_result(asked: Range, part: bytes | Exception) -> Answer:
     url, start, stop = asked
     if isinstance(part, Exception):
         error = StorageError(f"cannot read: {type(part).__name__}: {part}", url=url)

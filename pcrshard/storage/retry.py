@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import email.utils
 import random
+import threading
 import time
 
 from ..errors import PCRError, StorageError
@@ -83,6 +84,10 @@ def asked_pause(error: BaseException) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return 0.0
+
+
+# Ends a read or a wait from another thread.
+Cancel = threading.Event | None
 
 
 class Cancelled(StorageError):

@@ -15,19 +15,22 @@ from .http_s3 import call
 from .retry import Retry, asked_pause, is_hopeless
 from .urls import PIPE, is_local, plain_path
 
-Options = Mapping[str, Any]
+# Those of fsspec, if any.
+Options = Mapping[str, Any] | None
 T = TypeVar("T")
 ANY_NETWORK = Retry()
 
 
-def resolve(url: str, options: Options | None) -> tuple[Any, str]:
+def resolve(url: str, options: Options) -> tuple[Any, str]:
     """The file system of a URL, and the file's name in it.
 
     Raises:
         StorageError: There is no such kind of store, or the URL is a command's output.
     """
     if url.startswith(PIPE):
-        raise StorageError("expected a file, a pipe can only be read from its beginning", url=url)
+        raise StorageError(
+            "expected a file, got a pipe, which can only be read from its beginning", url=url
+        )
     if is_local(url):
         # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
         return LocalFileSystem(), plain_path(url)
@@ -66,7 +69,7 @@ def ask(
     url: str,
     doing: str,
     method: str,
-    options: Options | None,
+    options: Options,
     **how: Any,
 ) -> Any:
     """The answer to one small request: the result of a file system's method for this file.

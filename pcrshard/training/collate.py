@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from ..reading.prefix import Prefix, Sample
 from .shard_set import Row
 
 Key = tuple[int, int, int]
+Rows = list[Row]
 _INTEGERS = ("cls", "cls2", "index", "inx", "id")
 _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(_INTEGERS, int),
@@ -56,7 +58,7 @@ class Collator:
                 f"expected a sequence of field names, got {self.fields!r}; write ({self.fields!r},)"
             )
 
-    def __call__(self, rows: list[Row], epoch: int) -> Any:
+    def __call__(self, rows: Rows, epoch: int) -> Any:
         """The batch of these rows in an epoch."""
         keys = [(self.seed, epoch, number) for number, _, _ in rows]
         batch = self._image_batch(rows)
@@ -92,7 +94,7 @@ class Collator:
 
     def _decode_batch(
         self,
-        rows: list[Row],
+        rows: Rows,
         keys: list[Key],
         out: Pixels,
     ) -> list[bool]:
@@ -101,28 +103,24 @@ class Collator:
         if type(self.image) is not ImageDecoder or not native.available:
             return [False] * len(rows)
 
-        groups = _by_prefix(rows)
         # An empty stream is not decoded: an image that is missing or damaged.
         table = native.empty_table(len(rows), 1)
         sizes = np.ones((len(rows), 2), np.int64)
-        for prefix, at in groups.items():
+        for prefix, at in _by_prefix(rows).items():
             places = [rows[position][2] for position in at]
             table[at] = prefix.table(places)
             sizes[at] = np.maximum(prefix.index.dims[places, 0], 1)
-        return self.image.decode_batch(table, sizes, [Draws(*key) for key in keys], out)
+        return self.image.decode_batch(table, sizes, list(itertools.starmap(Draws, keys)), out)
 
-    def _image_batch(self, rows: list[Row]) -> torch.Tensor | None:
+    def _image_batch(self, rows: Rows) -> torch.Tensor | None:
         """Memory for the images of a batch, if all have one size and a sample has one at most."""
         image = self.image
         streams = {stream for _, prefix, _ in rows for stream in prefix.streams}
-        if image is None or image.shape is None or self.transform or len(streams) != 1:
+        if image is None or image.shape is None or self.transform:
             return None
-        if not self._select("", *streams):
+        if len(streams) != 1 or not self._select("", *streams):
             return None
-
-        channels = 3 if image.colour == "rgb" else 1
-        shape = [len(rows), *image.shape]
-        shape.insert(1 if image.layout == "chw" else 3, channels)
+        shape = image.batch_shape(len(rows))
         if get_worker_info() is None:
             return torch.from_numpy(memory.borrow_array(math.prod(shape))).view(shape)
         # A worker shares memory with the loader, and torch would copy there what lies elsewhere.
@@ -137,7 +135,7 @@ class Collator:
     def _select_others(self, key: str, field: str) -> bool:
         return self._select(key, field) and _extension(field) not in JPEG_EXTENSIONS
 
-    def _check_fields(self, rows: list[Row], samples: list[Sample]) -> None:
+    def _check_fields(self, rows: Rows, samples: list[Sample]) -> None:
         """Name a field that is asked for and not there, and those that are."""
         for (_, prefix, place), sample in zip(rows, samples, strict=True):
             for name in self.fields or ():
@@ -156,14 +154,16 @@ class Collator:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = any(name not in sample for sample in samples)
         extension = _extension(name)
-        decoded = self.image is not None and extension in JPEG_EXTENSIONS
-        if decoded and batch is not None and not missing:
+        image = self.image if extension in JPEG_EXTENSIONS else None
+        if image and batch is not None and not missing:
             return batch
-        convert = torch.from_numpy if decoded else _CONVERSIONS.get(extension)
+        convert = torch.from_numpy if image else _CONVERSIONS.get(extension)
         values = [_convert(convert, name, sample) for sample in samples]
-        if decoded and self.image and self.image.shape and not missing:
+        if missing:
+            return values
+        if image and image.shape:
             return torch.stack(values)
-        return torch.tensor(values) if extension in _INTEGERS and not missing else values
+        return torch.tensor(values) if extension in _INTEGERS else values
 
 
 def as_decoder(image: Any) -> ImageDecoder | None:
@@ -183,7 +183,7 @@ def as_decoder(image: Any) -> ImageDecoder | None:
     return ImageDecoder(int(image) if len(sides) == 1 else (int(sides[0]), int(sides[1])))
 
 
-def _by_prefix(rows: list[Row]) -> dict[Prefix, list[int]]:
+def _by_prefix(rows: Rows) -> dict[Prefix, list[int]]:
     """The positions in a batch of each prefix's samples."""
     groups = collections.defaultdict(list)
     for position, (_, prefix, _) in enumerate(rows):

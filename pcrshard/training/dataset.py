@@ -21,9 +21,9 @@ from ..reading.shared_integers import SharedIntegers
 from . import ranks
 from .collate import Collator, as_decoder
 from .epoch_order import Geometry, Order, Rules, epoch_order, mixture, worker_batches
+from .epoch_progress import MAX_SEGMENTS, EpochProgress
 from .epoch_sequence import Ints
 from .loader import PCRLoader, refuse_batching
-from .progress import MAX_SEGMENTS, Progress
 from .shard_set import Row, ShardSet, read_batches
 
 _VERSION = 1
@@ -134,7 +134,7 @@ class PCRDataset(IterableDataset[Any]):
         # with workers of any start method: a persistent worker learns of set_epoch through them.
         self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
         self._finished = SharedIntegers([_NO_EPOCH])
-        self._progress = Progress()
+        self._progress = EpochProgress()
         self._order()  # raises if there is not one global batch
 
     @property
@@ -163,7 +163,7 @@ class PCRDataset(IterableDataset[Any]):
         return self.progress.epoch
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> EpochProgress:
         """How far this process is, in the epoch that was last set in any process of this rank."""
         return self._progress.with_start(self._start[:])
 
@@ -277,7 +277,7 @@ class PCRDataset(IterableDataset[Any]):
         Yields:
             The batch at each scan.
         """
-        highest: Scan = FULL if FULL in scans else max(map(int, scans))
+        highest = FULL if FULL in scans else max(map(int, scans))
 
         def take(rows: list[Row]) -> dict[Scan, Any]:
             return {
@@ -343,7 +343,7 @@ class PCRDataset(IterableDataset[Any]):
         if worker == 0:
             self._finished[0] = epoch
 
-    def _restart(self, progress: Progress) -> None:
+    def _restart(self, progress: EpochProgress) -> None:
         """Take over a new start, here and in the workers."""
         numbers = progress.start_numbers()
         self._start[: len(numbers)] = numbers
@@ -374,7 +374,7 @@ class PCRDataset(IterableDataset[Any]):
         rank, world = self.rank
         return worker_batches(self._order(), world, rank, workers, worker)
 
-    def _order(self, progress: Progress | None = None) -> Order:
+    def _order(self, progress: EpochProgress | None = None) -> Order:
         """The steps from the start on, by default from the present one."""
         start = progress or self.progress
         options = self.options

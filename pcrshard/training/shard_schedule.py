@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -143,5 +142,5 @@ def account(
         plan = schedule(worker_batches(order, world, rank, workers, worker), sizes, keep)
         needed[rank, plan.shards] = True
         figures[:, rank, worker] = plan.figures(prefix)
-    totals: Any = [needed @ prefix, int(prefix[needed.any(0)].sum())]
+    totals = [needed @ prefix, int(prefix[needed.any(0)].sum())]
     return Account(*figures, *totals)

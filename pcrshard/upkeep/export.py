@@ -29,7 +29,7 @@ def export_shard(
     classes: Sequence[str] = (),
     taken: set[str] | None = None,
     on_error: OnError | None = None,
-    options: storage.Options | None = None,
+    options: storage.Options = None,
 ) -> int:
     """Write a shard's samples as ordinary files.
 
@@ -72,7 +72,7 @@ def _write_folder(
     samples: Iterable[tuple[str, Sample]],
     dst: str,
     streams: set[str],
-    options: storage.Options | None,
+    options: storage.Options,
 ) -> int:
     count = 0
     for path, sample in samples:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -18,9 +17,10 @@ from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import BLOCK, HEAD_STOP, decode_head
+from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
+from ..storage.locks import hold_lock
 
 # Bytes of one request.
 _CHUNK_BYTES = 64 << 20
@@ -44,7 +44,7 @@ def stage(
     scan: Scan,
     *,
     workers: int = 8,
-    storage_options: storage.Options | None = None,
+    storage_options: storage.Options = None,
     retry: storage.Retry = storage.Retry(),
     on_shard: OnShard | None = None,
 ) -> DatasetIndex:
@@ -84,7 +84,9 @@ def stage(
         _Task(entry, _position(entry, scan), os.path.join(dst, entry.name), partial(read, url))
         for url, entry in zip(urls, source.shards, strict=True)
     ]
-    with _alone_in(dst):
+    storage.make_folder(dst)
+    # Of several processes one at a time.
+    with hold_lock(dst):
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
         entries = _stage_all(tasks, workers, cancel, on_shard)
@@ -122,20 +124,6 @@ def _position(entry: ShardEntry, scan: Scan) -> int:
     # A staged copy may not have the scan.
     entry.prefix_stop(scan)
     return check_scan(scan, entry.num_groups)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: str) -> Iterator[None]:
-    """Wait until no other process stages to a folder, which is made."""
-    storage.make_folder(folder)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        # A file system without locks gets none.
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _stage_all(
@@ -185,16 +173,11 @@ def _is_foreign(path: str, known: set[int]) -> bool:
     try:
         with open(path, "rb") as file:
             start = file.read(HEAD_STOP)
-        return _head_crc32c(start[BLOCK:]) not in known
+        return decode_head(start[BLOCK:]).crc32c not in known
     except NotAShard:
-        return start[257:262] == b"ustar"
+        return is_tar(start)
     except (OSError, PCRError):
         return False
-
-
-def _head_crc32c(block: bytes) -> int:
-    decode_head(block)
-    return int.from_bytes(block[8:12], "little")
 
 
 def _stage_shard(task: _Task) -> Staged:

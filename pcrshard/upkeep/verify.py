@@ -28,7 +28,7 @@ class VerifyTask(NamedTuple):
     url: str
     entry: ShardEntry | None
     sources: dict[str, SampleRef] | None = None
-    storage_options: storage.Options | None = None
+    storage_options: storage.Options = None
 
 
 class VerifyResult(NamedTuple):
@@ -52,7 +52,7 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
     problems: list[str] = []
     try:
         index = shard.index
-        scan: Scan = (task.entry and task.entry.scan) or FULL
+        scan = (task.entry and task.entry.scan) or FULL
         stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
         with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
             problems += _check_layout(task.url, index, view)
@@ -137,7 +137,7 @@ def _check_samples(
     scan: Scan,
 ) -> list[str]:
     """Check each piece's CRC, each image's size, and that pixels equal the source's."""
-    problems: list[str] = []
+    problems = []
 
     def note(error: PCRError) -> bool:
         problems.append(str(error))
@@ -147,12 +147,9 @@ def _check_samples(
     streams = [field for field, _ in shard.index.schema.streams]
     for sample in shard.samples(scan, on_error=note):
         key = sample["__key__"]
-        where = f"(shard={task.url}, key={key})"
-        found = _check_sample(sample, task, dict(zip(streams, dims[key], strict=True)))
-        try:
-            problems.extend(f"{problem} {where}" for problem in found)
-        except PCRError as error:
-            problems.append(f"{error} {where}")
+        sizes = dict(zip(streams, dims[key], strict=True))
+        found = _check_sample(sample, task, sizes)
+        problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
     return problems
 
 
@@ -161,20 +158,23 @@ def _check_sample(
     task: VerifyTask,
     dims: dict[str, list[int]],
 ) -> Iterator[str]:
-    for field, (height, width) in dims.items():
-        if field in sample:
+    try:
+        for field in dims.keys() & sample.keys():
+            height, width = dims[field]
             frame = map_jpeg(sample[field]).frame
             if (frame.height, frame.width) != (height, width):
                 yield f"{field} is {frame.width}x{frame.height}, the index says {width}x{height}"
-    if task.sources is not None:
-        source = task.sources.get(sample["__key__"])
-        yield from _compare(sample, source, task.storage_options)
+        if task.sources is not None:
+            source = task.sources.get(sample["__key__"])
+            yield from _compare(sample, source, task.storage_options)
+    except PCRError as error:
+        yield str(error)
 
 
 def _compare(
     sample: Sample,
     source: SampleRef | None,
-    options: storage.Options | None,
+    options: storage.Options,
 ) -> Iterator[str]:
     """Compare a sample with its source: pixels of images, bytes of other fields."""
     if source is None:

@@ -9,7 +9,7 @@ import pytest
 import webdataset as wds
 
 from pcrshard import JpegHandler, Shard
-from pcrshard.integrations.webdataset_decode import is_jpeg_field
+from pcrshard.format.names import is_jpeg_field
 from pcrshard.testing import make_jpeg
 
 

@@ -369,8 +369,7 @@ def damaged(folder, tmp_path):
     """A copy with one flipped bit in scan 2 of k008."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "data-000001.tar"
-    with Shard(str(path)).load(2) as prefix:
-        offset = prefix.starts[2][1] + prefix.base
+    offset = int(Shard(str(path)).index.starts(2)[1, 2, 0])
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)

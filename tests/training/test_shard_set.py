@@ -301,8 +301,7 @@ def damaged(folder, tmp_path):
     for path in folder.iterdir():
         shutil.copy(path, tmp_path)
     path = tmp_path / "data-000001.tar"
-    with Shard(str(path)).load(3) as prefix:
-        offset = prefix.starts[2][2] + prefix.base
+    offset = int(Shard(str(path)).index.starts(3)[2, 2, 0])
     data = bytearray(path.read_bytes())
     data[offset + 1] ^= 4
     path.write_bytes(data)

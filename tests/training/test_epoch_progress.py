@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
-from pcrshard.training.progress import MAX_SEGMENTS, Progress
+from pcrshard.training.epoch_progress import MAX_SEGMENTS, EpochProgress
 
 SIZES, GEOMETRY, RULES = [5, 3, 4, 7, 5], Geometry(4), Rules(3)
 STEPS = sum(SIZES) // 4
@@ -32,7 +32,7 @@ def through_json(state):
 
 
 def whole(epoch):
-    return batches(Progress(epoch))
+    return batches(EpochProgress(epoch))
 
 
 ACTIONS = st.one_of(
@@ -50,14 +50,14 @@ def test_any_job_reads_what_a_list_of_batches_says(actions):
 
     The model is a place in the list of each epoch's batches: (epoch, first batch, batches had).
     """
-    progress = Progress()
+    progress = EpochProgress()
     epoch, first, had = 0, 0, 0
     for action, number in actions:
         if action == "set_epoch":
             progress = progress.set_epoch(number)
             epoch, first, had = number, 0, 0
         elif action == "checkpoint":
-            progress = Progress(7).loaded(through_json(progress.state(GEOMETRY)))
+            progress = EpochProgress(7).loaded(through_json(progress.state(GEOMETRY)))
             first, had = first + had, 0
             # A loop that resumes may set the epoch that it was in.
             progress = progress.set_epoch(epoch)
@@ -80,11 +80,11 @@ def test_any_job_reads_what_a_list_of_batches_says(actions):
 def test_workers_resume_their_own_part(workers, data):
     """Each worker's own state, taken at any place, gives exactly the rest of that worker's part."""
     for worker in range(workers):
-        part = batches(Progress(2), worker, workers)
+        part = batches(EpochProgress(2), worker, workers)
         stop = data.draw(st.integers(0, len(part)))
-        progress = Progress(2).begun(len(part), worker, workers).gave(stop)
+        progress = EpochProgress(2).begun(len(part), worker, workers).gave(stop)
         state = through_json(progress.worker_state(worker, workers))
-        resumed = Progress().loaded(state)
+        resumed = EpochProgress().loaded(state)
         if stop < len(part):
             assert resumed.epoch == 2
         begun = resumed.begun(len(part), worker, workers)
@@ -97,9 +97,9 @@ def test_workers_resume_their_own_part(workers, data):
 
 def test_a_worker_that_was_done_keeps_the_epoch_that_is_set():
     """The epoch that a job sets after an end is read, not the one that the old state is of."""
-    state = Progress(1).begun(3, 0, 2).gave(3).worker_state(0, 2)
+    state = EpochProgress(1).begun(3, 0, 2).gave(3).worker_state(0, 2)
     assert state["ended"]
-    resumed = Progress(2).loaded(state)
+    resumed = EpochProgress(2).loaded(state)
     assert resumed.epoch == 2
     skipped = resumed.begun(3, 0, 2)
     assert skipped.stage == "ended"
@@ -110,14 +110,14 @@ def test_a_worker_that_was_done_keeps_the_epoch_that_is_set():
 @pytest.mark.parametrize("other", [(1, 2), (0, 3), (0, 1)])
 def test_the_state_of_another_worker_is_refused(other):
     """Another worker, or another number of workers, would read other samples."""
-    state = Progress().begun(3, 0, 2).gave(1).worker_state(0, 2)
+    state = EpochProgress().begun(3, 0, 2).gave(1).worker_state(0, 2)
     with pytest.raises(ValueError, match=r"got that of worker 0 of 2"):
-        Progress().loaded(state).begun(3, *other)
+        EpochProgress().loaded(state).begun(3, *other)
 
 
 def test_an_epoch_that_ended_is_followed_by_the_next():
     """After the end the state is that of the next epoch, unless somebody counted batches."""
-    ended = Progress(4).begun(6).gave(6).ended()
+    ended = EpochProgress(4).begun(6).gave(6).ended()
     assert ended.state(GEOMETRY) == BEGINNING | {"epoch": 5}
     assert ended.state(GEOMETRY, 2) == {"epoch": 4, "segments": [[4, 1, 4, 2]]}
 
@@ -127,12 +127,12 @@ def test_a_loaded_place_is_kept_for_one_set_epoch():
 
     Setting it again begins it again.
     """
-    loaded = Progress().loaded({"epoch": 3, "segments": [[4, 1, 4, 2]]})
+    loaded = EpochProgress().loaded({"epoch": 3, "segments": [[4, 1, 4, 2]]})
     kept = loaded.set_epoch(3)
     assert kept.segments == [[4, 1, 4, 2]]
-    assert kept.set_epoch(3) == Progress(3)
-    assert loaded.set_epoch(4) == Progress(4)
-    assert begin(loaded)[0].set_epoch(3) == Progress(3)
+    assert kept.set_epoch(3) == EpochProgress(3)
+    assert loaded.set_epoch(4) == EpochProgress(4)
+    assert begin(loaded)[0].set_epoch(3) == EpochProgress(3)
 
 
 @settings(deadline=None)
@@ -142,9 +142,9 @@ def test_a_loaded_place_is_kept_for_one_set_epoch():
 )
 def test_the_start_survives_shared_memory(epoch, segments):
     """Epoch and segments go through 64-bit integers of fixed number, whatever lies after them."""
-    start = Progress(epoch, segments)
+    start = EpochProgress(epoch, segments)
     numbers = start.start_numbers() + [9] * 8
-    assert Progress().with_start(numbers) == start
+    assert EpochProgress().with_start(numbers) == start
     assert max(numbers) < 1 << 63
 
 
@@ -152,9 +152,9 @@ def test_the_start_survives_shared_memory(epoch, segments):
 def test_epochs_that_are_none(epoch):
     """Neither a call nor a state sets an epoch that is no number from 0."""
     with pytest.raises(ValueError, match="expected an epoch from 0"):
-        Progress().set_epoch(epoch)
+        EpochProgress().set_epoch(epoch)
     with pytest.raises(ValueError, match="expected an epoch from 0"):
-        Progress().loaded({"epoch": epoch, "segments": []})
+        EpochProgress().loaded({"epoch": epoch, "segments": []})
 
 
 @pytest.mark.parametrize(
@@ -163,18 +163,18 @@ def test_epochs_that_are_none(epoch):
 def test_segments_that_are_none(segments):
     """Nor does a state that somebody wrote by hand."""
     with pytest.raises(ValueError, match="at most 64 segments"):
-        Progress().loaded({"epoch": 0, "segments": segments})
+        EpochProgress().loaded({"epoch": 0, "segments": segments})
 
 
 def test_transitions_leave_the_old_value():
     """A value is kept as it was: a state that was taken does not change later."""
-    start = Progress(1, [[4, 1, 4, 2]])
+    start = EpochProgress(1, [[4, 1, 4, 2]])
     state = start.state(GEOMETRY)
     for change in itertools.permutations(
-        [lambda p: p.gave(2), Progress.ended, lambda p: p.begun(4)]
+        [lambda p: p.gave(2), EpochProgress.ended, lambda p: p.begun(4)]
     ):
         value = start
         for one in change:
             value = one(value)
-    assert start == Progress(1, [[4, 1, 4, 2]])
+    assert start == EpochProgress(1, [[4, 1, 4, 2]])
     assert state == {"epoch": 1, "segments": [[4, 1, 4, 2]]}

@@ -16,7 +16,7 @@ MAX_SEGMENTS = 64
 
 
 @dataclass(frozen=True)
-class Progress:
+class EpochProgress:
     """What one process knows of an epoch; every transition returns the next value.
 
     Attributes:
@@ -41,13 +41,13 @@ class Progress:
         """Whether the last batch was given and the end of the iteration was not yet asked for."""
         return self.stage == "reading" and self.done == self.count > 0
 
-    def set_epoch(self, epoch: int) -> Progress:
+    def set_epoch(self, epoch: int) -> EpochProgress:
         """An epoch from its beginning; that of a state just loaded keeps its place once."""
         if self.stage == "loaded" and epoch == self.epoch:
             return replace(self, stage="reading")
         return _start(epoch, [])
 
-    def loaded(self, state: Mapping[str, Any]) -> Progress:
+    def loaded(self, state: Mapping[str, Any]) -> EpochProgress:
         """The place of a state: that of a job, or of one worker.
 
         A worker that had given all of its batches keeps the epoch that is set now.
@@ -66,7 +66,7 @@ class Progress:
         count: int,
         worker: int = 0,
         workers: int = 1,
-    ) -> Progress:
+    ) -> EpochProgress:
         """An iteration of so many batches begins; it is still ``ended`` if its state was.
 
         Raises:
@@ -82,11 +82,11 @@ class Progress:
         begun = replace(self, count=count, worker=None)
         return begun if self.stage == "ended" else replace(begun, stage="reading")
 
-    def gave(self, batches: int) -> Progress:
+    def gave(self, batches: int) -> EpochProgress:
         """So many batches were given, by this process or by a loader's workers."""
         return replace(self, done=batches)
 
-    def ended(self) -> Progress:
+    def ended(self) -> EpochProgress:
         """The iteration came to its end."""
         return replace(self, stage="ended")
 
@@ -111,20 +111,20 @@ class Progress:
         """Epoch and segments as integers, for memory that processes share."""
         return [self.epoch, len(self.segments), *itertools.chain(*self.segments)]
 
-    def with_start(self, numbers: Sequence[int]) -> Progress:
+    def with_start(self, numbers: Sequence[int]) -> EpochProgress:
         """With the epoch and the segments that another process may have set."""
         stop = 2 + 4 * numbers[1]
         segments = np.reshape(numbers[2:stop], (-1, 4)).tolist()
         return replace(self, epoch=numbers[0], segments=segments)
 
 
-def _start(epoch: Any, segments: Any) -> Progress:
+def _start(epoch: Any, segments: Any) -> EpochProgress:
     """The start of an iteration, from values that may come from outside."""
     with contextlib.suppress(TypeError):
         numbers = [epoch, *itertools.chain(*segments)]
         fit = all(isinstance(number, int) and 0 <= number < 1 << 63 for number in numbers)
         if fit and len(numbers) <= 1 + 4 * MAX_SEGMENTS:
-            return Progress(epoch, [list(segment) for segment in segments])
+            return EpochProgress(epoch, [list(segment) for segment in segments])
     raise ValueError(
         f"expected an epoch from 0 and at most {MAX_SEGMENTS} segments of 4 numbers, "
         f"got {epoch!r} and {segments!r}"

@@ -1,0 +1,245 @@
+"""A whole version in memory as it is stored: made of a state, written to a file, made a state."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import fnmatch
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from .. import storage
+from ..checksum import crc32c
+from ..errorbound import Bound
+from ..errors import CorruptCheckpoint
+from .file_frame import HEAD_BYTES
+from .tensor_codec import Held, encode, hold
+from .tensors import spec_of, tensor_from, words_of
+from .typed_tree import Flattened, Leaf, unflatten
+from .version_file import TensorEntry, VersionHeader, content_id, describe
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Which error is allowed where; ``None`` is lossless.
+
+    Attributes:
+        weights: For tensors of two dimensions and more.
+        optimizer: The same in the state of an optimizer.
+        second_moment: The same for ``exp_avg_sq`` and its like.
+        exact: Patterns of paths (``*.embedding.*``) of tensors that are stored losslessly.
+    """
+
+    weights: Bound | None = None
+    optimizer: Bound | None = None
+    second_moment: Bound | None = None
+    exact: tuple[str, ...] = ()
+
+    def of(self, leaf: Leaf) -> Bound | None:
+        """The bound of one tensor."""
+        if any(fnmatch.fnmatchcase(leaf.path, pattern) for pattern in self.exact):
+            return None
+        by_role = {
+            "weight": self.weights,
+            "optimizer": self.optimizer,
+            "second-moment": self.second_moment,
+        }
+        return by_role.get(leaf.role)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldVersion:
+    """A version as it is stored.
+
+    Attributes:
+        number: Its number in its store.
+        id: SHA-256 of its restored content.
+        tree: The state without its tensors.
+        tensors: What is held of each tensor, by path.
+        content_crcs: CRC-32C of each restored tensor.
+        metrics: What the user noted.
+        saved: Seconds since 1970.
+    """
+
+    number: int
+    id: bytes
+    tree: Any
+    tensors: Mapping[str, Held]
+    content_crcs: Mapping[str, int]
+    metrics: dict[str, Any]
+    saved: float
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all tensors, restored."""
+        return sum(held.spec.num_bytes for held in self.tensors.values())
+
+
+def each(workers: int, work: Callable[[S], T], items: Iterable[S]) -> list[T]:
+    """The results of work on items, by so many threads: the coders give up the GIL."""
+    if workers <= 1:
+        return [work(item) for item in items]
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, items))
+
+
+def make_version(
+    state: Flattened,
+    bounds: Bounds,
+    before: HeldVersion | None,
+    *,
+    number: int,
+    metrics: dict[str, Any],
+    workers: int = 1,
+) -> HeldVersion:
+    """What is stored of a state.
+
+    Args:
+        state: Of :func:`.typed_tree.flatten`.
+        bounds: The errors that are allowed.
+        before: The version before, whose lattices are kept where they still fit.
+        number: The new version's number.
+        metrics: What the user notes.
+        workers: Threads.
+    """
+    known: Mapping[str, Held] = {} if before is None else before.tensors
+
+    def work(leaf: Leaf) -> tuple[str, Held, bytes, int]:
+        spec = spec_of(leaf.tensor)
+        held = hold(words_of(leaf.tensor), spec, bounds.of(leaf), known.get(leaf.path))
+        restored = held.restore()
+        return leaf.path, held, hashlib.sha256(restored.data).digest(), crc32c(restored)
+
+    found = each(workers, work, state.leaves)
+    tensors = {path: held for path, held, _, _ in found}
+    checksums = {path: checksum for path, _, _, checksum in found}
+    version_id = content_id(state.tree, [(path, held, digest) for path, held, digest, _ in found])
+    return HeldVersion(number, version_id, state.tree, tensors, checksums, metrics, time.time())
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A version file that was written.
+
+    Attributes:
+        header_bytes: Of the packed header.
+        num_bytes: Of the file.
+    """
+
+    header_bytes: int
+    num_bytes: int
+
+
+def write_version(
+    url: str,
+    version: HeldVersion,
+    parent: HeldVersion | None,
+    *,
+    options: storage.Options | None = None,
+    workers: int = 1,
+) -> Written:
+    """Write a version as a file that appears whole or not at all.
+
+    Args:
+        url: Where the file appears.
+        version: What it holds.
+        parent: The version that deltas refer to; ``None`` for a keyframe.
+        options: fsspec storage options.
+        workers: Threads.
+
+    Raises:
+        StorageError: The disk is full, or the store refuses.
+    """
+    references: Mapping[str, Held] = {} if parent is None else parent.tensors
+
+    def work(path: str) -> tuple[TensorEntry, Sequence[bytes]]:
+        held = version.tensors[path]
+        encoded = encode(held, references.get(path))
+        return describe(path, held, encoded, version.content_crcs[path]), encoded.parts
+
+    encoded = each(workers, work, version.tensors)
+    entries = []
+    start = 0
+    for entry, _ in encoded:
+        entries.append(dataclasses.replace(entry, start=start))
+        start = entries[-1].stop
+    header = VersionHeader(
+        version.number,
+        version.id,
+        None if parent is None else (parent.number, parent.id),
+        version.tree,
+        tuple(entries),
+        version.metrics,
+        version.saved,
+    )
+    head = header.pack()
+    with storage.atomic_write(url, options=options) as file:
+        file.write(head)
+        for _, parts in encoded:
+            file.writelines(parts)
+    return Written(len(head) - HEAD_BYTES, len(head) + start)
+
+
+def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[float, Any]:
+    """How small the difference of two states is within bounds, and what comes back.
+
+    Returns:
+        Bytes of the target's tensors by bytes of their deltas, and the restored state.
+    """
+    first = make_version(reference, bounds, None, number=1, metrics={})
+    second = make_version(target, bounds, first, number=2, metrics={})
+    sizes = [
+        encode(held, first.tensors.get(path)).num_bytes for path, held in second.tensors.items()
+    ]
+    return second.raw_bytes / max(sum(sizes), 1), state_of(second)
+
+
+def check_content(version: HeldVersion, workers: int = 1) -> None:
+    """Check that a version restores to the content that its id stands for.
+
+    Raises:
+        CorruptCheckpoint: It does not.
+    """
+
+    def work(path: str) -> tuple[str, Held, bytes]:
+        held = version.tensors[path]
+        return path, held, hashlib.sha256(held.restore().data).digest()
+
+    found = content_id(version.tree, each(workers, work, version.tensors))
+    if found != version.id:
+        raise CorruptCheckpoint(
+            f"version {version.number} restores to {found.hex()}, expected {version.id.hex()}"
+        )
+
+
+def tensor_of(held: Held, map_location: Any = None) -> Any:
+    """A tensor with memory of its own."""
+    words = held.restore()
+    # Words may lie in memory that another version shares, or that cannot be written.
+    own = words.copy() if held.lattice is None else words
+    tensor = tensor_from(own, held.spec)
+    return tensor if map_location is None else tensor.to(map_location)
+
+
+def state_of(version: HeldVersion, map_location: Any = None) -> Any:
+    """The state of a version, each tensor that it holds once made once.
+
+    Raises:
+        CorruptCheckpoint: The tree does not fit the tensors.
+    """
+    paths = list(version.tensors)
+    made: dict[int, Any] = {}
+
+    def leaf(number: int) -> Any:
+        if not 0 <= number < len(paths):
+            raise CorruptCheckpoint(f"expected one of {len(paths)} tensors, got {number}")
+        if number not in made:
+            made[number] = tensor_of(version.tensors[paths[number]], map_location)
+        return made[number]
+
+    return unflatten(version.tree, leaf)

@@ -1,0 +1,100 @@
+"""Releases over a network: one file that makes a new version of an old one (section 4, case 1).
+
+The receiver is refused unless it holds exactly the version that the patch was made from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from .. import storage
+from ..errors import BrokenChain
+from .chain import read_against
+from .held_version import HeldVersion, write_version
+from .store import DeltaStore
+from .tensor_codec import Held
+from .version_file import VersionFile
+
+
+@dataclasses.dataclass(frozen=True)
+class Patch:
+    """A patch that was written.
+
+    Attributes:
+        old: Id of the version that the receiver must hold.
+        new: Id of the version that it makes.
+        num_bytes: Size of the file.
+        raw_bytes: Bytes of all restored tensors.
+    """
+
+    old: bytes
+    new: bytes
+    num_bytes: int
+    raw_bytes: int
+
+
+def write_patch(
+    store: DeltaStore,
+    old: int,
+    new: int,
+    url: str,
+    *,
+    options: storage.Options | None = None,
+) -> Patch:
+    """Write the difference of two versions as one file.
+
+    Args:
+        store: Where they are.
+        old: Number of the version that the receiver holds.
+        new: Number of the version that it shall get.
+        url: The file.
+        options: fsspec storage options of the file.
+
+    Raises:
+        VersionUnavailable: One is not there.
+        StorageError: The file cannot be written.
+    """
+    reference = store.read(old)
+    target = store.read(new)
+    written = write_version(url, target, reference, options=options)
+    return Patch(reference.id, target.id, written.num_bytes, target.raw_bytes)
+
+
+def apply_patch(
+    store: DeltaStore, url: str, *, options: storage.Options | None = None
+) -> tuple[int, HeldVersion]:
+    """Add the version that a patch makes to a store.
+
+    Args:
+        store: It must hold the version that the patch was made from, under any number.
+        url: The patch, local or remote.
+        options: fsspec storage options of the patch.
+
+    Returns:
+        The new version's number in this store, and the version.
+
+    Raises:
+        BrokenChain: The store does not hold the right reference; both ids are named.
+        CorruptCheckpoint: The patch is damaged, or does not make what it promises.
+    """
+    file = VersionFile(url, options=options)
+    file.check_size()
+    parent = file.header.parent
+    reference = {} if parent is None else _reference(store, parent, url)
+    version = read_against(file, reference)
+    return store.append(version), version
+
+
+def _reference(store: DeltaStore, parent: tuple[int, bytes], url: str) -> Mapping[str, Held]:
+    number, wanted = parent
+    records = store.versions()
+    for record in records:
+        if record.id == wanted:
+            return store.read(record.number).tensors
+    newest = ", ".join(record.id.hex() for record in records[-3:])
+    raise BrokenChain(
+        f"expected a store with {wanted.hex()} (version {number} of the sender), "
+        f"its newest versions are {newest or 'none'}",
+        url=url,
+    )

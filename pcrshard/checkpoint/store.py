@@ -1,0 +1,381 @@
+"""The store of a training run's checkpoints: every version kept, as deltas within a bound."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from .. import storage
+from ..errorbound import Bound, PointwiseRelative, RelativeStd, describe_bound
+from ..errors import PCRError, StorageError, VersionUnavailable
+from . import rewrite
+from .chain import chain_of, plan_layers, read_tensors
+from .choose_bound import CANDIDATES, Budget, Choice, Evaluate, choose
+from .file_frame import pack_plain
+from .held_version import Bounds, HeldVersion, one_delta, state_of, tensor_of
+from .manifest import ORDERS, Manifest, VersionRecord, read_manifest, require_manifest
+from .safetensors_file import export_safetensors
+from .typed_tree import Flattened, flatten
+from .version_file import VersionFile
+from .writer import Background, Place, Writer
+
+T = TypeVar("T")
+_DEFAULT_ORDER = "backward"
+# Ten deltas are added in a fraction of the time of reading one keyframe.
+_DEFAULT_KEYFRAME_EVERY = 10
+_ATTEMPTS = 3
+
+
+class DeltaStore:
+    """Checkpoints of one run in a folder, local or at any fsspec URL.
+
+    Tensors of two and more dimensions are kept within a stated error, all others bit for bit, and
+    everything bit for bit with ``bound=None``. Saving works in a background thread on a copy: the
+    training waits for the copy only. Nothing in a store is executed when it is loaded.
+
+    Args:
+        url: The folder.
+        bound: The error of weights; the default has kept accuracy within 0.2 points.
+        optimizer_bound: The error of the state of optimizers.
+        second_moment_bound: The error of ``exp_avg_sq`` and its like.
+        exact: Patterns of paths of tensors that are kept bit for bit (``"model.embedding.*"``).
+        order: ``"backward"``: the newest version needs no reference; ``"forward"``: files are
+            never rewritten; ``"hop"``: each version needs one reference. Default: the store's own
+            order; backward for a new store.
+        keyframe_every: At most so many versions hang on one keyframe. Default: the store's own
+            number; 10 for a new store.
+        options: fsspec storage options.
+        workers: Threads that encode and decode.
+
+    Raises:
+        ValueError: An option is wrong, or differs from those of the store; see :meth:`rebase`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        bound: Bound | None = RelativeStd(0.01),
+        optimizer_bound: Bound | None = RelativeStd(0.1),
+        second_moment_bound: Bound | None = PointwiseRelative(0.1),
+        exact: Sequence[str] = (),
+        order: str | None = None,
+        keyframe_every: int | None = None,
+        options: storage.Options | None = None,
+        workers: int = 1,
+    ) -> None:
+        if order is not None and order not in ORDERS:
+            raise ValueError(f"expected an order of {ORDERS}, got {order!r}")
+        if keyframe_every is not None and keyframe_every < 1:
+            raise ValueError(f"expected keyframe_every to be at least 1, got {keyframe_every}")
+        self.bounds = Bounds(bound, optimizer_bound, second_moment_bound, tuple(exact))
+        self._place = Place(url, options, workers)
+        self._background = Background()
+        current = read_manifest(url, options)
+        self._manifest = current or self._empty(order, keyframe_every)
+        _check_settings(self._manifest, order, keyframe_every)
+        # None after a failure: then the manifest tells what is in the store.
+        self._next_number: int | None = self._manifest.next_number
+        self._writer = Writer(self._place, self.bounds, self._manifest)
+
+    def _empty(self, order: str | None, keyframe_every: int | None) -> Manifest:
+        described = {
+            "weights": describe_bound(self.bounds.weights),
+            "optimizer": describe_bound(self.bounds.optimizer),
+            "second_moment": describe_bound(self.bounds.second_moment),
+        }
+        return Manifest(
+            order or _DEFAULT_ORDER, keyframe_every or _DEFAULT_KEYFRAME_EVERY, described
+        )
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return self._place.url
+
+    @property
+    def order(self) -> str:
+        """How versions refer to each other."""
+        return self._manifest.order
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def save(
+        self,
+        state: Any,
+        *,
+        metrics: dict[str, Any] | None = None,
+        blocking: bool = False,
+        on_saved: Callable[[int], None] | None = None,
+    ) -> int:
+        """Save a state: model, optimizer, scheduler, generators, counters, nested as it comes.
+
+        The tensors are copied before this returns; encoding and writing happen in the background.
+        A save waits for the one before.
+
+        Args:
+            state: dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None, tensors,
+                numpy arrays and scalars.
+            metrics: Plain numbers and strings to note with the version.
+            blocking: Wait until the version is in the store.
+            on_saved: Called with the number when the version is in the store, in the background.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            UnsupportedState: The state holds something else; its path is named.
+            ConcurrentWriter: Another process has written to the store (also by a later call).
+            StorageError: The disk is full, or the store refuses (also by a later call).
+        """
+        noted = dict(metrics or {})
+        _check_metrics(noted)
+        flat = flatten(state)
+        self.wait()
+        number = self._next_number or self._read_next_number()
+        self._background.submit(lambda: self._append(flat, number, noted, on_saved))
+        self._next_number = number + 1
+        if blocking:
+            self.wait()
+        return number
+
+    def _append(
+        self,
+        flat: Flattened,
+        number: int,
+        metrics: dict[str, Any],
+        on_saved: Callable[[int], None] | None,
+    ) -> None:
+        self._writer.append(flat, number, metrics)
+        if on_saved is not None:
+            on_saved(number)
+
+    def wait(self) -> None:
+        """Wait until all versions are in the store.
+
+        Raises:
+            PCRError: One could not be saved. Its number is given to the next one.
+        """
+        try:
+            self._background.wait()
+        except BaseException:
+            self._next_number = None
+            raise
+
+    def _read_next_number(self) -> int:
+        current = read_manifest(self.url, self._place.options)
+        return 1 if current is None else current.next_number
+
+    def close(self) -> None:
+        """Wait until all versions are in the store, and end the background thread."""
+        self._background.close()
+
+    def versions(self) -> list[VersionRecord]:
+        """The versions, oldest first; one request."""
+        self.wait()
+        manifest = read_manifest(self.url, self._place.options)
+        return [] if manifest is None else list(manifest.versions)
+
+    def load(
+        self,
+        version: int | None = None,
+        *,
+        names: Collection[str] | None = None,
+        map_location: Any = None,
+        verify: bool = True,
+    ) -> Any:
+        """Load a version.
+
+        Args:
+            version: Its number; ``None`` for the newest.
+            names: Paths of tensors (``"model.conv1.weight"``); only what they need is read.
+            map_location: The torch device of the tensors; the CPU by default.
+            verify: Compare what is restored with its checksums.
+
+        Returns:
+            The state as it was saved; with ``names`` a dict of tensors.
+
+        Raises:
+            VersionUnavailable: The version or tensor is not there.
+            BrokenChain: A reference is missing or is another version.
+            CorruptCheckpoint: Something does not match its checksum; nothing is returned.
+            StorageError: It cannot be read.
+        """
+        self.wait()
+        if names is not None:
+            return self._retried(
+                lambda manifest: self._load_tensors(manifest, version, names, map_location, verify)
+            )
+        held = self.read(version, verify=verify)
+        return state_of(held, map_location)
+
+    def read(self, version: int | None = None, *, verify: bool = True) -> HeldVersion:
+        """A version as it is stored: codes, lattices, words; see :meth:`load`."""
+        self.wait()
+        return self._retried(
+            lambda manifest: self._place.read(manifest, _number(manifest, version), verify=verify)
+        )
+
+    def _load_tensors(
+        self,
+        manifest: Manifest,
+        version: int | None,
+        names: Collection[str],
+        map_location: Any,
+        verify: bool,
+    ) -> dict[str, Any]:
+        file = self._place.open(manifest.record(_number(manifest, version)))
+        unknown = set(names) - {entry.path for entry in file.header.tensors}
+        if unknown:
+            raise VersionUnavailable("there is no such tensor", url=file.url, key=min(unknown))
+        chain = chain_of(file, lambda number: self._place.open(manifest.record(number)))
+        layers = plan_layers(chain, names)
+        found = read_tensors(layers, verify=verify, workers=self._place.workers)
+        return {name: tensor_of(found[name], map_location) for name in names}
+
+    def _retried(self, work: Callable[[Manifest], T]) -> T:
+        """The result of reading; once more if a writer replaced the files meanwhile."""
+        manifest = require_manifest(self.url, self._place.options)
+        for _ in range(_ATTEMPTS):
+            try:
+                return work(manifest)
+            except StorageError:
+                current = require_manifest(self.url, self._place.options)
+                if current.generation == manifest.generation:
+                    raise
+                manifest = current
+        return work(manifest)
+
+    def open_file(self, version: int) -> VersionFile:
+        """The file of a version, whose header tells coders and sizes of its tensors."""
+        self.wait()
+        return self._retried(lambda manifest: self._place.open(manifest.record(version)))
+
+    def verify(self, versions: Collection[int] | None = None) -> list[PCRError]:
+        """Read every byte of versions and of what they need, and restore them.
+
+        Returns:
+            What is wrong, in the order of the versions; empty if all is well.
+
+        Raises:
+            PCRError: The manifest cannot be read.
+        """
+        self.wait()
+        manifest = require_manifest(self.url, self._place.options)
+        numbers = [record.number for record in manifest.versions]
+        return rewrite.verify(self._place, manifest, numbers if versions is None else versions)
+
+    def compact(self, keep: Collection[int]) -> None:
+        """Remove all versions but some; deltas to removed versions are written again, exactly.
+
+        Args:
+            keep: Numbers of the versions that stay.
+
+        Raises:
+            VersionUnavailable: One is not there.
+            ConcurrentWriter: Another process is writing.
+        """
+        self._rewrite(lambda manifest: rewrite.plan(manifest, keep=keep))
+
+    def rebase(self, *, order: str | None = None, keyframe_every: int | None = None) -> None:
+        """Write the deltas again in another order, exactly: no version changes by a bit.
+
+        Raises:
+            ConcurrentWriter: Another process is writing.
+            ValueError: There is no such order.
+        """
+        self._rewrite(
+            lambda manifest: rewrite.plan(manifest, order=order, keyframe_every=keyframe_every)
+        )
+
+    def _rewrite(self, plan: Callable[[Manifest], rewrite.Plan]) -> None:
+        self.wait()
+        self._manifest = rewrite.apply(self._place, plan)
+        self._writer.forget()
+        self._next_number = self._manifest.next_number
+
+    def export(self, version: int, url: str) -> int:
+        """Write a version's tensors as a safetensors file; returns its size in bytes.
+
+        Raises:
+            MissingDependency: safetensors is not installed.
+            VersionUnavailable: The version is not there.
+        """
+        return export_safetensors(self.read(version), url)
+
+    def choose_bound(
+        self,
+        target: Any,
+        reference: Any,
+        evaluate: Evaluate,
+        *,
+        candidates: Sequence[Bound] = CANDIDATES,
+        budget: Budget = Budget(),
+        workers: int = 1,
+    ) -> Choice:
+        """Find the coarsest bound of weights whose loss of accuracy is within a budget.
+
+        Nothing is written; give the result to a new store as ``bound``.
+
+        Args:
+            target: The state of a network.
+            reference: The state of an earlier version, as the delta's reference.
+            evaluate: Gives the accuracy, 0 to 1, of a state like ``target``.
+            candidates: The bounds to try.
+            budget: What may be lost, and how sure one has to be.
+            workers: Candidates that are evaluated at a time.
+        """
+        states = (flatten(target), flatten(reference))
+
+        def compress(bound: Bound) -> tuple[float, Any]:
+            return one_delta(*states, dataclasses.replace(self.bounds, weights=bound))
+
+        return choose(target, compress, evaluate, candidates, budget=budget, workers=workers)
+
+    def append(self, version: HeldVersion) -> int:
+        """Add a version that was read from another store, exactly, under the next number here.
+
+        Raises:
+            ConcurrentWriter: Another process has written to the store.
+            StorageError: The disk is full, or the store refuses.
+        """
+        self.wait()
+        added = self._writer.append_version(version)
+        self._next_number = added.number + 1
+        return added.number
+
+
+def _number(manifest: Manifest, version: int | None) -> int:
+    if version is not None:
+        return version
+    if not manifest.versions:
+        raise VersionUnavailable("the store has no versions")
+    return manifest.versions[-1].number
+
+
+def _check_settings(manifest: Manifest, order: str | None, keyframe_every: int | None) -> None:
+    asked = {"order": order, "keyframe_every": keyframe_every}
+    for name, value in asked.items():
+        known = getattr(manifest, name)
+        if value is not None and value != known:
+            raise ValueError(
+                f"the store has {name}={known!r}, got {value!r}: see DeltaStore.rebase"
+            )
+
+
+def _check_metrics(metrics: dict[str, Any]) -> None:
+    try:
+        pack_plain(metrics)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"expected metrics of plain numbers and strings: {error}") from error

@@ -1,0 +1,48 @@
+"""Values within a stated error: bounds, integer lattices, and the coders of what is left."""
+
+from .bounds import Absolute, Bound, PointwiseRelative, RelativeStd, describe_bound, parse_bound
+from .byte_codes import compress, content_bytes, decode_planes, decompress, encode_planes
+from .changed_words import (
+    decode_index,
+    decode_words,
+    encode_index,
+    encode_words,
+    find_changes,
+)
+from .float_types import FLOAT_TYPES, FloatType, Words
+from .integer_codes import decode_integers, encode_integers
+from .lattice import Codes, Lattice, LinearLattice, LogLattice, lattice_from
+from .quantise import Quantised, check_error, quantise, restore
+
+__all__ = [
+    "FLOAT_TYPES",
+    "Absolute",
+    "Bound",
+    "Codes",
+    "FloatType",
+    "Lattice",
+    "LinearLattice",
+    "LogLattice",
+    "PointwiseRelative",
+    "Quantised",
+    "RelativeStd",
+    "Words",
+    "check_error",
+    "compress",
+    "content_bytes",
+    "decode_index",
+    "decode_integers",
+    "decode_planes",
+    "decode_words",
+    "decompress",
+    "describe_bound",
+    "encode_index",
+    "encode_integers",
+    "encode_planes",
+    "encode_words",
+    "find_changes",
+    "lattice_from",
+    "parse_bound",
+    "quantise",
+    "restore",
+]

@@ -1,0 +1,168 @@
+"""What error a user allows, and the lattice that keeps to it for a given tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from .float_types import FloatType, Values, Words
+from .lattice import Lattice, LinearLattice, log_lattice
+
+# The median magnitude of a normal distribution is this share of its standard deviation.
+_MEDIAN_OF_NORMAL = 0.6744897501960817
+_SAMPLE = 1 << 16
+_BLOCK = 1 << 16
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"expected {name} to be positive and finite, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeStd:
+    """An absolute error of at most ``fraction`` of the tensor's own standard deviation.
+
+    Attributes:
+        fraction: 0.01 allows 1 % of the standard deviation.
+        outlier_guard: The deviation counts for at most so many times what the tensor's median
+            magnitude says it is (for a normal distribution both agree). A few huge outliers would
+            otherwise make a bound that erases all other values.
+    """
+
+    fraction: float
+    outlier_guard: float = 8.0
+    kind = "relative-std"
+
+    def __post_init__(self) -> None:
+        _check_positive("fraction", self.fraction)
+        _check_positive("outlier_guard", self.outlier_guard)
+
+    def lattice(self, words: Words, float_type: FloatType) -> Lattice | None:
+        """The lattice for a tensor's words (N,); ``None`` if it has no deviation."""
+        scale = min(_deviation(words, float_type), self.outlier_guard * _typical(words, float_type))
+        return _linear(self.fraction * scale, scale, float_type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Absolute:
+    """An absolute error of at most ``error_bound``.
+
+    Attributes:
+        error_bound: In the unit of the values.
+    """
+
+    error_bound: float
+    kind = "absolute"
+
+    def __post_init__(self) -> None:
+        _check_positive("error_bound", self.error_bound)
+
+    def lattice(self, words: Words, float_type: FloatType) -> Lattice | None:
+        """The lattice for a tensor's words (N,)."""
+        return _linear(self.error_bound, _deviation(words, float_type), float_type)
+
+
+@dataclasses.dataclass(frozen=True)
+class PointwiseRelative:
+    """An error of at most ``rel_error_bound`` of each value's own magnitude.
+
+    Meant for values of many orders of magnitude, as Adam's second moment (``exp_avg_sq``).
+
+    Attributes:
+        rel_error_bound: 0.1 allows 10 % of each value.
+    """
+
+    rel_error_bound: float
+    kind = "pointwise-relative"
+
+    def __post_init__(self) -> None:
+        _check_positive("rel_error_bound", self.rel_error_bound)
+
+    def lattice(self, words: Words, float_type: FloatType) -> Lattice | None:
+        """The lattice; the same one for all tensors of a type."""
+        return log_lattice(self.rel_error_bound, float_type.half_ulp)
+
+
+Bound = RelativeStd | Absolute | PointwiseRelative
+_KINDS = {kind.kind: kind for kind in (RelativeStd, Absolute, PointwiseRelative)}
+
+
+def describe_bound(bound: Bound | None) -> dict[str, Any] | None:
+    """A bound as plain values.
+
+    >>> describe_bound(Absolute(0.5))
+    {'kind': 'absolute', 'error_bound': 0.5}
+    """
+    return None if bound is None else {"kind": bound.kind} | dataclasses.asdict(bound)
+
+
+def parse_bound(described: Any) -> Bound | None:
+    """The bound of :func:`describe_bound`.
+
+    Raises:
+        ValueError: It describes none.
+    """
+    if described is None:
+        return None
+    if not isinstance(described, dict) or described.get("kind") not in _KINDS:
+        raise ValueError(f"expected a bound of {sorted(_KINDS)}, got {described!r}")
+    kind = _KINDS[described["kind"]]
+    arguments = {name: value for name, value in described.items() if name != "kind"}
+    names = {field.name for field in dataclasses.fields(kind)}
+    if arguments.keys() != names or not all(type(x) in (int, float) for x in arguments.values()):
+        raise ValueError(f"expected numbers {sorted(names)}, got {described!r}")
+    return kind(**arguments)
+
+
+def _linear(error_bound: float, scale: float, float_type: FloatType) -> LinearLattice | None:
+    """A lattice within the bound after rounding to the type, for values of three deviations.
+
+    The rare larger values that rounding takes beyond the bound are escaped.
+    """
+    if not 0 < error_bound < math.inf:
+        return None
+    margin = 3 * scale * float_type.half_ulp
+    if margin > error_bound / 2:
+        margin = 0.0
+    step = 2 * (error_bound - margin)
+    return LinearLattice(step, error_bound) if step > 0 else None
+
+
+def _deviation(words: Words, float_type: FloatType) -> float:
+    """Standard deviation of the finite values, in float64."""
+    count = 0
+    total = 0.0
+    squares = 0.0
+    for start in range(0, len(words), _BLOCK):
+        values = _finite(float_type.widen(words[start : start + _BLOCK]))
+        count += len(values)
+        total += float(values.sum())
+        with np.errstate(over="ignore"):
+            squares += float(values @ values)
+    if count == 0:
+        return 0.0
+    mean = total / count
+    return math.sqrt(max(squares / count - mean * mean, 0.0))
+
+
+def _typical(words: Words, float_type: FloatType) -> float:
+    """The deviation that a normal distribution of the same median magnitude has.
+
+    Zeros are left out: a sparse tensor is judged by its other values.
+    """
+    stride = max(1, len(words) // _SAMPLE)
+    magnitudes = np.abs(_finite(float_type.widen(words[::stride])))
+    magnitudes = magnitudes[magnitudes > 0]
+    if len(magnitudes) == 0:
+        return math.inf
+    return float(np.median(magnitudes)) / _MEDIAN_OF_NORMAL
+
+
+def _finite(values: Values) -> Values:
+    if np.isfinite(values).all():
+        return values
+    return values[np.isfinite(values)]

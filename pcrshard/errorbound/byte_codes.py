@@ -1,0 +1,97 @@
+"""The one door to zstandard: words and plain bytes, losslessly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from ..errors import CorruptCheckpoint
+from .float_types import Words
+
+_LEVEL = 3
+_RAW = b"\x00"
+_ZSTD = b"\x01"
+
+
+def compress(data: bytes | memoryview, level: int = _LEVEL) -> bytes:
+    """Bytes as one zstd frame that states its content's size, or as they are if that is smaller.
+
+    The first byte tells which.
+    """
+    packed = zstandard.ZstdCompressor(level=level).compress(data)
+    if len(packed) < len(data):
+        return _ZSTD + packed
+    return _RAW + bytes(data)
+
+
+def decompress(payload: bytes | memoryview, size: int) -> bytes:
+    """The ``size`` bytes of a payload; the caller has limited ``size``.
+
+    Raises:
+        CorruptCheckpoint: The payload is damaged, or holds another number of bytes.
+    """
+    kind = bytes(payload[:1])
+    body = bytes(payload[1:])
+    if kind == _RAW:
+        data = body
+    elif kind == _ZSTD:
+        data = _decompress_frame(body, size)
+    else:
+        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
+    if len(data) != size:
+        raise CorruptCheckpoint(f"expected {size} bytes, got {len(data)}")
+    return data
+
+
+def _decompress_frame(frame: bytes, size: int) -> bytes:
+    try:
+        # The library takes as much memory as the frame asks for, so that it is checked first.
+        promised = zstandard.frame_content_size(frame)
+        if promised != size:
+            raise CorruptCheckpoint(f"expected {size} bytes, the zstd frame promises {promised}")
+        data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptCheckpoint(f"a zstd frame is damaged: {error}") from error
+    return bytes(data)
+
+
+def content_bytes(payload: bytes | memoryview) -> int:
+    """How many bytes a payload of :func:`compress` promises to hold.
+
+    Raises:
+        CorruptCheckpoint: It does not say so.
+    """
+    kind = bytes(payload[:1])
+    if kind == _RAW:
+        return len(payload) - 1
+    if kind != _ZSTD:
+        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
+    try:
+        promised = int(zstandard.frame_content_size(bytes(payload[1:19])))
+    except zstandard.ZstdError as error:
+        raise CorruptCheckpoint(f"a zstd frame is damaged: {error}") from error
+    if promised < 0:
+        raise CorruptCheckpoint("expected a zstd frame that states its content's size")
+    return promised
+
+
+def encode_planes(words: Words) -> bytes:
+    """Words (N,) as byte planes: the first bytes of all words, then the second ones, and so on.
+
+    Exponents compress, the low bits of mantissas do not, and so do not stand between them.
+    """
+    planes = words.view(np.uint8).reshape(len(words), words.itemsize).T
+    return compress(planes.tobytes())
+
+
+def decode_planes(payload: bytes | memoryview, count: int, word: np.dtype[Any]) -> Words:
+    """The ``count`` words of a payload; the caller has limited ``count``.
+
+    Raises:
+        CorruptCheckpoint: The payload is damaged, or holds another number of words.
+    """
+    data = decompress(payload, count * word.itemsize)
+    planes = np.frombuffer(data, np.uint8).reshape(word.itemsize, count)
+    return np.ascontiguousarray(planes.T).view(word).reshape(count)

@@ -1,0 +1,61 @@
+"""The sparse form of a lossless delta: which words changed, and how.
+
+For weights in bfloat16 of which one in a hundred changes between two versions, as in reinforcement
+learning with a small learning rate. It is an exclusive or, so that it leads both ways.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CorruptCheckpoint
+from .byte_codes import compress, content_bytes, decompress
+from .float_types import Words
+from .integer_codes import decode_integers, encode_integers
+
+Index = npt.NDArray[np.int64]
+
+
+def encode_index(index: Index) -> bytes:
+    """Increasing numbers (E,) as the gaps between them."""
+    return encode_integers(np.diff(index, prepend=-1).astype(np.uint32))
+
+
+def decode_index(payload: bytes | memoryview, count: int, limit: int) -> Index:
+    """The ``count`` numbers of a payload, increasing and below ``limit``.
+
+    Raises:
+        CorruptCheckpoint: They are not.
+    """
+    if count > limit:
+        raise CorruptCheckpoint(f"expected at most {limit} numbers, got {count}")
+    gaps = decode_integers(payload, count, np.uint32)
+    index: Index = np.cumsum(gaps, dtype=np.int64) - 1
+    if count and (int(gaps.min()) < 1 or int(index[-1]) >= limit):
+        raise CorruptCheckpoint(f"expected increasing numbers below {limit}, got {index[-1]}")
+    return index
+
+
+def encode_words(words: Words) -> bytes:
+    """Words (E,) in the order that they come; 8-bit ones by zstd, others by pcodec."""
+    return compress(words.tobytes()) if words.itemsize == 1 else encode_integers(words)
+
+
+def decode_words(payload: bytes | memoryview, count: int, word: np.dtype[np.generic]) -> Words:
+    """The ``count`` words of a payload.
+
+    Raises:
+        CorruptCheckpoint: The payload is damaged, or holds another number of words.
+    """
+    if word.itemsize > 1:
+        return decode_integers(payload, count, word)
+    if content_bytes(payload) != count:
+        raise CorruptCheckpoint(f"expected {count} words, got {content_bytes(payload)}")
+    return np.frombuffer(decompress(payload, count), word)
+
+
+def find_changes(words: Words, reference: Words) -> tuple[Index, Words]:
+    """Where words (N,) differ from a reference (N,): index (E,) and the exclusive or (E,)."""
+    index = np.flatnonzero(words != reference)
+    return index, words[index] ^ reference[index]

@@ -1,0 +1,77 @@
+"""The floating-point types as words of bits: bfloat16 included, which numpy does not know.
+
+Every value is handled as its bits, an unsigned integer ("word"), so that NaN payloads and the sign
+of zero survive, and as float64, in which all arithmetic is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[Any]  # (N,) uint8, uint16, uint32 or uint64
+Values = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatType:
+    """One floating-point type.
+
+    Attributes:
+        name: As torch and numpy call it.
+        word: The unsigned integer of the same size.
+        mantissa_bits: Stored bits of the mantissa.
+        smallest_normal: The smallest positive value that is not subnormal.
+        largest: The largest finite value.
+    """
+
+    name: str
+    word: np.dtype[Any]
+    mantissa_bits: int
+    smallest_normal: float
+    largest: float
+
+    @property
+    def half_ulp(self) -> float:
+        """The largest relative error of rounding a normal value to this type."""
+        return float(2.0 ** -(self.mantissa_bits + 1))
+
+    def widen(self, words: Words) -> Values:
+        """The values of words (N,), exactly, as float64."""
+        floats: npt.NDArray[Any]
+        if self.name == "bfloat16":
+            floats = (words.astype(np.uint32) << 16).view(np.float32)
+        else:
+            floats = words.view(self.name)
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+            return floats.astype(np.float64)
+
+    def narrow(self, values: Values) -> Words:
+        """The words of finite float64 values (N,), rounded to nearest, ties to even.
+
+        A value that is too large becomes infinity.
+        """
+        with np.errstate(over="ignore", under="ignore"):
+            if self.name != "bfloat16":
+                return values.astype(self.name).view(self.word)
+            words = values.astype(np.float32).view(np.uint32)
+        # Half of the bits that are cut off, less one where the last kept bit is even.
+        rounding = ((words >> 16) & 1) + np.uint32(0x7FFF)
+        return ((words + rounding) >> 16).astype(np.uint16)
+
+
+def _numpy_type(name: str) -> FloatType:
+    info = np.finfo(name)
+    word = np.dtype(f"u{info.bits // 8}")
+    return FloatType(name, word, info.nmant, float(info.smallest_normal), float(info.max))
+
+
+FLOAT_TYPES = {
+    "float16": _numpy_type("float16"),
+    "bfloat16": FloatType("bfloat16", np.dtype("u2"), 7, 2.0**-126, (2 - 2**-7) * 2.0**127),
+    "float32": _numpy_type("float32"),
+    "float64": _numpy_type("float64"),
+}

@@ -1,0 +1,104 @@
+"""Delta-DNN's equations 1 and 2 and its coder as the paper prints them, for comparison only.
+
+The bound of these equations is ``log(1 + epsilon)`` absolute, whatever the scale of the weights,
+and a chain of them drifts; see docs/checkpoints.md. The stores use :mod:`.lattice` instead.
+"""
+
+from __future__ import annotations
+
+import lzma
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CorruptCheckpoint
+from .byte_codes import compress, decompress
+
+Factors = npt.NDArray[np.int32]
+CODERS = ("rle+lzma", "rle+zstd", "lzma", "zstd")
+_ZSTD_LEVEL = 19
+
+
+def quantisation_factors(
+    target: npt.NDArray[Any], reference: npt.NDArray[Any], epsilon: float
+) -> Factors:
+    """Equation 1: ``M = floor((A - B) / (2 log(1 + epsilon)) + 0.5)``, (N,) int32.
+
+    Args:
+        target: A, (N,) of the network that is stored.
+        reference: B, (N,) of the network that both sides have.
+        epsilon: The paper's relative error bound, 0.01 to 0.1.
+    """
+    step = 2 * math.log(1 + epsilon)
+    difference = target.astype(np.float64) - reference.astype(np.float64)
+    return np.floor(difference / step + 0.5).astype(np.int32)
+
+
+def recover(factors: Factors, reference: npt.NDArray[Any], epsilon: float) -> npt.NDArray[Any]:
+    """Equation 2: ``A' = 2 M log(1 + epsilon) + B``, in the reference's type."""
+    step = 2 * math.log(1 + epsilon)
+    return (factors * step + reference.astype(np.float64)).astype(reference.dtype)
+
+
+def encode_factors(factors: Factors, coder: str = "rle+lzma") -> bytes:
+    """The bytes of factors (N,) by one of :data:`CODERS` (the paper's Figure 5)."""
+    _check(coder)
+    data = _narrowest(factors).tobytes()
+    width = len(data) // max(len(factors), 1)
+    runs = run_lengths(data) if coder.startswith("rle") else data
+    packed = lzma.compress(runs) if coder.endswith("lzma") else compress(runs, _ZSTD_LEVEL)
+    return bytes([width]) + len(runs).to_bytes(8, "little") + packed
+
+
+def decode_factors(payload: bytes, count: int, coder: str = "rle+lzma") -> Factors:
+    """The ``count`` factors of :func:`encode_factors`.
+
+    Raises:
+        CorruptCheckpoint: The payload is damaged.
+    """
+    _check(coder)
+    width = payload[0]
+    size = int.from_bytes(payload[1:9], "little")
+    body = payload[9:]
+    runs = lzma.decompress(body) if coder.endswith("lzma") else decompress(body, size)
+    data = expand_runs(runs) if coder.startswith("rle") else runs
+    if len(runs) != size or len(data) != count * width:
+        raise CorruptCheckpoint(f"expected {count} factors, got {len(data)} bytes")
+    return np.frombuffer(data, f"<i{width}").astype(np.int32)
+
+
+def run_lengths(data: bytes) -> bytes:
+    """Runs of equal bytes as all their values, then all their lengths (1 to 255).
+
+    >>> run_lengths(b"aaab").hex()
+    '61620301'
+    """
+    values = np.frombuffer(data, np.uint8)
+    starts = np.flatnonzero(np.diff(values, prepend=-1 if len(values) else []))
+    lengths = np.diff(starts, append=len(values))
+    # A run of more than 255 bytes becomes several.
+    pieces = -(-lengths // 255)
+    run_values = np.repeat(values[starts], pieces)
+    run_sizes = np.full(int(pieces.sum()), 255, np.uint8)
+    last = np.cumsum(pieces) - 1
+    run_sizes[last] = lengths - 255 * (pieces - 1)
+    return run_values.tobytes() + run_sizes.tobytes()
+
+
+def expand_runs(runs: bytes) -> bytes:
+    """The inverse of :func:`run_lengths`."""
+    both = np.frombuffer(runs, np.uint8).reshape(2, -1)
+    return np.repeat(both[0], both[1]).tobytes()
+
+
+def _narrowest(factors: Factors) -> npt.NDArray[Any]:
+    largest = int(np.abs(factors).max(initial=0))
+    bits = next(bits for bits in (8, 16, 32) if largest < 1 << (bits - 1))
+    return factors.astype(f"<i{bits // 8}")
+
+
+def _check(coder: str) -> None:
+    if coder not in CODERS:
+        raise ValueError(f"expected a coder of {CODERS}, got {coder!r}")

@@ -1,0 +1,114 @@
+"""Values to codes of a lattice and back; what the lattice cannot hold is kept bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ErrorBoundViolated
+from .float_types import FloatType, Values, Words
+from .lattice import MAX_CODE, Codes, Lattice
+
+# 64 Ki float64 are 512 KiB: the block's arrays stay in the cache of a core.
+_BLOCK = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantised:
+    """A tensor on a lattice.
+
+    Attributes:
+        codes: (N,) int32; 0 where a value is escaped.
+        escape_index: (E,) int64, increasing: the values that are kept bit for bit.
+        escape_words: (E,) their bits.
+    """
+
+    codes: Codes
+    escape_index: npt.NDArray[np.int64]
+    escape_words: Words
+
+
+def quantise(words: Words, float_type: FloatType, lattice: Lattice) -> Quantised:
+    """Put a tensor's words (N,) on a lattice; about eight passes over blocks in cache.
+
+    Each value is restored and compared, after the cast to its type. NaN, infinities, -0.0,
+    subnormals, and values that the cast or the size of a code takes beyond the bound are escaped.
+    """
+    codes = np.empty(len(words), np.int32)
+    escaped = []
+    for start in range(0, len(words), _BLOCK):
+        block = words[start : start + _BLOCK]
+        found, kept = _quantise_block(block, float_type, lattice)
+        codes[start : start + _BLOCK] = found
+        if not kept.all():
+            escaped.append(start + np.flatnonzero(~kept))
+    index = np.concatenate(escaped) if escaped else np.empty(0, np.int64)
+    return Quantised(codes, index, words[index])
+
+
+def _quantise_block(
+    block: Words, float_type: FloatType, lattice: Lattice
+) -> tuple[Codes, npt.NDArray[np.bool_]]:
+    values = float_type.widen(block)
+    magnitudes = np.abs(values)
+    # Comparisons with NaN are false. The word of +0.0 is 0, that of -0.0 is not.
+    kept = (magnitudes >= float_type.smallest_normal) & (magnitudes <= float_type.largest)
+    kept |= block == 0
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = lattice.codes(values)
+        kept &= np.abs(wide) <= MAX_CODE
+        if not kept.all():
+            wide = np.where(kept, wide, 0.0)
+        codes: Codes = wide.astype(np.int32)
+        restored = float_type.widen(float_type.narrow(lattice.values(codes)))
+        near = np.abs(restored - values) <= lattice.tolerance(magnitudes)
+    kept &= near
+    if not kept.all():
+        codes[~kept] = 0
+    return codes, kept
+
+
+def restore(quantised: Quantised, float_type: FloatType, lattice: Lattice) -> Words:
+    """The words (N,) of a tensor; the inverse of :func:`quantise` within the bound."""
+    words = np.empty(len(quantised.codes), float_type.word)
+    for start in range(0, len(words), _BLOCK):
+        codes = quantised.codes[start : start + _BLOCK]
+        words[start : start + _BLOCK] = float_type.narrow(lattice.values(codes))
+    words[quantised.escape_index] = quantised.escape_words
+    return words
+
+
+def check_error(original: Words, restored: Words, float_type: FloatType, lattice: Lattice) -> float:
+    """Compare every value with its source.
+
+    Returns:
+        The largest error as a share of what is allowed, at most 1.
+
+    Raises:
+        ErrorBoundViolated: A value is farther off, or a special value is not what it was.
+    """
+    worst = 0.0
+    for start in range(0, len(original), _BLOCK):
+        block = original[start : start + _BLOCK]
+        back = restored[start : start + _BLOCK]
+        different = block != back
+        share = _error_share(float_type.widen(block), float_type.widen(back), lattice)
+        share = np.where(different, share, 0.0)
+        largest = float(share.max(initial=0.0))
+        if not largest <= 1:
+            where = start + int(np.argmax(~(share <= 1)))
+            raise ErrorBoundViolated(
+                f"expected an error of at most one bound, got {largest:g} bounds at value {where}"
+            )
+        worst = max(worst, largest)
+    return worst
+
+
+def _error_share(values: Values, restored: Values, lattice: Lattice) -> npt.NDArray[Any]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.abs(restored - values) / lattice.tolerance(np.abs(values))
+    # A NaN here is a special value that was not kept.
+    return np.where(np.isnan(share), np.inf, share)

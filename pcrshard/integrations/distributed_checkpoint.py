@@ -1,0 +1,286 @@
+"""``torch.distributed.checkpoint`` in DeltaStores: each rank keeps its shards as deltas.
+
+A folder holds one store for each rank, and an index store whose versions name the versions of the
+ranks. The index is written by the coordinator after all ranks have written: it is the commit.
+Nothing is pickled in the files; objects that are no tensors go through the typed tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from .. import storage
+from ..checkpoint import DeltaStore
+from ..errors import CorruptCheckpoint
+
+_INDEX = "index"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a shard is.
+
+    Attributes:
+        rank: The rank that wrote it.
+        version: The version in the store of the rank.
+        name: Its path in this version; empty for an object.
+    """
+
+    rank: int
+    version: int
+    name: str
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _store_name(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def _shard_key(index: MetadataIndex) -> str:
+    offsets = index.offset if index.offset is not None else ()
+    return ",".join(map(str, offsets)) or "whole"
+
+
+class DeltaStorageWriter(StorageWriter):
+    """Give it to ``torch.distributed.checkpoint.save``; each call adds a version.
+
+    Args:
+        url: The folder, local or at any fsspec URL.
+        how: Options of :class:`DeltaStore`: bounds, order, keyframe_every...
+    """
+
+    def __init__(self, url: str, **how: Any) -> None:
+        self.url = url
+        self._how = how
+        self._rank_store: DeltaStore | None = None
+        self._index: DeltaStore | None = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """The version's number is the store's, whatever the id."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        """Open the stores; called on every rank."""
+        if self._rank_store is None:
+            self._rank_store = self._open(_store_name(_rank()))
+        if is_coordinator and self._index is None:
+            self._index = self._open(_INDEX)
+
+    def _open(self, name: str) -> DeltaStore:
+        return DeltaStore(storage.join(self.url, name), **self._how)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The plans as they are."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Save this rank's shards as one version."""
+        assert self._rank_store is not None
+        tensors: dict[str, dict[str, Any]] = defaultdict(dict)
+        objects = {}
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                objects[item.index.fqn] = planner.lookup_object(item.index)  # type: ignore[attr-defined]
+            else:
+                shard = planner.resolve_data(item)
+                tensors[_shard_key(item.index)][item.index.fqn] = shard
+        state = {"tensors": dict(tensors), "objects": objects}
+        number = self._rank_store.save(state, blocking=True)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([self._result(item, number) for item in plan.items])
+        return done
+
+    def _result(self, item: WriteItem, number: int) -> WriteResult:
+        is_object = item.type == WriteItemType.BYTE_IO
+        name = "" if is_object else f"tensors.{_shard_key(item.index)}.{item.index.fqn}"
+        size = 0 if item.tensor_data is None else item.tensor_data.size.numel()
+        return WriteResult(item.index, size, Place(_rank(), number, name))
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit the version; called on the coordinator after all ranks have written."""
+        assert self._index is not None
+        places = {
+            result.index: result.storage_data for each_rank in results for result in each_rank
+        }
+        self._index.save(_plain_metadata(metadata, places), blocking=True)
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Where the versions are."""
+        return StorageMeta(checkpoint_id=self.url)
+
+    @classmethod
+    def validate_checkpoint_id(cls, *_: Any) -> bool:
+        """Any folder."""
+        return True
+
+
+class DeltaStorageReader(StorageReader):
+    """Give it to ``torch.distributed.checkpoint.load``, on any number of ranks.
+
+    Args:
+        url: The folder of :class:`DeltaStorageWriter`.
+        version: Number of the version in the index; ``None`` for the newest.
+    """
+
+    def __init__(self, url: str, version: int | None = None) -> None:
+        self.url = url
+        self._version = version
+        self._places: dict[MetadataIndex, Place] = {}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """The version is given to the constructor."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """What the version holds.
+
+        Raises:
+            CorruptCheckpoint: The index is damaged.
+        """
+        plain = DeltaStore(storage.join(self.url, _INDEX)).load(self._version)
+        try:
+            return _metadata_from(plain)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptCheckpoint(f"not an index: {error!r}", url=self.url) from error
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:
+        """Remember where the shards are."""
+        assert metadata.storage_data is not None
+        self._places = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs; only the needed tensors of the needed ranks."""
+        needed: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        for item in plan.items:
+            place = self._places[item.storage_index]
+            needed[place.rank, place.version].append((item, place))
+        for (rank, version), items in needed.items():
+            store = DeltaStore(storage.join(self.url, _store_name(rank)))
+            _read_objects(store, version, items, planner)
+            _read_tensors(store, version, items, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, *_: Any) -> bool:
+        """Any folder."""
+        return True
+
+
+def _read_tensors(
+    store: DeltaStore, version: int, items: Sequence[tuple[Any, Place]], planner: LoadPlanner
+) -> None:
+    wanted = [(item, place) for item, place in items if place.name]
+    if not wanted:
+        return
+    found = store.load(version, names={place.name for _, place in wanted})
+    for item, place in wanted:
+        tensor = found[place.name]
+        for dimension, (start, length) in enumerate(
+            zip(item.storage_offsets, item.lengths, strict=True)
+        ):
+            tensor = tensor.narrow(dimension, start, length)
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+
+def _read_objects(
+    store: DeltaStore, version: int, items: Sequence[tuple[Any, Place]], planner: LoadPlanner
+) -> None:
+    wanted = [item for item, _ in items if item.type == LoadItemType.BYTE_IO]
+    if not wanted:
+        return
+    objects = store.load(version)["objects"]
+    for item in wanted:
+        # The planner wants torch's bytes; they are made here, of plain values.
+        data = io.BytesIO()
+        torch.save(objects[item.storage_index.fqn], data)
+        data.seek(0)
+        planner.load_bytes(item, data)
+
+
+def _plain_metadata(metadata: Metadata, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
+    """Torch's description of a checkpoint as plain values."""
+    tensors: dict[str, Any] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            chunks = [[list(chunk.offsets), list(chunk.sizes)] for chunk in entry.chunks]
+            dtype = str(entry.properties.dtype).removeprefix("torch.")
+            tensors[name] = {"dtype": dtype, "size": list(entry.size), "chunks": chunks}
+        else:
+            tensors[name] = None
+    rows = [
+        [
+            index.fqn,
+            None if index.offset is None else list(index.offset),
+            place.rank,
+            place.version,
+            place.name,
+        ]
+        for index, place in places.items()
+    ]
+    return {"entries": tensors, "planner": metadata.planner_data, "places": rows}
+
+
+def _metadata_from(plain: dict[str, Any]) -> Metadata:
+    entries: dict[str, Any] = {}
+    for name, entry in plain["entries"].items():
+        entries[name] = BytesStorageMetadata() if entry is None else _tensor_metadata(entry)
+    places = {}
+    for name, offset, rank, version, path in plain["places"]:
+        index = MetadataIndex(name, None if offset is None else torch.Size(offset))
+        places[index] = Place(int(rank), int(version), str(path))
+    return Metadata(entries, planner_data=plain["planner"], storage_data=places)
+
+
+def _tensor_metadata(entry: dict[str, Any]) -> TensorStorageMetadata:
+    dtype = getattr(torch, entry["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"expected a type of tensors, got {entry['dtype']}")
+    chunks = [
+        ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+        for offsets, sizes in entry["chunks"]
+    ]
+    return TensorStorageMetadata(TensorProperties(dtype), torch.Size(entry["size"]), chunks)

@@ -1,0 +1,81 @@
+"""Lightning's checkpoints in a DeltaStore: ``Trainer(plugins=[delta_checkpoint_io(store)])``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .. import storage
+from ..checkpoint import DeltaStore
+from ..errors import CorruptCheckpoint
+from .lightning import checkpoint_io_class
+
+_KEYS = {"pcrshard_store", "version"}
+_MAX_POINTER_BYTES = 1 << 16
+
+
+def delta_checkpoint_io(store: DeltaStore) -> Any:
+    """A ``CheckpointIO`` that keeps Lightning's checkpoints as versions of a store.
+
+    Where Lightning would write a file, a small JSON file is written that names the version, as soon
+    as the version is in the store. When Lightning removes a checkpoint, this file is removed;
+    the version stays, and ``pcrshard checkpoint compact`` removes versions.
+
+    Args:
+        store: Where the versions are kept; it is waited for when training ends.
+
+    Raises:
+        MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
+    """
+    base: Any = checkpoint_io_class()
+
+    class DeltaCheckpointIO(base):  # type: ignore[misc]  # known at run time
+        """Versions in a store, and a file for each that names it."""
+
+        def save_checkpoint(
+            self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+        ) -> None:
+            """Copy the state; the rest happens in the background."""
+
+            def point(number: int) -> None:
+                pointer = {"pcrshard_store": store.url, "version": number}
+                with storage.atomic_write(str(path)) as file:
+                    file.write(json.dumps(pointer).encode())
+
+            store.save(checkpoint, metrics={"path": str(path)}, on_saved=point)
+
+        def load_checkpoint(self, path: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
+            """The version that a file names."""
+            store.wait()
+            return store.load(_version(store, str(path)), map_location=map_location)
+
+        def remove_checkpoint(self, path: Any) -> None:
+            """Remove the file that names the version; the version stays."""
+            store.wait()
+            if storage.exists(str(path)):
+                storage.remove(str(path))
+
+        def teardown(self) -> None:
+            """Wait until all versions are in the store."""
+            store.wait()
+
+    return DeltaCheckpointIO()
+
+
+def _version(store: DeltaStore, path: str) -> int:
+    if (storage.file_bytes(path) or 0) > _MAX_POINTER_BYTES:
+        raise CorruptCheckpoint("expected a file that names a version, it is too large", url=path)
+    try:
+        pointer = json.loads(storage.read_bytes(path))
+    except ValueError as error:
+        raise CorruptCheckpoint(
+            f"expected a file that names a version: {error}", url=path
+        ) from None
+    known = isinstance(pointer, dict) and pointer.keys() == _KEYS
+    if not known or type(pointer["version"]) is not int:
+        raise CorruptCheckpoint("expected a file that names a version", url=path)
+    if pointer["pcrshard_store"] != store.url:
+        raise CorruptCheckpoint(
+            f"expected a version of {store.url}, got one of {pointer['pcrshard_store']}", url=path
+        )
+    return int(pointer["version"])

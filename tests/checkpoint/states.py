@@ -1,0 +1,38 @@
+"""Small training states that tests of this room share."""
+
+import torch
+
+
+def tiny_state(step: int) -> dict:
+    """A state of a few kilobytes that is a pure function of its number."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 16, generator=generator) * 0.02
+    moment = torch.rand(24, 16, generator=generator) * 1e-4
+    for i in range(step):
+        generator.manual_seed(100 + i)
+        weight += torch.randn(24, 16, generator=generator) * 1e-3
+        moment *= 0.99
+    return {
+        "model": {"w": weight, "b": torch.arange(4.0) * step},
+        "opt": {"state": {0: {"exp_avg_sq": moment}}, "param_groups": [{"lr": 0.1 / (step + 1)}]},
+        "epoch": step,
+    }
+
+
+def same(a, b) -> bool:
+    """Whether two states are equal in types, and tensors bit for bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
+    if hasattr(a, "tobytes"):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return a == b
+
+
+def bits(tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,86 @@
+"""Bounds mean what they say for tensors of all shapes of distribution."""
+
+import math
+
+import numpy as np
+import pytest
+
+from pcrshard.errorbound import (
+    FLOAT_TYPES,
+    Absolute,
+    PointwiseRelative,
+    RelativeStd,
+    describe_bound,
+    parse_bound,
+)
+
+F32 = FLOAT_TYPES["float32"]
+
+
+def words(values):
+    return np.asarray(values, np.float32).view(np.uint32)
+
+
+def test_relative_to_the_standard_deviation():
+    """1 % of the deviation of a normal tensor is the absolute bound."""
+    values = np.random.default_rng(0).normal(3, 0.02, 100_000)
+    lattice = RelativeStd(0.01).lattice(words(values), F32)
+    assert lattice.error_bound == pytest.approx(0.01 * values.std(), rel=1e-3)
+    assert lattice.step <= 2 * lattice.error_bound
+
+
+def test_huge_outliers_do_not_erase_the_other_values():
+    """Ten values of 1000 in a tensor of deviation 0.02: the bound follows the others."""
+    values = np.random.default_rng(0).normal(0, 0.02, 100_000)
+    values[:10] = 1000
+    guarded = RelativeStd(0.01).lattice(words(values), F32)
+    assert guarded.error_bound == pytest.approx(0.01 * 8 * 0.02, rel=0.02)
+    blind = RelativeStd(0.01, outlier_guard=1e9).lattice(words(values), F32)
+    assert blind.error_bound > 4 * 0.02  # every ordinary value would become 0
+
+
+@pytest.mark.parametrize("values", [[], [0.0] * 9, [2.5] * 9, [math.nan] * 9, [math.inf, 1.0]])
+def test_without_a_deviation_there_is_no_lattice(values):
+    """Such tensors are stored losslessly."""
+    assert RelativeStd(0.01).lattice(words(values), F32) is None
+
+
+def test_special_values_do_not_count():
+    """One NaN or infinity does not take the bound away."""
+    values = np.random.default_rng(0).normal(0, 1, 1000)
+    clean = RelativeStd(0.1).lattice(words(values), F32)
+    values = np.append(values, [math.nan, math.inf, -math.inf])
+    dirty = RelativeStd(0.1).lattice(words(values), F32)
+    assert dirty.error_bound == pytest.approx(clean.error_bound)
+
+
+@pytest.mark.parametrize("make", [RelativeStd, Absolute, PointwiseRelative])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf])
+def test_a_bound_is_positive(make, value):
+    """A bound of nothing is a misunderstanding: lossless is ``bound=None``."""
+    with pytest.raises(ValueError, match=r"expected .* to be positive and finite"):
+        make(value)
+
+
+@pytest.mark.parametrize("bound", [RelativeStd(0.01), Absolute(1.0), PointwiseRelative(0.1), None])
+def test_a_described_bound_comes_back(bound):
+    """A store remembers its bound as plain values."""
+    assert parse_bound(describe_bound(bound)) == bound
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {},
+        {"kind": "other"},
+        {"kind": "absolute"},
+        {"kind": "absolute", "error_bound": "1"},
+        {"kind": "absolute", "error_bound": 1.0, "more": 1},
+        {"kind": "absolute", "error_bound": -1.0},
+        [1],
+    ],
+)
+def test_other_descriptions_are_refused(described):
+    """What is no bound is named."""
+    with pytest.raises(ValueError, match="expected"):
+        parse_bound(described)

@@ -1,0 +1,68 @@
+"""Words and bytes come back exactly; a frame cannot take more memory than was agreed."""
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pcrshard.errorbound import (
+    compress,
+    content_bytes,
+    decode_planes,
+    decompress,
+    encode_planes,
+)
+from pcrshard.errors import CorruptCheckpoint
+
+
+@given(st.sampled_from(["u1", "u2", "u4", "u8"]).flatmap(lambda kind: hnp.arrays(kind, 40)))
+def test_words_come_back(words):
+    """Any words of 8 to 64 bits."""
+    assert np.array_equal(decode_planes(encode_planes(words), len(words), words.dtype), words)
+
+
+@given(st.binary(max_size=300))
+def test_bytes_come_back_and_grow_by_one_at_most(data):
+    """What zstd cannot make smaller is kept as it is."""
+    payload = compress(data)
+    assert decompress(payload, len(data)) == data
+    assert content_bytes(payload) == len(data)
+    assert len(payload) <= len(data) + 1
+
+
+def test_planes_of_weights_are_smaller_than_the_weights():
+    """Exponents of 32-bit weights compress although mantissas do not."""
+    words = np.random.default_rng(0).normal(0, 0.02, 50_000).astype(np.float32).view(np.uint32)
+    assert words.nbytes / len(encode_planes(words)) > 1.1
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\x07abc",
+        b"\x00ab",
+        b"\x01" + zstandard.compress(b"abcd" * 100),
+        b"\x01" + zstandard.compress(b"abc")[:-1],
+        b"\x01" + zstandard.compress(b"abc") + b"x",
+        b"\x01abc",
+        # Skippable frame; content size unknown.
+        b"\x01\x50\x2a\x4d\x18\x03\x00\x00\x00abc",
+        b"\x01" + zstandard.ZstdCompressor(write_content_size=False).compress(b"abc"),
+    ],
+)
+def test_what_is_not_three_bytes_is_refused(payload):
+    """Each form that does not hold exactly what was agreed, before it is unpacked."""
+    with pytest.raises(CorruptCheckpoint):
+        decompress(payload, 3)
+
+
+def test_a_bomb_is_refused_before_memory_is_taken():
+    """A frame that promises a terabyte is compared with what was agreed, not believed."""
+    frame = bytearray(zstandard.compress(b"a" * 100_000))
+    size_at = frame.index((100_000 - 0).to_bytes(4, "little"))
+    frame[size_at : size_at + 4] = (0xFFFFFFF0).to_bytes(4, "little")
+    with pytest.raises(CorruptCheckpoint, match="promises 4294967280"):
+        decompress(b"\x01" + bytes(frame), 100_000)

@@ -1,0 +1,45 @@
+"""Every floating-point type goes to float64 and back without losing a bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from pcrshard.errorbound import FLOAT_TYPES
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_all_words_of_a_small_type_come_back(name):
+    """Each finite or infinite number of a 16-bit type is restored from float64 exactly."""
+    kind = FLOAT_TYPES[name]
+    words = np.arange(1 << 16, dtype=np.uint16)
+    values = kind.widen(words)
+    known = ~np.isnan(values)
+    assert np.array_equal(kind.narrow(values[known]), words[known])
+
+
+@pytest.mark.parametrize("name", FLOAT_TYPES)
+def test_values_are_those_of_torch(name):
+    """Torch, an independent implementation, reads the same values from the same bits."""
+    kind = FLOAT_TYPES[name]
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
+    words = tensor.view(torch.uint8).numpy().view(kind.word)
+    assert np.array_equal(kind.widen(words), tensor.double().numpy())
+
+
+def test_rounding_to_bfloat16_is_that_of_torch():
+    """Rounding is to nearest, ties to even, as everywhere else."""
+    values = torch.randn(100_000, generator=torch.Generator().manual_seed(1))
+    ties = (torch.arange(1000, dtype=torch.int32) * 0x8000 + 0x3F800000).view(torch.float32)
+    values = torch.cat([values, ties])
+    expected = values.bfloat16().view(torch.uint8).numpy().view(np.uint16)
+    assert np.array_equal(FLOAT_TYPES["bfloat16"].narrow(values.double().numpy()), expected)
+
+
+@pytest.mark.parametrize("name", FLOAT_TYPES)
+def test_limits_are_those_of_torch(name):
+    """Subnormals and infinities are told from normal values by torch's own limits."""
+    info = torch.finfo(getattr(torch, name))
+    kind = FLOAT_TYPES[name]
+    assert kind.smallest_normal == info.smallest_normal
+    assert kind.largest == info.max
+    assert kind.half_ulp == info.eps / 2

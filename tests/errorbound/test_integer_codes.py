@@ -1,0 +1,57 @@
+"""Integers come back exactly, near their entropy; damaged bytes never end the process."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pcrshard.errorbound import decode_integers, encode_integers
+from pcrshard.errors import CorruptCheckpoint
+
+
+@given(st.sampled_from(["u2", "i4", "u4", "i8", "u8"]).flatmap(lambda kind: hnp.arrays(kind, 50)))
+def test_integers_come_back(integers):
+    """Any integers of 16 to 64 bits."""
+    payload = encode_integers(integers)
+    assert np.array_equal(decode_integers(payload, len(integers), integers.dtype), integers)
+
+
+def test_no_integers_are_no_bytes():
+    """An empty list of escapes costs nothing."""
+    assert encode_integers(np.empty(0, np.int32)) == b""
+    assert len(decode_integers(b"", 0, np.int32)) == 0
+    with pytest.raises(CorruptCheckpoint, match="expected no integers"):
+        decode_integers(b"x", 0, np.int32)
+
+
+@pytest.mark.parametrize("spread", [0.3, 3, 50])
+def test_the_size_is_near_the_entropy(spread):
+    """At least 97 % of the order-0 bound, for nearly empty, usual and wide codes."""
+    codes = np.rint(np.random.default_rng(0).normal(0, spread, 500_000)).astype(np.int32)
+    shares = np.unique(codes, return_counts=True)[1] / len(codes)
+    entropy_bytes = -(shares * np.log2(shares)).sum() * len(codes) / 8
+    assert entropy_bytes / len(encode_integers(codes)) > 0.97
+
+
+@pytest.mark.parametrize("count", [0, 99, 101])
+def test_another_number_of_integers_is_refused(count):
+    """Neither a shorter nor a longer tensor is served."""
+    payload = encode_integers(np.arange(100, dtype=np.int32))
+    with pytest.raises(CorruptCheckpoint, match="expected"):
+        decode_integers(payload, count, np.int32)
+
+
+def test_damaged_bytes_are_refused_or_other_integers():
+    """Flipped and cut payloads raise our error, or give integers that a checksum refuses."""
+    rng = np.random.default_rng(0)
+    payload = encode_integers(rng.integers(-50, 50, 3000, dtype=np.int32))
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(payload[: rng.integers(1, len(payload) + 1)])
+        damaged[rng.integers(len(damaged))] ^= int(rng.integers(1, 256))
+        try:
+            assert len(decode_integers(bytes(damaged), 3000, np.int32)) == 3000
+        except CorruptCheckpoint:
+            refused += 1
+    assert refused > 300

@@ -1,0 +1,89 @@
+"""Lightning saves into a store and resumes from it, with the real Trainer."""
+
+import os
+import warnings
+
+import pytest
+import torch
+
+from pcrshard.checkpoint import DeltaStore
+from pcrshard.errors import CorruptCheckpoint
+from pcrshard.integrations.lightning_checkpoint import delta_checkpoint_io
+
+lightning = pytest.importorskip("lightning.pytorch")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.save_hyperparameters({"width": 32})
+        self.layer = torch.nn.Linear(32, 32)
+        self.losses = []
+
+    def training_step(self, batch, _):
+        loss = self.layer(batch).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def train_dataloader(self):
+        generator = torch.Generator().manual_seed(0)
+        return torch.utils.data.DataLoader(torch.randn(24, 32, generator=generator), batch_size=8)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+def fit(tmp_path, store, epochs, checkpoint=None):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        keep = lightning.callbacks.ModelCheckpoint(
+            tmp_path / "ckpt", save_top_k=-1, save_last=True, filename="{epoch}"
+        )
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[keep], plugins=[delta_checkpoint_io(store)],
+            default_root_dir=tmp_path,
+        )  # fmt: skip
+        model = Model()
+        trainer.fit(model, ckpt_path=checkpoint)
+    return model
+
+
+def test_training_resumes_from_a_version(tmp_path):
+    """Epoch 3 of a resumed run has the losses of an uninterrupted one, losslessly."""
+    exact = {"bound": None, "optimizer_bound": None, "second_moment_bound": None}
+    store = DeltaStore(str(tmp_path / "store"), **exact)
+    whole = fit(tmp_path, store, 3)
+    names = set(os.listdir(tmp_path / "ckpt"))
+    assert {"epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"} <= names
+    assert store.verify() == []
+    resumed = fit(tmp_path, store, 3, str(tmp_path / "ckpt" / "epoch=1.ckpt"))
+    assert resumed.losses == whole.losses[6:]
+    loaded = store.load(1)
+    assert loaded["hyper_parameters"] == {"width": 32}
+    store.close()
+
+
+def test_files_that_name_no_version_are_refused(tmp_path):
+    """An ordinary checkpoint, another store's file, nonsense."""
+    with DeltaStore(str(tmp_path / "store")) as store:
+        plugin = delta_checkpoint_io(store)
+        path = tmp_path / "a.ckpt"
+        plugin.save_checkpoint({"epoch": 3}, path)
+        assert plugin.load_checkpoint(path) == {"epoch": 3}
+        torch.save({"epoch": 3}, tmp_path / "b.ckpt")
+        for text in (b"", b"{}", b"[]", b"\xff\xfe", b'{"pcrshard_store": "x", "version": 1}',
+                     b'{"pcrshard_store": "x", "version": "1"}', b"1" * 70_000):  # fmt: skip
+            path.write_bytes(text)
+            with pytest.raises(CorruptCheckpoint, match="expected a"):
+                plugin.load_checkpoint(path)
+        with pytest.raises(CorruptCheckpoint):
+            plugin.load_checkpoint(tmp_path / "b.ckpt")
+        plugin.remove_checkpoint(path)
+        plugin.remove_checkpoint(path)
+        assert not path.exists()
+        assert len(store.versions()) == 1
+        plugin.teardown()
