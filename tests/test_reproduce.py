@@ -61,7 +61,7 @@ def check(out, names):
 @pytest.fixture(scope="module", autouse=True)
 def needed():
     """What the experiments are drawn and measured with."""
-    for package in ("hydra", "torch", "matplotlib", "torchmetrics"):
+    for package in ("hydra", "torch", "matplotlib", "cv2"):
         pytest.importorskip(package)
 
 

@@ -16,6 +16,7 @@ from ..errors import EncodeError, PCRError
 from ..fidelity import measure, plots
 from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex
+from ..format.scan import FULL
 from ..jpeg import pixels
 from ..native import scatter
 from ..reading.dataset_folder import open_dataset
@@ -265,9 +266,20 @@ PLAN = Command(
 
 
 def _fidelity(args: Namespace) -> None:
+    network = None
+    if args.model:
+        # It brings torch, two seconds that the others should not pay.
+        from ..fidelity.user_network import load_network
+
+        network = load_network(args.model, args.model_size)
     with ProgressBar("fidelity", "images") as progress:
         rows = measure.measure(
-            args.src, num_images=args.num_images, seed=args.seed, on_image=progress
+            args.src,
+            num_images=args.num_images,
+            seed=args.seed,
+            on_image=progress,
+            reference=args.reference,
+            model=network,
         )
     advice = measure.recommend(rows, args.min_msssim)
     _draw_fidelity(args, rows)
@@ -275,11 +287,21 @@ def _fidelity(args: Namespace) -> None:
         scans = [_as_json(row, args) for row in rows]
         print_json({"recommended": advice.scan, "reason": advice.reason, "scans": scans})
         return
-    small = rows[0].num_small
-    note = f"; {small} small ones by fewer scales" if small else ""
-    print(f"{rows[0].num_images} images, against full fidelity{note}")
+    print(_describe_images(rows[0]))
     print(measure.fidelity_table(rows, args.bandwidth, args.cores))
     print(f"recommended: scan {advice.scan}: {advice.reason}")
+
+
+def _describe_images(row: measure.ScanFidelity) -> str:
+    """How many images were measured, and what they were compared with."""
+    compared = "full fidelity"
+    if row.reference != FULL:
+        compared = (
+            f"scan {row.reference}, the highest of this staged copy "
+            "(--reference URL names the whole dataset)"
+        )
+    note = f"; {row.num_small} small ones by fewer scales" if row.num_small else ""
+    return f"{row.num_images} images, against {compared}{note}"
 
 
 def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
@@ -292,7 +314,9 @@ def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
             title=f"{rows[0].num_images} images of {args.src}",
         )
     if args.contact_sheet:
-        measure.contact_sheet(args.src, args.contact_sheet, seed=args.seed)
+        measure.contact_sheet(
+            args.src, args.contact_sheet, seed=args.seed, reference=args.reference
+        )
 
 
 def _as_json(row: measure.ScanFidelity, args: Namespace) -> dict[str, Any]:
@@ -334,8 +358,25 @@ FIDELITY = Command(
         value("--plot", "draw bytes against MS-SSIM", "OUT.png"),
         value(
             "--contact-sheet",
-            "draw some images at each scan, with their differences to full",
+            "draw some images at scans 1, 2, 5 and full, with their differences to full",
             "OUT.png",
+        ),
+        value(
+            "--model",
+            "a function that gives your network: adds its top-1 at each scan, by the labels in cls",
+            "PACKAGE.MODULE:FUNCTION",
+        ),
+        value(
+            "--model-size",
+            "side of the images that it takes (default: %(default)s)",
+            "PIXELS",
+            at_least(1),
+            224,
+        ),
+        value(
+            "--reference",
+            "the dataset that SRC is a staged copy of, to compare with its full fidelity",
+            "URL",
         ),
         JSON,
     ],

@@ -59,8 +59,17 @@ class ProgressBar:
         self.logged = time.monotonic()
         rate = done / (self.logged - self.started)
         left = human_seconds((total - done) / rate) if rate else "?"
-        counted = f"{done}/{total} {self.unit}, {rate:.0f} {self.unit}/s"
+        counted = f"{done}/{total} {self.unit}, {human_rate(rate)} {self.unit}/s"
         print(f"{self.name}: {counted}, {left} left", file=sys.stderr)
+
+
+def human_rate(rate: float) -> str:
+    """A rate for people; a slow one is not 0.
+
+    >>> human_rate(1234.5), human_rate(9.94), human_rate(0.185)
+    ('1234', '9.9', '0.18')
+    """
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def human_seconds(seconds: float) -> str:

@@ -12,6 +12,8 @@ from ..format.scan import FULL, Scan
 from .costs import human_bytes, table
 
 _ENOUGH = 0.95
+_LOSS = 0.01
+_NORMAL975 = 1.96
 
 
 class Quartiles(NamedTuple):
@@ -32,13 +34,17 @@ class ScanFidelity(NamedTuple):
         saving: Bytes of ``"full"`` over these, which is the most that a job can gain (Theorem 4.1
             of the VLDB paper).
         image_bytes: The measured images' own bytes up to this scan.
-        msssim: Mean MS-SSIM against full fidelity.
+        msssim: Mean MS-SSIM against ``reference``.
         msssim_quartiles: MS-SSIM over the images.
         psnr: PSNR in dB of the squared error averaged over the images; infinite where all pixels
             are equal.
         decode_seconds: Mean CPU time to decode a whole image on one core of this machine.
         num_images: Images measured.
         num_small: How many of them were too small for five scales, see :func:`msssim`.
+        reference: What the images were compared with: ``"full"``, or the highest scan of a staged
+            copy.
+        top1: Share of the images that the user's network names right; ``None`` without one.
+        reference_top1: The same at ``reference``.
     """
 
     scan: Scan
@@ -51,6 +57,9 @@ class ScanFidelity(NamedTuple):
     decode_seconds: float
     num_images: int
     num_small: int
+    reference: Scan = FULL
+    top1: float | None = None
+    reference_top1: float | None = None
 
 
 class Throughput(NamedTuple):
@@ -86,18 +95,25 @@ def throughput(
     return Throughput(read, "bandwidth") if read <= decoded else Throughput(decoded, "decoding")
 
 
-def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Recommendation:
-    """The lowest scan whose mean MS-SSIM is enough.
+def recommend(
+    rows: Sequence[ScanFidelity],
+    min_msssim: float = _ENOUGH,
+    max_loss: float = _LOSS,
+) -> Recommendation:
+    """The lowest scan that is enough: by the user's network if one was asked, else by MS-SSIM.
 
     Args:
         rows: Figures of each scan, from :func:`measure`.
         min_msssim: Least mean MS-SSIM. The paper found its groups above 0.95 to perform well
             consistently, and change hard to predict below.
+        max_loss: Most that the network's top-1 may lose to the reference, as a share of the images.
 
     Returns:
         A scan, ``"full"`` if none of the rows is enough, and the reason in a sentence.
     """
     ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
+    if any(row.top1 is not None for row in rows):
+        return _recommend_by_network(ranked, max_loss)
     below = list(itertools.takewhile(lambda row: row.msssim < min_msssim, ranked))
     if below == ranked:
         best = max(rows, key=operator.attrgetter("msssim"))
@@ -118,6 +134,51 @@ def recommend(rows: Sequence[ScanFidelity], min_msssim: float = _ENOUGH) -> Reco
     return Recommendation(found.scan, reason)
 
 
+def _recommend_by_network(ranked: Sequence[ScanFidelity], max_loss: float) -> Recommendation:
+    """The lowest scan from which on the network's top-1 loses no more than ``max_loss``."""
+    tops = [(row.top1 or 0.0, row.reference_top1 or 0.0) for row in ranked]
+    # Rounding must not decide whether 0.74 is a point below 0.75.
+    enough = [best - top <= max_loss + 1e-9 for top, best in tops]
+    num_below = max((place for place, passes in enumerate(enough, 1) if not passes), default=0)
+    first = ranked[0]
+    at_best = f"{100 * tops[0][1]:.1f} % at {name_scan(first.reference)}"
+    limit = f"{100 * max_loss:g} point{'' if max_loss == _LOSS else 's'}"
+    if num_below == len(ranked):
+        reason = f"your network's top-1 is more than {limit} below its {at_best} at each scan"
+        return Recommendation(FULL, reason)
+    found = ranked[num_below]
+    reason = (
+        f"from scan {found.scan} on your network's top-1 is at most {limit} below full strength "
+        f"({100 * tops[num_below][0]:.1f} %, {at_best}; mean MS-SSIM {found.msssim:.3f}), and it "
+        f"reads {found.saving:.2f} times fewer bytes than full"
+    )
+    if max_loss * first.num_images < 1:
+        share = 100 / first.num_images
+        reason += f"; one of {first.num_images} images is {share:.1f} points, so measure more"
+    return Recommendation(found.scan, reason)
+
+
+def name_scan(scan: Scan) -> str:
+    """A scan in a sentence.
+
+    >>> name_scan(5), name_scan("full")
+    ('scan 5', 'full')
+    """
+    return FULL if scan == FULL else f"scan {scan}"
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share of so many images (Wilson 1927).
+
+    >>> [round(bound, 3) for bound in wilson_interval(0.75, 32)]
+    [0.579, 0.868]
+    """
+    squared = _NORMAL975**2 / count
+    middle = share + squared / 2
+    half = math.sqrt(squared * (share * (1 - share) + squared / 4))
+    return (middle - half) / (1 + squared), (middle + half) / (1 + squared)
+
+
 def fidelity_table(
     rows: Sequence[ScanFidelity],
     bandwidth: float | None = None,
@@ -133,6 +194,8 @@ def fidelity_table(
         "PSNR",
         "decode ms",
     ]
+    if any(row.top1 is not None for row in rows):
+        header.append("top-1 [95 %]")
     if bandwidth is not None:
         header += ["images/s", "limit"]
     lines = []
@@ -148,7 +211,7 @@ def fidelity_table(
 def _cells(row: ScanFidelity) -> list[object]:
     low, middle, high = map(human_bytes, row.image_bytes)
     q1, _, q3 = row.msssim_quartiles
-    return [
+    cells: list[object] = [
         row.scan,
         human_bytes(row.bytes_per_image),
         f"{middle} [{low} {high}]",
@@ -157,3 +220,8 @@ def _cells(row: ScanFidelity) -> list[object]:
         f"{row.psnr:.1f}",
         f"{1000 * row.decode_seconds:.2f}",
     ]
+    if row.top1 is not None:
+        low_share, high_share = wilson_interval(row.top1, row.num_images)
+        interval = f"[{100 * low_share:.1f} {100 * high_share:.1f}]"
+        cells.append(f"{100 * row.top1:.1f} % {interval}")
+    return cells

@@ -12,6 +12,7 @@ from typing import TypeVar
 from ..format.dataset_index import ShardEntry
 from ..format.scan import Scan
 from ..reading.scan_level import ScanLevel
+from .agreement import Agreement
 from .bandwidth_search import Search, SearchRules, Step
 
 Batch = TypeVar("Batch")
@@ -34,8 +35,13 @@ class BandwidthTuner:
     Waits that are as long at the lowest scan as they were above are not for bytes but for the
     processor: the tuner goes back up, and such waits are excused.
 
+    With ``torch.distributed`` all ranks take the lowest scan that any of them asks for: make the
+    tuner on every rank, after ``init_process_group`` and after the dataset. Ranks never wait for
+    each other in it, so they may have different numbers of steps; they follow within a few steps.
+
     Args:
-        level: The level that the readers follow.
+        level: The level that the readers follow. Of a dataset that is a staged copy no scan above
+            those that it holds is taken.
         bytes_per_sample: Mean bytes of a sample at scans 1..N and then at ``"full"``, as
             :func:`bytes_per_sample` gives them.
         floor: Lowest scan that may be taken, which is what the task needs, by the user or by
@@ -51,6 +57,7 @@ class BandwidthTuner:
 
     Raises:
         ValueError: The numbers make no sense.
+        ScanUnavailable: The floor is above the scans that a staged copy holds.
     """
 
     def __init__(
@@ -64,11 +71,15 @@ class BandwidthTuner:
         patience: int = 3,
         ahead: int | None = None,
     ) -> None:
+        level.check(floor.value if isinstance(floor, ScanLevel) else floor)
         self.level = level
         self.sizes = tuple(bytes_per_sample)
         self.floor = floor
         rules = SearchRules(self.sizes, max_wait, window, patience, ahead)
         self.search = Search(rules, hold=patience)
+        self._agreement = Agreement()
+        self._wish = rules.last
+        self._taken: Scan | None = None
 
     @property
     def bandwidth(self) -> float | None:
@@ -111,13 +122,23 @@ class BandwidthTuner:
             samples: Number of samples in the batch.
 
         Returns:
-            The scan that the level has now.
+            The scan that the level has now: the lowest that a rank asks for.
         """
+        if self.search.rules.top != self.level.highest:
+            self.search = Search(self.search.rules.below(self.level.highest), self.search.hold)
+        given = self.level.value
         floor = self.floor.value if isinstance(self.floor, ScanLevel) else self.floor
-        step = Step(waited, used, samples, self.level.value, floor)
-        self.search = self.search.advance(step)
-        self.level.value = self.search.scan
-        return self.search.scan
+        self.search = self.search.advance(Step(waited, used, samples, given, floor))
+        rules = self.search.rules
+        if given != self._taken:
+            # Somebody else has set it.
+            self._wish = rules.position(given)
+        if self.search.scan != given:
+            self._wish = rules.position(self.search.scan)
+        position = max(self._agreement.lowest(self._wish), rules.position(floor))
+        self._taken = rules.scan(position)
+        self.level.value = self._taken
+        return self._taken
 
 
 def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:

@@ -1,7 +1,8 @@
 """The search for the highest scan that a link can carry, as pure transitions without time or I/O.
 
 A step of the training loop turns one frozen :class:`Search` into the next one, which has the scan
-to read from now on. Positions count from 0 what may be read: scans 1..N, and then ``"full"``.
+to read from now on. Positions count from 0 what may be read: scans 1..N, and then ``"full"``, or
+of a staged copy the scans that it holds.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class SearchRules:
 
     Attributes:
         sizes: Mean bytes of a sample at each position.
+        top: The scan at the last position: ``"full"``, or the highest one of a staged copy.
 
     Raises:
         ValueError: The numbers make no sense.
@@ -102,9 +104,11 @@ class SearchRules:
     window: int
     patience: int
     ahead: int | None
+    top: Scan = FULL
 
     def __post_init__(self) -> None:
-        legal_sizes = len(self.sizes) >= 2 and min(self.sizes) > 0
+        least = 2 if self.top == FULL else 1
+        legal_sizes = len(self.sizes) >= least and min(self.sizes) > 0
         legal_counts = min(self.window, self.patience) >= 1 and (self.ahead or 0) >= 0
         if not (legal_sizes and legal_counts and 0 < self.max_wait < 1):
             raise ValueError(
@@ -114,12 +118,20 @@ class SearchRules:
 
     @property
     def last(self) -> int:
-        """The position of ``"full"``."""
+        """The position of the highest scan."""
         return len(self.sizes) - 1
 
     def position(self, scan: Scan) -> int:
-        """The position of a scan; that of ``"full"`` for all above scan N."""
+        """The position of a scan; the last one for all that are not below the highest."""
         return self.last if scan == FULL else min(scan - 1, self.last)
+
+    def below(self, top: Scan) -> SearchRules:
+        """The rules for a staged copy that holds scans 1 to ``top``."""
+        return replace(self, sizes=self.sizes[: None if top == FULL else top], top=top)
+
+    def scan(self, position: int) -> Scan:
+        """The scan at a position."""
+        return self.top if position == self.last else position + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +291,7 @@ class Search:
     def _move(self, position: int) -> Search:
         """Take a position; at another one begin again when the readers have followed."""
         rules = self.rules
-        scan = FULL if position == rules.last else position + 1
+        scan = rules.scan(position)
         if scan == self.scan:
             return self
         ahead = rules.ahead

@@ -1,30 +1,21 @@
 """How close each scan of a dataset comes to full fidelity, and what it costs.
 
-Bytes, MS-SSIM, PSNR and decoding time of a sample of its images. The one door to torchmetrics.
-Section 6.4 of the VLDB paper takes MS-SSIM as the estimate of the accuracy that a scan group keeps.
+Bytes, MS-SSIM, PSNR and decoding time of a sample of its images, and what a network sees in them.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import operator
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ..errors import MissingDependency, ScanUnavailable
-from ..format.dataset_index import DatasetIndex
-from ..format.scan import FULL, Scan, check_scan
+from ..errors import PCRError
+from ..format.scan import Scan, check_scan
 from ..jpeg.pixels import Pixels, decode_image
-from ..reading.dataset_folder import open_dataset
-from ..reading.prefix import Select
-from ..reading.shard import Shard
+from ..reading.prefix import Sample
 from ..storage import Options
 from .advice import (
     Quartiles,
@@ -35,8 +26,13 @@ from .advice import (
     recommend,
     throughput,
 )
+from .contact_sheet import contact_sheet
 from .costs import ScanCost, scan_costs
-from .plots import Picture, plot_contact_sheet, pyplot_module
+from .msssim import WEIGHTS, Reference, count_scales, msssim, require_opencv
+from .sampled_images import ImageSample, OnImage, Pieces, draw_images, pick
+
+if TYPE_CHECKING:
+    from .user_network import Network
 
 __all__ = [
     "WEIGHTS",
@@ -55,89 +51,7 @@ __all__ = [
     "throughput",
 ]
 
-# Weights of the five scales, from the finest on (Wang, Simoncelli, Bovik 2003).
-WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-# The smaller side of an image that n scales need: 11 pixels at the coarsest, and what torchmetrics
-# insists on.
-_MIN_SIDES = (11, 22, 44, 99, 176)
-# Torch holds some 30 float32 copies of what it compares.
-_MAX_SIDE = 2048
-
-T = TypeVar("T")
-Pieces = list[memoryview]
-OnImage = Callable[[int, int], None]
-# A shard, and where the samples drawn are in it.
-Drawn = tuple[Shard, list[int]]
-
-
-def count_scales(height: int, width: int) -> int:
-    """The scales of MS-SSIM that an image is large enough for, 0 to 5.
-
-    >>> [count_scales(500, side) for side in (375, 176, 175, 99, 44, 22, 11, 10)]
-    [5, 5, 4, 4, 3, 2, 1, 0]
-    """
-    return sum(side <= min(height, width) for side in _MIN_SIDES)
-
-
-@functools.cache
-def _metric() -> Any:
-    try:
-        import torch
-        from torchmetrics.functional.image import multiscale_structural_similarity_index_measure
-    except ImportError as error:
-        raise MissingDependency(
-            "torchmetrics is not installed: pip install 'pcrshard[train]'"
-        ) from error
-    return torch, multiscale_structural_similarity_index_measure
-
-
-def msssim(pixels: Pixels, reference: Pixels) -> float:
-    """MS-SSIM of two images, 1 for equal ones.
-
-    Gaussian window of 11 pixels (sigma 1.5), K = (0.01, 0.03), dynamic range 255, five scales,
-    means over the three channels of RGB. The papers do not say whether they took luma or RGB; in
-    luma alone the chroma scans would be worth nothing. Gray images have three equal channels, which
-    give what one would. Images whose smaller side is below 176 pixels have fewer scales, with the
-    weights of the finest ones, scaled to a sum of 1. Of images with a side above 2048 the middle is
-    compared.
-
-    Args:
-        pixels: (H, W, 3) uint8.
-        reference: The same shape.
-
-    Raises:
-        MissingDependency: torch or torchmetrics is not installed.
-        ValueError: The shapes differ, or a side is below 11 pixels.
-    """
-    if pixels.shape != reference.shape or pixels.ndim != 3:
-        raise ValueError(
-            f"expected two images (H, W, C) of one shape, got {pixels.shape} and {reference.shape}"
-        )
-    scales = count_scales(*pixels.shape[:2])
-    if scales == 0:
-        raise ValueError(
-            f"expected sides of {_MIN_SIDES[0]} pixels or more, got {pixels.shape[:2]}"
-        )
-    if np.array_equal(pixels, reference):
-        return 1.0
-    torch, metric = _metric()
-    total = sum(WEIGHTS[:scales])
-    betas = tuple(weight / total for weight in WEIGHTS[:scales])
-    images = (torch.from_numpy(_planes(_middle(image, _MAX_SIDE))) for image in (pixels, reference))
-    with torch.inference_mode():
-        # A negative mean would become a NaN by the power of its weight.
-        return float(metric(*images, data_range=255.0, betas=betas, normalize="relu"))
-
-
-def _planes(pixels: Pixels) -> npt.NDArray[np.float32]:
-    """(H, W, C) as (1, C, H, W)."""
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)
-
-
-def _middle(pixels: Pixels, side: int) -> Pixels:
-    """The middle of an image, at most so many pixels square."""
-    top, left = (max(0, length - side) // 2 for length in pixels.shape[:2])
-    return pixels[top : top + side, left : left + side]
+_LABEL = "cls"
 
 
 def psnr(squared_error: float) -> float:
@@ -159,45 +73,52 @@ def measure(
     max_shards: int = 8,
     storage_options: Options = None,
     on_image: OnImage | None = None,
+    reference: str | None = None,
+    model: Network | None = None,
 ) -> list[ScanFidelity]:
     """Measure scans on a random sample of a dataset's images.
 
     Reads up to ``max_shards`` whole shards but for their tails, each in one request. Takes about a
-    fifth of a second of CPU time per scan and megapixel, nearly all of it for MS-SSIM.
+    twentieth of a second of CPU time per scan and megapixel, most of it for MS-SSIM.
 
     Args:
-        url: The dataset's folder.
-        scans: The scans to measure; 1 to N by default. ``"full"`` has the pixels of N.
+        url: The dataset's folder. A staged copy is compared with the highest scan that it holds.
+        scans: The scans to measure; by default all that there are. ``"full"`` has the pixels of N.
         num_images: Number of images; those with a side below 11 pixels are not counted.
         seed: The same seed takes the same images.
         rounds: Times that an image is decoded, of which the fastest counts.
         max_shards: Most shards that are read.
         storage_options: fsspec storage options.
         on_image: Called with (done, total) after each image.
+        reference: The dataset that ``url`` is a staged copy of, to compare with full fidelity; the
+            images are read from there.
+        model: A classifier, whose share of right answers is measured too; labels are those of the
+            field ``cls``.
 
     Returns:
         The figures of each scan, in the order asked for.
 
     Raises:
-        ScanUnavailable: There is no such scan, or the dataset is a staged copy without full
-            fidelity to compare with.
-        MissingDependency: torchmetrics is not installed.
-        ValueError: The dataset has no image that is large enough.
-        PCRError: A shard cannot be read, an image is damaged.
+        ScanUnavailable: There is no such scan, or a staged copy does not hold it.
+        MissingDependency: OpenCV is not installed.
+        ValueError: The dataset has no image that is large enough, or ``reference`` other shards.
+        PCRError: A shard cannot be read, an image is damaged, or there are no labels for ``model``.
     """
-    _metric()
-    index, drawn = _draw(url, num_images, seed, max_shards, storage_options)
-    wanted = range(1, index.num_groups + 1) if scans is None else scans
-    stops = [check_scan(scan, index.num_groups) for scan in wanted]
-    looks = _look(drawn, lambda pieces: _climb(pieces, stops, rounds), on_image)
-    ladders = [rungs for rungs in looks if rungs]
-    if not ladders:
-        raise ValueError(
-            f"expected images of {_MIN_SIDES[0]} pixels or more on each side, found none in {url}"
-        )
+    require_opencv()
+    sample = draw_images(
+        url, num_images, seed, max_shards, reference=reference, storage_options=storage_options
+    )
+    index = sample.dataset
     costs = scan_costs(index)
+    wanted = [cost.scan for cost in costs[: index.num_groups]] if scans is None else scans
+    for scan in wanted:
+        index.prefix_bytes(scan)  # raises if a staged copy does not hold it
+    stops = [check_scan(scan, index.num_groups) for scan in wanted]
+    ladders = _climb_all(sample, stops, rounds, on_image, model)
+    if not ladders:
+        raise ValueError(f"expected images of 11 pixels or more on each side, found none in {url}")
     return [
-        _summarise(costs[stop - 1], rungs) for stop, *rungs in zip(stops, *ladders, strict=True)
+        _summarise(costs[stop - 1], sample.top, ladders, place) for place, stop in enumerate(stops)
     ]
 
 
@@ -211,35 +132,91 @@ class _Rung(NamedTuple):
     is_small: bool
 
 
+class _Ladder(NamedTuple):
+    """What was seen of one image: at each scan, and by the network at each scan and at the best."""
+
+    rungs: list[_Rung]
+    answers: list[int]
+    label: int = -1
+
+
+def _climb_all(
+    sample: ImageSample,
+    stops: Sequence[int],
+    rounds: int,
+    on_image: OnImage | None,
+    model: Network | None,
+) -> list[_Ladder]:
+    """Look at all images drawn; those that are too small are left out."""
+
+    def look(pieces: Pieces) -> _Ladder:
+        rungs = _climb(pieces, stops, rounds)
+        if model is None or not rungs:
+            return _Ladder(rungs, [])
+        return _Ladder(rungs, model.classify([*(pieces[:stop] for stop in stops), pieces]))
+
+    if model is None:
+        return [ladder for ladder, _ in sample.look(look, on_image) if ladder.rungs]
+    return [
+        ladder._replace(label=_label(other))
+        for ladder, other in sample.look(look, on_image, fields=(_LABEL,))
+        if ladder.rungs
+    ]
+
+
+def _label(sample: Sample) -> int:
+    if _LABEL not in sample:
+        raise PCRError(
+            f"there are no labels to compare the model's answers with: expected a field {_LABEL!r} "
+            f"with the number of the class, sample {sample['__key__']!r} has none"
+        )
+    try:
+        return int(sample[_LABEL])
+    except ValueError as error:
+        raise PCRError(
+            f"expected the number of a class in field {_LABEL!r}, got {sample[_LABEL][:20]!r}",
+            key=sample["__key__"],
+        ) from error
+
+
 def _climb(
     pieces: Pieces,
     stops: Sequence[int],
     rounds: int,
 ) -> list[_Rung]:
     """Look at one image at each scan; nothing for one that is too small."""
-    reference = decode_image(pieces)
-    scales = count_scales(*reference.shape[:2])
+    pixels = decode_image(pieces)
+    scales = count_scales(*pixels.shape[:2])
     if scales == 0:
         return []
+    reference = Reference(pixels)
     # Round by round, so that a disturbance does not hit one scan alone.
-    seconds = [[_decode_seconds(pieces[:stop]) for stop in stops] for _ in range(rounds)]
+    earlier = [[_decode(pieces[:stop])[1] for stop in stops] for _ in range(rounds - 1)]
     rungs = []
-    for stop, *spent in zip(stops, *seconds, strict=True):
-        pixels = decode_image(pieces[:stop])
-        error = float(np.square(pixels.astype(np.float32) - reference).mean())
+    for place, stop in enumerate(stops):
+        decoded, seconds = _decode(pieces[:stop])
+        error = float(np.square(decoded.astype(np.float32) - pixels).mean())
         num_bytes = sum(map(len, pieces[:stop]))
         is_small = scales < len(WEIGHTS)
-        rungs.append(_Rung(num_bytes, msssim(pixels, reference), error, min(spent), is_small))
+        fastest = min([seconds, *(times[place] for times in earlier)])
+        rungs.append(_Rung(num_bytes, reference.compare(decoded), error, fastest, is_small))
     return rungs
 
 
-def _decode_seconds(pieces: Pieces) -> float:
+def _decode(pieces: Pieces) -> tuple[Pixels, float]:
+    """The picture, and the seconds of CPU time that it took."""
     begun = time.thread_time()
-    decode_image(pieces)
-    return time.thread_time() - begun
+    decoded = decode_image(pieces)
+    return decoded, time.thread_time() - begun
 
 
-def _summarise(cost: ScanCost, rungs: Sequence[_Rung]) -> ScanFidelity:
+def _summarise(
+    cost: ScanCost,
+    reference: Scan,
+    ladders: Sequence[_Ladder],
+    place: int,
+) -> ScanFidelity:
+    rungs = [ladder.rungs[place] for ladder in ladders]
     num_bytes, values, errors, seconds, is_small = zip(*rungs, strict=True)
     return ScanFidelity(
         scan=cost.scan,
@@ -252,139 +229,18 @@ def _summarise(cost: ScanCost, rungs: Sequence[_Rung]) -> ScanFidelity:
         decode_seconds=float(np.mean(seconds)),
         num_images=len(rungs),
         num_small=sum(is_small),
+        reference=reference,
+        top1=_share_right(ladders, place),
+        reference_top1=_share_right(ladders, -1),
     )
+
+
+def _share_right(ladders: Sequence[_Ladder], place: int) -> float | None:
+    """The network's share of right answers at a scan, if there is a network."""
+    if not ladders[0].answers:
+        return None
+    return float(np.mean([ladder.answers[place] == ladder.label for ladder in ladders]))
 
 
 def _quartiles(values: Sequence[float]) -> Quartiles:
     return Quartiles(*np.quantile(values, (0.25, 0.5, 0.75)).tolist())
-
-
-def _draw(
-    url: str,
-    num_images: int,
-    seed: int,
-    max_shards: int,
-    storage_options: Options,
-) -> tuple[DatasetIndex, list[Drawn]]:
-    """Open a dataset, and draw images from some of its shards."""
-    index, urls = open_dataset(url, storage_options=storage_options)
-    if index.scan is not None:
-        raise ScanUnavailable(
-            "expected full fidelity to compare with, got a staged copy of scans "
-            f"1 to {index.scan} of {index.num_groups}; measure the dataset that it comes from"
-        )
-    sizes = [entry.num_samples for entry in index.shards]
-    picked = pick(random.Random(seed), sizes, num_images, max_shards)
-    drawn = [
-        (Shard(urls[i], entry=index.shards[i], storage_options=storage_options), positions)
-        for i, positions in picked.items()
-    ]
-    return index, drawn
-
-
-def _look(
-    drawn: list[Drawn],
-    look: Callable[[Pieces], T],
-    on_image: OnImage | None = None,
-) -> Iterator[T]:
-    """Call ``look`` with the pieces of each image drawn; of several streams, of the first one."""
-    total = sum(len(positions) for _, positions in drawn)
-    done = 0
-    for shard, positions in drawn:
-        with shard.load(shard.num_groups) as prefix:
-            field = prefix.index.schema.streams[0][0]
-            for sample in prefix.samples(positions, select=_only(field), decode=look):
-                if field in sample:
-                    yield sample[field]
-                    done += 1
-                    if on_image is not None:
-                        on_image(done, total)
-
-
-def _only(field: str) -> Select:
-    return lambda _, name: name == field
-
-
-def pick(
-    rng: random.Random,
-    sizes: Sequence[int],
-    num_images: int,
-    max_shards: int,
-) -> dict[int, list[int]]:
-    """Choose images at random from a few shards.
-
-    Args:
-        rng: Source of the random numbers.
-        sizes: Samples of each shard.
-        num_images: Number of images; all if there are not so many in the shards chosen.
-        max_shards: Most shards to choose.
-
-    Returns:
-        For each shard chosen the positions of its samples, in order.
-
-    >>> pick(random.Random(0), [3, 3, 3, 3], 4, 2)
-    {1: [0, 1, 2], 3: [0]}
-    """
-    shards = rng.sample(range(len(sizes)), min(max_shards, len(sizes)))
-    images = [(shard, i) for shard in sorted(shards) for i in range(sizes[shard])]
-    chosen = sorted(rng.sample(images, min(num_images, len(images))))
-    by_shard = itertools.groupby(chosen, key=operator.itemgetter(0))
-    return {shard: [i for _, i in group] for shard, group in by_shard}
-
-
-def contact_sheet(
-    url: str,
-    path: str,
-    scans: Sequence[Scan] | None = None,
-    *,
-    num_images: int = 3,
-    seed: int = 0,
-    side: int = 224,
-    storage_options: Options = None,
-) -> None:
-    """Draw random images at each scan side by side, with their differences to full fidelity below.
-
-    Args:
-        url: The dataset's folder.
-        path: Target file, a PNG.
-        scans: The scans shown before ``"full"``; by default up to five from 1 to N.
-        num_images: Number of images.
-        seed: The same seed takes the same images.
-        side: The middle of each image is shown, at most so many pixels square.
-        storage_options: fsspec storage options.
-
-    Raises:
-        MissingDependency: matplotlib or torchmetrics is not installed.
-        PCRError: As for :func:`measure`.
-    """
-    pyplot_module()
-    index, drawn = _draw(url, num_images, seed, num_images, storage_options)
-    last = index.num_groups
-    spread = sorted({round(1 + i * (last - 1) / 4) for i in range(5)})
-    columns = [*(spread if scans is None else scans), FULL]
-    stops = [check_scan(scan, last) for scan in columns]
-
-    def draw_row(pieces: Pieces) -> list[Picture]:
-        reference = decode_image(pieces)
-        return [
-            _picture(scan, pieces[:stop], reference, side)
-            for scan, stop in zip(columns, stops, strict=True)
-        ]
-
-    title = (
-        f"script {index.script}: "
-        "middle of each image, and four times its difference to full fidelity"
-    )
-    plot_contact_sheet(list(_look(drawn, draw_row)), path, title=title)
-
-
-def _picture(
-    scan: Scan,
-    pieces: Pieces,
-    reference: Pixels,
-    side: int,
-) -> Picture:
-    pixels = decode_image(pieces)
-    is_comparable = count_scales(*pixels.shape[:2]) > 0
-    value = msssim(pixels, reference) if is_comparable else math.nan
-    return Picture(scan, sum(map(len, pieces)), value, _middle(pixels, side))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 import statistics
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..errors import ScanUnavailable
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
 from ..training.dataset import PCRDataset
@@ -71,7 +73,8 @@ def candidate_scans(prefix_bytes: Sequence[int]) -> list[Scan]:
     """Scans that are worth a measurement, each at least a tenth more expensive than the one before.
 
     Args:
-        prefix_bytes: Bytes at scans 1..N and at ``"full"``, which is the reference.
+        prefix_bytes: Bytes at scans 1..N and at ``"full"``, which is the reference; of a staged
+            copy at the scans that it holds.
 
     >>> candidate_scans([100, 220, 230, 600, 980, 1000])
     [1, 2, 4]
@@ -105,11 +108,16 @@ def confidence(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def choose(similarities: Sequence[Similarity], threshold: float) -> Scan:
-    """The first scan whose lower bound passes; ``"full"`` if none does."""
-    return next((found.scan for found in similarities if found.lower >= threshold), FULL)
+def choose(
+    similarities: Sequence[Similarity],
+    threshold: float,
+    top: Scan = FULL,
+) -> Scan:
+    """The first scan whose lower bound passes; the highest one, ``top``, if none does."""
+    return next((found.scan for found in similarities if found.lower >= threshold), top)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ScanTuner:
     """Sets a level to the lowest scan whose gradient points where that of full fidelity does.
 
@@ -118,7 +126,10 @@ class ScanTuner:
     dropout. With ``torch.distributed`` each rank takes a share of the images, and gradients are
     averaged before the cosine, so that all ranks choose the same scan.
 
-    Args:
+    Of a staged copy the highest scan that it holds takes the place of full fidelity, unless
+    ``reference`` names the dataset that it comes from.
+
+    Attributes:
         dataset: The dataset that is trained on; images are read from it at full fidelity.
         loss: Called with the model and a batch of the dataset; returns the mean loss. Move the
             batch to the device in it.
@@ -129,39 +140,46 @@ class ScanTuner:
         trials: Number of trials, whose spread makes the confidence interval.
         first: Epochs in which models are too unstable to tune.
         every: Epochs between tunings.
+        reference: Where a staged copy comes from: its images at all scans are then read from there,
+            with the dataset's options.
+        reports: What was found so far.
 
     Raises:
-        ValueError: ``images``, ``trials`` or ``every`` is below 1.
+        ValueError: ``images``, ``trials`` or ``every`` is below 1, or ``reference`` is another
+            dataset.
+        ScanUnavailable: A candidate is above the scans that the dataset has.
     """
 
-    def __init__(
-        self,
-        dataset: PCRDataset,
-        loss: Loss,
-        level: ScanLevel,
-        *,
-        candidates: Sequence[Scan] | None = None,
-        threshold: float = 0.8,
-        images: int = 2560,
-        trials: int = 3,
-        first: int = 5,
-        every: int = 20,
-    ) -> None:
-        if min(images, trials, every) < 1:
+    dataset: PCRDataset
+    loss: Loss
+    level: ScanLevel
+    _: dataclasses.KW_ONLY
+    candidates: Sequence[Scan] | None = None
+    threshold: float = 0.8
+    images: int = 2560
+    trials: int = 3
+    first: int = 5
+    every: int = 20
+    reference: dataclasses.InitVar[str | None] = None
+    reports: list[TunerReport] = dataclasses.field(init=False, default_factory=list)
+
+    def __post_init__(self, reference: str | None) -> None:
+        if min(self.images, self.trials, self.every) < 1:
             raise ValueError(
-                f"expected at least one image, trial and epoch, got {images}, {trials}, {every}"
+                "expected at least one image, trial and epoch, "
+                f"got {self.images}, {self.trials}, {self.every}"
             )
-        totals = prefix_totals(dataset.shards.entries)
-        self.dataset = dataset
-        self.loss = loss
-        self.level = level
-        self.candidates = list(candidates or candidate_scans(totals))
-        self.threshold = threshold
-        self.images = images
-        self.trials = trials
-        self.first = first
-        self.every = every
-        self.reports: list[TunerReport] = []
+        shards = self.dataset.shards
+        self._shards = shards if reference is None else shards.origin(reference)
+        self._top = self._shards.scans.highest
+        sizes = prefix_totals(shards.entries)
+        last = shards.scans.number
+        # The reference comes last.
+        found = candidate_scans([*sizes[:last], *([] if reference is None else sizes[-1:])])
+        self._candidates = list(self.candidates or found)
+        self.candidates = self._candidates
+        for scan in self._candidates:
+            shards.scans.check(scan)
 
     def due(self, epoch: int) -> bool:
         """Whether an epoch begins with a tuning."""
@@ -177,7 +195,7 @@ class ScanTuner:
             return None
         begun = time.monotonic()
         similarities = tuple(self.measure(model, epoch))
-        scan = choose(similarities, self.threshold)
+        scan = choose(similarities, self.threshold, self.dataset.max_scan)
         images = self.images * self.trials * (len(similarities) + 1)
         report = TunerReport(epoch, scan, similarities, images, time.monotonic() - begun)
         self.reports.append(report)
@@ -193,7 +211,7 @@ class ScanTuner:
         return [
             # The bounds of an interval may lie beyond those of a cosine.
             Similarity(scan, *(max(-1.0, min(1.0, bound)) for bound in confidence(cosines)))
-            for scan, *cosines in zip(self.candidates, *trials, strict=True)
+            for scan, *cosines in zip(self._candidates, *trials, strict=True)
         ]
 
     def _cosines(
@@ -205,8 +223,9 @@ class ScanTuner:
         """The cosine of each candidate's mean gradient over a trial's images."""
         sums: dict[Scan, Tensor] = {}
         crops = _TUNING_EPOCHS + epoch * self.trials + trial
-        scans = [*self.candidates, FULL]
-        views = self.dataset.views(self._batches(epoch, trial), scans, epoch=crops)
+        scans = list(dict.fromkeys([*self._candidates, self._top]))
+        batches = self._batches(epoch, trial)
+        views = self.dataset.views(batches, scans, epoch=crops, shards=self._shards)
         for number, batch_at in enumerate(views):
             for scan, batch in batch_at.items():
                 # The same dropout for each scan; _untouched puts the state back.
@@ -216,7 +235,7 @@ class ScanTuner:
         if dist.is_available() and dist.is_initialized():
             for total in sums.values():
                 dist.all_reduce(total)
-        return [_cosine(sums[scan], sums[FULL]) for scan in self.candidates]
+        return [_cosine(sums[scan], sums[self._top]) for scan in self._candidates]
 
     def _batches(self, epoch: int, trial: int) -> list[Ints]:
         """This rank's batches of a trial's images, as (samples,) sample ids each.
@@ -252,8 +271,11 @@ class ScanTuner:
         return {"scan": self.level.value, "reports": reports}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self.level.value = state["scan"]
+        """Go on from :meth:`state_dict`; on a staged copy at most at its highest scan."""
+        try:
+            self.level.value = state["scan"]
+        except ScanUnavailable:
+            self.level.value = self.level.highest
         self.reports = [
             TunerReport(epoch, scan, tuple(Similarity(*found) for found in similarities), *cost)
             for epoch, scan, similarities, *cost in state["reports"]

@@ -79,6 +79,15 @@ class DatasetIndex:
         at_least = max(self.num_classes, len(self.classes))
         object.__setattr__(self, "num_classes", at_least)  # frozen
 
+    def __repr__(self) -> str:
+        held = "" if self.scan is None else f", a staged copy of scans 1 to {self.scan}"
+        names = [*self.classes[:3], "..."] if len(self.classes) > 3 else self.classes
+        return (
+            f"<DatasetIndex: {self.num_samples} samples in {len(self.shards)} shards\n"
+            f" script {self.script}, {self.num_groups} scans{held}\n"
+            f" {len(self.classes)} classes named: {', '.join(names) or 'none'}>"
+        )
+
     @property
     def num_samples(self) -> int:
         """Samples in all shards."""

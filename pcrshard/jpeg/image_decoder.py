@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .. import native
 from .crops import Box, Interval, Rng, center_crop, random_resized_crop
 from .markers import frame_size
-from .pixels import Jpeg, Pixels, decode_image
+from .pixels import Jpeg, Pixels, as_pieces, decode_image
 
 Crop = Literal["random", "center"] | None
 
@@ -43,6 +43,7 @@ class ImageDecoder:
     flip: float = 0.0
 
     def __post_init__(self) -> None:
+        self._check_size()
         if self.crop not in ("random", "center", None):
             raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
         if self.layout not in ("chw", "hwc") or self.colour not in ("rgb", "gray"):
@@ -51,6 +52,13 @@ class ImageDecoder:
             )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
+
+    def _check_size(self) -> None:
+        sides = self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size,)
+        if self.size is not None and not all(type(side) is int for side in sides):
+            raise TypeError(
+                f"expected a size such as 224 or (height, width), or None, got {self.size!r}"
+            )
         if self.shape and min(self.shape) < 1:
             raise ValueError(f"expected a size above 0, got {self.size}")
 
@@ -80,7 +88,7 @@ class ImageDecoder:
         """
         size = (0, 0)
         if self.crop:
-            size = frame_size(jpeg if isinstance(jpeg, bytes | memoryview) else jpeg[0])
+            size = frame_size(as_pieces(jpeg)[0])
         crop, mirrored = self._draw(rng, *size)
         pixels = decode_image(
             jpeg,

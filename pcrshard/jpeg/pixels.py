@@ -11,7 +11,8 @@ import contextlib
 import ctypes
 import functools
 import io
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ from .markers import EOI, ScanHeader, map_jpeg
 Pixels = npt.NDArray[np.uint8]
 # A JPEG, or its pieces in order.
 Jpeg = bytes | Sequence[bytes | memoryview]
+
+_BYTES = bytes | bytearray | memoryview
 
 _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
@@ -177,9 +180,10 @@ def decode_image(
 
     Raises:
         CorruptJpeg: It cannot be decoded.
+        TypeError: It is a path, or something else that holds no bytes.
         ValueError: The crop, the size or ``out`` does not fit.
     """
-    pieces = [jpeg] if isinstance(jpeg, bytes | bytearray | memoryview) else list(jpeg)
+    pieces = as_pieces(jpeg)
     if isinstance(size, int):
         size = (size, size)
     if native.available and not smoothing:
@@ -199,6 +203,25 @@ def decode_image(
 
     pixels = decode(_complete(b"".join(pieces)), colour)
     return _arrange(_crop_and_resize(pixels, crop, size), layout, out)
+
+
+def as_pieces(jpeg: Any) -> list[Any]:
+    """The pieces of a JPEG, of which there is one if it is whole.
+
+    Raises:
+        TypeError: These are no bytes.
+    """
+    if isinstance(jpeg, _BYTES):
+        return [jpeg]
+    pieces = list(jpeg) if isinstance(jpeg, Iterable) and not isinstance(jpeg, str) else []
+    if not pieces or not all(isinstance(piece, _BYTES) for piece in pieces):
+        advice = ""
+        if isinstance(jpeg, str | os.PathLike):
+            advice = f"; read the file first: pathlib.Path({os.fspath(jpeg)!r}).read_bytes()"
+        raise TypeError(
+            f"expected the bytes of a JPEG, or its pieces, got {type(jpeg).__name__}{advice}"
+        )
+    return pieces
 
 
 def _complete(jpeg: bytes) -> bytes:

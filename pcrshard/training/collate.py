@@ -18,6 +18,7 @@ from torch.utils.data import default_collate, get_worker_info
 from .. import memory, native
 from ..errors import FormatError
 from ..format.names import JPEG_EXTENSIONS
+from ..format.scan import is_integer
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.pixels import Pixels
@@ -70,6 +71,7 @@ class Collator:
 
         if self.transform is not None:
             return default_collate([self.transform(sample) for sample in samples])
+        self._check_fields(rows, samples)
         names = self.fields or dict.fromkeys(name for sample in samples for name in sample)
         columns = {name: self._column(name, samples, batch) for name in names}
         return tuple(columns.values()) if self.fields else columns
@@ -133,6 +135,16 @@ class Collator:
     def _select_others(self, key: str, field: str) -> bool:
         return self._select(key, field) and _extension(field) not in JPEG_EXTENSIONS
 
+    def _check_fields(self, rows: Rows, samples: list[Sample]) -> None:
+        """Name a field that is asked for and not there, and those that are."""
+        for (_, prefix, place), sample in zip(rows, samples, strict=True):
+            for name in self.fields or ():
+                if name not in sample:
+                    there = ", ".join(prefix.sample(place))
+                    raise KeyError(
+                        f"sample {sample['__key__']!r} has no field {name!r}, it has {there}"
+                    )
+
     def _column(
         self,
         name: str,
@@ -140,10 +152,7 @@ class Collator:
         batch: torch.Tensor | None,
     ) -> Any:
         """The values of a field, by WebDataset's meaning of its last extension."""
-        missing = [sample["__key__"] for sample in samples if name not in sample]
-        if missing and self.fields:
-            raise KeyError(f"sample {missing[0]!r} has no field {name!r}")
-
+        missing = any(name not in sample for sample in samples)
         extension = _extension(name)
         image = self.image if extension in JPEG_EXTENSIONS else None
         if image and batch is not None and not missing:
@@ -155,6 +164,23 @@ class Collator:
         if image and image.shape:
             return torch.stack(values)
         return torch.tensor(values) if extension in _INTEGERS else values
+
+
+def as_decoder(image: Any) -> ImageDecoder | None:
+    """The decoder that ``image=`` stands for.
+
+    Raises:
+        TypeError: It is neither a decoder, nor a size, nor ``None``.
+    """
+    if image is None or isinstance(image, ImageDecoder):
+        return image
+    sides = image if isinstance(image, tuple | list) and len(image) == 2 else (image,)
+    if not all(is_integer(side) for side in sides):
+        raise TypeError(
+            "expected image to be an ImageDecoder, a size such as 224 or (height, width), or None, "
+            f"got {image!r}; functions of your own go to transform="
+        )
+    return ImageDecoder(int(image) if len(sides) == 1 else (int(sides[0]), int(sides[1])))
 
 
 def _by_prefix(rows: Rows) -> dict[Prefix, list[int]]:

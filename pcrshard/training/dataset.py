@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -18,11 +19,11 @@ from ..reading.prefix import Sample
 from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
-from .collate import Collator
+from .collate import Collator, as_decoder
 from .epoch_order import Geometry, Order, Rules, epoch_order, mixture, worker_batches
 from .epoch_progress import MAX_SEGMENTS, EpochProgress
 from .epoch_sequence import Ints
-from .loader import PCRLoader
+from .loader import PCRLoader, refuse_batching
 from .shard_set import Row, ShardSet, read_batches
 
 _VERSION = 1
@@ -84,7 +85,8 @@ class PCRDataset(IterableDataset[Any]):
         scan: Highest scan to read, 1-based, or ``"full"``, or a :class:`ScanLevel`, which is read
             at each shard.
         image: Decodes image fields; the draws of its crops depend on seed, epoch and sample only.
-            Without it they stay JPEG bytes.
+            Without it they stay JPEG bytes. A size, such as 224 or (height, width), stands for
+            ``ImageDecoder(size)``: the whole image at that size, without crop or flip.
         fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all.
         transform: Called with each sample, a dict, in place of the conversions listed under
             "Yields"; what it returns is collated by torch.
@@ -100,6 +102,7 @@ class PCRDataset(IterableDataset[Any]):
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
+        TypeError: ``image`` or ``fields`` is none of these.
         ValueError: The numbers do not fit together.
     """
 
@@ -109,7 +112,7 @@ class PCRDataset(IterableDataset[Any]):
         batch_size: int,
         *,
         scan: ScanChoice = FULL,
-        image: ImageDecoder | None = None,
+        image: ImageDecoder | int | tuple[int, int] | None = None,
         fields: Sequence[str] | None = None,
         transform: Callable[[Sample], Any] | None = None,
         epoch: EpochOptions = EpochOptions(),
@@ -122,7 +125,7 @@ class PCRDataset(IterableDataset[Any]):
         self.scan = scan
         self.shards.check_scan(scan)
         self.options = epoch
-        self.collate = Collator(image, fields, transform, epoch.seed)
+        self.collate = Collator(as_decoder(image), fields, transform, epoch.seed)
         self._given_rank = rank
         self.rank = ranks.current(rank)
         self.geometry = epoch.geometry(batch_size, self.rank.world)
@@ -140,6 +143,16 @@ class PCRDataset(IterableDataset[Any]):
         return self.shards.classes
 
     @property
+    def num_classes(self) -> int:
+        """How many classes ``cls`` counts; 0 if the dataset does not say."""
+        return self.shards.num_classes
+
+    @property
+    def max_scan(self) -> Scan:
+        """The highest scan that can be read: ``"full"``, or of a staged copy what it holds."""
+        return self.shards.scans.highest
+
+    @property
     def num_samples(self) -> int:
         """Samples in the dataset."""
         return self.shards.num_samples
@@ -153,6 +166,18 @@ class PCRDataset(IterableDataset[Any]):
     def progress(self) -> EpochProgress:
         """How far this process is, in the epoch that was last set in any process of this rank."""
         return self._progress.with_start(self._start[:])
+
+    def __repr__(self) -> str:
+        shards = self.shards
+        rank, world = self.rank
+        scans = shards.scans
+        return (
+            f"<PCRDataset {shards.name}: {shards.num_samples} samples in {len(shards.urls)} "
+            f"shards, {shards.num_classes or 'unnumbered'} classes\n"
+            f" reads scan {self.scan!r}, has up to {scans.highest!r} of {scans.num_groups} scans\n"
+            f" {len(self)} batches of {self.batch_size} in epoch {self.epoch} on rank {rank} of "
+            f"{world}>"
+        )
 
     def __len__(self) -> int:
         """Batches that the next iteration gives this rank."""
@@ -237,6 +262,7 @@ class PCRDataset(IterableDataset[Any]):
         batches: Sequence[Ints],
         scans: Sequence[Scan],
         epoch: int = 0,
+        shards: ShardSet | None = None,
     ) -> Iterator[dict[Scan, Any]]:
         """Given samples at several scans with the same crops, for comparisons of scans.
 
@@ -246,6 +272,7 @@ class PCRDataset(IterableDataset[Any]):
             batches: Sample ids of each batch, (samples,) int64.
             scans: The scans to compare, 1-based or ``"full"``.
             epoch: Number that the crops are drawn for; another one draws other crops.
+            shards: The same shards at another place, where there are more scans.
 
         Yields:
             The batch at each scan.
@@ -260,7 +287,7 @@ class PCRDataset(IterableDataset[Any]):
                 for scan in scans
             }
 
-        return read_batches(self.shards, batches, highest, take)
+        return read_batches(shards or self.shards, batches, highest, take)
 
     def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
         """One sample by id or key, as stored.
@@ -281,6 +308,7 @@ class PCRDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: a worker's state is asked for before its first batch.
+        refuse_batching(sys._getframe(1))
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         self._check_rank()

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
     from .dataset import PCRDataset
+
+
+def refuse_batching(caller: FrameType) -> None:
+    """Raise ``TypeError`` where a ``DataLoader`` is about to make batches of batches.
+
+    It tells a dataset nothing; what iterates the dataset, in its process or in a worker, knows.
+
+    Args:
+        caller: The frame that asks the dataset for its iterator.
+    """
+    if getattr(caller.f_locals.get("self"), "auto_collation", False):
+        raise TypeError(
+            "PCRDataset gives batches already: expected DataLoader(dataset, batch_size=None), or "
+            "dataset.loader(num_workers)"
+        )
 
 
 class PCRLoader(DataLoader[Any]):

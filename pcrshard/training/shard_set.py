@@ -14,12 +14,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..checksum import crc32c
-from ..format.scan import Scan
+from ..errors import redact
+from ..format.dataset_index import DatasetIndex, ShardEntry
+from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
-from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
+from ..reading.scan_level import ScanChoice, ScanLevel, ScanRange, current_scan
 from ..reading.shard import Shard
 from .epoch_sequence import Ints
 from .shard_schedule import Schedule, schedule
@@ -49,6 +51,8 @@ class ShardSet:
         sizes: Per dataset, samples per shard.
         starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
         classes: Names of the first dataset's classes.
+        num_classes: How many classes it has; 0 if nobody knows.
+        name: The datasets, in messages.
     """
 
     def __init__(self, datasets: str | Sequence[str], options: ReadOptions) -> None:
@@ -62,11 +66,20 @@ class ShardSet:
         self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]
         self.starts = np.cumsum([0, *itertools.chain(*self.sizes)])
         self.classes = found[0][0].classes
+        self.num_classes = _num_classes(found[0][0])
+        self.name = " and ".join(redact(os.fspath(url)) for url in urls)
 
     @property
     def num_samples(self) -> int:
         """Samples in all shards."""
         return int(self.starts[-1])
+
+    @property
+    def scans(self) -> ScanRange:
+        """The scans that every shard has."""
+        held = [entry.scan for entry in self.entries if entry.scan is not None]
+        num_groups = min(entry.num_groups for entry in self.entries)
+        return ScanRange(num_groups, min(held, default=FULL), self.name)
 
     @property
     def fingerprint(self) -> int:
@@ -100,15 +113,48 @@ class ShardSet:
         keep = 64 + 4 * int(sizes.max()) // max(map(len, batches), default=1)
         return schedule(batches, sizes, keep)
 
+    def origin(self, url: str) -> ShardSet:
+        """The same shards where these were staged from, with all of their scans.
+
+        Raises:
+            ValueError: There are other shards.
+        """
+        found = ShardSet(url, self.options)
+        check_same_shards(self.entries, found.entries, url)
+        return found
+
     def check_scan(self, scan: ScanChoice) -> None:
-        """Raise ``ScanUnavailable`` if a shard has no such scan; a level is seen at each shard."""
-        if not isinstance(scan, ScanLevel):
-            for entry in self.entries:
-                entry.prefix_stop(current_scan(scan))
+        """Refuse a scan that a shard does not have; a level remembers what it may be set to.
+
+        Raises:
+            ScanUnavailable: There is no such scan, or a staged copy does not hold it.
+            TypeError: It is neither an integer nor ``"full"``.
+        """
+        if isinstance(scan, ScanLevel):
+            scan.follow(self.scans)
+            return
+        for entry in self.entries:
+            entry.prefix_stop(current_scan(scan))
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""
         return self.options.open(self.urls[shard], self.entries[shard])
+
+
+def _num_classes(index: DatasetIndex) -> int:
+    return int(getattr(index, "num_classes", len(index.classes)))
+
+
+def check_same_shards(
+    entries: Sequence[ShardEntry],
+    others: Sequence[ShardEntry],
+    url: str,
+) -> None:
+    """Raise ``ValueError`` if ``url`` has other shards than a staged copy of it would have."""
+    known = [(e.name, e.num_samples, e.head_crc32c) for e in entries]
+    found = [(e.name, e.num_samples, e.head_crc32c) for e in others]
+    if known != found:
+        raise ValueError(f"expected the dataset that the staged copy comes from, got {redact(url)}")
 
 
 class HeldPrefixes:

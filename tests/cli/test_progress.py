@@ -12,7 +12,7 @@ import time
 import pytest
 from command_line import RUN, run
 
-from pcrshard.cli.progress import ProgressBar, human_seconds
+from pcrshard.cli.progress import ProgressBar, human_rate, human_seconds
 
 
 def test_log_lines_without_a_terminal(capsys):
@@ -23,7 +23,8 @@ def test_log_lines_without_a_terminal(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(
-        re.fullmatch(r"encode: \d+/24 images, \d+ images/s, \S+ .*left", line) for line in lines
+        re.fullmatch(r"encode: \d+/24 images, [\d.e+]+ images/s, \S+ .*left", line)
+        for line in lines
     )
 
 
@@ -80,3 +81,11 @@ def test_a_bar_on_a_terminal(synthetic_folder, tmp_path):
 def test_human_seconds(seconds, text):
     """Durations are short and never show sixty of a unit."""
     assert human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(5000.4, "5000"), (12.6, "13"), (1.26, "1.3"), (0.0185, "0.018")]
+)
+def test_slow_work_is_not_zero_a_second(rate, text):
+    """Who waits minutes for an image sees that something happens."""
+    assert human_rate(rate) == text

@@ -7,7 +7,9 @@ import types
 import pytest
 
 from pcrshard import ScanLevel
+from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample, prefix_totals
+from pcrshard.reading.scan_level import ScanRange
 
 SIZES = [1273, 2729, 3022, 3374, 4589, 6758, 6956, 7330, 7771, 11404, 11427]
 BATCH, SHARD, USED = 16, 64, 0.02
@@ -170,3 +172,48 @@ def test_what_was_given_and_found_stays_readable():
     assert tuner.level is level
     assert (list(tuner.sizes), tuner.floor) == (SIZES, 2)
     assert (tuner.bandwidth, tuner.excused) == (None, 0.0)
+
+
+def follow(tuner, highest):
+    """The tuner's level is that of a copy staged to this scan."""
+    tuner.level.follow(ScanRange(10, highest, "copy"))
+    return tuner
+
+
+@pytest.mark.parametrize("highest", [1, 2, 5])
+@pytest.mark.parametrize("early", [True, False])
+def test_it_never_asks_a_staged_copy_for_more_than_it_holds(highest, early):
+    """However fast the link is, whether the tuner was made before the dataset or after it."""
+    level = ScanLevel(1)
+    if early:
+        tuner = follow(BandwidthTuner(level, SIZES, window=5), highest)
+    else:
+        level.follow(ScanRange(10, highest, "copy"))
+        tuner = BandwidthTuner(level, SIZES, window=5)
+    rows = simulate(tuner, lambda time: 9 * SPEED * SIZES[-1], 300)
+    assert {row[3] for row in rows[100:]} == {highest}
+    assert {row[3] for row in rows} <= {*range(1, highest + 1)}
+
+
+def test_a_slow_link_to_a_staged_copy():
+    """Below its highest scan the search is the same."""
+    tuner = follow(make_tuner(5), 5)
+    rows = simulate(tuner, lambda time: 0.5 * SPEED * SIZES[4], 600)
+    assert stalls(rows[100:]) < 0.06
+    assert {row[3] for row in rows} <= {1, 2, 3, 4, 5}
+
+
+def test_a_floor_above_a_staged_copy_is_refused():
+    """What the task needs is not there: that is for the user to know before the job begins."""
+    level = ScanLevel(1)
+    level.follow(ScanRange(10, 5, "copy"))
+    with pytest.raises(ScanUnavailable, match="1 to 5"):
+        BandwidthTuner(level, SIZES, floor=7)
+
+
+def test_a_level_that_somebody_sets_is_kept():
+    """A schedule or a user may move it between steps."""
+    tuner = make_tuner("full")
+    simulate(tuner, lambda time: 2 * SPEED * SIZES[-1], 20)
+    tuner.level.value = 3
+    assert tuner.step(0.0, USED, BATCH) == 3

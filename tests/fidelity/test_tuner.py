@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ScanLevel, ScanTuner, stage
+from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.tuner import Similarity, candidate_scans, choose, confidence
 
 
@@ -183,3 +184,46 @@ def test_ranks_average_their_gradients(dataset, tmp_path):
         means += [json.loads((tmp_path / f"{world}-{rank}").read_text()) for rank in range(world)]
     assert means[1] == means[2]
     assert means[0] == pytest.approx(means[1], abs=1e-4)
+
+
+@pytest.fixture
+def copy(dataset, tmp_path):
+    """The dataset staged to scan 5."""
+    stage(str(dataset), str(tmp_path / "copy"), 5)
+    return str(tmp_path / "copy")
+
+
+def test_on_a_staged_copy_its_highest_scan_is_the_reference(copy):
+    """No scan above it is asked for, and if none of those below passes, it is taken."""
+    level = ScanLevel(2)
+    made = PCRDataset(copy, 4, scan=level, image=ImageDecoder(32), fields=("jpg", "cls"))
+    tuner = ScanTuner(made, loss, level, images=8, trials=2, first=0, every=1, threshold=1.01)
+    assert set(tuner.candidates) <= {1, 2, 3, 4}
+    assert tuner.step(make_model(), 0).scan == level.value == 5
+    [last] = ScanTuner(made, loss, level, candidates=[5], images=8, trials=2).measure(make_model())
+    assert last.mean == pytest.approx(1, abs=1e-5)
+
+
+def test_a_staged_copy_can_be_tuned_against_its_origin(copy, dataset):
+    """The cosines are those of the whole dataset; only scans that the copy holds are tried."""
+    options = {"candidates": [1, 5], "images": 8, "trials": 2}
+    level = ScanLevel()
+    made = PCRDataset(copy, 4, scan=level, image=ImageDecoder(32, "random"), fields=("jpg", "cls"))
+    whole = PCRDataset(
+        str(dataset), 4, image=ImageDecoder(32, "random"), fields=("jpg", "cls"), scan=ScanLevel()
+    )
+    tuner = ScanTuner(made, loss, level, reference=str(dataset), **options)
+    found = tuner.measure(make_model())
+    assert found == ScanTuner(whole, loss, ScanLevel(), **options).measure(make_model())
+    assert found[-1].mean < 0.9999
+    with pytest.raises(ScanUnavailable, match="1 to 5"):
+        ScanTuner(made, loss, level, candidates=[1, 7], reference=str(dataset))
+
+
+def test_a_checkpoint_of_the_whole_dataset_goes_on_with_a_copy(copy, dataset):
+    """A level that the copy does not hold becomes its highest."""
+    state = ScanTuner(make_dataset(dataset), loss, ScanLevel("full")).state_dict()
+    level = ScanLevel()
+    made = PCRDataset(copy, 4, scan=level)
+    ScanTuner(made, loss, level).load_state_dict(state)
+    assert level.value == 5

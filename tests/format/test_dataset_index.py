@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pcrshard import DatasetIndex, Shard, open_dataset
+from pcrshard import DatasetIndex, Shard, open_dataset, stage
 from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
 from pcrshard.format.dataset_index import ShardEntry
 
@@ -102,3 +102,17 @@ def test_the_totals_of_a_prefix():
     assert [index.prefix_bytes(scan) for scan in (1, 2, "full")] == [3584, 4608, 7168]
     with pytest.raises(ScanUnavailable, match="1 to 2"):
         index.prefix_bytes(3)
+
+
+def test_a_dataset_index_describes_itself(dataset, tmp_path):
+    """In three lines, also of a dataset with thousands of shards and classes."""
+    index, _ = open_dataset(str(dataset))
+    assert repr(index).splitlines() == [
+        "<DatasetIndex: 24 samples in 4 shards",
+        " script standard, 10 scans",
+        " 2 classes named: cat, dog>",
+    ]
+    copy = stage(str(dataset), str(tmp_path), 5)
+    assert "a staged copy of scans 1 to 5" in repr(copy)
+    many = DatasetIndex("standard", 2, (ENTRY,) * 1000, tuple(map(str, range(1000))))
+    assert len(repr(many)) < 200

@@ -1,11 +1,13 @@
 """Pixels: lossless transcoding, decoding, conversion."""
 
 import io
+import pathlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from pcrshard import ImageDecoder, decode_image
 from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import map_jpeg
@@ -124,3 +126,20 @@ def test_resize_short_keeps_the_shape(size, expected):
 def test_system_names_the_decoder():
     """A bug report says which library decoded."""
     assert "turbojpeg" in system()["libturbojpeg"]
+
+
+@pytest.mark.parametrize("path", ["photo.jpg", pathlib.Path("photo.jpg")])
+def test_a_path_is_no_jpeg(path):
+    """Who names a file is told to read it, by the line that does."""
+    advice = r"pathlib\.Path\('photo\.jpg'\)\.read_bytes\(\)"
+    with pytest.raises(TypeError, match=advice):
+        decode_image(path)
+    with pytest.raises(TypeError, match=advice):
+        ImageDecoder(32, "center")(path, None)
+
+
+@pytest.mark.parametrize("wrong", [5, None, [], ["photo.jpg"], np.zeros(9, np.uint8)])
+def test_what_holds_no_bytes_is_refused(wrong):
+    """By its type, before any decoder sees it."""
+    with pytest.raises(TypeError, match="expected the bytes of a JPEG"):
+        decode_image(wrong)

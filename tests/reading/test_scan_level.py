@@ -6,6 +6,8 @@ import multiprocessing
 import pytest
 
 from pcrshard import ScanLevel
+from pcrshard.errors import ScanUnavailable
+from pcrshard.reading.scan_level import ScanRange
 
 
 def _report(level, change, seen):
@@ -42,3 +44,38 @@ def test_refuses_what_is_not_a_scan(scan):
     """A wrong scan is refused where it is set, not in a worker."""
     with pytest.raises(ValueError, match="expected a scan"):
         ScanLevel(scan)
+
+
+def test_a_level_knows_the_scans_of_its_dataset():
+    """A scan that is not there is refused where it is set, with those that are."""
+    level = ScanLevel(1)
+    level.follow(ScanRange(10, "full", "s3://photos"))
+    level.value = 10
+    with pytest.raises(ScanUnavailable, match=r"1 to 10 or 'full' for s3://photos, got 12"):
+        level.value = 12
+    assert level.value == 10
+    with pytest.raises(ScanUnavailable, match="got 12"):
+        ScanLevel(12).follow(ScanRange(10, "full", "photos"))
+
+
+def test_a_level_of_a_staged_copy():
+    """It is at the highest scan that is there unless it was set, and never goes above it."""
+    copy = ScanRange(10, 5, "copy")
+    level = ScanLevel()
+    level.follow(copy)
+    assert (level.value, level.highest) == (5, 5)
+    with pytest.raises(ScanUnavailable, match="1 to 5, which the staged copy holds"):
+        level.value = "full"
+    with pytest.raises(ScanUnavailable, match="got 'full'"):
+        ScanLevel("full").follow(copy)
+    level.follow(ScanRange(10, 7, "copy"))
+    level.value = 7
+
+
+def test_the_dataset_with_the_fewest_scans_counts():
+    """A level may be shared by several datasets."""
+    level = ScanLevel(2)
+    level.follow(ScanRange(10, 5, "small"))
+    level.follow(ScanRange(10, "full", "large"))
+    with pytest.raises(ScanUnavailable, match="small"):
+        level.value = 6

@@ -132,8 +132,8 @@ class Counting(ImageDecoder):
 
 
 def test_a_field_that_is_not_there(dataset):
-    """A field that no sample has is an error that names it."""
-    with pytest.raises(KeyError, match="caption"):
+    """A field that no sample has is an error that names it, and those that are there."""
+    with pytest.raises(KeyError, match="'caption', it has __key__, jpg, cls"):
         next(iter(PCRDataset(str(dataset), 6, fields=("jpg", "caption"))))
     with pytest.raises(TypeError, match=r"write \('jpg',\)"):
         PCRDataset(str(dataset), 6, fields="jpg")

@@ -24,6 +24,7 @@ from pcrshard import (
     ScanLevel,
     Shard,
     ShardWriter,
+    stage,
 )
 from pcrshard.errors import CorruptPiece, ScanUnavailable
 from pcrshard.jpeg.crops import Draws
@@ -471,3 +472,72 @@ def test_read_options_arrive(folder, tmp_path):
     for path in copy.glob("*.tar"):
         path.write_bytes(b"")
     assert ids(loader) == planned(4, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_batches_are_refused(folder, workers):
+    """A DataLoader that was not told batch_size=None would give (1, N, ...)."""
+    dataset = PCRDataset(folder, 4)
+    loader = DataLoader(dataset, num_workers=workers)
+    with pytest.raises(TypeError, match="batch_size=None"):
+        next(iter(loader))
+    assert len(next(iter(DataLoader(dataset, batch_size=None, num_workers=workers)))["cls"]) == 4
+
+
+@pytest.mark.parametrize("size", [24, (16, 32), [16, 32], np.int64(24)])
+def test_a_size_is_a_decoder(folder, size):
+    """The whole image at that size, as by ImageDecoder(size)."""
+    made = PCRDataset(folder, 4, image=size, fields=("jpg",))
+    decoder = ImageDecoder(tuple(size) if isinstance(size, tuple | list) else int(size))
+    [(images,)] = list(itertools.islice(made, 1))
+    [(expected,)] = list(itertools.islice(PCRDataset(folder, 4, image=decoder, fields=("jpg",)), 1))
+    assert torch.equal(images, expected)
+
+
+@pytest.mark.parametrize("image", ["224", True, 2.5, (1, 2, 3), lambda jpeg: jpeg])
+def test_what_is_no_decoder_is_refused(folder, image):
+    """At once, and not in a worker."""
+    with pytest.raises(TypeError, match="ImageDecoder, a size such as 224"):
+        PCRDataset(folder, 4, image=image)
+
+
+@pytest.mark.parametrize("scan", [11, ScanLevel(11), "5", 2.0, lambda: 11])
+def test_bad_scans_are_refused_at_construction(folder, scan):
+    """Not by the first worker that reads."""
+    with pytest.raises((ScanUnavailable, TypeError), match="1 to 10 or 'full'"):
+        PCRDataset(folder, 4, scan=scan)
+
+
+def test_a_level_beyond_the_dataset_is_refused(folder):
+    """The message names the dataset and its scans."""
+    level = ScanLevel(1)
+    PCRDataset(folder, 4, scan=level)
+    with pytest.raises(ScanUnavailable, match=f"1 to 10 or 'full' for {folder}, got 12"):
+        level.value = 12
+
+
+def test_a_staged_copy_says_what_it_holds(folder, tmp_path):
+    """Loops and tuners ask for no more, and a level that nobody set is at its highest scan."""
+    stage(folder, str(tmp_path), 5)
+    level = ScanLevel()
+    copy = PCRDataset(str(tmp_path), 4, scan=level)
+    assert (copy.max_scan, level.value) == (5, 5)
+    assert PCRDataset(folder, 4).max_scan == "full"
+    assert len(list(copy)) == len(copy)
+    assert copy.shards.origin(folder).scans.highest == "full"
+
+
+def test_another_dataset_is_no_origin(folder, dataset):
+    """Sample ids would mean other samples."""
+    with pytest.raises(ValueError, match="that the staged copy comes from"):
+        PCRDataset(folder, 4).shards.origin(str(dataset))
+
+
+def test_a_dataset_describes_itself(folder, dataset):
+    """In three lines: what it is, what it reads, what comes next."""
+    made = PCRDataset(str(dataset), 4, scan=ScanLevel(2), rank=(1, 2))
+    first, second, third = repr(made).splitlines()
+    assert first == f"<PCRDataset {dataset}: 24 samples in 4 shards, 2 classes"
+    assert second == " reads scan ScanLevel(2), has up to 'full' of 10 scans"
+    assert third == " 3 batches of 4 in epoch 0 on rank 1 of 2>"
+    assert made.num_classes == len(made.classes) == 2

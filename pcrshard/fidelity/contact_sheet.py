@@ -1,0 +1,83 @@
+"""A picture of some images at the scans that people talk about, and what each scan changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..format.scan import FULL, Scan, check_scan
+from ..jpeg.pixels import Pixels, decode_image
+from ..storage import Options
+from .msssim import Reference, count_scales, middle
+from .plots import Picture, plot_contact_sheet, pyplot_module
+from .sampled_images import Pieces, draw_images
+
+_SHOWN = (1, 2, 5)
+
+
+def contact_sheet(
+    url: str,
+    path: str,
+    scans: Sequence[Scan] | None = None,
+    *,
+    num_images: int = 3,
+    seed: int = 0,
+    side: int = 224,
+    storage_options: Options = None,
+    reference: str | None = None,
+) -> None:
+    """Draw random images at some scans side by side, with their differences to the last one below.
+
+    The last one is full fidelity, or the highest scan of a staged copy.
+
+    Args:
+        url: The dataset's folder.
+        path: Target file, a PNG.
+        scans: The scans shown before the last one; by default 1, 2 and 5.
+        num_images: Number of images.
+        seed: The same seed takes the same images.
+        side: The middle of each image is shown, at most so many pixels square.
+        storage_options: fsspec storage options.
+        reference: The dataset that ``url`` is a staged copy of.
+
+    Raises:
+        MissingDependency: matplotlib or OpenCV is not installed.
+        PCRError: As for :func:`measure`.
+    """
+    pyplot_module()
+    sample = draw_images(
+        url, num_images, seed, num_images, reference=reference, storage_options=storage_options
+    )
+    num_groups = sample.dataset.num_groups
+    last = check_scan(sample.top, num_groups)
+    shown = [scan for scan in _SHOWN if scan < min(last, num_groups)]
+    columns: list[Scan] = [*(shown if scans is None else scans), sample.top]
+    stops = [check_scan(scan, num_groups) for scan in columns]
+
+    def draw_row(pieces: Pieces) -> list[Picture]:
+        pixels = decode_image(pieces)
+        is_comparable = count_scales(*pixels.shape[:2]) > 0
+        compared = Reference(pixels) if is_comparable else None
+        return [
+            _picture(scan, pieces[:stop], compared, side)
+            for scan, stop in zip(columns, stops, strict=True)
+        ]
+
+    best = "full fidelity" if sample.top == FULL else f"scan {sample.top}"
+    title = (
+        f"script {sample.dataset.script}: middle of each image, and four times its difference to "
+        f"{best}"
+    )
+    rows = [pictures for pictures, _ in sample.look(draw_row)]
+    plot_contact_sheet(rows, path, title=title)
+
+
+def _picture(
+    scan: Scan,
+    pieces: Pieces,
+    reference: Reference | None,
+    side: int,
+) -> Picture:
+    pixels: Pixels = decode_image(pieces)
+    value = math.nan if reference is None else reference.compare(pixels)
+    return Picture(scan, sum(map(len, pieces)), value, middle(pixels, side))

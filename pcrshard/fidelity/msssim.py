@@ -1,0 +1,180 @@
+"""MS-SSIM of pictures against one reference (Wang, Simoncelli, Bovik 2003). The door to OpenCV.
+
+Section 6.4 of the VLDB paper takes MS-SSIM as the estimate of the accuracy that a scan group keeps.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import MissingDependency
+from ..jpeg.pixels import Pixels
+
+Plane = npt.NDArray[np.float32]
+
+# Weights of the five scales, from the finest on.
+WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+# The smaller side of an image that n scales need: 11 pixels at the coarsest, one window.
+_MIN_SIDES = (11, 22, 44, 99, 176)
+# Of larger images the middle is compared: it tells as much, and memory stays bounded.
+_MAX_SIDE = 2048
+_WINDOW = 11
+_SIGMA = 1.5
+_C1 = (0.01 * 255) ** 2
+_C2 = (0.03 * 255) ** 2
+
+
+def count_scales(height: int, width: int) -> int:
+    """The scales of MS-SSIM that an image is large enough for, 0 to 5.
+
+    >>> [count_scales(500, side) for side in (375, 176, 175, 99, 44, 22, 11, 10)]
+    [5, 5, 4, 4, 3, 2, 1, 0]
+    """
+    return sum(side <= min(height, width) for side in _MIN_SIDES)
+
+
+def msssim(pixels: Pixels, reference: Pixels) -> float:
+    """MS-SSIM of two images, 1 for equal ones; see :class:`Reference`."""
+    return Reference(reference).compare(pixels)
+
+
+class _Scale(NamedTuple):
+    """What is kept of the reference at one scale: (H, W, C) float32 each, means of the window."""
+
+    picture: Plane
+    mean: Plane
+    variance: Plane
+
+
+class Reference:
+    """The picture that others are compared with; its own statistics are made once.
+
+    Gaussian window of 11 pixels (sigma 1.5), K = (0.01, 0.03), dynamic range 255, five scales,
+    means over the three channels of RGB. The papers do not say whether they took luma or RGB; in
+    luma alone the chroma scans would be worth nothing. Gray images have three equal channels, which
+    give what one would. Images whose smaller side is below 176 pixels have fewer scales, with the
+    weights of the finest ones, scaled to a sum of 1. Of images with a side above 2048 the middle is
+    compared.
+
+    Args:
+        pixels: (H, W, C) uint8.
+
+    Raises:
+        MissingDependency: OpenCV is not installed.
+        ValueError: A side is below 11 pixels.
+    """
+
+    def __init__(self, pixels: Pixels) -> None:
+        if pixels.ndim != 3:
+            raise ValueError(f"expected an image (H, W, C), got {pixels.shape}")
+        count = count_scales(*pixels.shape[:2])
+        if count == 0:
+            least = _MIN_SIDES[0]
+            raise ValueError(f"expected sides of {least} pixels or more, got {pixels.shape[:2]}")
+        self._pixels = pixels
+        weights = np.array(WEIGHTS[:count])
+        self._weights = weights / weights.sum()
+        picture = middle(pixels, _MAX_SIDE).astype(np.float32)
+        self._scales = []
+        for _ in range(count):
+            mean = _blur(picture)
+            self._scales.append(_Scale(picture, mean, _blur(picture * picture) - mean * mean))
+            picture = _halve(picture)
+
+    def compare(self, pixels: Pixels) -> float:
+        """MS-SSIM of another picture of this size, 1 for an equal one.
+
+        Args:
+            pixels: (H, W, C) uint8.
+
+        Raises:
+            ValueError: The shapes differ.
+        """
+        shape = self._pixels.shape
+        if pixels.shape != shape:
+            got = f"{pixels.shape} and {shape}"
+            raise ValueError(f"expected two images (H, W, C) of one shape, got {got}")
+        if np.array_equal(pixels, self._pixels):
+            return 1.0
+        picture = middle(pixels, _MAX_SIDE).astype(np.float32)
+        result = 1.0
+        for scale, weight in zip(self._scales, self._weights, strict=True):
+            coarsest = scale is self._scales[-1]
+            # A negative mean would become a NaN by the power of its weight.
+            result *= max(_similarity(picture, scale, with_luminance=coarsest), 0.0) ** weight
+            picture = _halve(picture)
+        return float(result)
+
+
+def _similarity(picture: Plane, scale: _Scale, *, with_luminance: bool) -> float:
+    """The mean of contrast times structure, at the coarsest scale times luminance.
+
+    In place, because the processor would otherwise wait for new memory.
+    """
+    mean = _blur(picture)
+    similarity = _blur(picture * scale.picture)
+    similarity -= mean * scale.mean
+    similarity *= 2
+    similarity += _C2
+    contrasts = _blur(picture * picture)
+    contrasts -= mean * mean
+    contrasts += scale.variance
+    contrasts += _C2
+    similarity /= contrasts
+    if with_luminance:
+        squares = mean * mean + scale.mean * scale.mean
+        similarity *= (2 * mean * scale.mean + _C1) / (squares + _C1)
+    # Where the window lies inside of the picture.
+    margin = _WINDOW // 2
+    return float(similarity[margin:-margin, margin:-margin].mean())
+
+
+def middle(pixels: Pixels, side: int) -> Pixels:
+    """The middle of an image, at most so many pixels square."""
+    top = max(0, pixels.shape[0] - side) // 2
+    left = max(0, pixels.shape[1] - side) // 2
+    return pixels[top : top + side, left : left + side]
+
+
+@functools.cache
+def require_opencv() -> Any:
+    """The ``cv2`` module, which works in the calling thread only.
+
+    Raises:
+        MissingDependency: It is not installed.
+    """
+    try:
+        import cv2
+    except ImportError as error:
+        message = "OpenCV is not installed: pip install 'pcrshard[train]'"
+        raise MissingDependency(message) from error
+    cv2.setNumThreads(1)  # its threads would be timed as ours
+    return cv2
+
+
+@functools.cache
+def _kernel() -> Plane:
+    distance = np.arange(_WINDOW) - _WINDOW // 2
+    kernel: Plane = np.exp(-(distance**2) / (2 * _SIGMA**2)).astype(np.float32)
+    kernel /= kernel.sum()
+    return kernel
+
+
+def _blur(picture: Plane) -> Plane:
+    """Means of the Gaussian window, of no use within 5 pixels of the borders."""
+    blurred: Plane = require_opencv().sepFilter2D(picture, -1, _kernel(), _kernel())
+    return blurred.reshape(picture.shape)
+
+
+def _halve(picture: Plane) -> Plane:
+    """Means of 2 x 2 pixels; the last row or column of an odd number is left out."""
+    height = picture.shape[0] // 2
+    width = picture.shape[1] // 2
+    even = picture[: 2 * height, : 2 * width]
+    cv2 = require_opencv()
+    halved: Plane = cv2.resize(even, (width, height), interpolation=cv2.INTER_AREA)
+    return halved.reshape(height, width, picture.shape[2])

@@ -1,0 +1,138 @@
+"""Draw images at random from a few shards of a dataset, and look at their pieces."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import random
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from ..format.dataset_index import DatasetIndex
+from ..format.scan import FULL, Scan
+from ..reading.dataset_folder import open_dataset
+from ..reading.prefix import Sample, Select
+from ..reading.shard import Shard
+from ..storage import Options
+from ..training.shard_set import check_same_shards
+
+T = TypeVar("T")
+Pieces = list[memoryview]
+OnImage = Callable[[int, int], None]
+
+
+class ImageSample(NamedTuple):
+    """Images drawn from a dataset.
+
+    Attributes:
+        dataset: Its index.
+        top: The highest scan that can be read, which the others are compared with: ``"full"``, or
+            of a staged copy whose origin is not named, the highest one that it holds.
+        drawn: Shards, and where the images are in each.
+    """
+
+    dataset: DatasetIndex
+    top: Scan
+    drawn: list[tuple[Shard, list[int]]]
+
+    @property
+    def num_images(self) -> int:
+        """Images drawn."""
+        return sum(len(positions) for _, positions in self.drawn)
+
+    def look(
+        self,
+        look: Callable[[Pieces], T],
+        on_image: OnImage | None = None,
+        fields: Sequence[str] = (),
+    ) -> Iterator[tuple[T, Sample]]:
+        """Call ``look`` with the pieces of each image; of several streams, of the first one.
+
+        Args:
+            look: Called with one piece for each scan up to ``top``.
+            on_image: Called with (done, total) after each image.
+            fields: Other fields to read.
+
+        Yields:
+            What ``look`` gave, and the sample, which has these fields.
+        """
+        done = 0
+        for shard, positions in self.drawn:
+            top = shard.num_groups if self.top == FULL else self.top
+            with shard.load(top) as prefix:
+                image = prefix.index.schema.streams[0][0]
+                selected = _select({image, *fields})
+                for sample in prefix.samples(positions, select=selected, decode=look):
+                    if image in sample:
+                        yield sample.pop(image), sample
+                        done += 1
+                        if on_image is not None:
+                            on_image(done, self.num_images)
+
+
+def _select(names: Container[str]) -> Select:
+    return lambda _, name: name in names
+
+
+def draw_images(
+    url: str,
+    num_images: int,
+    seed: int,
+    max_shards: int,
+    *,
+    reference: str | None = None,
+    storage_options: Options = None,
+) -> ImageSample:
+    """Open a dataset, and draw images from some of its shards.
+
+    Args:
+        url: The dataset's folder.
+        num_images: Number of images.
+        seed: The same seed draws the same images.
+        max_shards: Most shards to draw from.
+        reference: The dataset that ``url`` is a staged copy of; the images are read from there.
+        storage_options: fsspec storage options of both.
+
+    Raises:
+        ValueError: ``reference`` has other shards.
+        StorageError, CorruptIndex: A dataset index cannot be read.
+    """
+    index, urls = open_dataset(url, storage_options=storage_options)
+    source = index
+    if reference is not None:
+        source, urls = open_dataset(reference, storage_options=storage_options)
+        check_same_shards(index.shards, source.shards, reference)
+    sizes = [entry.num_samples for entry in source.shards]
+    picked = pick(random.Random(seed), sizes, num_images, max_shards)
+    drawn = [
+        (Shard(urls[i], entry=source.shards[i], storage_options=storage_options), positions)
+        for i, positions in picked.items()
+    ]
+    return ImageSample(index, source.scan or FULL, drawn)
+
+
+def pick(
+    rng: random.Random,
+    sizes: Sequence[int],
+    num_images: int,
+    max_shards: int,
+) -> dict[int, list[int]]:
+    """Choose images at random from a few shards.
+
+    Args:
+        rng: Source of the random numbers.
+        sizes: Samples of each shard.
+        num_images: Number of images; all if there are not so many in the shards chosen.
+        max_shards: Most shards to choose.
+
+    Returns:
+        For each shard chosen the positions of its samples, in order.
+
+    >>> pick(random.Random(0), [3, 3, 3, 3], 4, 2)
+    {1: [0, 1, 2], 3: [0]}
+    """
+    shards = rng.sample(range(len(sizes)), min(max_shards, len(sizes)))
+    images = [(shard, i) for shard in sorted(shards) for i in range(sizes[shard])]
+    chosen = sorted(rng.sample(images, min(num_images, len(images))))
+    by_shard = itertools.groupby(chosen, key=operator.itemgetter(0))
+    return {shard: [i for _, i in group] for shard, group in by_shard}

@@ -1,0 +1,120 @@
+"""MS-SSIM against its definition, and against a library that many use."""
+
+import sys
+
+import numpy as np
+import pytest
+from scipy.ndimage import correlate1d
+
+from pcrshard import decode_image
+from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.errors import MissingDependency
+from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales, msssim, require_opencv
+from pcrshard.testing import make_pixels
+
+# scikit-learn, for the demonstration, brings SciPy.
+pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[train]'")
+
+
+def oracle(a, b, weights):
+    """MS-SSIM by its definition (Wang et al. 2003) in float64, and nothing of torch in it."""
+    taps = np.exp(-(np.arange(-5, 6) ** 2) / (2 * 1.5**2))
+    taps /= taps.sum()
+
+    def blur(x):
+        return correlate1d(correlate1d(x, taps, axis=0), taps, axis=1)[5:-5, 5:-5]
+
+    a, b, result = a.astype(np.float64), b.astype(np.float64), 1.0
+    for i, weight in enumerate(weights):
+        ma, mb = blur(a), blur(b)
+        value = (2 * (blur(a * b) - ma * mb) + 58.5225) / (
+            blur(a * a) - ma * ma + blur(b * b) - mb * mb + 58.5225
+        )
+        if i == len(weights) - 1:
+            value *= (2 * ma * mb + 6.5025) / (ma * ma + mb * mb + 6.5025)
+        result *= max(value.mean(), 0) ** (weight / sum(weights))
+        a, b = (x[: x.shape[0] // 2 * 2, : x.shape[1] // 2 * 2] for x in (a, b))
+        a, b = (x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).mean((1, 3)) for x in (a, b))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [(180, 333), (375, 500), (176, 176), (175, 300), (99, 120), (44, 50), (22, 99), (11, 40)],
+)
+@pytest.mark.parametrize("noise", [2, 12, 60])
+def test_msssim_is_that_of_a_second_implementation(height, width, noise):
+    """Also on odd sides, where some libraries pad with zeros, and on small images."""
+    reference = make_pixels(1, height, width)
+    damage = np.random.default_rng(noise).normal(0, noise, reference.shape)
+    pixels = np.clip(reference + damage, 0, 255).astype(np.uint8)
+    weights = WEIGHTS[: count_scales(height, width)]
+    assert msssim(pixels, reference) == pytest.approx(oracle(pixels, reference, weights), abs=2e-5)
+
+
+def test_msssim_of_equal_images_is_one():
+    """Identity, and symmetry."""
+    a, b = make_pixels(1, 200, 200), make_pixels(2, 200, 200)
+    assert msssim(a, a.copy()) == 1.0
+    assert msssim(a, b) == pytest.approx(msssim(b, a), abs=1e-6)
+    assert 0 <= msssim(a, b) < 0.9
+
+
+def test_msssim_of_opposite_images_is_a_number():
+    """Negative correlation is zero, not NaN."""
+    a = make_pixels(1, 200, 200)
+    assert msssim(a, 255 - a) == 0
+
+
+def test_gray_images_give_what_one_channel_gives():
+    """Three equal channels."""
+    a, b = make_pixels(1, 200, 200, 1), make_pixels(1, 200, 200, 1) // 2
+    assert msssim(np.repeat(a, 3, 2), np.repeat(b, 3, 2)) == pytest.approx(msssim(a, b), abs=1e-6)
+
+
+def test_msssim_refuses_what_it_cannot_compare():
+    """Different shapes, images smaller than the window."""
+    with pytest.raises(ValueError, match="one shape"):
+        msssim(make_pixels(1, 200, 200), make_pixels(1, 200, 201))
+    with pytest.raises(ValueError, match="11 pixels"):
+        msssim(make_pixels(1, 10, 200), make_pixels(1, 10, 200))
+
+
+def test_large_images_are_compared_in_the_middle():
+    """Of a panorama 2048 pixels each way, so that memory stays bounded."""
+    a = np.tile(make_pixels(1, 200, 400), (1, 6, 1))
+    b = a // 2
+    middle = slice(176, 176 + 2048)
+    assert msssim(a, b) == msssim(a[:, middle], b[:, middle])
+    assert msssim(a, b) != msssim(a[:, :300], b[:, :300])
+
+
+def test_one_reference_serves_many_pictures():
+    """What is kept of it is not changed by a comparison."""
+    pixels, other = make_pixels(1, 200, 210), make_pixels(2, 200, 210)
+    reference = Reference(pixels)
+    assert reference.compare(other) == reference.compare(other) == msssim(other, pixels)
+    with pytest.raises(ValueError, match="one shape"):
+        reference.compare(other[:100])
+
+
+def test_photographs_agree_with_torchmetrics(photos):
+    """What papers and other tools compute, on real photographs at two scans."""
+    torch = pytest.importorskip("torch")
+    metrics = pytest.importorskip("torchmetrics.functional.image")
+    metric = metrics.multiscale_structural_similarity_index_measure
+    for path in sorted((photos / "imagenet" / "bird").iterdir())[:2]:
+        pieces = encode_jpeg(path.read_bytes()).pieces[:-1]
+        whole = decode_image(pieces)
+        for stop in (2, 5):
+            low = decode_image(pieces[:stop])
+            planes = [torch.from_numpy(x.transpose(2, 0, 1)[None].copy()) for x in (low, whole)]
+            theirs = metric(*(x.float() for x in planes), data_range=255.0, betas=WEIGHTS)
+            assert msssim(low, whole) == pytest.approx(float(theirs), abs=5e-4)
+
+
+def test_without_opencv_the_extra_is_named(monkeypatch):
+    """Before anything is read."""
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingDependency, match=r"pcrshard\[train\]"):
+        require_opencv.__wrapped__()

@@ -1,0 +1,177 @@
+"""The loops of the README's training page, as a newcomer runs them on data as they really are."""
+
+import json
+import subprocess
+import sys
+import tarfile
+
+import pytest
+import torch
+from support import ROOT
+
+import pcrshard
+from pcrshard import BandwidthTuner, DatasetIndex, ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+from pcrshard.fidelity import bytes_per_sample
+from pcrshard.testing import make_jpeg
+
+COUNTS = hasattr(DatasetIndex, "num_classes")
+
+
+@pytest.fixture
+def copy(dataset, tmp_path):
+    """A copy staged to scan 5, as on a cluster's scratch disk."""
+    pcrshard.stage(str(dataset), str(tmp_path / "copy"), 5)
+    return str(tmp_path / "copy")
+
+
+def train(dataset, batches, model):
+    """The loop of the page: the labels that were seen."""
+    optimiser = torch.optim.SGD(model.parameters(), 0.01)
+    seen = []
+    for images, labels in batches:
+        logits = model(images / 255)
+        assert logits.shape == (len(labels), dataset.num_classes)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        seen += labels.tolist()
+    return seen
+
+
+def linear(classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, classes))
+
+
+def loss(model, batch):
+    images, labels = batch
+    return torch.nn.functional.cross_entropy(model(images / 255), labels)
+
+
+def open_copy(copy, level):
+    return PCRDataset(copy, 4, scan=level, image=ImageDecoder(32, "random"), fields=("jpg", "cls"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_gradients_choose_the_scan_on_a_staged_copy(copy, workers):
+    """ScanTuner's loop, unchanged, and with the copy's scans only."""
+    level = ScanLevel()
+    dataset = open_copy(copy, level)
+    model = linear(dataset.num_classes)
+    tuner = ScanTuner(dataset, loss, level, images=8, first=0, every=1)
+    loader = dataset.loader(workers)
+    for epoch in range(2):
+        assert tuner.step(model, epoch).scan in (1, 2, 3, 4, 5)
+        assert set(train(dataset, loader, model)) == {0, 1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bandwidth_chooses_the_scan_on_a_staged_copy(copy, workers):
+    """BandwidthTuner's loop climbs to the highest scan of the copy, and no further."""
+    level = ScanLevel()
+    dataset = open_copy(copy, level)
+    assert level.value == 5
+    level.value = 2
+    sizes = bytes_per_sample(dataset.shards.entries)
+    tuner = BandwidthTuner(level, sizes, floor=2, window=1, patience=1, ahead=0, max_wait=0.9)
+    loader = dataset.loader(workers)
+    for _ in range(4):
+        seen = train(dataset, tuner.watch(loader, samples=4), linear(dataset.num_classes))
+        assert sorted(set(seen)) == [0, 1]
+    assert level.value in (2, 3, 4, 5)
+
+
+def test_fidelity_of_a_staged_copy(copy, tmp_path, capsys):
+    """The command compares with the highest scan there, says so, and takes one's own network."""
+    from pcrshard.cli.main import main
+
+    arguments = ["fidelity", copy, "--num-images", "8"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "against scan 5, the highest of this staged copy" in text
+    assert "top-1" not in text
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    return lambda batch: torch.eye(2)[:1].expand(len(batch), 2)\n"
+    )
+    command = [sys.executable, "-m", "pcrshard.cli.main", *arguments, "--model", "mine:net"]
+    script = "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command[1:3] = ["-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "top-1 [95 %]" in done.stdout
+    assert "your network's top-1" in done.stdout
+
+
+def test_a_network_without_labels_is_one_line(tmp_path, capsys):
+    """A list of photographs has no classes to be right about."""
+    from pcrshard.cli.main import main
+
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(make_jpeg())
+    pcrshard.encode(str(tmp_path / "photos"), str(tmp_path / "shards"), workers=1)
+    assert main(["fidelity", str(tmp_path / "shards"), "--model", "torch.nn:Flatten"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "there are no labels" in error
+
+
+RANKS = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import torch, torch.distributed as dist
+from test_newcomers_training import linear, loss, open_copy, train
+from pcrshard import BandwidthTuner, ScanLevel, ScanTuner
+from pcrshard.fidelity import bytes_per_sample
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+level = ScanLevel()
+dataset = open_copy({copy!r}, level)
+model = torch.nn.parallel.DistributedDataParallel(linear(dataset.num_classes))
+tuner = ScanTuner(dataset, loss, level, images=8, first=0, every=1)
+watcher = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=1, patience=1)
+loader = dataset.loader(num_workers=1)
+chosen = []
+labels = []
+for epoch in range(2):
+    chosen.append(tuner.step(model, epoch).scan)
+    labels += train(dataset, watcher.watch(loader, samples=4), model)
+open({out!r} + str(dist.get_rank()), "w").write(json.dumps([chosen, labels]))
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_on_a_staged_copy(copy, tmp_path):
+    """Both tuners together under DDP: the same scans, and each sample on one rank."""
+    script = tmp_path / "ranks.py"
+    out = str(tmp_path / "rank")
+    script.write_text(RANKS.format(tests=str(ROOT / "tests"), copy=copy, out=out))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launch, "--nproc-per-node", "2", str(script)],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    (scans, first), (others, second) = (
+        json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2)
+    )
+    assert scans == others
+    assert len(first) == len(second) == 24
+    assert sorted(first + second) == [0] * 24 + [1] * 24
+
+
+@pytest.mark.skipif(not COUNTS, reason="THE DATASET INDEX DOES NOT COUNT CLASSES YET")
+def test_labels_that_are_integers(tmp_path):
+    """Tars with ``cls`` and no class names: the last layer has as many outputs as classes."""
+    with tarfile.open(tmp_path / "train.tar", "w") as tar:
+        for i in range(24):
+            for name, data in (("jpg", make_jpeg(i, 40, 40)), ("cls", str(i % 3).encode())):
+                path = tmp_path / f"{i:03d}.{name}"
+                path.write_bytes(data)
+                tar.add(path, path.name)
+    pcrshard.encode(str(tmp_path / "train.tar"), str(tmp_path / "shards"), workers=1)
+    dataset = PCRDataset(str(tmp_path / "shards"), 4, image=32, fields=("jpg", "cls"))
+    assert dataset.num_classes == 3
+    assert sorted(train(dataset, dataset.loader(), linear(3))) == [0] * 8 + [1] * 8 + [2] * 8
