@@ -26,6 +26,7 @@ from ..integrations.webdataset import JpegHandler, WebDataset, WebLoader
 from ..jpeg.pixels import Pixels, compress, decode_image
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
+from ..training.shard_lists import ShardOrder
 
 _CROP = 256
 _INPUT = 64
@@ -189,8 +190,8 @@ def _loader(
 ) -> Any:
     """A stock WebDataset pipeline with ``.pcr_scan(scan)`` added."""
     _, urls = open_dataset(folder)
-    shuffled = len(urls) if training else False
-    dataset = WebDataset(urls, shardshuffle=shuffled, detshuffle=training, empty_check=False)
+    shards = ShardOrder(urls) if training else urls
+    dataset = WebDataset(shards, shardshuffle=False, empty_check=False)
     dataset = dataset.pcr_scan(scan, index=str(folder))
     if training:
         dataset = dataset.shuffle(500)
