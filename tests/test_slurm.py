@@ -283,9 +283,11 @@ def test_wheels_are_installed_without_root_or_registry(tmp_path):
     assert "no wheel in" in install().stderr
     for version in ("1", "2"):
         write_wheel(tmp_path / "wheels", "probe", version)
+        (tmp_path / "wheels" / "libprobe.so.0").write_text(version)
         done = install()
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "packages" / "probe.py").read_text() == f"version = {version}\n"
+        assert (tmp_path / "packages" / "lib" / "libprobe.so.0").read_text() == version
 
 
 def write_wheel(folder, name, version):

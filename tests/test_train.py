@@ -13,8 +13,8 @@ import pcrshard
 from pcrshard.testing import make_jpeg
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import hardware  # noqa: E402
-import models  # noqa: E402
+import hardware
+import models
 
 
 def write(folder, classes, count=16):
@@ -83,12 +83,13 @@ def test_a_run_goes_on_by_default(train, tmp_path):
     assert train(*settings, "stop_after=3").returncode == 0
     last = train(*settings)
     assert last.returncode == 0, last.stderr
-    logs = [
-        [json.loads(line)["loss"] for line in (tmp_path / name / "log.jsonl").open()]
-        for name in ("whole", "run")
-    ]
-    assert logs[0] == logs[1]
-    assert len(logs[0]) == 3
+    whole, run = (losses(tmp_path / name) for name in ("whole", "run"))
+    assert run == whole
+    assert len(run) == 3
+
+
+def losses(folder):
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def test_a_validation_set_with_other_classes_is_refused(train, tmp_path):
