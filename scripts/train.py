@@ -101,13 +101,22 @@ def count_classes(cfg, dataset, val):
         )
     if cfg.data.coarse is not None:
         return max(cfg.data.coarse) + 1
-    found = getattr(dataset, "num_classes", None) or len(dataset.classes)
+    found = dataset_classes(dataset)
+    if val is not None and dataset_classes(val) > found:
+        raise SystemExit(
+            f"train: data.val={cfg.data.val} has {dataset_classes(val)} classes, "
+            f"data.train={cfg.data.train} has {found}"
+        )
     if not found:
         raise SystemExit(
             f"train: the dataset index of {cfg.data.train} does not say how many classes there "
             "are; encode it again with --classes FILE"
         )
     return found
+
+
+def dataset_classes(dataset):
+    return getattr(dataset, "num_classes", len(dataset.classes))
 
 
 def _some(classes):
@@ -186,15 +195,13 @@ class Run:
             cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip, **smooth
         )
         self.dataset = make_dataset(cfg, cfg.data.train, self.level, random, training=True)
-        self.loader = self.dataset.loader(
-            cfg.workers, pin_memory=device.type == "cuda", persistent_workers=cfg.workers > 0
-        )
+        workers = {"num_workers": cfg.workers, "pin_memory": device.type == "cuda"}
+        self.loader = self.dataset.loader(**workers, persistent_workers=cfg.workers > 0)
         self.val = None
         if cfg.data.val:
             centre = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
-            self.val = make_dataset(
-                cfg, cfg.data.val, cfg.data.val_scan, centre, training=False
-            ).loader(0)
+            val = make_dataset(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False)
+            self.val = val.loader(**workers)
         self.prepare = Batches(cfg, device)
         classes = count_classes(cfg, self.dataset, self.val and self.val.dataset)
         self.net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)

@@ -329,8 +329,8 @@ def load_dataset(
     Args:
         url: A path or any fsspec URL, as ``hf://datasets/USER/NAME``: a folder with ``pcr.json``,
             which is the split ``train`` unless the folder is named for another one, or a folder
-            whose sub-folders ``train``, ``val`` (``valid``, ``dev``, ``validation``) and ``test``
-            are such folders.
+            whose sub-folders are such folders, named ``train``, ``val`` and ``test`` or as listed
+            in ``pcrshard.integrations.splits.FOLDERS``.
         scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
         streaming: True reads each shard's prefix in one request when its turn comes; False copies
             all into an Arrow cache, once per scan.

@@ -13,9 +13,9 @@ from ..reading.dataset_folder import index_url, open_dataset
 
 # Folders by the name that `datasets` gives their split.
 FOLDERS = {
-    "train": ("train",),
-    "validation": ("validation", "val", "valid", "dev"),
-    "test": ("test",),
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "eval", "dev"),
+    "test": ("test", "testing"),
 }
 NAMES = {folder: name for name, folders in FOLDERS.items() for folder in folders}
 # A name in "train[:10%]+test".

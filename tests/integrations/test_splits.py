@@ -86,7 +86,7 @@ def test_slices_are_for_map_style_datasets(load):
         load(split="train[:50%]")
 
 
-@pytest.mark.parametrize("split", ["tests", ["train", "holdout"], "train+eval", "dev2"])
+@pytest.mark.parametrize("split", ["tests", ["train", "holdout"], "train+bonus", "dev2"])
 def test_a_split_that_is_not_there_is_an_error(split, load):
     """It lists those that are there; nothing is streamed under another name."""
     with pytest.raises(ValueError, match=r"splits of \['train', 'validation', 'test'\], got"):
