@@ -52,7 +52,7 @@ def test_info_of_a_dataset_by_shard_writer(tmp_path, capsys):
 
 
 def test_info_says_who_reads_compact_shards(dataset, tmp_path, capsys):
-    """Who opens compact shards with a stock reader has been told what it gets; previews are fine."""
+    """Who opens compact shards with a stock reader has been told what it gets."""
     assert main(["info", str(dataset)]) == 0
     assert "read by .pcr_scan() or PCRDataset; a stock tar" in capsys.readouterr().out
     with ShardWriter(tmp_path, fmt=ShardFormat(layout="preview", base=2)) as writer:
