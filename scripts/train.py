@@ -370,12 +370,22 @@ class Log:
     ranks above 0.
     """
 
-    def __init__(self, cfg, rank):
+    def __init__(self, cfg, rank, epoch):
         self.path, self.board = os.path.join(cfg.out, "log.jsonl") if rank.rank == 0 else None, None
+        if self.path is not None and os.path.exists(self.path):
+            self._forget_from(epoch)
         with contextlib.suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(cfg.out) if self.path else None
+
+    def _forget_from(self, epoch):
+        """Drop rows that no checkpoint followed: a job that is killed then does its epoch again."""
+        with open(self.path) as file:
+            lines = [line for line in file if json.loads(line)["epoch"] < epoch]
+        with open(f"{self.path}.new", "w") as file:
+            file.writelines(lines)
+        os.replace(f"{self.path}.new", self.path)
 
     def __call__(self, row):
         if self.path is None:
@@ -440,7 +450,7 @@ def main(cfg):
     # on there. With a status that is not 0, by which scripts/slurm/train.slurm knows.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
     with Progress(run):
-        run.train(Log(cfg, rank))
+        run.train(Log(cfg, rank, run.epoch))
     if dist.is_initialized():
         dist.destroy_process_group()
     if run.stop and run.step != cfg.stop_after:

@@ -81,6 +81,8 @@ def test_a_run_goes_on_by_default(train, tmp_path):
     settings = ("epochs=3", "precision=fp16")
     assert train(*settings, "out=whole").returncode == 0
     assert train(*settings, "stop_after=3").returncode == 0
+    with (tmp_path / "run" / "log.jsonl").open("a") as file:
+        file.write('{"epoch": 1, "loss": 7}\n')  # as of a job that was killed before it saved
     last = train(*settings)
     assert last.returncode == 0, last.stderr
     whole, run = (losses(tmp_path / name) for name in ("whole", "run"))
