@@ -89,6 +89,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 # WebDataset brings torch, two seconds that `pcrshard info` or an encoding worker should not pay.
 # So the methods are added when the user imports it, before or after pcrshard.
 @wrapt.when_imported("webdataset")

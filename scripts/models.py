@@ -1,4 +1,4 @@
-"""The networks of scripts/train.py, in plain torch."""
+"""The networks of scripts/train.py, in plain torch but for EfficientNet."""
 
 import itertools
 
@@ -54,6 +54,44 @@ def resnet18(classes):
     return nn.Sequential(*layers, Head(512, classes))
 
 
+class Bottleneck(nn.Module):
+    """The bottleneck block of He et al. 2016, with its stride in the 3x3 convolution."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        outputs = 4 * width
+        self.body = nn.Sequential(
+            conv(inputs, width, 1),
+            conv(width, width, 3, stride),
+            conv(width, outputs, 1, relu=False),
+        )
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else conv(inputs, outputs, 1, stride, relu=False)
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet50(classes):
+    """ResNet-50 (He et al. 2016)."""
+    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, Head(inputs, classes))
+
+
+def efficientnet_lite0(classes):
+    """EfficientNet-Lite0, the paper's second network, from timm."""
+    try:
+        import timm
+    except ImportError:
+        raise SystemExit("train: model=efficientnet_lite0 needs timm: pip install timm") from None
+    return timm.create_model("efficientnet_lite0", num_classes=classes)
+
+
 class ShuffleUnit(nn.Module):
     """The unit of ShuffleNetV2 (Ma et al. 2018): half of the channels pass, half are worked on,
     then they are shuffled.
@@ -90,4 +128,7 @@ def shufflenet_v2(classes):
     return nn.Sequential(*layers, conv(192, 512, 1), Head(512, classes))
 
 
-MODELS = {"small_cnn": small_cnn, "resnet18": resnet18, "shufflenet_v2": shufflenet_v2}
+MODELS = {
+    function.__name__: function
+    for function in (small_cnn, resnet18, resnet50, shufflenet_v2, efficientnet_lite0)
+}

@@ -1,9 +1,11 @@
-"""Train a classifier from a PCR dataset, at any scan policy; stops and goes on at the exact next
-batch.
+"""Train a classifier from a PCR dataset, at any scan policy.
 
-python scripts/train.py data.train=shards/train data.val=shards/val policy=tuner epochs=20 torchrun
---nproc-per-node 2 scripts/train.py data.train=shards/train All settings: conf/train/. The log is
-OUT/log.jsonl, one line an epoch; TensorBoard reads OUT, too.
+    python scripts/train.py data.train=shards/train data.val=shards/val policy=tuner epochs=20
+    torchrun --nproc-per-node 2 scripts/train.py data.train=shards/train
+    scripts/slurm/submit jean-zay train -- data.train=$SCRATCH/shards out=$WORK/run model=resnet50
+
+The same command goes on where it stopped, at the exact next batch. All settings: conf/train/. The
+log is OUT/log.jsonl, one line an epoch; TensorBoard reads OUT, too.
 """
 
 import contextlib
@@ -12,12 +14,14 @@ import math
 import os
 import signal
 import tempfile
+import threading
 import time
 
 import fsspec
 import hydra
 import torch
 import torch.distributed as dist
+from hardware import PRECISIONS, choose_device, precision_of
 from models import MODELS
 from omegaconf import OmegaConf
 from torch import nn
@@ -86,6 +90,38 @@ def rate_at(step, steps_per_epoch, cfg, world):
     if epoch < optim.warmup_epochs:
         return peak * (step + 1) / (optim.warmup_epochs * steps_per_epoch)
     return peak * optim.drop ** sum(epoch >= share * cfg.epochs for share in optim.milestones)
+
+
+def count_classes(cfg, dataset, val):
+    """How many outputs the network has; refuses a validation set that numbers classes otherwise."""
+    if val is not None and val.classes != dataset.classes:
+        raise SystemExit(
+            f"train: data.val={cfg.data.val} has other classes than data.train={cfg.data.train}: "
+            f"{_some(val.classes)}, expected {_some(dataset.classes)}"
+        )
+    if cfg.data.coarse is not None:
+        return max(cfg.data.coarse) + 1
+    found = dataset_classes(dataset)
+    if val is not None and dataset_classes(val) > found:
+        raise SystemExit(
+            f"train: data.val={cfg.data.val} has {dataset_classes(val)} classes, "
+            f"data.train={cfg.data.train} has {found}"
+        )
+    if not found:
+        raise SystemExit(
+            f"train: the dataset index of {cfg.data.train} does not say how many classes there "
+            "are; encode it again with --classes FILE"
+        )
+    return found
+
+
+def dataset_classes(dataset):
+    return getattr(dataset, "num_classes", len(dataset.classes))
+
+
+def _some(classes):
+    shown = ", ".join(classes[:5])
+    return f"{len(classes)} ({shown}{', ...' if len(classes) > 5 else ''})"
 
 
 def _nothing(*_):
@@ -168,19 +204,24 @@ class Run:
             cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip, **smooth
         )
         self.dataset = make_dataset(cfg, cfg.data.train, self.level, random, training=True)
-        self.loader = self.dataset.loader(
-            cfg.workers, pin_memory=device.type == "cuda", persistent_workers=cfg.workers > 0
-        )
+        workers = {"num_workers": cfg.workers, "pin_memory": device.type == "cuda"}
+        self.loader = self.dataset.loader(**workers, persistent_workers=cfg.workers > 0)
         self.val = None
         if cfg.data.val:
             centre = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
-            self.val = make_dataset(
-                cfg, cfg.data.val, cfg.data.val_scan, centre, training=False
-            ).loader(0)
+            val = make_dataset(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False)
+            self.val = val.loader(**workers)
         self.prepare = Batches(cfg, device)
-        classes = len(self.dataset.classes) if cfg.data.coarse is None else max(cfg.data.coarse) + 1
+        classes = count_classes(cfg, self.dataset, self.val and self.val.dataset)
         self.net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
-        self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
+        self.model = self.net
+        if dist.is_initialized():
+            self.model = DistributedDataParallel(
+                self.net, device_ids=[device] if device.type == "cuda" else None
+            )
+        self.precision = precision_of(cfg.precision, device)
+        # fp16 has few exponents: small gradients are scaled up, or they would be 0.
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         decay = cfg.optim.weight_decay
         self.optimiser = torch.optim.SGD(
             self.model.parameters(), 0.1, cfg.optim.momentum, weight_decay=decay
@@ -198,7 +239,8 @@ class Run:
     def loss(self, model, batch):
         """The mean loss of a batch; also what ScanTuner differentiates."""
         images, labels = self.prepare(batch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cfg.amp):
+        number = PRECISIONS[self.precision]
+        with torch.autocast(self.device.type, number, enabled=number is not None):
             return self.criterion(model(images), labels)
 
     def agree(self, stop):
@@ -216,6 +258,7 @@ class Run:
             state = {
                 "model": self.net.state_dict(),
                 "optimiser": self.optimiser.state_dict(),
+                "scaler": self.scaler.state_dict(),
                 "data": data,
                 "step": self.step,
             }
@@ -238,6 +281,7 @@ class Run:
         state = torch.load(self.path, map_location=self.device, weights_only=True)
         self.net.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["data"])
         torch.set_rng_state(state["torch"].cpu())
         self.step, self.seconds, self.losses, self.epoch = (
@@ -287,8 +331,9 @@ class Run:
             with self.saving:
                 loss = self.loss(self.model, batch)
             self.optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimiser.step()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
             self.step += 1
             self.losses.append(float(loss.detach()))
             self.seconds = before + time.monotonic() - begun
@@ -299,17 +344,59 @@ class Run:
                 return
 
 
+class Progress:
+    """A line on where a run is, every few seconds, also while it waits, tunes or validates."""
+
+    def __init__(self, run):
+        self.run = run
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._print, daemon=True)
+
+    def __enter__(self):
+        if self.run.rank.rank == 0 and self.run.cfg.progress:
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+
+    def _print(self):
+        every = self.run.cfg.progress
+        images = self.run.cfg.batch_size * self.run.rank.world
+        before = self.run.step
+        while not self.ended.wait(every):
+            step = self.run.step
+            recent = self.run.losses[-50:]
+            loss = f"{math.fsum(recent) / len(recent):.3f}" if recent else "none yet"
+            print(
+                f"epoch {self.run.epoch + 1} of {self.run.cfg.epochs}, step {step}, loss {loss}, "
+                f"{(step - before) * images / every:.0f} images/s, scan {self.run.level.value}",
+                flush=True,
+            )
+            before = step
+
+
 class Log:
     """Rows to OUT/log.jsonl, to TensorBoard if it is installed, and to the terminal; silent on
     ranks above 0.
     """
 
-    def __init__(self, cfg, rank):
+    def __init__(self, cfg, rank, epoch):
         self.path, self.board = os.path.join(cfg.out, "log.jsonl") if rank.rank == 0 else None, None
+        if self.path is not None and os.path.exists(self.path):
+            self._forget_from(epoch)
         with contextlib.suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(cfg.out) if self.path else None
+
+    def _forget_from(self, epoch):
+        """Drop rows that no checkpoint followed: a job that is killed then does its epoch again."""
+        with open(self.path) as file:
+            lines = [line for line in file if json.loads(line)["epoch"] < epoch]
+        with open(f"{self.path}.new", "w") as file:
+            file.writelines(lines)
+        os.replace(f"{self.path}.new", self.path)
 
     def __call__(self, row):
         if self.path is None:
@@ -328,28 +415,53 @@ class Log:
                 self.board.add_scalar(name, row[name], row["step"])
 
 
+def is_finished(cfg):
+    """Whether OUT holds this very run, done; a finished run with other settings is not touched."""
+    known, checkpoint = (os.path.join(cfg.out, name) for name in ("config.yaml", "checkpoint.pt"))
+    if not (os.path.exists(known) and os.path.exists(checkpoint)):
+        return False
+    before = OmegaConf.load(known)
+    done = torch.load(checkpoint, map_location="cpu", weights_only=True)["epoch"]
+    if done < before.epochs:
+        return False
+    changed = [name for name in cfg if name not in HOW and cfg[name] != before.get(name)]
+    if changed:
+        raise SystemExit(
+            f"train: {cfg.out} holds a finished run with other settings "
+            f"({', '.join(changed)}); write out=ANOTHER_FOLDER"
+        )
+    return True
+
+
+# Settings that do not change what comes out.
+HOW = ("out", "workers", "threads", "bandwidth", "progress", "save_every", "stop_after")
+
+
 @hydra.main(config_path="../conf/train", config_name="config", version_base="1.3")
 def main(cfg):
+    if is_finished(cfg):
+        print(f"{cfg.out} is finished; nothing is left to do")
+        return
     rank = current()
-    cuda = torch.cuda.is_available()
+    device = choose_device()
     if rank.world > 1:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
-        dist.init_process_group("nccl" if cuda else "gloo", rank=rank.rank, world_size=rank.world)
-    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=rank.rank, world_size=rank.world)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     torch.manual_seed(cfg.seed)
-    os.makedirs(cfg.out, exist_ok=True)
-    if rank.rank == 0:
-        OmegaConf.save(cfg, os.path.join(cfg.out, "config.yaml"))
     run = Run(cfg, rank, device)
     run.restore()
+    if rank.rank == 0:
+        os.makedirs(cfg.out, exist_ok=True)
+        OmegaConf.save(cfg, os.path.join(cfg.out, "config.yaml"))
     # SLURM's warning before the time limit: stop after the next step; the job is requeued and goes
     # on there. With a status that is not 0, by which scripts/slurm/train.slurm knows.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
-    run.train(Log(cfg, rank))
+    with Progress(run):
+        run.train(Log(cfg, rank, run.epoch))
     if dist.is_initialized():
         dist.destroy_process_group()
     if run.stop and run.step != cfg.stop_after:

@@ -4,18 +4,22 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 from slurm import cluster_fixture, is_alive  # noqa: F401
 from support import ROOT, read_all, wait_for
 
+import pcrshard
 from pcrshard import EncodeOptions, encode
 from pcrshard.testing import make_jpeg
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit"
+MINIMAL = str(ROOT / "scripts" / "slurm" / "train_minimal.py")
 
 
 @pytest.fixture
@@ -117,7 +121,7 @@ def sequence(run):
 def stop(cluster, job, run, steps):
     """Send the signal of the time limit after some steps."""
     begin = len(rows(run))
-    wait_for(lambda: len(rows(run)) >= begin + steps, 40)
+    wait_for(lambda: len(rows(run)) >= begin + steps, 120)
     cluster.run("scancel", "--signal=USR1", "--batch", job)
 
 
@@ -125,17 +129,17 @@ def test_a_requeued_job_goes_on_exactly(cluster, jobs, small_dataset, tmp_path):
     """A job stopped at its limit, requeued and continued with 4 tasks equals an unbroken one."""
     options = ["--batch", "8", "--epochs", "15", "--exact", "--log-keys"]
     whole, run = tmp_path / "whole", tmp_path / "run"
-    reference = jobs("train", small_dataset, whole, *options)
-    job = jobs("train", small_dataset, run, *options)
+    reference = jobs("train", small_dataset, whole, *options, TRAIN=MINIMAL)
+    job = jobs("train", small_dataset, run, *options, TRAIN=MINIMAL)
     stop(cluster, job, run, 3)
     wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 30)
     assert 3 <= len(rows(run)) < 180, log_of(tmp_path, job)
     stop(cluster, job, run, 3)
     wait_for(lambda: cluster.state(job) == "PENDING", 30)
     cluster.run("scancel", job)
-    last = jobs("train", small_dataset, run, *options, options=["--ntasks=4"])
-    cluster.wait(reference)
-    cluster.wait(last)
+    last = jobs("train", small_dataset, run, *options, options=["--ntasks=4"], TRAIN=MINIMAL)
+    cluster.wait(reference, seconds=240)
+    cluster.wait(last, seconds=240)
     assert [row["world"] for row in rows(run)] == sorted(row["world"] for row in rows(run))
     assert {row["world"] for row in rows(run)} == {2, 4}
     assert sequence(run) == sequence(whole)
@@ -162,6 +166,7 @@ def test_a_real_time_limit(cluster, jobs, small_dataset, tmp_path, tasks):
         "--epochs",
         "1000000",
         options=[*how, "--time=1", "--signal=B:USR1@30"],
+        TRAIN=MINIMAL,
     )
     wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 150)
     wait_for(lambda: cluster.state(job) == "RUNNING", 60)
@@ -171,11 +176,136 @@ def test_a_real_time_limit(cluster, jobs, small_dataset, tmp_path, tasks):
     done = len(rows(run))
     whole = tmp_path / "whole"
     epochs = -(-done // 12)
-    cluster.wait(
-        jobs("train", small_dataset, whole, *options, "--epochs", str(epochs), options=how),
-        seconds=300,
-    )
+    last = ["--epochs", str(epochs)]
+    job = jobs("train", small_dataset, whole, *options, *last, options=how, TRAIN=MINIMAL)
+    cluster.wait(job, seconds=300)
     assert sequence(run) == sequence(whole)[:done]
+
+
+# scripts/train.py, which `submit CLUSTER train` runs
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """128 images of 80 by 72 pixels in three classes, 8 shards."""
+    folder = tmp_path_factory.mktemp("pictures")
+    with pcrshard.ShardWriter(folder / "pcr", samples_per_shard=16, classes=list("abc")) as writer:
+        for i in range(128):
+            cls = str(i % 3).encode()
+            writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i, 80, 72), "cls": cls})
+    return folder / "pcr"
+
+
+def epochs_of(run):
+    """The log of scripts/train.py without times; losses to the last bit."""
+    return [(row["epoch"], row["step"], row["loss"].hex(), row["accuracy"]) for row in rows(run)]
+
+
+def test_the_training_job_stages_to_its_scratch_folder(cluster, jobs, pictures, tmp_path):
+    """Two tasks train from a copy of scan 2, say where they are, and may go on where they ended."""
+    settings = ["batch_size=16", "size=32", "workers=0", "epochs=2", f"data.val={pictures}"]
+    settings += [f"out={tmp_path / 'run'}", "data.val_scan=2", "progress=0.2"]
+    scratch = tmp_path / "scratch"
+    job = jobs("staged_train", pictures, "2", *settings, JOBSCRATCH=str(scratch))
+    cluster.wait(job, seconds=120)
+    log = log_of(tmp_path, job)
+    assert [row["scan"] for row in rows(tmp_path / "run")] == [2, 2], log
+    assert [row["step"] for row in rows(tmp_path / "run")] == [4, 8]
+    assert "images/s, scan 2" in log
+    assert f"{scratch}/pcrshard" in (tmp_path / "run" / "config.yaml").read_text()
+    assert all(
+        path.stat().st_size < (pictures / path.name).stat().st_size
+        for path in (scratch / "pcrshard").glob("*.tar")
+    )
+
+
+@pytest.mark.long
+def test_a_network_trains_through_its_time_limit(cluster, jobs, pictures, tmp_path):
+    """ResNet-18 at 64 pixels on 2 tasks, ended by SLURM and requeued, has an unbroken run's losses.
+
+    SLURM's limit is two minutes; then the job is killed without a warning, and continued by hand.
+    """
+    settings = ["model=resnet18", "size=64", "batch_size=8", "workers=1", "threads=1"]
+    settings += [f"data.train={pictures}", f"data.val={pictures}", "policy.scan=5", "progress=5"]
+    settings += ["optim.milestones=[]"]  # the learning rate shall not depend on how many epochs
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    limit = ["--time=2", "--signal=B:USR1@30"]
+    job = jobs("train", *settings, "epochs=1000", f"out={run}", options=limit)
+    wait_for(lambda: "goes back into the queue" in log_of(tmp_path, job), 240)
+    stopped = len(rows(run))
+    wait_for(lambda: len(rows(run)) >= stopped + 2, 240)
+    cluster.run("scancel", job)
+    wait_for(lambda: cluster.state(job) == "CANCELLED", 30)
+    epochs = len(rows(run)) + 1
+    cluster.wait(jobs("train", *settings, f"epochs={epochs}", f"out={run}"), seconds=240)
+    cluster.wait(jobs("train", *settings, f"epochs={epochs}", f"out={whole}"), seconds=600)
+    assert epochs_of(run) == epochs_of(whole)
+    assert len(epochs_of(run)) == epochs > stopped + 2
+    print(f"requeued after {stopped} epochs, killed, and continued to epoch {epochs}")
+
+
+# Before anything is submitted
+
+
+WRONG = {
+    "cluster": (["mars", "train"], {}, "expected a cluster of jean-zay test-cluster, got mars"),
+    "job": (
+        ["jean-zay", "play"],
+        {},
+        "expected a job of encode stage staged_train train, got play",
+    ),
+    "path": (["../slurm/jean-zay", "train"], {}, "expected a cluster"),
+    "GPU": (["jean-zay", "train"], {"GPU": "a1000"}, "expected GPU=v100, a100, h100 or p4"),
+    "project": (["jean-zay", "stage"], {"IDRPROJ": ""}, "your project"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_unknown_is_not_submitted(what, tmp_path):
+    """A wrong cluster, job, GPU or project is an error that lists what there is."""
+    arguments, variables, message = WRONG[what]
+    environment = os.environ | {"IDRPROJ": "abc", "WORK": str(tmp_path)} | variables
+    line = [SUBMIT, *arguments, "data.train=x"]
+    run = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert message in run.stderr
+
+
+def test_wheels_are_installed_without_root_or_registry(tmp_path):
+    """The jobs' Python finds what lies in a folder of wheels; new ones replace old ones."""
+    environment = os.environ | {
+        "PYTHON_BIN": os.path.dirname(sys.executable),
+        "PCRSHARD_WHEELS": str(tmp_path / "wheels"),
+        "PCRSHARD_PACKAGES": str(tmp_path / "packages"),
+        "PIP_INDEX_URL": "http://127.0.0.1:9",
+    }
+    line = [ROOT / "scripts" / "slurm" / "install", "test-cluster"]
+
+    def install():
+        return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+
+    assert "no wheel in" in install().stderr
+    for version in ("1", "2"):
+        write_wheel(tmp_path / "wheels", "probe", version)
+        (tmp_path / "wheels" / "libprobe.so.0").write_text(version)
+        done = install()
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "packages" / "probe.py").read_text() == f"version = {version}\n"
+        assert (tmp_path / "packages" / "lib" / "libprobe.so.0").read_text() == version
+
+
+def write_wheel(folder, name, version):
+    """A wheel of one module, by the format's specification; it replaces older ones."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"version = {version}\n")
+        name_and_version = f"Name: {name}\nVersion: {version}"
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\n{name_and_version}")
+        kind = "Root-Is-Purelib: true\nTag: py3-none-any"
+        wheel.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\n{kind}")
+        wheel.writestr(f"{about}/RECORD", "")
 
 
 # The course's listing
@@ -243,13 +373,18 @@ def test_the_listing_in_the_documentation_is_the_tested_one():
 def test_every_cluster_has_every_option():
     """A configuration that lacks what a script needs would fail on the cluster only."""
     found = list((ROOT / "conf" / "slurm").glob("*.conf"))
+    names = [path.stem for path in (ROOT / "scripts" / "slurm").glob("*.slurm")]
     assert found
+    assert len(names) == 4
+    environment = os.environ | {"IDRPROJ": "abc", "WORK": "work"}
     for conf in found:
         code = (
             f"set -eu; . {conf}; declare -F setup; "
-            "for name in all encode stage train; do declare -p ${name}_options; done"
+            f"for name in all {' '.join(names)}; do declare -p ${{name}}_options; done"
         )
-        run = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            ["bash", "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
         assert run.returncode == 0, f"{conf}: {run.stderr}"
 
 

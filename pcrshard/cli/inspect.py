@@ -68,8 +68,14 @@ def _info(args: Namespace) -> None:
     }
     print("  ".join(f"{name}: {content}" for name, content in shown.items()))
     print(scan_table(costs))
+    if about["layout"] == "compact":
+        print(_COMPACT_HINT)
 
 
+_COMPACT_HINT = (
+    "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader gets "
+    "one record of scan groups a shard. `pcrshard encode --layout preview` shows it the images."
+)
 INFO = Command(
     "info",
     "Show what each scan of a dataset costs.",

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,13 +19,13 @@ from typing import Any
 from .. import storage
 from ..errors import FormatError, MissingDependency
 from ..format.dataset_index import ShardEntry
-from ..format.scan import FULL, Scan
+from ..format.scan import FULL, Scan, check_scan_type
 from ..format.shard_index import ShardIndex
-from ..reading.dataset_folder import open_dataset
 from ..reading.prefix import Prefix, Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
+from .splits import Part, asked_names, open_splits, usual_names
 
 try:
     import datasets
@@ -37,6 +38,7 @@ except ImportError as missing:
 log = logging.getLogger(__name__)
 KEY = "__key__"
 _JSON = ("json", "jsn")
+EACH = ""  # no split: all that there are, each by its name
 # What WebDataset's decoders and the stock `webdataset` loader of `datasets` make of a field's last
 # extension; all else is bytes, and nothing is ever unpickled.
 _KINDS = {
@@ -53,7 +55,6 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
     Attributes:
         scan: 1..N, ``"full"``, or (streaming only) a :class:`ScanLevel`, read at each shard.
         columns: Names of the columns; by default ``__key__`` and all fields of the first shard.
-        split: What the split is called.
         prefix_cache: Keeps prefixes on local disk when streaming.
     """
 
@@ -61,7 +62,6 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
     version: Any = "1.0.0"
     scan: Scan | ScanLevel = FULL
     columns: Sequence[str] | None = None
-    split: str = "train"
     prefix_cache: PrefixCache | None = None
 
     def create_config_id(
@@ -84,8 +84,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
     ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``
 
-    The dataset index is read at once (it names the Arrow cache); the first shard's index when
-    features are inferred.
+    The dataset indexes are read at once (they name the Arrow cache); the first shard's index when
+    features are inferred. ``splits=`` names those to read, by default all that there are.
     """
 
     BUILDER_CONFIG_CLASS = PcrConfig
@@ -98,10 +98,14 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             )
         # A copy, because datasets adds options of its own to the one that it is given.
         self.options = dict(kwargs.get("storage_options") or {})
-        self.index, self.urls = open_dataset(data_dir, storage_options=self.options)
+        found = open_splits(os.fspath(data_dir), self.options)
+        wanted = kwargs.pop("splits", None) or [EACH]
+        names = list(found) if EACH in wanted else asked_names(wanted, list(found))
+        self.parts = {name: found[name] for name in names}
         self.typed = bool(kwargs.get("features"))
         self.json_types: dict[str, pa.DataType] = {}
-        kwargs["hash"] = hashlib.sha256(self.index.encode()).hexdigest()[:16]
+        _check_scan(kwargs.get("scan", FULL), self.parts)
+        kwargs["hash"] = _hash(self.parts)
         kwargs["dataset_name"] = kwargs.get("dataset_name") or "pcrshard"
         super().__init__(*args, **kwargs)
 
@@ -109,18 +113,27 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         return datasets.DatasetInfo()
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
-        shards = list(zip(self.urls, self.index.shards, strict=True))
-        inferred = self._infer_features(self._shard(*shards[0]).index)
+        shards = {
+            name: list(zip(part.urls, part.index.shards, strict=True))
+            for name, part in self.parts.items()
+        }
+        first = next(iter(self.parts))
+        inferred = self._infer_features(
+            self._shard(*shards[first][0]).index, self.parts[first].index.classes
+        )
         names = list(self.info.features or self.config.columns or inferred)
         if unknown := sorted(set(names) - set(inferred)):
             raise ValueError(f"expected columns of {list(inferred)}, got {unknown}")
         self.info.features = self.info.features or datasets.Features(
             {name: inferred[name] for name in names}
         )
-        # One list: datasets splits and shuffles it.
-        return [datasets.SplitGenerator(name=self.config.split, gen_kwargs={"shards": shards})]
+        # One list for each: datasets splits and shuffles it.
+        return [
+            datasets.SplitGenerator(name=name, gen_kwargs={"shards": part})
+            for name, part in shards.items()
+        ]
 
-    def _infer_features(self, index: ShardIndex) -> dict[str, Any]:
+    def _infer_features(self, index: ShardIndex, classes: Sequence[str]) -> dict[str, Any]:
         """The type of each column, by WebDataset's extensions and the values in a shard."""
         inferred = {KEY: datasets.Value("string")}
         inferred |= {field: datasets.Image() for field, _ in index.schema.streams}
@@ -131,14 +144,29 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 self.json_types[field] = found
                 schema = pa.schema({field: found})
                 inferred |= datasets.Features.from_arrow_schema(schema)
-            elif field == "cls" and self.index.classes:
-                inferred[field] = datasets.ClassLabel(names=list(self.index.classes))
+            elif field == "cls" and classes:
+                inferred[field] = datasets.ClassLabel(names=list(classes))
             else:
                 inferred[field] = datasets.Value(_KINDS.get(extension, "binary"))
         return inferred
 
     def _shard(self, url: str, entry: ShardEntry) -> Shard:
         return Shard(url, entry=entry, storage_options=self.options, cache=self.config.prefix_cache)
+
+    def open(
+        self,
+        split: str,
+        *,
+        streaming: bool,
+    ) -> Any:
+        """A split, some splits as one, or each split of the URL by its name."""
+        name: str | None = split
+        if split == EACH:
+            alone = all(part.folder == "" for part in self.parts.values())
+            name = next(iter(self.parts)) if alone else None
+        if streaming:
+            return self.as_streaming_dataset(split=name)
+        return self.as_dataset(split=name)
 
     def _prepare_split(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.config.scan, ScanLevel):
@@ -180,6 +208,23 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                     f"with {field!r}: Value('string') for its text",
                     url=url,
                 )
+
+
+def _check_scan(scan: Any, parts: Mapping[str, Part]) -> None:
+    """Refuse a scan that some shard does not have, before any is read."""
+    now = current_scan(scan)
+    check_scan_type(now)
+    for part in parts.values():
+        for entry in part.index.shards:
+            entry.prefix_stop(now)
+
+
+def _hash(parts: Mapping[str, Part]) -> str:
+    """The content of the splits, by which their Arrow cache is known."""
+    digest = hashlib.sha256()
+    for name, part in parts.items():
+        digest.update(name.encode() + part.index.encode())
+    return digest.hexdigest()[:16]
 
 
 def _json_type(values: Iterable[bytes | None]) -> pa.DataType | None:
@@ -268,11 +313,11 @@ def _with_orientation(jpeg: bytes, orientation: int) -> bytes:
 
 
 def load_dataset(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     scan: Scan | ScanLevel = FULL,
     streaming: bool = True,
-    split: str | datasets.Split | datasets.ReadInstruction = "train",
+    split: Any = None,
     columns: Sequence[str] | None = None,
     features: datasets.Features | None = None,
     storage_options: storage.Options = None,
@@ -288,11 +333,16 @@ def load_dataset(
     have no common type; all else bytes.
 
     Args:
-        url: The folder with ``pcr.json``: a path or any fsspec URL, as ``hf://datasets/USER/NAME``.
+        url: A path or any fsspec URL, as ``hf://datasets/USER/NAME``: a folder with ``pcr.json``,
+            which is the split ``train`` unless the folder is named for another one, or a folder
+            whose sub-folders are such folders, named ``train``, ``val`` and ``test`` or as listed
+            in ``pcrshard.integrations.splits.FOLDERS``.
         scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
         streaming: True reads each shard's prefix in one request when its turn comes; False copies
             all into an Arrow cache, once per scan.
-        split: What the split is called; of a map-style dataset it may be a slice, ``train[:10%]``.
+        split: ``"train"``, ``"train+test"``, a list of them, or of a map-style dataset a slice,
+            ``"train[:10%]"``. By default all: the dataset itself where the URL is one dataset, else
+            a ``DatasetDict`` or ``IterableDatasetDict``.
         columns: Names of the columns; others are not parsed. By default all.
         features: The columns and their types, instead of inferred ones.
         storage_options: fsspec storage options.
@@ -301,38 +351,52 @@ def load_dataset(
         num_proc: Number of processes that fill the Arrow cache.
 
     Raises:
-        PCRError: The dataset or a shard cannot be read; when a map-style dataset is made, as the
-            cause of ``DatasetGenerationError``.
-        ValueError: There is no such column.
+        PCRError: The dataset or a shard cannot be read, or has no such scan; when a map-style
+            dataset is made, as the cause of ``DatasetGenerationError``.
+        ValueError: There is no such column or split.
     """
     if isinstance(columns, str):
         raise TypeError(
             f"expected a sequence of column names, got {columns!r}; write [{columns!r}]"
         )
+    specs = _specs(split, streaming=streaming)
     chosen = {
         "columns": list(columns) if columns else None,
         "features": features,
         "prefix_cache": prefix_cache,
     }
     builder = PcrBuilder(
-        data_dir=url,
+        data_dir=os.fspath(url),
         scan=scan,
-        split=_split_name(split),
+        splits=specs,
         storage_options=dict(storage_options or {}),
         cache_dir=cache_dir,
         # What is given names the Arrow cache.
         **{name: value for name, value in chosen.items() if value is not None},
     )
-    if streaming:
-        return builder.as_streaming_dataset(split=split)
-    builder.download_and_prepare(num_proc=num_proc)
-    return builder.as_dataset(split=split)
+    if not streaming:
+        builder.download_and_prepare(num_proc=num_proc)
+    opened = [builder.open(spec, streaming=streaming) for spec in specs]
+    return opened if isinstance(split, list | tuple) else opened[0]
 
 
-def _split_name(split: Any) -> str:
-    """``train`` of ``train[:10%]``."""
-    if split is None:
-        raise TypeError("expected a split such as 'train', got None")
+def _specs(
+    split: Any,
+    *,
+    streaming: bool,
+) -> list[str]:
+    """Each split that was asked for, by the names that `datasets` uses."""
+    asked = split if isinstance(split, list | tuple) else [split]
+    specs = [_spec(one) for one in asked]
+    if streaming and any("[" in spec for spec in specs):
+        raise ValueError(
+            f"a slice needs streaming=False, got {split!r}; of a stream, use .take(n) or .skip(n)"
+        )
+    return specs
+
+
+def _spec(split: Any) -> str:
+    """``validation[:10%]`` of ``val[:10%]``."""
     if isinstance(split, datasets.ReadInstruction):
         split = split.to_spec()
-    return str(split).partition("[")[0]
+    return EACH if split is None else usual_names(str(split))

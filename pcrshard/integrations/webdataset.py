@@ -10,14 +10,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlparse
 
-from webdataset import DataPipeline, WebDataset, WebLoader, cache, compat, filters, tariterators
+from webdataset import (
+    DataPipeline,
+    WebDataset,
+    WebLoader,
+    cache,
+    compat,
+    filters,
+    shardlists,
+    tariterators,
+)
 from webdataset import utils as webdataset_utils
 from webdataset.gopen import rewrite_url
 
@@ -32,12 +42,12 @@ from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanLevel, current_scan
+from ..training import ranks
+from ..training.shard_lists import ShardOrder, SplitByNode
 from .webdataset_decode import JpegHandler
+from .webdataset_files import Handler, Samples, ShardFiles
 
-Handler = Callable[[Exception], bool]
-Samples = Iterator[dict[str, Any]]
 Entries = dict[str, ShardEntry]
-T = TypeVar("T")
 _OPENERS = (cache.StreamingOpen, cache.FileCache)
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
 __all__ = [
@@ -65,6 +75,7 @@ def _pcr_samples(
     source: Iterable[dict[str, Any] | str], scan: Scan | ScanLevel = FULL, **options: Any
 ) -> Samples:
     """The stage: shard URLs in, samples out."""
+    _warn_of_lost_shards(source)
     stage = _StageOptions(**options)
     files = _files(source, scan, stage)
     yield from tariterators.group_by_keys(files, handler=stage.handler)
@@ -81,7 +92,7 @@ def _files(
     ahead = prefetch(urls, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
     with contextlib.closing(ahead) as loads:
         for url, future in loads:
-            shard = _ShardFiles(url, options)
+            shard = ShardFiles(url, options.handler, options.select_files, options.rename_files)
             try:
                 with load.at_level(future.result()) as loaded:
                     yield from shard.read(loaded)
@@ -109,68 +120,6 @@ class _Load:
     def at_level(self, loaded: Prefix) -> Prefix:
         """What was read ahead, at the scan of now."""
         return loaded.shard.change_scan(loaded, current_scan(self.scan))
-
-
-class _ShardFiles:
-    """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
-
-    What the functions raise costs one file, or the rest of the shard: the handler decides.
-
-    Attributes:
-        last_error: The error that the handler was last asked about.
-        handler_raised: Whether the handler raised.
-        stopped: Whether the handler does not want to go on in this shard.
-    """
-
-    def __init__(self, url: str, options: _StageOptions) -> None:
-        self.url = url
-        self.handler = options.handler
-        self.select_files = options.select_files
-        self.rename_files = options.rename_files
-        self.last_error: Exception | None = None
-        self.handler_raised = False
-        self.stopped = False
-
-    def read(self, loaded: Prefix) -> Samples:
-        """What ``tar_file_expander`` would give."""
-        path = loaded.shard.url
-        about = {"__url__": self.url}
-        if storage.is_local(path):
-            about["__local_path__"] = path
-        # What is not wanted is not read; without functions nobody is asked.
-        select = self._select if self.select_files or self.rename_files else None
-        for sample in loaded.samples(select=select, on_error=self.on_error):
-            key = sample.pop("__key__")
-            for field, data in sample.items():
-                if (name := self._rename(f"{key}.{field}")) is not None:
-                    yield {"fname": name, "data": data, **about}
-            if self.stopped:
-                break
-
-    def on_error(self, error: Exception) -> bool:
-        """Ask the handler: it raises, or says whether to go on."""
-        self.last_error = error
-        error.args = (*error.args, self.url)
-        self.handler_raised = True
-        go_on = bool(self.handler(error))
-        self.handler_raised = False
-        return go_on
-
-    def _rename(self, name: str) -> str | None:
-        return name if self.rename_files is None else self._result(self.rename_files, name)
-
-    def _select(self, key: str, field: str) -> bool:
-        name = None if self.stopped else self._rename(f"{key}.{field}")
-        if name is None or self.select_files is None:
-            return name is not None
-        return bool(self._result(self.select_files, name))
-
-    def _result(self, function: Callable[[str], T], name: str) -> T | None:
-        try:
-            return function(name)
-        except Exception as error:
-            self.stopped = not self.on_error(error)
-            return None
 
 
 def _path(url: str) -> str:
@@ -255,22 +204,72 @@ def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **options: A
             "WebDataset(urls).pcr_scan(5)"
         )
     opener, inherited = _find_opener(self.pipeline)
-    _warn_of_one_order(self.pipeline[: opener.start])
     result = copy.copy(self)
-    result.pipeline = list(self.pipeline)
-    result.pipeline[opener] = [pcr_scan(scan, **inherited | options)]
+    result.pipeline = _with_order(self.pipeline[: opener.start])
+    result.pipeline.append(pcr_scan(scan, **inherited | options))
+    result.pipeline += self.pipeline[opener.stop :]
     return result
 
 
-def _warn_of_one_order(shard_stages: list[Any]) -> None:
-    for stage in shard_stages:
-        if _function(stage) is filters._shuffle and any(stage.args) and "seed" in stage.kw:
+def _with_order(stages: list[Any]) -> list[Any]:
+    """The stages of a shard list, with a :class:`ShardOrder` in place of the list made of it."""
+    order = _order_of(stages[0]) if stages else None
+    if order is not None:
+        stages = [order, *stages[1:]]
+    for stage in stages:
+        shuffles = _function(stage) is filters._shuffle and any(stage.args) and "seed" in stage.kw
+        if shuffles or (isinstance(stage, filters.detshuffle) and stage.bufsize):
             warnings.warn(
-                "WebDataset's shardshuffle gives every epoch the same order of shards; make the "
-                "pipeline for each epoch with WebDataset(pcrshard.shards(urls, seed, epoch), "
-                "shardshuffle=False), or set detshuffle=True, or use PCRDataset",
-                stacklevel=3,
+                "WebDataset's shardshuffle repeats the same order of shards every epoch, and so "
+                "does detshuffle=True where workers are started for each epoch; write "
+                "WebDataset(pcrshard.shards(urls), shardshuffle=False), or use PCRDataset",
+                stacklevel=4,
             )
+    return stages
+
+
+def _order_of(stage: Any) -> ShardOrder | None:
+    """The order that was given to WebDataset, which keeps a list of its URLs."""
+    if not isinstance(stage, shardlists.SimpleShardList):
+        return None
+    orders = {getattr(url, "order", None) for url in stage.urls}
+    order = orders.pop()
+    whole = not orders and order is not None and len(order) == len(stage.urls)
+    return order if whole else None
+
+
+def _warn_of_lost_shards(source: Any) -> None:
+    """Warn of shards that were shuffled before workers or ranks took their parts of them.
+
+    An unseeded shuffle has another order in each process, so that the parts overlap.
+    """
+    split = False
+    while inspect.isgenerator(source):
+        arguments = inspect.getgeneratorlocals(source)
+        name = source.__name__
+        if name == "_shuffle" and arguments.get("rng") is arguments.get("seed") is None and split:
+            warnings.warn(
+                "shards are shuffled in another order in each worker and rank, and then split: "
+                "some are read twice and others never; shuffle after split_by_worker, or begin "
+                "the pipeline with pcrshard.shards(urls), which has one order for all",
+                stacklevel=2,
+            )
+        split = split or (name in _SPLITTERS and _takes_a_part(name))
+        source = next(filter(inspect.isgenerator, arguments.values()), None)
+
+
+_SPLITTERS = {
+    shardlists.split_by_worker.__name__,
+    shardlists.split_by_node.__name__,
+    SplitByNode.__call__.__name__,
+}
+
+
+def _takes_a_part(splitter: str) -> bool:
+    _, world, _, workers = webdataset_utils.pytorch_worker_info()
+    if splitter == shardlists.split_by_worker.__name__:
+        return int(workers) > 1
+    return max(int(world), ranks.current().world) > 1
 
 
 def _function(stage: Any) -> Any:

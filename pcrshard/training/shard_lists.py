@@ -9,31 +9,101 @@ from typing import Any
 
 from .. import storage
 from . import ranks
+from .epoch_counter import EpochCounter
 
 
 def shards(
     urls: str | Sequence[str],
     seed: int = 0,
-    epoch: int = 0,
-) -> list[str]:
-    """The shards in the order of an epoch.
+    epoch: int | None = None,
+) -> list[str] | ShardOrder:
+    """The shards in an order that changes with each epoch, as the first stage of WebDataset.
 
-    Use it as ``wds.WebDataset(pcrshard.shards(urls, seed, epoch), shardshuffle=False)``.
-    WebDataset's own ``shardshuffle`` starts from the same seed in each epoch, so that every epoch
-    has the same order. Make the pipeline again for each epoch with this list, with the same seed on
-    all ranks.
+    ``wds.WebDataset(pcrshard.shards(urls), shardshuffle=False).pcr_scan(5)`` has another order in
+    each epoch, by itself: in this process, in DataLoader workers that are started anew for each
+    epoch, and in persistent ones. WebDataset's own ``shardshuffle`` starts from the same seed in
+    each epoch, and ``detshuffle=True`` in each worker that is started, so that epochs repeat one
+    order.
 
     Args:
         urls: Brace pattern, or URLs.
-        seed: Any number; another one gives other orders.
-        epoch: Number of the epoch.
+        seed: Any number, the same on all ranks; another one gives other orders.
+        epoch: Number of an epoch, whose order is then returned as a list.
+
+    Returns:
+        A :class:`ShardOrder`, or the list of one epoch if ``epoch`` is given.
 
     >>> shards("a{0..3}.tar", seed=1, epoch=0), shards("a{0..3}.tar", seed=1, epoch=1)
     (['a2.tar', 'a3.tar', 'a1.tar', 'a0.tar'], ['a1.tar', 'a0.tar', 'a3.tar', 'a2.tar'])
     """
-    expanded = storage.expand(urls)
-    random.Random(f"{seed} {epoch}").shuffle(expanded)
-    return expanded
+    order = ShardOrder(urls, seed)
+    return order if epoch is None else order.of_epoch(epoch)
+
+
+class ShardOrder(Sequence[str]):
+    """Shards in the order of an epoch that advances each time that a pipeline reads them.
+
+    It may stand wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, and is the first stage
+    of a ``wds.DataPipeline``. As a sequence it is the list of the next epoch, and does not advance.
+    Each rank counts for itself: start as many epochs on all of them, or set :attr:`epoch`.
+
+    >>> order = ShardOrder("a{0..3}.tar", seed=1)
+    >>> [item["url"] for item in order()], order.epoch
+    (['a2.tar', 'a3.tar', 'a1.tar', 'a0.tar'], 1)
+
+    Args:
+        urls: Brace pattern, or URLs.
+        seed: Any number, the same on all ranks.
+    """
+
+    def __init__(self, urls: str | Sequence[str], seed: int = 0) -> None:
+        self.urls = storage.expand(urls)
+        self.seed = seed
+        self._counter = EpochCounter()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is read next; may be set between epochs, to resume."""
+        return self._counter.next_epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._counter.next_epoch = epoch
+
+    def of_epoch(self, epoch: int) -> list[str]:
+        """The shards in the order of an epoch."""
+        shuffled = list(self.urls)
+        random.Random(f"{self.seed} {epoch}").shuffle(shuffled)
+        return shuffled
+
+    def __call__(self) -> Iterator[dict[str, str]]:
+        """Begin the next epoch: ``{"url": ...}`` of each shard, as WebDataset's stages want it."""
+        yield from ({"url": url} for url in self.of_epoch(self._counter.begin()))
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __getitem__(self, where: Any) -> Any:
+        return self.of_epoch(self.epoch)[where]
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self.of_epoch(self.epoch):
+            url = OrderedUrl(name)
+            url.order = self
+            yield url
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} shards, seed {self.seed}, next epoch {self.epoch}>"
+
+
+class OrderedUrl(str):
+    """A URL that knows its order: ``wds.WebDataset`` keeps a list of the URLs that it was given.
+
+    By it ``.pcr_scan()`` finds the order.
+    """
+
+    __slots__ = ("order",)
+    order: ShardOrder
 
 
 class SplitByNode:

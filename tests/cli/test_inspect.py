@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from pcrshard import ShardWriter, open_dataset
+from pcrshard import ShardFormat, ShardWriter, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.testing import make_jpeg
 
@@ -49,6 +49,16 @@ def test_info_of_a_dataset_by_shard_writer(tmp_path, capsys):
     assert main(["info", str(tmp_path)]) == 0
     assert "fields: txt" in capsys.readouterr().out
     assert pathlib.Path(tmp_path / "pcr.json").exists()
+
+
+def test_info_says_who_reads_compact_shards(dataset, tmp_path, capsys):
+    """Who opens compact shards with a stock reader has been told what it gets."""
+    assert main(["info", str(dataset)]) == 0
+    assert "read by .pcr_scan() or PCRDataset; a stock tar" in capsys.readouterr().out
+    with ShardWriter(tmp_path, fmt=ShardFormat(layout="preview", base=2)) as writer:
+        writer.write({"__key__": "a", "jpg": make_jpeg()})
+    assert main(["info", str(tmp_path)]) == 0
+    assert "stock" not in capsys.readouterr().out
 
 
 def test_a_sample_in_no_shard_is_told(dataset, synthetic_folder, tmp_path, capsys):

@@ -264,7 +264,7 @@ def test_what_is_not_there(url, options, dataset):
 def test_splits_may_be_objects_of_datasets(dataset, tmp_path):
     """``datasets.Split`` and ``ReadInstruction`` are taken as their names are.
 
-    None, and a column's name for a list of them, are errors.
+    A column's name for a list of them is an error.
     """
     how = {"streaming": False, "cache_dir": str(tmp_path)}
     part = datasets.ReadInstruction("train", to=25, unit="%")
@@ -274,8 +274,6 @@ def test_splits_may_be_objects_of_datasets(dataset, tmp_path):
         == 6
     )
     assert len(load_dataset(str(dataset), split=datasets.Split.TRAIN, **how)) == 24
-    with pytest.raises(TypeError, match="split"):
-        load_dataset(str(dataset), split=None)
     with pytest.raises(TypeError, match="column names"):
         load_dataset(str(dataset), columns="jpg")
 

@@ -1,12 +1,10 @@
 """pcr_scan in WebDataset: every way in which people build pipelines."""
 
-import glob
 import os
 import pickle
 import shutil
 import subprocess
 import sys
-import tarfile
 import warnings
 
 import numpy as np
@@ -20,20 +18,6 @@ from pcrshard import JpegHandler, ScanLevel, pcr_scan
 from pcrshard.errors import CorruptPiece, NotAShard, PCRError, ScanUnavailable
 
 warnings.filterwarnings("ignore", message="WebDataset.shardshuffle=", category=UserWarning)
-
-
-@pytest.fixture(scope="session")
-def plain_tars(dataset, tmp_path_factory):
-    """The same samples at scan 5 as stock WebDataset tars, made by the standard library."""
-    folder = tmp_path_factory.mktemp("plain")
-    for url in sorted(glob.glob(f"{dataset}/*.tar")):
-        with tarfile.open(folder / os.path.basename(url), "w") as tar:
-            for sample in pcrshard.Shard(url).samples(5):
-                for field in ("jpg", "cls"):
-                    path = folder / "member"
-                    path.write_bytes(sample[field])
-                    tar.add(path, f"{sample['__key__']}.{field}")
-    return sorted(str(path) for path in folder.glob("*.tar"))
 
 
 def dataset_of(urls, **kwargs):
@@ -331,45 +315,6 @@ def test_import_adds_the_method_in_any_order(order, tmp_path):
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("go_on", [True, False])
-@pytest.mark.parametrize("which", ["select_files", "rename_files", "both"])
-def test_what_the_users_functions_raise_goes_to_the_handler(shard_urls, plain_tars, which, go_on):
-    """An error of select_files or rename_files costs one file, or the rest of its shard.
-
-    The handler decides, as for the original tars.
-    """
-    found = []
-    for urls in (plain_tars, shard_urls):
-        errors = []
-
-        def refuse(name):
-            if "3.jpg" in name or "7.cls" in name:
-                raise RuntimeError(name)
-            return name
-
-        functions = {"select_files": refuse, "rename_files": refuse}
-        how = functions if which == "both" else {which: functions[which]}
-        ds = dataset_of(
-            urls, handler=lambda error, errors=errors: errors.append(error) or go_on, **how
-        )
-        samples = list(ds if urls is plain_tars else ds.pcr_scan(10))
-        found.append(
-            (
-                [(s["__key__"], sorted(s)) for s in samples],
-                [error.args[0].partition(" @ ")[0] for error in errors],
-            )
-        )
-    assert found[0] == found[1]
-    assert found[0][1]
-
-
-@pytest.mark.parametrize("which", ["select_files", "rename_files"])
-def test_what_the_users_functions_raise_ends_the_job_by_default(shard_urls, which):
-    """Without a handler it is raised as it is."""
-    with pytest.raises(ZeroDivisionError):
-        list(dataset_of(shard_urls, **{which: lambda name: 1 / 0}).pcr_scan(2))
-
-
 def test_a_dataset_that_was_replaced_is_read_anew(synthetic_folder, tmp_path):
     """A notebook that encodes again and reads again gets the new index.
 
@@ -397,3 +342,55 @@ def test_impossible_ways_to_read_are_refused(options):
     """A negative number is an error, not an empty epoch."""
     with pytest.raises(ValueError, match="of at least"):
         pcrshard.pcr_scan(1, **options)
+
+
+LOSSES = {
+    "workers": ({}, 2, lambda: (wds.split_by_worker,)),
+    "ranks": ({"RANK": "1", "WORLD_SIZE": "2"}, 0, lambda: (wds.split_by_node,)),
+    "ranks of srun": (
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"},
+        0,
+        lambda: (pcrshard.split_by_node, wds.split_by_worker),
+    ),
+}
+
+
+@pytest.mark.parametrize("who", LOSSES)
+def test_shuffling_before_splitting_is_pointed_out(who, shard_urls, monkeypatch):
+    """Parts of orders that differ lose and repeat shards: said once by each process, with the fix.
+
+    It says nothing where the order is the same for all, or where nothing is split.
+    """
+    variables, workers, splitters = LOSSES[who]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def read(*stages):
+        pipeline = wds.DataPipeline(wds.SimpleShardList(shard_urls), *stages, pcr_scan(1))
+        return list(pipeline)
+
+    monkeypatch.setenv("WORKER", "0")
+    monkeypatch.setenv("NUM_WORKERS", str(max(1, workers)))
+    with pytest.warns(UserWarning, match=r"read twice.*after split_by_worker.*pcrshard\.shards"):
+        read(wds.shuffle(100), *splitters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(wds.shuffle(100, seed=1), *splitters())
+        read(*splitters(), wds.shuffle(100))
+        read(wds.detshuffle(100), *splitters())
+
+
+def test_one_process_may_shuffle_before_it_splits(shard_urls):
+    """Without workers and ranks nothing is lost, and nothing is said."""
+    stages = (wds.shuffle(100), wds.split_by_node, wds.split_by_worker, pcr_scan(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(wds.DataPipeline(wds.SimpleShardList(shard_urls), *stages))) == 24
+
+
+def test_tab_completion_shows_what_is_public():
+    """``dir(pcrshard)`` has the names of ``__all__`` and no module of the package."""
+    code = (
+        "import pcrshard; assert sorted(dir(pcrshard)) == sorted(pcrshard.__all__), dir(pcrshard)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

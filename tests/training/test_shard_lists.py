@@ -65,7 +65,33 @@ def test_a_frozen_order_is_pointed_out(shard_urls):
     """
     with pytest.warns(UserWarning, match=r"same order of shards.*pcrshard\.shards"):
         wds.WebDataset(shard_urls, shardshuffle=100).pcr_scan(1)
+    with pytest.warns(UserWarning, match=r"detshuffle.*pcrshard\.shards"):
+        wds.WebDataset(shard_urls, shardshuffle=100, detshuffle=True).pcr_scan(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wds.WebDataset(pcrshard.shards(shard_urls, 1, 2), shardshuffle=False).pcr_scan(1)
-        wds.WebDataset(shard_urls, shardshuffle=100, detshuffle=True).pcr_scan(1)
+        wds.WebDataset(pcrshard.shards(shard_urls), shardshuffle=False).pcr_scan(1)
+
+
+def test_an_order_is_a_sequence_of_the_next_epoch(shard_urls):
+    """Looking at an order does not advance it; reading does, also in a plain DataPipeline."""
+    order = pcrshard.shards("{0..9}.tar", seed=3)
+    first = pcrshard.shards("{0..9}.tar", 3, 0)
+    assert list(order) == list(order) == first == order[:]
+    assert len(order) == 10
+    assert order[0] == first[0]
+    assert [item["url"] for item in order()] == first
+    assert list(order) == pcrshard.shards("{0..9}.tar", 3, 1)
+    assert repr(order) == "<10 shards, seed 3, next epoch 1>"
+    order = pcrshard.shards(shard_urls)
+    pipeline = wds.DataPipeline(order, wds.split_by_worker, pcrshard.pcr_scan(1))
+    for epoch in range(3):
+        read = dict.fromkeys(sample["__url__"] for sample in pipeline)
+        assert list(read) == pcrshard.shards(shard_urls, 0, epoch)
+
+
+def test_a_part_of_an_order_is_not_taken_for_the_whole(shard_urls):
+    """Who takes some shards of an order reads those."""
+    some = list(pcrshard.shards(shard_urls))[:3]
+    dataset = wds.WebDataset(some, shardshuffle=False).pcr_scan(1)
+    assert {sample["__url__"] for sample in dataset} == set(some)

@@ -1,0 +1,92 @@
+"""Splits of a dataset: sub-folders such as ``train`` and ``val`` that hold datasets."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+
+from .. import storage
+from ..errors import StorageError
+from ..format.dataset_index import DatasetIndex
+from ..reading.dataset_folder import index_url, open_dataset
+
+# Folders by the name that `datasets` gives their split.
+FOLDERS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "eval", "dev"),
+    "test": ("test", "testing"),
+}
+NAMES = {folder: name for name, folders in FOLDERS.items() for folder in folders}
+# A name in "train[:10%]+test".
+_NAME = re.compile(r"(?<![^+\s])[^\[\]+\s]+(?=[\[+\s]|$)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One split: its index, the URL of each shard, and its sub-folder; "" for the URL itself."""
+
+    index: DatasetIndex
+    urls: list[str]
+    folder: str = ""
+
+
+def open_splits(url: str, storage_options: storage.Options | None = None) -> dict[str, Part]:
+    """The splits of a dataset's folder, or of a folder of datasets; never an empty dict.
+
+    A folder that is a dataset is one split, named by the folder if that is a split's usual name,
+    else ``train``. One small request, or one for each usual name where there is no dataset index.
+
+    Raises:
+        StorageError: There is neither a dataset nor a split.
+        ValueError: Two folders are the same split, or classes differ between splits.
+    """
+    own = storage.file_name(storage.split_query(url)[0].rstrip("/"))
+    try:
+        return {NAMES.get(own, "train"): Part(*open_dataset(url, storage_options=storage_options))}
+    except StorageError:
+        found = _sub_folders(url, storage_options)
+        if not found:
+            raise
+    parts = {NAMES[folder]: part for folder, part in found.items()}
+    if len(parts) < len(found):
+        raise ValueError(f"expected one folder for each split, got {list(found)}")
+    if len({part.index.classes for part in parts.values()}) > 1:
+        classes = {name: list(part.index.classes)[:8] for name, part in parts.items()}
+        raise ValueError(f"expected the same classes in every split, got {classes}")
+    return parts
+
+
+def _sub_folders(url: str, storage_options: storage.Options | None) -> dict[str, Part]:
+    found = {}
+    for folder in NAMES:
+        place = storage.join(url, folder)
+        if storage.exists(index_url(place), options=storage_options):
+            index, urls = open_dataset(place, storage_options=storage_options)
+            found[folder] = Part(index, urls, folder)
+    return found
+
+
+def usual_names(spec: str) -> str:
+    """A split's description with the names that `datasets` uses.
+
+    >>> usual_names("val[:10%]+test")
+    'validation[:10%]+test'
+    """
+    return _NAME.sub(lambda found: NAMES.get(found[0], found[0]), spec)
+
+
+def asked_names(specs: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Those of the known splits that some descriptions name; ``all`` names every one.
+
+    Raises:
+        ValueError: One of them is not there; the message lists those that are.
+
+    >>> asked_names(["train[:10%]+test"], ["train", "validation", "test"])
+    ['train', 'test']
+    """
+    asked = {name for spec in specs for name in _NAME.findall(spec)}
+    unknown = asked - {*known, "all"}
+    if unknown:
+        raise ValueError(f"expected splits of {list(known)}, got {sorted(unknown)}")
+    return [name for name in known if name in asked or "all" in asked]

@@ -1,0 +1,81 @@
+"""The files of a shard, as WebDataset's tar expander would give them; it needs no WebDataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from .. import storage
+from ..reading.prefix import Prefix
+
+Handler = Callable[[Exception], bool]
+Samples = Iterator[dict[str, Any]]
+T = TypeVar("T")
+
+
+class ShardFiles:
+    """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
+
+    What the functions raise costs one file, or the rest of the shard: the handler decides.
+
+    Attributes:
+        last_error: The error that the handler was last asked about.
+        handler_raised: Whether the handler raised.
+        stopped: Whether the handler does not want to go on in this shard.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        handler: Handler,
+        select_files: Callable[[str], bool] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+    ) -> None:
+        self.url = url
+        self.handler = handler
+        self.select_files = select_files
+        self.rename_files = rename_files
+        self.last_error: Exception | None = None
+        self.handler_raised = False
+        self.stopped = False
+
+    def read(self, loaded: Prefix) -> Samples:
+        """What ``tar_file_expander`` would give."""
+        path = loaded.shard.url
+        about = {"__url__": self.url}
+        if storage.is_local(path):
+            about["__local_path__"] = path
+        # What is not wanted is not read; without functions nobody is asked.
+        select = self._select if self.select_files or self.rename_files else None
+        for sample in loaded.samples(select=select, on_error=self.on_error):
+            key = sample.pop("__key__")
+            for field, data in sample.items():
+                if (name := self._rename(f"{key}.{field}")) is not None:
+                    yield {"fname": name, "data": data, **about}
+            if self.stopped:
+                break
+
+    def on_error(self, error: Exception) -> bool:
+        """Ask the handler: it raises, or says whether to go on."""
+        self.last_error = error
+        error.args = (*error.args, self.url)
+        self.handler_raised = True
+        go_on = bool(self.handler(error))
+        self.handler_raised = False
+        return go_on
+
+    def _rename(self, name: str) -> str | None:
+        return name if self.rename_files is None else self._result(self.rename_files, name)
+
+    def _select(self, key: str, field: str) -> bool:
+        name = None if self.stopped else self._rename(f"{key}.{field}")
+        if name is None or self.select_files is None:
+            return name is not None
+        return bool(self._result(self.select_files, name))
+
+    def _result(self, function: Callable[[str], T], name: str) -> T | None:
+        try:
+            return function(name)
+        except Exception as error:
+            self.stopped = not self.on_error(error)
+            return None

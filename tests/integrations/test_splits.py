@@ -1,0 +1,161 @@
+"""Splits: sub-folders that hold datasets are never mixed up, and what is not there is an error."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+import pytest
+import servers
+
+# Read when datasets is imported: no network, and no cache outside this run.
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+os.environ.setdefault("HF_HOME", tempfile.mkdtemp(prefix="pcrshard-hf-"))
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
+datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install 'pcrshard[hf]'")
+
+import pcrshard  # noqa: E402
+from pcrshard.errors import ScanUnavailable, StorageError  # noqa: E402
+from pcrshard.integrations.huggingface import PcrBuilder, load_dataset  # noqa: E402
+from pcrshard.testing import make_jpeg  # noqa: E402
+
+COUNTS = {"train": 8, "validation": 4, "test": 2}
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+def write(folder, name, count, classes=("cat", "dog")):
+    with pcrshard.ShardWriter(folder, samples_per_shard=2, classes=list(classes)) as writer:
+        for i in range(count):
+            writer.write({"__key__": f"{name}{i}", "jpg": make_jpeg(i, 16, 16), "cls": b"0"})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with datasets in train, val and test."""
+    folder = tmp_path_factory.mktemp("splits")
+    for split, count in COUNTS.items():
+        write(folder / {"validation": "val"}.get(split, split), split, count)
+    return folder
+
+
+@pytest.fixture
+def load(root, tmp_path):
+    """``load_dataset`` of that folder, with an Arrow cache of its own."""
+    datasets.disable_progress_bars()
+    return lambda **options: load_dataset(root, cache_dir=str(tmp_path / "arrow"), **options)
+
+
+def keys(rows):
+    return [row["__key__"] for row in rows]
+
+
+def keys_of(split, stop=None):
+    return [f"{split}{i}" for i in range(COUNTS[split])][:stop]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_each_split_has_its_own_samples(streaming, load):
+    """A split is what lies in its folder; val is another name of validation."""
+    for split in COUNTS:
+        rows = load(split=split, streaming=streaming)
+        assert keys(rows) == keys_of(split)
+        assert rows.split == split
+    assert keys(load(split="val", streaming=streaming)) == keys_of("validation")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_without_split_there_is_a_dictionary(streaming, load):
+    """All splits come by name, and several in one call in the order that was asked for."""
+    found = load(streaming=streaming)
+    assert isinstance(found, datasets.IterableDatasetDict if streaming else datasets.DatasetDict)
+    assert {split: keys(rows) for split, rows in found.items()} == {
+        split: keys_of(split) for split in COUNTS
+    }
+    test, train = load(split=["test", datasets.Split.TRAIN], streaming=streaming)
+    assert (keys(test), keys(train)) == (keys_of("test"), keys_of("train"))
+    both = load(split="test+val", streaming=streaming)
+    assert keys(both) == keys_of("test") + keys_of("validation")
+
+
+def test_slices_are_for_map_style_datasets(load):
+    """``train[:50%]`` and sums of slices; of a stream the error says what to write."""
+    assert keys(load(split="train[:50%]", streaming=False)) == keys_of("train", 4)
+    some = load(split="val[:1]+test[:1]", streaming=False)
+    assert keys(some) == ["validation0", "test0"]
+    with pytest.raises(ValueError, match=r"streaming=False.*\.take\(n\)"):
+        load(split="train[:50%]")
+
+
+@pytest.mark.parametrize("split", ["tests", ["train", "holdout"], "train+bonus", "dev2"])
+def test_a_split_that_is_not_there_is_an_error(split, load):
+    """It lists those that are there; nothing is streamed under another name."""
+    with pytest.raises(ValueError, match=r"splits of \['train', 'validation', 'test'\], got"):
+        load(split=split)
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_one_dataset_is_not_every_split(split, dataset):
+    """A folder that is one dataset is the training set, and has no test set to stream."""
+    with pytest.raises(ValueError, match=r"splits of \['train'\]"):
+        load_dataset(dataset, split=split)
+    assert load_dataset(dataset).split == load_dataset(dataset, split="train").split == "train"
+
+
+def test_a_folder_called_val_is_the_validation_set(root):
+    """The folder of one split is that split, by either name."""
+    assert keys(load_dataset(root / "val")) == keys_of("validation")
+    assert load_dataset(root / "val", split="validation").split == "validation"
+    with pytest.raises(ValueError, match=r"splits of \['validation'\]"):
+        load_dataset(root / "val", split="train")
+
+
+def test_splits_are_found_over_http(root):
+    """A store without listings is asked for the usual names."""
+    with servers.nginx(root) as server:
+        assert keys(load_dataset(server.url(), split="test", scan=1)) == keys_of("test")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("scan", "error"),
+    [
+        (11, ScanUnavailable),
+        (0, ValueError),
+        ("5", TypeError),
+        (2.0, TypeError),
+        (pcrshard.ScanLevel(11), ScanUnavailable),
+    ],
+    ids=str,
+)
+def test_a_bad_scan_is_refused_at_once(scan, error, streaming, dataset, root):
+    """Not after the first rows, and not in a worker."""
+    for url in (dataset, root):
+        with pytest.raises(error, match="expected a scan"):
+            load_dataset(url, scan=scan, streaming=streaming)
+
+
+def test_only_what_is_asked_for_is_copied(root, tmp_path):
+    """A map-style test set does not make an Arrow copy of the training set."""
+    load_dataset(root, split="test", streaming=False, cache_dir=str(tmp_path))
+    assert [path.name for path in tmp_path.rglob("*.arrow")] == ["pcrshard-test.arrow"]
+
+
+def test_the_builder_has_all_splits(root):
+    """Who uses `datasets`' own steps finds the same splits."""
+    builder = PcrBuilder(data_dir=str(root))
+    assert set(builder.as_streaming_dataset()) == set(COUNTS)
+
+
+def test_what_contradicts_itself_is_refused(tmp_path):
+    """Two folders of one split, or other classes in one of them, are errors that name them."""
+    write(tmp_path / "val", "a", 2)
+    write(tmp_path / "validation", "b", 2)
+    with pytest.raises(ValueError, match=r"one folder for each split.*'validation', 'val'"):
+        load_dataset(tmp_path)
+    shutil.move(tmp_path / "val", tmp_path / "train")
+    shutil.rmtree(tmp_path / "validation")
+    write(tmp_path / "test", "c", 2, classes=("bird",))
+    with pytest.raises(ValueError, match=r"same classes.*'test': \['bird'\]"):
+        load_dataset(tmp_path)
+    with pytest.raises(StorageError, match="nowhere"):
+        load_dataset(tmp_path / "nowhere")

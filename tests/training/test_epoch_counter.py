@@ -1,0 +1,110 @@
+"""Epochs that advance by themselves: in every way in which torch starts workers."""
+
+import re
+
+import pytest
+import torch
+import webdataset as wds
+from support import ROOT
+
+import pcrshard
+from pcrshard.testing import make_jpeg
+
+README_LOOP = re.search(
+    r"^index, urls = .*?(?=^model = )", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+)[0]
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory):
+    """A dataset of 24 shards with two images each."""
+    folder = tmp_path_factory.mktemp("many")
+    with pcrshard.ShardWriter(folder / "shards", samples_per_shard=2) as writer:
+        for i in range(48):
+            writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i, 16, 16), "cls": b"0"})
+    return folder
+
+
+def shard_orders(loader, epochs=5):
+    """The shards of each epoch in the order in which they come; each epoch must be complete."""
+    found = []
+    for _ in range(epochs):
+        urls = [url for batch in loader for url in batch[0]]
+        assert len(urls) == 48
+        found.append(tuple(dict.fromkeys(urls)))
+        assert len(found[-1]) == 24
+    return found
+
+
+WORKERS = {
+    "no workers": {"num_workers": 0},
+    "2 workers": {"num_workers": 2},
+    "2 spawned workers": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "2 persistent workers": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_loop_of_the_readme_has_a_new_order_each_epoch(workers, many_shards, monkeypatch):
+    """Five epochs of README's loop have five orders of shards, however its workers are started."""
+    monkeypatch.chdir(many_shards)
+    names = {"pcrshard": pcrshard, "wds": wds}
+    shown = README_LOOP.replace('.to_tuple("jpg", "cls")', '.to_tuple("__url__")')
+    assert "shuffle(1000)" in shown
+    exec(shown.replace(".shuffle(1000)", ""), names)
+    loader = wds.WebLoader(names["dataset"], batch_size=None, **WORKERS[workers])
+    orders = shard_orders(loader)
+    assert len(set(orders)) == 5
+
+
+def test_a_new_loader_for_each_epoch_goes_on(many_shards):
+    """Loaders that are made anew, with other numbers of workers, never repeat or lose a shard."""
+    dataset = of_order(many_shards)
+    orders = []
+    for workers in (2, 1, 0, 2, 1, 0):
+        orders += shard_orders(wds.WebLoader(dataset, batch_size=None, num_workers=workers), 1)
+    assert len(set(orders)) == 6
+
+
+def test_a_seed_that_is_set_for_each_epoch_repeats_no_order(many_shards):
+    """Who calls torch.manual_seed before each epoch gets other shards all the same."""
+    dataset = of_order(many_shards)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2)
+    orders = []
+    for _ in range(4):
+        torch.manual_seed(0)
+        orders += shard_orders(loader, 1)
+    assert len(set(orders)) == 4
+
+
+def test_two_loaders_at_a_time_both_read_everything(many_shards):
+    """Loaders that share a pipeline and run at the same time have an epoch each."""
+    dataset = of_order(many_shards)
+    loaders = [wds.WebLoader(dataset, batch_size=None, num_workers=2) for _ in range(2)]
+    pairs = list(zip(*loaders, strict=True))
+    for which in range(2):
+        urls = [url for pair in pairs for url in pair[which][0]]
+        assert sorted(urls) == sorted(2 * list(names_of(many_shards)))
+
+
+def test_an_order_can_be_resumed(many_shards):
+    """With ``epoch`` set, workers go on with the order of that epoch, which the seed decides."""
+    order = pcrshard.shards(names_of(many_shards), seed=7)
+    dataset = wds.WebDataset(order, shardshuffle=False).pcr_scan(1).to_tuple("__url__").batched(2)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
+    whole = shard_orders(loader, 3)
+    assert whole == [tuple(pcrshard.shards(names_of(many_shards), 7, epoch)) for epoch in range(3)]
+    assert order.epoch == 3
+    order.epoch = 1
+    assert shard_orders(loader, 2) == whole[1:]
+
+
+def names_of(folder):
+    return pcrshard.open_dataset(folder / "shards")[1]
+
+
+def of_order(folder):
+    """Batches of one URL, read in the order of a ShardOrder."""
+    order = pcrshard.shards(names_of(folder))
+    stage = wds.WebDataset(order, shardshuffle=False).pcr_scan(1)
+    return stage.to_tuple("__url__").batched(2)
