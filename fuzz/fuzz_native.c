@@ -95,48 +95,29 @@ static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header
     pcr_decoder_free(decoder);
 }
 
-/* Streams are written whole, one after the other, and never past the end: with a byte less, one
- * fewer. */
-static void check_join(pcr_decoder *decoder, const pcr_piece *three, size_t count) {
-    size_t first = 0, all = 0;
-    for (size_t i = 0; i < 3 * count; i++) all += three[i].size;
-    for (size_t i = 0; i < count; i++) first += three[i].size;
-    size_t room = all + 6, streams = first > three[count - 1].size ? 3 : 1;
-    uint8_t *out = malloc(room);
-    require(out != NULL, "no memory for a join");
-    require(pcr_join(decoder, three, count, 3, NULL, out, room) == streams, "a join is not whole");
-    require(memcmp(out, three[0].data, three[0].size) == 0, "a join begins with other bytes");
-    require(out[first] == 0xFF && out[first + 1] == 0xD9, "a join has no EOI");
-    require(pcr_join(decoder, three, count, streams, NULL, out,
-                     streams == 3 ? room - 1 : first + 1) == streams - 1, "a join went too far");
-    free(out);
-}
-
 /* The same stream, without its last piece, and again: the first and the third have the pixels,
  * whatever becomes of the second. */
 static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pixels,
                         const pcr_request *request, size_t size) {
     pcr_piece three[12];
-    int32_t codes[3], crops[12];
-    uint32_t crcs[3] = {0};
+    /* At odd addresses: callers align nothing. */
+    _Alignas(4) uint8_t crop_bytes[49], code_bytes[13];
+    int32_t codes[3];
     for (size_t i = 0; i < 3 * count; i++) three[i] = pieces[i % count];
     three[2 * count - 1].size = 0;
     for (int i = 0; i < 3; i++)
-        memcpy(crops + 4 * i,
+        memcpy(crop_bytes + 1 + 16 * i,
                (int32_t[]){request->crop_y, request->crop_x, request->crop_h, request->crop_w}, 16);
     uint8_t *out = malloc(3 * size);
     require(out != NULL, "no memory for a batch");
-    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO),
-        *portable = pcr_decoder_new(PCR_BACKEND_PORTABLE);
-    pcr_decode_batch(decoder, three, count, 3, crops, request, out, size, codes);
+    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
+    pcr_decode_batch(decoder, three, count, 3, (const int32_t *)(void *)(crop_bytes + 1), request,
+                     out, size, (int32_t *)(void *)(code_bytes + 1));
+    memcpy(codes, code_bytes + 1, sizeof codes);
     require(codes[0] == PCR_OK && memcmp(out, pixels, size) == 0, "the first of a batch differs");
     require(codes[2] == PCR_OK && memcmp(out + 2 * size, pixels, size) == 0,
             "the last of a batch differs");
-    require(pcr_first_damaged(decoder, three, count, 3, crcs) ==
-            pcr_first_damaged(portable, three, count, 3, crcs), "the backends' checksums differ");
-    check_join(decoder, three, count);
     pcr_decoder_free(decoder);
-    pcr_decoder_free(portable);
     free(out);
 }
 

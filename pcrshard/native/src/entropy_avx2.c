@@ -2,7 +2,6 @@
 #include "pcr_internal.h"
 
 #if PCR_HAVE_AVX2
-#include "crc32c.h"
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
@@ -55,7 +54,6 @@ PCR_AVX2_END
 const pcr_kernels pcr_kernels_avx2 = {
     .name = "native (avx2)",
     .copy_plain = avx2_copy_plain,
-    .crc32c = pcr_crc32c_avx2,
     .dc_first = avx2_dc_first,
     .dc_refine = avx2_dc_refine,
     .ac_first = avx2_ac_first,

@@ -1,6 +1,5 @@
 /* Kernels in plain C: the reference for the vector ones, and all there is on other machines. */
 #include "pcr_internal.h"
-#include "crc32c.h"
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
@@ -46,7 +45,6 @@ static size_t portable_copy_plain(uint8_t *dst, const uint8_t *src, size_t size)
 const pcr_kernels pcr_kernels_portable = {
     .name = "native (portable)",
     .copy_plain = portable_copy_plain,
-    .crc32c = pcr_crc32c_portable,
     .dc_first = portable_dc_first,
     .dc_refine = portable_dc_refine,
     .ac_first = portable_ac_first,

@@ -143,9 +143,6 @@ typedef struct {
     const char *name;
     /* Copies bytes up to the first 0xFF or the end; dst must have 32 bytes of room beyond. */
     size_t (*copy_plain)(uint8_t *dst, const uint8_t *src, size_t size);
-    /* See crc32c.h. */
-    uint32_t (*crc32c)(const uint32_t (*table)[256], uint32_t crc, const uint8_t *data,
-                       size_t size);
     pcr_span_fn dc_first, dc_refine, ac_first, ac_refine, sequential;
     pcr_idct_fn idct8, idct4, idct2, idct1;
     pcr_upsample_fn up_h2v1, up_h2v2, up_h1v2;
@@ -182,8 +179,6 @@ struct pcr_decoder {
     int rows_decoded;
     pcr_plan_state plan;
     pcr_buffer coefficients, segment, payload, filters, rows, output;
-    bool have_crc_table;
-    uint32_t crc_table[8][256];
 };
 
 /* errors.c: writes the message that pcr_message() gives, and returns the code */
