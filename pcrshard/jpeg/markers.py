@@ -51,7 +51,7 @@ MAX_SCANS = 256
 MEMORY_PER_BYTE = 512
 MEMORY_FLOOR_BYTES = 1 << 20
 # Blocks times scans: libjpeg goes over every block once for each scan, however short.
-MAX_BLOCK_VISITS = 1 << 27
+MAX_BLOCK_VISITS = 1 << 26
 _COEFFICIENT_BYTES = 2 * 64
 
 COM = 0xFE
