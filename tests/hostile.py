@@ -4,7 +4,6 @@
 its imports were done, seconds, and the name of the error class.
 """
 
-import io
 import json
 import pathlib
 import resource

@@ -161,9 +161,8 @@ def arithmetic(height, width):
 def test_every_decoder_has_the_same_limits(use):
     """A few bytes that claim gigabytes are refused before any decoder takes memory for them."""
     assert decode(arithmetic(16, 16)).shape == (16, 16, 3)
-    for height, width in ((40_000, 40_000), (16_000, 16_001)):
-        with pytest.raises(FormatError, match=r"pixels|bomb"):
-            use(arithmetic(height, width))
+    with pytest.raises(FormatError, match=r"pixels|bomb"):
+        use(arithmetic(40_000, 40_000))
     with pytest.raises(CorruptJpeg):
         use(arithmetic(0, 16))
 
@@ -171,6 +170,8 @@ def test_every_decoder_has_the_same_limits(use):
 def test_the_limit_grows_with_the_file():
     """What a file may take follows from its size, so that large photographs are read."""
     check_pixels(10_000, 10_000, 3 << 20, 1 << 30)
+    with pytest.raises(UnsupportedJpeg, match="need 768"):
+        decode(arithmetic(16_000, 12_000))
     with pytest.raises(UnsupportedJpeg, match="at most 536870912 bytes"):
         check_pixels(10_000, 10_000, 1 << 20, 1 << 30)
 
