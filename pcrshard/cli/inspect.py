@@ -16,7 +16,7 @@ from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex
 from ..jpeg import pixels
 from ..native import scatter
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import check_claims, open_dataset
 from ..reading.shard import Shard
 from ..training.epoch_order import Geometry, Rules
 from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
@@ -185,7 +185,8 @@ def _sources_of(url: str, sources: Sources | None) -> Sources | None:
 
 
 def _plan(args: Namespace) -> None:
-    index, _ = open_dataset(args.src)
+    index, urls = open_dataset(args.src)
+    check_claims(index, urls)
     step = args.batch * args.ranks
     workers = max(args.workers, 1)
     if step > index.num_samples:

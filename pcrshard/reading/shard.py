@@ -264,8 +264,7 @@ class Shard:
                 head, size, crc = self.entry[2:5]
                 self._identity = f"{head:08x} {size} {crc:08x}"
             else:
-                options = self._how["options"]
-                self._identity = storage.identity(self.url, options=options)
+                self._identity = storage.identity(self.url, **self._how)
         return self._identity
 
     def _forget(self) -> None:

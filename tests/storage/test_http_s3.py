@@ -41,7 +41,6 @@ from pcrshard.errors import (
 )
 from pcrshard.reading.prefix_cache import PrefixCache
 from pcrshard.reading.shard import Shard
-from pcrshard.storage import http_s3
 from pcrshard.storage.http_s3 import Cancelled
 from pcrshard.storage.retry import Retry
 from pcrshard.storage.transfers import RangeTransfer
