@@ -112,8 +112,9 @@ def encode_entry(
     url: str,
     stops: Sequence[int],
 ) -> bytes:
-    """What is known of a shard; the checksum is over the folder's name too, so that it is not
-    believed elsewhere.
+    """What is known of a shard.
+
+    The checksum is over the folder's name too, so that it is not believed elsewhere.
     """
     raw = json.dumps({"url": url, "stops": list(stops)})
     place = "/".join(folder.split(os.sep)[-2:])
@@ -121,9 +122,7 @@ def encode_entry(
 
 
 def read_entry(folder: str) -> tuple[str, tuple[int, ...]]:
-    """URL and prefix stops of the shard that an entry's folder is of; ``("?", ())`` if it is not
-    known.
-    """
+    """URL and prefix stops of the shard of an entry's folder; ``("?", ())`` if they are lost."""
     try:
         with open(os.path.join(folder, ENTRY), "rb") as file:
             data = file.read(_MAX_ENTRY_BYTES)

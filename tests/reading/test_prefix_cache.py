@@ -631,5 +631,5 @@ def test_an_entry_is_not_believed_elsewhere(dataset, tmp_path):
     (first, data), (second, _) = notes.items()
     assert {cached.url for cached in cache.entries()} == {shard.url for shard in shards}
     (second / "entry.json").write_bytes(data)
-    assert sorted(cached.url for cached in cache.entries())[0] == "?"
+    assert "?" in {cached.url for cached in cache.entries()}
     assert first != second
