@@ -19,7 +19,7 @@ from ..format.dataset_index import DATASET_INDEX, DatasetIndex
 from ..format.scan import FULL
 from ..jpeg import pixels
 from ..native import scatter
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import check_claims, open_dataset
 from ..reading.shard import Shard
 from ..training.epoch_order import Geometry, Rules
 from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
@@ -197,7 +197,8 @@ def _sources_of(url: str, sources: Sources | None) -> Sources | None:
 
 
 def _plan(args: Namespace) -> None:
-    index, _ = open_dataset(args.src)
+    index, urls = open_dataset(args.src)
+    check_claims(index, urls)
     step = _global_batch(args, index.num_samples)
     workers = max(args.workers, 1)
     costs = plan_costs(

@@ -11,14 +11,29 @@ import re
 from typing import Any, NamedTuple
 
 from ..errors import CorruptIndex, FormatError, ScanUnavailable
+from .bounded_json import object_spans, read_list, read_value
 from .names import are_distinct
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
-from .shard_head import HEAD_STOP, VERSION, Buffer, check_version, name_file, require, rising
+from .shard_head import (
+    HEAD_STOP,
+    MAX_SAMPLES,
+    VERSION,
+    Buffer,
+    check_version,
+    name_file,
+    require,
+    rising,
+    sample_bytes,
+)
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
-_SHARD_NAME = re.compile(r"[^/\\\x00]+\.tar")
+# Braces would be a pattern for whoever expands URLs.
+_SHARD_NAME = re.compile(r"[^/\\{}\x00-\x1f\x7f]{1,251}\.tar")
+_NAMES = (
+    "format", "version", "script", "num_groups", "num_samples", "num_classes", "classes", "shards",
+)  # fmt: skip
 
 
 class ShardEntry(NamedTuple):
@@ -132,7 +147,7 @@ class DatasetIndex:
         """
         try:
             require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")
-            return cls._from_json(json.loads(bytes(data)))
+            return cls._from_json(str(data, "utf-8-sig"))
         except FormatError as error:
             raise name_file(error, url) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -140,23 +155,27 @@ class DatasetIndex:
             raise CorruptIndex(message, url=url) from error
 
     @classmethod
-    def _from_json(cls, raw: dict[str, Any]) -> DatasetIndex:
+    def _from_json(cls, text: str) -> DatasetIndex:
+        spans = object_spans(text, _NAMES)
+        lists = {name: spans.pop(name) for name in ("classes", "shards") if name in spans}
+        raw = {name: read_value(text, span) for name, span in spans.items()}
         require(raw["format"] == "pcrshard", "expected format 'pcrshard'")
         check_version(raw["version"])
-        classes = raw.get("classes", [])
-        require(isinstance(classes, list), "expected classes to be a list")
         num_groups = raw["num_groups"]
-        shards = tuple(_decode_entry(shard, num_groups) for shard in raw["shards"])
-        names = tuple(map(str, classes))
-        counted = _check_count(raw.get("num_classes", 0))
-        index = cls(str(raw["script"]), int(num_groups), shards, names, counted)
+        require(type(num_groups) is int, "expected whole numbers")
 
-        require(shards, "expected at least one shard")
-        same = index.num_samples == raw["num_samples"]
-        require(same, "num_samples is not the sum over the shards")
-        files = [shard.name for shard in shards]
-        require(are_distinct(files), "shard names are not distinct")
+        shards = tuple(_decode_entry(item, num_groups) for item in read_list(text, lists["shards"]))
+        names = read_list(text, lists["classes"]) if "classes" in lists else ()
+        counted = _check_count(raw.get("num_classes", 0))
+        index = cls(str(raw["script"]), num_groups, shards, tuple(map(str, names)), counted)
+        index._check(raw["num_samples"])
         return index
+
+    def _check(self, num_samples: object) -> None:
+        require(self.shards, "expected at least one shard")
+        require(self.num_samples == num_samples, "num_samples is not the sum over the shards")
+        names = [shard.name for shard in self.shards]
+        require(are_distinct(names), "shard names are not distinct")
 
 
 def _check_count(num_classes: object) -> int:
@@ -169,12 +188,20 @@ def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
     *required, _ = ShardEntry._fields
     entry = ShardEntry(**{name: raw[name] for name in required}, scan=raw.get("scan"))
     name, *numbers, stops, scan = entry
-    numbers += [num_groups, *stops, scan or 0]
+    numbers += [*stops, scan or 0]
     whole = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
     require(whole, "expected whole numbers")
     require(type(name) is str and _SHARD_NAME.fullmatch(name), f"bad shard name {name!r}")
     _check_scans(entry, num_groups)
+    _check_samples(entry)
     return entry._replace(prefix_stops=tuple(stops))
+
+
+def _check_samples(entry: ShardEntry) -> None:
+    """No more samples than a shard may have, and than its index has room for (SPEC 2.3)."""
+    most = min(MAX_SAMPLES, (entry.prefix_stops[0] - HEAD_STOP) // sample_bytes(entry.num_groups))
+    fits = 1 <= entry.num_samples <= most
+    require(fits, f"expected 1 to {most} samples in a shard of these stops")
 
 
 def _check_scans(entry: ShardEntry, num_groups: int) -> None:

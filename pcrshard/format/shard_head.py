@@ -32,6 +32,15 @@ def round512(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
+def sample_bytes(num_groups: int) -> int:
+    """The fewest bytes that a sample has in the columns of an index of N scan groups (SPEC 2.3).
+
+    They are sizes and checksums of each group and the tail, the image's height, width and
+    orientation, and a key of one character.
+    """
+    return 8 * (num_groups + 1) + 5 + 5
+
+
 class Head(NamedTuple):
     """What must be known of a shard before the rest of its index is read.
 
@@ -154,6 +163,8 @@ def check_version(version: object) -> None:
 def _check_head(head: Head) -> None:
     _check_count("num_samples", head.num_samples, MAX_SAMPLES)
     _check_count("schema_bytes", head.schema_bytes, MAX_SCHEMA_BYTES)
+    if head.schema_bytes + head.num_samples * sample_bytes(head.num_groups) > head.body_bytes:
+        raise CorruptIndex(f"body_bytes {head.body_bytes} cannot hold {head.num_samples} samples")
     stops = head.prefix_stops
     if head.schema_bytes > head.body_bytes or head.index_stop > stops[0]:
         raise CorruptIndex(f"body_bytes {head.body_bytes} do not fit")

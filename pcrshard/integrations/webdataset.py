@@ -110,7 +110,7 @@ class _Load:
     def __init__(self, scan: Scan | ScanLevel, options: _StageOptions) -> None:
         self.scan = scan
         self.options = options
-        self.entries = _entries(options.index, options.storage_options)
+        self.entries = _entries(options.index, options.storage_options, options.retry)
 
     def __call__(self, url: str, cancel: threading.Event) -> Prefix:
         path = _path(url)
@@ -136,7 +136,11 @@ def _path(url: str) -> str:
 _known_entries: dict[str, Entries] = {}
 
 
-def _entries(index: str | DatasetIndex | None, options: storage.Options) -> Entries:
+def _entries(
+    index: str | DatasetIndex | None,
+    options: storage.Options,
+    retry: storage.Retry | None,
+) -> Entries:
     """Shards' entries by file name.
 
     A dataset index is read once per process, and again when it was replaced.
@@ -145,11 +149,12 @@ def _entries(index: str | DatasetIndex | None, options: storage.Options) -> Entr
         return {}
     if isinstance(index, DatasetIndex):
         return {entry.name: entry for entry in index.shards}
-    identity = storage.identity(index_url(index), options=options)
+    retry = retry or storage.Retry()
+    identity = storage.identity(index_url(index), options=options, retry=retry)
     known = f"{index} {identity} {sorted((options or {}).items())!r}"
     if known not in _known_entries:
-        found, _ = open_dataset(index, storage_options=options)
-        _known_entries[known] = _entries(found, options)
+        found, _ = open_dataset(index, storage_options=options, retry=retry)
+        _known_entries[known] = _entries(found, options, retry)
     return _known_entries[known]
 
 

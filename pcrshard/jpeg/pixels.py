@@ -22,7 +22,7 @@ import turbojpeg
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
 from .crops import Box
-from .markers import EOI, ScanHeader, map_jpeg
+from .markers import EOI, ScanHeader, check_cost, check_pixels, map_jpeg
 
 Pixels = npt.NDArray[np.uint8]
 # A JPEG, or its pieces in order.
@@ -34,6 +34,11 @@ _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turb
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 # Not every plugin of Pillow: some run other programs on the file.
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+# Bytes that are taken for each pixel: by Pillow's own pixels and a copy in another mode, for
+# 16 bits or by OpenJPEG; by its picture for a resize; by PyTurboJPEG's array for each colour.
+_PILLOW_PIXEL_BYTES = 16
+_PICTURE_PIXEL_BYTES = 4
+_PIXEL_BYTES = {"rgb": 3, "gray": 1, "cmyk": 4}
 _NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
 
 
@@ -123,6 +128,8 @@ def make_baseline(jpeg: bytes) -> bytes:
 
 
 def _transform(jpeg: bytes, options: int) -> bytes:
+    # The coefficients of the source, and those of the result.
+    check_cost(jpeg, 0)
     turbo = _turbojpeg()
     transform = turbojpeg.TransformStruct(options=options)
     output = ctypes.c_void_p()
@@ -181,6 +188,7 @@ def decode_image(
     Raises:
         CorruptJpeg: It cannot be decoded.
         TypeError: It is a path, or something else that holds no bytes.
+        UnsupportedJpeg: It would take too much memory or time for its size.
         ValueError: The crop, the size or ``out`` does not fit.
     """
     pieces = as_pieces(jpeg)
@@ -201,7 +209,10 @@ def decode_image(
         except native.NativeError as error:
             _refuse_damage(error)
 
-    pixels = decode(_complete(b"".join(pieces)), colour)
+    whole = _complete(b"".join(pieces))
+    if size is not None:
+        check_cost(whole, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
+    pixels = decode(whole, colour)
     return _arrange(_crop_and_resize(pixels, crop, size), layout, out)
 
 
@@ -279,9 +290,13 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
 
     Raises:
         CorruptJpeg: It cannot be decoded.
+        UnsupportedJpeg: It would take too much memory or time for its size.
     """
+    check_cost(jpeg, _PIXEL_BYTES[mode])
+    turbo = _turbojpeg()
+    how = {"pixel_format": _FORMATS[mode], "flags": turbojpeg.TJFLAG_LIMITSCANS}
     try:
-        return np.asarray(_turbojpeg().decode(jpeg, pixel_format=_FORMATS[mode]))
+        return np.asarray(turbo.decode(jpeg, **how))
     except OSError as error:
         if any(word in str(error) for word in _NEEDS_PILLOW):
             return _decode_by_pillow(jpeg, mode)
@@ -308,6 +323,8 @@ def _open_image(image: bytes) -> Iterator[Any]:
         raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
     try:
         with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
+            width, height = picture.size
+            check_pixels(height, width, len(image), height * width * _PILLOW_PIXEL_BYTES)
             picture.load()
             yield picture
     except PCRError:
@@ -346,6 +363,7 @@ def to_jpeg(
 
     Raises:
         CorruptJpeg: Pillow cannot read it.
+        UnsupportedJpeg: It would take too much memory for its size.
     """
     with _open_image(image) as picture:
         return _save_jpeg(picture, quality, resize_short)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from typing import NamedTuple
 
 from ..checksum import crc32c
 
+ENTRY = "entry.json"
+_MAX_ENTRY_BYTES = 1 << 16
 _EXTENT = re.compile(r"(\d{14})-(\d{14})-([0-9a-f]{8})")
 
 
@@ -69,13 +72,18 @@ def held_bytes(extents: Sequence[Extent]) -> int:
 def read_extent(extent: Extent, view: memoryview) -> bool:
     """Whether the file filled ``view`` with the bytes that its name promises."""
     try:
-        with open(extent.path, "rb", buffering=0) as file:
+        with open(extent.path, "rb", buffering=0, opener=_open_here) as file:
             done = 0
             while count := file.readinto(view[done:]):
                 done += count
             return done == len(view) and not file.read(1) and crc32c(view) == extent.crc
     except OSError:
         return False
+
+
+def _open_here(path: str, flags: int) -> int:
+    """Not what a link leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def last_use(extent: Extent) -> float:
@@ -102,3 +110,30 @@ def unlink(path: str) -> bool:
     except OSError as error:
         return error.errno == errno.ENOENT
     return True
+
+
+def encode_entry(
+    folder: str,
+    url: str,
+    stops: Sequence[int],
+) -> bytes:
+    """What is known of a shard.
+
+    The checksum is over the folder's name too, so that it is not believed elsewhere.
+    """
+    raw = json.dumps({"url": url, "stops": list(stops)})
+    place = "/".join(folder.split(os.sep)[-2:])
+    return f"{crc32c(f'{place} {raw}'.encode()):08x} {raw}".encode()
+
+
+def read_entry(folder: str) -> tuple[str, tuple[int, ...]]:
+    """URL and prefix stops of the shard of an entry's folder; ``("?", ())`` if they are lost."""
+    try:
+        with open(os.path.join(folder, ENTRY), "rb") as file:
+            data = file.read(_MAX_ENTRY_BYTES)
+        raw = json.loads(data[9:])
+        if data == encode_entry(folder, raw["url"], raw["stops"]):
+            return raw["url"], tuple(raw["stops"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return "?", ()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 from .. import storage
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex
+from ..format.dataset_index import DATASET_INDEX, MAX_DATASET_INDEX_BYTES, DatasetIndex
+from ..storage.retry import Retry
+from .shard import Shard
+
+# An order of so many samples takes some 250 MB.
+MAX_UNSEEN_SAMPLES = 1 << 22
 
 
 def index_url(url: str | os.PathLike[str]) -> str:
@@ -16,19 +23,59 @@ def index_url(url: str | os.PathLike[str]) -> str:
 
 
 def open_dataset(
-    url: str | os.PathLike[str], *, storage_options: storage.Options = None
+    url: str | os.PathLike[str],
+    *,
+    storage_options: storage.Options = None,
+    retry: Retry | None = None,
 ) -> tuple[DatasetIndex, list[str]]:
     """Read a dataset index.
 
     Args:
         url: The folder, or its ``pcr.json``.
         storage_options: fsspec storage options.
+        retry: What to do about a bad network.
 
     Returns:
         The index, and the URL of each shard in its order. One request.
+
+    Raises:
+        StorageError: It cannot be read, or is larger than 256 MiB.
+        CorruptIndex, UnsupportedVersion: It is not a dataset index of this version.
     """
     found = index_url(url)
     path, query = storage.split_query(found)
     folder = path.removesuffix(f"/{DATASET_INDEX}") + query
-    index = DatasetIndex.decode(storage.read_bytes(found, options=storage_options), url=found)
+    data = storage.read_bytes(
+        found,
+        options=storage_options,
+        max_bytes=MAX_DATASET_INDEX_BYTES,
+        retry=retry or Retry(),
+    )
+    index = DatasetIndex.decode(data, url=found)
     return index, [storage.join(folder, shard.name) for shard in index.shards]
+
+
+def check_claims(
+    index: DatasetIndex,
+    urls: Sequence[str],
+    *,
+    storage_options: storage.Options | None = None,
+    retry: Retry | None = None,
+) -> None:
+    """Compare a claim of more than 4 million samples with a shard, before memory is taken for them.
+
+    The shard that has the most by the index is looked at, by two small requests: its head must be
+    the one that the index names, and its own index must be there.
+
+    Raises:
+        CorruptIndex, TruncatedShard, StorageError: The shard is another one, or not there.
+    """
+    if index.num_samples <= MAX_UNSEEN_SAMPLES:
+        return
+    largest = max(range(len(urls)), key=lambda shard: index.shards[shard].num_samples)
+    url = urls[largest]
+    how: dict[str, Any] = {"retry": retry or Retry()}
+    shard = Shard(url, entry=index.shards[largest], storage_options=storage_options, **how)
+    stop = shard.head.index_stop
+    with storage.open_range(url, stop - 1, stop, options=storage_options, **how):
+        pass

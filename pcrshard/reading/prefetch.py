@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -137,11 +138,11 @@ class _Loader(Generic[Item, Result]):
                 future.add_done_callback(_close)
         for _thread in self.threads:
             self.jobs.put(None)
+        end = time.monotonic() + _JOIN_SECONDS  # of all of them
         for thread in self.threads:
-            if (
-                thread is not threading.current_thread()
-            ):  # which may have collected an abandoned generator
-                thread.join(_JOIN_SECONDS)
+            # This one may have collected an abandoned generator.
+            if thread is not threading.current_thread():
+                thread.join(max(end - time.monotonic(), 0))
 
 
 def _close(future: Future[Any]) -> None:

@@ -3,10 +3,12 @@
     FOLDER/entries/<url>/<identity>/00000000000000-00000000065536-1a2b3c4d
     FOLDER/entries/<url>/<identity>/entry.json      a checksum, and JSON
     FOLDER/locks/{use,fetch}-00 ... -ff, usage
+    FOLDER/CACHEDIR.TAG
 
 An extent is one file: start, stop and CRC-32C of its bytes are its name, and it is renamed into
 place, so that it is there whole or not at all, whatever dies when. What a file says of itself is
-checked at each read; a file that lies is removed and fetched again.
+checked at each read; a file that lies is removed and fetched again. That is against accidents: who
+could write to the folder could also write a checksum, so it must be the user's own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import os
 import time
@@ -26,19 +27,22 @@ from ..checksum import crc32c
 from ..errors import redact
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
+from . import cache_folder
 from .cache_extents import (
+    ENTRY,
     by_last_use,
+    encode_entry,
     held_bytes,
     last_use,
     list_extents,
     list_folder,
+    read_entry,
     read_extent,
     unlink,
 )
 
 log = logging.getLogger(__name__)
 Fetch = Callable[[int, memoryview], None]
-_ENTRY = "entry.json"
 _NUM_LOCKS = 256
 
 
@@ -72,6 +76,7 @@ class PrefixCache:
 
     Args:
         folder: Made when it is not there. Local disk: it relies on ``flock`` and on atomic renames.
+            One that belongs to another user, or that anybody can write to, is not used.
         max_bytes: What the extents may take; ``None`` for no bound.
 
     Attributes:
@@ -113,6 +118,11 @@ class PrefixCache:
         """
         entry = self._entry(url, identity)
         with memory.borrow(stop) as view:
+            if not cache_folder.prepare(self.folder):
+                fetch(0, view)
+                self.fetched_bytes += stop
+                yield view
+                return
             # Held until everything is in memory; after that the files may go.
             with self._lock(_stripe("use", entry), shared=True, cancel=cancel):
                 done = self._read(entry, view)
@@ -123,34 +133,43 @@ class PrefixCache:
                         if done < stop:
                             fetch(done, view[done:])
                             self.fetched_bytes += stop - done
-                            described = _encode_entry(redact(url), stops)
+                            described = encode_entry(entry, redact(url), stops)
                             self._store(entry, described, _bounds(done, stops, stop), view, cancel)
                 self.hit_bytes += done
             yield view
 
     def forget(self, url: str, identity: str) -> None:
         """Drop what is held of a shard; who has it open keeps what is in memory."""
+        if not cache_folder.prepare(self.folder):
+            return
         entry = self._entry(url, identity)
         for extent in reversed(list_extents(entry)):
             unlink(extent.path)
-        unlink(os.path.join(entry, _ENTRY))
+        unlink(os.path.join(entry, ENTRY))
 
     def known_stops(self, url: str, identity: str) -> tuple[int, ...] | None:
         """The prefix stops of a shard of which something is held."""
-        return _read_entry(self._entry(url, identity))[1] or None
+        if not cache_folder.prepare(self.folder):
+            return None
+        return read_entry(self._entry(url, identity))[1] or None
 
     def entries(self) -> list[Cached]:
         """What is held, least recently used first."""
         found = []
         for folder in self._folders():
-            url, stops = _read_entry(folder)
+            url, stops = read_entry(folder)
             extents = list_extents(folder)
             if extents:
                 found.append(Cached(url, held_bytes(extents), stops, max(map(last_use, extents))))
         return sorted(found, key=lambda cached: cached.last_use)
 
     def clear(self) -> int:
-        """Drop everything that no reader has open; returns the bytes freed."""
+        """Drop everything that no reader has open; returns the bytes freed.
+
+        Raises:
+            StorageError: The folder is no cache, or not this user's.
+        """
+        cache_folder.check_marked(self.folder)
         with self._lock("usage"):
             freed = self._evict(lambda _: True)
             self._sweep()
@@ -191,7 +210,7 @@ class PrefixCache:
             except Cancelled:
                 raise
             except OSError as error:
-                log.warning("cannot lock the cache %s, going on without: %s", self.folder, error)
+                self._warn("lock", error)
             yield held
 
     def _read(
@@ -242,7 +261,7 @@ class PrefixCache:
                 # One time for all, by the clock of _read: the file system's is coarser, and
                 # extents of a shard are dropped from the top.
                 now = time.time_ns()
-                _write(os.path.join(entry, _ENTRY), described, now)
+                _write(os.path.join(entry, ENTRY), described, now)
                 for start, stop in itertools.pairwise(bounds):
                     part = view[start:stop]
                     name = f"{start:014d}-{stop:014d}-{crc32c(part):08x}"
@@ -250,7 +269,13 @@ class PrefixCache:
         except Cancelled:
             raise
         except OSError as error:
-            log.warning("cannot write to the cache %s, going on without: %s", self.folder, error)
+            self._warn("write to", error)
+
+    def _warn(self, doing: str, error: OSError) -> None:
+        # Not the path, which is another one for each shard.
+        why = error.strerror or str(error)
+        message = f"cannot {doing} the cache {self.folder}, going on without: {why}"
+        cache_folder.warn_once(self.folder, message)
 
     def _drop_other_versions(self, entry: str) -> None:
         for folder in list_folder(os.path.dirname(entry)):
@@ -318,7 +343,7 @@ class PrefixCache:
                 if file.name.endswith(".tmp"):
                     unlink(file.path)
             if not list_extents(folder) and os.path.basename(folder) != "locks":
-                unlink(os.path.join(folder, _ENTRY))
+                unlink(os.path.join(folder, ENTRY))
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
                     os.rmdir(os.path.dirname(folder))
@@ -337,23 +362,6 @@ def _stripe(name: str, entry: str) -> str:
     """One of a fixed number of lock files: an entry's folder may go while others wait for it."""
     url, identity = entry.split(os.sep)[-2:]
     return f"{name}-{(int(url, 16) ^ int(identity, 16)) % _NUM_LOCKS:02x}"
-
-
-def _encode_entry(url: str, stops: Sequence[int]) -> bytes:
-    raw = json.dumps({"url": url, "stops": list(stops)})
-    return f"{crc32c(raw.encode()):08x} {raw}".encode()
-
-
-def _read_entry(folder: str) -> tuple[str, tuple[int, ...]]:
-    try:
-        with open(os.path.join(folder, _ENTRY), "rb") as file:
-            data = file.read()
-        raw = json.loads(data[9:])
-        if data == _encode_entry(raw["url"], raw["stops"]):
-            return raw["url"], tuple(raw["stops"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    return "?", ()
 
 
 def _read_number(path: str) -> int | None:

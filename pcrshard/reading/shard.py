@@ -65,8 +65,11 @@ class Shard:
     @property
     def head(self) -> Head:
         """The head; one request of 1024 bytes when it is first needed."""
+        return self._open_head(None)
+
+    def _open_head(self, cancel: Cancel) -> Head:
         if self._head is None:
-            with storage.open_range(self.url, 0, HEAD_STOP, **self._how) as view:
+            with storage.open_range(self.url, 0, HEAD_STOP, cancel=cancel, **self._how) as view:
                 self._head = self._read_head(view)
         return self._head
 
@@ -203,6 +206,8 @@ class Shard:
     def _load(self, scan: Scan, cancel: Cancel) -> Prefix:
         if self.entry:
             self.prefix_stop(scan)  # a staged copy may not have it
+        elif self.cache is None and not storage.is_local(self.url):
+            self._open_head(cancel)
         with self._open_prefix(scan, cancel) as source:
             if source.start == 0:
                 self._head = self._read_head(source.read(0, HEAD_STOP))
@@ -239,7 +244,8 @@ class Shard:
         cancel: Cancel,
     ) -> Iterator[storage.Window]:
         known = self.entry.prefix_stops if self.entry else None
-        stops = known or cache.known_stops(self.url, self._content) or self.head.prefix_stops
+        known = known or cache.known_stops(self.url, self._content)
+        stops = known or self._open_head(cancel).prefix_stops
         stop = stops[check_scan(scan, len(stops) - 1) - 1]
 
         def fetch(start: int, view: memoryview) -> None:
@@ -256,8 +262,7 @@ class Shard:
                 head, size, crc = self.entry[2:5]
                 self._identity = f"{head:08x} {size} {crc:08x}"
             else:
-                options = self._how["options"]
-                self._identity = storage.identity(self.url, options=options)
+                self._identity = storage.identity(self.url, **self._how)
         return self._identity
 
     def _forget(self) -> None:

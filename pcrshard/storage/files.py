@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from ..errors import PCRError, StorageError
-from .stores import Options, ask, mapped_errors, resolve
+from .retry import Retry
+from .stores import ANY_NETWORK, Options, ask, mapped_errors, resolve
 from .urls import PIPE, is_local, plain_path
 
 _WILDCARD = re.compile(r"[*?[]")
@@ -44,7 +45,12 @@ def file_bytes(url: str, *, options: Options = None) -> int | None:
     return None if size is None else int(size)
 
 
-def identity(url: str, *, options: Options = None) -> str:
+def identity(
+    url: str,
+    *,
+    options: Options = None,
+    retry: Retry = ANY_NETWORK,
+) -> str:
     """What tells this content of a file from another under the same URL; one request.
 
     It is made of ETag, times, checksums and size, as far as the store tells them.
@@ -56,7 +62,7 @@ def identity(url: str, *, options: Options = None) -> str:
         return url.removeprefix(PIPE)
     fs, _ = resolve(url, options)
     fs.invalidate_cache()  # a listing may be older than the file
-    info = ask(url, "look up", "info", options)
+    info = ask(url, "look up", "info", options, retry)
     known = [name for name in _VERSION_NAMES if info.get(name) is not None]
     return " ".join(f"{name}={info[name]}" for name in known)
 

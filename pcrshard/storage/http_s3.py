@@ -15,140 +15,17 @@ import contextlib
 import logging
 import re
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import StorageError, TruncatedShard, harmless, redact
-from .retry import PROGRESS_BYTES, Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
+from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
+from .transfers import Reply, Transfer
 
-# From a server that ignores Range this much is read and dropped to come to the start of a range;
-# more is refused.
-_MAX_SKIP = 1 << 20
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)", re.IGNORECASE)
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
 _POLL_SECONDS = 0.2
 _PATIENT_FAILURES = 3
-_MAX_REPLACED = 3
 log = logging.getLogger(__name__)
-
-
-class _Reply(NamedTuple):
-    """The head of a store's answer.
-
-    ``content_range`` is ``None`` if it sends the whole file, of ``length`` bytes.
-    """
-
-    content_range: str | None
-    length: int | None
-    tag: str | None
-    chunks: AsyncIterator[bytes]
-
-
-class Transfer:
-    """The state of one range: what came, and of which version of the file.
-
-    Args:
-        start: Absolute first byte.
-        view: Where the bytes go.
-    """
-
-    def __init__(self, start: int, view: memoryview) -> None:
-        self.start = start
-        self.view = view
-        self.done = 0
-        self.tag: str | None = None
-        self.num_replaced = 0
-        # The last byte that counted as progress, and when it came.
-        self.most = 0
-        self.last_progress = time.monotonic()
-        self._lock = threading.Lock()
-        self._abandoned = False
-
-    @property
-    def stop(self) -> int:
-        """Absolute byte after the last one."""
-        return self.start + len(self.view)
-
-    @property
-    def position(self) -> int:
-        """Absolute byte that comes next."""
-        return self.start + self.done
-
-    @property
-    def complete(self) -> bool:
-        """Whether every byte is there."""
-        return self.done == len(self.view)
-
-    @property
-    def wanted(self) -> str:
-        """The range, for errors."""
-        return f"bytes {self.start} to {self.stop}"
-
-    def seconds_left(self, deadline: float) -> float:
-        """Seconds until the time without progress reaches the deadline."""
-        return self.last_progress + deadline - time.monotonic()
-
-    def begin(self, reply: _Reply) -> int:
-        """Check the head of an answer.
-
-        Returns:
-            How many bytes of its body stand before those that are wanted.
-        """
-        if self.tag and reply.tag != self.tag:
-            self._start_again()
-        self.tag = reply.tag
-        if reply.content_range is None:
-            if self.start > _MAX_SKIP:
-                raise Refused(
-                    f"asked for {self.wanted}, got the whole file: the server ignores Range"
-                )
-            self._check_total(str(reply.length))
-            return self.position
-        match = _CONTENT_RANGE.fullmatch(reply.content_range)
-        if match is not None:
-            self._check_total(match[3])
-        if match is None or int(match[1]) != self.position or int(match[2]) >= self.stop:
-            raise StorageError(
-                f"asked for bytes {self.position} to {self.stop}, got {reply.content_range!r}"
-            )
-        return 0
-
-    def _check_total(self, total: str) -> None:
-        if total.isdecimal() and int(total) < self.stop:
-            raise TruncatedShard(f"expected {self.wanted}, the file has {total}")
-
-    def _start_again(self) -> None:
-        self.done = 0
-        self.most = 0
-        self.tag = None
-        self.num_replaced += 1
-        # What begins again and again would never end.
-        kind = StorageError if self.num_replaced < _MAX_REPLACED else Refused
-        raise kind("the file was replaced while it was read")
-
-    def put(self, chunk: bytes | memoryview, *, whole_file: bool) -> None:
-        """Take bytes of a body; of a whole file those after the range are left."""
-        room = len(self.view) - self.done
-        if len(chunk) > room and not whole_file:
-            raise StorageError(f"asked for {self.wanted}, got more")
-        count = min(len(chunk), room)
-        with self._lock:
-            if self._abandoned:
-                raise Cancelled("the read was cancelled")
-            self.view[self.done : self.done + count] = chunk[:count]
-        self.done += count
-        if self.done - self.most >= PROGRESS_BYTES:
-            self.most = self.done
-            self.last_progress = time.monotonic()
-
-    def abandon(self) -> None:
-        """Put no more into the view, which others may use from now on.
-
-        A request that runs in another thread ends a little later.
-        """
-        with self._lock:
-            self._abandoned = True
 
 
 def read_into(
@@ -211,7 +88,7 @@ def _log_failure(
     pause: float,
 ) -> None:
     level = logging.INFO if failures < _PATIENT_FAILURES else logging.WARNING
-    came = f"{transfer.done} of {len(transfer.view)} bytes came"
+    came = f"{transfer.came} bytes came"
     log.log(level, "%s: %s; %s, trying again in %.1f s", path, _describe(error), came, pause)
 
 
@@ -230,7 +107,7 @@ def _final(
     elif isinstance(error, TimeoutError) and not str(error):
         what = "the server is too slow or silent"
     tried = "1 request" if requests == 1 else f"{requests} requests"
-    came = f"{transfer.done} of {len(transfer.view)} came in {tried}"
+    came = f"{transfer.came} came in {tried}"
     return StorageError(f"cannot read {transfer.wanted}, {came}: {what}")
 
 
@@ -267,6 +144,7 @@ def _cat(
             f"asked for {transfer.wanted}, got {len(data)} bytes: the store ignores ranges"
         )
     transfer.put(data, whole_file=False)
+    transfer.finish()
     if not transfer.complete and transfer.position >= fs.size(path):
         raise TruncatedShard(f"expected {transfer.wanted}, the file has {fs.size(path)}")
 
@@ -293,7 +171,7 @@ def _wait(
 
 
 async def _stream(
-    opened: contextlib.AbstractAsyncContextManager[_Reply],
+    opened: contextlib.AbstractAsyncContextManager[Reply],
     transfer: Transfer,
     retry: Retry,
 ) -> None:
@@ -309,6 +187,7 @@ async def _stream(
                 transfer.put(memoryview(chunk)[dropped:], whole_file=reply.content_range is None)
                 if transfer.complete and reply.content_range is None:
                     return
+            transfer.finish()
 
 
 @contextlib.asynccontextmanager
@@ -317,12 +196,12 @@ async def _http_get(
     url: str,
     transfer: Transfer,
     silence: float,
-) -> AsyncIterator[_Reply]:
+) -> AsyncIterator[Reply]:
     session = await fs.set_session()
     options = dict(fs.kwargs)
     options["headers"] = {
         **fs.kwargs.get("headers", {}),
-        "Range": f"bytes={transfer.position}-{transfer.stop - 1}",
+        **({"Range": transfer.range_header} if transfer.range_header else {}),
         "Accept-Encoding": "identity",
     }
     if "timeout" not in options:
@@ -336,13 +215,14 @@ async def _http_get(
         yield _http_reply(reply)
 
 
-def _http_reply(reply: Any) -> _Reply:
+def _http_reply(reply: Any) -> Reply:
     headers = reply.headers
     content_range = headers.get("Content-Range", "") if reply.status == 206 else None
     # With an encoding the length is that of what is sent, not of the file.
-    length = None if "Content-Encoding" in headers else reply.content_length
-    tag = headers.get("ETag") or headers.get("Last-Modified") or ""
-    return _Reply(content_range, length, tag.removeprefix("W/") or None, reply.content.iter_any())
+    encoded = reply.content_length or 0 if "Content-Encoding" in headers else None
+    length = reply.content_length if encoded is None else None
+    tag = (headers.get("ETag") or headers.get("Last-Modified") or "").removeprefix("W/")
+    return Reply(content_range, length, tag or None, reply.content.iter_any(), encoded)
 
 
 @contextlib.asynccontextmanager
@@ -351,10 +231,11 @@ async def _s3_get(
     path: str,
     transfer: Transfer,
     _: float,
-) -> AsyncIterator[_Reply]:
+) -> AsyncIterator[Reply]:
     bucket, key, version = fs.split_path(path)
-    wanted = f"bytes={transfer.position}-{transfer.stop - 1}"
-    request = {"Bucket": bucket, "Key": key, "Range": wanted}
+    request = {"Bucket": bucket, "Key": key}
+    if transfer.range_header:
+        request["Range"] = transfer.range_header
     if version:
         request["VersionId"] = version
     try:
@@ -367,7 +248,7 @@ async def _s3_get(
     body = reply["Body"]
     try:
         length = reply.get("ContentLength")
-        yield _Reply(reply.get("ContentRange"), length, reply.get("ETag"), _chunks(body))
+        yield Reply(reply.get("ContentRange"), length, reply.get("ETag"), _chunks(body))
     finally:
         body.close()
 

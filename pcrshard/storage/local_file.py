@@ -16,6 +16,9 @@ class LocalFile:
     Args:
         path: Path of a regular file.
 
+    Attributes:
+        size: Its bytes.
+
     Raises:
         OSError: It cannot be opened, or is not a regular file.
     """
@@ -30,7 +33,7 @@ class LocalFile:
             os.close(self._fd)
             kind = stat.filemode(status.st_mode)
             raise OSError(f"expected a regular file, got {kind} {path}")
-        self._size = status.st_size
+        self.size = status.st_size
 
     def __enter__(self) -> Self:
         return self
@@ -43,8 +46,8 @@ class LocalFile:
 
         To be called before memory is taken: a claim must not take any.
         """
-        if self._size < stop:
-            raise _ended(start, stop, max(self._size - start, 0))
+        if self.size < stop:
+            raise _ended(start, stop, max(self.size - start, 0))
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes ``[start, stop)``.

@@ -34,7 +34,7 @@ def hold_lock(
         Whether it is held; always True with ``wait``.
 
     Raises:
-        OSError: The file cannot be made.
+        OSError: The file cannot be made, or is a link.
         Cancelled: The wait was cancelled.
     """
     handle = _open(path)
@@ -55,7 +55,9 @@ def hold_lock(
 def _open(path: str) -> int:
     if os.path.isdir(path):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # What another user's link leads to is neither made nor opened.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags, 0o666)
 
 
 def _try(handle: int, shared: bool) -> bool:

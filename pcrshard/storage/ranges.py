@@ -16,8 +16,12 @@ from ..native import scatter
 from . import command_output, http_s3
 from .local_file import LocalFile
 from .retry import Cancel, Retry
-from .stores import ANY_NETWORK, Options, ask, mapped_errors, resolve
+from .stores import ANY_NETWORK, Options, mapped_errors, resolve
+from .transfers import FileTransfer, RangeTransfer
 from .urls import PIPE, is_local, plain_path
+
+# As much as anybody can have meant to read into memory at once.
+_UNBOUNDED = 1 << 40
 
 Range = tuple[str, int, int | None]
 Answer = bytes | PCRError
@@ -125,7 +129,7 @@ def _fill(
         command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
         return
     fs, path = resolve(url, options)
-    http_s3.read_into(fs, path, http_s3.Transfer(start, view), retry, cancel)
+    http_s3.read_into(fs, path, RangeTransfer(start, view), retry, cancel)
 
 
 @contextlib.contextmanager
@@ -140,13 +144,43 @@ def open_local(url: str) -> Iterator[LocalFile]:
         yield file
 
 
-def read_bytes(url: str, *, options: Options = None) -> bytes:
+def read_bytes(
+    url: str,
+    *,
+    options: Options = None,
+    max_bytes: int | None = None,
+    retry: Retry = ANY_NETWORK,
+) -> bytes:
     """Read a whole file in one request.
 
+    Args:
+        url: Local path, or any fsspec URL.
+        options: fsspec storage options.
+        max_bytes: A larger file is refused, before more than this is in memory; ``None`` for a
+            file that is the user's own.
+        retry: When to give up on a remote store.
+
     Raises:
-        StorageError: It cannot be read.
+        StorageError: It cannot be read, or is too large.
     """
-    return bytes(ask(url, "read", "cat_file", options, seconds=ANY_NETWORK.deadline))
+    limit = _UNBOUNDED if max_bytes is None else max_bytes
+    with mapped_errors(url, "read"):
+        if is_local(url):
+            return _read_local(plain_path(url), max_bytes)
+        fs, path = resolve(url, options)
+        transfer = FileTransfer(limit)
+        http_s3.read_into(fs, path, transfer, retry)
+        return bytes(transfer.data)
+
+
+def _read_local(path: str, max_bytes: int | None) -> bytes:
+    if max_bytes is None:
+        with open(path, "rb") as file:  # it may be a FIFO, such as <(ls) in a shell
+            return file.read()
+    with LocalFile(path) as whole:
+        if whole.size > max_bytes:
+            raise StorageError(f"expected a file of at most {max_bytes} bytes, got {whole.size}")
+        return whole.read(0, whole.size)
 
 
 def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:

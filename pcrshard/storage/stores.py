@@ -70,7 +70,7 @@ def ask(
     doing: str,
     method: str,
     options: Options,
-    **how: Any,
+    retry: Retry = ANY_NETWORK,
 ) -> Any:
     """The answer to one small request: the result of a file system's method for this file.
 
@@ -81,11 +81,11 @@ def ask(
         doing: What failed, for the error.
         method: Name of the fsspec method.
         options: fsspec storage options.
-        how: ``seconds`` until one request is given up.
+        retry: When to give up.
     """
     fs, path = resolve(url, options)
     with mapped_errors(url, doing):
-        return retried(lambda: call(fs, method, path, **how))
+        return retried(lambda: call(fs, method, path, seconds=retry.timeout), retry)
 
 
 def retried(request: Callable[[], T], retry: Retry = ANY_NETWORK) -> T:

@@ -28,8 +28,18 @@ from .shard_set import Row
 Key = tuple[int, int, int]
 Rows = list[Row]
 _INTEGERS = ("cls", "cls2", "index", "inx", "id")
+
+
+def _integer(data: bytes) -> int:
+    """A number that a tensor of int64 can hold."""
+    number = int(data)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"expected a number of 64 bits, got {number}")
+    return number
+
+
 _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(_INTEGERS, _integer),
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
 }
@@ -215,5 +225,5 @@ def _convert(
         return sample.get(name)
     try:
         return convert(sample[name])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..reading.shared_integers import SharedIntegers
 from . import ranks
 from .collate import Collator, as_decoder
 from .epoch_order import Geometry, Order, Rules, epoch_order, mixture, worker_batches
-from .epoch_progress import MAX_SEGMENTS, EpochProgress
+from .epoch_progress import MAX_SEGMENTS, EpochProgress, check_batches
 from .epoch_sequence import Ints
 from .loader import PCRLoader, refuse_batching
 from .shard_set import Row, ShardSet, read_batches
@@ -247,6 +247,9 @@ class PCRDataset(IterableDataset[Any]):
             ValueError: The state is of other shards, other options or a newer version, or was never
                 one of this job's; nothing changes then.
         """
+        if not isinstance(state, Mapping):
+            kind = type(state).__name__
+            raise ValueError(f"expected a state, a dict, got {kind}")  # noqa: TRY004  # documented
         for name, mine in self._fixed().items():
             if state.get(name) != mine:
                 raise ValueError(
@@ -254,7 +257,14 @@ class PCRDataset(IterableDataset[Any]):
                     f"{state.get(name)!r} instead of {mine!r}"
                 )
         progress = self.progress.loaded(state)
-        self._order(progress)  # raises if the epoch has no such steps
+        samples = self.options.samples or self.shards.num_samples
+        check_batches(progress.segments, samples, self.geometry.global_batch)
+        order = self._order(progress)  # raises if the epoch has no such steps
+        info = get_worker_info()
+        if info is not None:  # another worker's state is refused before anything changes
+            worker = (info.id, info.num_workers)
+            part = worker_batches(order, self.rank.world, self.rank.rank, *reversed(worker))
+            progress.begun(len(part), *worker)
         self._restart(progress)
 
     def views(

@@ -239,7 +239,9 @@ def _lay_out(
     entries = np.arange(samples + fill[rules.last]) % max(samples, 1)
     lanes = _lanes(len(entries), geometry)
     if rules.shuffle_shards and len(entries):
-        entries = _mix(entries, shards, np.bincount(lanes), rules, key)
+        # Not bincount, which takes memory for every lane, and there may be more than samples.
+        counts = np.unique(lanes, return_counts=True)[1]
+        entries = _mix(entries, shards, counts, rules, key)
 
     rows = np.empty_like(entries)
     rows[lanes.argsort(kind="stable")] = entries
@@ -273,9 +275,8 @@ def _mix(
 ) -> Ints:
     """Shuffle each lane's entries by a window that slides over its pieces (runs of one shard).
 
-    ``counts`` (lanes,) says how many of the entries belong to each lane.
+    ``counts`` (lanes,) says how many of the entries belong to each lane that has any.
     """
-    counts = counts[counts > 0]
     stops = counts.cumsum()
     begins = run_begins(shards[entries])
     begins[stops[:-1]] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,9 @@ import numpy as np
 from .epoch_order import Geometry, advance
 
 MAX_SEGMENTS = 64
+# Batches of a state may be larger than those of this job, but not so large that an order of a
+# small dataset takes gigabytes.
+MAX_STATE_BATCH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,19 @@ class EpochProgress:
         Raises:
             ValueError: Epoch or segments are not what a state holds.
         """
-        if state.get("ended"):
+        ended = state.get("ended", False)
+        worker = state.get("worker")
+        done = state.get("done", 0)
+        if not (isinstance(ended, bool) and _is_whole(done) and _is_worker(worker)):
+            raise ValueError(
+                "expected a worker's state: [worker, workers], batches done and whether it ended, "
+                f"got {worker!r}, {done!r} and {ended!r}"
+            )
+        if ended:
             place = replace(self, stage="ended")
         else:
             place = replace(_start(state.get("epoch"), state.get("segments")), stage="loaded")
-        return replace(place, worker=state.get("worker"), done=state.get("done", 0))
+        return replace(place, worker=worker and list(worker), done=done)
 
     def begun(
         self,
@@ -70,7 +80,7 @@ class EpochProgress:
         """An iteration of so many batches begins; it is still ``ended`` if its state was.
 
         Raises:
-            ValueError: The state that was loaded is another worker's.
+            ValueError: The state that was loaded is another worker's, or has more batches.
         """
         if self.worker is None:
             return replace(self, stage="reading", done=0, count=count)
@@ -79,6 +89,8 @@ class EpochProgress:
                 f"expected the state of worker {worker} of {workers}, "
                 "got that of worker {} of {}".format(*self.worker)
             )
+        if self.stage != "ended" and self.done > count:
+            raise ValueError(f"expected a state of at most {count} batches, got {self.done}")
         begun = replace(self, count=count, worker=None)
         return begun if self.stage == "ended" else replace(begun, stage="reading")
 
@@ -118,14 +130,54 @@ class EpochProgress:
         return replace(self, epoch=numbers[0], segments=segments)
 
 
+def check_batches(
+    segments: Sequence[Sequence[int]],
+    num_samples: int,
+    global_batch: int,
+) -> None:
+    """Refuse batches of which a state could not have been made, before an order takes memory.
+
+    Args:
+        segments: Of a state, as in ``epoch_order``'s ``history``.
+        num_samples: Samples of an epoch.
+        global_batch: Samples of a step of this job.
+
+    Raises:
+        ValueError: A batch is larger than any could have been.
+    """
+    most = max(num_samples, global_batch, MAX_STATE_BATCH)
+    largest = max((segment[0] for segment in segments), default=0)
+    if largest > most:
+        raise ValueError(f"expected steps of at most {most} samples in a state, got {largest}")
+
+
+def _is_whole(number: Any, most: int = 1 << 63) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < most
+
+
+def _is_worker(worker: Any) -> bool:
+    if worker is None:
+        return True
+    pair = isinstance(worker, list | tuple) and len(worker) == 2
+    return pair and all(map(_is_whole, worker)) and bool(worker[0] < worker[1])
+
+
+def _is_segment(segment: Any) -> bool:
+    """Whether these may be (global_batch, slots, phases, steps)."""
+    if not (isinstance(segment, list | tuple) and len(segment) == 4):
+        return False
+    *geometry, steps = segment
+    # Lanes are counted by a product of two.
+    return _is_whole(steps) and all(_is_whole(number, 1 << 31) for number in geometry)
+
+
 def _start(epoch: Any, segments: Any) -> EpochProgress:
     """The start of an iteration, from values that may come from outside."""
-    with contextlib.suppress(TypeError):
-        numbers = [epoch, *itertools.chain(*segments)]
-        fit = all(isinstance(number, int) and 0 <= number < 1 << 63 for number in numbers)
-        if fit and len(numbers) <= 1 + 4 * MAX_SEGMENTS:
-            return EpochProgress(epoch, [list(segment) for segment in segments])
+    listed = isinstance(segments, list | tuple) and len(segments) <= MAX_SEGMENTS
+    if _is_whole(epoch) and listed and all(map(_is_segment, segments)):
+        return EpochProgress(epoch, [list(segment) for segment in segments])
+    shown = repr(segments)[:200]
     raise ValueError(
         f"expected an epoch from 0 and at most {MAX_SEGMENTS} segments of 4 numbers, "
-        f"got {epoch!r} and {segments!r}"
+        f"got {epoch!r} and {shown}"
     )

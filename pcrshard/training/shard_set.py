@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..checksum import crc32c
 from ..errors import redact
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import check_claims, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
@@ -60,7 +60,10 @@ class ShardSet:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
         urls = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
-        found = [open_dataset(url, storage_options=options.storage_options) for url in urls]
+        how: dict[str, Any] = {"storage_options": options.storage_options, "retry": options.retry}
+        found = [open_dataset(url, **how) for url in urls]
+        for index, shard_urls in found:
+            check_claims(index, shard_urls, **how)
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]

@@ -75,7 +75,7 @@ def stage(
         CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; what
             could be is kept for the next run.
     """
-    source, urls = open_dataset(src, storage_options=storage_options)
+    source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     cancel = threading.Event()

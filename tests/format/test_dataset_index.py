@@ -47,6 +47,18 @@ def dataset_json(**changes):
         dataset_json(shard={"name": "../x.tar"}),
         dataset_json(shard={"name": "x/y.tar"}),
         dataset_json(shard={"name": 5}),
+        dataset_json(shard={"name": "x{0..999999999}.tar"}),
+        dataset_json(shard={"name": "x\n.tar"}),
+        dataset_json(shard={"name": 300 * "x" + ".tar"}),
+        dataset_json(shard={"num_samples": 0}, num_samples=0),
+        dataset_json(shard={"num_samples": 16}, num_samples=16),
+        dataset_json(
+            shard={"num_samples": (1 << 24) + 1, "prefix_stops": [1 << 40] * 3},
+            num_samples=(1 << 24) + 1,
+        ),
+        dataset_json(classes={"a": 1}),
+        dataset_json()[:-3],
+        dataset_json() + b"{}",
         dataset_json(shard={"prefix_stops": [1537, 2048, 3072]}),
         dataset_json(shard={"prefix_stops": [3072, 2048, 3072]}),
         dataset_json(shard={"prefix_stops": [1536, 2048]}),
@@ -61,6 +73,24 @@ def test_a_bad_dataset_index_is_refused(data):
     """A damaged or malicious pcr.json is refused, with its place named."""
     with pytest.raises(CorruptIndex, match="here"):
         DatasetIndex.decode(data, url="here")
+
+
+def test_a_shard_may_have_as_many_samples_as_its_index_has_room_for():
+    """A claim is possible up to the bytes that the index of the shard can have."""
+    whole = dataset_json(shard={"num_samples": 15}, num_samples=15)
+    assert DatasetIndex.decode(whole).num_samples == 15
+    stops = {"prefix_stops": [1 << 40] * 3, "shard_bytes": 1 << 40, "num_samples": 1 << 24}
+    largest = DatasetIndex.decode(dataset_json(shard=stops, num_samples=1 << 24))
+    assert largest.num_samples == 1 << 24
+
+
+def test_unknown_keys_are_ignored():
+    """What another writer adds, at any place, changes nothing."""
+    extra = {"more": [{"a": "}"}, [1, "]"]], "note": 'a "b"'}
+    changed = json.loads(dataset_json(**extra, shard=extra))
+    expected = DatasetIndex.decode(dataset_json())
+    for text in (json.dumps(changed), json.dumps(changed, indent=2, sort_keys=True)):
+        assert DatasetIndex.decode(b"\xef\xbb\xbf" + text.encode()) == expected
 
 
 def test_a_newer_dataset_index_says_so():

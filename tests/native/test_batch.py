@@ -59,6 +59,18 @@ def test_what_cannot_be_decoded_does_not_stop_the_others() -> None:
     )
 
 
+def test_an_array_of_crops_need_not_be_aligned() -> None:
+    """Crops that lie at an odd address give the same pixels."""
+    table, _held = scattered(JPEGS[:4])
+    crops = CROPS[:4].astype(np.int32)
+    odd = np.frombuffer(b"x" + crops.tobytes(), np.int32, offset=1, count=16).reshape(4, 4)
+    assert not odd.flags.aligned
+    expected, found = np.empty((2, 4, 16, 18, 3), np.uint8)
+    assert native.decode_batch(table, expected, crops=crops).all()
+    assert native.decode_batch(table, found, crops=odd).all()
+    assert np.array_equal(expected, found)
+
+
 @pytest.mark.parametrize(
     ("out", "crops"),
     [

@@ -4,8 +4,12 @@ import pathlib
 
 import pytest
 
-from pcrshard import open_dataset
+import pcrshard
+from pcrshard import DatasetIndex, open_dataset
+from pcrshard.cli.main import main
 from pcrshard.errors import CorruptIndex, StorageError
+from pcrshard.format.dataset_index import ShardEntry
+from pcrshard.format.shard_head import Head
 from pcrshard.reading.dataset_folder import index_url
 
 
@@ -41,3 +45,31 @@ def test_what_is_no_dataset_is_an_error(tmp_path):
     (tmp_path / "pcr.json").write_text("{}")
     with pytest.raises(CorruptIndex, match=r"pcr\.json"):
         open_dataset(tmp_path)
+
+
+@pytest.fixture
+def boasting(tmp_path):
+    """A dataset index that claims 10 million samples, all of them in shards that are not there."""
+    entry = ShardEntry("a-000000.tar", 1 << 23, 7, 1 << 40, 8, (1 << 40,) * 3)
+    shards = (entry, entry._replace(name="a-000001.tar", num_samples=10_000_000 - (1 << 23)))
+    (tmp_path / "pcr.json").write_bytes(DatasetIndex("standard", 2, shards).encode())
+    return tmp_path
+
+
+def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
+    """An index alone does not make a plan of gigabytes: its largest shard must be there, with its
+    own index.
+    """
+    assert open_dataset(boasting)[0].num_samples == 10_000_000
+    with pytest.raises(StorageError, match="a-000000"):
+        pcrshard.PCRDataset(str(boasting), 100)
+    assert main(["plan", str(boasting), "--batch", "100"]) == 1
+    assert "a-000000" in capsys.readouterr().err
+
+    shard = boasting / "a-000000.tar"
+    tar = bytes(257) + b"ustar" + bytes(250)
+    head = Head(1 << 23, 100, 1 << 30, 0, (1 << 40,) * 3)
+    for found, text in ((head, "cut|not the one"), (head._replace(body_crc32c=1), "not the one")):
+        shard.write_bytes(tar + found.encode())
+        with pytest.raises(CorruptIndex, match=text):
+            pcrshard.PCRDataset(str(boasting), 100)

@@ -608,3 +608,28 @@ def test_what_killed_writers_left_is_swept(tmp_path):
         "b": [(0, 1000), (1000, 2500), (2500, 3000), (3000, 7000), (7000, 9000)],
     }
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_an_error_is_told_once_and_not_at_every_shard(tmp_path, caplog):
+    """A cache on a read-only disk says so once in a process."""
+    with small_disk(tmp_path / "disk", "size=1m,ro"):
+        for name in "abcdef":
+            Store(PrefixCache(str(tmp_path / "disk" / "cache")))(name, 7000)
+    warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert 1 <= len(warned) <= 2
+    assert len({record.message for record in warned}) == len(warned)
+
+
+def test_an_entry_is_not_believed_elsewhere(dataset, tmp_path):
+    """The notes of one shard, moved to another, do not say where that one's prefixes end."""
+    index = open_dataset(str(dataset))[0]
+    cache = PrefixCache(str(tmp_path))
+    shards = [Shard(f"{dataset}/{entry.name}", cache=cache) for entry in index.shards[:2]]
+    for shard in shards:
+        shard.load(2).close()
+    notes = {path.parent: path.read_bytes() for path in tmp_path.glob("entries/*/*/entry.json")}
+    (first, data), (second, _) = notes.items()
+    assert {cached.url for cached in cache.entries()} == {shard.url for shard in shards}
+    (second / "entry.json").write_bytes(data)
+    assert "?" in {cached.url for cached in cache.entries()}
+    assert first != second

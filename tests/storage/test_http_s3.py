@@ -41,9 +41,9 @@ from pcrshard.errors import (
 )
 from pcrshard.reading.prefix_cache import PrefixCache
 from pcrshard.reading.shard import Shard
-from pcrshard.storage import http_s3
 from pcrshard.storage.http_s3 import Cancelled
 from pcrshard.storage.retry import Retry
+from pcrshard.storage.transfers import RangeTransfer
 from pcrshard.testing import make_jpeg
 
 # A fork server that has the imports makes a process in milliseconds.
@@ -584,7 +584,7 @@ def test_a_cancelled_read_writes_no_more(raw):
 def test_an_abandoned_transfer_takes_nothing():
     """A chunk that arrives after the caller left goes nowhere."""
     view = bytearray(10)
-    transfer = http_s3.Transfer(0, memoryview(view))
+    transfer = RangeTransfer(0, memoryview(view))
     transfer.put(b"abc", whole_file=False)
     transfer.abandon()
     with pytest.raises(Cancelled):

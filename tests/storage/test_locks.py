@@ -81,3 +81,11 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
     """A folder that is not there is told as such."""
     with pytest.raises(FileNotFoundError), hold_lock(str(tmp_path / "no" / "lock")):
         pass
+
+
+def test_a_link_is_no_lock(tmp_path):
+    """Where another user put a link, no file is made and none is opened."""
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), hold_lock(str(tmp_path / "lock")):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter
+from pcrshard.errors import FormatError
 from pcrshard.jpeg.crops import Draws
 from pcrshard.testing import make_jpeg
 
@@ -263,3 +264,36 @@ def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
                 )
                 seen += found is not None
     assert seen == 6 + 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cls", b"9223372036854775808"),
+        ("cls", b"-9223372036854775809"),
+        ("cls", b"9" * 100),
+        ("cls", b"9" * 100_000),
+        ("cls", b"1.5"),
+        ("a.index", b""),
+        ("json", b"[" * 100_000),
+        ("json", b"{"),
+        ("txt", b"\xff"),
+    ],
+    ids=lambda value: repr(value[:12]),
+)
+def test_a_value_that_cannot_be_converted_names_its_sample(tmp_path, name, value):
+    """A field of a crafted shard is an error of ours, with the sample's key, not one of torch."""
+    samples = numbered(2)
+    for sample in samples:
+        sample.pop("cls")
+        sample[name] = value
+    with pytest.raises(FormatError, match="key=k000"):
+        list(PCRDataset(write(tmp_path, samples), 2, epoch=KEPT))
+
+
+@pytest.mark.parametrize("number", [-(1 << 63), (1 << 63) - 1])
+def test_the_largest_labels_are_kept(tmp_path, number):
+    """Every number that int64 holds is a label."""
+    samples = [sample | {"cls": number} for sample in numbered(2)]
+    (batch,) = PCRDataset(write(tmp_path, samples), 2, epoch=KEPT)
+    assert batch["cls"].tolist() == [number, number]

@@ -4,11 +4,13 @@ The same whatever starts the workers.
 """
 
 import collections
+import contextlib
 import copy
 import itertools
 import pickle
 import shutil
 import traceback
+import tracemalloc
 
 import fsspec
 import numpy as np
@@ -541,3 +543,46 @@ def test_a_dataset_describes_itself(folder, dataset):
     assert second == " reads scan ScanLevel(2), has up to 'full' of 10 scans"
     assert third == " 3 batches of 4 in epoch 0 on rank 1 of 2>"
     assert made.num_classes == len(made.classes) == 2
+
+
+HUGE = 10**8
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        [HUGE, 1, 1, 0],
+        [HUGE, HUGE, HUGE, 0],
+        [24, 1, HUGE, 0],
+        [24, 24, (1 << 31) - 1, 0],
+        [1 << 40, 1 << 40, 1 << 40, 0],
+        [8, 1, 4, 4],
+        [8, 3, 4, 0],
+        [0, 1, 4, 0],
+        [8, 1, 4],
+    ],
+    ids=str,
+)
+def test_a_state_that_was_never_one_changes_nothing(dataset, segment):
+    """Numbers that no job had are refused at once or harmless; the dataset goes on as it was."""
+    loaded = PCRDataset(str(dataset), 8)
+    loaded.set_epoch(1)
+    expected = [batch["__key__"] for batch in loaded]
+    loaded.set_epoch(1)
+    state = loaded.state_dict()
+    tracemalloc.start()
+    with contextlib.suppress(ValueError):
+        loaded.load_state_dict(state | {"epoch": 2, "segments": [segment]})
+        loaded.set_epoch(1)  # of other numbers it was a state
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+    assert loaded.state_dict() == state
+    assert [batch["__key__"] for batch in loaded] == expected
+
+
+@pytest.mark.parametrize("state", [None, [], "state", {"epoch": 1}], ids=str)
+def test_what_is_no_state_is_refused(dataset, state):
+    """Anything else than a state is a ValueError."""
+    with pytest.raises(ValueError, match="expected a state"):
+        PCRDataset(str(dataset), 8).load_state_dict(state)

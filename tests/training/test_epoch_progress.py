@@ -166,6 +166,37 @@ def test_segments_that_are_none(segments):
         EpochProgress().loaded({"epoch": 0, "segments": segments})
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"worker": [0, 2, 3]},
+        {"worker": [2, 2]},
+        {"worker": [0, 0]},
+        {"worker": "01"},
+        {"worker": [0, 2.0]},
+        {"done": -1},
+        {"done": 1 << 63},
+        {"done": None},
+        {"done": True},
+        {"ended": 1},
+        {"ended": "no"},
+    ],
+    ids=str,
+)
+def test_a_workers_state_is_checked(part):
+    """A worker's state that was written by hand, or damaged, is refused as such."""
+    state = {"epoch": 0, "segments": [], "worker": [0, 2], "done": 1, "ended": False} | part
+    with pytest.raises(ValueError, match="expected a worker's state"):
+        EpochProgress().loaded(state)
+
+
+def test_a_worker_cannot_be_ahead_of_its_part():
+    """More batches than there are would be an epoch that ends at once, without a word."""
+    state = {"epoch": 0, "segments": [], "worker": [0, 1], "done": 7, "ended": False}
+    with pytest.raises(ValueError, match="at most 3 batches"):
+        EpochProgress().loaded(state).begun(3)
+
+
 def test_transitions_leave_the_old_value():
     """A value is kept as it was: a state that was taken does not change later."""
     start = EpochProgress(1, [[4, 1, 4, 2]])

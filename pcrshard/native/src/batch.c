@@ -7,11 +7,14 @@ void pcr_decode_batch(pcr_decoder *dec, const pcr_piece *pieces, size_t num_piec
     pcr_request mine = *request;
     for (size_t image = 0; image < num_images; image++) {
         if (crops) {
-            const int32_t *crop = crops + 4 * image;
+            /* The caller's array need not be aligned. */
+            int32_t crop[4];
+            memcpy(crop, (const char *)crops + sizeof crop * image, sizeof crop);
             mine.crop_y = crop[0], mine.crop_x = crop[1], mine.crop_h = crop[2],
                 mine.crop_w = crop[3];
         }
-        codes[image] = pcr_decode(dec, pieces + image * num_pieces, num_pieces, &mine,
+        int32_t code = pcr_decode(dec, pieces + image * num_pieces, num_pieces, &mine,
                                   out + image * out_size, out_size);
+        memcpy((char *)codes + sizeof code * image, &code, sizeof code);
     }
 }

@@ -67,7 +67,14 @@ static int open_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pie
     if (request->max_pixels > 0) dec->max_pixels = request->max_pixels;
     int code = pcr_parse_frame(dec);
     if (!code) code = pcr_check_payable(dec);
-    return code ? code : pcr_plan_geometry(dec, request);
+    if (!code) code = pcr_plan_geometry(dec, request);
+    if (code) return code;
+    const pcr_plan_state *plan = &dec->plan;
+    /* A size that the caller asks for is no claim of the stream. */
+    if (!plan->request.out_h)
+        dec->output_bytes =
+            (uint64_t)plan->out_h * (uint64_t)plan->out_w * (uint64_t)plan->channels;
+    return pcr_check_memory(dec, dec->output_bytes);
 }
 
 int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,

@@ -260,6 +260,7 @@ void pcr_start_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_piec
     dec->rows_decoded = 0;
     dec->streaming = false;
     dec->max_pixels = PCR_DEFAULT_MAX_PIXELS;
+    dec->output_bytes = 0;
     memset(dec->quant_present, 0, sizeof dec->quant_present);
     for (int i = 0; i < 8; i++) dec->huffman[i / 4][i % 4].present = false;
 }

@@ -76,7 +76,7 @@ int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_request *request, uint8_t *out, size_t out_size);
 /* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of
  * out. crops: (y, x, height, width) of each, or NULL for the request's. codes: what became of each;
- * one that fails does not stop the others. */
+ * one that fails does not stop the others. These two arrays need not be aligned. */
 void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                       size_t num_images, const int32_t *crops, const pcr_request *request,
                       uint8_t *out, size_t out_size, int32_t *codes);

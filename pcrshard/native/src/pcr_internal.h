@@ -22,6 +22,11 @@ enum {
 };
 #define PCR_DEFAULT_MAX_PIXELS ((int64_t)1 << 28)
 
+/* What a decode may take, coefficients and pixels together: 512 MiB for a stream of up to 1 MiB,
+ * and 512 bytes for each byte above. The limits of jpeg/markers.py are the same. */
+#define PCR_MEMORY_PER_BYTE ((uint64_t)512)
+#define PCR_MEMORY_FLOOR_BYTES ((uint64_t)1 << 20)
+
 /* Scratch memory above this is given back after a call, so that one huge image does not pin
  * memory. */
 #define PCR_KEEP_BYTES ((size_t)64 << 20)
@@ -159,6 +164,7 @@ struct pcr_decoder {
     int restart_interval, num_scans;
     uint64_t visits;
     int64_t max_pixels;
+    uint64_t output_bytes; /* of the pixels asked for; 0 when none are */
     uint16_t quant[4][64];
     bool quant_present[4];
     pcr_huffman huffman[2][4]; /* [class][slot] */
@@ -203,6 +209,7 @@ int pcr_parse_frame(pcr_decoder *dec);
 int pcr_read_scans(pcr_decoder *dec);
 int pcr_ensure_rows(pcr_decoder *dec, int mcu_row);
 int pcr_check_payable(pcr_decoder *dec);
+int pcr_check_memory(pcr_decoder *dec, uint64_t bytes);
 
 /* plan.c: needs the frame; pcr_plan_scans also the markers before the first scan */
 int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request);

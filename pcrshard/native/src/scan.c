@@ -18,6 +18,19 @@ int pcr_check_payable(pcr_decoder *dec) {
     return PCR_OK;
 }
 
+/* A few bytes may claim gigabytes. Checked before memory is taken. */
+int pcr_check_memory(pcr_decoder *dec, uint64_t bytes) {
+    uint64_t given = dec->cursor.total;
+    if (given < PCR_MEMORY_FLOOR_BYTES) given = PCR_MEMORY_FLOOR_BYTES;
+    if (bytes / PCR_MEMORY_PER_BYTE > given)
+        return pcr_fail(dec, PCR_LIMIT,
+                        "expected to need at most %llu bytes of memory for %zu bytes of JPEG, "
+                        "got %dx%d pixels, which need %llu",
+                        (unsigned long long)(given * PCR_MEMORY_PER_BYTE), dec->cursor.total,
+                        dec->width, dec->height, (unsigned long long)bytes);
+    return PCR_OK;
+}
+
 /* Coefficients of all components in one piece of memory; see pcr_component for what is cleared. */
 static int allocate(pcr_decoder *dec) {
     size_t size = 0, blocks[PCR_MAX_COMPONENTS];
@@ -30,7 +43,8 @@ static int allocate(pcr_decoder *dec) {
         blocks[c] = (size_t)comp->stride * (size_t)comp->rows;
         size += align(128 * blocks[c]) + align(8 * blocks[c]) + align(2 * blocks[c]);
     }
-    code = pcr_reserve(dec, &dec->coefficients, size);
+    code = pcr_check_memory(dec, size + dec->output_bytes);
+    if (!code) code = pcr_reserve(dec, &dec->coefficients, size);
     if (code) return code;
     uint8_t *at = dec->coefficients.data;
     for (int c = 0; c < dec->num_components; c++) {

@@ -1,0 +1,120 @@
+"""The folder of a prefix cache: whose it is, and whether its content may be believed.
+
+Whoever can write to a cache decides what a training job reads: checksums are no signatures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+
+from .. import storage
+from ..errors import StorageError
+
+log = logging.getLogger(__name__)
+# The convention of https://bford.info/cachedir/, by which backups leave caches out.
+MARKER = "CACHEDIR.TAG"
+_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
+_TEXT = b"\n# A cache of pcrshard: `pcrshard cache clear` empties it.\n"
+_PRIVATE = 0o700
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_warned: set[tuple[str, str]] = set()
+
+
+def prepare(folder: str) -> bool:
+    """Make a cache's folder where it is not there, for its owner alone.
+
+    Args:
+        folder: Absolute path.
+
+    Returns:
+        Whether what it holds may be believed; if not, one is warned once.
+    """
+    problem = _problem(folder)
+    if problem:
+        warn_once(folder, f"{problem}; reading without the cache {folder}")
+        return False
+    # A disk that is full or read-only may still have what is asked for.
+    with contextlib.suppress(OSError, StorageError):
+        os.makedirs(folder, mode=_PRIVATE, exist_ok=True)
+        for name in ("entries", "locks"):
+            _make_private(os.path.join(folder, name))
+        if not os.path.lexists(os.path.join(folder, MARKER)):
+            with storage.atomic_write(os.path.join(folder, MARKER), durable=False) as file:
+                file.write(_SIGNATURE + _TEXT)
+    return _problem(folder) is None
+
+
+def check_marked(folder: str) -> None:
+    """Refuse a folder that is no cache of this user's, before files in it are removed.
+
+    Raises:
+        StorageError: It has no ``CACHEDIR.TAG``, or others can write to it.
+    """
+    problem = _problem(folder)
+    if problem:
+        raise StorageError(problem, url=folder)
+    try:
+        with open(os.path.join(folder, MARKER), "rb") as file:
+            marked = file.read(len(_SIGNATURE)) == _SIGNATURE
+    except OSError:
+        marked = False
+    if not marked:
+        raise StorageError(
+            f"expected the folder of a cache, which has a {MARKER}; this one has none", url=folder
+        )
+
+
+def warn_once(folder: str, message: str) -> None:
+    """Say what is wrong with a folder when it is first met, not at every shard."""
+    level = logging.DEBUG if (folder, message) in _warned else logging.WARNING
+    _warned.add((folder, message))
+    log.log(level, "%s", message)
+
+
+def _make_private(path: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, _PRIVATE)
+    # Versions before this one made it as the umask said.
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE_BY_OTHERS:
+            os.fchmod(handle, _PRIVATE)
+    finally:
+        os.close(handle)
+
+
+def _problem(folder: str) -> str | None:
+    """Why the content of a cache's folder may be another user's, ``None`` if it cannot be."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return None  # there is nothing to believe
+    sticky = status.st_mode & stat.S_ISVTX
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"expected a cache folder of your own, {folder} belongs to user {status.st_uid}"
+    if status.st_mode & stat.S_IWOTH and not sticky:
+        return f"expected a cache folder of your own, anybody can write to {folder}: chmod go-w it"
+    for name in ("entries", "locks"):
+        problem = _problem_inside(os.path.join(folder, name))
+        if problem:
+            return problem
+    return None
+
+
+def _problem_inside(path: str) -> str | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return f"expected a folder of the cache, {path} is a link or a file"
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"expected a cache of your own, {path} belongs to user {status.st_uid}"
+    own = status.st_uid == os.geteuid()
+    if status.st_mode & _WRITABLE_BY_OTHERS and not own:
+        return f"expected a cache of your own, others can write to {path}"
+    return None

@@ -1,0 +1,179 @@
+"""Crafted inputs below 1 MB, each of which claims far more; run as a program for one of them.
+
+``python hostile.py CASE`` prints what the case took, as JSON: MB above what the process had when
+its imports were done, seconds, and the name of the error class.
+"""
+
+import json
+import pathlib
+import resource
+import struct
+import sys
+import tempfile
+import time
+import zlib
+
+from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.errors import PCRError
+from pcrshard.jpeg.crops import Draws
+from pcrshard.jpeg.image_decoder import ImageDecoder
+from pcrshard.jpeg.pixels import decode_image, make_baseline, to_jpeg
+from pcrshard.testing import make_jpeg
+
+MAX_BYTES = 1_000_000
+EOI = b"\xff\xd9"
+HUFFMAN = 0xC2
+ARITHMETIC = 0xC9
+ARITHMETIC_PROGRESSIVE = 0xCA
+CASES = {}
+
+
+def case(function):
+    """Register a case: called with a folder, it feeds one crafted input to the library."""
+    CASES[function.__name__] = function
+    return function
+
+
+def segment(code: int, body: bytes) -> bytes:
+    return bytes([0xFF, code]) + struct.pack(">H", len(body) + 2) + body
+
+
+def frame(code: int, height: int, width: int, components: int = 1) -> bytes:
+    """SOI, a quantisation table, and a frame header."""
+    table = segment(0xDB, bytes([0]) + bytes([1]) * 64)
+    parts = b"".join(bytes([number, 0x11, 0]) for number in range(1, components + 1))
+    return (
+        b"\xff\xd8"
+        + table
+        + segment(code, struct.pack(">BHHB", 8, height, width, components) + parts)
+    )
+
+
+def scan(ss: int, se: int, al: int = 0, components: int = 1, ah: int = 0) -> bytes:
+    parts = b"".join(bytes([number, 0]) for number in range(1, components + 1))
+    return segment(0xDA, bytes([components]) + parts + bytes([ss, se, ah << 4 | al]))
+
+
+def huffman(table: int, symbol: int) -> bytes:
+    """A table whose only code is 0, for one symbol."""
+    return segment(0xC4, bytes([table, 1, *bytes(15), symbol]))
+
+
+def arithmetic(height: int, width: int) -> bytes:
+    return frame(ARITHMETIC, height, width) + scan(0, 63) + bytes(16) + EOI
+
+
+def arithmetic_scans(side: int, count: int) -> bytes:
+    """A DC scan and many AC scans of nothing."""
+    first = frame(ARITHMETIC_PROGRESSIVE, side, side) + scan(0, 0, 1) + bytes(8)
+    return first + b"".join(scan(1 + i % 63, 1 + i % 63) + bytes(4) for i in range(count)) + EOI
+
+
+def flat(height: int, width: int, code: int = HUFFMAN, components: int = 1) -> bytes:
+    """Every block by the fewest bits."""
+    blocks = -(-height // 8) * -(-width // 8) * components
+    ends = 0 if code == HUFFMAN else 63
+    bits = blocks if code == HUFFMAN else 2 * blocks
+    tables = huffman(0, 0) + huffman(0x10, 0)
+    data = bytes(bits // 8 + 1)
+    return (
+        frame(code, height, width, components) + tables + scan(0, ends, 0, components) + data + EOI
+    )
+
+
+def dense(side: int) -> bytes:
+    """Every block has a coefficient besides DC, by two bits more."""
+    blocks = (side // 8) ** 2
+    first = flat(side, side)[: -len(EOI)]
+    return first + huffman(0x10, 0x01) + scan(1, 1) + bytes(2 * blocks // 8 + 1) + EOI
+
+
+def dense_baseline(side: int) -> bytes:
+    """A sequential image of which every block has a coefficient besides DC, in five bits."""
+    blocks = (side // 8) ** 2
+    # DC 0 is "0", a coefficient of one bit is "0" and its sign, "10" ends the block.
+    tables = huffman(0, 0) + segment(0xC4, bytes([0x10, 1, 1, *bytes(14), 0x01, 0x00]))
+    data = int("00110" * 8, 2).to_bytes(5, "big") * (blocks // 8)
+    return frame(0xC0, side, side) + tables + scan(0, 63) + data + EOI
+
+
+def png(width: int, height: int, mode: int = 6) -> bytes:
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        )
+
+    size = {0: 1, 2: 3, 6: 4}[mode]
+    packer = zlib.compressobj(9)
+    row = bytes(1 + width * size)
+    data = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    head = struct.pack(">IIBBBBB", width, height, 8, mode, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def _decode(jpeg: bytes) -> None:
+    check_bytes(jpeg)
+    for cropped in (None, "random"):
+        ImageDecoder(32, cropped)(jpeg, Draws(0, 0, 0))
+    decode_image(jpeg)
+
+
+def check_bytes(data: bytes) -> None:
+    assert len(data) <= MAX_BYTES, len(data)
+
+
+def _jpeg_case(name: str, make, use=_decode) -> None:
+    CASES[name] = lambda _folder: use(make())
+
+
+_jpeg_case("arithmetic_gigapixel", lambda: arithmetic(40_000, 40_000))
+_jpeg_case("arithmetic_large", lambda: arithmetic(16_384, 16_384))
+_jpeg_case("arithmetic_allowed", lambda: arithmetic(6000, 6000))
+_jpeg_case("arithmetic_scans", lambda: arithmetic_scans(8000, 60_000))
+_jpeg_case("arithmetic_allowed_scans", lambda: arithmetic_scans(6000, 110))
+_jpeg_case("height_0", lambda: arithmetic(0, 100))
+_jpeg_case("huffman_height_0", lambda: flat(0, 100))
+_jpeg_case("flat_huge", lambda: flat(16_384, 16_384))
+_jpeg_case("flat_allowed", lambda: flat(11_000, 11_000))
+_jpeg_case("flat_colour", lambda: flat(9000, 9000, components=3))
+_jpeg_case("flat_baseline", lambda: flat(13_000, 13_000, 0xC0))
+_jpeg_case("dense", lambda: dense(12_800))
+_jpeg_case("baseline_of_arithmetic", lambda: arithmetic_scans(16_000, 100), make_baseline)
+_jpeg_case("encode_arithmetic", lambda: arithmetic(16_000, 16_000), encode_jpeg)
+_jpeg_case("encode_flat", lambda: flat(15_600, 15_600, 0xC0), encode_jpeg)
+_jpeg_case("encode_dense", lambda: dense_baseline(9984), encode_jpeg)
+_jpeg_case("decode_dense", lambda: dense_baseline(9984))
+_jpeg_case("png_huge", lambda: png(13_000, 13_000), lambda data: to_jpeg(data, 90, None))
+_jpeg_case("png_allowed", lambda: png(5700, 5700), lambda data: to_jpeg(data, 90, None))
+
+
+def run(name: str) -> dict[str, object]:
+    """Do one case; says what it took."""
+    decode_image(make_jpeg(1))
+    with tempfile.TemporaryDirectory() as folder:
+        before = peak_kilobytes()
+        start = time.monotonic()
+        error = text = ""
+        refused = False
+        try:
+            CASES[name](pathlib.Path(folder))
+        except Exception as found:
+            error = type(found).__name__
+            text = str(found)
+            refused = isinstance(found, PCRError)
+        seconds = time.monotonic() - start
+    return {
+        "refused": refused,
+        "megabytes": (peak_kilobytes() - before) / 1000,
+        "seconds": seconds,
+        "error": error,
+        "text": text,
+    }
+
+
+def peak_kilobytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1])))

@@ -1,0 +1,139 @@
+"""Whose a cache is: what another user could have written is neither believed nor removed."""
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from pcrshard.checksum import crc32c
+from pcrshard.cli.main import main
+from pcrshard.errors import StorageError
+from pcrshard.reading.cache_folder import MARKER, check_marked
+from pcrshard.reading.prefix_cache import PrefixCache
+
+GOOD = b"good" * 250
+EVIL = b"evil" * 250
+STOPS = (500, 1000)
+
+
+def read(folder):
+    """The bytes of a shard through a cache, and how many were fetched."""
+    cache = PrefixCache(str(folder))
+
+    def fetch(start, view):
+        view[:] = GOOD[start : start + len(view)]
+
+    with cache.open_prefix("http://h/a.tar", "1", STOPS, 1000, fetch) as view:
+        return bytes(view), cache.fetched_bytes
+
+
+def plant(folder):
+    """Replace what a cache holds by other bytes with right checksums."""
+    for path in pathlib.Path(folder).glob("entries/*/*/*-*-*"):
+        start, stop, _ = path.name.split("-")
+        part = EVIL[int(start) : int(stop)]
+        path.unlink()
+        path.with_name(f"{start}-{stop}-{crc32c(part):08x}").write_bytes(part)
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A cache with bytes that nobody fetched."""
+    folder = tmp_path / "cache"
+    assert read(folder) == (GOOD, 1000)
+    plant(folder)
+    assert read(folder) == (EVIL, 0)  # a checksum is no signature
+    return folder
+
+
+def give_away(*paths):
+    if os.geteuid():
+        pytest.skip("NOT ROOT: only root gives files to another user")
+    for path in paths:
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+
+
+@pytest.mark.parametrize("name", ["", "entries", "locks"])
+def test_a_cache_of_another_user_is_not_believed(planted, caplog, name):
+    """What another user put there is not read; one is warned once, with the folder's name."""
+    give_away(planted / name)
+    assert read(planted) == (GOOD, 1000)
+    assert read(planted) == (GOOD, 1000)
+    assert PrefixCache(str(planted)).known_stops("http://h/a.tar", "1") is None
+    warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warned) == 1
+    assert str(planted) in caplog.text
+
+
+def test_a_cache_that_anybody_can_write_to_is_not_believed(planted, caplog):
+    """A folder like /tmp without its sticky bit is no place for a cache."""
+    planted.chmod(0o777)
+    assert read(planted) == (GOOD, 1000)
+    assert "chmod go-w" in caplog.text
+    planted.chmod(0o1777)  # as /tmp is: what is in it cannot be replaced
+    assert read(planted) == (EVIL, 0)
+
+
+def test_links_are_not_followed(planted, tmp_path):
+    """A link in place of a part of the cache leads nowhere, and nothing is made behind it."""
+    shutil.move(planted / "entries", tmp_path / "elsewhere")
+    (planted / "entries").symlink_to(tmp_path / "elsewhere")
+    assert read(planted) == (GOOD, 1000)
+
+
+def test_a_lock_that_is_a_link_makes_no_file(tmp_path):
+    """Whoever may make links cannot have files made elsewhere in one's name."""
+    folder = tmp_path / "cache"
+    read(folder)
+    for path in (folder / "locks").iterdir():
+        path.unlink()
+        path.symlink_to(tmp_path / "made")
+    for path in folder.glob("entries/*/*/*-*-*"):
+        path.unlink()
+    assert read(folder)[0] == GOOD
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_is_made_is_the_owners_alone(tmp_path):
+    """Nobody else can write to what a cache is made of, whatever the umask."""
+    old = os.umask(0)
+    try:
+        read(tmp_path / "cache")
+    finally:
+        os.umask(old)
+    for name in ("", "entries", "locks"):
+        assert (tmp_path / "cache" / name).stat().st_mode & 0o077 == 0
+    tag = (tmp_path / "cache" / MARKER).read_bytes()
+    assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
+
+
+def test_a_cache_of_an_older_version_is_closed_to_others(tmp_path):
+    """What an older version made for the group is used, and made the owner's alone."""
+    folder = tmp_path / "cache"
+    read(folder)
+    (folder / "entries").chmod(0o775)
+    assert read(folder) == (GOOD, 0)
+    assert (folder / "entries").stat().st_mode & 0o777 == 0o700
+
+
+def test_only_a_cache_is_cleared(tmp_path, capsys):
+    """A folder of the user's that looks like one is not emptied by a slip of the hand."""
+    name = "00000000000000-00000000000004-00000000"
+    mine = tmp_path / "mine" / "entries" / "a" / "b" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    with pytest.raises(StorageError, match=MARKER):
+        PrefixCache(str(tmp_path / "mine")).clear()
+    assert main(["cache", "clear", str(tmp_path / "mine")]) == 1
+    assert MARKER in capsys.readouterr().err
+    assert mine.read_bytes() == b"mine"
+
+    read(tmp_path / "cache")
+    assert main(["cache", "clear", str(tmp_path / "cache"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"freed_bytes": 1000}
+    give_away(tmp_path / "cache")
+    with pytest.raises(StorageError, match="your own"):
+        check_marked(str(tmp_path / "cache"))

@@ -1,0 +1,42 @@
+"""A crafted file is an error or a small job, never gigabytes and minutes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import hostile
+import pytest
+from support import ROOT
+
+MAX_MEGABYTES = 600
+MAX_SECONDS = 10
+# What is legal, only large.
+ALLOWED = {
+    "arithmetic_allowed",
+    "arithmetic_allowed_scans",
+    "decode_dense",
+    "encode_dense",
+    "encode_flat",
+    "flat_baseline",
+    "png_allowed",
+}
+
+
+@pytest.mark.parametrize("name", hostile.CASES)
+def test_less_than_a_megabyte_never_costs_gigabytes(name):
+    """Any input below 1 MB takes at most 600 MB and 10 s, and what is refused is named."""
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "hostile.py"), name],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    took = json.loads(result.stdout)
+    print(f"{took['megabytes']:.0f} MB, {took['seconds']:.1f} s, {took['error']} {took['text']}")
+    assert took["megabytes"] <= MAX_MEGABYTES, took
+    assert took["seconds"] <= MAX_SECONDS, took
+    assert took["refused"] or (name in ALLOWED and not took["error"]), took
