@@ -139,7 +139,8 @@ class DatasetIndex:
 
         shards = tuple(_decode_entry(item, num_groups) for item in read_list(text, lists["shards"]))
         names = read_list(text, lists["classes"]) if "classes" in lists else ()
-        index = cls(str(raw["script"]), num_groups, shards, tuple(map(str, names)))
+        classes = tuple(map(_check_class, names))
+        index = cls(str(raw["script"]), num_groups, shards, classes)
         index._check(raw["num_samples"])
         return index
 
@@ -148,6 +149,11 @@ class DatasetIndex:
         require(self.num_samples == num_samples, "num_samples is not the sum over the shards")
         names = [shard.name for shard in self.shards]
         require(are_distinct(names), "shard names are not distinct")
+
+
+def _check_class(name: object) -> str:
+    require(type(name) is str, "expected classes to be names")
+    return str(name)
 
 
 def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
