@@ -167,7 +167,8 @@ class DatasetIndex:
         shards = tuple(_decode_entry(item, num_groups) for item in read_list(text, lists["shards"]))
         names = read_list(text, lists["classes"]) if "classes" in lists else ()
         counted = _check_count(raw.get("num_classes", 0))
-        index = cls(str(raw["script"]), num_groups, shards, tuple(map(str, names)), counted)
+        classes = tuple(map(_check_class, names))
+        index = cls(str(raw["script"]), num_groups, shards, classes, counted)
         index._check(raw["num_samples"])
         return index
 
@@ -182,6 +183,11 @@ def _check_count(num_classes: object) -> int:
     if type(num_classes) is int and 0 <= num_classes < 1 << 63:
         return num_classes
     raise CorruptIndex("expected num_classes to be a whole number")
+
+
+def _check_class(name: object) -> str:
+    require(type(name) is str, "expected classes to be names")
+    return str(name)
 
 
 def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:

@@ -11,8 +11,8 @@ from ..format.dataset_index import DATASET_INDEX, MAX_DATASET_INDEX_BYTES, Datas
 from ..storage.retry import Retry
 from .shard import Shard
 
-# An order of so many samples takes some 250 MB.
-MAX_UNSEEN_SAMPLES = 1 << 22
+# An order of so many samples takes some 130 MB.
+MAX_UNSEEN_SAMPLES = 1 << 21
 
 
 def index_url(url: str | os.PathLike[str]) -> str:
@@ -62,7 +62,7 @@ def check_claims(
     storage_options: storage.Options | None = None,
     retry: Retry | None = None,
 ) -> None:
-    """Compare a claim of more than 4 million samples with a shard, before memory is taken for them.
+    """Compare a claim of more than 2 million samples with a shard, before memory is taken for them.
 
     The shard that has the most by the index is looked at, by two small requests: its head must be
     the one that the index names, and its own index must be there.

@@ -12,8 +12,13 @@ import threading
 import time
 
 import pytest
+import servers
+from servers import Fault
 
+from pcrshard import open_dataset
 from pcrshard.reading.prefetch import prefetch
+from pcrshard.reading.prefix_cache import PrefixCache
+from pcrshard.reading.shard import Shard
 
 
 class Thing:
@@ -238,3 +243,41 @@ def test_a_loading_thread_may_collect_the_generator(monkeypatch):
     go.set()
     assert done.wait(10)
     assert failures == []
+
+
+def test_leaving_waits_for_all_threads_together():
+    """Loads that do not heed their cancel cost the caller two seconds, however many they are."""
+    end = threading.Event()
+
+    def load(number, _cancel):
+        if number:
+            end.wait(20)
+        return Thing(number)
+
+    loads = prefetch(range(9), load, depth=4, max_bytes=1 << 20)
+    next(loads)[1].result().close()
+    begun = time.monotonic()
+    loads.close()
+    assert time.monotonic() - begun < 3.5
+    end.set()
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_leaving_while_a_head_stalls_is_prompt(dataset, tmp_path, cached):
+    """Without a dataset index heads are asked for, too: a server that hangs there is left."""
+    index = open_dataset(str(dataset))[0]
+    cache = PrefixCache(str(tmp_path)) if cached else None
+    hang = lambda ask: Fault(stall=60) if ask.number and ask.method == "GET" else None  # noqa: E731
+    with servers.faulty(dataset, hang) as server:
+
+        def load(name, cancel):
+            return Shard(server.url(name), cache=cache).load(2, cancel=cancel)
+
+        names = [entry.name for entry in index.shards]
+        loads = prefetch(names, load, depth=3, max_bytes=1 << 28)
+        next(loads)
+        time.sleep(0.5)
+        begun = time.monotonic()
+        loads.close()
+        assert time.monotonic() - begun < 1.5
