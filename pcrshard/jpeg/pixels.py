@@ -210,10 +210,20 @@ def decode_image(
             _refuse_damage(error)
 
     whole = _complete(b"".join(pieces))
+    pixels = _decode_and_resize(whole, colour, crop, size)
+    return _arrange(pixels, layout, out)
+
+
+def _decode_and_resize(
+    jpeg: bytes,
+    colour: str,
+    crop: Box | None,
+    size: tuple[int, int] | None,
+) -> Pixels:
+    """(H, W, C) pixels by libjpeg-turbo and Pillow."""
     if size is not None:
-        check_cost(whole, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
-    pixels = decode(whole, colour)
-    return _arrange(_crop_and_resize(pixels, crop, size), layout, out)
+        check_cost(jpeg, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
+    return _crop_and_resize(decode(jpeg, colour), crop, size)
 
 
 def as_pieces(jpeg: Any) -> list[Any]:
