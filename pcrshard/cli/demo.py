@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,6 @@ from torch import nn
 
 from ..encoding.encode_dataset import EncodeOptions, encode
 from ..encoding.sources import Source, list_source
-from ..encoding.splits import TRAINING
 from ..errors import EncodeError, MissingDependency
 from ..fidelity import plots
 from ..fidelity.costs import ScanCost, human_bytes, scan_costs, scan_table, table
@@ -158,10 +156,8 @@ def _encode_sets(photos: str, out: Path) -> DatasetIndex:
     for name, (src, options) in sources.items():
         target = out / name
         shutil.rmtree(target, ignore_errors=True)
-        started = time.monotonic()
         index = encode(src, target, dataclasses.replace(options, name=name, on_error="skip"))
-        seconds = time.monotonic() - started
-        print(f"Encoded {index.num_samples} images into {target} in {seconds:.1f} s.")
+        print(f"Encoded {index.num_samples} images into {target}.")
         indexes.append(index)
     return indexes[0]
 
@@ -171,15 +167,11 @@ def _find_sets(photos: str, out: Path) -> dict[str, tuple[str, EncodeOptions]]:
     source = list_source(os.path.abspath(photos))
     if not source.splits:
         return _draw_sets(source, photos, out)
-    training = [split for split in source.splits if split.lower() in TRAINING]
-    others = [split for split in source.splits if split not in training]
-    if not (training and others):
-        raise EncodeError(
-            f"expected a training and a validation set, got {', '.join(source.splits)}", url=photos
-        )
-    # The last in the alphabet: val rather than test.
-    chosen = {"train": training[0], "val": others[-1]}
-    return {name: (photos, EncodeOptions(split=split)) for name, split in chosen.items()}
+    names = ("train", "val")
+    if not source.splits.keys() >= {*names}:
+        found = ", ".join(source.splits)
+        raise EncodeError(f"expected folders train and val, got {found}", url=photos)
+    return {name: (photos, EncodeOptions(split=name)) for name in names}
 
 
 def _draw_sets(
@@ -212,11 +204,15 @@ def _loader(
 ) -> PCRLoader:
     # One lane in this process reads each shard exactly once in an epoch.
     epoch = dataclasses.replace(epoch, phases=1, last="short")
-    image = ImageDecoder(_INPUT)
-    fields = ("jpg", "cls")
-    return PCRDataset(
-        str(folder), _BATCH, scan=scan, image=image, fields=fields, epoch=epoch
-    ).loader()
+    dataset = PCRDataset(
+        str(folder),
+        _BATCH,
+        scan=scan,
+        image=ImageDecoder(_INPUT),
+        fields=("jpg", "cls"),
+        epoch=epoch,
+    )
+    return dataset.loader()
 
 
 def _train(

@@ -140,9 +140,10 @@ VERIFY = Command(
 def _list_sources(args: Namespace, index: DatasetIndex) -> Sources | None:
     if not args.against:
         return None
-    source = list_source(args.against, prefix_keys=args.prefix_keys)
-    # A split alone may lack classes that the dataset numbers.
-    listed = renumber(source, index.classes)
+    listed = list_source(args.against, prefix_keys=args.prefix_keys)
+    # A split alone may lack classes that the dataset numbers; other names are other labels.
+    if set(listed.classes) <= set(index.classes):
+        listed = renumber(listed, index.classes)
     if index.scan is not None:
         raise EncodeError(
             f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "

@@ -88,7 +88,8 @@ DEMO = Command(
     [
         argument(
             "photos",
-            "folder of JPEGs, one sub-folder a class (default: crops of two sample photographs)",
+            "folder of JPEGs, one sub-folder a class, or train/ and val/ of these"
+            " (default: crops of two sample photographs)",
             nargs="?",
         ),
         value(

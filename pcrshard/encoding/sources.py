@@ -150,13 +150,19 @@ def _list_patterns(
         for url, size in sorted(found.items())
     ]
     source = _sort_files(folder, files, prefix_keys, options)
+    rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
+    splits = _split_sources(_usable(files), lambda split: _in_split(folder, split, rests))
+    return source._replace(splits=splits)
 
-    def patterns_of(split: str) -> str:
-        rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
-        tails = [rest if rest.startswith("**/") else rest.partition("/")[2] for rest in rests]
-        return "::".join(f"{folder}{split}/{tail}" for tail in tails)
 
-    return source._replace(splits=_split_sources(_usable(files), patterns_of))
+def _in_split(
+    folder: str,
+    split: str,
+    rests: Sequence[str],
+) -> str:
+    """The patterns that match in one split only."""
+    tails = [rest if rest.startswith("**/") else rest.partition("/")[2] for rest in rests]
+    return "::".join(f"{folder}{split}/{tail}" for tail in tails)
 
 
 def _sort_files(

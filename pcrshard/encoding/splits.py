@@ -16,7 +16,8 @@ def find_splits(names: Iterable[str]) -> dict[str, list[str]]:
 
     A split is a top-level folder with one of the usual names; for tars without folders, it is such
     a word in the tar's name. All files must be in splits, or there must be a training set and
-    another one: a class may be called ``train``.
+    another one: a class may be called ``train``. Tars of one split alone are not mixed with
+    anything, and have labels of their own.
 
     Args:
         names: Paths of files relative to the source.
@@ -35,8 +36,10 @@ def find_splits(names: Iterable[str]) -> dict[str, list[str]]:
         else:
             splits.setdefault(split, []).append(name)
     kinds = {split.lower() for split in splits}
-    are_splits = is_whole or (kinds & TRAINING and kinds & _OTHERS)
-    return dict(sorted(splits.items())) if are_splits else {}
+    if not (is_whole or (kinds & TRAINING and kinds & _OTHERS)):
+        return {}
+    is_one_of_tars = len(splits) == 1 and next(iter(splits.values()))[0].endswith(".tar")
+    return {} if is_one_of_tars else dict(sorted(splits.items()))
 
 
 def _split_of(name: str) -> str | None:

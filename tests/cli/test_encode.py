@@ -2,10 +2,12 @@
 
 import os
 import re
+import signal
 import subprocess
 
 import pytest
 from command_line import RUN, check_one_line, run
+from support import wait_for
 
 from pcrshard import Shard, open_dataset
 from pcrshard.cli.main import main
@@ -124,6 +126,40 @@ def test_every_option_reaches_the_dataset(synthetic_folder, tmp_path, capsys):
     keys = [sample["__key__"] for url in urls for sample in Shard(url).samples(1)]
     assert keys == sorted(keys)
     assert Shard(urls[0]).index.schema.layout == "preview"
+
+
+def test_an_interrupted_encode_is_resumed(tmp_path):
+    """Ctrl-C while shards are written names --resume, and that finishes the dataset."""
+    (tmp_path / "src").mkdir()
+    jpeg = make_jpeg(1, 500, 700)
+    for number in range(64):
+        (tmp_path / "src" / f"{number}.jpg").write_bytes(jpeg)
+    options = ["--num-shards", "16", "--workers", "2"]
+    # Without -W error: what an interrupt leaves open is left to the garbage collector.
+    command = [RUN[0], *RUN[3:], "encode", str(tmp_path / "src"), str(tmp_path / "dst"), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: list((tmp_path / "dst").glob("*.tar")))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("encode: stopped; the same command with --resume goes on from here\n")
+    assert not (tmp_path / "dst" / "pcr.json").exists()
+    assert main([*command[3:], "--resume"]) == 0
+    assert open_dataset(tmp_path / "dst")[0].num_samples == 64
+
+
+def test_advice_for_ranks(synthetic_folder, tmp_path, capsys):
+    """A number of shards that ranks cannot share is told, with the option that helps; and the
+    option helps.
+    """
+    command = ["encode", str(synthetic_folder), "--workers", "1"]
+    assert main([*command, str(tmp_path / "a"), "--num-shards", "3"]) == 0
+    assert "25% on 2, 25% on 4, 62% on 8; --for-ranks R" in capsys.readouterr().out
+    options = ["--for-ranks", "4", "--for-workers", "2"]
+    assert main([*command, str(tmp_path / "b"), *options]) == 0
+    text = capsys.readouterr().out
+    assert "24 samples in 8 shards" in text
+    assert "idle" not in text
 
 
 def test_parts_say_when_others_are_missing(synthetic_folder, tmp_path, capsys):

@@ -111,6 +111,8 @@ def test_a_split_of_a_pattern(root, tmp_path, monkeypatch, pattern):
         (["cat/train/a.jpg", "dog/val/a.jpg"], []),
         (["train.jpg", "val.jpg"], []),
         (["train-val.tar", "x.tar"], []),
+        (["train-0.tar", "train-1.tar"], []),
+        (["train/0.tar"], []),
         ([], []),
     ],
 )
