@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
