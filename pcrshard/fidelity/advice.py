@@ -139,7 +139,7 @@ def _recommend_by_network(ranked: Sequence[ScanFidelity], max_loss: float) -> Re
     # Rounding must not decide whether 0.74 is a point below 0.75.
     enough = [_loss(row) <= max_loss + 1e-9 for row in ranked]
     num_below = max((place for place, passes in enumerate(enough, 1) if not passes), default=0)
-    limit = f"{100 * max_loss:g} points"
+    limit = f"{100 * max_loss:g} point{'s' * (max_loss > _LOSS)}"
     first = ranked[0]
     at_best = f"{_percent(first.reference_top1)} at {name_scan(first.reference)}"
     if num_below == len(ranked):
@@ -179,7 +179,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """The 95 % confidence interval of a share of so many images (Wilson 1927).
 
     >>> [round(bound, 3) for bound in wilson_interval(0.75, 32)]
-    [0.579, 0.868]
+    [0.579, 0.867]
     """
     squared = _NORMAL975**2 / count
     middle = share + squared / 2
