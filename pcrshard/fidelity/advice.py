@@ -136,26 +136,34 @@ def recommend(
 
 def _recommend_by_network(ranked: Sequence[ScanFidelity], max_loss: float) -> Recommendation:
     """The lowest scan from which on the network's top-1 loses no more than ``max_loss``."""
-    tops = [(row.top1 or 0.0, row.reference_top1 or 0.0) for row in ranked]
     # Rounding must not decide whether 0.74 is a point below 0.75.
-    enough = [best - top <= max_loss + 1e-9 for top, best in tops]
+    enough = [_loss(row) <= max_loss + 1e-9 for row in ranked]
     num_below = max((place for place, passes in enumerate(enough, 1) if not passes), default=0)
+    limit = f"{100 * max_loss:g} point{'s' * (max_loss > _LOSS)}"
     first = ranked[0]
-    at_best = f"{100 * tops[0][1]:.1f} % at {name_scan(first.reference)}"
-    limit = f"{100 * max_loss:g} point{'' if max_loss == _LOSS else 's'}"
+    at_best = f"{_percent(first.reference_top1)} at {name_scan(first.reference)}"
     if num_below == len(ranked):
         reason = f"your network's top-1 is more than {limit} below its {at_best} at each scan"
         return Recommendation(FULL, reason)
     found = ranked[num_below]
     reason = (
-        f"from scan {found.scan} on your network's top-1 is at most {limit} below full strength "
-        f"({100 * tops[num_below][0]:.1f} %, {at_best}; mean MS-SSIM {found.msssim:.3f}), and it "
-        f"reads {found.saving:.2f} times fewer bytes than full"
+        f"from scan {found.scan} on your network's top-1 loses at most {limit} "
+        f"({_percent(found.top1)}, {at_best}; mean MS-SSIM {found.msssim:.3f}), "
+        f"and it reads {found.saving:.2f} times fewer bytes than full"
     )
     if max_loss * first.num_images < 1:
         share = 100 / first.num_images
         reason += f"; one of {first.num_images} images is {share:.1f} points, so measure more"
     return Recommendation(found.scan, reason)
+
+
+def _loss(row: ScanFidelity) -> float:
+    """What a network's top-1 loses to the reference."""
+    return (row.reference_top1 or 0.0) - (row.top1 or 0.0)
+
+
+def _percent(share: float | None) -> str:
+    return f"{100 * (share or 0.0):.1f} %"
 
 
 def name_scan(scan: Scan) -> str:
@@ -171,7 +179,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """The 95 % confidence interval of a share of so many images (Wilson 1927).
 
     >>> [round(bound, 3) for bound in wilson_interval(0.75, 32)]
-    [0.579, 0.868]
+    [0.579, 0.867]
     """
     squared = _NORMAL975**2 / count
     middle = share + squared / 2
@@ -221,7 +229,7 @@ def _cells(row: ScanFidelity) -> list[object]:
         f"{1000 * row.decode_seconds:.2f}",
     ]
     if row.top1 is not None:
-        low_share, high_share = wilson_interval(row.top1, row.num_images)
-        interval = f"[{100 * low_share:.1f} {100 * high_share:.1f}]"
-        cells.append(f"{100 * row.top1:.1f} % {interval}")
+        bounds = wilson_interval(row.top1, row.num_images)
+        interval = " ".join(f"{100 * bound:.1f}" for bound in bounds)
+        cells.append(f"{_percent(row.top1)} [{interval}]")
     return cells

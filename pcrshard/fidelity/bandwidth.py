@@ -125,15 +125,14 @@ class BandwidthTuner:
             The scan that the level has now: the lowest that a rank asks for.
         """
         if self.search.rules.top != self.level.highest:
-            self.search = Search(self.search.rules.below(self.level.highest), self.search.hold)
+            rules = self.search.rules.below(self.level.highest)
+            self.search = Search(rules, hold=rules.patience)
+        rules = self.search.rules
         given = self.level.value
         floor = self.floor.value if isinstance(self.floor, ScanLevel) else self.floor
         self.search = self.search.advance(Step(waited, used, samples, given, floor))
-        rules = self.search.rules
-        if given != self._taken:
-            # Somebody else has set it.
-            self._wish = rules.position(given)
-        if self.search.scan != given:
+        # What this rank asks for holds until it asks for something else, or the level was set.
+        if self.search.scan != given or given != self._taken:
             self._wish = rules.position(self.search.scan)
         position = max(self._agreement.lowest(self._wish), rules.position(floor))
         self._taken = rules.scan(position)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from ..format.scan import FULL, Scan, check_scan
 from ..jpeg.pixels import Pixels, decode_image
 from ..storage import Options
 from .msssim import Reference, count_scales, middle
 from .plots import Picture, plot_contact_sheet, pyplot_module
-from .sampled_images import Pieces, draw_images
+from .sampled_images import ImageSample, Pieces, draw_images
 
 _SHOWN = (1, 2, 5)
 
@@ -48,28 +49,30 @@ def contact_sheet(
     sample = draw_images(
         url, num_images, seed, num_images, reference=reference, storage_options=storage_options
     )
-    num_groups = sample.dataset.num_groups
-    last = check_scan(sample.top, num_groups)
-    shown = [scan for scan in _SHOWN if scan < min(last, num_groups)]
-    columns: list[Scan] = [*(shown if scans is None else scans), sample.top]
-    stops = [check_scan(scan, num_groups) for scan in columns]
-
-    def draw_row(pieces: Pieces) -> list[Picture]:
-        pixels = decode_image(pieces)
-        is_comparable = count_scales(*pixels.shape[:2]) > 0
-        compared = Reference(pixels) if is_comparable else None
-        return [
-            _picture(scan, pieces[:stop], compared, side)
-            for scan, stop in zip(columns, stops, strict=True)
-        ]
-
+    columns = _columns(sample, scans)
+    rows = [pictures for pictures, _ in sample.look(partial(_draw_row, columns, side))]
     best = "full fidelity" if sample.top == FULL else f"scan {sample.top}"
-    title = (
-        f"script {sample.dataset.script}: middle of each image, and four times its difference to "
-        f"{best}"
-    )
-    rows = [pictures for pictures, _ in sample.look(draw_row)]
-    plot_contact_sheet(rows, path, title=title)
+    title = f"middle of each image, and four times its difference to {best}"
+    plot_contact_sheet(rows, path, title=f"script {sample.dataset.script}: {title}")
+
+
+def _columns(sample: ImageSample, scans: Sequence[Scan] | None) -> list[tuple[Scan, int]]:
+    """The scans shown, and how many pieces each has."""
+    num_groups = sample.dataset.num_groups
+    last = min(check_scan(sample.top, num_groups), num_groups)
+    shown = [scan for scan in _SHOWN if scan < last] if scans is None else scans
+    return [(scan, check_scan(scan, num_groups)) for scan in [*shown, sample.top]]
+
+
+def _draw_row(
+    columns: Sequence[tuple[Scan, int]],
+    side: int,
+    pieces: Pieces,
+) -> list[Picture]:
+    pixels = decode_image(pieces)
+    is_comparable = count_scales(*pixels.shape[:2]) > 0
+    reference = Reference(pixels) if is_comparable else None
+    return [_picture(scan, pieces[:stop], reference, side) for scan, stop in columns]
 
 
 def _picture(

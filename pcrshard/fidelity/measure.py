@@ -193,13 +193,13 @@ def _climb(
     # Round by round, so that a disturbance does not hit one scan alone.
     earlier = [[_decode(pieces[:stop])[1] for stop in stops] for _ in range(rounds - 1)]
     rungs = []
-    for place, stop in enumerate(stops):
+    for stop, *times in zip(stops, *earlier, strict=True):
         decoded, seconds = _decode(pieces[:stop])
         error = float(np.square(decoded.astype(np.float32) - pixels).mean())
         num_bytes = sum(map(len, pieces[:stop]))
-        is_small = scales < len(WEIGHTS)
-        fastest = min([seconds, *(times[place] for times in earlier)])
-        rungs.append(_Rung(num_bytes, reference.compare(decoded), error, fastest, is_small))
+        similarity = reference.compare(decoded)
+        fastest = min([seconds, *times])
+        rungs.append(_Rung(num_bytes, similarity, error, fastest, scales < len(WEIGHTS)))
     return rungs
 
 

@@ -42,20 +42,25 @@ class Network:
             PCRError: The function did not give logits of shape (N, classes).
             CorruptJpeg: An image cannot be decoded.
         """
-        decoder = ImageDecoder(self.size, "center")
         pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
+        decoder = ImageDecoder(self.size, "center")
         for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
             decoder(jpeg, Draws(0, 0, 0), row)
-        device = torch.device("cpu")
         if isinstance(self.function, nn.Module):
             self.function.eval()
-            device = next((p.device for p in self.function.parameters()), device)
         with torch.inference_mode():
-            logits = self.function(pixels.to(device).float() / 255)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(jpegs):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise PCRError(f"expected logits ({len(jpegs)}, classes) from the model, got {got}")
+            logits = self.function(pixels.to(self._device()).float() / 255)
+        if not isinstance(logits, Tensor):
+            raise PCRError(f"expected logits from the model, got {type(logits).__name__}")
+        if logits.ndim != 2 or len(logits) != len(jpegs):
+            shape = tuple(logits.shape)
+            raise PCRError(f"expected logits ({len(jpegs)}, classes) from the model, got {shape}")
         return logits.argmax(dim=1).tolist()
+
+    def _device(self) -> torch.device:
+        """Where the network's parameters are."""
+        parameters = self.function.parameters() if isinstance(self.function, nn.Module) else ()
+        return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def load_network(name: str, size: int = 224) -> Network:

@@ -17,6 +17,16 @@ from .pixels import Jpeg, Pixels, as_pieces, decode_image
 Crop = Literal["random", "center"] | None
 
 
+def _sides(size: Any) -> tuple[Any, ...]:
+    """What should be height and width."""
+    is_list = isinstance(size, Sequence) and not isinstance(size, str)
+    return tuple(size) if is_list else (size, size)
+
+
+def _is_whole(side: object) -> bool:
+    return isinstance(side, int | np.integer) and not isinstance(side, bool)
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageDecoder:
     """JPEG bytes, or the scattered pieces of a sample, to a uint8 array of one size.
@@ -54,18 +64,23 @@ class ImageDecoder:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
 
     def _check_size(self) -> None:
-        sides = self.size if isinstance(self.size, tuple) and len(self.size) == 2 else (self.size,)
-        if self.size is not None and not all(type(side) is int for side in sides):
+        if self.size is None:
+            return
+        sides = _sides(self.size)
+        if len(sides) != 2 or not all(map(_is_whole, sides)):
             raise TypeError(
                 f"expected a size such as 224 or (height, width), or None, got {self.size!r}"
             )
-        if self.shape and min(self.shape) < 1:
+        if min(sides) < 1:
             raise ValueError(f"expected a size above 0, got {self.size}")
 
     @property
     def shape(self) -> tuple[int, int] | None:
         """(height, width) of the result, if it is fixed."""
-        return (self.size, self.size) if isinstance(self.size, int) else self.size
+        if self.size is None:
+            return None
+        height, width = _sides(self.size)
+        return int(height), int(width)
 
     def __call__(
         self,

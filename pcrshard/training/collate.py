@@ -27,6 +27,8 @@ from .shard_set import Row
 
 Key = tuple[int, int, int]
 Rows = list[Row]
+# A size is a decoder of whole images.
+ImageChoice = ImageDecoder | int | tuple[int, int] | None
 _INTEGERS = ("cls", "cls2", "index", "inx", "id")
 
 
@@ -176,7 +178,7 @@ class Collator:
         return torch.tensor(values) if extension in _INTEGERS else values
 
 
-def as_decoder(image: Any) -> ImageDecoder | None:
+def as_decoder(image: ImageChoice) -> ImageDecoder | None:
     """The decoder that ``image=`` stands for.
 
     Raises:
@@ -184,13 +186,13 @@ def as_decoder(image: Any) -> ImageDecoder | None:
     """
     if image is None or isinstance(image, ImageDecoder):
         return image
-    sides = image if isinstance(image, tuple | list) and len(image) == 2 else (image,)
-    if not all(is_integer(side) for side in sides):
+    sides: Sequence[Any] = image if isinstance(image, tuple | list) else (image,)
+    if len(sides) not in (1, 2) or not all(is_integer(side) for side in sides):
         raise TypeError(
             "expected image to be an ImageDecoder, a size such as 224 or (height, width), or None, "
             f"got {image!r}; functions of your own go to transform="
         )
-    return ImageDecoder(int(image) if len(sides) == 1 else (int(sides[0]), int(sides[1])))
+    return ImageDecoder((int(sides[0]), int(sides[-1])))
 
 
 def _by_prefix(rows: Rows) -> dict[Prefix, list[int]]:

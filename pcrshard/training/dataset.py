@@ -13,13 +13,12 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..format.scan import FULL, Scan
-from ..jpeg.image_decoder import ImageDecoder
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
 from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
-from .collate import Collator, as_decoder
+from .collate import Collator, ImageChoice, as_decoder
 from .epoch_order import Geometry, Order, Rules, epoch_order, mixture, worker_batches
 from .epoch_progress import MAX_SEGMENTS, EpochProgress, check_batches
 from .epoch_sequence import Ints
@@ -112,7 +111,7 @@ class PCRDataset(IterableDataset[Any]):
         batch_size: int,
         *,
         scan: ScanChoice = FULL,
-        image: ImageDecoder | int | tuple[int, int] | None = None,
+        image: ImageChoice = None,
         fields: Sequence[str] | None = None,
         transform: Callable[[Sample], Any] | None = None,
         epoch: EpochOptions = EpochOptions(),
@@ -168,12 +167,10 @@ class PCRDataset(IterableDataset[Any]):
         return self._progress.with_start(self._start[:])
 
     def __repr__(self) -> str:
-        shards = self.shards
         rank, world = self.rank
-        scans = shards.scans
+        scans = self.shards.scans
         return (
-            f"<PCRDataset {shards.name}: {shards.num_samples} samples in {len(shards.urls)} "
-            f"shards, {shards.num_classes or 'unnumbered'} classes\n"
+            f"<PCRDataset {self.shards}, {self.num_classes or 'unnumbered'} classes\n"
             f" reads scan {self.scan!r}, has up to {scans.highest!r} of {scans.num_groups} scans\n"
             f" {len(self)} batches of {self.batch_size} in epoch {self.epoch} on rank {rank} of "
             f"{world}>"

@@ -72,6 +72,9 @@ class ShardSet:
         self.num_classes = _num_classes(found[0][0])
         self.name = " and ".join(redact(os.fspath(url)) for url in urls)
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.num_samples} samples in {len(self.urls)} shards"
+
     @property
     def num_samples(self) -> int:
         """Samples in all shards."""

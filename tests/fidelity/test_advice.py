@@ -57,3 +57,17 @@ def test_measure_gives_these_names_too():
 
     for name in ("ScanFidelity", "fidelity_table", "recommend", "throughput"):
         assert getattr(measure, name) is getattr(advice, name)
+
+
+def test_a_network_decides_where_there_is_one():
+    """The scan from which on it loses no more than a point; a lucky lower one does not count."""
+    tops = [0.75, 0.60, 0.74, 0.75]
+    rows = [
+        row(scan, size, 0.9)._replace(top1=top, reference_top1=0.75, num_images=400)
+        for scan, size, top in zip((1, 2, 5, 10), (10, 20, 50, 99), tops, strict=True)
+    ]
+    found = advice.recommend(rows)
+    assert found.scan == 5
+    assert "loses at most 1 point (74.0 %, 75.0 % at full; mean MS-SSIM 0.900)" in found.reason
+    assert "measure more" not in found.reason
+    assert advice.recommend(rows[:2]).scan == "full"

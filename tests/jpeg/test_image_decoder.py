@@ -155,3 +155,16 @@ def test_the_handler_decides_about_damage():
     ]
     with pytest.raises(CorruptJpeg):
         list(pcrshard.pcr_decode(8)(samples))
+
+
+@pytest.mark.parametrize("size", [24, np.int64(24), (24, 24), [24, np.int32(24)]])
+def test_a_size_is_one_or_two_whole_numbers(size):
+    """Of Python, NumPy or a configuration file."""
+    assert ImageDecoder(size).shape == (24, 24)
+
+
+@pytest.mark.parametrize("size", ["224", True, 2.5, (1, 2, 3), (5,), (2, "2")])
+def test_another_size_is_refused_at_once(size):
+    """With what was expected, and not by the first image."""
+    with pytest.raises(TypeError, match="expected a size such as 224"):
+        ImageDecoder(size)
