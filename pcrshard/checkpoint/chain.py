@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checksum import crc32c
 from ..errors import BrokenChain, CorruptCheckpoint
-from .held_version import HeldVersion, check_content, each
+from .held_version import HeldVersion, each, restore_all
 from .tensor_codec import INTRA, Held, decode
 from .version_file import TensorEntry, VersionFile, named
 
@@ -124,7 +124,7 @@ def read_version(
     version = _assemble(file, found)
     if verify:
         with named(file.url):
-            check_content(version, workers)
+            restore_all(version, workers=workers)
     return version
 
 
@@ -140,7 +140,7 @@ def read_against(
     found = _decode_layer(file, list(file.header.tensors), reference, workers)
     version = _assemble(file, found)
     with named(file.url):
-        check_content(version, workers)
+        restore_all(version, workers=workers)
     return version
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from .. import storage
 from ..checksum import crc32c
-from ..errorbound import Bound
+from ..errorbound import Bound, Words
 from ..errors import CorruptCheckpoint
 from .file_frame import HEAD_BYTES
 from .tensor_codec import Held, encode, hold
@@ -196,37 +196,40 @@ def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[
     sizes = [
         encode(held, first.tensors.get(path)).num_bytes for path, held in second.tensors.items()
     ]
-    return second.raw_bytes / max(sum(sizes), 1), state_of(second)
+    restored = restore_all(second, verify=False)
+    return second.raw_bytes / max(sum(sizes), 1), state_of(second, restored)
 
 
-def check_content(version: HeldVersion, workers: int = 1) -> None:
-    """Check that a version restores to the content that its id stands for.
+def restore_all(version: HeldVersion, *, verify: bool = True, workers: int = 1) -> dict[str, Words]:
+    """The words of each tensor, by path, compared with the content that the id stands for.
 
     Raises:
-        CorruptCheckpoint: It does not.
+        CorruptCheckpoint: The version restores to other content.
     """
 
-    def work(path: str) -> tuple[str, Held, bytes]:
-        held = version.tensors[path]
-        return path, held, hashlib.sha256(held.restore().data).digest()
+    def work(path: str) -> tuple[Words, bytes]:
+        words = version.tensors[path].restore()
+        return words, hashlib.sha256(words.data).digest() if verify else b""
 
-    found = content_id(version.tree, each(workers, work, version.tensors))
-    if found != version.id:
-        raise CorruptCheckpoint(
-            f"version {version.number} restores to {found.hex()}, expected {version.id.hex()}"
-        )
+    found = dict(zip(version.tensors, each(workers, work, version.tensors), strict=True))
+    if verify:
+        digests = [(path, version.tensors[path], digest) for path, (_, digest) in found.items()]
+        made = content_id(version.tree, digests)
+        if made != version.id:
+            message = f"version {version.number} restores to {made.hex()}"
+            raise CorruptCheckpoint(f"{message}, expected {version.id.hex()}")
+    return {path: words for path, (words, _) in found.items()}
 
 
-def tensor_of(held: Held, map_location: Any = None) -> Any:
-    """A tensor with memory of its own."""
-    words = held.restore()
-    # Words may lie in memory that another version shares, or that cannot be written.
+def tensor_of(held: Held, words: Words, map_location: Any = None) -> Any:
+    """A tensor of restored words, with memory of its own."""
+    # Without a lattice they may lie in memory that another version shares, or cannot be written.
     own = words.copy() if held.lattice is None else words
     tensor = tensor_from(own, held.spec)
     return tensor if map_location is None else tensor.to(map_location)
 
 
-def state_of(version: HeldVersion, map_location: Any = None) -> Any:
+def state_of(version: HeldVersion, words: Mapping[str, Words], map_location: Any = None) -> Any:
     """The state of a version, each tensor that it holds once made once.
 
     Raises:
@@ -239,7 +242,8 @@ def state_of(version: HeldVersion, map_location: Any = None) -> Any:
         if not 0 <= number < len(paths):
             raise CorruptCheckpoint(f"expected one of {len(paths)} tensors, got {number}")
         if number not in made:
-            made[number] = tensor_of(version.tensors[paths[number]], map_location)
+            path = paths[number]
+            made[number] = tensor_of(version.tensors[path], words[path], map_location)
         return made[number]
 
     return unflatten(version.tree, leaf)

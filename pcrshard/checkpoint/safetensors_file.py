@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import storage
 from ..errors import MissingDependency
-from .held_version import HeldVersion, tensor_of
+from .held_version import HeldVersion, restore_all, tensor_of
 
 
 def export_safetensors(
@@ -29,7 +29,8 @@ def export_safetensors(
     except ImportError as error:
         message = "exporting needs safetensors: pip install 'pcrshard[checkpoint]'"
         raise MissingDependency(message) from error
-    tensors = {path: tensor_of(held) for path, held in version.tensors.items()}
+    words = restore_all(version)
+    tensors = {path: tensor_of(held, words[path]) for path, held in version.tensors.items()}
     metadata = {"pcrshard_version": str(version.number), "pcrshard_id": version.id.hex()}
     data = save(tensors, metadata)
     with storage.atomic_write(url, options=options) as file:

@@ -14,7 +14,7 @@ from . import rewrite
 from .chain import chain_of, plan_layers, read_tensors
 from .choose_bound import CANDIDATES, Budget, Choice, Evaluate, choose
 from .file_frame import pack_plain
-from .held_version import Bounds, HeldVersion, one_delta, state_of, tensor_of
+from .held_version import Bounds, HeldVersion, one_delta, restore_all, state_of, tensor_of
 from .manifest import ORDERS, Manifest, VersionRecord, read_manifest, require_manifest
 from .safetensors_file import export_safetensors
 from .typed_tree import Flattened, flatten
@@ -217,8 +217,9 @@ class DeltaStore:
             return self._retried(
                 lambda manifest: self._load_tensors(manifest, version, names, map_location, verify)
             )
-        held = self.read(version, verify=verify)
-        return state_of(held, map_location)
+        held = self.read(version, verify=False)
+        words = restore_all(held, verify=verify, workers=self._place.workers)
+        return state_of(held, words, map_location)
 
     def read(self, version: int | None = None, *, verify: bool = True) -> HeldVersion:
         """A version as it is stored: codes, lattices, words; see :meth:`load`."""
@@ -242,7 +243,7 @@ class DeltaStore:
         chain = chain_of(file, lambda number: self._place.open(manifest.record(number)))
         layers = plan_layers(chain, names)
         found = read_tensors(layers, verify=verify, workers=self._place.workers)
-        return {name: tensor_of(found[name], map_location) for name in names}
+        return {name: tensor_of(found[name], found[name].restore(), map_location) for name in names}
 
     def _retried(self, work: Callable[[Manifest], T]) -> T:
         """The result of reading; once more if a writer replaced the files meanwhile."""

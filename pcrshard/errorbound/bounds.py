@@ -142,7 +142,8 @@ def _deviation(words: Words, float_type: FloatType) -> float:
         count += len(values)
         total += float(values.sum())
         with np.errstate(over="ignore"):
-            squares += float(values @ values)
+            # Not a dot product: BLAS would start threads of its own.
+            squares += float(np.square(values).sum())
     if count == 0:
         return 0.0
     mean = total / count
