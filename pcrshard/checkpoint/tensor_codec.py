@@ -119,21 +119,28 @@ def hold(words: Words, spec: TensorSpec, bound: Bound | None, before: Held | Non
         before: The tensor in the version before, whose lattice is kept if it still fits.
 
     Returns:
-        Codes where a bound applies and they are smaller than the words; otherwise the words.
+        Codes where a bound applies and they are smaller than the words; otherwise a copy of
+        the words, which then do not keep the memory of the whole state.
     """
-    exact = Held(spec, words=words)
+    on_lattice = _hold_codes(words, spec, bound, before)
+    return Held(spec, words=words.copy()) if on_lattice is None else on_lattice
+
+
+def _hold_codes(
+    words: Words, spec: TensorSpec, bound: Bound | None, before: Held | None
+) -> Held | None:
     lossy = bound is not None and spec.dtype in FLOAT_TYPES
     if not lossy or len(spec.shape) < 2 or len(words) < _SMALLEST_LOSSY:
-        return exact
+        return None
     assert bound is not None
     lattice = _lattice(words, spec, bound, before)
     if lattice is None:
-        return exact
+        return None
     quantised = quantise(words, FLOAT_TYPES[spec.dtype], lattice)
     index = quantised.escape_index
     on_lattice = Held(spec, lattice, quantised.codes, None, index, quantised.escape_words)
-    exact_bytes = _sample_bytes(exact, before)
-    return on_lattice if _sample_bytes(on_lattice, before) < exact_bytes else exact
+    exact_bytes = _sample_bytes(Held(spec, words=words), before)
+    return on_lattice if _sample_bytes(on_lattice, before) < exact_bytes else None
 
 
 def _lattice(words: Words, spec: TensorSpec, bound: Bound, before: Held | None) -> Lattice | None:

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import UnsupportedState
 from .file_frame import require
-from .tensors import NUMPY_TYPES, array_snapshot, check_storable, snapshot
+from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
 
 MAX_DEPTH = 100
 _PLAIN = (type(None), bool, float, str, bytes)
@@ -73,7 +73,9 @@ def flatten(state: Any) -> Flattened:
     """
     flattener = _Flattener()
     tree = flattener.pack(state, (), in_optimizer=False)
-    return Flattened(tree, flattener.leaves)
+    copies = snapshot([leaf.tensor for leaf in flattener.leaves])
+    pairs = zip(flattener.leaves, copies, strict=True)
+    return Flattened(tree, [dataclasses.replace(leaf, tensor=copy) for leaf, copy in pairs])
 
 
 class _Flattener:
@@ -142,12 +144,12 @@ class _Flattener:
         # Tensors without elements have no memory of their own that would tell them apart.
         if tensor.numel() and key in self._known:
             return self._known[key]
-        self._known[key] = self._add(joined, snapshot(tensor), role_of(path, in_optimizer))
+        self._known[key] = self._add(joined, tensor, role_of(path, in_optimizer))
         return self._known[key]
 
     def _array(self, array: Any, path: tuple[str, ...]) -> int:
         joined = _joined(path)
-        return self._add(joined, array_snapshot(array, joined), "exact")
+        return self._add(joined, array_tensor(array, joined), "exact")
 
     def _add(self, path: str, tensor: torch.Tensor, role: str) -> int:
         self._paths[path] += 1
