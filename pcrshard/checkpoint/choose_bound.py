@@ -30,7 +30,7 @@ class Candidate:
     """One row of the table.
 
     Attributes:
-        bound: The candidate; ``None`` for the network as it is.
+        bound: The candidate.
         ratio: Bytes of the network by bytes of its delta.
         accuracy: What ``evaluate`` returned; NaN if it failed.
         loss: Accuracy of the network as it is, less this one's; negative for a gain.
@@ -38,7 +38,7 @@ class Candidate:
         error: Why there is no accuracy.
     """
 
-    bound: Bound | None
+    bound: Bound
     ratio: float
     accuracy: float
     loss: float
@@ -120,14 +120,16 @@ def choose(
         loss = accuracy - found
         return Candidate(bound, ratio, found, loss, loss <= budget.max_loss, error)
 
-    table = tuple(each(workers, work, candidates))
+    return _pick(tuple(each(workers, work, candidates)), budget)
+
+
+def _pick(table: tuple[Candidate, ...], budget: Budget) -> Choice:
     accepted = [row for row in table if row.accepted]
     if not accepted:
         failed = next((row.error for row in table if row.error), "")
         reason = failed or f"every candidate loses more than {budget.max_loss}"
         return _default(budget, reason, table)
     best = max(accepted, key=lambda row: _score(row, accepted, budget))
-    assert best.bound is not None
     reason = f"{best.ratio:.1f} times smaller at a loss of {best.loss:.4f}"
     return Choice(best.bound, is_default=False, reason=reason, table=table)
 

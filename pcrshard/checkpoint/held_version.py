@@ -8,7 +8,7 @@ import fnmatch
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .. import storage
 from ..checksum import crc32c
@@ -109,17 +109,36 @@ def make_version(
     """
     known: Mapping[str, Held] = {} if before is None else before.tensors
 
-    def work(leaf: Leaf) -> tuple[str, Held, bytes, int]:
-        spec = spec_of(leaf.tensor)
-        held = hold(words_of(leaf.tensor), spec, bounds.of(leaf), known.get(leaf.path))
-        restored = held.restore()
-        return leaf.path, held, hashlib.sha256(restored.data).digest(), crc32c(restored)
+    def work(leaf: Leaf) -> _Restored:
+        return _hold_leaf(leaf, bounds, known.get(leaf.path))
 
     found = each(workers, work, state.leaves)
-    tensors = {path: held for path, held, _, _ in found}
-    checksums = {path: checksum for path, _, _, checksum in found}
-    version_id = content_id(state.tree, [(path, held, digest) for path, held, digest, _ in found])
-    return HeldVersion(number, version_id, state.tree, tensors, checksums, metrics, time.time())
+    digests = [(restored.path, restored.held, restored.digest) for restored in found]
+    return HeldVersion(
+        number=number,
+        id=content_id(state.tree, digests),
+        tree=state.tree,
+        tensors={restored.path: restored.held for restored in found},
+        content_crcs={restored.path: restored.checksum for restored in found},
+        metrics=metrics,
+        saved=time.time(),
+    )
+
+
+class _Restored(NamedTuple):
+    """What is held of a tensor, and what its restored bytes are known by."""
+
+    path: str
+    held: Held
+    digest: bytes
+    checksum: int
+
+
+def _hold_leaf(leaf: Leaf, bounds: Bounds, before: Held | None) -> _Restored:
+    held = hold(words_of(leaf.tensor), spec_of(leaf.tensor), bounds.of(leaf), before)
+    restored = held.restore()
+    digest = hashlib.sha256(restored.data).digest()
+    return _Restored(leaf.path, held, digest, crc32c(restored))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +174,20 @@ def write_version(
     Raises:
         StorageError: The disk is full, or the store refuses.
     """
+    encoded = _encode_all(version, parent, workers)
+    entries = _placed([entry for entry, _ in encoded])
+    head = _header(version, parent, entries).pack()
+    with storage.atomic_write(url, options=options) as file:
+        file.write(head)
+        for _, parts in encoded:
+            file.writelines(parts)
+    payload_bytes = entries[-1].stop if entries else 0
+    return Written(len(head) - HEAD_BYTES, len(head) + payload_bytes)
+
+
+def _encode_all(
+    version: HeldVersion, parent: HeldVersion | None, workers: int
+) -> list[tuple[TensorEntry, Sequence[bytes]]]:
     references: Mapping[str, Held] = {} if parent is None else parent.tensors
 
     def work(path: str) -> tuple[TensorEntry, Sequence[bytes]]:
@@ -162,27 +195,31 @@ def write_version(
         encoded = encode(held, references.get(path))
         return describe(path, held, encoded, version.content_crcs[path]), encoded.parts
 
-    encoded = each(workers, work, version.tensors)
-    entries = []
+    return each(workers, work, version.tensors)
+
+
+def _placed(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
+    """The entries with the places of their payloads, one after the other."""
+    placed: list[TensorEntry] = []
     start = 0
-    for entry, _ in encoded:
-        entries.append(dataclasses.replace(entry, start=start))
-        start = entries[-1].stop
-    header = VersionHeader(
-        version.number,
-        version.id,
-        None if parent is None else (parent.number, parent.id),
-        version.tree,
-        tuple(entries),
-        version.metrics,
-        version.saved,
+    for entry in entries:
+        placed.append(dataclasses.replace(entry, start=start))
+        start = placed[-1].stop
+    return tuple(placed)
+
+
+def _header(
+    version: HeldVersion, parent: HeldVersion | None, entries: tuple[TensorEntry, ...]
+) -> VersionHeader:
+    return VersionHeader(
+        number=version.number,
+        id=version.id,
+        parent=None if parent is None else (parent.number, parent.id),
+        tree=version.tree,
+        tensors=entries,
+        metrics=version.metrics,
+        saved=version.saved,
     )
-    head = header.pack()
-    with storage.atomic_write(url, options=options) as file:
-        file.write(head)
-        for _, parts in encoded:
-            file.writelines(parts)
-    return Written(len(head) - HEAD_BYTES, len(head) + start)
 
 
 def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[float, Any]:
