@@ -64,7 +64,10 @@ def plan_layers(chain: Iterator[VersionFile], paths: Collection[str]) -> list[La
 
 
 def read_tensors(
-    layers: Sequence[Layer], *, verify: bool = True, workers: int = 1
+    layers: Sequence[Layer],
+    *,
+    verify: bool = True,
+    workers: int = 1,
 ) -> dict[str, Held]:
     """What is held of the tensors of the first layer.
 
@@ -88,7 +91,10 @@ def read_tensors(
 
 
 def _decode_layer(
-    file: VersionFile, entries: list[TensorEntry], below: Mapping[str, Held], workers: int
+    file: VersionFile,
+    entries: list[TensorEntry],
+    below: Mapping[str, Held],
+    workers: int,
 ) -> dict[str, Held]:
     def work(item: tuple[TensorEntry, Any]) -> tuple[str, Held]:
         entry, payload = item
@@ -110,7 +116,11 @@ def _check_tensor(entry: TensorEntry, held: Held) -> None:
 
 
 def read_version(
-    file: VersionFile, open_version: Opener, *, verify: bool = True, workers: int = 1
+    file: VersionFile,
+    open_version: Opener,
+    *,
+    verify: bool = True,
+    workers: int = 1,
 ) -> HeldVersion:
     """A whole version.
 
@@ -129,7 +139,10 @@ def read_version(
 
 
 def read_against(
-    file: VersionFile, reference: Mapping[str, Held], *, workers: int = 1
+    file: VersionFile,
+    reference: Mapping[str, Held],
+    *,
+    workers: int = 1,
 ) -> HeldVersion:
     """A whole version whose reference is in memory; always verified.
 

@@ -134,7 +134,11 @@ def _pick(table: tuple[Candidate, ...], budget: Budget) -> Choice:
     return Choice(best.bound, is_default=False, reason=reason, table=table)
 
 
-def _reference(exact: Any, evaluate: Evaluate, budget: Budget) -> tuple[float, str]:
+def _reference(
+    exact: Any,
+    evaluate: Evaluate,
+    budget: Budget,
+) -> tuple[float, str]:
     """Accuracy of the network as it is, and why it cannot be used."""
     if budget.num_samples is not None and budget.max_loss * budget.num_samples < 1:
         return math.nan, (
@@ -164,7 +168,11 @@ def _evaluated(network: Any, evaluate: Evaluate) -> tuple[float, str]:
     return accuracy, ""
 
 
-def _score(row: Candidate, accepted: Sequence[Candidate], budget: Budget) -> float:
+def _score(
+    row: Candidate,
+    accepted: Sequence[Candidate],
+    budget: Budget,
+) -> float:
     """The paper's formula 3, on terms of one size."""
     if budget.weights is None:
         return row.ratio
@@ -175,6 +183,10 @@ def _score(row: Candidate, accepted: Sequence[Candidate], budget: Budget) -> flo
     return alpha * gain + beta * row.ratio / max(other.ratio for other in accepted)
 
 
-def _default(budget: Budget, reason: str, table: tuple[Candidate, ...]) -> Choice:
+def _default(
+    budget: Budget,
+    reason: str,
+    table: tuple[Candidate, ...],
+) -> Choice:
     log.warning("the bound stays at %s: %s", budget.default, reason)
     return Choice(budget.default, is_default=True, reason=reason, table=table)

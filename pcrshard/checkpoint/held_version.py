@@ -80,7 +80,11 @@ class HeldVersion:
         return sum(held.spec.num_bytes for held in self.tensors.values())
 
 
-def each(workers: int, work: Callable[[S], T], items: Iterable[S]) -> list[T]:
+def each(
+    workers: int,
+    work: Callable[[S], T],
+    items: Iterable[S],
+) -> list[T]:
     """The results of work on items, by so many threads: the coders give up the GIL."""
     if workers <= 1:
         return [work(item) for item in items]
@@ -134,7 +138,11 @@ class _Restored(NamedTuple):
     checksum: int
 
 
-def _hold_leaf(leaf: Leaf, bounds: Bounds, before: Held | None) -> _Restored:
+def _hold_leaf(
+    leaf: Leaf,
+    bounds: Bounds,
+    before: Held | None,
+) -> _Restored:
     held = hold(words_of(leaf.tensor), spec_of(leaf.tensor), bounds.of(leaf), before)
     restored = held.restore()
     digest = hashlib.sha256(restored.data).digest()
@@ -177,7 +185,9 @@ def write_version(
     encoded = _encode_all(version, parent, workers)
     entries = _placed([entry for entry, _ in encoded])
     head = _header(version, parent, entries).pack()
-    with storage.atomic_write(url, options=options) as file:
+    # The temporary file of an upload need not survive a power cut.
+    durable = storage.is_local(url)
+    with storage.atomic_write(url, options=options, durable=durable) as file:
         file.write(head)
         for _, parts in encoded:
             file.writelines(parts)
@@ -186,7 +196,9 @@ def write_version(
 
 
 def _encode_all(
-    version: HeldVersion, parent: HeldVersion | None, workers: int
+    version: HeldVersion,
+    parent: HeldVersion | None,
+    workers: int,
 ) -> list[tuple[TensorEntry, Sequence[bytes]]]:
     references: Mapping[str, Held] = {} if parent is None else parent.tensors
 
@@ -209,7 +221,9 @@ def _placed(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
 
 
 def _header(
-    version: HeldVersion, parent: HeldVersion | None, entries: tuple[TensorEntry, ...]
+    version: HeldVersion,
+    parent: HeldVersion | None,
+    entries: tuple[TensorEntry, ...],
 ) -> VersionHeader:
     return VersionHeader(
         number=version.number,
@@ -222,7 +236,11 @@ def _header(
     )
 
 
-def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[float, Any]:
+def one_delta(
+    target: Flattened,
+    reference: Flattened,
+    bounds: Bounds,
+) -> tuple[float, Any]:
     """How small the difference of two states is within bounds, and what comes back.
 
     Returns:
@@ -237,7 +255,12 @@ def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[
     return second.raw_bytes / max(sum(sizes), 1), state_of(second, restored)
 
 
-def restore_all(version: HeldVersion, *, verify: bool = True, workers: int = 1) -> dict[str, Words]:
+def restore_all(
+    version: HeldVersion,
+    *,
+    verify: bool = True,
+    workers: int = 1,
+) -> dict[str, Words]:
     """The words of each tensor, by path, compared with the content that the id stands for.
 
     Raises:
@@ -258,7 +281,11 @@ def restore_all(version: HeldVersion, *, verify: bool = True, workers: int = 1) 
     return {path: words for path, (words, _) in found.items()}
 
 
-def tensor_of(held: Held, words: Words, map_location: Any = None) -> Any:
+def tensor_of(
+    held: Held,
+    words: Words,
+    map_location: Any = None,
+) -> Any:
     """A tensor of restored words, with memory of its own."""
     # Without a lattice they may lie in memory that another version shares, or cannot be written.
     own = words.copy() if held.lattice is None else words
@@ -266,7 +293,11 @@ def tensor_of(held: Held, words: Words, map_location: Any = None) -> Any:
     return tensor if map_location is None else tensor.to(map_location)
 
 
-def state_of(version: HeldVersion, words: Mapping[str, Words], map_location: Any = None) -> Any:
+def state_of(
+    version: HeldVersion,
+    words: Mapping[str, Words],
+    map_location: Any = None,
+) -> Any:
     """The state of a version, each tensor that it holds once made once.
 
     Raises:

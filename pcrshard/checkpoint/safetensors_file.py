@@ -8,7 +8,10 @@ from .held_version import HeldVersion, restore_all, tensor_of
 
 
 def export_safetensors(
-    version: HeldVersion, url: str, *, options: storage.Options | None = None
+    version: HeldVersion,
+    url: str,
+    *,
+    options: storage.Options | None = None,
 ) -> int:
     """Write the tensors of a version under their paths; other values are left out.
 

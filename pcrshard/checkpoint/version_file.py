@@ -122,7 +122,12 @@ def content_id(tree: Any, digests: Sequence[tuple[str, Held, bytes]]) -> bytes:
     return hashlib.sha256(pack_plain([tree, tensors])).digest()
 
 
-def describe(path: str, held: Held, encoded: Encoded, content_crc: int) -> TensorEntry:
+def describe(
+    path: str,
+    held: Held,
+    encoded: Encoded,
+    content_crc: int,
+) -> TensorEntry:
     """The entry of an encoded tensor; its place comes with the others."""
     first, second, third = (len(part) for part in encoded.parts)
     checksum = crc32c(b"".join(encoded.parts))
@@ -247,7 +252,10 @@ class VersionFile:
     """
 
     def __init__(
-        self, url: str, header_size: int | None = None, options: storage.Options | None = None
+        self,
+        url: str,
+        header_size: int | None = None,
+        options: storage.Options | None = None,
     ) -> None:
         self.url = url
         self._options = options
