@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checksum import crc32c
 from ..errors import BrokenChain, CorruptCheckpoint
-from .held_version import HeldVersion, check_content, each
+from .held_version import HeldVersion, each, restore_all
 from .tensor_codec import INTRA, Held, decode
 from .version_file import TensorEntry, VersionFile, named
 
@@ -64,7 +64,10 @@ def plan_layers(chain: Iterator[VersionFile], paths: Collection[str]) -> list[La
 
 
 def read_tensors(
-    layers: Sequence[Layer], *, verify: bool = True, workers: int = 1
+    layers: Sequence[Layer],
+    *,
+    verify: bool = True,
+    workers: int = 1,
 ) -> dict[str, Held]:
     """What is held of the tensors of the first layer.
 
@@ -88,7 +91,10 @@ def read_tensors(
 
 
 def _decode_layer(
-    file: VersionFile, entries: list[TensorEntry], below: Mapping[str, Held], workers: int
+    file: VersionFile,
+    entries: list[TensorEntry],
+    below: Mapping[str, Held],
+    workers: int,
 ) -> dict[str, Held]:
     def work(item: tuple[TensorEntry, Any]) -> tuple[str, Held]:
         entry, payload = item
@@ -110,7 +116,11 @@ def _check_tensor(entry: TensorEntry, held: Held) -> None:
 
 
 def read_version(
-    file: VersionFile, open_version: Opener, *, verify: bool = True, workers: int = 1
+    file: VersionFile,
+    open_version: Opener,
+    *,
+    verify: bool = True,
+    workers: int = 1,
 ) -> HeldVersion:
     """A whole version.
 
@@ -124,12 +134,15 @@ def read_version(
     version = _assemble(file, found)
     if verify:
         with named(file.url):
-            check_content(version, workers)
+            restore_all(version, workers=workers)
     return version
 
 
 def read_against(
-    file: VersionFile, reference: Mapping[str, Held], *, workers: int = 1
+    file: VersionFile,
+    reference: Mapping[str, Held],
+    *,
+    workers: int = 1,
 ) -> HeldVersion:
     """A whole version whose reference is in memory; always verified.
 
@@ -140,7 +153,7 @@ def read_against(
     found = _decode_layer(file, list(file.header.tensors), reference, workers)
     version = _assemble(file, found)
     with named(file.url):
-        check_content(version, workers)
+        restore_all(version, workers=workers)
     return version
 
 

@@ -30,7 +30,7 @@ class Candidate:
     """One row of the table.
 
     Attributes:
-        bound: The candidate; ``None`` for the network as it is.
+        bound: The candidate.
         ratio: Bytes of the network by bytes of its delta.
         accuracy: What ``evaluate`` returned; NaN if it failed.
         loss: Accuracy of the network as it is, less this one's; negative for a gain.
@@ -38,7 +38,7 @@ class Candidate:
         error: Why there is no accuracy.
     """
 
-    bound: Bound | None
+    bound: Bound
     ratio: float
     accuracy: float
     loss: float
@@ -120,19 +120,25 @@ def choose(
         loss = accuracy - found
         return Candidate(bound, ratio, found, loss, loss <= budget.max_loss, error)
 
-    table = tuple(each(workers, work, candidates))
+    return _pick(tuple(each(workers, work, candidates)), budget)
+
+
+def _pick(table: tuple[Candidate, ...], budget: Budget) -> Choice:
     accepted = [row for row in table if row.accepted]
     if not accepted:
         failed = next((row.error for row in table if row.error), "")
         reason = failed or f"every candidate loses more than {budget.max_loss}"
         return _default(budget, reason, table)
     best = max(accepted, key=lambda row: _score(row, accepted, budget))
-    assert best.bound is not None
     reason = f"{best.ratio:.1f} times smaller at a loss of {best.loss:.4f}"
     return Choice(best.bound, is_default=False, reason=reason, table=table)
 
 
-def _reference(exact: Any, evaluate: Evaluate, budget: Budget) -> tuple[float, str]:
+def _reference(
+    exact: Any,
+    evaluate: Evaluate,
+    budget: Budget,
+) -> tuple[float, str]:
     """Accuracy of the network as it is, and why it cannot be used."""
     if budget.num_samples is not None and budget.max_loss * budget.num_samples < 1:
         return math.nan, (
@@ -162,7 +168,11 @@ def _evaluated(network: Any, evaluate: Evaluate) -> tuple[float, str]:
     return accuracy, ""
 
 
-def _score(row: Candidate, accepted: Sequence[Candidate], budget: Budget) -> float:
+def _score(
+    row: Candidate,
+    accepted: Sequence[Candidate],
+    budget: Budget,
+) -> float:
     """The paper's formula 3, on terms of one size."""
     if budget.weights is None:
         return row.ratio
@@ -173,6 +183,10 @@ def _score(row: Candidate, accepted: Sequence[Candidate], budget: Budget) -> flo
     return alpha * gain + beta * row.ratio / max(other.ratio for other in accepted)
 
 
-def _default(budget: Budget, reason: str, table: tuple[Candidate, ...]) -> Choice:
+def _default(
+    budget: Budget,
+    reason: str,
+    table: tuple[Candidate, ...],
+) -> Choice:
     log.warning("the bound stays at %s: %s", budget.default, reason)
     return Choice(budget.default, is_default=True, reason=reason, table=table)

@@ -8,11 +8,11 @@ import fnmatch
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .. import storage
 from ..checksum import crc32c
-from ..errorbound import Bound
+from ..errorbound import Bound, Words
 from ..errors import CorruptCheckpoint
 from .file_frame import HEAD_BYTES
 from .tensor_codec import Held, encode, hold
@@ -80,7 +80,11 @@ class HeldVersion:
         return sum(held.spec.num_bytes for held in self.tensors.values())
 
 
-def each(workers: int, work: Callable[[S], T], items: Iterable[S]) -> list[T]:
+def each(
+    workers: int,
+    work: Callable[[S], T],
+    items: Iterable[S],
+) -> list[T]:
     """The results of work on items, by so many threads: the coders give up the GIL."""
     if workers <= 1:
         return [work(item) for item in items]
@@ -109,17 +113,40 @@ def make_version(
     """
     known: Mapping[str, Held] = {} if before is None else before.tensors
 
-    def work(leaf: Leaf) -> tuple[str, Held, bytes, int]:
-        spec = spec_of(leaf.tensor)
-        held = hold(words_of(leaf.tensor), spec, bounds.of(leaf), known.get(leaf.path))
-        restored = held.restore()
-        return leaf.path, held, hashlib.sha256(restored.data).digest(), crc32c(restored)
+    def work(leaf: Leaf) -> _Restored:
+        return _hold_leaf(leaf, bounds, known.get(leaf.path))
 
     found = each(workers, work, state.leaves)
-    tensors = {path: held for path, held, _, _ in found}
-    checksums = {path: checksum for path, _, _, checksum in found}
-    version_id = content_id(state.tree, [(path, held, digest) for path, held, digest, _ in found])
-    return HeldVersion(number, version_id, state.tree, tensors, checksums, metrics, time.time())
+    digests = [(restored.path, restored.held, restored.digest) for restored in found]
+    return HeldVersion(
+        number=number,
+        id=content_id(state.tree, digests),
+        tree=state.tree,
+        tensors={restored.path: restored.held for restored in found},
+        content_crcs={restored.path: restored.checksum for restored in found},
+        metrics=metrics,
+        saved=time.time(),
+    )
+
+
+class _Restored(NamedTuple):
+    """What is held of a tensor, and what its restored bytes are known by."""
+
+    path: str
+    held: Held
+    digest: bytes
+    checksum: int
+
+
+def _hold_leaf(
+    leaf: Leaf,
+    bounds: Bounds,
+    before: Held | None,
+) -> _Restored:
+    held = hold(words_of(leaf.tensor), spec_of(leaf.tensor), bounds.of(leaf), before)
+    restored = held.restore()
+    digest = hashlib.sha256(restored.data).digest()
+    return _Restored(leaf.path, held, digest, crc32c(restored))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +182,24 @@ def write_version(
     Raises:
         StorageError: The disk is full, or the store refuses.
     """
+    encoded = _encode_all(version, parent, workers)
+    entries = _placed([entry for entry, _ in encoded])
+    head = _header(version, parent, entries).pack()
+    # The temporary file of an upload need not survive a power cut.
+    durable = storage.is_local(url)
+    with storage.atomic_write(url, options=options, durable=durable) as file:
+        file.write(head)
+        for _, parts in encoded:
+            file.writelines(parts)
+    payload_bytes = entries[-1].stop if entries else 0
+    return Written(len(head) - HEAD_BYTES, len(head) + payload_bytes)
+
+
+def _encode_all(
+    version: HeldVersion,
+    parent: HeldVersion | None,
+    workers: int,
+) -> list[tuple[TensorEntry, Sequence[bytes]]]:
     references: Mapping[str, Held] = {} if parent is None else parent.tensors
 
     def work(path: str) -> tuple[TensorEntry, Sequence[bytes]]:
@@ -162,30 +207,40 @@ def write_version(
         encoded = encode(held, references.get(path))
         return describe(path, held, encoded, version.content_crcs[path]), encoded.parts
 
-    encoded = each(workers, work, version.tensors)
-    entries = []
+    return each(workers, work, version.tensors)
+
+
+def _placed(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
+    """The entries with the places of their payloads, one after the other."""
+    placed: list[TensorEntry] = []
     start = 0
-    for entry, _ in encoded:
-        entries.append(dataclasses.replace(entry, start=start))
-        start = entries[-1].stop
-    header = VersionHeader(
-        version.number,
-        version.id,
-        None if parent is None else (parent.number, parent.id),
-        version.tree,
-        tuple(entries),
-        version.metrics,
-        version.saved,
+    for entry in entries:
+        placed.append(dataclasses.replace(entry, start=start))
+        start = placed[-1].stop
+    return tuple(placed)
+
+
+def _header(
+    version: HeldVersion,
+    parent: HeldVersion | None,
+    entries: tuple[TensorEntry, ...],
+) -> VersionHeader:
+    return VersionHeader(
+        number=version.number,
+        id=version.id,
+        parent=None if parent is None else (parent.number, parent.id),
+        tree=version.tree,
+        tensors=entries,
+        metrics=version.metrics,
+        saved=version.saved,
     )
-    head = header.pack()
-    with storage.atomic_write(url, options=options) as file:
-        file.write(head)
-        for _, parts in encoded:
-            file.writelines(parts)
-    return Written(len(head) - HEAD_BYTES, len(head) + start)
 
 
-def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[float, Any]:
+def one_delta(
+    target: Flattened,
+    reference: Flattened,
+    bounds: Bounds,
+) -> tuple[float, Any]:
     """How small the difference of two states is within bounds, and what comes back.
 
     Returns:
@@ -196,37 +251,53 @@ def one_delta(target: Flattened, reference: Flattened, bounds: Bounds) -> tuple[
     sizes = [
         encode(held, first.tensors.get(path)).num_bytes for path, held in second.tensors.items()
     ]
-    return second.raw_bytes / max(sum(sizes), 1), state_of(second)
+    restored = restore_all(second, verify=False)
+    return second.raw_bytes / max(sum(sizes), 1), state_of(second, restored)
 
 
-def check_content(version: HeldVersion, workers: int = 1) -> None:
-    """Check that a version restores to the content that its id stands for.
+def restore_all(
+    version: HeldVersion,
+    *,
+    verify: bool = True,
+    workers: int = 1,
+) -> dict[str, Words]:
+    """The words of each tensor, by path, compared with the content that the id stands for.
 
     Raises:
-        CorruptCheckpoint: It does not.
+        CorruptCheckpoint: The version restores to other content.
     """
 
-    def work(path: str) -> tuple[str, Held, bytes]:
-        held = version.tensors[path]
-        return path, held, hashlib.sha256(held.restore().data).digest()
+    def work(path: str) -> tuple[Words, bytes]:
+        words = version.tensors[path].restore()
+        return words, hashlib.sha256(words.data).digest() if verify else b""
 
-    found = content_id(version.tree, each(workers, work, version.tensors))
-    if found != version.id:
-        raise CorruptCheckpoint(
-            f"version {version.number} restores to {found.hex()}, expected {version.id.hex()}"
-        )
+    found = dict(zip(version.tensors, each(workers, work, version.tensors), strict=True))
+    if verify:
+        digests = [(path, version.tensors[path], digest) for path, (_, digest) in found.items()]
+        made = content_id(version.tree, digests)
+        if made != version.id:
+            message = f"version {version.number} restores to {made.hex()}"
+            raise CorruptCheckpoint(f"{message}, expected {version.id.hex()}")
+    return {path: words for path, (words, _) in found.items()}
 
 
-def tensor_of(held: Held, map_location: Any = None) -> Any:
-    """A tensor with memory of its own."""
-    words = held.restore()
-    # Words may lie in memory that another version shares, or that cannot be written.
+def tensor_of(
+    held: Held,
+    words: Words,
+    map_location: Any = None,
+) -> Any:
+    """A tensor of restored words, with memory of its own."""
+    # Without a lattice they may lie in memory that another version shares, or cannot be written.
     own = words.copy() if held.lattice is None else words
     tensor = tensor_from(own, held.spec)
     return tensor if map_location is None else tensor.to(map_location)
 
 
-def state_of(version: HeldVersion, map_location: Any = None) -> Any:
+def state_of(
+    version: HeldVersion,
+    words: Mapping[str, Words],
+    map_location: Any = None,
+) -> Any:
     """The state of a version, each tensor that it holds once made once.
 
     Raises:
@@ -239,7 +310,8 @@ def state_of(version: HeldVersion, map_location: Any = None) -> Any:
         if not 0 <= number < len(paths):
             raise CorruptCheckpoint(f"expected one of {len(paths)} tensors, got {number}")
         if number not in made:
-            made[number] = tensor_of(version.tensors[paths[number]], map_location)
+            path = paths[number]
+            made[number] = tensor_of(version.tensors[path], words[path], map_location)
         return made[number]
 
     return unflatten(version.tree, leaf)

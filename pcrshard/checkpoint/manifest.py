@@ -161,14 +161,19 @@ def read_manifest(url: str, options: storage.Options | None = None) -> Manifest 
         return parse_manifest(data)
 
 
-def write_manifest(url: str, manifest: Manifest, options: storage.Options | None = None) -> None:
+def write_manifest(
+    url: str,
+    manifest: Manifest,
+    options: storage.Options | None = None,
+) -> None:
     """Replace the manifest as a whole.
 
     Raises:
         StorageError: The disk is full, or the store refuses.
     """
     place = storage.join(url, MANIFEST_NAME)
-    with storage.atomic_write(place, options=options) as file:
+    durable = storage.is_local(url)
+    with storage.atomic_write(place, options=options, durable=durable) as file:
         file.write(pack_manifest(manifest))
 
 
@@ -184,7 +189,11 @@ def require_manifest(url: str, options: storage.Options | None = None) -> Manife
     return manifest
 
 
-def check_pinned(record: VersionRecord, number: int, version_id: bytes) -> None:
+def check_pinned(
+    record: VersionRecord,
+    number: int,
+    version_id: bytes,
+) -> None:
     """Check that a file is the one that the manifest names.
 
     Raises:
@@ -194,3 +203,22 @@ def check_pinned(record: VersionRecord, number: int, version_id: bytes) -> None:
         raise CorruptCheckpoint(
             f"expected version {record.number} {record.id.hex()}, got {number} {version_id.hex()}"
         )
+
+
+def check_settings(
+    manifest: Manifest,
+    order: str | None,
+    keyframe_every: int | None,
+) -> None:
+    """Check that options of a store are those that it has; ``None`` takes what it has.
+
+    Raises:
+        ValueError: It has another order or rhythm.
+    """
+    asked = {"order": order, "keyframe_every": keyframe_every}
+    for name, value in asked.items():
+        known = getattr(manifest, name)
+        if value is not None and value != known:
+            raise ValueError(
+                f"the store has {name}={known!r}, got {value!r}: see DeltaStore.rebase"
+            )

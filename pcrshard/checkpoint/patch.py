@@ -62,7 +62,10 @@ def write_patch(
 
 
 def apply_patch(
-    store: DeltaStore, url: str, *, options: storage.Options | None = None
+    store: DeltaStore,
+    url: str,
+    *,
+    options: storage.Options | None = None,
 ) -> tuple[int, HeldVersion]:
     """Add the version that a patch makes to a store.
 
@@ -86,7 +89,11 @@ def apply_patch(
     return store.append(version), version
 
 
-def _reference(store: DeltaStore, parent: tuple[int, bytes], url: str) -> Mapping[str, Held]:
+def _reference(
+    store: DeltaStore,
+    parent: tuple[int, bytes],
+    url: str,
+) -> Mapping[str, Held]:
     number, wanted = parent
     records = store.versions()
     for record in records:

@@ -11,7 +11,11 @@ from .manifest import ORDERS, Manifest, VersionRecord, require_manifest
 from .writer import Place, clean, replace_manifest, writing
 
 
-def parents_of(numbers: Sequence[int], order: str, keyframe_every: int) -> dict[int, int | None]:
+def parents_of(
+    numbers: Sequence[int],
+    order: str,
+    keyframe_every: int,
+) -> dict[int, int | None]:
     """Which version each one refers to.
 
     >>> parents_of([1, 2, 3, 4], "forward", 3)
@@ -105,12 +109,21 @@ def apply(place: Place, make_plan: Callable[[Manifest], Plan]) -> Manifest:
     return after
 
 
-def _rewritten(place: Place, manifest: Manifest, number: int, parent: int | None) -> VersionRecord:
+def _rewritten(
+    place: Place,
+    manifest: Manifest,
+    number: int,
+    parent: int | None,
+) -> VersionRecord:
     reference = None if parent is None else place.read(manifest, parent)
     return place.write(place.read(manifest, number), reference)
 
 
-def verify(place: Place, manifest: Manifest, numbers: Collection[int]) -> list[PCRError]:
+def verify(
+    place: Place,
+    manifest: Manifest,
+    numbers: Collection[int],
+) -> list[PCRError]:
     """Read every byte of versions, and restore them.
 
     Returns:
@@ -125,7 +138,11 @@ def verify(place: Place, manifest: Manifest, numbers: Collection[int]) -> list[P
     return problems
 
 
-def _verify_version(place: Place, manifest: Manifest, number: int) -> HeldVersion:
+def _verify_version(
+    place: Place,
+    manifest: Manifest,
+    number: int,
+) -> HeldVersion:
     record = manifest.record(number)
     file = place.open(record)
     parent = None if file.header.parent is None else file.header.parent[0]

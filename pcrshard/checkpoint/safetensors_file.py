@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from .. import storage
 from ..errors import MissingDependency
-from .held_version import HeldVersion, tensor_of
+from .held_version import HeldVersion, restore_all, tensor_of
 
 
 def export_safetensors(
-    version: HeldVersion, url: str, *, options: storage.Options | None = None
+    version: HeldVersion,
+    url: str,
+    *,
+    options: storage.Options | None = None,
 ) -> int:
     """Write the tensors of a version under their paths; other values are left out.
 
@@ -29,7 +32,8 @@ def export_safetensors(
     except ImportError as error:
         message = "exporting needs safetensors: pip install 'pcrshard[checkpoint]'"
         raise MissingDependency(message) from error
-    tensors = {path: tensor_of(held) for path, held in version.tensors.items()}
+    words = restore_all(version)
+    tensors = {path: tensor_of(held, words[path]) for path, held in version.tensors.items()}
     metadata = {"pcrshard_version": str(version.number), "pcrshard_id": version.id.hex()}
     data = save(tensors, metadata)
     with storage.atomic_write(url, options=options) as file:

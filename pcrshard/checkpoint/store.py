@@ -14,8 +14,15 @@ from . import rewrite
 from .chain import chain_of, plan_layers, read_tensors
 from .choose_bound import CANDIDATES, Budget, Choice, Evaluate, choose
 from .file_frame import pack_plain
-from .held_version import Bounds, HeldVersion, one_delta, state_of, tensor_of
-from .manifest import ORDERS, Manifest, VersionRecord, read_manifest, require_manifest
+from .held_version import Bounds, HeldVersion, one_delta, restore_all, state_of, tensor_of
+from .manifest import (
+    ORDERS,
+    Manifest,
+    VersionRecord,
+    check_settings,
+    read_manifest,
+    require_manifest,
+)
 from .safetensors_file import export_safetensors
 from .typed_tree import Flattened, flatten
 from .version_file import VersionFile
@@ -75,12 +82,16 @@ class DeltaStore:
         self._background = Background()
         current = read_manifest(url, options)
         self._manifest = current or self._empty(order, keyframe_every)
-        _check_settings(self._manifest, order, keyframe_every)
+        check_settings(self._manifest, order, keyframe_every)
         # None after a failure: then the manifest tells what is in the store.
         self._next_number: int | None = self._manifest.next_number
         self._writer = Writer(self._place, self.bounds, self._manifest)
 
-    def _empty(self, order: str | None, keyframe_every: int | None) -> Manifest:
+    def _empty(
+        self,
+        order: str | None,
+        keyframe_every: int | None,
+    ) -> Manifest:
         described = {
             "weights": describe_bound(self.bounds.weights),
             "optimizer": describe_bound(self.bounds.optimizer),
@@ -217,10 +228,16 @@ class DeltaStore:
             return self._retried(
                 lambda manifest: self._load_tensors(manifest, version, names, map_location, verify)
             )
-        held = self.read(version, verify=verify)
-        return state_of(held, map_location)
+        held = self.read(version, verify=False)
+        words = restore_all(held, verify=verify, workers=self._place.workers)
+        return state_of(held, words, map_location)
 
-    def read(self, version: int | None = None, *, verify: bool = True) -> HeldVersion:
+    def read(
+        self,
+        version: int | None = None,
+        *,
+        verify: bool = True,
+    ) -> HeldVersion:
         """A version as it is stored: codes, lattices, words; see :meth:`load`."""
         self.wait()
         return self._retried(
@@ -242,7 +259,7 @@ class DeltaStore:
         chain = chain_of(file, lambda number: self._place.open(manifest.record(number)))
         layers = plan_layers(chain, names)
         found = read_tensors(layers, verify=verify, workers=self._place.workers)
-        return {name: tensor_of(found[name], map_location) for name in names}
+        return {name: tensor_of(found[name], found[name].restore(), map_location) for name in names}
 
     def _retried(self, work: Callable[[Manifest], T]) -> T:
         """The result of reading; once more if a writer replaced the files meanwhile."""
@@ -288,7 +305,12 @@ class DeltaStore:
         """
         self._rewrite(lambda manifest: rewrite.plan(manifest, keep=keep))
 
-    def rebase(self, *, order: str | None = None, keyframe_every: int | None = None) -> None:
+    def rebase(
+        self,
+        *,
+        order: str | None = None,
+        keyframe_every: int | None = None,
+    ) -> None:
         """Write the deltas again in another order, exactly: no version changes by a bit.
 
         Raises:
@@ -305,7 +327,11 @@ class DeltaStore:
         self._writer.forget()
         self._next_number = self._manifest.next_number
 
-    def export(self, version: int, url: str) -> int:
+    def export(
+        self,
+        version: int,
+        url: str,
+    ) -> int:
         """Write a version's tensors as a safetensors file; returns its size in bytes.
 
         Raises:
@@ -362,16 +388,6 @@ def _number(manifest: Manifest, version: int | None) -> int:
     if not manifest.versions:
         raise VersionUnavailable("the store has no versions")
     return manifest.versions[-1].number
-
-
-def _check_settings(manifest: Manifest, order: str | None, keyframe_every: int | None) -> None:
-    asked = {"order": order, "keyframe_every": keyframe_every}
-    for name, value in asked.items():
-        known = getattr(manifest, name)
-        if value is not None and value != known:
-            raise ValueError(
-                f"the store has {name}={known!r}, got {value!r}: see DeltaStore.rebase"
-            )
 
 
 def _check_metrics(metrics: dict[str, Any]) -> None:

@@ -109,7 +109,12 @@ class Encoded:
         return sum(len(part) for part in self.parts)
 
 
-def hold(words: Words, spec: TensorSpec, bound: Bound | None, before: Held | None) -> Held:
+def hold(
+    words: Words,
+    spec: TensorSpec,
+    bound: Bound | None,
+    before: Held | None,
+) -> Held:
     """What a version holds of a tensor.
 
     Args:
@@ -119,24 +124,39 @@ def hold(words: Words, spec: TensorSpec, bound: Bound | None, before: Held | Non
         before: The tensor in the version before, whose lattice is kept if it still fits.
 
     Returns:
-        Codes where a bound applies and they are smaller than the words; otherwise the words.
+        Codes where a bound applies and they are smaller than the words; otherwise a copy of
+        the words, which then do not keep the memory of the whole state.
     """
-    exact = Held(spec, words=words)
+    on_lattice = _hold_codes(words, spec, bound, before)
+    return Held(spec, words=words.copy()) if on_lattice is None else on_lattice
+
+
+def _hold_codes(
+    words: Words,
+    spec: TensorSpec,
+    bound: Bound | None,
+    before: Held | None,
+) -> Held | None:
     lossy = bound is not None and spec.dtype in FLOAT_TYPES
     if not lossy or len(spec.shape) < 2 or len(words) < _SMALLEST_LOSSY:
-        return exact
+        return None
     assert bound is not None
     lattice = _lattice(words, spec, bound, before)
     if lattice is None:
-        return exact
+        return None
     quantised = quantise(words, FLOAT_TYPES[spec.dtype], lattice)
     index = quantised.escape_index
     on_lattice = Held(spec, lattice, quantised.codes, None, index, quantised.escape_words)
-    exact_bytes = _sample_bytes(exact, before)
-    return on_lattice if _sample_bytes(on_lattice, before) < exact_bytes else exact
+    exact_bytes = _sample_bytes(Held(spec, words=words), before)
+    return on_lattice if _sample_bytes(on_lattice, before) < exact_bytes else None
 
 
-def _lattice(words: Words, spec: TensorSpec, bound: Bound, before: Held | None) -> Lattice | None:
+def _lattice(
+    words: Words,
+    spec: TensorSpec,
+    bound: Bound,
+    before: Held | None,
+) -> Lattice | None:
     wanted = bound.lattice(words, FLOAT_TYPES[spec.dtype])
     known = before.lattice if before is not None and before.spec == spec else None
     if wanted is None or known is None or known.kind != wanted.kind:
@@ -209,7 +229,11 @@ def _smallest(held: Held, reference: Held) -> Encoded:
     return min(candidates, key=lambda encoded: encoded.num_bytes)
 
 
-def _encode_as(coder: str, held: Held, reference: Held | None) -> Encoded:
+def _encode_as(
+    coder: str,
+    held: Held,
+    reference: Held | None,
+) -> Encoded:
     if held.lattice is None:
         main = b"" if coder == SAME else encode_planes(_difference(coder, held, reference))
         return Encoded(coder, (main, b"", b""))
@@ -220,7 +244,11 @@ def _encode_as(coder: str, held: Held, reference: Held | None) -> Encoded:
     return Encoded(coder, (main, index, words), count)
 
 
-def _difference(coder: str, held: Held, reference: Held | None) -> Any:
+def _difference(
+    coder: str,
+    held: Held,
+    reference: Held | None,
+) -> Any:
     if coder == INTRA:
         return held.values
     assert reference is not None
@@ -248,7 +276,11 @@ class Described:
     sizes: tuple[int, int, int]
 
 
-def decode(described: Described, payload: memoryview, reference: Held | None) -> Held:
+def decode(
+    described: Described,
+    payload: memoryview,
+    reference: Held | None,
+) -> Held:
     """What is stored of a tensor.
 
     Args:
@@ -285,7 +317,11 @@ def _check_reference(described: Described, reference: Held | None) -> None:
         )
 
 
-def _decode_codes(described: Described, main: memoryview, reference: Held | None) -> Codes:
+def _decode_codes(
+    described: Described,
+    main: memoryview,
+    reference: Held | None,
+) -> Codes:
     count = described.spec.num_words
     if described.coder == SAME:
         assert reference is not None

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import UnsupportedState
 from .file_frame import require
-from .tensors import NUMPY_TYPES, array_snapshot, check_storable, snapshot
+from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
 
 MAX_DEPTH = 100
 _PLAIN = (type(None), bool, float, str, bytes)
@@ -73,7 +73,9 @@ def flatten(state: Any) -> Flattened:
     """
     flattener = _Flattener()
     tree = flattener.pack(state, (), in_optimizer=False)
-    return Flattened(tree, flattener.leaves)
+    copies = snapshot([leaf.tensor for leaf in flattener.leaves])
+    pairs = zip(flattener.leaves, copies, strict=True)
+    return Flattened(tree, [dataclasses.replace(leaf, tensor=copy) for leaf, copy in pairs])
 
 
 class _Flattener:
@@ -82,7 +84,13 @@ class _Flattener:
         self._known: dict[Any, int] = {}
         self._paths: collections.Counter[str] = collections.Counter()
 
-    def pack(self, value: Any, path: tuple[str, ...], *, in_optimizer: bool) -> Any:
+    def pack(
+        self,
+        value: Any,
+        path: tuple[str, ...],
+        *,
+        in_optimizer: bool,
+    ) -> Any:
         """A value as plain values."""
         kind = type(value)
         if len(path) > MAX_DEPTH:
@@ -97,7 +105,12 @@ class _Flattener:
             return self._pack_sequence(value, path, in_optimizer)
         return self._pack_values(value, path, in_optimizer)
 
-    def _pack_values(self, value: Any, path: tuple[str, ...], in_optimizer: bool) -> list[Any]:
+    def _pack_values(
+        self,
+        value: Any,
+        path: tuple[str, ...],
+        in_optimizer: bool,
+    ) -> list[Any]:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             return [_TENSOR, self._leaf(value, path, in_optimizer)]
@@ -109,7 +122,12 @@ class _Flattener:
             f"cannot store a {kind.__module__}.{kind.__name__}", key=_joined(path)
         )
 
-    def _pack_dict(self, value: Any, path: tuple[str, ...], in_optimizer: bool) -> list[Any]:
+    def _pack_dict(
+        self,
+        value: Any,
+        path: tuple[str, ...],
+        in_optimizer: bool,
+    ) -> list[Any]:
         # The state of a torch.optim.Optimizer is known by its two keys.
         inside = in_optimizer or {"state", "param_groups"} <= value.keys()
         items = []
@@ -125,14 +143,24 @@ class _Flattener:
         extra = getattr(value, "_metadata", None)
         return [_ORDERED, items, self.pack(extra, (*path, "_metadata"), in_optimizer=False)]
 
-    def _pack_sequence(self, value: Any, path: tuple[str, ...], in_optimizer: bool) -> list[Any]:
+    def _pack_sequence(
+        self,
+        value: Any,
+        path: tuple[str, ...],
+        in_optimizer: bool,
+    ) -> list[Any]:
         tag = _LIST if type(value) is list else _TUPLE
         items = enumerate(value)
         return [
             tag, [self.pack(item, (*path, str(i)), in_optimizer=in_optimizer) for i, item in items]
         ]  # fmt: skip
 
-    def _leaf(self, tensor: torch.Tensor, path: tuple[str, ...], in_optimizer: bool) -> int:
+    def _leaf(
+        self,
+        tensor: torch.Tensor,
+        path: tuple[str, ...],
+        in_optimizer: bool,
+    ) -> int:
         joined = _joined(path)
         check_storable(tensor, joined)
         key = (
@@ -142,14 +170,23 @@ class _Flattener:
         # Tensors without elements have no memory of their own that would tell them apart.
         if tensor.numel() and key in self._known:
             return self._known[key]
-        self._known[key] = self._add(joined, snapshot(tensor), role_of(path, in_optimizer))
+        self._known[key] = self._add(joined, tensor, role_of(path, in_optimizer))
         return self._known[key]
 
-    def _array(self, array: Any, path: tuple[str, ...]) -> int:
+    def _array(
+        self,
+        array: Any,
+        path: tuple[str, ...],
+    ) -> int:
         joined = _joined(path)
-        return self._add(joined, array_snapshot(array, joined), "exact")
+        return self._add(joined, array_tensor(array, joined), "exact")
 
-    def _add(self, path: str, tensor: torch.Tensor, role: str) -> int:
+    def _add(
+        self,
+        path: str,
+        tensor: torch.Tensor,
+        role: str,
+    ) -> int:
         self._paths[path] += 1
         count = self._paths[path]
         distinct = path if count == 1 else f"{path}#{count}"
@@ -182,7 +219,11 @@ def unflatten(tree: Any, leaf: Callable[[int], torch.Tensor]) -> Any:
     return _unpack(tree, leaf, 0)
 
 
-def _unpack(node: Any, leaf: Callable[[int], torch.Tensor], depth: int) -> Any:
+def _unpack(
+    node: Any,
+    leaf: Callable[[int], torch.Tensor],
+    depth: int,
+) -> Any:
     require(depth <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
     if type(node) in _KEYS:
         return node
@@ -199,7 +240,11 @@ def _unpack(node: Any, leaf: Callable[[int], torch.Tensor], depth: int) -> Any:
     return tensor if tag == _TENSOR else tensor.numpy()
 
 
-def _unpack_dict(node: Any, leaf: Callable[[int], torch.Tensor], depth: int) -> Any:
+def _unpack_dict(
+    node: Any,
+    leaf: Callable[[int], torch.Tensor],
+    depth: int,
+) -> Any:
     require(isinstance(node[1], list), "expected the items of a dict")
     found: dict[Any, Any] = {} if node[0] == _DICT else collections.OrderedDict()
     for item in node[1]:
@@ -212,7 +257,11 @@ def _unpack_dict(node: Any, leaf: Callable[[int], torch.Tensor], depth: int) -> 
     return found
 
 
-def _unpack_sequence(node: Any, leaf: Callable[[int], torch.Tensor], depth: int) -> Any:
+def _unpack_sequence(
+    node: Any,
+    leaf: Callable[[int], torch.Tensor],
+    depth: int,
+) -> Any:
     require(isinstance(node[1], list), "expected the items of a list")
     items = [_unpack(item, leaf, depth) for item in node[1]]
     return items if node[0] == _LIST else tuple(items)

@@ -122,7 +122,12 @@ def content_id(tree: Any, digests: Sequence[tuple[str, Held, bytes]]) -> bytes:
     return hashlib.sha256(pack_plain([tree, tensors])).digest()
 
 
-def describe(path: str, held: Held, encoded: Encoded, content_crc: int) -> TensorEntry:
+def describe(
+    path: str,
+    held: Held,
+    encoded: Encoded,
+    content_crc: int,
+) -> TensorEntry:
     """The entry of an encoded tensor; its place comes with the others."""
     first, second, third = (len(part) for part in encoded.parts)
     checksum = crc32c(b"".join(encoded.parts))
@@ -137,25 +142,32 @@ def parse_header(raw: dict[str, Any]) -> VersionHeader:
     Raises:
         CorruptCheckpoint: A rule of the format is broken.
     """
+    _check_fields(raw)
+    parent = _parse_parent(raw["parent"])
+    entries = _parse_entries(raw["tensors"])
+    alone = all(entry.described.coder == INTRA for entry in entries)
+    require(parent is not None or alone, "a version without a parent holds a delta")
+    return VersionHeader(**{**raw, "parent": parent, "tensors": entries})
+
+
+def _check_fields(raw: dict[str, Any]) -> None:
     require(raw.keys() == _HEADER_KEYS, f"expected the keys {sorted(_HEADER_KEYS)}")
     require(_is_count(raw["number"]) and raw["number"] > 0, "expected a version's number")
     require(_is_id(raw["id"]), "expected the id of a version")
     require(isinstance(raw["metrics"], dict), "expected a map of metrics")
     require(type(raw["saved"]) is float, "expected the time of saving")
     require(isinstance(raw["tensors"], list), "expected a list of tensors")
-    entries = []
+
+
+def _parse_entries(items: list[Any]) -> tuple[TensorEntry, ...]:
+    entries: list[TensorEntry] = []
     start = 0
-    for item in raw["tensors"]:
+    for item in items:
         entries.append(_parse_entry(item, start))
         start = entries[-1].stop
     paths = {entry.path for entry in entries}
     require(len(paths) == len(entries), "expected distinct paths of tensors")
-    parent = _parse_parent(raw["parent"])
-    alone = all(entry.described.coder == INTRA for entry in entries)
-    require(parent is not None or alone, "a version without a parent holds a delta")
-    return VersionHeader(
-        raw["number"], raw["id"], parent, raw["tree"], tuple(entries), raw["metrics"], raw["saved"]
-    )
+    return tuple(entries)
 
 
 def _parse_parent(raw: Any) -> tuple[int, bytes] | None:
@@ -240,7 +252,10 @@ class VersionFile:
     """
 
     def __init__(
-        self, url: str, header_size: int | None = None, options: storage.Options | None = None
+        self,
+        url: str,
+        header_size: int | None = None,
+        options: storage.Options | None = None,
     ) -> None:
         self.url = url
         self._options = options

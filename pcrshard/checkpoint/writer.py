@@ -55,7 +55,13 @@ class Place:
             check_pinned(record, file.header.number, file.header.id)
         return file
 
-    def read(self, manifest: Manifest, number: int, *, verify: bool = True) -> HeldVersion:
+    def read(
+        self,
+        manifest: Manifest,
+        number: int,
+        *,
+        verify: bool = True,
+    ) -> HeldVersion:
         """A whole version.
 
         Raises:
@@ -70,7 +76,11 @@ class Place:
 
         return read_version(file, open_version, verify=verify, workers=self.workers)
 
-    def write(self, version: HeldVersion, parent: HeldVersion | None) -> VersionRecord:
+    def write(
+        self,
+        version: HeldVersion,
+        parent: HeldVersion | None,
+    ) -> VersionRecord:
         """Write a version under a name of its own.
 
         Returns:
@@ -91,7 +101,10 @@ class Place:
 
 
 def _record(
-    version: HeldVersion, parent: HeldVersion | None, name: str, written: Written
+    version: HeldVersion,
+    parent: HeldVersion | None,
+    name: str,
+    written: Written,
 ) -> VersionRecord:
     return VersionRecord(
         number=version.number,
@@ -123,7 +136,11 @@ def writing(place: Place) -> Iterator[None]:
         yield
 
 
-def replace_manifest(place: Place, expected: int | None, manifest: Manifest) -> None:
+def replace_manifest(
+    place: Place,
+    expected: int | None,
+    manifest: Manifest,
+) -> None:
     """Write the next manifest, if nobody else has written one.
 
     Args:
@@ -156,7 +173,12 @@ class Writer:
         empty: The manifest of a store that has no versions yet.
     """
 
-    def __init__(self, place: Place, bounds: Bounds, empty: Manifest) -> None:
+    def __init__(
+        self,
+        place: Place,
+        bounds: Bounds,
+        empty: Manifest,
+    ) -> None:
         self._place = place
         self._bounds = bounds
         self._empty = empty
@@ -170,7 +192,12 @@ class Writer:
         self._last = None
         self._keyframe = None
 
-    def append(self, state: Flattened, number: int, metrics: dict[str, Any]) -> HeldVersion:
+    def append(
+        self,
+        state: Flattened,
+        number: int,
+        metrics: dict[str, Any],
+    ) -> HeldVersion:
         """Add a version.
 
         Raises:
@@ -230,7 +257,11 @@ class Writer:
         else:
             self._keyframe = self._last
 
-    def _add(self, manifest: Manifest, version: HeldVersion) -> None:
+    def _add(
+        self,
+        manifest: Manifest,
+        version: HeldVersion,
+    ) -> None:
         last = self._last
         starts_group = last is None or group_size(manifest) >= manifest.keyframe_every
         parent = None

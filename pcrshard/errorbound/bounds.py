@@ -41,7 +41,11 @@ class RelativeStd:
         _check_positive("fraction", self.fraction)
         _check_positive("outlier_guard", self.outlier_guard)
 
-    def lattice(self, words: Words, float_type: FloatType) -> Lattice | None:
+    def lattice(
+        self,
+        words: Words,
+        float_type: FloatType,
+    ) -> Lattice | None:
         """The lattice for a tensor's words (N,); ``None`` if it has no deviation."""
         scale = min(_deviation(words, float_type), self.outlier_guard * _typical(words, float_type))
         return _linear(self.fraction * scale, scale, float_type)
@@ -61,7 +65,11 @@ class Absolute:
     def __post_init__(self) -> None:
         _check_positive("error_bound", self.error_bound)
 
-    def lattice(self, words: Words, float_type: FloatType) -> Lattice | None:
+    def lattice(
+        self,
+        words: Words,
+        float_type: FloatType,
+    ) -> Lattice | None:
         """The lattice for a tensor's words (N,)."""
         return _linear(self.error_bound, _deviation(words, float_type), float_type)
 
@@ -82,7 +90,11 @@ class PointwiseRelative:
     def __post_init__(self) -> None:
         _check_positive("rel_error_bound", self.rel_error_bound)
 
-    def lattice(self, words: Words, float_type: FloatType) -> Lattice | None:
+    def lattice(
+        self,
+        words: Words,
+        float_type: FloatType,
+    ) -> Lattice | None:
         """The lattice; the same one for all tensors of a type."""
         return log_lattice(self.rel_error_bound, float_type.half_ulp)
 
@@ -118,7 +130,11 @@ def parse_bound(described: Any) -> Bound | None:
     return kind(**arguments)
 
 
-def _linear(error_bound: float, scale: float, float_type: FloatType) -> LinearLattice | None:
+def _linear(
+    error_bound: float,
+    scale: float,
+    float_type: FloatType,
+) -> LinearLattice | None:
     """A lattice within the bound after rounding to the type, for values of three deviations.
 
     The rare larger values that rounding takes beyond the bound are escaped.
@@ -142,7 +158,8 @@ def _deviation(words: Words, float_type: FloatType) -> float:
         count += len(values)
         total += float(values.sum())
         with np.errstate(over="ignore"):
-            squares += float(values @ values)
+            # Not a dot product: BLAS would start threads of its own.
+            squares += float(np.square(values).sum())
     if count == 0:
         return 0.0
     mean = total / count

@@ -78,7 +78,11 @@ def encode_planes(words: Words) -> bytes:
     return compress(planes.tobytes())
 
 
-def decode_planes(payload: bytes | memoryview, count: int, word: np.dtype[Any]) -> Words:
+def decode_planes(
+    payload: bytes | memoryview,
+    count: int,
+    word: np.dtype[Any],
+) -> Words:
     """The ``count`` words of a payload; the caller has limited ``count``.
 
     Raises:

@@ -22,7 +22,11 @@ def encode_index(index: Index) -> bytes:
     return encode_integers(np.diff(index, prepend=-1).astype(np.uint32))
 
 
-def decode_index(payload: bytes | memoryview, count: int, limit: int) -> Index:
+def decode_index(
+    payload: bytes | memoryview,
+    count: int,
+    limit: int,
+) -> Index:
     """The ``count`` numbers of a payload, increasing and below ``limit``.
 
     Raises:
@@ -42,7 +46,11 @@ def encode_words(words: Words) -> bytes:
     return compress(words.tobytes()) if words.itemsize == 1 else encode_integers(words)
 
 
-def decode_words(payload: bytes | memoryview, count: int, word: np.dtype[np.generic]) -> Words:
+def decode_words(
+    payload: bytes | memoryview,
+    count: int,
+    word: np.dtype[np.generic],
+) -> Words:
     """The ``count`` words of a payload.
 
     Raises:

@@ -27,7 +27,11 @@ def encode_integers(integers: Integers) -> bytes:
     return bytes(standalone.simple_compress(np.ascontiguousarray(integers), _CONFIG))
 
 
-def decode_integers(payload: bytes | memoryview, count: int, kind: Any) -> Integers:
+def decode_integers(
+    payload: bytes | memoryview,
+    count: int,
+    kind: Any,
+) -> Integers:
     """The ``count`` integers of a payload; the caller has limited ``count``.
 
     Args:

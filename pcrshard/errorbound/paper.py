@@ -22,7 +22,9 @@ _ZSTD_LEVEL = 19
 
 
 def quantisation_factors(
-    target: npt.NDArray[Any], reference: npt.NDArray[Any], epsilon: float
+    target: npt.NDArray[Any],
+    reference: npt.NDArray[Any],
+    epsilon: float,
 ) -> Factors:
     """Equation 1: ``M = floor((A - B) / (2 log(1 + epsilon)) + 0.5)``, (N,) int32.
 
@@ -36,7 +38,11 @@ def quantisation_factors(
     return np.floor(difference / step + 0.5).astype(np.int32)
 
 
-def recover(factors: Factors, reference: npt.NDArray[Any], epsilon: float) -> npt.NDArray[Any]:
+def recover(
+    factors: Factors,
+    reference: npt.NDArray[Any],
+    epsilon: float,
+) -> npt.NDArray[Any]:
     """Equation 2: ``A' = 2 M log(1 + epsilon) + B``, in the reference's type."""
     step = 2 * math.log(1 + epsilon)
     return (factors * step + reference.astype(np.float64)).astype(reference.dtype)
@@ -52,7 +58,11 @@ def encode_factors(factors: Factors, coder: str = "rle+lzma") -> bytes:
     return bytes([width]) + len(runs).to_bytes(8, "little") + packed
 
 
-def decode_factors(payload: bytes, count: int, coder: str = "rle+lzma") -> Factors:
+def decode_factors(
+    payload: bytes,
+    count: int,
+    coder: str = "rle+lzma",
+) -> Factors:
     """The ``count`` factors of :func:`encode_factors`.
 
     Raises:

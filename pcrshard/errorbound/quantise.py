@@ -31,7 +31,11 @@ class Quantised:
     escape_words: Words
 
 
-def quantise(words: Words, float_type: FloatType, lattice: Lattice) -> Quantised:
+def quantise(
+    words: Words,
+    float_type: FloatType,
+    lattice: Lattice,
+) -> Quantised:
     """Put a tensor's words (N,) on a lattice; about eight passes over blocks in cache.
 
     Each value is restored and compared, after the cast to its type. NaN, infinities, -0.0,
@@ -50,7 +54,9 @@ def quantise(words: Words, float_type: FloatType, lattice: Lattice) -> Quantised
 
 
 def _quantise_block(
-    block: Words, float_type: FloatType, lattice: Lattice
+    block: Words,
+    float_type: FloatType,
+    lattice: Lattice,
 ) -> tuple[Codes, npt.NDArray[np.bool_]]:
     values = float_type.widen(block)
     magnitudes = np.abs(values)
@@ -71,7 +77,11 @@ def _quantise_block(
     return codes, kept
 
 
-def restore(quantised: Quantised, float_type: FloatType, lattice: Lattice) -> Words:
+def restore(
+    quantised: Quantised,
+    float_type: FloatType,
+    lattice: Lattice,
+) -> Words:
     """The words (N,) of a tensor; the inverse of :func:`quantise` within the bound."""
     words = np.empty(len(quantised.codes), float_type.word)
     for start in range(0, len(words), _BLOCK):
@@ -81,7 +91,12 @@ def restore(quantised: Quantised, float_type: FloatType, lattice: Lattice) -> Wo
     return words
 
 
-def check_error(original: Words, restored: Words, float_type: FloatType, lattice: Lattice) -> float:
+def check_error(
+    original: Words,
+    restored: Words,
+    float_type: FloatType,
+    lattice: Lattice,
+) -> float:
     """Compare every value with its source.
 
     Returns:
@@ -107,7 +122,11 @@ def check_error(original: Words, restored: Words, float_type: FloatType, lattice
     return worst
 
 
-def _error_share(values: Values, restored: Values, lattice: Lattice) -> npt.NDArray[Any]:
+def _error_share(
+    values: Values,
+    restored: Values,
+    lattice: Lattice,
+) -> npt.NDArray[Any]:
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.abs(restored - values) / lattice.tolerance(np.abs(values))
     # A NaN here is a special value that was not kept.

@@ -106,7 +106,11 @@ class DeltaStorageWriter(StorageWriter):
         """The plans as they are."""
         return plans
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(
+        self,
+        plan: SavePlan,
+        planner: SavePlanner,
+    ) -> Future[list[WriteResult]]:
         """Save this rank's shards as one version."""
         assert self._rank_store is not None
         tensors: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -123,13 +127,21 @@ class DeltaStorageWriter(StorageWriter):
         done.set_result([self._result(item, number) for item in plan.items])
         return done
 
-    def _result(self, item: WriteItem, number: int) -> WriteResult:
+    def _result(
+        self,
+        item: WriteItem,
+        number: int,
+    ) -> WriteResult:
         is_object = item.type == WriteItemType.BYTE_IO
         name = "" if is_object else f"tensors.{_shard_key(item.index)}.{item.index.fqn}"
         size = 0 if item.tensor_data is None else item.tensor_data.size.numel()
         return WriteResult(item.index, size, Place(_rank(), number, name))
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(
+        self,
+        metadata: Metadata,
+        results: list[list[WriteResult]],
+    ) -> None:
         """Commit the version; called on the coordinator after all ranks have written."""
         assert self._index is not None
         places = {
@@ -155,7 +167,11 @@ class DeltaStorageReader(StorageReader):
         version: Number of the version in the index; ``None`` for the newest.
     """
 
-    def __init__(self, url: str, version: int | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        version: int | None = None,
+    ) -> None:
         self.url = url
         self._version = version
         self._places: dict[MetadataIndex, Place] = {}
@@ -188,7 +204,11 @@ class DeltaStorageReader(StorageReader):
         """The plans as they are."""
         return plans
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+    def read_data(
+        self,
+        plan: LoadPlan,
+        planner: LoadPlanner,
+    ) -> Future[None]:
         """Read what this rank needs; only the needed tensors of the needed ranks."""
         needed: dict[tuple[int, int], list[Any]] = defaultdict(list)
         for item in plan.items:
@@ -209,7 +229,10 @@ class DeltaStorageReader(StorageReader):
 
 
 def _read_tensors(
-    store: DeltaStore, version: int, items: Sequence[tuple[Any, Place]], planner: LoadPlanner
+    store: DeltaStore,
+    version: int,
+    items: Sequence[tuple[Any, Place]],
+    planner: LoadPlanner,
 ) -> None:
     wanted = [(item, place) for item, place in items if place.name]
     if not wanted:
@@ -227,7 +250,10 @@ def _read_tensors(
 
 
 def _read_objects(
-    store: DeltaStore, version: int, items: Sequence[tuple[Any, Place]], planner: LoadPlanner
+    store: DeltaStore,
+    version: int,
+    items: Sequence[tuple[Any, Place]],
+    planner: LoadPlanner,
 ) -> None:
     wanted = [item for item, _ in items if item.type == LoadItemType.BYTE_IO]
     if not wanted:

@@ -33,7 +33,10 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
         """Versions in a store, and a file for each that names it."""
 
         def save_checkpoint(
-            self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+            self,
+            checkpoint: dict[str, Any],
+            path: Any,
+            storage_options: Any = None,
         ) -> None:
             """Copy the state; the rest happens in the background."""
 

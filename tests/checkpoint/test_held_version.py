@@ -8,9 +8,9 @@ from states import same, tiny_state
 
 from pcrshard.checkpoint.held_version import (
     Bounds,
-    check_content,
     each,
     make_version,
+    restore_all,
     state_of,
     write_version,
 )
@@ -63,23 +63,24 @@ def test_a_state_comes_back_from_what_is_held(workers):
     """By one thread or several."""
     state = tiny_state(2)
     held = make_version(flatten(state), LOSSLESS, None, number=1, metrics={}, workers=workers)
-    check_content(held, workers)
-    assert same(state_of(held), state)
+    words = restore_all(held, workers=workers)
+    assert same(state_of(held, words), state)
     assert each(workers, str, range(9)) == [str(i) for i in range(9)]
 
 
 def test_loaded_tensors_have_memory_of_their_own():
     """Changing a loaded state changes neither the store's memory nor another loaded state."""
     held = version(tiny_state(2))
-    state_of(held)["model"]["w"].zero_()
-    assert same(state_of(held), tiny_state(2))
+    words = restore_all(held)
+    state_of(held, words)["model"]["w"].zero_()
+    assert same(state_of(held, words), tiny_state(2))
 
 
 def test_other_content_is_refused():
     """Whatever made it: both ids are named."""
     held = version(tiny_state(1))
     with pytest.raises(CorruptCheckpoint, match=r"version 1 restores to .*, expected 0000"):
-        check_content(dataclasses.replace(held, id=bytes(32)))
+        restore_all(dataclasses.replace(held, id=bytes(32)))
 
 
 def test_equal_versions_are_equal_files(tmp_path):

@@ -31,17 +31,30 @@ def test_a_snapshot_is_contiguous_and_does_not_change():
     views = [base.permute(3, 1, 0, 2), base[:, 1:], base[:1].expand(6, -1, -1, -1)]
     views.append(base.to(memory_format=torch.channels_last))
     expected = [view.tolist() for view in views]
-    copies = [tensors.snapshot(view) for view in views]
+    copies = tensors.snapshot(views)
     for view in (base, views[-1]):
         view.add_(1)
     assert all(copy.is_contiguous() for copy in copies)
     assert [copy.tolist() for copy in copies] == expected
 
 
+def test_the_memory_of_snapshots_is_used_again():
+    """Only when nothing refers to any tensor of an earlier one."""
+    source = [torch.full((1000, 1000), float(i)) for i in range(3)]
+    first = tensors.snapshot(source)
+    kept = first[1]
+    del first
+    second = tensors.snapshot([torch.zeros(1000, 1000)] * 3)
+    assert (kept == 1).all()
+    place = second[0].data_ptr()
+    del second
+    assert tensors.snapshot(source)[0].data_ptr() == place
+
+
 def test_lazy_conjugates_are_resolved():
     """A conjugated complex tensor holds its values, not those of its source."""
     tensor = torch.randn(3, dtype=torch.complex64)
-    assert torch.equal(tensors.snapshot(tensor.conj()), tensor.conj().resolve_conj())
+    assert torch.equal(tensors.snapshot([tensor.conj()])[0], tensor.conj().resolve_conj())
 
 
 class Subclass(torch.Tensor):
@@ -67,13 +80,13 @@ def test_arrays_of_objects_are_refused():
     """They could hold anything."""
     for array in (np.array([object()]), np.array(["text"]), np.array(["2020"], "M8[Y]")):
         with pytest.raises(UnsupportedState, match="cannot store arrays of type"):
-            tensors.array_snapshot(array, "a")
+            tensors.array_tensor(array, "a")
 
 
 def test_big_endian_arrays_keep_their_values():
     """Files are little-endian, whatever an array was."""
     array = np.array([1, 256], ">i4")
-    assert tensors.array_snapshot(array, "a").tolist() == [1, 256]
+    assert tensors.array_tensor(array, "a").tolist() == [1, 256]
 
 
 @pytest.mark.parametrize(

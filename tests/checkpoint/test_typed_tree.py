@@ -7,12 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from states import same
 
 from pcrshard.checkpoint.typed_tree import flatten, unflatten
 from pcrshard.errors import CorruptCheckpoint, UnsupportedState
+
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LEGACY = np.random.RandomState(0)
 SCALARS = (
@@ -30,6 +33,7 @@ def there_and_back(state):
     return unflatten(flat.tree, lambda number: flat.leaves[number].tensor)
 
 
+@PATIENT
 @given(STATES)
 def test_plain_states_come_back(state):
     """Any nesting of plain values, with integers of any size and keys of any plain type."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -16,13 +16,18 @@ from pcrshard.errorbound import (
 )
 from pcrshard.errors import CorruptCheckpoint
 
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+
+@PATIENT
 @given(st.sampled_from(["u1", "u2", "u4", "u8"]).flatmap(lambda kind: hnp.arrays(kind, 40)))
 def test_words_come_back(words):
     """Any words of 8 to 64 bits."""
     assert np.array_equal(decode_planes(encode_planes(words), len(words), words.dtype), words)
 
 
+@PATIENT
 @given(st.binary(max_size=300))
 def test_bytes_come_back_and_grow_by_one_at_most(data):
     """What zstd cannot make smaller is kept as it is."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pcrshard.errorbound import (
@@ -14,6 +14,9 @@ from pcrshard.errorbound import (
     find_changes,
 )
 from pcrshard.errors import CorruptCheckpoint
+
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("kind", ["u1", "u2", "u4", "u8"])
@@ -36,6 +39,7 @@ def test_changes_lead_from_either_version_to_the_other(kind):
     assert np.array_equal(backward, old)
 
 
+@PATIENT
 @given(st.sets(st.integers(0, 10**6)))
 def test_any_index_comes_back(numbers):
     """Gaps of any size, none included."""

@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pcrshard.errorbound import decode_integers, encode_integers
 from pcrshard.errors import CorruptCheckpoint
 
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+
+@PATIENT
 @given(st.sampled_from(["u2", "i4", "u4", "i8", "u8"]).flatmap(lambda kind: hnp.arrays(kind, 50)))
 def test_integers_come_back(integers):
     """Any integers of 16 to 64 bits."""

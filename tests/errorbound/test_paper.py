@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pcrshard.errorbound import paper
 from pcrshard.errors import CorruptCheckpoint
+
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_the_equations_are_those_of_the_paper():
@@ -33,6 +36,7 @@ def test_factors_come_back_by_each_coder(coder, spread):
         paper.decode_factors(payload, len(factors) + 1, coder)
 
 
+@PATIENT
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(1, 600)), max_size=20))
 def test_runs_come_back(runs):
     """Runs of any length, longer than a byte counts included."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -18,6 +18,9 @@ from pcrshard.errorbound import (
 )
 from pcrshard.errors import ErrorBoundViolated
 
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 BOUNDS = [RelativeStd(0.01), RelativeStd(0.1), Absolute(1e-3), PointwiseRelative(0.1)]
 
 
@@ -26,7 +29,7 @@ def there_and_back(words, kind, lattice):
     return quantised, restore(quantised, kind, lattice)
 
 
-@settings(max_examples=60, deadline=None)
+@PATIENT
 @given(data=st.data(), name=st.sampled_from(sorted(FLOAT_TYPES)), bound=st.sampled_from(BOUNDS))
 def test_any_bits_come_back_within_the_bound(data, name, bound):
     """Arbitrary bits of any floating type: all errors within the bound, special values exact."""
