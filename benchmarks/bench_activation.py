@@ -2,10 +2,9 @@
 
 python benchmarks/bench_activation.py [--rounds N] [--networks resnet18,vgg16] [--json FILE]
 
-Peak memory is that of separate processes, whose C library gives freed memory back, above what there
-was before the step. Overhead is CPU time of one thread, rounds interleaved. Ratios are of passes
-over
-real photographs at 224x224 with initial weights; those of trained networks are in docs/evidence/.
+Peak memory is that of separate processes, whose C library gives freed memory back, above what
+there was before the step. Overhead is CPU time of one thread, rounds interleaved. Ratios are of
+passes over real photographs at 224x224 with initial weights, not of trained networks.
 """
 
 import argparse
@@ -93,8 +92,7 @@ def measure_batch(name):
 
 
 def measure_step(name, size):
-    """Peak of the second step of a ResNet-18 of width 64, and what is resident after its
-    forward."""
+    """Peak of the second step, the most bytes that were stored, and CPU seconds."""
     step, saver = make_step(name)
     begun = time.process_time()
     with peak_memory() as peak:

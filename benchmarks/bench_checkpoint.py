@@ -1,8 +1,12 @@
-"""Checkpoints: coders against entropy and RLE+LZMA, a store's speed, the wait for a save, restoring any version.
+"""Checkpoints: coders against entropy and RLE+LZMA, a store's speed, the wait for a save, restoring
+any version.
 
-The weights are synthetic: normal, with a deviation of their own for each tensor; an epoch moves them by a
-step whose size varies from weight to weight (log-normal), 4 % of the deviation on average. Throughputs are
-in MB of the tensors' own type a second of CPU time of one core. Every figure is of a result that was compared
+The weights are synthetic: normal, with a deviation of their own for each tensor; an epoch moves
+them by a
+step whose size varies from weight to weight (log-normal), 4 % of the deviation on average.
+Throughputs are
+in MB of the tensors' own type a second of CPU time of one core. Every figure is of a result that
+was compared
 with its source.
 """
 

@@ -24,6 +24,7 @@ NAMES = (
     "scripts",
     "slurm",
     "activations",
+    "checkpoints",
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
 # Pages without blocks that run.
@@ -42,6 +43,7 @@ def test_every_block_runs(page, synthetic_folder, tmp_path):
     environment = os.environ | {
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
         "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",  # tests run side by side
     }
     environment |= {
         "HF_HUB_OFFLINE": "1",

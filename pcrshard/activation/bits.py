@@ -126,7 +126,7 @@ def _unpack_width(rows: Tensor, width: int) -> Tensor:
 
 
 def pack_part(rows: Tensor, bits: int) -> Tensor:
-    """(k, n) values of some bits to (k, n * bits / 8) bytes; equal parts of a row are stacked."""
+    """(k, n * bits / 8) bytes of (k, n) values; equal parts of a row lie over each other."""
     if bits == 8:
         return rows
     pieces = rows.chunk(8 // bits, dim=1)

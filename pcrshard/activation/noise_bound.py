@@ -182,8 +182,8 @@ def deviation(flat: Tensor) -> float:
     """The standard deviation of the finite elements of (n,) floats.
 
     From 512 runs of 64 neighbours at an odd distance, which no channel size of a power of two
-    shares: a hundredth of the reads of a large tensor, within a per cent of the deviation. From all
-    elements where the sample is
+    shares: a hundredth of the reads of a large tensor, within a
+    per cent of the deviation. From all elements where the sample is
     constant. NaN if there is no finite element. Waits for the device once.
     """
     sample = flat
