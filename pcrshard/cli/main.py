@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import PCRError
+from ..redaction import PIPE, RedactingStream
 from .arguments import Command, argument, at_least, value
 from .encode import ENCODE
 from .inspect import FIDELITY, INFO, PLAN, VERIFY
@@ -23,12 +25,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
-    args = build_parser().parse_args(argv)
-    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be UTF-8, and must not stop the report about it.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if argv is None else argv
+    urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
+    out = RedactingStream(sys.stdout, urls)
+    err = RedactingStream(sys.stderr, urls)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        return _run(words)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Parse a command and run it; what it prints may be shown."""
+    args = build_parser().parse_args(words)
+    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
     try:
         status = int(args.run(args) or 0)
         sys.stdout.flush()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
+from ..redaction import get_logger, redact_url
 from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
 from .shard_plan import EncodeOptions, convert_names, field_names, plan_shards
 from .shard_task import Recipe, ShardTask, encode_shard
@@ -30,7 +30,7 @@ __all__ = ["EncodeOptions", "encode", "encode_part"]
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 # Tasks given to an executor of the user's at a time: enough for a cluster, few enough for memory.
 _IN_FLIGHT = 1024
 
@@ -171,7 +171,8 @@ def _list(
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     if count := len(source.ignored):
         some = ", ".join(source.ignored[:5])
-        _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
+        shown = redact_url(src)
+        _log.warning("%s: left out %d files that are not images, such as %s", shown, count, some)
     return source._replace(samples=convert_names(source.samples, options))
 
 
@@ -190,7 +191,8 @@ def _check_apart(
     if storage.is_local(src) and os.path.isdir(src):
         is_among |= f"{target}/".startswith(os.path.join(os.path.realpath(src), ""))
     if is_among:
-        raise EncodeError(f"expected a folder apart from the source {src}, got {dst}")
+        source_shown = redact_url(src)
+        raise EncodeError(f"expected a folder apart from the source {source_shown}, got {dst}")
 
 
 def _write_shards(

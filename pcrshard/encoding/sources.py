@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import operator
 import posixpath
 import re
@@ -20,8 +19,9 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
 from ..format.shard_index import BLOCK
+from ..redaction import get_logger, links_of, redact_url
 
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 Row = dict[str, Any]
 StorageOptions = storage.Options | None
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
@@ -88,7 +88,7 @@ def list_source(
             source = Source(list(_tar_samples(urls, prefix_keys, options)))
     if not source.samples:
         raise EncodeError(
-            f"expected images, .tar files, or a .tsv/.jsonl list in {src}, found none"
+            f"expected images, .tar files, or a .tsv/.jsonl list in {redact_url(src)}, found none"
         )
     return source
 
@@ -104,7 +104,8 @@ def _list_folder(
     images = [name for name in sizes if _extension(name) in _IMAGES]
     if tars and images:
         raise EncodeError(
-            f"expected images or tars in {folder}, found both: name the tars by a pattern"
+            "found both images and tars: name the tars by a pattern",
+            url=folder,
         )
     ignored = tuple(sorted(set(sizes).difference(tars, images)))
     if tars:
@@ -136,7 +137,7 @@ def _class_folders(folder: str, images: list[str]) -> tuple[str, ...]:
     if len(outside) < len(images):
         _log.warning(
             "%s: no class labels, because %s and %d others are in no sub-folder",
-            folder,
+            redact_url(folder),
             outside[0],
             len(outside) - 1,
         )
@@ -162,7 +163,11 @@ def _unique_keys(paths: Iterable[str]) -> list[str]:
 
 
 def _legal_key(path: str) -> str:
-    local = path.partition("://")[2] or path
+    """A legal key for a file's name, or for the path of a URL, never for the rest of it."""
+    links = links_of(path)
+    remote = [link for link in links if link.scheme] or links
+    names = [link.path for link in remote] + [link.host for link in remote] + ["_"]
+    local = next(name for name in names if name.strip("/\\\0."))
     parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
     parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
     key = "/".join(parts).encode("utf-8", "replace").decode()
@@ -181,12 +186,13 @@ def _tar_samples(
         for sample in _tar_members(url, options):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
             if key in seen:
-                where = "which holds it twice" if seen[key] == url else f"and in {url}"
+                where = "which holds it twice" if seen[key] == url else f"and in {redact_url(url)}"
                 # Tars that hold a key twice themselves are not kept apart by their names.
                 advice = (
                     "" if prefix_keys or seen[key] == url else "; --prefix-keys keeps them apart"
                 )
-                raise EncodeError(f"key {key!r} is in {seen[key]}, {where}{advice}")
+                first = redact_url(seen[key])
+                raise EncodeError(f"key {key!r} is in {first}, {where}{advice}")
             seen[key] = url
             yield sample._replace(key=key)
 
@@ -327,7 +333,8 @@ def _check_row(row: Row) -> None:
     path = row.get("path")
     label = row.get("label", 0)
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
-        raise EncodeError(f"expected a path to a file, got {path!r}")
+        shown = redact_url(path) if isinstance(path, str) else path
+        raise EncodeError(f"expected a path to a file, got {shown!r}")
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
     if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import multiprocessing
 import os
 import sys
@@ -22,11 +21,12 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from ..errors import EncodeError
+from ..redaction import get_logger
 
 T = TypeVar("T")
 R = TypeVar("R")
 _MAX_DEATHS = 3
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
+from ..redaction import get_logger
 
 try:
     import datasets
@@ -35,7 +35,7 @@ except ImportError as missing:
     ) from missing
 
 __all__ = ["PcrBuilder", "PcrConfig", "load_dataset"]
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 KEY = "__key__"
 _JSON = ("json", "jsn")
 # What WebDataset's decoders and the stock `webdataset` loader of `datasets` make of a field's last

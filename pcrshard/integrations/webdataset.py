@@ -31,6 +31,7 @@ from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanLevel, current_scan
+from ..redaction import redact_url
 from .webdataset_decode import JpegHandler, is_jpeg_field
 
 Handler = Callable[[Exception], bool]
@@ -54,7 +55,7 @@ __all__ = [
 class _StageOptions(ReadOptions):
     """How the stage reads shards; see :func:`pcr_scan`."""
 
-    index: str | DatasetIndex | None = None
+    index: str | DatasetIndex | None = dataclasses.field(default=None, repr=False)
     handler: Handler = filters.reraise_exception
     select_files: Callable[[str], bool] | None = None
     rename_files: Callable[[str], str] | None = None
@@ -133,7 +134,7 @@ class _ShardFiles:
     def read(self, loaded: Prefix) -> Samples:
         """What ``tar_file_expander`` would give."""
         path = loaded.shard.url
-        about = {"__url__": self.url}
+        about = {"__url__": redact_url(self.url)}
         if storage.is_local(path):
             about["__local_path__"] = path
         # What is not wanted is not read; without functions nobody is asked.
@@ -149,7 +150,7 @@ class _ShardFiles:
     def on_error(self, error: Exception) -> bool:
         """Ask the handler: it raises, or says whether to go on."""
         self.last_error = error
-        error.args = (*error.args, self.url)
+        error.args = (*error.args, redact_url(self.url))
         self.handler_raised = True
         go_on = bool(self.handler(error))
         self.handler_raised = False

@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import logging
 import os
 import threading
 import time
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 from .. import memory, storage
 from ..checksum import crc32c
-from ..errors import redact
+from ..redaction import get_logger, redact_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancelled
 from .cache_extents import (
@@ -37,7 +36,7 @@ from .cache_extents import (
     unlink,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
 _ENTRY = "entry.json"
 _NUM_LOCKS = 256
@@ -120,7 +119,7 @@ class PrefixCache:
                         if done < stop:
                             fetch(done, view[done:])
                             self.fetched_bytes += stop - done
-                            described = _encode_entry(redact(url), stops)
+                            described = _encode_entry(redact_url(url), stops)
                             self._store(entry, described, _bounds(done, stops, stop), view, cancel)
                 self.hit_bytes += done
             yield view

@@ -19,7 +19,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
-from ..errors import StorageError, TruncatedShard, harmless, redact
+from ..errors import StorageError, TruncatedShard, harmless
+from ..redaction import get_logger, redact, redact_url
 from .retry import PROGRESS_BYTES, Cancelled, Refused, Retry, asked_pause, is_hopeless
 
 # From a server that ignores Range this much is read and dropped to come to the start of a range;
@@ -30,7 +31,7 @@ _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNOR
 _POLL_SECONDS = 0.2
 _PATIENT_FAILURES = 3
 _MAX_REPLACED = 3
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class _Reply(NamedTuple):
@@ -184,9 +185,9 @@ def read_into(
         failures = 1 if transfer.most > before else failures + 1
         left = transfer.seconds_left(retry.deadline)
         if is_hopeless(error) or failures >= retry.attempts or left <= 0:
-            raise _final(error, transfer, requests) from harmless(error)
+            raise _final(error, transfer, requests) from harmless(error, path)
         pause = max(retry.delay(failures), min(asked_pause(error), left))
-        _log_failure(redact(path), error, transfer, failures, pause)
+        _log_failure(redact_url(path), error, transfer, failures, pause)
         if cancel.wait(pause):
             raise Cancelled("the read was cancelled")
 
@@ -361,7 +362,7 @@ async def _s3_get(
     except OSError as error:
         if _OUT_OF_RANGE.search(str(error)):
             message = f"expected {transfer.wanted}, the store has none of them"
-            raise TruncatedShard(message) from error
+            raise TruncatedShard(message) from harmless(error)
         raise
     body = reply["Body"]
     try:

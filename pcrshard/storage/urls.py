@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import braceexpand
 
 from ..errors import StorageError
+from ..redaction import PIPE
 
-PIPE = "pipe:"
 _FILE = ("file://", "local://")
 
 

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,10 +20,11 @@ from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, HEAD_STOP, decode_head
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
+from ..redaction import get_logger
 
 # Bytes of one request.
 _CHUNK_BYTES = 64 << 20
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Staged(NamedTuple):

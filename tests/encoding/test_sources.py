@@ -20,7 +20,7 @@ import webdataset as wds
 from pcrshard import storage
 from pcrshard.encoding.sources import list_source
 from pcrshard.errors import EncodeError, PCRError, StorageError
-from pcrshard.storage.files import read_ranges
+from pcrshard.storage import read_ranges
 from pcrshard.testing import make_jpeg
 
 JPEG = make_jpeg()
