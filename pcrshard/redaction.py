@@ -21,7 +21,7 @@ _LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
 # What can follow "://" and be no user: a host, or a host with a port.
 _HOST = re.compile(r"(?:\[[^\]@]*\]|[^:@]*)(?::\d*)?")
 # A mark, and what is told from the text around it by a blank, or by a mark and a blank.
-_QUERY = re.compile(r"\?(?:[^\s'\"),:]|['\"),:](?![\s,;:)\]}'\"]|$))+")
+_QUERY = re.compile(r"\?(?:[^\s'\"),:;]|['\"),:;](?!['\"),:;\]}]*(?:\s|$)))+")
 _TAR = re.compile(r"[\w.-]+\.tar\b")
 _MIN_PASSWORD = 4
 _MIN_VALUE = 8
@@ -151,9 +151,10 @@ def _secrets_of(parts: UrlParts) -> Iterator[tuple[str, str]]:
     """What must not be shown of a URL wherever it stands, and what to show instead."""
     if parts.user:
         yield f"{parts.user}@", ""
-        password = parts.user.partition(":")[2] or parts.user
-        if len(password) >= _MIN_PASSWORD:
-            yield password, "..."
+        # Of a password with such marks a library may take only a part for one.
+        for piece in (parts.user.partition(":")[2], *re.split("[][:@/?#]", parts.user)):
+            if len(piece) >= _MIN_PASSWORD:
+                yield piece, "..."
     if len(parts.query) > 1:
         yield parts.query, f"{parts.query[0]}..."
         for value in re.split("[?&=#]", parts.query):
@@ -163,7 +164,8 @@ def _secrets_of(parts: UrlParts) -> Iterator[tuple[str, str]]:
 
 def _spellings(secret: str) -> list[str]:
     """The ways in which a library may write it, the longest first."""
-    quoted = {urllib.parse.quote(secret, safe) for safe in ("", "/:@?&=", "/:@?&='()!*,;~+$#%")}
+    quoted = {urllib.parse.quote_plus(secret), urllib.parse.quote_plus(secret, "/:@?&='(),")}
+    quoted |= {urllib.parse.quote(secret, safe) for safe in ("", "/:@?&=", "/:@?&='()!*,;~+$#%")}
     plain = {secret, urllib.parse.unquote(secret), urllib.parse.unquote_plus(secret)} | quoted
     inside = {repr(each)[1:-1] for each in plain} | {json.dumps(each)[1:-1] for each in plain}
     return sorted(plain | inside, key=len, reverse=True)

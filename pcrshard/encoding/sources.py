@@ -13,7 +13,7 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from .. import storage
 from ..errors import EncodeError
@@ -202,12 +202,23 @@ def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
     with storage.open_file(url, options=options) as file:
         try:
             yield from _group_members(url, file)
-        except tarfile.TarError as error:
+        except (tarfile.TarError, RecursionError) as error:
             raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
 
 
+class _CheckedInfo(tarfile.TarInfo):
+    """A header that leads on: with a negative size tarfile would read the same one for ever."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        info = super().fromtarfile(tarfile_)
+        if info.size < 0 or tarfile_.offset <= info.offset:
+            raise tarfile.ReadError(f"a member claims {info.size} bytes at {info.offset}")
+        return info
+
+
 def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
-    with tarfile.open(fileobj=file, mode="r:") as tar:
+    with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
         for key, members in itertools.groupby(_fields(tar), operator.itemgetter(0)):
             refs: dict[str, FieldRef] = {}
             for _, name, info in members:
