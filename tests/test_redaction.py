@@ -191,7 +191,7 @@ def doors(url, shard, image, folder):
         "verify, command": lambda: main(["verify", url, "--workers=1"]),
         "info": lambda: main(["info", url]),
         "info of a shard": lambda: main(["info", shard]),
-        "stage": lambda: pcrshard.stage(url, folder / "e", 2, workers=1),
+        "stage": lambda: pcrshard.stage(url, str(folder / "e"), 2, workers=1),
         "stage, command": lambda: main(["stage", url, str(folder / "f"), "--scan=2"]),
         "export": lambda: main(["export", url, str(folder / "g"), "--on-error=skip"]),
         "loader": lambda: list(PCRDataset(url, 2, batch_size=4, size=8)),

@@ -34,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = RedactingStream(sys.stdout, urls)
     err = RedactingStream(sys.stderr, urls)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        return _run(words)
+        try:
+            return _run(words)
+        except KeyboardInterrupt:
+            print("pcrshard: stopped", file=sys.stderr)
+            return 130
 
 
 def _run(words: Sequence[str]) -> int:

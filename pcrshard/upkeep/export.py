@@ -69,11 +69,7 @@ def export_shard(
     if baseline:
         samples = _to_baseline(samples, shard, streams, on_error)
     if form == "wds":
-        target = storage.join(dst, storage.file_name(shard.url))
-        if _is_same(target, shard.url):
-            raise EncodeError("expected another folder than the shard's own", url=dst)
-        with folder.write(target) as file:
-            return _write_tar(samples, file)
+        return _write_wds(shard, samples, folder)
     taken = set() if taken is None else taken
     named = ((_path(sample, classes, taken), sample) for sample in samples)
     return _write_folder(named, folder, streams, on_error)
@@ -162,6 +158,18 @@ def _is_bad_name(error: PCRError) -> bool:
     """Whether the name of a file is to blame, and not the disk."""
     bad = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
     return isinstance(error, EncodeError) or getattr(error.__cause__, "errno", None) in bad
+
+
+def _write_wds(
+    shard: Shard,
+    samples: Iterable[Sample],
+    folder: _Folder,
+) -> int:
+    target = storage.join(folder.url, storage.file_name(shard.url))
+    if _is_same(target, shard.url):
+        raise EncodeError("expected another folder than the shard's own", url=folder.url)
+    with folder.write(target) as file:
+        return _write_tar(samples, file)
 
 
 def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
