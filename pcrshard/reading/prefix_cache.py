@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 from .. import memory, storage
 from ..checksum import crc32c
-from ..errors import redact
+from ..redaction import get_logger, redact_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
 from .cache_extents import (
@@ -36,7 +35,7 @@ from .cache_extents import (
     unlink,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
 _ENTRY = "entry.json"
 _NUM_LOCKS = 256
@@ -123,7 +122,7 @@ class PrefixCache:
                         if done < stop:
                             fetch(done, view[done:])
                             self.fetched_bytes += stop - done
-                            described = _encode_entry(redact(url), stops)
+                            described = _encode_entry(redact_url(url), stops)
                             self._store(entry, described, _bounds(done, stops, stop), view, cancel)
                 self.hit_bytes += done
             yield view

@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from ..errors import PCRError, StorageError
+from ..errors import PCRError, StorageError, harmless
+from ..redaction import PIPE
 from .stores import Options, ask, mapped_errors, resolve
-from .urls import PIPE, is_local, plain_path
+from .urls import is_local, plain_path
 
 _WILDCARD = re.compile(r"[*?[]")
 _HTTP_WILDCARD = re.compile(r"[*[]")
@@ -258,7 +259,8 @@ def _full_disk_is_ours(url: str) -> Iterator[None]:
     except PCRError:
         raise
     except OSError as error:
-        raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=url) from error
+        message = f"cannot write: {type(error).__name__}: {error}"
+        raise StorageError(message, url=url) from harmless(error, url)
 
 
 def _sync_folder(folder: str) -> None:

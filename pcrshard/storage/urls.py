@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import braceexpand
 
-from ..errors import StorageError
+from ..errors import StorageError, harmless
+from ..redaction import PIPE, redact_url
 
-PIPE = "pipe:"
 _FILE = ("file://", "local://")
 
 
@@ -37,7 +37,10 @@ def expand(urls: str | Sequence[str]) -> list[str]:
     try:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
     except ValueError as error:
-        raise StorageError(f"not a brace pattern: {error}") from error
+        shown = [redact_url(pattern) for pattern in patterns]
+        raise StorageError(f"not a brace pattern: {'::'.join(shown)}") from harmless(
+            error, *patterns
+        )
 
 
 def split_query(url: str) -> tuple[str, str]:
