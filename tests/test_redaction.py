@@ -194,7 +194,7 @@ def doors(url, shard, image, folder):
         "stage": lambda: pcrshard.stage(url, str(folder / "e"), 2, workers=1),
         "stage, command": lambda: main(["stage", url, str(folder / "f"), "--scan=2"]),
         "export": lambda: main(["export", url, str(folder / "g"), "--on-error=skip"]),
-        "loader": lambda: list(PCRDataset(url, 2, batch_size=4, size=8)),
+        "loader": lambda: list(PCRDataset(url, 4, scan=2)),
         "webdataset": lambda: read_by_webdataset(shard, folder / "cache"),
         "cache": lambda: main(["cache", "ls", str(folder / "cache")]),
         "wrong use": lambda: main(["encode", url, "--no-such-option", shard]),

@@ -45,7 +45,7 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
     return fs, str(path)
 
 
-def _careful_options(url: str, options: Options) -> Options:
+def _careful_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options, so that a redirect takes no header of the user's to another server."""
     if _HTTP.search(url) is None or "get_client" in options:
         return options

@@ -331,7 +331,7 @@ def test_keys_that_no_file_can_have(tmp_path, capsys):
     assert main(args) == 1
     shutil.rmtree(tmp_path / "out")
     capsys.readouterr()
-    assert main([*args, "--on-error=skip"]) == 0
+    assert main([*args, "--on-error=skip"]) == 1
     said = capsys.readouterr()
     assert "2 were left out" in said.out
     assert len(said.err.splitlines()) == 2
