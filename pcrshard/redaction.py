@@ -22,6 +22,7 @@ _LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
 _HOST = re.compile(r"(?:\[[^\]@]*\]|[^:@]*)(?::\d*)?")
 # A mark, and what is told from the text around it by a blank, or by a mark and a blank.
 _QUERY = re.compile(r"\?(?:[^\s'\"),:;]|['\"),:;](?!['\"),:;\]}]*(?:\s|$)))+")
+_FORMATTER = logging.Formatter()
 _TAR = re.compile(r"[\w.-]+\.tar\b")
 _MIN_PASSWORD = 4
 _MIN_VALUE = 8
@@ -95,6 +96,17 @@ def redact_url(url: str) -> str:
 def links_of(url: str) -> list[UrlParts]:
     """The URLs that are chained by ``::`` in one, as fsspec reads them."""
     return [split_url(link) for link in _LINK.split(url)]
+
+
+def bare_url(url: str) -> str:
+    """A URL without user, password and query, for names that are made of it.
+
+    >>> bare_url("https://me:secret@host/a.tar?X-Amz-Signature=abc")
+    'https://host/a.tar'
+    """
+    if url.startswith(PIPE):
+        return redact_url(url)
+    return "::".join(f"{link.scheme}{link.host}{link.path}" for link in links_of(url))
 
 
 def _redact_command(command: str) -> str:
@@ -196,6 +208,9 @@ class _RedactingFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg = redact(record.getMessage())
         record.args = ()
+        if record.exc_info:
+            record.exc_text = redact(_FORMATTER.formatException(record.exc_info))
+            record.exc_info = None
         return True
 
 

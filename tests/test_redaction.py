@@ -1,5 +1,7 @@
 """A secret in a URL is never shown: not by a message, a log, a warning, nor a file."""
 
+import csv
+import io
 import itertools
 import json
 import logging
@@ -7,6 +9,7 @@ import pickle
 import random
 import re
 import shutil
+import tarfile
 import traceback
 import warnings
 
@@ -18,6 +21,7 @@ from servers import Fault
 from support import ROOT
 
 import pcrshard
+import pcrshard.hf
 from pcrshard import EncodeOptions, PCRDataset, PrefixCache, ReadOptions, Shard, errors
 from pcrshard.cli.main import main
 from pcrshard.encoding.sources import list_source
@@ -173,15 +177,30 @@ def read_by_webdataset(url, cache):
         print(sample["__key__"], sample["__url__"])
 
 
+def read_by_huggingface(url, cache):
+    for streaming in (True, False):
+        known = pcrshard.hf.load_dataset(url, scan=2, streaming=streaming, cache_dir=str(cache))
+        print(known, list(known))
+
+
 def doors(url, shard, image, folder):
     """Every way in which a URL comes into the package, by name."""
     given = folder.parent / f"{folder.name}.jsonl"
     given.write_text(json.dumps({"path": image}))
+    table = given.with_suffix(".csv")
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([["file_name", "label"], [image, "cat"]])
     skip = EncodeOptions(on_error="skip")
     cache = PrefixCache(str(folder / "cache"))
     return {
         "encode a list": lambda: pcrshard.encode(given, folder / "a", skip, workers=1),
         "encode, command": lambda: main(["encode", str(given), str(folder / "b"), "--workers=1"]),
+        "encode a table": lambda: pcrshard.encode(table, folder / "h", skip, workers=1),
+        "encode a pattern": lambda: main(["encode", f"{url}/*.jpg", str(folder / "i")]),
+        "encode splits": lambda: main(["encode", url, str(folder / "j"), "--split", "all"]),
+        "encode tars": lambda: main(
+            ["encode", f"{shard}::{shard}", str(folder / "k"), "--prefix-keys"]
+        ),
         "encode a tar": lambda: pcrshard.encode(shard, folder / "c", skip, workers=1),
         "encode a folder": lambda: pcrshard.encode(url, folder / "d", workers=1),
         "open_dataset": lambda: open_dataset(url),
@@ -195,6 +214,7 @@ def doors(url, shard, image, folder):
         "stage, command": lambda: main(["stage", url, str(folder / "f"), "--scan=2"]),
         "export": lambda: main(["export", url, str(folder / "g"), "--on-error=skip"]),
         "loader": lambda: list(PCRDataset(url, 4, scan=2)),
+        "huggingface": lambda: read_by_huggingface(url, folder / "arrow"),
         "webdataset": lambda: read_by_webdataset(shard, folder / "cache"),
         "cache": lambda: main(["cache", "ls", str(folder / "cache")]),
         "wrong use": lambda: main(["encode", url, "--no-such-option", shard]),
@@ -290,3 +310,47 @@ def test_http_servers(nothing_shown, dataset, tmp_path, fault):
         forms = url_forms(10, f"127.0.0.1:{server.port}", ["http"])
         for number, form in enumerate(forms):
             assert nothing_shown(number, form) == []
+
+
+def test_names_of_tars_and_patterns_have_no_secret(tmp_path):
+    """Keys and classes are made of the path of a URL, wherever a password or query may stand."""
+    store = fsspec.filesystem("memory")
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as file:
+        info = tarfile.TarInfo("1.jpg")
+        info.size = len(make_jpeg(1))
+        file.addfile(info, io.BytesIO(make_jpeg(1)))
+    tars = [f"memory://me:{SECRET}@{host}/x.tar" for host in ("one", "two")]
+    images = [f"memory://me:{SECRET}*/{SECRET}@{host}/cat/1.jpg" for host in ("one", "two")]
+    for url in tars:
+        store.pipe_file(url, tar.getvalue())
+    for url in images:
+        store.pipe_file(url, make_jpeg(1))
+    sources = [
+        list_source("::".join(tars), prefix_keys=True),
+        list_source(f"{images[0][:-5]}*.jpg"),
+    ]
+    store.store.clear()
+    keys = [[sample.key for sample in source.samples] for source in sources]
+    assert keys == [["one/x/1", "two/x/1"], ["1"]]
+
+
+def test_a_traceback_in_a_log_has_no_secret(caplog):
+    """What a logger says of an exception is redacted, too."""
+    try:
+        raise ValueError(f"http://me:{SECRET}@h/a?s={SECRET}")
+    except ValueError:
+        get_logger("pcrshard.x").exception("failed")
+    assert "http://h/a?..." in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_file_that_names_a_version_has_no_secret(tmp_path):
+    """Where Lightning's checkpoint file says which store it means, the password is left out."""
+    url = f"memory://me:{SECRET}@host/store"
+    store = pcrshard.DeltaStore(url)
+    plugin = pcrshard.integrations.lightning_checkpoint.delta_checkpoint_io(store)
+    plugin.save_checkpoint({"step": 3}, tmp_path / "a.ckpt")
+    plugin.teardown()
+    assert SECRET not in (tmp_path / "a.ckpt").read_text()
+    assert plugin.load_checkpoint(tmp_path / "a.ckpt") == {"step": 3}

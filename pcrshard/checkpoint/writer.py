@@ -39,8 +39,8 @@ class Place:
         workers: Threads that encode and decode.
     """
 
-    url: str
-    options: storage.Options | None = None
+    url: str = dataclasses.field(repr=False)
+    options: storage.Options | None = dataclasses.field(default=None, repr=False)
     workers: int = 1
 
     def open(self, record: VersionRecord) -> VersionFile:

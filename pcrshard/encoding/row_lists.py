@@ -107,7 +107,7 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
         if needs_header and "." not in names[0]:
             raise ValueError(
                 f"expected a column {', '.join(_PATH_COLUMNS[:-1])} or {_PATH_COLUMNS[-1]}, "
-                f"or a path first, got {', '.join(names)}"
+                f"or a path first, got {', '.join(map(redact_url, names))}"
             )
         return []
     label = next((name for name in _LABEL_COLUMNS if name in names), None)

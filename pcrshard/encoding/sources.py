@@ -19,7 +19,7 @@ from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
 from ..format.shard_index import BLOCK
-from ..redaction import get_logger, redact_url
+from ..redaction import bare_url, get_logger, redact_url
 from .row_lists import LISTS, list_rows
 from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, unique_keys
 from .splits import find_splits
@@ -143,13 +143,15 @@ def _list_patterns(
     for pattern in patterns:
         is_one = not storage.is_pattern(pattern)
         found |= {pattern: None} if is_one else storage.list_matching(pattern, options=options)
-    shared = posixpath.commonprefix([storage.fixed_folder(pattern) for pattern in patterns])
-    folder = shared[: shared.rfind("/") + 1]
+    fixed = [storage.fixed_folder(pattern) for pattern in patterns]
+    folder = _shared_folder(fixed)
+    # Names become keys and classes.
+    bare = _shared_folder([bare_url(each) for each in fixed])
     files = [
-        _File(_shown(url, url.removeprefix(folder)), url, size)
+        _File(_shown(url, bare_url(url).removeprefix(bare)), url, size)
         for url, size in sorted(found.items())
     ]
-    source = _sort_files(folder, files, prefix_keys, options)
+    source = _sort_files(bare, files, prefix_keys, options)
 
     def patterns_of(split: str) -> str:
         rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
@@ -157,6 +159,11 @@ def _list_patterns(
         return "::".join(f"{folder}{split}/{tail}" for tail in tails)
 
     return source._replace(splits=_split_sources(_usable(files), patterns_of))
+
+
+def _shared_folder(folders: Sequence[str]) -> str:
+    shared = posixpath.commonprefix(folders)
+    return shared[: shared.rfind("/") + 1]
 
 
 def _sort_files(
@@ -228,9 +235,10 @@ def _tar_samples(
     options: StorageOptions,
 ) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
-    folder = posixpath.commonprefix(urls).rpartition("/")[0]
-    for url in urls:
-        stem = url[len(folder) :].lstrip("/").removesuffix(".tar")
+    names = [bare_url(url) for url in urls]
+    folder = posixpath.commonprefix(names).rpartition("/")[0]
+    for url, name in zip(urls, names, strict=True):
+        stem = name[len(folder) :].lstrip("/").removesuffix(".tar")
         for sample in _tar_members(url, options):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
             if key in seen:

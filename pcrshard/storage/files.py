@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from ..errors import PCRError, StorageError, harmless
-from ..redaction import PIPE
+from ..redaction import PIPE, split_url
 from .stores import Options, ask, mapped_errors, resolve
 from .urls import is_local, plain_path
 
@@ -96,9 +96,9 @@ def list_files(folder: str, *, options: Options = None) -> list[tuple[str, int |
 def is_pattern(url: str) -> bool:
     """Whether a name has wildcards (``*``, ``?``, ``[``) and is not that of a local file.
 
-    In an HTTP URL ``?`` begins the query.
+    In an HTTP URL ``?`` begins the query. A user's password and a query may have any character.
     """
-    if not (_HTTP_WILDCARD if url.startswith("http") else _WILDCARD).search(url):
+    if _wildcard(url) is None:
         return False
     return not (is_local(url) and os.path.exists(plain_path(url)))
 
@@ -109,9 +109,19 @@ def fixed_folder(pattern: str) -> str:
     >>> fixed_folder("photos/2023-*/a?.jpg"), fixed_folder("*.jpg")
     ('photos/', '')
     """
-    wildcard = _HTTP_WILDCARD if pattern.startswith("http") else _WILDCARD
-    fixed = wildcard.split(plain_path(pattern), maxsplit=1)[0]
+    path = plain_path(pattern)
+    fixed = path[: _wildcard(path)]
     return fixed[: fixed.rfind("/") + 1]
+
+
+def _wildcard(url: str) -> int | None:
+    """Where the first wildcard is."""
+    parts = split_url(url)
+    start = len(parts.scheme) + len(parts.user)
+    is_http = url.startswith("http")
+    stop = len(url) - len(parts.query) if is_http else len(url)
+    found = (_HTTP_WILDCARD if is_http else _WILDCARD).search(url, start, stop)
+    return found.start() if found else None
 
 
 def list_matching(pattern: str, *, options: Options | None = None) -> dict[str, int | None]:
