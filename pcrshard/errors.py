@@ -23,10 +23,13 @@ PCRError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .redaction import redact, redact_any, redact_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 _ARGS: Any = vars(BaseException)["args"]
 _PLAIN_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError, TimeoutError)
