@@ -23,34 +23,40 @@ PCRError
 
 from __future__ import annotations
 
-import re
+from typing import TYPE_CHECKING
 
-_USER = re.compile(r"(\w://)[^/@\s'\"]+@")
-_QUERY = re.compile(r"(\w://[^\s?'\")]*)\?[^\s'\")]*")
+from .redaction import redact, redact_any, redact_url
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
-def redact(text: str) -> str:
-    """Leave passwords and signatures out of the URLs in a text.
-
-    >>> redact("get https://me:secret@host/a.tar?X-Amz-Signature=abc failed")
-    'get https://host/a.tar?... failed'
-    """
-    return _QUERY.sub(r"\1?...", _USER.sub(r"\1", text))
+_ARGS: Any = vars(BaseException)["args"]
+_PLAIN_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError, TimeoutError)
 
 
-def harmless(error: BaseException) -> BaseException | None:
-    """The error, if its text may be printed as the cause of another; ``None`` if it has a secret.
+def harmless(error: BaseException | None, *urls: str) -> BaseException | None:
+    """The error, or a plain one of its kind without what must not be shown, as a cause of another.
+
+    ``urls`` may be in its text.
 
     Tracebacks print causes too, and those of workers end up in the logs of jobs.
     """
-    return error if redact(str(error)) == str(error) else None
+    chain = error
+    while chain is not None and redact(str(chain), *urls) == str(chain):
+        chain = chain.__cause__ or chain.__context__
+    if chain is None or error is None:
+        return error
+    kinds = [kind for kind in _PLAIN_ERRORS if isinstance(error, kind)]
+    return kinds[0](redact(str(error), *urls)) if kinds else None
 
 
 class PCRError(Exception):
     """Base of every error that pcrshard raises on purpose.
 
     The context goes into the message, because WebDataset appends to ``args`` and
-    DataLoader workers rebuild an exception as ``type(message)``.
+    DataLoader workers rebuild an exception as ``type(message)``. Passwords and signatures of URLs
+    go neither into the message nor into ``args``.
 
     Args:
         message: What was expected and what came.
@@ -70,9 +76,23 @@ class PCRError(Exception):
         offset: int | None = None,
     ) -> None:
         file = "shard" if url is not None and url.endswith(".tar") else "file"
-        context = {file: url, "key": key, "scan": scan, "offset": offset}
+        urls = () if url is None else (url,)
+        shown = None if url is None else redact_url(url)
+        context = {file: shown, "key": key, "scan": scan, "offset": offset}
         named = ", ".join(f"{name}={value}" for name, value in context.items() if value is not None)
-        super().__init__(f"{message} ({redact(named)})" if named else message)
+        text = redact(message, *urls)
+        super().__init__(f"{text} ({named})" if named else text)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The message, and what handlers append to it."""
+        args: tuple[Any, ...] = _ARGS.__get__(self)
+        return args
+
+    @args.setter
+    def args(self, values: Iterable[Any]) -> None:
+        shown = (redact_any(each) if isinstance(each, str) else each for each in values)
+        _ARGS.__set__(self, tuple(shown))
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

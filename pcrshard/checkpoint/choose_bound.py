@@ -8,15 +8,15 @@ is the default, and the weighted sum is an option. See DECISIONS.md.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errorbound import Bound, RelativeStd
+from ..redaction import get_logger
 from .held_version import each
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Evaluate = Callable[[Any], float]
 CANDIDATES = tuple(RelativeStd(percent / 100) for percent in (0.5, 1, 2, 3, 5, 7, 10))

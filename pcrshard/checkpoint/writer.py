@@ -5,12 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import storage
 from ..errors import ConcurrentWriter, StorageError
+from ..redaction import get_logger
 from ..storage.locks import hold_lock
 from .chain import read_version
 from .held_version import Bounds, HeldVersion, Written, make_version, write_version
@@ -26,7 +26,7 @@ from .manifest import (
 from .typed_tree import Flattened
 from .version_file import VersionFile, named
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Place:
         workers: Threads that encode and decode.
     """
 
-    url: str
-    options: storage.Options | None = None
+    url: str = dataclasses.field(repr=False)
+    options: storage.Options | None = dataclasses.field(default=None, repr=False)
     workers: int = 1
 
     def open(self, record: VersionRecord) -> VersionFile:

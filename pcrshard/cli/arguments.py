@@ -16,6 +16,7 @@ from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
+from ..redaction import redact_url
 
 Run = Callable[[Namespace], object]
 # Adds itself to a parser, or to a group of one.
@@ -156,8 +157,10 @@ def open_source(url: str) -> tuple[DatasetIndex, list[str]]:
     except StorageError as error:
         if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise
+        where = redact_url(url)
         raise EncodeError(
-            f"no {DATASET_INDEX} in {url}; make a dataset with `pcrshard encode`, or name one shard"
+            f"no {DATASET_INDEX} in {where}; "
+            "make a dataset with `pcrshard encode`, or name one shard"
         ) from error
 
 

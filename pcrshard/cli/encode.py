@@ -19,6 +19,7 @@ from ..errors import EncodeError
 from ..fidelity.costs import scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan_script import ScanScript, parse_script
+from ..redaction import redact_url
 from .arguments import Command, argument, at_least, choice, either, flag, value
 from .progress import ProgressBar
 
@@ -48,8 +49,9 @@ def _targets(args: Namespace) -> list[tuple[str | None, str]]:
         return [(args.split, args.dst)]
     splits = list_source(args.src, prefix_keys=args.prefix_keys).splits
     if not splits:
+        shown = redact_url(args.src)
         raise EncodeError(
-            f"expected folders train, val or test in {args.src}, found none: leave --split out"
+            f"expected folders train, val or test in {shown}, found none: leave --split out"
         )
     return [(split, storage.join(args.dst, split)) for split in splits]
 

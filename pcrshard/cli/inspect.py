@@ -21,6 +21,7 @@ from ..jpeg import pixels
 from ..native import scatter
 from ..reading.dataset_folder import check_claims, open_dataset
 from ..reading.shard import Shard
+from ..redaction import redact_url
 from ..training.epoch_order import Geometry, Rules
 from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
 from .arguments import (
@@ -319,7 +320,7 @@ def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
             [row.bytes_per_image / 1000 for row in rows],
             [row.msssim for row in rows],
             args.plot,
-            title=f"{rows[0].num_images} images of {args.src}",
+            title=f"{rows[0].num_images} images of {redact_url(args.src)}",
         )
     if args.contact_sheet:
         measure.contact_sheet(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import PCRError
+from ..redaction import PIPE, RedactingStream
 from . import checkpoint
 from .arguments import Command, argument, at_least, value
 from .encode import ENCODE
@@ -24,12 +26,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
-    args = _parse(argv)
-    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be UTF-8, and must not stop the report about it.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if argv is None else argv
+    urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
+    out = RedactingStream(sys.stdout, urls)
+    err = RedactingStream(sys.stderr, urls)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            return _run(words)
+        except KeyboardInterrupt:
+            print("pcrshard: stopped", file=sys.stderr)
+            return 130
+
+
+def _run(words: Sequence[str]) -> int:
+    """Parse a command and run it; what it prints may be shown."""
+    args = _parse(words)
+    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
     try:
         status = int(args.run(args) or 0)
         sys.stdout.flush()
@@ -49,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parse(argv: Sequence[str] | None) -> Namespace:
+def _parse(words: Sequence[str]) -> Namespace:
     """The command and its options; what is wrong is told with the usage of the command itself."""
-    args, unknown = build_parser().parse_known_args(argv)
+    args, unknown = build_parser().parse_known_args(words)
     if unknown:
         # argparse itself would show the usage of the main parser.
         is_expanded = not any(word.startswith("-") for word in unknown)

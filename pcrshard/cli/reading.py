@@ -56,6 +56,7 @@ def _export(args: Namespace) -> bool:
                 classes=index.classes,
                 taken=taken,
                 on_error=leave_out,
+                overwrite=args.overwrite,
             )
             progress(total, index.num_samples)
     for error in failed:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import math
 import os
 import shutil
@@ -23,11 +22,12 @@ from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
 from ..errors import EncodeError, MissingDependency
+from ..redaction import get_logger
 
 R = TypeVar("R")
 Call = functools.partial[Any]
 ENGINES = ("local", "dask", "slurm")
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 _MAX_LOSSES = 3
 # To start a job costs 3 s even on an idle cluster, to lose one costs what it had done.
 _JOBS_PER_WORKER = 4

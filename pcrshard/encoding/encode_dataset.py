@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
+from ..redaction import get_logger, redact_url
 from .labels import read_labels, renumber
 from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
 from .shard_plan import NO_SPLIT, EncodeOptions, convert_names, field_names, plan_shards
@@ -31,7 +31,7 @@ __all__ = ["EncodeOptions", "encode", "encode_part"]
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 # Tasks given to an executor of the user's at a time: enough for a cluster, few enough for memory.
 _IN_FLIGHT = 1024
 
@@ -146,7 +146,8 @@ def encode_part(
 def _tell_ignored(src: str, source: Source) -> None:
     if count := len(source.ignored):
         some = ", ".join(source.ignored[:5])
-        _log.warning("%s: left out %d files that are not images, such as %s", src, count, some)
+        shown = redact_url(src)
+        _log.warning("%s: left out %d files that are not images, such as %s", shown, count, some)
 
 
 def _tasks(
@@ -209,15 +210,16 @@ def _check_split(
     split: str | None,
 ) -> None:
     names = ", ".join(source.splits)
+    shown = redact_url(src)
     if split is None:
         first = next(iter(source.splits))
         raise EncodeError(
-            f"{src} holds the splits {names}, which one dataset would mix: encode each into a "
-            f"folder of its own (`pcrshard encode --split all {src} DST`, or --split {first} "
+            f"{shown} holds the splits {names}, which one dataset would mix: encode each into a "
+            f"folder of its own (`pcrshard encode --split all {shown} DST`, or --split {first} "
             f"for one), or take the folders for classes by --split {NO_SPLIT}"
         )
     if split not in source.splits:
-        raise EncodeError(f"expected a split of {src} ({names or 'it has none'}), got {split!r}")
+        raise EncodeError(f"expected a split of {shown} ({names or 'it has none'}), got {split!r}")
 
 
 def _check_apart(
@@ -235,7 +237,8 @@ def _check_apart(
     if storage.is_local(src) and os.path.isdir(src):
         is_among |= f"{target}/".startswith(os.path.join(os.path.realpath(src), ""))
     if is_among:
-        raise EncodeError(f"expected a folder apart from the source {src}, got {dst}")
+        source_shown = redact_url(src)
+        raise EncodeError(f"expected a folder apart from the source {source_shown}, got {dst}")
 
 
 def _write_shards(

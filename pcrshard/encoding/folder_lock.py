@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 from collections.abc import Iterator
 
 from ..errors import EncodeError, StorageError
+from ..redaction import get_logger
 
 LOCK = ".encode.lock"
 # Bytes of the lock file: part I locks byte I, a whole run all bytes, and whoever writes the dataset
 # index this one.
 _FINISHING = 1 << 40
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 
 
 class FolderLock:

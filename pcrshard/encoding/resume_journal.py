@@ -14,6 +14,7 @@ from .. import storage
 from ..checksum import crc32c
 from ..errors import EncodeError, PCRError, StorageError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
+from ..redaction import redact, redact_url
 from .folder_lock import FolderLock
 
 JOURNAL = "encode-journal.json"
@@ -29,6 +30,16 @@ class Skipped(NamedTuple):
     key: str
     source: str
     reason: str
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        source: str,
+        reason: str,
+    ) -> Skipped:
+        """An image with what may be shown of its source, because this is written down."""
+        return cls(key, redact_url(source), redact(reason, source))
 
 
 class ShardResult(NamedTuple):
@@ -137,11 +148,12 @@ class Journal:
         if there and not resume:
             which = there[0].removeprefix(self.dst).lstrip("/")
             raise EncodeError(
-                f"{self.dst} already holds a dataset ({which}): use --resume, or another folder"
+                f"already holds a dataset ({which}): use --resume, or another folder", url=self.dst
             )
         if has_index and not found:
             raise EncodeError(
-                f"{self.dst} holds a dataset that --resume cannot go on with: it has no {JOURNAL}"
+                f"holds a dataset that --resume cannot go on with: it has no {JOURNAL}",
+                url=self.dst,
             )
         if any(known.results and known.fingerprint != self.fingerprint for known in found.values()):
             raise EncodeError(
@@ -177,8 +189,9 @@ class Journal:
             there = {name for name, _ in storage.list_files(self.dst, options=self.options)}
             if found := sorted(there.intersection(names)):
                 raise EncodeError(
-                    f"{self.dst} already holds {found[0]}, of no run that this goes on with: "
-                    "use another folder"
+                    f"already holds {found[0]}, of no run that this goes on with: "
+                    "use another folder",
+                    url=self.dst,
                 )
         self.save()
 
@@ -305,7 +318,7 @@ def read_skipped(dst: str, *, options: storage.Options = None) -> list[Skipped]:
     if not storage.exists(url, options=options):
         return []
     lines = storage.read_bytes(url, options=options).splitlines()
-    return [Skipped(**json.loads(line)) for line in lines]
+    return [Skipped.of(**json.loads(line)) for line in lines]
 
 
 def write_skipped(
@@ -324,4 +337,4 @@ def _result_from_json(raw: Any) -> ShardResult:
     if entry is not None:
         entry = ShardEntry(*entry)
         entry = entry._replace(prefix_stops=tuple(entry.prefix_stops))
-    return ShardResult(entry, tuple(Skipped(*row) for row in skipped), *map(int, counted))
+    return ShardResult(entry, tuple(Skipped.of(*row) for row in skipped), *map(int, counted))

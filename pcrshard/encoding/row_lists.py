@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import storage
 from ..errors import EncodeError
+from ..redaction import redact_url
 from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, unique_keys
 
 Row = dict[str, Any]
@@ -106,7 +107,7 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
         if needs_header and "." not in names[0]:
             raise ValueError(
                 f"expected a column {', '.join(_PATH_COLUMNS[:-1])} or {_PATH_COLUMNS[-1]}, "
-                f"or a path first, got {', '.join(names)}"
+                f"or a path first, got {', '.join(map(redact_url, names))}"
             )
         return []
     label = next((name for name in _LABEL_COLUMNS if name in names), None)
@@ -156,7 +157,8 @@ def _check_row(row: Row) -> None:
     path = row.get("path")
     label = row.get("label", 0)
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
-        raise EncodeError(f"expected a path to a file, got {path!r}")
+        shown = redact_url(path) if isinstance(path, str) else path
+        raise EncodeError(f"expected a path to a file, got {shown!r}")
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
     if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:

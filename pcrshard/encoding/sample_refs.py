@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from .. import storage
 from ..format.names import is_metadata
+from ..redaction import links_of
 
 StorageOptions = storage.Options | None
 
@@ -56,7 +57,11 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
 
 
 def _legal_key(path: str) -> str:
-    local = path.partition("://")[2] or path
+    """A legal key for a file's name, or for the path of a URL, never for the rest of it."""
+    links = links_of(path)
+    remote = [link for link in links if link.scheme] or links
+    names = [link.path for link in remote] + [link.host for link in remote] + ["_"]
+    local = next(name for name in names if name.strip("/\\\0."))
     parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
     parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
     key = "/".join(parts).encode("utf-8", "replace").decode()

@@ -67,7 +67,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
                     f"{error}; run again with --resume --on-error skip to leave such files out",
                     url=source,
                 ) from error
-            skipped.append(Skipped(sample.key, source, str(error)))
+            skipped.append(Skipped.of(sample.key, source, str(error)))
     entry = None
     if encoded:
         entry = write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)

@@ -349,7 +349,8 @@ class ShardWriter:
         for used in (DATASET_INDEX, shard_name(name, 0)):
             if storage.exists(storage.join(self.dst, used), options=storage_options):
                 raise EncodeError(
-                    f"{self.dst} already holds a dataset ({used}): use another folder, or remove it"
+                    f"already holds a dataset ({used}): use another folder, or remove it",
+                    url=self.dst,
                 )
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -370,7 +371,7 @@ class ShardWriter:
         if self._pending:
             self._flush()
         if not self._entries:
-            raise EncodeError(f"no sample was written to {self.dst}")
+            raise EncodeError("no sample was written", url=self.dst)
         script = self.fmt.scan_script
         index = DatasetIndex(
             script.name, script.num_groups, tuple(self._entries), self.classes, self._num_classes

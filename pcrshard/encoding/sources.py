@@ -7,26 +7,26 @@ worker can read it.
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 import posixpath
 import re
 import tarfile
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Self
 
 from .. import storage
 from ..errors import EncodeError, StorageError
 from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
 from ..format.shard_index import BLOCK
+from ..redaction import bare_url, get_logger, redact_url
 from .row_lists import LISTS, list_rows
 from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, unique_keys
 from .splits import find_splits
 
 __all__ = ["CONVERTIBLE", "FieldRef", "SampleRef", "Source", "StorageOptions", "list_source"]
 
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
@@ -73,8 +73,8 @@ def list_source(
             source = Source(list(_tar_samples(urls, prefix_keys, options)))
     if not source.samples:
         raise EncodeError(
-            f"expected images, .tar files, or a .csv, .tsv or .jsonl list in {src}, found none"
-            f"{_http_advice(src)}"
+            "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
+            f"{redact_url(src)}, found none{_http_advice(src)}"
         )
     return source
 
@@ -143,13 +143,15 @@ def _list_patterns(
     for pattern in patterns:
         is_one = not storage.is_pattern(pattern)
         found |= {pattern: None} if is_one else storage.list_matching(pattern, options=options)
-    shared = posixpath.commonprefix([storage.fixed_folder(pattern) for pattern in patterns])
-    folder = shared[: shared.rfind("/") + 1]
+    fixed = [storage.fixed_folder(pattern) for pattern in patterns]
+    folder = _shared_folder(fixed)
+    # Names become keys and classes.
+    bare = _shared_folder([bare_url(each) for each in fixed])
     files = [
-        _File(_shown(url, url.removeprefix(folder)), url, size)
+        _File(_shown(url, bare_url(url).removeprefix(bare)), url, size)
         for url, size in sorted(found.items())
     ]
-    source = _sort_files(folder, files, prefix_keys, options)
+    source = _sort_files(bare, files, prefix_keys, options)
     rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
     splits = _split_sources(_usable(files), lambda split: _in_split(folder, split, rests))
     return source._replace(splits=splits)
@@ -165,6 +167,11 @@ def _in_split(
     return "::".join(f"{folder}{split}/{tail}" for tail in tails)
 
 
+def _shared_folder(folders: Sequence[str]) -> str:
+    shared = posixpath.commonprefix(folders)
+    return shared[: shared.rfind("/") + 1]
+
+
 def _sort_files(
     folder: str,
     files: Sequence[_File],
@@ -176,7 +183,8 @@ def _sort_files(
     tars = [file for file in usable if file.name.endswith(".tar")]
     if tars and len(tars) < len(usable):
         raise EncodeError(
-            f"expected images or tars in {folder}, found both: name the tars by a pattern"
+            "found both images and tars: name the tars by a pattern",
+            url=folder,
         )
     source = _tar_source(tars, prefix_keys, options) if tars else _image_source(folder, usable)
     ignored = [name for name, *_ in files if not _hidden(name) and not _is_usable(name)]
@@ -212,7 +220,7 @@ def _class_folders(folder: str, images: list[str]) -> tuple[str, ...]:
     if len(outside) < len(images):
         _log.warning(
             "%s: no class labels, because %s and %d others are in no sub-folder",
-            folder,
+            redact_url(folder),
             outside[0],
             len(outside) - 1,
         )
@@ -233,18 +241,20 @@ def _tar_samples(
     options: StorageOptions,
 ) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
-    folder = posixpath.commonprefix(urls).rpartition("/")[0]
-    for url in urls:
-        stem = url[len(folder) :].lstrip("/").removesuffix(".tar")
+    names = [bare_url(url) for url in urls]
+    folder = posixpath.commonprefix(names).rpartition("/")[0]
+    for url, name in zip(urls, names, strict=True):
+        stem = name[len(folder) :].lstrip("/").removesuffix(".tar")
         for sample in _tar_members(url, options):
             key = f"{stem}/{sample.key}" if prefix_keys else sample.key
             if key in seen:
-                where = "which holds it twice" if seen[key] == url else f"and in {url}"
+                where = "which holds it twice" if seen[key] == url else f"and in {redact_url(url)}"
                 # Tars that hold a key twice themselves are not kept apart by their names.
                 advice = (
                     "" if prefix_keys or seen[key] == url else "; --prefix-keys keeps them apart"
                 )
-                raise EncodeError(f"key {key!r} is in {seen[key]}, {where}{advice}")
+                first = redact_url(seen[key])
+                raise EncodeError(f"key {key!r} is in {first}, {where}{advice}")
             seen[key] = url
             yield sample._replace(key=key)
 
@@ -254,12 +264,23 @@ def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
     with storage.open_file(url, options=options) as file:
         try:
             yield from _group_members(url, file)
-        except tarfile.TarError as error:
+        except (tarfile.TarError, RecursionError) as error:
             raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
 
 
+class _CheckedInfo(tarfile.TarInfo):
+    """A header that leads on: with a negative size tarfile would read the same one for ever."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        info = super().fromtarfile(tarfile_)
+        if info.size < 0 or tarfile_.offset <= info.offset:
+            raise tarfile.ReadError(f"a member claims {info.size} bytes at {info.offset}")
+        return info
+
+
 def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
-    with tarfile.open(fileobj=file, mode="r:") as tar:
+    with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
         for key, members in itertools.groupby(_fields(tar), operator.itemgetter(0)):
             refs: dict[str, FieldRef] = {}
             for _, name, info in members:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,11 +22,12 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from ..errors import EncodeError
+from ..redaction import get_logger
 
 T = TypeVar("T")
 R = TypeVar("R")
 _MAX_DEATHS = 3
-_log = logging.getLogger("pcrshard")
+_log = get_logger("pcrshard")
 
 
 @contextlib.contextmanager
@@ -78,11 +79,13 @@ class WorkerProcesses(Executor):
         self._pool = self._open()
 
     def _open(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self._workers, self._context, _die_with_parent)
+        return ProcessPoolExecutor(self._workers, self._context, _prepare_worker)
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Run ``fn`` in a worker."""
-        return self._pool.submit(fn, *args, **kwargs)
+        # A new worker must not show a traceback for a Ctrl-C that comes before it is ready for one.
+        with _ctrl_c_waits():
+            return self._pool.submit(fn, *args, **kwargs)
 
     def renew(self) -> None:
         """Start other workers; what the old ones had is lost."""
@@ -95,8 +98,20 @@ class WorkerProcesses(Executor):
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
-def _die_with_parent() -> None:
-    """End this worker when its parent is killed, which cannot tell it so."""
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Keep a Ctrl-C until the end of the block; processes that start inside keep it on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare_worker() -> None:
+    """End this worker when its parent is killed, and without a word at a Ctrl-C."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

@@ -16,6 +16,7 @@ from ..errors import PCRError
 from ..format.scan import Scan, check_scan
 from ..jpeg.pixels import Pixels, decode_image
 from ..reading.prefix import Sample
+from ..redaction import redact_url
 from ..storage import Options
 from .advice import (
     Quartiles,
@@ -116,7 +117,10 @@ def measure(
     stops = [check_scan(scan, index.num_groups) for scan in wanted]
     ladders = _climb_all(sample, stops, rounds, on_image, model)
     if not ladders:
-        raise ValueError(f"expected images of 11 pixels or more on each side, found none in {url}")
+        shown = redact_url(url)
+        raise ValueError(
+            f"expected images of 11 pixels or more on each side, found none in {shown}"
+        )
     return [
         _summarise(costs[stop - 1], sample.top, ladders, place) for place, stop in enumerate(stops)
     ]

@@ -39,6 +39,7 @@ from torch.futures import Future
 from .. import storage
 from ..checkpoint import DeltaStore
 from ..errors import CorruptCheckpoint
+from ..redaction import redact_url
 
 _INDEX = "index"
 
@@ -151,7 +152,7 @@ class DeltaStorageWriter(StorageWriter):
 
     def storage_meta(self) -> StorageMeta | None:
         """Where the versions are."""
-        return StorageMeta(checkpoint_id=self.url)
+        return StorageMeta(checkpoint_id=redact_url(self.url))
 
     @classmethod
     def validate_checkpoint_id(cls, *_: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from ..reading.prefix import Prefix, Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
+from ..redaction import get_logger
 from .splits import Part, asked_names, open_splits, usual_names
 
 try:
@@ -35,7 +35,7 @@ except ImportError as missing:
         "HuggingFace datasets is not installed: pip install 'pcrshard[hf]'"
     ) from missing
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 KEY = "__key__"
 _JSON = ("json", "jsn")
 EACH = ""  # no split: all that there are, each by its name
@@ -60,6 +60,7 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
 
     # Raise it when the same shards come out as other rows: the Arrow cache is known by it.
     version: Any = "1.0.0"
+    data_dir: str | None = dataclasses.field(default=None, repr=False)
     scan: Scan | ScanLevel = FULL
     columns: Sequence[str] | None = None
     prefix_cache: PrefixCache | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from .. import storage
 from ..checkpoint import DeltaStore
 from ..errors import CorruptCheckpoint
+from ..redaction import redact_url
 from .lightning import checkpoint_io_class
 
 _KEYS = {"pcrshard_store", "version"}
@@ -41,11 +42,11 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
             """Copy the state; the rest happens in the background."""
 
             def point(number: int) -> None:
-                pointer = {"pcrshard_store": store.url, "version": number}
+                pointer = {"pcrshard_store": redact_url(store.url), "version": number}
                 with storage.atomic_write(str(path)) as file:
                     file.write(json.dumps(pointer).encode())
 
-            store.save(checkpoint, metrics={"path": str(path)}, on_saved=point)
+            store.save(checkpoint, metrics={"path": redact_url(str(path))}, on_saved=point)
 
         def load_checkpoint(self, path: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
             """The version that a file names."""
@@ -77,8 +78,8 @@ def _version(store: DeltaStore, path: str) -> int:
     known = isinstance(pointer, dict) and pointer.keys() == _KEYS
     if not known or type(pointer["version"]) is not int:
         raise CorruptCheckpoint("expected a file that names a version", url=path)
-    if pointer["pcrshard_store"] != store.url:
-        raise CorruptCheckpoint(
-            f"expected a version of {store.url}, got one of {pointer['pcrshard_store']}", url=path
-        )
+    named = redact_url(str(pointer["pcrshard_store"]))
+    expected = redact_url(store.url)
+    if named != expected:
+        raise CorruptCheckpoint(f"expected a version of {expected}, got one of {named}", url=path)
     return int(pointer["version"])

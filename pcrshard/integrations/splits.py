@@ -27,7 +27,7 @@ class Part:
     """One split: its index, the URL of each shard, and its sub-folder; "" for the URL itself."""
 
     index: DatasetIndex
-    urls: list[str]
+    urls: list[str] = dataclasses.field(repr=False)
     folder: str = ""
 
 

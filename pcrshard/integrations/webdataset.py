@@ -65,7 +65,7 @@ __all__ = [
 class _StageOptions(ReadOptions):
     """How the stage reads shards; see :func:`pcr_scan`."""
 
-    index: str | DatasetIndex | None = None
+    index: str | DatasetIndex | None = dataclasses.field(default=None, repr=False)
     handler: Handler = filters.reraise_exception
     select_files: Callable[[str], bool] | None = None
     rename_files: Callable[[str], str] | None = None

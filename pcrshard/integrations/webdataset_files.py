@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from .. import storage
 from ..reading.prefix import Prefix
+from ..redaction import redact_url
 
 Handler = Callable[[Exception], bool]
 Samples = Iterator[dict[str, Any]]
@@ -42,7 +43,7 @@ class ShardFiles:
     def read(self, loaded: Prefix) -> Samples:
         """What ``tar_file_expander`` would give."""
         path = loaded.shard.url
-        about = {"__url__": self.url}
+        about = {"__url__": redact_url(self.url)}
         if storage.is_local(path):
             about["__local_path__"] = path
         # What is not wanted is not read; without functions nobody is asked.
@@ -58,7 +59,7 @@ class ShardFiles:
     def on_error(self, error: Exception) -> bool:
         """Ask the handler: it raises, or says whether to go on."""
         self.last_error = error
-        error.args = (*error.args, self.url)
+        error.args = (*error.args, redact_url(self.url))
         self.handler_raised = True
         go_on = bool(self.handler(error))
         self.handler_raised = False

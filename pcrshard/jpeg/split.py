@@ -87,11 +87,14 @@ def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
 
     That is the height of a DNL in the frame header, and 0, 63, 0 after the components in headers of
     sequential scans. They mean nothing there (T.81 B.2.3), and some cameras write zeros, but
-    libjpeg warns of anything else.
+    libjpeg warns of anything else. The sampling factors of a single component mean nothing either
+    (T.81 A.2.2), and libjpeg writes 1x1.
     """
     data = bytearray(jpeg)
     frame = next(segment for segment in found.header if segment.code == found.frame.sof)
     data[frame.start + 5 : frame.start + 7] = found.frame.height.to_bytes(2)
+    if len(found.frame.components) == 1:
+        data[frame.start + 11] = 0x11
     if found.frame.progressive:
         return bytes(data)
 

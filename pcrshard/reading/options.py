@@ -27,7 +27,7 @@ class ReadOptions:
     """
 
     check: bool = True
-    storage_options: storage.Options = None
+    storage_options: storage.Options = dataclasses.field(default=None, repr=False)
     retry: Retry | None = None
     prefetch: int = 2
     prefetch_bytes: int = 1 << 28

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 from .. import memory, storage
 from ..checksum import crc32c
-from ..errors import redact
+from ..redaction import get_logger, redact_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
 from . import cache_folder
@@ -41,7 +40,7 @@ from .cache_extents import (
     unlink,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
 _NUM_LOCKS = 256
 
@@ -133,7 +132,7 @@ class PrefixCache:
                         if done < stop:
                             fetch(done, view[done:])
                             self.fetched_bytes += stop - done
-                            described = encode_entry(entry, redact(url), stops)
+                            described = encode_entry(entry, redact_url(url), stops)
                             self._store(entry, described, _bounds(done, stops, stop), view, cancel)
                 self.hit_bytes += done
             yield view

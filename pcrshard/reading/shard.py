@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 import os
 from collections.abc import Iterator
@@ -15,12 +14,13 @@ from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import HEAD_STOP, Buffer, Head, read_head
 from ..format.shard_index import ShardIndex, decode_index
+from ..redaction import get_logger, redact_url
 from ..storage.local_file import LocalFile
 from ..storage.retry import Cancel, Retry
 from .prefix import Decode, OnError, Prefix, Sample, Select, extend_images, read_images
 from .prefix_cache import PrefixCache
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 _RETRY = Retry()
 Opened = contextlib.AbstractContextManager[LocalFile | storage.Window]
 
@@ -60,7 +60,7 @@ class Shard:
         self._identity: str | None = None
 
     def __repr__(self) -> str:
-        return f"Shard({self.url!r})"
+        return f"Shard({redact_url(self.url)!r})"
 
     @property
     def head(self) -> Head:

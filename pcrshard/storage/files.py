@@ -11,10 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from ..errors import PCRError, StorageError
+from ..errors import PCRError, StorageError, harmless
+from ..redaction import PIPE, split_url
 from .retry import Retry
 from .stores import ANY_NETWORK, Options, ask, mapped_errors, resolve
-from .urls import PIPE, is_local, plain_path
+from .urls import is_local, plain_path
 
 _WILDCARD = re.compile(r"[*?[]")
 _HTTP_WILDCARD = re.compile(r"[*[]")
@@ -101,9 +102,9 @@ def list_files(folder: str, *, options: Options = None) -> list[tuple[str, int |
 def is_pattern(url: str) -> bool:
     """Whether a name has wildcards (``*``, ``?``, ``[``) and is not that of a local file.
 
-    In an HTTP URL ``?`` begins the query.
+    In an HTTP URL ``?`` begins the query. A user's password and a query may have any character.
     """
-    if not (_HTTP_WILDCARD if url.startswith("http") else _WILDCARD).search(url):
+    if _wildcard(url) is None:
         return False
     return not (is_local(url) and os.path.exists(plain_path(url)))
 
@@ -114,9 +115,19 @@ def fixed_folder(pattern: str) -> str:
     >>> fixed_folder("photos/2023-*/a?.jpg"), fixed_folder("*.jpg")
     ('photos/', '')
     """
-    wildcard = _HTTP_WILDCARD if pattern.startswith("http") else _WILDCARD
-    fixed = wildcard.split(plain_path(pattern), maxsplit=1)[0]
+    path = plain_path(pattern)
+    fixed = path[: _wildcard(path)]
     return fixed[: fixed.rfind("/") + 1]
+
+
+def _wildcard(url: str) -> int | None:
+    """Where the first wildcard is."""
+    parts = split_url(url)
+    start = len(parts.scheme) + len(parts.user)
+    is_http = url.startswith("http")
+    stop = len(url) - len(parts.query) if is_http else len(url)
+    found = (_HTTP_WILDCARD if is_http else _WILDCARD).search(url, start, stop)
+    return found.start() if found else None
 
 
 def list_matching(pattern: str, *, options: Options | None = None) -> dict[str, int | None]:
@@ -264,7 +275,8 @@ def _full_disk_is_ours(url: str) -> Iterator[None]:
     except PCRError:
         raise
     except OSError as error:
-        raise StorageError(f"cannot write: {type(error).__name__}: {error}", url=url) from error
+        message = f"cannot write: {type(error).__name__}: {error}"
+        raise StorageError(message, url=url) from harmless(error, url)
 
 
 def _sync_folder(folder: str) -> None:

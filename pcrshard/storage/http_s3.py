@@ -18,14 +18,15 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from ..errors import StorageError, TruncatedShard, harmless, redact
+from ..errors import StorageError, TruncatedShard, harmless
+from ..redaction import get_logger, redact, redact_url
 from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
 from .transfers import Reply, Transfer
 
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
 _POLL_SECONDS = 0.2
 _PATIENT_FAILURES = 3
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def read_into(
@@ -62,9 +63,9 @@ def read_into(
         failures = 1 if transfer.most > before else failures + 1
         left = transfer.seconds_left(retry.deadline)
         if is_hopeless(error) or failures >= retry.attempts or left <= 0:
-            raise _final(error, transfer, requests) from harmless(error)
+            raise _final(path, error, transfer, requests) from harmless(error, path)
         pause = max(retry.delay(failures), min(asked_pause(error), left))
-        _log_failure(redact(path), error, transfer, failures, pause)
+        _log_failure(path, error, transfer, failures, pause)
         if cancel.wait(pause):
             raise Cancelled("the read was cancelled")
 
@@ -89,21 +90,23 @@ def _log_failure(
 ) -> None:
     level = logging.INFO if failures < _PATIENT_FAILURES else logging.WARNING
     came = f"{transfer.came} bytes came"
-    log.log(level, "%s: %s; %s, trying again in %.1f s", path, _describe(error), came, pause)
+    shown = redact_url(path)
+    log.log(level, "%s: %s; %s, trying again in %.1f s", shown, _describe(path, error), came, pause)
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {redact(str(error))}"
+def _describe(path: str, error: Exception) -> str:
+    return f"{type(error).__name__}: {redact(str(error), path)}"
 
 
 def _final(
+    path: str,
     error: Exception,
     transfer: Transfer,
     requests: int,
 ) -> StorageError:
-    what = _describe(error)
+    what = _describe(path, error)
     if isinstance(error, StorageError):
-        what = redact(str(error))
+        what = redact(str(error), path)
     elif isinstance(error, TimeoutError) and not str(error):
         what = "the server is too slow or silent"
     tried = "1 request" if requests == 1 else f"{requests} requests"
@@ -243,7 +246,7 @@ async def _s3_get(
     except OSError as error:
         if _OUT_OF_RANGE.search(str(error)):
             message = f"expected {transfer.wanted}, the store has none of them"
-            raise TruncatedShard(message) from error
+            raise TruncatedShard(message) from harmless(error)
         raise
     body = reply["Body"]
     try:

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import memory
-from ..errors import PCRError, StorageError, TruncatedShard
+from ..errors import PCRError, StorageError, TruncatedShard, harmless
 from ..native import scatter
+from ..redaction import PIPE
 from . import command_output, http_s3
 from .local_file import LocalFile
 from .retry import Cancel, Retry
 from .stores import ANY_NETWORK, Options, mapped_errors, resolve
 from .transfers import FileTransfer, RangeTransfer
-from .urls import PIPE, is_local, plain_path
+from .urls import is_local, plain_path
 
 # As much as anybody can have meant to read into memory at once.
 _UNBOUNDED = 1 << 40
@@ -216,7 +217,7 @@ def _range_result(asked: Range, part: bytes | Exception) -> Answer:
     url, start, stop = asked
     if isinstance(part, Exception):
         error = StorageError(f"cannot read: {type(part).__name__}: {part}", url=url)
-        error.__cause__ = part
+        error.__cause__ = harmless(part, url)
         return error
     if stop is None or len(part) == stop - start:
         return bytes(part)

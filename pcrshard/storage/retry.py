@@ -110,4 +110,7 @@ def is_hopeless(error: BaseException) -> bool:
         return status not in _PASSING_STATUS
     if isinstance(error, StorageError):
         return isinstance(error, Refused)
+    if type(error) is ValueError:
+        # A URL that is none; its sub-classes may be about an answer.
+        return True
     return isinstance(error, (PCRError, *_HOPELESS)) or type(error).__name__ in _HOPELESS_NAMES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -10,14 +11,16 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from ..errors import PCRError, StorageError, harmless, redact
+from ..errors import PCRError, StorageError, harmless
+from ..redaction import PIPE, redact_url
 from .http_s3 import call
 from .retry import Retry, asked_pause, is_hopeless
-from .urls import PIPE, is_local, plain_path
+from .urls import is_local, plain_path
 
 # Those of fsspec, if any.
 Options = Mapping[str, Any] | None
 T = TypeVar("T")
+_HTTP = re.compile("https?://")
 ANY_NETWORK = Retry()
 
 
@@ -35,10 +38,28 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
         # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
         return LocalFileSystem(), plain_path(url)
     try:
-        fs, path = fsspec.core.url_to_fs(url, **(options or {}))
+        fs, path = fsspec.core.url_to_fs(url, **_careful_options(url, options or {}))
     except (ImportError, ValueError) as error:
-        raise StorageError(f"cannot open this kind of URL: {error}", url=url) from error
+        message = f"cannot open this kind of URL: {error}"
+        raise StorageError(message, url=url) from harmless(error, url)
     return fs, str(path)
+
+
+def _careful_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, so that a redirect takes no header of the user's to another server."""
+    if _HTTP.search(url) is None or "get_client" in options:
+        return options
+    # aiohttp takes half a second, which readers of other stores need not wait for.
+    from .redirects import careful
+
+    if _HTTP.match(url):
+        return {**options, "client_kwargs": careful(options.get("client_kwargs") or {})}
+    # In a chain each store has its options under its name.
+    chained = {}
+    for name in ("http", "https"):
+        given = dict(options.get(name) or {})
+        chained[name] = given | {"client_kwargs": careful(given.get("client_kwargs") or {})}
+    return {**options, **chained}
 
 
 @contextlib.contextmanager
@@ -57,12 +78,12 @@ def mapped_errors(
     try:
         yield
     except PCRError as error:
-        if url in str(error) or redact(url) in str(error):
+        if redact_url(url) in str(error):
             raise
-        raise type(error)(str(error), url=url) from error.__cause__
+        raise type(error)(str(error), url=url) from harmless(error.__cause__, url)
     except errors as error:
-        message = f"cannot {doing}: {type(error).__name__}: {redact(str(error))}"
-        raise StorageError(message, url=url) from harmless(error)
+        message = f"cannot {doing}: {type(error).__name__}: {error}"
+        raise StorageError(message, url=url) from harmless(error, url)
 
 
 def ask(

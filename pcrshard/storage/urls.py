@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import braceexpand
 
-from ..errors import StorageError
+from ..errors import StorageError, harmless
+from ..redaction import PIPE, redact_url
 
-PIPE = "pipe:"
 _FILE = ("file://", "local://")
+# A user, and the beginning of a password, which is no port.
+_OPEN_USER = re.compile(r"\w[\w+.-]*://[^/@]*:[^/@]*[^/@\d:][^/@]*")
 
 
 def is_local(url: str) -> bool:
@@ -33,11 +36,25 @@ def expand(urls: str | Sequence[str]) -> list[str]:
     >>> expand("a-{000..002}.tar::b.tar")
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """
-    patterns = urls.split("::") if isinstance(urls, str) else [str(url) for url in urls]
+    patterns = _split(urls) if isinstance(urls, str) else [str(url) for url in urls]
     try:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
     except ValueError as error:
-        raise StorageError(f"not a brace pattern: {error}") from error
+        shown = [redact_url(pattern) for pattern in patterns]
+        raise StorageError(f"not a brace pattern: {'::'.join(shown)}") from harmless(
+            error, *patterns
+        )
+
+
+def _split(urls: str) -> list[str]:
+    """The URLs between ``::``, which may also be in a password."""
+    found: list[str] = []
+    for part in urls.split("::"):
+        if found and _OPEN_USER.fullmatch(found[-1]):
+            found[-1] += f"::{part}"
+        else:
+            found.append(part)
+    return found
 
 
 def split_query(url: str) -> tuple[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-log = logging.getLogger(__name__)
+from ..redaction import get_logger
+
+log = get_logger(__name__)
 
 
 class Rank(NamedTuple):

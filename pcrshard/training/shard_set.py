@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..checksum import crc32c
-from ..errors import redact
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import check_claims, open_dataset
@@ -23,6 +22,7 @@ from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanChoice, ScanLevel, ScanRange, current_scan
 from ..reading.shard import Shard
+from ..redaction import redact_url
 from .epoch_sequence import Ints
 from .shard_schedule import Schedule, schedule
 
@@ -70,7 +70,7 @@ class ShardSet:
         self.starts = np.cumsum([0, *itertools.chain(*self.sizes)])
         self.classes = found[0][0].classes
         self.num_classes = _num_classes(found[0][0])
-        self.name = " and ".join(redact(os.fspath(url)) for url in urls)
+        self.name = " and ".join(redact_url(os.fspath(url)) for url in urls)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.num_samples} samples in {len(self.urls)} shards"
@@ -160,7 +160,9 @@ def check_same_shards(
     known = [(e.name, e.num_samples, e.head_crc32c) for e in entries]
     found = [(e.name, e.num_samples, e.head_crc32c) for e in others]
     if known != found:
-        raise ValueError(f"expected the dataset that the staged copy comes from, got {redact(url)}")
+        raise ValueError(
+            f"expected the dataset that the staged copy comes from, got {redact_url(url)}"
+        )
 
 
 class HeldPrefixes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
@@ -29,9 +32,12 @@ def export_shard(
     classes: Sequence[str] = (),
     taken: set[str] | None = None,
     on_error: OnError | None = None,
+    overwrite: bool = False,
     options: storage.Options = None,
 ) -> int:
     """Write a shard's samples as ordinary files.
+
+    Nothing is written through a link in ``dst``, and the shard itself is never replaced.
 
     Args:
         shard: The shard, which is read once.
@@ -43,16 +49,17 @@ def export_shard(
         classes: Class names of the dataset index.
         taken: Keys already written by earlier calls, so that no image overwrites another; those of
             this call are added.
-        on_error: Called with the error of a sample that is damaged, or that libjpeg-turbo cannot
-            rearrange, or of a shard that is cut or damaged as a whole; True leaves it out. By
-            default the error is raised.
+        on_error: Called with the error of a sample that is damaged, that libjpeg-turbo cannot
+            rearrange, or whose key no file can have, or of a shard that is cut or damaged as a
+            whole; True leaves it out. By default the error is raised.
+        overwrite: Whether files of the same names are replaced.
         options: fsspec storage options of ``dst``.
 
     Returns:
         Number of samples.
 
     Raises:
-        As :meth:`Shard.samples`; EncodeError for an unknown form.
+        As :meth:`Shard.samples`; EncodeError for an unknown form, or where a file is there.
     """
     if form not in FORMATS:
         raise EncodeError(f"expected a form of {FORMATS}, got {form!r}")
@@ -60,15 +67,16 @@ def export_shard(
     if prefix is None:
         return 0
     with prefix:
+        folder = _Folder(dst, overwrite, options)
         streams = {field for field, _ in prefix.index.schema.streams}
         samples = prefix.samples(on_error=on_error)
         if baseline:
             samples = _to_baseline(samples, shard, streams, on_error)
         if form == "wds":
-            return _write_tar(samples, storage.join(dst, storage.file_name(shard.url)), options)
+            return _write_wds(shard, samples, folder)
         taken = set() if taken is None else taken
         named = ((_path(sample, classes, taken), sample) for sample in samples)
-        return _write_folder(named, dst, streams, options)
+        return _write_folder(named, folder, streams, on_error)
 
 
 def _load(
@@ -88,33 +96,104 @@ def _load(
         return None
 
 
+class _Folder:
+    """A target folder: nothing in it is replaced unasked, and no link leads out of it.
+
+    Args:
+        url: The folder.
+        overwrite: Whether files of the same names are replaced.
+        options: fsspec storage options of the folder.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        overwrite: bool,
+        options: storage.Options,
+    ) -> None:
+        self.url = url
+        self._overwrite = overwrite
+        self._options = options
+        self._sound: set[str] = set()
+
+    @contextlib.contextmanager
+    def write(self, target: str) -> Iterator[BinaryIO]:
+        """Write a file that appears whole or not at all.
+
+        Raises:
+            EncodeError: It is there, or behind a link.
+        """
+        if storage.is_local(target):
+            self._check_links(os.path.dirname(storage.plain_path(target)))
+        if not self._overwrite and self._is_there(target):
+            raise EncodeError("expected no such file, it is there: use another folder", url=target)
+        with storage.atomic_write(target, options=self._options) as file:
+            yield file
+
+    def _is_there(self, target: str) -> bool:
+        if storage.is_local(target):
+            return os.path.lexists(storage.plain_path(target))
+        return storage.exists(target, options=self._options)
+
+    def _check_links(self, parent: str) -> None:
+        """Make sure that no folder between the target folder and a file is a link."""
+        if parent in self._sound:
+            return
+        root = storage.plain_path(self.url)
+        expected = os.path.join(os.path.realpath(root), os.path.relpath(parent, root))
+        if os.path.realpath(parent) != os.path.normpath(expected):
+            raise EncodeError("expected a folder of its own, got a link to another", url=parent)
+        self._sound.add(parent)
+
+
+def _is_same(target: str, source: str) -> bool:
+    """Whether two URLs are those of one file, as far as they tell it."""
+    if storage.is_local(target) and storage.is_local(source):
+        paths = [os.path.realpath(storage.plain_path(url)) for url in (target, source)]
+        return paths[0] == paths[1]
+    return target == source
+
+
 def _write_folder(
     samples: Iterable[tuple[str, Sample]],
-    dst: str,
+    folder: _Folder,
     streams: set[str],
-    options: storage.Options,
+    on_error: OnError | None,
 ) -> int:
     count = 0
     for path, sample in samples:
-        for field in streams & sample.keys():
-            # A key has no "..", no leading "/" and no "\" (SPEC 2.3), so this stays inside dst.
-            target = storage.join(dst, f"{path}.{field}")
-            with storage.atomic_write(target, options=options) as file:
-                file.write(sample[field])
-        count += 1
+        try:
+            for field in streams & sample.keys():
+                # A key has no "..", no leading "/" and no "\" (SPEC 2.3): this stays inside.
+                with folder.write(storage.join(folder.url, f"{path}.{field}")) as file:
+                    file.write(sample[field])
+        except PCRError as error:
+            if on_error is None or not _is_bad_name(error) or not on_error(error):
+                raise
+        else:
+            count += 1
     return count
 
 
-def _write_tar(
+def _is_bad_name(error: PCRError) -> bool:
+    """Whether the name of a file is to blame, and not the disk."""
+    bad = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
+    return isinstance(error, EncodeError) or getattr(error.__cause__, "errno", None) in bad
+
+
+def _write_wds(
+    shard: Shard,
     samples: Iterable[Sample],
-    url: str,
-    options: storage.Options | None,
+    folder: _Folder,
 ) -> int:
-    with storage.atomic_write(url, options=options) as file:
-        return _write_members(samples, file)
+    target = storage.join(folder.url, storage.file_name(shard.url))
+    if _is_same(target, shard.url):
+        raise EncodeError("expected another folder than the shard's own", url=folder.url)
+    with folder.write(target) as file:
+        return _write_tar(samples, file)
 
 
-def _write_members(samples: Iterable[Sample], file: BinaryIO) -> int:
+def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
     count = 0
     for sample in samples:
         key = sample.pop("__key__")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -20,11 +19,12 @@ from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
+from ..redaction import get_logger
 from ..storage.locks import hold_lock
 
 # Bytes of one request.
 _CHUNK_BYTES = 64 << 20
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Staged(NamedTuple):
@@ -89,11 +89,15 @@ def stage(
     with hold_lock(dst):
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
-        entries = _stage_all(tasks, workers, cancel, on_shard)
+        entries = _stage_all(tasks, workers, cancel, on_shard, partial(_note_finished, dst))
         index = dataclasses.replace(source, shards=entries)
-        with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
-            file.write(index.encode())
+        _write_index(dst, index)
     return index
+
+
+def _write_index(dst: str, index: DatasetIndex) -> None:
+    with storage.atomic_write(os.path.join(dst, DATASET_INDEX)) as file:
+        file.write(index.encode())
 
 
 class _Task(NamedTuple):
@@ -131,8 +135,10 @@ def _stage_all(
     workers: int,
     cancel: threading.Event,
     on_shard: OnShard | None,
+    note_finished: Callable[[dict[str, ShardEntry]], None],
 ) -> tuple[ShardEntry, ...]:
     """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
+    futures: list[concurrent.futures.Future[Staged]] = []
     pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
     try:
         futures = [pool.submit(_stage_shard, task) for task in tasks]
@@ -143,10 +149,29 @@ def _stage_all(
     except BaseException as error:
         if not isinstance(error, PCRError):
             cancel.set()
+        pool.shutdown(cancel_futures=True)
+        note_finished(_finished(futures))
         raise
     finally:
         pool.shutdown(cancel_futures=True)
     return tuple(future.result().entry for future in futures)
+
+
+def _finished(futures: list[concurrent.futures.Future[Staged]]) -> dict[str, ShardEntry]:
+    """The entries of the shards that were copied, by name."""
+    ended = [future for future in futures if future.done() and not future.cancelled()]
+    entries = [future.result().entry for future in ended if future.exception() is None]
+    return {entry.name: entry for entry in entries}
+
+
+def _note_finished(dst: str, finished: dict[str, ShardEntry]) -> None:
+    """Let the index of an earlier stage say how far its shards have grown, if there is one."""
+    # A disk that is full or gone must not hide why the copy ended.
+    with contextlib.suppress(PCRError):
+        if finished and os.path.exists(os.path.join(dst, DATASET_INDEX)):
+            there, _ = open_dataset(dst)
+            entries = tuple(finished.get(entry.name, entry) for entry in there.shards)
+            _write_index(dst, dataclasses.replace(there, shards=entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
@@ -232,20 +257,41 @@ def _fetch(
 ) -> None:
     """Bring a file from its first ``kept`` bytes to ``stop``, and check it.
 
-    A new file appears whole and sound or not at all.
+    A new file appears whole and sound or not at all, and so does one that has another name, or is a
+    link: what is under the other name stays as it is.
     """
-    if kept:
-        with open(task.path, "r+b") as file:
-            file.truncate(kept)
-            _copy(task, kept, stop, file.fileno())
-        _check(task.path, task.entry, task.position)
+    if kept and not _has_other_names(task.path):
+        _grow(task, kept, stop)
         return
     with storage.atomic_write(task.path) as new:
-        _copy(task, 0, stop, new.fileno())
+        if kept:
+            with storage.open_range(task.path, 0, kept) as view:
+                storage.write_at(new.fileno(), 0, view, url=task.path)
+        _copy(task, kept, stop, new.fileno())
         try:
             _check(new.name, task.entry, task.position)
         except FormatError as error:
             raise type(error)(str(error).replace(new.name, task.path)) from error
+
+
+def _has_other_names(path: str) -> bool:
+    return os.path.islink(path) or os.stat(path).st_nlink > 1
+
+
+def _grow(
+    task: _Task,
+    kept: int,
+    stop: int,
+) -> None:
+    """Append to a file; where that fails it is again what the dataset index beside it says."""
+    with open(task.path, "r+b") as file:
+        file.truncate(kept)
+        try:
+            _copy(task, kept, stop, file.fileno())
+        except BaseException:
+            file.truncate(kept)
+            raise
+    _check(task.path, task.entry, task.position)
 
 
 def _copy(

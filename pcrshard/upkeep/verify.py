@@ -20,6 +20,7 @@ from ..jpeg.pixels import decode
 from ..jpeg.split import mend_headers
 from ..reading.prefix import Sample
 from ..reading.shard import Shard
+from ..redaction import redact
 
 
 class VerifyTask(NamedTuple):
@@ -62,8 +63,19 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         if scan == FULL and task.entry and not problems:
             problems += _check_entry(task.url, task.entry, stop, checksum)
     except PCRError as error:
-        return VerifyResult(0, (*problems, str(error)), ())
-    return VerifyResult(index.num_samples, tuple(problems), index.keys)
+        return _result(task, 0, [*problems, str(error)], ())
+    return _result(task, index.num_samples, problems, index.keys)
+
+
+def _result(
+    task: VerifyTask,
+    num_samples: int,
+    problems: list[str],
+    keys: tuple[str, ...],
+) -> VerifyResult:
+    """The result, with what may be shown of the problems."""
+    shown = tuple(redact(problem, task.url) for problem in problems)
+    return VerifyResult(num_samples, shown, keys)
 
 
 def _check_size(task: VerifyTask, expected: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from slurm import cluster_fixture  # noqa: F401
 
+from pcrshard import native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import (
     CorruptJpeg,
@@ -45,3 +46,18 @@ def test_a_cut_image_is_refused(cut):
     """Nothing is repaired."""
     with pytest.raises(CorruptJpeg):
         encode_jpeg(make_jpeg()[:cut])
+
+
+@pytest.mark.parametrize("sampling", [0x11, 0x22, 0x21, 0x44])
+def test_sampling_factors_of_one_component_mean_nothing(monkeypatch, sampling):
+    """A gray image that says 2x2 is encoded to the same bytes as one that says 1x1, with the native
+    core and without it.
+    """
+    jpeg = bytearray(make_jpeg(1, 40, 56, "L"))
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 11] = 0x11
+    expected = encode_jpeg(bytes(jpeg)).pieces
+    jpeg[frame + 11] = sampling
+    assert encode_jpeg(bytes(jpeg)).pieces == expected
+    monkeypatch.setattr(native, "available", False)
+    assert encode_jpeg(bytes(jpeg)).pieces == expected

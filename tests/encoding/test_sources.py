@@ -274,6 +274,38 @@ def test_damaged_tars(tmp_path, damage):
         list_source(str(path))
 
 
+def with_size(tar, size):
+    """A tar whose first header claims a size, with a right checksum."""
+    header = bytearray(tar[:512])
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + tar[512:]
+
+
+@pytest.mark.parametrize("size", [-512, -1024, -1536, -(1 << 40)])
+def test_a_tar_that_leads_back_is_refused_at_once(tmp_path, size):
+    """A member of negative size would be read for ever."""
+    path = tmp_path / "a.tar"
+    make_tar(path, [("0.jpg", JPEG), ("1.jpg", JPEG)])
+    claimed = b"\xff" + (size % (1 << 88)).to_bytes(11, "big")
+    path.write_bytes(with_size(path.read_bytes(), claimed))
+    with pytest.raises(EncodeError, match=r"a member claims -.*a\.tar"):
+        list_source(str(path))
+
+
+def test_a_pax_header_that_leads_back_is_refused(tmp_path):
+    """So is one whose size is in an extended header."""
+    path = tmp_path / "a.tar"
+    info = tarfile.TarInfo("0.jpg")
+    info.size = len(JPEG)
+    info.pax_headers = {"size": "-2048"}
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(JPEG))
+    with pytest.raises(EncodeError, match=r"a member claims -2048.*a\.tar"):
+        list_source(str(path))
+
+
 def test_what_finder_adds_to_tars_is_left_out(tmp_path):
     """Archives made on a Mac have ``._`` files beside the images; as in folders, hidden files are
     none of the dataset's.

@@ -1,16 +1,20 @@
 """Tasks on worker processes: whoever dies, the run ends as it should."""
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from encode_support import (
+    CLI,
     die_once,
     start_encode,
 )
@@ -129,3 +133,27 @@ def test_no_worker_is_too_few():
     """It is said at once, not by a run that never ends."""
     with pytest.raises(EncodeError, match="at least one worker, got 0"), worker_pool(0, 1):
         pass
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.long)])
+def test_ctrl_c_shows_no_traceback(larger_folder, tmp_path, count):
+    """Whenever Ctrl-C comes, to all processes of a terminal, ``encode`` ends with one line."""
+    for number in range(count):
+        target = tmp_path / str(number)
+        command = [*CLI, "encode", str(larger_folder), str(target), "--workers=2"]
+        with subprocess.Popen(
+            [*command, "--num-shards=12"],
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            wait_for(target.exists)
+            time.sleep(random.Random(number).uniform(0, 1.0))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        assert process.returncode in (0, 130)
+        advice = "; the same command with --resume goes on from here"
+        stopped = ("pcrshard: stopped\n", f"pcrshard encode: stopped{advice}\n")
+        assert said in ("", *stopped)

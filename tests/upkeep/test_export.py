@@ -282,3 +282,57 @@ def test_fields_that_only_look_like_images(tmp_path):
 def test_class_names_survive(dataset):
     """The class names of the dataset index are JSON that any tool reads."""
     assert json.loads((dataset / "pcr.json").read_text())["classes"] == ["cat", "dog"]
+
+
+def test_a_shard_is_not_replaced_by_its_own_export(dataset, tmp_path):
+    """From Python as from the command line: the folder of the shard is no target for its tar."""
+    path = tmp_path / "data-000000.tar"
+    path.write_bytes((dataset / path.name).read_bytes())
+    (tmp_path / "link").symlink_to(tmp_path)
+    for folder in (tmp_path, tmp_path / "link"):
+        for url in (str(path), f"file://{path}"):
+            with pytest.raises(EncodeError, match="another folder"):
+                export_shard(Shard(url), str(folder), form="wds", overwrite=True)
+    assert path.read_bytes() == (dataset / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("form", ["folder", "wds"])
+def test_nothing_is_replaced_unasked(dataset, tmp_path, form):
+    """A second export to a folder is refused, and what is there stays, unless it is asked for."""
+    shard = Shard(str(dataset / "data-000000.tar"))
+    export_shard(shard, str(tmp_path), form=form)
+    path = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file())
+    path.write_bytes(b"mine")
+    with pytest.raises(EncodeError, match="it is there"):
+        export_shard(shard, str(tmp_path), form=form)
+    assert path.read_bytes() == b"mine"
+    export_shard(shard, str(tmp_path), form=form, overwrite=True)
+    assert path.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_nothing_is_written_through_a_link(dataset, tmp_path, options):
+    """A sub-folder that leads elsewhere is refused: what it leads to may be anybody's."""
+    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
+    target.mkdir()
+    elsewhere.mkdir()
+    for name in ("cat", "dog"):
+        (target / name).symlink_to(elsewhere)
+    assert main(["export", str(dataset), str(target), *options]) == 1
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_keys_that_no_file_can_have(tmp_path, capsys):
+    """``--on-error skip`` leaves them out by name and writes all others."""
+    keys = ["a", "a.jpg/b", "k" * 300, "good"]
+    samples = {key: {"jpg": make_jpeg(i)} for i, key in enumerate(keys)}
+    write_dataset(tmp_path / "in", samples)
+    args = ["export", str(tmp_path / "in"), str(tmp_path / "out")]
+    assert main(args) == 1
+    shutil.rmtree(tmp_path / "out")
+    capsys.readouterr()
+    assert main([*args, "--on-error=skip"]) == 1
+    said = capsys.readouterr()
+    assert "2 were left out" in said.out
+    assert len(said.err.splitlines()) == 2
+    assert sorted(files_of(tmp_path / "out")) == ["a.jpg", "good.jpg"]

@@ -318,6 +318,22 @@ def test_full_disk_is_an_error_and_the_earlier_stage_stays(dataset, index, tmp_p
         assert copy.scan == 2
         for url, entry in zip(urls, copy.shards, strict=True):
             assert list(Shard(url, entry=entry).samples(2))
+            assert verify_shard(VerifyTask(url, entry)).problems == ()
+
+
+def test_other_names_of_a_copy_stay_as_they_are(dataset, index, tmp_path):
+    """A snapshot by hard links, and what a link leads to, do not grow with the copy."""
+    copy, snapshot = tmp_path / "copy", tmp_path / "snapshot"
+    stage(str(dataset), str(copy), 2)
+    snapshot.mkdir()
+    first, second = (entry.name for entry in index.shards[:2])
+    (snapshot / first).hardlink_to(copy / first)
+    (copy / second).rename(snapshot / second)
+    (copy / second).symlink_to(snapshot / second)
+    before = {name: (snapshot / name).read_bytes() for name in (first, second)}
+    stage(str(dataset), str(copy), 5)
+    assert_staged(copy, dataset, index, 5)
+    assert {name: (snapshot / name).read_bytes() for name in (first, second)} == before
 
 
 def test_destination_that_cannot_be_written_is_an_error(dataset, index, tmp_path):

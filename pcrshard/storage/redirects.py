@@ -1,0 +1,59 @@
+"""HTTP sessions that tell the user's headers, cookies and passwords to no other server.
+
+A store may send a reader on to another host. aiohttp then drops ``Authorization`` and ``Cookie``,
+but keeps any other header, such as an API key, and the credentials that a session has by default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+
+# What another server may be told; all else is for the one that the user named.
+_HARMLESS = {
+    "accept", "accept-encoding", "accept-language", "if-match", "if-modified-since",
+    "if-none-match", "if-range", "if-unmodified-since", "range", "user-agent",
+}  # fmt: skip
+
+
+def careful(client_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``aiohttp.ClientSession`` for the same session, but with headers that stay.
+
+    Args:
+        client_kwargs: Arguments as the user gave them; ``auth`` and ``cookies`` become headers.
+    """
+    kwargs = dict(client_kwargs)
+    headers = dict(kwargs.get("headers") or {})
+    if auth := kwargs.pop("auth", None):
+        headers.setdefault("Authorization", auth.encode())
+    if isinstance(cookies := kwargs.get("cookies"), dict):
+        del kwargs["cookies"]
+        headers.setdefault("Cookie", "; ".join(f"{name}={cookies[name]}" for name in cookies))
+    traces = [*(kwargs.get("trace_configs") or []), _DROPPING]
+    return kwargs | {"headers": headers, "trace_configs": traces}
+
+
+async def _drop_headers(
+    _session: aiohttp.ClientSession,
+    _context: object,
+    redirect: aiohttp.TraceRequestRedirectParams,
+) -> None:
+    """Leave out what another server must not see; the next request has the headers that stay."""
+    target = redirect.response.headers.get("Location", "")
+    if _same_origin(redirect.url, target):
+        return
+    for name in {name for name in redirect.headers if name.lower() not in _HARMLESS}:
+        redirect.headers.popall(name)
+
+
+def _same_origin(url: Any, target: str) -> bool:
+    try:
+        return bool(url.join(type(url)(target)).origin() == url.origin())
+    except ValueError:
+        return False
+
+
+# One for all sessions, because fsspec tells file systems apart by the text of their arguments.
+_DROPPING = aiohttp.TraceConfig()
+_DROPPING.on_request_redirect.append(_drop_headers)
