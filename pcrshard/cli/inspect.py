@@ -63,14 +63,14 @@ def _info(args: Namespace) -> None:
         labels = {"classes": index.classes, "num_classes": index.num_classes}
         print_json(about | labels | {"scans": scans})
         return
-    shown = {
-        name: ", ".join(content) if isinstance(content, list) else content
-        for name, content in about.items()
-    }
-    print("  ".join(f"{name}: {content}" for name, content in shown.items()))
+    print("  ".join(f"{name}: {_shown(content)}" for name, content in about.items()))
     print(scan_table(costs))
     if about["layout"] == "compact":
         print(_COMPACT_HINT)
+
+
+def _shown(content: object) -> object:
+    return ", ".join(content) if isinstance(content, list) else content
 
 
 _COMPACT_HINT = (

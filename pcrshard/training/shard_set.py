@@ -60,10 +60,7 @@ class ShardSet:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
         urls = [datasets] if isinstance(datasets, str | os.PathLike) else datasets
-        how: dict[str, Any] = {"storage_options": options.storage_options, "retry": options.retry}
-        found = [open_dataset(url, **how) for url in urls]
-        for index, shard_urls in found:
-            check_claims(index, shard_urls, **how)
+        found = [_open(url, options) for url in urls]
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
         self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]
@@ -163,6 +160,13 @@ def check_same_shards(
         raise ValueError(
             f"expected the dataset that the staged copy comes from, got {redact_url(url)}"
         )
+
+
+def _open(url: str, options: ReadOptions) -> tuple[DatasetIndex, list[str]]:
+    how: dict[str, Any] = {"storage_options": options.storage_options, "retry": options.retry}
+    index, urls = open_dataset(url, **how)
+    check_claims(index, urls, **how)
+    return index, urls
 
 
 class HeldPrefixes:
