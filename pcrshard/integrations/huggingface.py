@@ -25,7 +25,7 @@ from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
 from ..redaction import get_logger
-from .splits import Part, asked_names, open_splits, usual_names
+from .huggingface_splits import Part, asked_names, open_splits, usual_names
 
 try:
     import datasets
@@ -337,7 +337,7 @@ def load_dataset(
         url: A path or any fsspec URL, as ``hf://datasets/USER/NAME``: a folder with ``pcr.json``,
             which is the split ``train`` unless the folder is named for another one, or a folder
             whose sub-folders are such folders, named ``train``, ``val`` and ``test`` or as listed
-            in ``pcrshard.integrations.splits.FOLDERS``.
+            in ``pcrshard.integrations.huggingface_splits.FOLDERS``.
         scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
         streaming: True reads each shard's prefix in one request when its turn comes; False copies
             all into an Arrow cache, once per scan.
@@ -381,11 +381,7 @@ def load_dataset(
     return opened if isinstance(split, list | tuple) else opened[0]
 
 
-def _specs(
-    split: Any,
-    *,
-    streaming: bool,
-) -> list[str]:
+def _specs(split: Any, *, streaming: bool) -> list[str]:
     """Each split that was asked for, by the names that `datasets` uses."""
     asked = split if isinstance(split, list | tuple) else [split]
     specs = [_spec(one) for one in asked]

@@ -16,8 +16,6 @@ def test_any_names_make_legal_keys(names):
 
 
 def test_keys_are_the_paths():
-    """A key is the path of the image, without host; dots of the name and ways out of a folder
-    go.
-    """
+    """A key is the path of the image without its host; dots of the name and ways out are gone."""
     names = ["a/b.c.jpg", "../d.png", "http://host/e.jpg", "a/b_c.png"]
     assert unique_keys(names) == ["a/b_c", "d", "e", "a/b_c_1"]
