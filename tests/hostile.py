@@ -31,7 +31,8 @@ from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.shard_head import Head
 from pcrshard.jpeg.crops import Draws
 from pcrshard.jpeg.image_decoder import ImageDecoder
-from pcrshard.jpeg.pixels import decode_image, make_baseline, to_jpeg
+from pcrshard.jpeg.other_formats import to_jpeg
+from pcrshard.jpeg.pixels import decode_image, make_baseline
 from pcrshard.reading.shard import Shard
 from pcrshard.testing import make_jpeg
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .. import storage
 from ..errors import CorruptJpeg, FormatError, PCRError
 from ..jpeg.markers import SOI, map_jpeg
-from ..jpeg.pixels import to_jpeg
+from ..jpeg.other_formats import to_jpeg
 from .labels import check_label, count_classes
 from .resume_journal import ShardResult, Skipped
 from .shard_plan import EncodeOptions, is_jpeg_name

@@ -2,7 +2,7 @@
 
 The native core does the work where it was built. libjpeg-turbo, through PyTurboJPEG, does it
 elsewhere, and does whatever the core does not support. PyTurboJPEG exposes no lossless progressive
-transform, so ``tjTransform`` of the same library is called here. Pillow reads other formats.
+transform, so ``tjTransform`` of the same library is called here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +19,10 @@ import numpy.typing as npt
 import turbojpeg
 
 from .. import native
-from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
+from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from .crops import Box
-from .markers import EOI, ScanHeader, check_cost, check_pixels, map_jpeg
+from .markers import EOI, ScanHeader, check_cost, map_jpeg
+from .other_formats import crop_and_resize, decode_by_pillow
 
 Pixels = npt.NDArray[np.uint8]
 # A JPEG, or its pieces in order.
@@ -32,11 +32,8 @@ _BYTES = bytes | bytearray | memoryview
 
 _FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
-# Not every plugin of Pillow: some run other programs on the file.
-_PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-# Bytes that are taken for each pixel: by Pillow's own pixels and a copy in another mode, for
-# 16 bits or by OpenJPEG; by its picture for a resize; by PyTurboJPEG's array for each colour.
-_PILLOW_PIXEL_BYTES = 16
+# Bytes that are taken for each pixel: by Pillow's picture for a resize; by PyTurboJPEG's array
+# for each colour.
 _PICTURE_PIXEL_BYTES = 4
 _PIXEL_BYTES = {"rgb": 3, "gray": 1, "cmyk": 4}
 _NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
@@ -223,7 +220,7 @@ def _decode_and_resize(
     """(H, W, C) pixels by libjpeg-turbo and Pillow."""
     if size is not None:
         check_cost(jpeg, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
-    return _crop_and_resize(decode(jpeg, colour), crop, size)
+    return crop_and_resize(decode(jpeg, colour), crop, size)
 
 
 def as_pieces(jpeg: Any) -> list[Any]:
@@ -265,27 +262,6 @@ def _arrange(
     return out
 
 
-def _crop_and_resize(
-    pixels: Pixels,
-    crop: Box | None,
-    size: tuple[int, int] | None,
-) -> Pixels:
-    rows, columns, channels = pixels.shape
-    y, x, height, width = crop or (0, 0, rows, columns)
-    bottom = y + height
-    right = x + width
-    if not (0 <= y < bottom <= rows and 0 <= x < right <= columns):
-        raise ValueError(f"expected a crop within {(rows, columns)}, got {crop}")
-    if size is None:
-        return np.ascontiguousarray(pixels[y:bottom, x:right])
-
-    from PIL import Image
-
-    picture = Image.fromarray(pixels.squeeze(axis=2) if channels == 1 else pixels)
-    resized = picture.resize(size[::-1], Image.Resampling.BILINEAR, box=(x, y, right, bottom))
-    return np.array(resized).reshape(*size, channels)
-
-
 def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
     """Decode a JPEG through libjpeg-turbo, the reference; :func:`decode_image` is the fast way.
 
@@ -309,38 +285,8 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
         return np.asarray(turbo.decode(jpeg, **how))
     except OSError as error:
         if any(word in str(error) for word in _NEEDS_PILLOW):
-            return _decode_by_pillow(jpeg, mode)
+            return decode_by_pillow(jpeg, mode)
         raise CorruptJpeg(f"libjpeg-turbo: {error}") from error
-
-
-def _decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
-    """Decode what the TurboJPEG interface does not: CMYK to RGB, rare sampling factors."""
-    with _open_image(jpeg) as picture:
-        if mode == "cmyk":
-            if picture.mode != "CMYK":
-                raise CorruptJpeg(f"expected a CMYK image, got {picture.mode}")
-            return 255 - np.array(picture)  # Pillow inverts all of them, as Adobe does
-        pixels = np.array(picture.convert("L" if mode == "gray" else "RGB"))
-    return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-@contextlib.contextmanager
-def _open_image(image: bytes) -> Iterator[Any]:
-    """Read an image with Pillow; its errors become :class:`CorruptJpeg`."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
-    try:
-        with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
-            width, height = picture.size
-            check_pixels(height, width, len(image), height * width * _PILLOW_PIXEL_BYTES)
-            picture.load()
-            yield picture
-    except PCRError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise CorruptJpeg(f"Pillow: {error}") from error
 
 
 def compress(pixels: Pixels, quality: int) -> bytes:
@@ -356,70 +302,3 @@ def system() -> dict[str, str]:
         "libturbojpeg": str(_turbojpeg().library._name),
         "numpy": np.__version__,
     }
-
-
-def to_jpeg(
-    image: bytes,
-    quality: int | None,
-    resize_short: int | None,
-) -> bytes:
-    """Convert any image that Pillow reads to JPEG; lossy.
-
-    Args:
-        image: JPEG, PNG, WebP, BMP, ... as bytes; its EXIF and ICC profile are kept.
-        quality: JPEG quality 1-100; ``None`` keeps that of a JPEG source, 90 for others.
-        resize_short: Shorter side in pixels that a larger image gets, by an antialiased resize;
-            ``None`` keeps the size.
-
-    Raises:
-        CorruptJpeg: Pillow cannot read it.
-        UnsupportedJpeg: It would take too much memory for its size.
-    """
-    with _open_image(image) as picture:
-        return _save_jpeg(picture, quality, resize_short)
-
-
-def _save_jpeg(
-    picture: Any,
-    quality: int | None,
-    resize_short: int | None,
-) -> bytes:
-    from PIL import JpegImagePlugin
-
-    options = {name: picture.info.get(name) or b"" for name in ("exif", "icc_profile")}
-    if quality is None and picture.format in ("JPEG", "MPO"):
-        options["qtables"] = picture.quantization
-        options["subsampling"] = JpegImagePlugin.get_sampling(picture)
-    else:
-        options["quality"] = quality or 90
-    picture = _to_8_bits(picture)
-    if resize_short is not None and min(picture.size) > resize_short:
-        picture = _shrink(picture, resize_short)
-    out = io.BytesIO()
-    picture.save(out, "JPEG", **options)
-    return out.getvalue()
-
-
-def _to_8_bits(picture: Any) -> Any:
-    """The picture in a mode that JPEG has."""
-    from PIL import Image
-
-    mode = picture.mode
-    if mode == "F" or (mode == "I" and picture.format != "PNG"):
-        raise UnsupportedJpeg(
-            f"pixels of 32 bits (Pillow's mode {mode}), of which nobody knows what is white"
-        )
-    if mode.startswith("I"):
-        # Pillow would clip 16 bits to 8 instead of scaling them.
-        return Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
-    if mode in ("L", "RGB", "CMYK"):
-        return picture
-    return picture.convert("L" if mode in ("1", "LA") else "RGB")
-
-
-def _shrink(picture: Any, resize_short: int) -> Any:
-    from PIL import Image
-
-    scale = resize_short / min(picture.size)
-    size = tuple(max(resize_short, round(side * scale)) for side in picture.size)
-    return picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)

@@ -336,12 +336,7 @@ class PCRDataset(IterableDataset[Any]):
             )
         return self._read(batches[progress.done :], epoch, worker)
 
-    def _read(
-        self,
-        batches: Sequence[Ints],
-        epoch: int,
-        worker: int,
-    ) -> Iterator[Any]:
+    def _read(self, batches: Sequence[Ints], epoch: int, worker: int) -> Iterator[Any]:
         take = functools.partial(self.collate, epoch=epoch)
         for batch in read_batches(self.shards, batches, self.scan, take):
             self._progress = self._progress.gave(self._progress.done + 1)

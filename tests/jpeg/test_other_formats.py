@@ -1,0 +1,58 @@
+"""Other formats become JPEGs as Pillow reads them, or are refused by name."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.jpeg.other_formats import to_jpeg
+from pcrshard.testing import make_jpeg, make_pixels
+
+
+@pytest.mark.parametrize(
+    ("fmt", "mode"),
+    [("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"), ("WEBP", "RGB"), ("BMP", "L"), ("GIF", "P")],
+)
+def test_other_formats_convert(fmt, mode):
+    """Each common format becomes a JPEG of its size."""
+    out = io.BytesIO()
+    picture = (
+        Image.fromarray(make_pixels(1, 20, 30)[..., 0].astype(np.uint16) * 256)
+        if mode == "I;16"
+        else None
+    )
+    (picture or Image.fromarray(make_pixels(1, 20, 30)).convert(mode)).save(out, fmt)
+    frame = map_jpeg(to_jpeg(out.getvalue(), 90, None)).frame
+    assert (frame.height, frame.width) == (20, 30)
+    with pytest.raises(CorruptJpeg, match="Pillow"):
+        to_jpeg(out.getvalue()[:20], 90, None)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_without_a_known_range_are_refused(kind):
+    """A TIFF of measurements would come out black or as noise."""
+    out = io.BytesIO()
+    Image.fromarray(np.arange(600, dtype=kind).reshape(20, 30)).save(out, "TIFF")
+    with pytest.raises(UnsupportedJpeg, match="32 bits"):
+        to_jpeg(out.getvalue(), 90, None)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_resize_short_keeps_the_sampling(subsampling):
+    """The colours of a 4:4:4 source stay as fine as its luma."""
+    source = make_jpeg(1, 100, 200, subsampling=subsampling)
+    assert map_jpeg(to_jpeg(source, None, 50)).frame.components == map_jpeg(source).frame.components
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [((100, 200), (50, 100)), ((333, 100), (166, 50)), ((40, 300), (40, 300))]
+)
+def test_resize_short_keeps_the_shape(size, expected):
+    """The shorter side becomes N, the other follows, small images stay, and EXIF is kept."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    found = map_jpeg(to_jpeg(make_jpeg(1, *size, exif=exif), None, 50))
+    assert (found.frame.height, found.frame.width) == expected
+    assert found.orientation == 6
