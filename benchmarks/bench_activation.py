@@ -21,7 +21,7 @@ from common import bar, jpeg_files, machine, photos, print_table, read, save, sh
 from torch.nn import functional
 
 from pcrshard import compress_activations, decode_image
-from pcrshard.activation.measure import find_batch_size, gradient_noise, peak_memory
+from pcrshard.activation.measurements import find_batch_size, gradient_noise, peak_memory
 
 NETWORKS = {
     "alexnet": (alexnet, 16),

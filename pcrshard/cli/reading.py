@@ -12,6 +12,7 @@ from .. import storage
 from ..errors import EncodeError, PCRError, StorageError
 from ..fidelity.costs import human_bytes, table
 from ..format.scan import FULL
+from ..reading.cache_folder import MARKER
 from ..reading.dataset_folder import open_dataset
 from ..reading.prefix_cache import PrefixCache, is_cache
 from ..reading.shard import Shard
@@ -148,7 +149,8 @@ def _cache(args: Namespace) -> None:
     if not is_cache(args.folder):
         what = "something else" if storage.exists(args.folder) else "nothing"
         raise StorageError(
-            f"expected a folder that a job has used as cache_dir, there is {what}", url=args.folder
+            f"expected a folder that a job has used as cache_dir, with a {MARKER}, there is {what}",
+            url=args.folder,
         )
     cache = PrefixCache(args.folder)
     if args.action == "clear":

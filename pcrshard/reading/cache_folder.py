@@ -12,8 +12,9 @@ import stat
 
 from .. import storage
 from ..errors import StorageError
+from ..redaction import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 # The convention of https://bford.info/cachedir/, by which backups leave caches out.
 MARKER = "CACHEDIR.TAG"
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import StorageError, TruncatedShard, harmless
 from ..redaction import get_logger, redact, redact_url
 from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
-from .transfers import Reply, Transfer
+from .transfers import FileTransfer, Reply, Transfer
 
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
 _POLL_SECONDS = 0.2
@@ -88,7 +88,9 @@ def _log_failure(
     failures: int,
     pause: float,
 ) -> None:
-    level = logging.INFO if failures < _PATIENT_FAILURES else logging.WARNING
+    # Who waits for one small file sees the error at the end; a job waits for ranges for hours.
+    silent = failures < _PATIENT_FAILURES or isinstance(transfer, FileTransfer)
+    level = logging.INFO if silent else logging.WARNING
     came = f"{transfer.came} bytes came"
     shown = redact_url(path)
     log.log(level, "%s: %s; %s, trying again in %.1f s", shown, _describe(path, error), came, pause)

@@ -175,7 +175,10 @@ def test_an_interrupt_is_one_line(tmp_path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(is_reading)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        try:
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()  # or a failure would wait for ever
     os.close(opened[0])
     assert process.returncode == 130
     assert err == "pcrshard encode: stopped; the same command with --resume goes on from here\n"

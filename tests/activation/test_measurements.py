@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from pcrshard import compress_activations
-from pcrshard.activation import measure
-from pcrshard.activation.measure import find_batch_size, gradient_noise, peak_memory
+from pcrshard.activation import measurements as measure
+from pcrshard.activation.measurements import find_batch_size, gradient_noise, peak_memory
 
 torch.set_num_threads(1)
 
