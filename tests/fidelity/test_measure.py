@@ -179,6 +179,7 @@ def test_a_dataset_without_labels_says_so(large_dataset):
         m.measure(large_dataset, [1], rounds=1, model=Network(Constant(), 32))
 
 
+@pytest.mark.long
 def test_32_photographs_take_5_seconds(photos, tmp_path):
     """All scans of 32 ImageNet photographs, in CPU time, which a busy machine does not change."""
     target = str(tmp_path / "shards")
