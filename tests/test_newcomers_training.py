@@ -10,11 +10,9 @@ import torch
 from support import ROOT
 
 import pcrshard
-from pcrshard import BandwidthTuner, DatasetIndex, ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+from pcrshard import BandwidthTuner, ImageDecoder, PCRDataset, ScanLevel, ScanTuner
 from pcrshard.fidelity import bytes_per_sample
 from pcrshard.testing import make_jpeg
-
-COUNTS = hasattr(DatasetIndex, "num_classes")
 
 
 @pytest.fixture
@@ -162,7 +160,6 @@ def test_two_ranks_on_a_staged_copy(copy, tmp_path):
     assert sorted(first + second) == [0] * 24 + [1] * 24
 
 
-@pytest.mark.skipif(not COUNTS, reason="THE DATASET INDEX DOES NOT COUNT CLASSES YET")
 def test_labels_that_are_integers(tmp_path):
     """Tars with ``cls`` and no class names: the last layer has as many outputs as classes."""
     with tarfile.open(tmp_path / "train.tar", "w") as tar:

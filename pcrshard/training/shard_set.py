@@ -66,7 +66,7 @@ class ShardSet:
         self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]
         self.starts = np.cumsum([0, *itertools.chain(*self.sizes)])
         self.classes = found[0][0].classes
-        self.num_classes = _num_classes(found[0][0])
+        self.num_classes = found[0][0].num_classes
         self.name = " and ".join(redact_url(os.fspath(url)) for url in urls)
 
     def __str__(self) -> str:
@@ -142,10 +142,6 @@ class ShardSet:
     def open(self, shard: int) -> Shard:
         """One of the shards."""
         return self.options.open(self.urls[shard], self.entries[shard])
-
-
-def _num_classes(index: DatasetIndex) -> int:
-    return int(getattr(index, "num_classes", len(index.classes)))
 
 
 def check_same_shards(
