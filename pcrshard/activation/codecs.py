@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errorbound import zstd
+from .. import zstd
 from . import bits
 
 CodecName = Literal["zstd", "bits", "int8", "none"]

@@ -174,5 +174,6 @@ def _index_of(shard: Shard) -> DatasetIndex:
         # Nobody compares a single shard with a dataset index, which would know its checksum.
         0,
         head.prefix_stops,
+        head.index_stop,
     )
     return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,))

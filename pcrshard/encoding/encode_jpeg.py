@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import UnsupportedJpeg
+from ..format.group_table import MAX_HEADER_BYTES
 from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
 from ..format.shard_index import MAX_PIECE_BYTES
-from ..jpeg.markers import map_jpeg
+from ..jpeg.markers import Range, map_jpeg
 from ..jpeg.pixels import make_progressive
+from ..jpeg.segments import read_segment
 from ..jpeg.split import check_complete, cut_scans, cut_tail, mend_headers
 
 
 class EncodedImage(NamedTuple):
-    """One image as pieces: N scan groups, then the tail; height and width are in pixels."""
+    """One image as pieces: N scan groups, then the tail; height and width are in pixels.
+
+    ``header_sizes`` says how many of a piece's first bytes are marker segments that images of a
+    shard share.
+    """
 
     pieces: tuple[bytes, ...]
+    header_sizes: tuple[int, ...]
     height: int
     width: int
     orientation: int
+
+    def shared_bytes(self, row: int) -> int:
+        """Bytes of the header of a piece, by its group from 0; the tail has none."""
+        return self.header_sizes[row] if row < len(self.header_sizes) else 0
 
 
 def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
@@ -36,19 +48,41 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     frame = source.frame
     scans = scans_for(script, source.colour, len(frame.components))
     progressive = make_progressive(mend_headers(jpeg, source), scans)
-    pieces = (*_group_pieces(progressive, script), cut_tail(jpeg, source))
+    groups, header_sizes = _cut_groups(progressive, script)
+    pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
         raise UnsupportedJpeg(f"a part of more than {MAX_PIECE_BYTES} bytes")
-    return EncodedImage(pieces, frame.height, frame.width, source.orientation)
+    return EncodedImage(pieces, header_sizes, frame.height, frame.width, source.orientation)
 
 
-def _group_pieces(progressive: bytes, script: ScanScript) -> list[bytes]:
-    """The bytes of each scan group of a progressive JPEG; the first begins with the headers."""
+def _cut_groups(
+    progressive: bytes,
+    script: ScanScript,
+) -> tuple[list[bytes], tuple[int, ...]]:
+    """The bytes of each scan group of a progressive JPEG, and the sizes of their headers.
+
+    The first piece begins with what any decoder needs, each with the tables and the header of its
+    first scan.
+    """
     found = map_jpeg(progressive)
     header, parts, _ = cut_scans(progressive, found)
     numbers = group_scans(script, found.scans, found.colour)
     groups: list[list[bytes]] = [[] for _ in range(script.num_groups)]
+    header_sizes = [0] * script.num_groups
     groups[0].append(header)
-    for number, part in zip(numbers, parts, strict=True):
-        groups[number - 1].append(part)
-    return [b"".join(group) for group in groups]
+    header_sizes[0] = len(header)
+    for number, part, ranges in zip(numbers, parts, found.scan_ranges, strict=True):
+        row = number - 1
+        if len(groups[row]) == (row == 0):
+            header_sizes[row] += _header_bytes(progressive, ranges)
+        groups[row].append(part)
+    # A longer one, of a camera's making, is stored with its piece.
+    shared = tuple(size if size <= MAX_HEADER_BYTES else 0 for size in header_sizes)
+    return [b"".join(group) for group in groups], shared
+
+
+def _header_bytes(progressive: bytes, ranges: Sequence[Range]) -> int:
+    """Bytes of a scan's tables and of its header (T.81 B.2.3)."""
+    *tables, (start, _) = ranges
+    tables_bytes = sum(stop - first for first, stop in tables)
+    return tables_bytes + read_segment(progressive, start).stop - start

@@ -12,7 +12,8 @@ from ..jpeg.other_formats import to_jpeg
 from .labels import check_label, count_classes
 from .resume_journal import ShardResult, Skipped
 from .shard_plan import EncodeOptions, is_jpeg_name
-from .shard_writer import EncodedSample, FieldNames, encode_sample, write_shard
+from .shard_tables import EncodedSample
+from .shard_writer import FieldNames, encode_sample, write_shard
 from .sources import SampleRef, StorageOptions
 
 _SAMPLES_PER_READ = 64

@@ -7,22 +7,19 @@ and :class:`ShardWriter` does so for a stream of samples. A whole dataset is enc
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import itertools
 import json
 import numbers
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
-
-import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptIndex, EncodeError, PCRError
+from ..errors import CorruptIndex, EncodeError, PCRError, ScanUnavailable
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.names import (
+    OTHER_IMAGE_EXTENSIONS,
     check_name,
     is_jpeg_field,
     is_metadata,
@@ -30,32 +27,25 @@ from ..format.names import (
     valid_field,
     valid_key,
 )
+from ..format.scan import Scan, check_scan
 from ..format.scan_script import Q95, STANDARD, ScanScript
-from ..format.shard_index import MAX_PIECE_BYTES, Head, Schema, ShardIndex, check_schema, round512
-from ..format.tar_members import TRAILER, index_name, lay_out, plan_members, tar_header
+from ..format.shard_head import round512
+from ..format.shard_index import IMAGE, IMAGE_LIST, MAX_PIECE_BYTES, Schema, check_schema
+from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import count_classes
+from .shard_tables import EncodedSample, Samples, Units, list_units, make_index, make_tables
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 _Bytes = bytes | bytearray | memoryview
 
 
-class EncodedSample(NamedTuple):
-    """A sample that is ready to be laid out."""
-
-    key: str
-    images: dict[str, EncodedImage]
-    fields: dict[str, bytes]
-
-
-Samples = Sequence[EncodedSample]
-
-
 class FieldNames(NamedTuple):
-    """What the samples of a shard may have: names of JPEG fields, and of all others."""
+    """What the samples of a shard may have: names of JPEG fields, of lists of them, of others."""
 
     streams: tuple[str, ...]
     others: tuple[str, ...]
+    lists: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +56,9 @@ class ShardFormat:
         script: The scan script, or the name of a built-in one.
         layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
         base: Scan groups in a preview member.
+        late: From which scan on a field is there: ``{"npy": 5, "json": "full"}``; a key is the
+            name of a field, or its last extension. Other fields are there at every scan, images
+            that are no JPEG from scan 1 on.
         preview_fields: Fields stored once more as members in the preview layout.
     """
 
@@ -73,6 +66,7 @@ class ShardFormat:
     layout: str = "compact"
     base: int = 2
     preview_fields: tuple[str, ...] = ()
+    late: Mapping[str, Scan] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.script, str) and self.script not in SCRIPTS:
@@ -82,6 +76,11 @@ class ShardFormat:
         most = self.scan_script.num_groups
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
+        for field, scan in self.late.items():
+            try:
+                check_scan(scan, most)
+            except (ScanUnavailable, TypeError) as error:
+                raise EncodeError(f"late field {field!r}: {error}") from error
 
     @property
     def scan_script(self) -> ScanScript:
@@ -94,21 +93,35 @@ class ShardFormat:
         Raises:
             EncodeError: There are too many fields, or their names are too long.
         """
+        firsts = {field: self._first_scan(field) for field in names.others}
+        # A file that was kept as it is has the name of a stream.
+        late = {
+            field: first or 1 for field, first in firsts.items() if first or field in names.streams
+        }
+        streams = [(stream, IMAGE) for stream in names.streams]
         schema = Schema(
             self.scan_script.name,
             self.scan_script.groups,
             self.layout,
-            streams=tuple((stream, "jpeg") for stream in names.streams),
-            fields=tuple(names.others),
+            streams=(*streams, *((field, IMAGE_LIST) for field in names.lists)),
+            fields=tuple(field for field in names.others if field not in late),
+            late=tuple(late.items()),
         )
         if self.layout == "preview":
-            shown = tuple(field for field in self.preview_fields if field in names.others)
+            shown = tuple(field for field in self.preview_fields if field in schema.fields)
             schema = dataclasses.replace(schema, base=self.base, preview_fields=shown)
         try:
             check_schema(schema)
         except CorruptIndex as error:
             raise EncodeError(f"cannot write samples of so many or such fields: {error}") from error
         return schema
+
+    def _first_scan(self, field: str) -> int:
+        """The position of the first scan that has a field; 0 if every one has it."""
+        extension = field.rpartition(".")[2]
+        default: Scan | None = 1 if extension in OTHER_IMAGE_EXTENSIONS else None
+        scan = self.late.get(field, self.late.get(extension, default))
+        return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
 
 
 def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> EncodedSample:
@@ -125,7 +138,7 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
         CorruptJpeg, UnsupportedJpeg: An image is refused; the message names key and field.
     """
     key = _checked_key(sample.get("__key__"))
-    encoded = EncodedSample(key, {}, {})
+    encoded = EncodedSample(key, {}, {}, {})
     for name, value in sample.items():
         if name.startswith("__"):
             continue
@@ -213,14 +226,19 @@ def write_shard(
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
-    index, index_bytes = lay_out(_make_index(samples, fmt, names or _all_names(samples)), stem)
+    index = make_index(samples, fmt.schema(names or _all_names(samples)))
+    index, tables, index_bytes = lay_out(index, make_tables(samples, index), stem)
     with storage.atomic_write(url, options=options) as raw:
         file = _Checksummed(raw)
         header = tar_header(index_name(index.schema, stem), len(index_bytes))
         file.write_member(header, [index_bytes])
-        _write_pieces(file, samples, index, stem)
+        units = list_units(samples, index.schema)
+        for member in plan_members(index, tables, stem):
+            file.write_member(member.header(), _content(member, samples, units, index.schema.base))
+        file.write(TRAILER)
     head = index.head
-    return ShardEntry(name, len(samples), head.crc32c, file.size, file.crc, head.prefix_stops)
+    stops = (head.prefix_stops, head.index_stop)
+    return ShardEntry(name, len(samples), head.crc32c, file.size, file.crc, *stops)
 
 
 class _Checksummed:
@@ -242,17 +260,21 @@ class _Checksummed:
         self.write(bytes(round512(size) - size))
 
 
-def _write_pieces(
-    file: _Checksummed,
+def _content(
+    member: Member,
     samples: Samples,
-    index: ShardIndex,
-    stem: str,
-) -> None:
-    streams = [stream for stream, _ in index.schema.streams]
-    for member in plan_members(index, stem):
-        pieces = (samples[s].images[streams[m]].pieces[row] for row, s, m in member.pieces)
-        file.write_member(member.header(), itertools.chain(pieces, [member.literal]))
-    file.write(TRAILER)
+    units: Units,
+    base: int,
+) -> Iterator[bytes]:
+    yield member.table
+    for row, unit in member.pieces:
+        image = units[unit]
+        if image is not None:
+            shared = 0 if row < base else image.shared_bytes(row)
+            yield image.pieces[row][shared:]
+    for name in member.late:
+        yield from (sample.fields.get(name, b"") for sample in samples)
+    yield member.literal
 
 
 def _all_names(samples: Samples) -> FieldNames:
@@ -260,51 +282,8 @@ def _all_names(samples: Samples) -> FieldNames:
     return FieldNames(
         tuple(dict.fromkeys(name for sample in samples for name in sample.images)),
         tuple(dict.fromkeys(name for sample in samples for name in sample.fields)),
+        tuple(dict.fromkeys(name for sample in samples for name in sample.lists)),
     )
-
-
-def _make_index(
-    samples: Samples,
-    fmt: ShardFormat,
-    names: FieldNames,
-) -> ShardIndex:
-    """The index of the samples, without offsets and checksums of its own."""
-    key, count = collections.Counter(sample.key for sample in samples).most_common(1)[0]
-    if count > 1:
-        raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
-    index = _empty_index(samples, fmt.schema(names))
-    for s, sample in enumerate(samples):
-        for m, stream in enumerate(names.streams):
-            if image := sample.images.get(stream):
-                index.sizes[:, s, m] = [len(piece) for piece in image.pieces]
-                index.crcs[:, s, m] = _running_crcs(image.pieces)
-                index.dims[s, m] = (image.height, image.width)
-                index.orientation[s, m] = image.orientation
-    return index
-
-
-def _empty_index(samples: Samples, schema: Schema) -> ShardIndex:
-    """An index of samples without images."""
-    shape = (len(samples), len(schema.streams))
-    pieces = np.zeros((len(schema.groups) + 1, *shape), "<u4")
-    return ShardIndex(
-        Head(len(samples), 0, 0, 0, (0,) * len(pieces)),
-        schema,
-        sizes=pieces,
-        crcs=pieces.copy(),
-        dims=np.zeros((*shape, 2), "<u2"),
-        orientation=np.zeros(shape, "<u1"),
-        base_offsets=np.zeros((len(samples) if schema.base else 0, shape[1]), "<u8"),
-        keys=tuple(sample.key for sample in samples),
-        fields={name: tuple(s.fields.get(name) for s in samples) for name in schema.fields},
-    )
-
-
-def _running_crcs(pieces: Sequence[bytes]) -> list[int]:
-    """CRC-32C of each prefix of the scan groups, then that of the tail alone."""
-    *groups, tail = pieces
-    crcs = itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)
-    return [*crcs, crc32c(tail)][1:]
 
 
 class ShardWriter:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from .. import zstd
 from ..errors import CorruptCheckpoint, FormatError
-from . import zstd
 from .float_types import Words
 
 _LEVEL = 3

@@ -18,13 +18,13 @@ from .scan_script import MAX_GROUPS
 from .shard_head import (
     HEAD_STOP,
     MAX_SAMPLES,
+    MIN_SAMPLE_BYTES,
     VERSION,
     Buffer,
     check_version,
     name_file,
     require,
     rising,
-    sample_bytes,
 )
 
 DATASET_INDEX = "pcr.json"
@@ -48,6 +48,7 @@ class ShardEntry(NamedTuple):
     shard_bytes: int
     shard_crc32c: int
     prefix_stops: tuple[int, ...]
+    index_stop: int
     scan: int | None = None
 
     @property
@@ -55,20 +56,25 @@ class ShardEntry(NamedTuple):
         """Scan groups N of the whole shard."""
         return len(self.prefix_stops) - 1
 
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The prefix stops of scans 0..N, and of ``"full"``."""
+        return (self.index_stop, *self.prefix_stops)
+
     def prefix_stop(self, scan: Scan) -> int:
-        """End of the prefix that holds scans 1..scan.
+        """End of the prefix that holds scans 1..scan; 0 is labels and metadata alone.
 
         Raises:
             ScanUnavailable: There is no such scan, or the staged copy does not hold it.
         """
-        rows = check_scan(scan, self.num_groups)
+        rows = check_scan(scan, self.num_groups, 0)
         if self.scan is not None and rows > self.scan:
             raise ScanUnavailable(
                 f"asked for scan {scan}, "
                 f"the staged copy holds scans 1 to {self.scan} of {self.num_groups}; "
                 f"fetch the rest with `pcrshard stage SRC DST --scan {scan}`"
             )
-        return self.prefix_stops[rows - 1]
+        return self.stops[rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +199,8 @@ def _check_class(name: object) -> str:
 def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
     *required, _ = ShardEntry._fields
     entry = ShardEntry(**{name: raw[name] for name in required}, scan=raw.get("scan"))
-    name, *numbers, stops, scan = entry
-    numbers += [*stops, scan or 0]
+    name, *numbers, stops, index_stop, scan = entry
+    numbers += [*stops, index_stop, scan or 0]
     whole = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
     require(whole, "expected whole numbers")
     require(type(name) is str and _SHARD_NAME.fullmatch(name), f"bad shard name {name!r}")
@@ -205,7 +211,7 @@ def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
 
 def _check_samples(entry: ShardEntry) -> None:
     """No more samples than a shard may have, and than its index has room for (SPEC 2.3)."""
-    most = min(MAX_SAMPLES, (entry.prefix_stops[0] - HEAD_STOP) // sample_bytes(entry.num_groups))
+    most = min(MAX_SAMPLES, (entry.index_stop - HEAD_STOP) // MIN_SAMPLE_BYTES)
     fits = 1 <= entry.num_samples <= most
     require(fits, f"expected 1 to {most} samples in a shard of these stops")
 
@@ -216,5 +222,5 @@ def _check_scans(entry: ShardEntry, num_groups: int) -> None:
     stops = entry.prefix_stops
     fits = 1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1
     require(fits, "prefix_stops do not fit num_groups")
-    inside = stops[0] >= HEAD_STOP and stops[-1] <= entry.shard_bytes
-    require(inside and rising(stops), "bad prefix_stops")
+    inside = entry.index_stop > HEAD_STOP and stops[-1] <= entry.shard_bytes
+    require(inside and rising(entry.stops), "bad prefix_stops")

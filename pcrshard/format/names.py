@@ -8,6 +8,10 @@ from collections.abc import Collection
 from ..errors import EncodeError
 
 JPEG_EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif"})
+# Images that are no JPEG; they are stored as they are.
+OTHER_IMAGE_EXTENSIONS = frozenset(
+    {"png", "webp", "tif", "tiff", "gif", "bmp", "avif", "heic", "jp2", "jxl", "ppm", "pgm"}
+)
 MAX_KEY_BYTES = 1024
 
 _FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
@@ -28,6 +32,16 @@ def is_jpeg_field(name: str) -> bool:
 def valid_field(name: str) -> bool:
     """Whether a field name is legal (SPEC 2.2)."""
     return len(name.encode("utf-8", "surrogatepass")) <= 100 and bool(_FIELD.fullmatch(name))
+
+
+def numbered(field: str, place: int) -> str:
+    """The name of one image of a list, as a WebDataset field.
+
+    >>> numbered("images.jpg", 2)
+    'images.2.jpg'
+    """
+    name, dot, extension = field.rpartition(".")
+    return f"{name}{dot}{place}.{extension}"
 
 
 def are_legal_keys(keys: str) -> bool:

@@ -1,4 +1,4 @@
-"""What ``scan=`` may be: a scan of 1..N, or ``"full"``."""
+"""What ``scan=`` may be: a scan of 1..N, 0 for labels without pixels, or ``"full"``."""
 
 from __future__ import annotations
 
@@ -17,23 +17,32 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_scan_type(scan: Any) -> None:
-    """Refuse what is no scan of any shard, before one is opened.
+def check_scan_type(scan: Any, lowest: int = 1) -> None:
+    """Refuse what is no scan of any shard, before one is opened; arguments of :func:`check_scan`.
 
     Raises:
         TypeError: It is neither an integer nor ``"full"``.
-        ValueError: It is below 1.
+        ValueError: It is too low.
     """
     if scan == FULL:
         return
     if not is_integer(scan):
         raise TypeError(f"expected a scan number or 'full', got {scan!r}")
-    if scan < 1:
-        raise ValueError(f"expected a scan of 1 or more, or 'full', got {scan}")
+    if scan < lowest:
+        raise ValueError(f"expected a scan of {lowest} or more, or 'full', got {scan}")
 
 
-def check_scan(scan: Scan, num_groups: int) -> int:
+def check_scan(
+    scan: Scan,
+    num_groups: int,
+    lowest: int = 1,
+) -> int:
     """Turn a scan into a position 1..N, or N + 1 for ``"full"``.
+
+    Args:
+        scan: What was asked for.
+        num_groups: Scan groups N.
+        lowest: 0 where scan 0, labels and metadata without pixels, can be asked for.
 
     Raises:
         ScanUnavailable: The scan is not in 1..N.
@@ -42,7 +51,7 @@ def check_scan(scan: Scan, num_groups: int) -> int:
     if scan == FULL:
         return num_groups + 1
     if not is_integer(scan):
-        raise TypeError(f"expected a scan of 1 to {num_groups} or 'full', got {scan!r}")
-    if not 1 <= scan <= num_groups:
-        raise ScanUnavailable(f"expected a scan of 1 to {num_groups} or 'full', got {scan}")
+        raise TypeError(f"expected a scan of {lowest} to {num_groups} or 'full', got {scan!r}")
+    if not lowest <= scan <= num_groups:
+        raise ScanUnavailable(f"expected a scan of {lowest} to {num_groups} or 'full', got {scan}")
     return int(scan)

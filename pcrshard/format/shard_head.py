@@ -15,12 +15,15 @@ from ..errors import CorruptIndex, FormatError, NotAShard, TruncatedShard, Unsup
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"\x89PCR\r\n\x1a\n"
 BLOCK = 512
 HEAD_STOP = 2 * BLOCK
 MAX_SAMPLES = 1 << 24
 MAX_SCHEMA_BYTES = 1 << 16
+# The fewest bytes that a sample has in the columns (SPEC 2.3): a key of one character and its
+# length.
+MIN_SAMPLE_BYTES = 5
 
 Buffer = bytes | bytearray | memoryview
 # Magic, checksum, version, samples, groups, schema bytes, checksum of the body, body bytes.
@@ -32,19 +35,11 @@ def round512(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def sample_bytes(num_groups: int) -> int:
-    """The fewest bytes that a sample has in the columns of an index of N scan groups (SPEC 2.3).
-
-    They are sizes and checksums of each group and the tail, the image's height, width and
-    orientation, and a key of one character.
-    """
-    return 8 * (num_groups + 1) + 5 + 5
-
-
 class Head(NamedTuple):
     """What must be known of a shard before the rest of its index is read.
 
-    ``prefix_stops`` has an absolute stop for each of scans 1..N and then for ``"full"``.
+    ``prefix_stops`` has an absolute stop for each of scans 1..N and then for ``"full"``;
+    ``table_bytes`` the size of the table that each group, and then the tail, begins with.
     """
 
     num_samples: int
@@ -52,6 +47,7 @@ class Head(NamedTuple):
     body_bytes: int
     body_crc32c: int
     prefix_stops: tuple[int, ...]
+    table_bytes: tuple[int, ...]
 
     @property
     def num_groups(self) -> int:
@@ -60,8 +56,13 @@ class Head(NamedTuple):
 
     @property
     def index_stop(self) -> int:
-        """Where the index member ends, padding included."""
+        """Where the index member ends, padding included: the prefix stop of scan 0."""
         return round512(HEAD_STOP + self.body_bytes)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The prefix stops of scans 0..N, and of ``"full"``."""
+        return (self.index_stop, *self.prefix_stops)
 
     @property
     def crc32c(self) -> int:
@@ -69,8 +70,9 @@ class Head(NamedTuple):
         return int.from_bytes(self.encode()[8:12], "little")
 
     def prefix_stop(self, scan: Scan) -> int:
-        """End of the prefix that holds scans 1..scan; see :func:`check_scan` for errors."""
-        return self.prefix_stops[check_scan(scan, self.num_groups) - 1]
+        """End of the prefix that holds scans 1..scan, 0 for none; raises as check_scan."""
+        position = check_scan(scan, self.num_groups, 0)
+        return self.prefix_stops[position - 1] if position else self.index_stop
 
     def encode(self) -> bytes:
         """The 512 bytes of SPEC 2.1."""
@@ -87,9 +89,15 @@ class Head(NamedTuple):
             self.body_crc32c,
             self.body_bytes,
         )
-        struct.pack_into(f"<{len(self.prefix_stops)}Q", head, _HEAD.size, *self.prefix_stops)
+        groups = _groups(self.num_groups)
+        groups.pack_into(head, _HEAD.size, *self.prefix_stops, *self.table_bytes)
         head[8:12] = crc32c(head).to_bytes(4, "little")
         return bytes(head)
+
+
+def _groups(num_groups: int) -> struct.Struct:
+    """Prefix stops and sizes of tables of the groups and the tail."""
+    return struct.Struct(f"<{num_groups + 1}Q{num_groups + 1}I")
 
 
 def is_tar(start: Buffer) -> bool:
@@ -146,14 +154,22 @@ def _parse_head(block: bytes) -> Head:
     check_version(version)
     num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
     _check_count("num_groups", num_groups, MAX_GROUPS)
-    stops = struct.unpack_from(f"<{num_groups + 1}Q", block, _HEAD.size)
-    padding = block[_HEAD.size + 8 * len(stops) :]
+    groups = _groups(num_groups)
+    rows = groups.unpack_from(block, _HEAD.size)
+    padding = block[_HEAD.size + groups.size :]
     require(not padding.strip(b"\0"), "head padding is not zero")
-    return Head(num_samples, schema_bytes, body_bytes, body_crc, stops)
+    stops = rows[: num_groups + 1]
+    tables = rows[num_groups + 1 :]
+    return Head(num_samples, schema_bytes, body_bytes, body_crc, stops, tables)
 
 
 def check_version(version: object) -> None:
     """Raise :class:`UnsupportedVersion` unless this reader knows the format version."""
+    if version == 1:
+        raise UnsupportedVersion(
+            f"expected format version {VERSION}, got 1, which was never released; "
+            "make the shards again with `pcrshard encode`"
+        )
     if version != VERSION:
         raise UnsupportedVersion(
             f"expected format version {VERSION}, got {version!r}; a newer pcrshard reads it"
@@ -163,7 +179,7 @@ def check_version(version: object) -> None:
 def _check_head(head: Head) -> None:
     _check_count("num_samples", head.num_samples, MAX_SAMPLES)
     _check_count("schema_bytes", head.schema_bytes, MAX_SCHEMA_BYTES)
-    if head.schema_bytes + head.num_samples * sample_bytes(head.num_groups) > head.body_bytes:
+    if head.schema_bytes + head.num_samples * MIN_SAMPLE_BYTES > head.body_bytes:
         raise CorruptIndex(f"body_bytes {head.body_bytes} cannot hold {head.num_samples} samples")
     stops = head.prefix_stops
     if head.schema_bytes > head.body_bytes or head.index_stop > stops[0]:

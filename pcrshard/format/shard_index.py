@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgpack
 import numpy as np
@@ -19,9 +17,8 @@ import numpy.typing as npt
 
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError, TruncatedShard
-from ..jpeg.markers import EOI
+from .columns import Columns, encode_array, encode_byte_strings
 from .names import MAX_KEY_BYTES, are_distinct, are_legal_keys, valid_field, valid_key
-from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS, parse_group
 from .shard_head import (
     BLOCK,
@@ -39,6 +36,7 @@ from .shard_head import (
 __all__ = [
     "BLOCK",
     "HEAD_STOP",
+    "I64",
     "MAGIC",
     "MAX_GROUPS",
     "MAX_PIECE_BYTES",
@@ -47,6 +45,7 @@ __all__ = [
     "Head",
     "Schema",
     "ShardIndex",
+    "TablePlace",
     "check_schema",
     "decode_head",
     "decode_index",
@@ -56,17 +55,22 @@ __all__ = [
 
 MAX_STREAMS = 16
 MAX_FIELDS = 256
+MAX_LISTED = 64
 MAX_PIECE_BYTES = 0xFFFFFFFE
+IMAGE = "jpeg"
+IMAGE_LIST = "jpegs"
 
-_ABSENT = 0xFFFFFFFF
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The msgpack part of the index (SPEC 2.2)."""
+    """The msgpack part of the index (SPEC 2.2).
+
+    ``late`` has pairs of a field's name and the scan from which on it is there, N + 1 for
+    ``"full"``.
+    """
 
     script: str
     groups: tuple[str, ...]
@@ -74,7 +78,13 @@ class Schema:
     base: int = 0
     streams: tuple[tuple[str, str], ...] = (("jpg", "jpeg"),)
     fields: tuple[str, ...] = ()
+    late: tuple[tuple[str, int], ...] = ()
     preview_fields: tuple[str, ...] = ()
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The streams that have a list of images in each sample."""
+        return tuple(field for field, codec in self.streams if codec == IMAGE_LIST)
 
     def encode(self) -> bytes:
         """The schema as canonical msgpack."""
@@ -114,12 +124,15 @@ def decode_schema(data: bytes) -> Schema:
 
 def _check_types(schema: Schema) -> None:
     require(type(schema.base) is int, "expected base to be an integer")
-    require(type(schema.streams) is tuple, "expected streams to be a list")
-    lists = (schema.groups, schema.fields, schema.preview_fields, *schema.streams)
+    for pairs in (schema.streams, schema.late):
+        legal = type(pairs) is tuple and all(type(pair) is tuple for pair in pairs)
+        require(legal and all(len(pair) == 2 for pair in pairs), "expected pairs in the schema")
+    late = tuple(name for name, _ in schema.late)
+    require(all(type(scan) is int for _, scan in schema.late), "expected scans of late fields")
+    lists = (schema.groups, schema.fields, schema.preview_fields, late, *schema.streams)
     for strings in ((schema.script, schema.layout), *lists):
         legal = type(strings) is tuple and all(type(text) is str for text in strings)
         require(legal, f"expected strings in the schema, got {strings!r}")
-    require(all(len(pair) == 2 for pair in schema.streams), "expected pairs in streams")
 
 
 def check_schema(schema: Schema) -> None:
@@ -127,7 +140,7 @@ def check_schema(schema: Schema) -> None:
     bases = {"compact": range(1), "preview": range(1, len(schema.groups) + 1)}
     require(schema.layout in bases, f"unknown layout {schema.layout!r}")
     require(schema.base in bases[schema.layout], "base does not fit layout")
-    require(1 <= len(schema.streams) <= MAX_STREAMS, "expected 1 to 16 streams")
+    require(len(schema.streams) <= MAX_STREAMS, "expected at most 16 streams")
     _check_fields(schema)
     try:
         for group in schema.groups:
@@ -138,41 +151,53 @@ def check_schema(schema: Schema) -> None:
 
 def _check_fields(schema: Schema) -> None:
     codecs = {codec for _, codec in schema.streams}
-    require(codecs == {"jpeg"}, f"unknown codecs {sorted(codecs - {'jpeg'})}")
+    require(codecs <= {IMAGE, IMAGE_LIST}, f"unknown codecs {sorted(codecs)}")
 
-    require(len(schema.fields) <= MAX_FIELDS, "expected at most 256 fields")
-    names = [*(field for field, _ in schema.streams), *schema.fields]
-    require(are_distinct(names), "streams and fields are not distinct")
-    require(all(map(valid_field, names)), "a field name is not legal")
+    require(len(schema.fields) + len(schema.late) <= MAX_FIELDS, "expected at most 256 fields")
+    streams = [field for field, _ in schema.streams]
+    late = [field for field, _ in schema.late]
+    require(are_distinct([*streams, *schema.fields]), "streams and fields are not distinct")
+    require(are_distinct([*late, *schema.fields]), "late fields and fields are not distinct")
+    require(all(map(valid_field, [*streams, *late, *schema.fields])), "a field name is not legal")
+    require(not {*late} & {*schema.lists}, "a late field has the name of a list of images")
+    last = len(schema.groups) + 1
+    require(all(1 <= scan <= last for _, scan in schema.late), "a late field has no such scan")
+
     shown = schema.preview_fields
     fits = set(shown) <= set(schema.fields) and are_distinct(shown)
     require(fits and (not shown or schema.layout == "preview"), "preview_fields do not fit")
 
 
+class TablePlace(NamedTuple):
+    """Where the table of some scan groups is: its rows, and its half-open range of bytes."""
+
+    rows: range
+    start: int
+    stop: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """Where everything in a shard is; S samples, M streams, N scan groups.
+    """What scan 0 has: S samples, and what is known of their U images; N scan groups.
+
+    The images of a shard, by sample, then by stream, then by place in a list, are its **units**.
 
     Attributes:
         head: Sizes, checksums and prefix stops.
         schema: Names: script, layout, streams and fields.
-        sizes: (N + 1, S, M) uint32, bytes of each piece; the last row is the tail.
-        crcs: (N + 1, S, M) uint32, CRC-32C of pieces 1..k concatenated; the last row is that of the
-            tail alone.
-        dims: (S, M, 2) uint16, image height and width in pixels.
-        orientation: (S, M) uint8, EXIF orientation 1-8, 0 if none.
-        base_offsets: (S, M) uint64, where base members' data start; empty in the compact layout.
+        counts: (S, number of lists) uint8, images in each list.
+        dims: (U, 2) uint16, image height and width in pixels; 0, 0 for a stream that a sample
+            lacks.
+        orientation: (U,) uint8, EXIF orientation 1-8, 0 if none.
         keys: S sample keys.
-        fields: For each other field, S raw values or ``None``.
+        fields: For each field that is not late, S raw values or ``None``.
     """
 
     head: Head
     schema: Schema
-    sizes: U32
-    crcs: U32
+    counts: npt.NDArray[np.uint8]
     dims: npt.NDArray[np.uint16]
     orientation: npt.NDArray[np.uint8]
-    base_offsets: npt.NDArray[np.uint64]
     keys: tuple[str, ...]
     fields: dict[str, tuple[bytes | None, ...]]
 
@@ -186,42 +211,57 @@ class ShardIndex:
         """Scan groups N."""
         return self.head.num_groups
 
-    def starts(self, scan: Scan) -> I64:
-        """Absolute start of each piece of groups 1..scan: (rows, S, M).
-
-        ``"full"`` adds the tail as the last row.
-        """
-        rows = check_scan(scan, self.num_groups)
-        sizes = self.sizes[:rows].reshape(rows, -1).astype(np.int64)
-        starts = sizes.cumsum(axis=1) - sizes
-        starts += self.group_starts[:rows, None]
-        if base := self.schema.base:
-            first = sizes[:base]
-            offsets = self.base_offsets.astype(np.int64).ravel()
-            starts[:base] = offsets + first.cumsum(axis=0) - first
-        return starts.reshape(rows, *self.sizes.shape[1:])
-
     @property
-    def group_starts(self) -> I64:
-        """(N + 1,) where the data of each group start, after its tar header; the tail is last."""
-        return np.array((self.head.index_stop, *self.head.prefix_stops[:-1]), np.int64) + BLOCK
+    def num_units(self) -> int:
+        """Images of all samples, with a place for each that is missing."""
+        return len(self.orientation)
+
+    @functools.cached_property
+    def unit_counts(self) -> I64:
+        """(S, M) units of each sample in each stream."""
+        return count_units(self.schema, self.counts)
+
+    @functools.cached_property
+    def first_units(self) -> list[int]:
+        """The first unit of each sample, and their number at the end."""
+        return [0, *self.unit_counts.sum(axis=1).cumsum().tolist()]
+
+    def late_fields(self, row: int) -> tuple[str, ...]:
+        """The late fields whose values are in the group of a row, N for the tail.
+
+        The base groups of the preview layout count as the last of them.
+        """
+        first = 0 if row == self.schema.base - 1 else row
+        return tuple(name for name, scan in self.schema.late if first < scan <= row + 1)
+
+    def table_places(self, first: int, stop: int) -> Iterator[TablePlace]:
+        """The tables of the groups of rows ``[first, stop)``, N for the tail."""
+        base = self.schema.base
+        ends = (self.head.index_stop, *self.head.prefix_stops)
+        for row in range(first, stop):
+            if row < base - 1:  # the base groups have one table together
+                continue
+            start = ends[0 if row < base else row] + BLOCK
+            rows = range(base) if row < base else range(row, row + 1)
+            yield TablePlace(rows, start, start + self.head.table_bytes[row])
+
+
+def count_units(schema: Schema, counts: npt.NDArray[np.uint8]) -> I64:
+    """(S, M) units of each sample in each stream, from the (S, number of lists) counts."""
+    units = np.ones((len(counts), len(schema.streams)), np.int64)
+    is_list = [codec == IMAGE_LIST for _, codec in schema.streams]
+    units[:, is_list] = counts
+    return units
 
 
 def encode_body(schema: Schema, index: ShardIndex) -> bytes:
     """Schema and columns (SPEC 2.2, 2.3); ``index.head`` is not used."""
-    # The compact layout has no base offsets, and so no bytes of them.
-    columns = (index.sizes, index.crcs, index.dims, index.orientation, index.base_offsets)
+    columns = (index.counts, index.dims, index.orientation)
     parts = [schema.encode()]
-    parts += [column.astype(column.dtype.newbyteorder("<")).tobytes() for column in columns]
-    parts += _encode_bytes([key.encode() for key in index.keys])
-    for name in schema.fields:
-        parts += _encode_bytes(index.fields[name])
+    parts += [encode_array(column) for column in columns]
+    parts.append(encode_byte_strings([key.encode() for key in index.keys]))
+    parts += [encode_byte_strings(index.fields[name]) for name in schema.fields]
     return b"".join(parts)
-
-
-def _encode_bytes(values: Sequence[bytes | None]) -> tuple[bytes, bytes]:
-    sizes = [_ABSENT if value is None else len(value) for value in values]
-    return np.array(sizes, "<u4").tobytes(), b"".join(filter(None, values))
 
 
 def decode_index(
@@ -257,7 +297,8 @@ def _decode_body(head: Head, body: Buffer) -> ShardIndex:
     require(len(schema.groups) == head.num_groups, "script and num_groups differ")
 
     index = _decode_columns(head, schema, body)
-    _check_pieces(index)
+    _check_columns(index)
+    _check_tables(index)
     return index
 
 
@@ -266,55 +307,21 @@ def _decode_columns(
     schema: Schema,
     body: bytes,
 ) -> ShardIndex:
-    columns = _Columns(body, head.schema_bytes)
+    columns = Columns(body, head.schema_bytes)
     count = head.num_samples
-    streams = len(schema.streams)
-    pieces = (head.num_groups + 1, count, streams)
+    counts = columns.array("<u1", count, len(schema.lists))
+    units = int(counts.sum(dtype=np.int64)) + count * (len(schema.streams) - len(schema.lists))
     index = ShardIndex(
         head,
         schema,
-        sizes=columns.array("<u4", *pieces),
-        crcs=columns.array("<u4", *pieces),
-        dims=columns.array("<u2", count, streams, 2),
-        orientation=columns.array("<u1", count, streams),
-        base_offsets=columns.array("<u8", count if schema.base else 0, streams),
+        counts,
+        dims=columns.array("<u2", units, 2),
+        orientation=columns.array("<u1", units),
         keys=_decode_keys(columns.byte_strings(count)),
         fields={name: columns.byte_strings(count) for name in schema.fields},
     )
     require(columns.pos == len(body), "bytes are left after the last column")
     return index
-
-
-class _Columns:
-    """A cursor over the raw columns; it refuses a length before it takes it."""
-
-    def __init__(self, body: bytes, start: int) -> None:
-        self.body = body
-        self.pos = start
-
-    def take(self, size: int) -> int:
-        """Go on by ``size`` bytes; returns where they begin."""
-        start = self.pos
-        require(size <= len(self.body) - start, "a column is longer than the index")
-        self.pos = start + size
-        return start
-
-    def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
-        start = self.take(math.prod(shape) * np.dtype(dtype).itemsize)
-        return np.ndarray(shape, dtype, self.body, start)
-
-    def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
-        sizes = self.array("<u4", count).tolist()
-        # Every key is there and most fields are, so nothing is looked at twice without need.
-        if _ABSENT not in sizes:
-            return self._read(sizes)
-        values = self._read([0 if size == _ABSENT else size for size in sizes])
-        pairs = zip(values, sizes, strict=True)
-        return tuple(None if size == _ABSENT else value for value, size in pairs)
-
-    def _read(self, sizes: list[int]) -> tuple[bytes, ...]:
-        start = self.take(sum(sizes))
-        return tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
 
 
 def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
@@ -334,66 +341,30 @@ def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
     return keys
 
 
-def _check_pieces(index: ShardIndex) -> None:
-    """The rules of SPEC sections 2.3 and 3 that tie sizes, offsets and prefix stops together."""
+def _check_columns(index: ShardIndex) -> None:
+    """The rules of SPEC section 2.3 for what is known of images."""
     # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a
     # small shard costs.
     count = np.count_nonzero
-    empty = index.sizes == 0
-    missing = empty[0]
-    require(not count(index.crcs[-1] * empty[-1]), "an empty tail has a checksum")
-    if count(empty[:-1]):  # only with gray, CMYK or missing images
-        _check_empty(index, empty)
-    if count(missing):
-        whole = ((index.dims != 0).all(axis=2) != missing).all()
-    else:
-        whole = count(index.dims) == index.dims.size
-    require(whole, "dims and pieces differ")
+    listed = count(index.counts > MAX_LISTED) == 0
+    require(listed, f"expected at most {MAX_LISTED} images in a list")
     require(not count(index.orientation > 8), "an orientation is above 8")
-    if index.schema.base:
-        _check_base(index, ~missing)
-    _check_stops(index)
+    if count(index.dims) == index.dims.size:
+        return
+    both = (index.dims != 0).all(axis=1)
+    require((both == (index.dims != 0).any(axis=1)).all(), "a height or a width is 0")
+    streams = np.tile([codec == IMAGE_LIST for _, codec in index.schema.streams], index.num_samples)
+    in_list = np.repeat(streams, index.unit_counts.ravel())
+    require(not (in_list & ~both).any(), "an image of a list is missing")
 
 
-def _check_empty(index: ShardIndex, empty: Bools) -> None:
-    """A stream that the sample lacks has no piece; an empty piece leaves the checksum as it was."""
-    require(empty[:, empty[0]].all(), "a stream has pieces but no first piece")
-    changed = index.crcs[:-1].copy()
-    changed[1:] ^= index.crcs[:-2]
-    unsound = np.count_nonzero(changed * empty[:-1])
-    require(not unsound, "an empty piece changes the checksum")
-
-
-def _check_stops(index: ShardIndex) -> None:
-    """Each group ends where its pieces, put one after the other, end."""
-    rows = len(index.sizes)
-    totals = np.add.reduce(index.sizes.reshape(rows, -1), axis=1, dtype=np.int64).tolist()
-    stops = index.head.prefix_stops
-    starts = (index.head.index_stop, *stops)
-    for row in range(index.schema.base, rows):
-        stop = round512(starts[row] + BLOCK + totals[row])
-        if stop != stops[row]:
-            raise CorruptIndex(f"group {row + 1} ends at {stop}, not {stops[row]}")
-
-
-def _check_base(index: ShardIndex, present: Bools) -> None:
-    """Base members are in order, apart by a header at least, and end where the base groups end."""
+def _check_tables(index: ShardIndex) -> None:
+    """Each table lies in its group; base groups but the last have none of their own."""
+    head = index.head
+    for place in index.table_places(0, index.num_groups + 1):
+        row = place.rows[-1]
+        if place.stop > head.prefix_stops[row]:
+            raise CorruptIndex(f"the table of group {row + 1} ends at {place.stop}, after it")
     base = index.schema.base
-    stop = index.head.prefix_stops[0]
-    require(stop == index.head.prefix_stops[base - 1], "prefix stops of the base groups differ")
-    require(not index.base_offsets[~present].any(), "a missing stream has an offset")
-    offsets = index.base_offsets[present]
-    require((offsets < stop).all(), "a base offset is after the base members")
-
-    sizes = index.sizes[:base].sum(axis=0, dtype=np.int64)[present]
-    ends = _check_apart(offsets.astype(np.int64), sizes + len(EOI), index.head.index_stop)
-    require(ends[-1:].tolist() == [stop], "base members end elsewhere")
-
-
-def _check_apart(starts: I64, sizes: I64, first: int) -> I64:
-    """Members begin on a block, each a header after the end of the one before; where they end."""
-    ends = -(-(starts + sizes) // BLOCK) * BLOCK
-    floor = np.concatenate(([first], ends[:-1])) + BLOCK
-    apart = (starts % BLOCK == 0).all() and (starts >= floor).all()
-    require(apart, "base members overlap")
-    return ends
+    alike = len(set(head.prefix_stops[:base])) <= 1 and not any(head.table_bytes[: base - 1])
+    require(not base or alike, "prefix stops or tables of the base groups differ")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from ..checksum import crc32c
 from ..errors import EncodeError
 from ..jpeg.markers import EOI
+from .group_table import GroupTable
+from .names import numbered
 from .shard_head import BLOCK, HEAD_STOP, Head, round512
 from .shard_index import Schema, ShardIndex, encode_body
 
@@ -25,12 +27,24 @@ MAX_MEMBER_BYTES = 1 << 33
 
 
 class Member(NamedTuple):
-    """One member of group ``row + 1``: pieces as (row, sample, stream), then literal bytes."""
+    """One member of the group in a row: its table, pieces and late values, then literal bytes.
+
+    Attributes:
+        name: Its name.
+        row: The group, from 0; N is the tail.
+        size: Bytes of its content.
+        table: The table that it begins with, if it does.
+        pieces: Own bytes of pieces, as (row, unit).
+        late: Names of late fields, whose values follow.
+        literal: What comes last.
+    """
 
     name: str
     row: int
     size: int
-    pieces: tuple[tuple[int, int, int], ...]
+    table: bytes = b""
+    pieces: tuple[tuple[int, int], ...] = ()
+    late: tuple[str, ...] = ()
     literal: bytes = b""
 
     def header(self) -> bytes:
@@ -50,65 +64,97 @@ def index_name(schema: Schema, stem: str) -> str:
     return "__pcr_index__" if schema.layout == "preview" else f"{stem}.pcr"
 
 
-def plan_members(index: ShardIndex, stem: str) -> Iterator[Member]:
+def plan_members(
+    index: ShardIndex,
+    tables: Sequence[GroupTable],
+    stem: str,
+) -> Iterator[Member]:
     """All members after the index, in order; ``stem`` is as in :func:`index_name`."""
     preview = index.schema.layout == "preview"
-    if preview:
-        yield from _base_members(index)
-    for row in range(index.schema.base, index.num_groups + 1):
+    for table in tables:
+        row = table.rows[-1]
         group = "tail" if row == index.num_groups else f"scan{row + 1:02d}"
         name = f"__pcr_{group}__" if preview else f"{stem}.{group}"
-        sizes = index.sizes[row]
-        pieces = tuple((row, s, m) for s, m in np.argwhere(sizes).tolist())
-        yield Member(name, row, int(sizes.sum(dtype=np.int64)), pieces)
+        late = index.late_fields(row)
+        if row < index.schema.base:
+            yield Member(name, row, len(table.encoded), table.encoded)
+            yield from _base_members(index, table)
+            if late_bytes := table.late_bytes(row):
+                yield Member("__pcr_late__", row, late_bytes, late=late)
+            continue
+        size = len(table.encoded) + int(table.own_bytes.sum()) + table.late_bytes(row)
+        pieces = tuple((row, unit) for unit in np.flatnonzero(table.own_bytes).tolist())
+        yield Member(name, row, size, table.encoded, pieces, late)
 
 
-def _base_members(index: ShardIndex) -> Iterator[Member]:
+def _base_members(index: ShardIndex, table: GroupTable) -> Iterator[Member]:
     """Each sample's preview fields and base images, together so that any reader groups them."""
-    base = index.schema.base
-    sizes = index.sizes[:base]
-    totals = sizes.sum(axis=0, dtype=np.int64).tolist()
+    row = table.rows[-1]
+    totals = table.sizes.sum(axis=0, dtype=np.int64).tolist()
+    unit = 0
     for s, key in enumerate(index.keys):
         for name in index.schema.preview_fields:
             value = index.fields[name][s]
             if value is not None:
-                yield Member(f"{key}.{name}", base - 1, len(value), (), value)
+                yield Member(f"{key}.{name}", row, len(value), literal=value)
 
-        for m, (field, _) in enumerate(index.schema.streams):
-            # A stream that the sample lacks has no first piece.
-            if sizes[0, s, m]:
-                pieces = tuple((row, s, m) for row in np.flatnonzero(sizes[:, s, m]).tolist())
-                yield Member(f"{key}.{field}", base - 1, totals[s][m] + len(EOI), pieces, EOI)
+        for field in _image_names(index, s):
+            # A stream that the sample lacks has no pieces.
+            if totals[unit]:
+                pieces = tuple((r, unit) for r in np.flatnonzero(table.sizes[:, unit]).tolist())
+                size = totals[unit] + len(EOI)
+                yield Member(f"{key}.{field}", row, size, pieces=pieces, literal=EOI)
+            unit += 1
 
 
-def lay_out(index: ShardIndex, stem: str) -> tuple[ShardIndex, bytes]:
+def _image_names(index: ShardIndex, row: int) -> Iterator[str]:
+    """The field of each unit of a sample; those of a list are numbered."""
+    lists = index.schema.lists
+    counts = zip(index.schema.streams, index.unit_counts[row].tolist(), strict=True)
+    for (field, _), count in counts:
+        names = [numbered(field, place) for place in range(count)]
+        yield from names if field in lists else [field]
+
+
+def lay_out(
+    index: ShardIndex,
+    tables: Sequence[GroupTable],
+    stem: str,
+) -> tuple[ShardIndex, tuple[GroupTable, ...], bytes]:
     """Fill in offsets, checksums and prefix stops of an index whose other columns are ready.
 
     Returns:
-        The finished index, and its bytes, head included.
+        The finished index and tables, and the index's bytes, head included.
 
     Raises:
         EncodeError: A group is larger than a plain tar header can say.
     """
-    # Offsets do not change the length of the index, so it is known before they are.
-    index_stop = round512(HEAD_STOP + len(encode_body(index.schema, index)))
-    stops, offsets = _place_members(index, stem, index_stop)
-    index = dataclasses.replace(index, base_offsets=offsets)
     body = encode_body(index.schema, index)
-    head = Head(len(index.keys), len(index.schema.encode()), len(body), crc32c(body), stops)
-    return dataclasses.replace(index, head=head), head.encode() + body
+    schema_bytes = len(index.schema.encode())
+    # Offsets do not change the length of a table, so it is known before they are.
+    stops, offsets = _place_members(index, tables, stem, round512(HEAD_STOP + len(body)))
+    first, *others = tables
+    if len(first.offsets):
+        first = dataclasses.replace(first, offsets=offsets)
+    laid_out = (first, *others)
+    table_bytes = [0] * (index.num_groups + 1)
+    for table in laid_out:
+        table_bytes[table.rows[-1]] = len(table.encoded)
+    head = Head(len(index.keys), schema_bytes, len(body), crc32c(body), stops, tuple(table_bytes))
+    return dataclasses.replace(index, head=head), laid_out, head.encode() + body
 
 
 def _place_members(
     index: ShardIndex,
+    tables: Sequence[GroupTable],
     stem: str,
     pos: int,
 ) -> tuple[tuple[int, ...], npt.NDArray[np.uint64]]:
     """Prefix stops and base offsets of members that begin at ``pos``."""
     base = index.schema.base
     stops = [0] * (index.num_groups + 1)
-    offsets = np.zeros_like(index.base_offsets)
-    for member in plan_members(index, stem):
+    offsets = np.zeros(index.num_units, np.uint64)
+    for member in plan_members(index, tables, stem):
         if member.size >= MAX_MEMBER_BYTES:
             raise EncodeError(
                 f"{member.name} of {member.size} bytes is larger than 8 GiB; "
@@ -118,5 +164,5 @@ def _place_members(
         pos = round512(start + member.size)
         stops[member.row] = pos
         if member.pieces and member.row < base:
-            offsets[member.pieces[0][1:]] = start
+            offsets[member.pieces[0][1]] = start
     return (*[stops[base - 1]] * base, *stops[base:]), offsets

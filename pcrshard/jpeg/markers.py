@@ -37,6 +37,7 @@ __all__ = [
     "EOI",
     "SOI",
     "JpegMap",
+    "Range",
     "ScanHeader",
     "check_cost",
     "check_pixels",

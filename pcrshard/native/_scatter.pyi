@@ -9,12 +9,16 @@ def read(
     start: int,
     stop: int,
     num_items: int,
+    num_ended: int,
     sizes: npt.NDArray[np.uint32],
     starts: npt.NDArray[np.int64],
     base: int,
     offsets: npt.NDArray[np.uint64] | None,
+    header_sizes: npt.NDArray[np.uint16] | None,
+    headers: bytes,
     ending: bytes,
     crcs: npt.NDArray[np.uint32] | None,
+    seeds: npt.NDArray[np.uint32] | None,
     /,
 ) -> tuple[list[bytes | None], list[int]]: ...
 def rows(

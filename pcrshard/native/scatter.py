@@ -8,7 +8,6 @@ do the same more slowly.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,25 +27,35 @@ except ImportError:  # built without a compiler, or where there is no preadv
 available: bool = _scatter is not None and sys.byteorder == "little"
 
 
-# (item, absolute offset, bytes) of a piece.
-Place = tuple[int, int, int]
+class Place(NamedTuple):
+    """A piece: whose it is, its own bytes in the range, and the header that goes before them."""
+
+    item: int
+    offset: int
+    size: int
+    header: memoryview
 
 
 class Groups(NamedTuple):
     """Where the pieces of I items are: in R groups, each of which has a piece of every item.
 
     Attributes:
-        sizes: (R, ...) uint32, contiguous. Bytes of the pieces, I in each row; 0 for none.
+        sizes: (R, I) uint32, contiguous. Bytes of the pieces with their headers; 0 for none.
         starts: (R,) int64. Absolute start of each group.
         base: Number of groups at the beginning that lie item by item instead: all base pieces of
             one item, then those of the next.
         offsets: (I,) uint64. Absolute start of each item's base pieces.
+        header_sizes: (R, I) uint16, contiguous. How many bytes of each piece are not in the range,
+            but its header; by default none.
+        headers: The headers, in the order of the pieces.
     """
 
     sizes: npt.NDArray[np.uint32]
     starts: npt.NDArray[np.int64]
     base: int = 0
     offsets: npt.NDArray[np.uint64] | None = None
+    header_sizes: npt.NDArray[np.uint16] | None = None
+    headers: bytes = b""
 
 
 class Items(NamedTuple):
@@ -66,18 +75,23 @@ def read(
     groups: Groups,
     *,
     ending: bytes = b"",
+    num_ended: int | None = None,
     crcs: npt.NDArray[np.uint32] | None = None,
+    seeds: npt.NDArray[np.uint32] | None = None,
 ) -> Items:
-    """Read the bytes ``[start, stop)`` once, and put each piece into its object.
+    """Read the pieces of ``[start, stop)`` once, and put each into its object.
 
     Args:
         source: Descriptor of a file that can be sought in, or exactly these bytes in memory.
         start: Absolute first byte.
         stop: Absolute byte after the last one.
-        groups: The pieces; in the order of the file, apart, and inside the range.
+        groups: The pieces; in the order of the file, apart, and inside the range. What lies
+            before a group is not read from a file.
         ending: Bytes to put after each item.
+        num_ended: How many items, from the first on, have the ending; by default all.
         crcs: (I,) uint32, contiguous. CRC-32C of each item without its ending; by default nothing
             is checked.
+        seeds: (I,) uint32, contiguous. CRC-32C of what each item continues; by default nothing.
 
     Returns:
         The items, and which of them are damaged.
@@ -87,18 +101,17 @@ def read(
         EOFError: The file ends before ``stop``.
         OSError: It cannot be read.
     """
-    sizes, starts, base, offsets = groups
+    count = groups.sizes.shape[1]
+    num_ended = count if num_ended is None else num_ended
     if available:
-        count = math.prod(sizes.shape[1:])
         return Items(
-            *_scatter.read(source, start, stop, count, sizes, starts, base, offsets, ending, crcs)
+            *_scatter.read(source, start, stop, count, num_ended, *groups, ending, crcs, seeds)
         )
-    values = [
-        b"".join(pieces) + ending if pieces else None
-        for pieces in _slices(source, start, stop, groups)
-    ]
-    damaged = [] if crcs is None else _damaged(values, len(ending), crcs)
-    return Items(values, damaged)
+    joined = [b"".join(pieces) for pieces in _slices(source, start, stop, groups)]
+    damaged = [] if crcs is None else _damaged(joined, crcs, seeds)
+    endings = [ending] * num_ended + [b""] * (count - num_ended)
+    pairs = zip(joined, endings, strict=True)
+    return Items([value + end if value else None for value, end in pairs], damaged)
 
 
 def rows(
@@ -127,36 +140,42 @@ def _slices(
 ) -> list[list[memoryview]]:
     """The pieces of each item, by slices of one buffer."""
     view = memoryview(_read_file(source, start, stop)) if isinstance(source, int) else source
-    pieces: list[list[memoryview]] = [[] for _ in range(math.prod(groups.sizes.shape[1:]))]
-    for item, offset, size in _layout(groups):
+    pieces: list[list[memoryview]] = [[] for _ in range(groups.sizes.shape[1])]
+    header_bytes = 0
+    for item, offset, size, header in _layout(groups):
+        if not (size or header):
+            continue
         if not start <= offset <= offset + size <= stop:
             raise ValueError("expected pieces in order, apart and inside the range")
-        pieces[item].append(view[offset - start : offset - start + size])
+        pieces[item] += [header, view[offset - start : offset - start + size]]
+        header_bytes += len(header)
+    if header_bytes != len(groups.headers):
+        raise ValueError("expected pieces with their headers")
     return pieces
 
 
 def _layout(groups: Groups) -> Iterator[Place]:
     """Each piece, in the order of the file."""
-    count = math.prod(groups.sizes.shape[1:])
-    sizes = groups.sizes.reshape(len(groups.sizes), count).tolist()
+    count = groups.sizes.shape[1]
+    sizes = groups.sizes.tolist()
+    no_headers = [[0] * count] * len(sizes)
+    header_sizes = no_headers if groups.header_sizes is None else groups.header_sizes.tolist()
     base = groups.base
+    headers = memoryview(groups.headers)
     if base and groups.offsets is not None:
-        for item, offset in enumerate(groups.offsets.ravel().tolist()):
+        for item, start in enumerate(groups.offsets.tolist()):
             column = [row[item] for row in sizes[:base]]
-            yield from _run([item] * base, offset, column)
-    for row, offset in zip(sizes[base:], groups.starts[base:].tolist(), strict=True):
-        yield from _run(range(count), offset, row)
-
-
-def _run(
-    items: Sequence[int],
-    offset: int,
-    sizes: Sequence[int],
-) -> Iterator[Place]:
-    for item, size in zip(items, sizes, strict=True):
-        if size:
-            yield item, offset, size
-        offset += size
+            offsets = itertools.accumulate(column, initial=start)
+            for offset, size in zip(offsets, column, strict=False):
+                yield Place(item, offset, size, headers[:0])
+    rows = zip(sizes[base:], header_sizes[base:], groups.starts[base:].tolist(), strict=True)
+    for row, lengths, start in rows:
+        own = [size - length for size, length in zip(row, lengths, strict=True)]
+        offsets = itertools.accumulate(own, initial=start)
+        pieces = zip(offsets, own, lengths, strict=False)
+        for item, (offset, size, length) in enumerate(pieces):
+            yield Place(item, offset, size, headers[:length])
+            headers = headers[length:]
 
 
 def _read_file(
@@ -174,12 +193,10 @@ def _read_file(
 
 
 def _damaged(
-    values: list[bytes | None],
-    ending_bytes: int,
+    values: list[bytes],
     crcs: npt.NDArray[np.uint32],
+    seeds: npt.NDArray[np.uint32] | None,
 ) -> list[int]:
-    found = []
-    for i, (value, crc) in enumerate(zip(values, crcs.ravel().tolist(), strict=True)):
-        if value is not None and crc32c(memoryview(value)[: len(value) - ending_bytes]) != crc:
-            found.append(i)
-    return found
+    before = np.zeros_like(crcs) if seeds is None else seeds
+    rows = zip(values, before.tolist(), crcs.tolist(), strict=True)
+    return [i for i, (value, seed, crc) in enumerate(rows) if value and crc32c(value, seed) != crc]

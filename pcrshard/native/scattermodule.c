@@ -36,13 +36,16 @@ typedef struct {
 
 typedef struct {
     int64_t offset;
-    uint32_t size;
+    uint32_t size;         /* in the file */
+    uint16_t header_bytes; /* put before them */
+    bool apart;            /* what lies before it is read on its own */
+    const uint8_t *header;
     item *owner;
 } piece;
 
 typedef struct { /* what scatter.py calls Groups; the arrays lie in an index, at any address */
-    Py_ssize_t num_rows, num_items, base;
-    const uint8_t *sizes, *starts, *offsets;
+    Py_ssize_t num_rows, num_items, num_ended, base;
+    const uint8_t *sizes, *starts, *offsets, *header_sizes, *header, *headers_stop;
 } groups;
 
 typedef struct {
@@ -63,23 +66,45 @@ typedef struct {
 static uint32_t crc_table[8][256]; /* written once, at import */
 static crc32c_fn crc32c = pcr_crc32c_portable;
 
+static void skip_to(scatter *s, int64_t edge) {
+    if (s->memory) s->memory += edge - s->position;
+    s->position = edge;
+}
+
+static void add_vector(scatter *s, uint8_t *base, int64_t size) {
+    s->vectors[s->last++] = (struct iovec){base, (size_t)size};
+}
+
+/* Copies the header of a piece that is to be read; returns where its own bytes go. */
+static uint8_t *begin_piece(const piece *next) {
+    item *owner = next->owner;
+    if (next->header_bytes) memcpy(owner->next, next->header, next->header_bytes);
+    uint8_t *own = owner->next + next->header_bytes;
+    owner->next = own + next->size;
+    return own;
+}
+
 static void plan_batch(scatter *s) {
-    int64_t at = s->position;
     s->first = s->last = 0;
-    while (s->last < MAX_VECTORS && at < s->stop && at - s->position < BATCH_BYTES) {
-        const piece *next = s->pieces + s->done;
-        int64_t edge = s->done < s->num_pieces ? next->offset : s->stop;
-        struct iovec *vector = s->vectors + s->last++;
-        if (at < edge) {
-            vector->iov_base = s->gap;
-            vector->iov_len = (size_t)(edge - at < GAP_BYTES ? edge - at : GAP_BYTES);
-        } else {
-            vector->iov_base = next->owner->next;
-            vector->iov_len = next->size;
-            next->owner->next += next->size;
-            s->done++;
+    if (s->done < s->num_pieces && s->pieces[s->done].apart)
+        skip_to(s, s->pieces[s->done].offset);
+    int64_t at = s->position;
+    while (s->last < MAX_VECTORS && at - s->position < BATCH_BYTES) {
+        if (s->done == s->num_pieces) {
+            if (!s->last) skip_to(s, s->stop);
+            return;
         }
-        at += (int64_t)vector->iov_len;
+        const piece *next = s->pieces + s->done;
+        if (at == next->offset) {
+            add_vector(s, begin_piece(next), next->size);
+            s->done++;
+            at += next->size;
+            continue;
+        }
+        if (next->apart) return;
+        int64_t gap = next->offset - at < GAP_BYTES ? next->offset - at : GAP_BYTES;
+        add_vector(s, s->gap, gap);
+        at += gap;
     }
 }
 
@@ -88,8 +113,9 @@ static void check_batch(scatter *s) {
         const piece *done = s->pieces + s->checked;
         item *owner = done->owner;
         const uint32_t(*table)[256] = (const uint32_t(*)[256])crc_table;
-        if (s->check) owner->crc = crc32c(table, owner->crc, owner->checked, done->size);
-        owner->checked += done->size;
+        size_t size = (size_t)done->header_bytes + done->size;
+        if (s->check) owner->crc = crc32c(table, owner->crc, owner->checked, size);
+        owner->checked += size;
     }
 }
 
@@ -139,6 +165,12 @@ static int run(scatter *s) { /* needs no interpreter */
     }
 }
 
+static uint16_t load16(const uint8_t *array, Py_ssize_t i) {
+    uint16_t value;
+    memcpy(&value, array + i * (Py_ssize_t)sizeof value, sizeof value);
+    return value;
+}
+
 static uint32_t load32(const uint8_t *array, Py_ssize_t i) {
     uint32_t value;
     memcpy(&value, array + i * (Py_ssize_t)sizeof value, sizeof value);
@@ -152,55 +184,63 @@ static int64_t load64(const uint8_t *array, Py_ssize_t i) {
 }
 
 /* Adds one piece; returns the offset after it, or -1 if it overlaps what is laid out, lies before
- * it, or lies outside the range. */
-static int64_t add_piece(scatter *s, const groups *g, int64_t offset, Py_ssize_t at) {
+ * it, lies outside the range, or has no header where it claims one. */
+static int64_t add_piece(scatter *s, groups *g, int64_t offset, Py_ssize_t at, bool apart) {
     uint32_t size = load32(g->sizes, at);
+    uint16_t header_bytes = g->header_sizes ? load16(g->header_sizes, at) : 0;
     item *owner = s->items + at % g->num_items;
     if (!size) return offset;
-    if (offset < s->laid_out || offset > s->stop || size > s->stop - offset) return -1;
+    if (header_bytes > size || header_bytes > g->headers_stop - g->header) return -1;
     if (size > (size_t)(PY_SSIZE_T_MAX / 2) - owner->size) return -1; /* 32-bit systems */
-    s->pieces[s->num_pieces++] = (piece){offset, size, owner};
     owner->size += size;
+    size -= header_bytes;
+    if (offset < s->laid_out || offset > s->stop || size > s->stop - offset) return -1;
+    s->pieces[s->num_pieces++] = (piece){offset, size, header_bytes, apart, g->header, owner};
+    g->header += header_bytes;
     s->laid_out = offset + size;
     return s->laid_out;
 }
 
 /* Base groups lie item by item, the others one after another. */
-static bool lay_out(scatter *s, const groups *g) {
+static bool lay_out(scatter *s, groups *g) {
     for (Py_ssize_t i = 0; g->base && i < g->num_items; i++) {
         int64_t offset = load64(g->offsets, i);
         for (Py_ssize_t row = 0; row < g->base; row++) {
-            offset = add_piece(s, g, offset, row * g->num_items + i);
+            offset = add_piece(s, g, offset, row * g->num_items + i, !s->num_pieces);
             if (offset < 0) return false;
         }
     }
     for (Py_ssize_t row = g->base; row < g->num_rows; row++) {
         int64_t offset = load64(g->starts, row);
+        Py_ssize_t before = s->num_pieces;
         for (Py_ssize_t i = 0; i < g->num_items; i++) {
-            offset = add_piece(s, g, offset, row * g->num_items + i);
+            bool apart = s->num_pieces == before;
+            offset = add_piece(s, g, offset, row * g->num_items + i, apart);
             if (offset < 0) return false;
         }
     }
-    return true;
+    return g->header == g->headers_stop;
 }
 
-static PyObject *make_objects(const scatter *s, Py_ssize_t num_items, const Py_buffer *ending) {
-    PyObject *list = PyList_New(num_items);
-    for (Py_ssize_t i = 0; list && i < num_items; i++) {
+static PyObject *make_objects(const scatter *s, const groups *g, const Py_buffer *ending,
+                              const uint8_t *seeds) {
+    PyObject *list = PyList_New(g->num_items);
+    for (Py_ssize_t i = 0; list && i < g->num_items; i++) {
         item *made = s->items + i;
+        Py_ssize_t ending_bytes = i < g->num_ended ? ending->len : 0;
         if (!made->size) {
             PyList_SetItem(list, i, Py_NewRef(Py_None));
             continue;
         }
-        PyObject *object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)made->size + ending->len);
+        PyObject *object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)made->size + ending_bytes);
         if (!object) {
             Py_CLEAR(list);
             break;
         }
         PyList_SetItem(list, i, object);
-        made->crc = UINT32_MAX;
+        made->crc = seeds ? ~load32(seeds, i) : UINT32_MAX;
         made->next = made->checked = (uint8_t *)PyBytes_AsString(object);
-        memcpy(made->next + made->size, ending->buf, (size_t)ending->len);
+        memcpy(made->next + made->size, ending->buf, (size_t)ending_bytes);
     }
     return list;
 }
@@ -232,14 +272,14 @@ static void keep_memory(int64_t size) {
     PyMem_Free(PyMem_Malloc((size_t)(size < LEARNT_BYTES ? size : LEARNT_BYTES)));
 }
 
-static PyObject *read_range(scatter *s, const groups *g, const Py_buffer *ending,
-                            const uint8_t *crcs) {
+static PyObject *read_range(scatter *s, groups *g, const Py_buffer *ending, const uint8_t *crcs,
+                            const uint8_t *seeds) {
     if (!lay_out(s, g)) {
-        PyErr_SetString(PyExc_ValueError, "expected pieces in order, apart and inside the range");
+        PyErr_SetString(PyExc_ValueError, "expected pieces in order, apart, inside the range, and with their headers");
         return NULL;
     }
     keep_memory(s->stop - s->position);
-    PyObject *list = make_objects(s, g->num_items, ending);
+    PyObject *list = make_objects(s, g, ending, seeds);
     if (!list) return NULL;
     int code;
     do {
@@ -263,7 +303,7 @@ static bool holds(const Py_buffer *array, Py_ssize_t count, size_t size) {
 }
 
 typedef struct { /* arguments of read that are released afterwards */
-    Py_buffer memory, sizes, starts, offsets, ending, crcs;
+    Py_buffer memory, sizes, starts, offsets, ending, crcs, seeds, header_sizes, headers;
 } buffers;
 
 static void release(Py_buffer *buffer) {
@@ -275,16 +315,20 @@ static bool fits(const groups *g, const buffers *b) {
     if (g->num_items && g->num_rows > PY_SSIZE_T_MAX / g->num_items) return false;
     if (!holds(&b->sizes, g->num_rows * g->num_items, sizeof(uint32_t))) return false;
     if (g->base < 0 || g->base > g->num_rows) return false;
+    if (b->header_sizes.obj &&
+        !holds(&b->header_sizes, g->num_rows * g->num_items, sizeof(uint16_t)))
+        return false;
     if (g->base && !holds(&b->offsets, g->num_items, sizeof(int64_t))) return false;
+    if (b->seeds.obj && !holds(&b->seeds, g->num_items, sizeof(uint32_t))) return false;
     return !b->crcs.obj || holds(&b->crcs, g->num_items, sizeof(uint32_t));
 }
 
-static PyObject *read_into_objects(scatter *s, const groups *g, const buffers *b) {
+static PyObject *read_into_objects(scatter *s, groups *g, const buffers *b) {
     PyObject *result = NULL;
     s->items = PyMem_Calloc((size_t)g->num_items + 1, sizeof *s->items);
     s->pieces = PyMem_Calloc((size_t)(g->num_rows * g->num_items) + 1, sizeof *s->pieces);
     if (s->items && s->pieces)
-        result = read_range(s, g, &b->ending, b->crcs.buf);
+        result = read_range(s, g, &b->ending, b->crcs.buf, b->seeds.buf);
     else
         PyErr_NoMemory();
     PyMem_Free(s->pieces);
@@ -312,13 +356,17 @@ static PyObject *scatter_read(PyObject *module, PyObject *args) {
     PyObject *source;
     groups g;
     buffers b = {0};
-    if (!PyArg_ParseTuple(args, "OLLny*y*nz*y*z*:read", &source, &start, &stop, &g.num_items,
-                          &b.sizes, &b.starts, &g.base, &b.offsets, &b.ending, &b.crcs))
+    if (!PyArg_ParseTuple(args, "OLLnny*y*nz*z*y*y*z*z*:read", &source, &start, &stop, &g.num_items,
+                          &g.num_ended, &b.sizes, &b.starts, &g.base, &b.offsets, &b.header_sizes,
+                          &b.headers, &b.ending, &b.crcs, &b.seeds))
         return NULL;
     g.num_rows = b.starts.len / (Py_ssize_t)sizeof(int64_t);
     g.sizes = b.sizes.buf;
     g.starts = b.starts.buf;
     g.offsets = b.offsets.buf;
+    g.header_sizes = b.header_sizes.buf;
+    g.header = b.headers.buf;
+    g.headers_stop = g.header + b.headers.len;
     PyObject *result = NULL;
     scatter *s = PyMem_Calloc(1, sizeof *s);
     if (!s) {
@@ -338,6 +386,9 @@ static PyObject *scatter_read(PyObject *module, PyObject *args) {
     release(&b.offsets);
     release(&b.ending);
     release(&b.crcs);
+    release(&b.seeds);
+    release(&b.header_sizes);
+    release(&b.headers);
     return result;
 }
 
@@ -372,9 +423,10 @@ static PyObject *scatter_rows(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"read", scatter_read, METH_VARARGS,
-     "read(source, start, stop, num_items, sizes, starts, base, offsets, ending, crcs)\n\n"
-     "See pcrshard.native.scatter.read. Arrays are contiguous: sizes and crcs of uint32, starts\n"
-     "and offsets of int64."},
+     "read(source, start, stop, num_items, num_ended, sizes, starts, base, offsets,\n"
+     "header_sizes, headers, ending, crcs, seeds)\n\n"
+     "See pcrshard.native.scatter.read. Arrays are contiguous: sizes, crcs and seeds of uint32,\n"
+     "starts and offsets of int64, header_sizes of uint16."},
     {"rows", scatter_rows, METH_VARARGS,
      "rows(names, columns, count) -> list[dict]\n\n"
      "The first rows of a table given by columns, each a list or tuple, as dicts."},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +14,13 @@ import numpy.typing as npt
 from .. import native
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
+from ..format.group_table import piece_starts
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import HEAD_STOP, ShardIndex
+from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.split import join_pieces
 from ..native import scatter
-from ..storage import Window
-from ..storage.local_file import LocalFile
+from .images import Images, num_scans
 
 Sample = dict[str, Any]
 Select = Callable[[str, str], bool]
@@ -40,125 +41,6 @@ class Source(Protocol):
         """The prefix of another scan."""
 
 
-class Images(NamedTuple):
-    """The images of a shard, by sample and then by stream: its units.
-
-    Attributes:
-        scan: The highest scan that they hold.
-        jpegs: Whole JPEGs with their EOI; ``None`` for a stream that a sample lacks.
-        tails: Metadata of each; empty below ``"full"``.
-        damaged: Units whose JPEG or tail does not have its checksum.
-    """
-
-    scan: Scan
-    jpegs: list[bytes | None]
-    tails: list[bytes | None]
-    damaged: frozenset[int]
-
-
-def read_images(
-    source: LocalFile | Window,
-    index: ShardIndex,
-    scan: Scan,
-    *,
-    check: bool,
-) -> Images:
-    """Read the part of a prefix that follows the index, once.
-
-    Args:
-        source: Holds the bytes up to the prefix stop.
-        index: The shard's index.
-        scan: What to read.
-        check: Whether to compare checksums.
-
-    Raises:
-        TruncatedShard: The file ends early.
-        OSError: It cannot be read.
-    """
-    scan = _highest_held(index, scan)
-    return _read_rows(source, index, HEAD_STOP + index.head.body_bytes, 0, scan, check=check)
-
-
-def extend_images(
-    source: LocalFile | Window,
-    index: ShardIndex,
-    images: Images,
-    scan: Scan,
-    *,
-    check: bool,
-) -> Images:
-    """Images of a higher scan, of which only what is missing is read; see :func:`read_images`."""
-    scan = _highest_held(index, scan)
-    first = num_scans(index, images.scan)
-    start = index.head.prefix_stop(images.scan)
-    more = _read_rows(source, index, start, first, scan, check=False)
-    jpegs = [_longer(old, new) for old, new in zip(images.jpegs, more.jpegs, strict=True)]
-    grown = more._replace(jpegs=jpegs)
-    return grown._replace(damaged=frozenset(_find_damaged(index, grown))) if check else grown
-
-
-def num_scans(index: ShardIndex, scan: Scan) -> int:
-    """How many scan groups a scan has; the metadata of ``"full"`` are not one."""
-    return min(check_scan(scan, index.num_groups), index.num_groups)
-
-
-def _highest_held(index: ShardIndex, scan: Scan) -> Scan:
-    """The highest scan whose prefix is not longer: the base groups of a preview lie together."""
-    stops = index.head.prefix_stops
-    position = check_scan(scan, index.num_groups)
-    held = sum(stop <= stops[position - 1] for stop in stops)
-    return FULL if held > index.num_groups else held
-
-
-def _read_rows(
-    source: LocalFile | Window,
-    index: ShardIndex,
-    start: int,
-    first: int,
-    scan: Scan,
-    *,
-    check: bool,
-) -> Images:
-    """Images made of the groups after the first ones, and their metadata."""
-    rows = num_scans(index, scan)
-    stop = index.head.prefix_stop(rows)
-    crcs = index.crcs[rows - 1] if check else None
-    read = source.scatter(start, stop, _groups(index, first, rows), ending=EOI, crcs=crcs)
-    if scan != FULL:
-        return Images(scan, read.values, [], frozenset(read.damaged))
-    crcs = index.crcs[-1] if check else None
-    end = index.head.prefix_stop(FULL)
-    tails = source.scatter(stop, end, _groups(index, rows, rows + 1), crcs=crcs)
-    damaged = frozenset([*read.damaged, *tails.damaged])
-    return Images(scan, read.values, tails.values, damaged)
-
-
-def _groups(
-    index: ShardIndex,
-    first: int,
-    stop: int,
-) -> scatter.Groups:
-    base = min(index.schema.base, stop) if first == 0 else 0
-    starts = index.group_starts[first:stop]
-    return scatter.Groups(index.sizes[first:stop], starts, base, index.base_offsets)
-
-
-def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
-    if old is None or new is None:
-        return old
-    return old[: -len(EOI)] + new
-
-
-def _find_damaged(index: ShardIndex, images: Images) -> Iterator[int]:
-    expected = index.crcs[num_scans(index, images.scan) - 1].ravel().tolist()
-    for unit, (jpeg, crc) in enumerate(zip(images.jpegs, expected, strict=True)):
-        if jpeg is not None and crc32c(memoryview(jpeg)[: -len(EOI)]) != crc:
-            yield unit
-    for unit, tail in enumerate(images.tails):
-        if tail is not None and crc32c(tail) != index.crcs[-1].flat[unit]:
-            yield unit
-
-
 class Prefix:
     """The samples of a prefix in memory; from :meth:`Shard.load`.
 
@@ -166,7 +48,8 @@ class Prefix:
         shard: What it was read from.
         index: The shard's index.
         scan: The scan of its samples.
-        streams: Names of the image fields.
+        streams: Names of the image fields; none at scan 0.
+        fields: The other fields that this scan has: for each a value or ``None`` by sample.
         num_bytes: What is held in memory until :meth:`close`, nearly.
     """
 
@@ -180,10 +63,14 @@ class Prefix:
         self.scan = scan
         self.index = shard.index
         self.images = images
-        self.streams = tuple(field for field, _ in self.index.schema.streams)
+        schema = self.index.schema
+        position = check_scan(scan, self.index.num_groups, 0)
+        self._num_scans = num_scans(self.index, scan)
+        self.streams = tuple(field for field, _ in schema.streams) if position else ()
+        held = {name: images.late[name] for name, first in schema.late if first <= position}
+        self.fields: dict[str, Sequence[bytes | None]] = {**self.index.fields, **held}
         self.num_bytes = self.index.head.prefix_stop(images.scan)
         self._lower: dict[Scan, Prefix] = {}
-        self._num_scans = num_scans(self.index, scan)
 
     def __enter__(self) -> Self:
         return self
@@ -252,9 +139,10 @@ class Prefix:
 
     def _all_rows(self) -> list[Sample] | None:
         """All samples at once, made of columns; ``None`` where they must be made one by one."""
-        jpegs = self._open_jpegs()
-        fields = self.index.fields.values()
-        as_read = self.scan == self.images.scan and not self.images.damaged
+        jpegs = self._open_jpegs() if self.streams else []
+        fields = self.fields.values()
+        unsound = self.images.damaged or self.images.damaged_late
+        as_read = self.scan == self.images.scan and not unsound and not self.index.schema.lists
         if not (as_read and all(jpegs)) or any(None in column for column in fields):
             return None
         try:
@@ -263,7 +151,7 @@ class Prefix:
             return None
         step = len(self.streams)
         images = [jpegs[stream::step] for stream in range(step)]
-        names = ("__key__", *self.streams, *self.index.fields)
+        names = ("__key__", *self.streams, *self.fields)
         return scatter.rows(names, (self.index.keys, *images, *fields), len(self.index.keys))
 
     def _with_tails(self, jpegs: list[bytes | None]) -> list[bytes | None]:
@@ -286,20 +174,38 @@ class Prefix:
         """One sample by its position; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
-        jpegs = self._open_jpegs()
-        for unit, field in enumerate(self.streams, row * len(self.streams)):
-            if jpegs[unit] is not None and (select is None or select(key, field)):
-                sample[field] = self._image(unit, decode)
-        for field, values in self.index.fields.items():
+        self._open_jpegs()
+        for field, units in self.units(row):
+            if units and (select is None or select(key, field)):
+                images = [self._image(unit, decode) for unit in units]
+                sample[field] = images if field in self.index.schema.lists else images[0]
+        for field, values in self.fields.items():
             value = values[row]
             if value is not None and (select is None or select(key, field)):
+                self._check_late(field, row)
                 sample[field] = value
         return sample
+
+    def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:
+        """Each image field of a sample, and which units it has: none where it lacks the field."""
+        unit = self.index.first_units[row]
+        lists = self.index.schema.lists
+        counts = self.index.unit_counts[row].tolist() if lists else [1] * len(self.streams)
+        for field, count in zip(self.streams, counts, strict=False):
+            here = range(unit, unit + count)
+            unit += count
+            is_there = field in lists or self.images.jpegs[here[0]] is not None
+            yield field, here if is_there else ()
+
+    @property
+    def has_one_image(self) -> bool:
+        """Whether each sample has one image at most, so that its unit is its position."""
+        return len(self.streams) == 1 and not self.index.schema.lists
 
     def table(self, rows: list[int]) -> native.Table:
         """Where the images of some samples are in memory, for the native core.
 
-        For shards of one stream. The table is valid until :meth:`close`.
+        Where :attr:`has_one_image` holds. The table is valid until :meth:`close`.
 
         Returns:
             (len(rows), 1) addresses and sizes; size 0 for an image that is missing or damaged.
@@ -309,15 +215,20 @@ class Prefix:
         return native.image_table(usable, self._ends[rows])
 
     @functools.cached_property
+    def _sizes(self) -> npt.NDArray[np.uint32]:
+        """(scans, units) bytes of each piece up to this scan."""
+        table = self.images.table
+        return np.zeros((0, self.index.num_units), np.uint32) if table is None else table.sizes
+
+    @functools.cached_property
     def _ends(self) -> npt.NDArray[np.int64]:
         """(units,) bytes of each JPEG at this scan, without EOI."""
-        sizes = self.index.sizes[: self._num_scans]
-        ends: npt.NDArray[np.int64] = sizes.reshape(self._num_scans, -1).sum(axis=0, dtype=np.int64)
+        ends: npt.NDArray[np.int64] = self._sizes[: self._num_scans].sum(axis=0, dtype=np.int64)
         return ends
 
     def _open_jpegs(self) -> list[bytes | None]:
         jpegs = self.images.jpegs
-        if len(jpegs) != len(self.index.keys) * len(self.streams):
+        if len(jpegs) != self.index.num_units:
             raise ValueError("expected to be asked for samples before the prefix was closed")
         return jpegs
 
@@ -331,7 +242,7 @@ class Prefix:
     def _pieces(self, unit: int) -> list[memoryview]:
         """The bytes of each scan group of an image."""
         scans = self._scans(unit)
-        sizes = self._row_sizes(unit)[: self._num_scans]
+        sizes = self._row_sizes(unit)
         stops = list(itertools.accumulate(sizes, initial=0))
         return [scans[start:stop] for start, stop in itertools.pairwise(stops)]
 
@@ -353,7 +264,7 @@ class Prefix:
         if tail is None:
             return jpeg
         if unit in self.images.damaged:
-            self._compare(unit, -1, crc32c(tail), len(tail))
+            self._compare(unit, self.index.num_groups, crc32c(tail))
         try:
             return join_pieces([scans], tail)
         except CorruptJpeg as error:
@@ -365,13 +276,13 @@ class Prefix:
         """Name the first scan whose bytes are not those that were written."""
         crc = 0
         start = 0
-        for row, size in enumerate(self._row_sizes(unit)[: self._num_scans]):
+        for row, size in enumerate(self._row_sizes(unit)):
             crc = crc32c(scans[start : start + size], crc)
-            self._compare(unit, row, crc, size)
+            self._compare(unit, row, crc)
             start += size
 
     def _row_sizes(self, unit: int) -> list[int]:
-        sizes: list[int] = self.index.sizes.reshape(len(self.index.sizes), -1)[:, unit].tolist()
+        sizes: list[int] = self._sizes[: self._num_scans, unit].tolist()
         return sizes
 
     def _compare(
@@ -379,17 +290,32 @@ class Prefix:
         unit: int,
         row: int,
         crc: int,
-        size: int,
     ) -> None:
-        expected = int(self.index.crcs[row].flat[unit])
+        is_tail = row == self.index.num_groups
+        table = self.images.tail_table if is_tail else self.images.table
+        if table is None:
+            return
+        at = (row - table.rows.start, unit)
+        expected = int(table.crcs[at])
         if crc != expected:
             raise CorruptPiece(
-                f"expected CRC-32C {expected:08x}, got {crc:08x} for {size} bytes",
+                f"expected CRC-32C {expected:08x}, got {crc:08x} for {table.sizes[at]} bytes",
                 url=self.shard.url,
                 key=self._key(unit),
-                scan="tail" if row == -1 else row + 1,
-                offset=int(self.index.starts(FULL)[row].flat[unit]),
+                scan="tail" if is_tail else row + 1,
+                offset=int(piece_starts(self.index, table)[at]),
             )
 
+    def _check_late(self, field: str, row: int) -> None:
+        if (field, row) not in self.images.damaged_late:
+            return
+        raise CorruptPiece(
+            f"expected the field {field} to have its CRC-32C",
+            url=self.shard.url,
+            key=self.index.keys[row],
+            scan=dict(self.index.schema.late)[field],
+        )
+
     def _key(self, unit: int) -> str:
-        return self.index.keys[unit // len(self.streams)]
+        row = bisect.bisect_right(self.index.first_units, unit) - 1
+        return self.index.keys[row]

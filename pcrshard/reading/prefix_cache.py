@@ -53,7 +53,8 @@ def is_cache(folder: str) -> bool:
 class Cached(NamedTuple):
     """What the cache holds of a shard.
 
-    ``stops`` are the prefix stops of the shard, ``last_use`` is in seconds since 1970.
+    ``stops`` are the prefix stops of the shard, that of scan 0 first; ``last_use`` is in seconds
+    since 1970.
     """
 
     url: str
@@ -64,7 +65,7 @@ class Cached(NamedTuple):
     @property
     def scan(self) -> int:
         """The highest scan that is there, 0 for none."""
-        return sum(stop <= self.num_bytes for stop in self.stops[:-1])
+        return sum(stop <= self.num_bytes for stop in self.stops[1:-1])
 
 
 class PrefixCache:

@@ -17,7 +17,8 @@ from ..format.shard_index import ShardIndex, decode_index
 from ..redaction import get_logger, redact_url
 from ..storage.local_file import LocalFile
 from ..storage.retry import Cancel, Retry
-from .prefix import Decode, OnError, Prefix, Sample, Select, extend_images, read_images
+from .images import extend_images, read_images
+from .prefix import Decode, OnError, Prefix, Sample, Select
 from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
@@ -156,7 +157,8 @@ class Shard:
         more often the way is at fault than the store.
 
         Args:
-            scan: Highest scan to read, 1-based; ``"full"`` also restores metadata.
+            scan: Highest scan to read, 1-based; ``"full"`` also restores metadata, 0 reads labels
+                and other fields alone, without pixels.
             cancel: Ends a remote read from another thread.
 
         Returns:
@@ -171,7 +173,7 @@ class Shard:
             return self._load(scan, cancel)
         try:
             prefix = self._load(scan, cancel)
-            if not prefix.images.damaged:
+            if not prefix.images.is_damaged:
                 return prefix
         except TruncatedShard:
             self._forget()  # a head that was read before may be that of a longer file
@@ -180,7 +182,7 @@ class Shard:
             log.warning("%s; fetching it once more", error)
         self._forget()
         prefix = self._load(scan, cancel)
-        if prefix.images.damaged and self.cache is not None:
+        if prefix.images.is_damaged and self.cache is not None:
             self.cache.forget(self.url, self._content)
         return prefix
 
@@ -194,12 +196,13 @@ class Shard:
         stop = self.prefix_stop(scan)
         if stop <= prefix.num_bytes:
             return prefix.at(scan)
-        if self.cache is not None or prefix.images.damaged:
+        if self.cache is not None or prefix.images.is_damaged:
             return self.load(scan)
         images = prefix.images
         with self._open_range(prefix.num_bytes, stop) as source:
-            grown = extend_images(source, self.index, images, scan, check=self.check)
-        if grown.damaged and not storage.is_local(self.url):
+            check, url = (self.check, self.url)
+            grown = extend_images(source, self.index, images, scan, check=check, url=url)
+        if grown.is_damaged and not storage.is_local(self.url):
             return self.load(scan)
         return Prefix(self, scan, grown)
 
@@ -215,7 +218,7 @@ class Shard:
             stop = HEAD_STOP + self.head.body_bytes
             index = decode_index(self.head, source.read(HEAD_STOP, stop), url=self.url)
             self._index = index
-            images = read_images(source, index, scan, check=self.check)
+            images = read_images(source, index, scan, check=self.check, url=self.url)
         return Prefix(self, scan, images)
 
     def _open_prefix(self, scan: Scan, cancel: Cancel) -> Opened:
@@ -243,10 +246,10 @@ class Shard:
         scan: Scan,
         cancel: Cancel,
     ) -> Iterator[storage.Window]:
-        known = self.entry.prefix_stops if self.entry else None
+        known = self.entry.stops if self.entry else None
         known = known or cache.known_stops(self.url, self._content)
-        stops = known or self._open_head(cancel).prefix_stops
-        stop = stops[check_scan(scan, len(stops) - 1) - 1]
+        stops = known or self._open_head(cancel).stops
+        stop = stops[check_scan(scan, len(stops) - 2, 0)]
 
         def fetch(start: int, view: memoryview) -> None:
             storage.read_into(self.url, start, view, cancel=cancel, **self._how)
@@ -276,8 +279,8 @@ class Shard:
     def _read_head(self, view: Buffer) -> Head:
         head = read_head(view, url=self.url)
         if self.entry is not None:
-            found = (head.crc32c, head.num_samples, head.prefix_stops)
-            known = (self.entry.head_crc32c, self.entry.num_samples, self.entry.prefix_stops)
+            found = (head.crc32c, head.num_samples, head.stops)
+            known = (self.entry.head_crc32c, self.entry.num_samples, self.entry.stops)
             if found != known:
                 raise CorruptIndex(
                     f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +12,14 @@ from ..checksum import crc32c
 from ..encoding.sources import SampleRef
 from ..errors import PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
-from ..format.scan import FULL, Scan
+from ..format.group_table import GroupTable, decode_table
+from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, HEAD_STOP, ShardIndex, round512
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import decode
 from ..jpeg.split import mend_headers
-from ..reading.prefix import Sample
+from ..reading.prefix import Prefix, Sample
 from ..reading.shard import Shard
 from ..redaction import redact
 
@@ -56,7 +57,7 @@ def verify_shard(task: VerifyTask) -> VerifyResult:
         scan = (task.entry and task.entry.scan) or FULL
         stop = index.head.prefix_stop(scan) + (len(TRAILER) if scan == FULL else 0)
         with storage.open_range(task.url, 0, stop, options=task.storage_options) as view:
-            problems += _check_layout(task.url, index, view)
+            problems += _check_layout(task.url, index, scan, view)
             checksum = crc32c(view)
         problems += _check_size(task, stop)
         problems += _check_samples(shard, task, scan)
@@ -98,14 +99,20 @@ def _check_entry(
 def _check_layout(
     url: str,
     index: ShardIndex,
+    scan: Scan,
     view: memoryview,
 ) -> Iterator[str]:
-    """Compare headers, padding and trailer with what the index says (SPEC.md section 5)."""
+    """Compare headers, padding and trailer with what index and tables say (SPEC.md section 5)."""
     name = storage.file_name(url).removesuffix(".tar")
     stem = _written_stem(index, view) or name
     if stem != name:
         yield f"the shard was renamed: its members say {stem!r} (shard={url})"
-    for start, expected, complaint in _free_regions(index, stem):
+    last = check_scan(scan, index.num_groups)
+    tables = [
+        decode_table(index, place, view[place.start : place.stop], url=url)
+        for place in index.table_places(0, last)
+    ]
+    for start, expected, complaint in _free_regions(index, tables, stem):
         # A staged copy ends after any group.
         if start < len(view) and view[start : start + len(expected)] != expected:
             yield f"{complaint} (shard={url}, offset={start})"
@@ -124,13 +131,17 @@ def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
     return None
 
 
-def _free_regions(index: ShardIndex, stem: str) -> Iterator[tuple[int, bytes, str]]:
+def _free_regions(
+    index: ShardIndex,
+    tables: Sequence[GroupTable],
+    stem: str,
+) -> Iterator[tuple[int, bytes, str]]:
     """(start, expected bytes, complaint) of all that the checksums leave free, in order."""
     differs = "differs from what the index says"
     header = _index_header(index, index_name(index.schema, stem))
     yield 0, header, f"the index member's header {differs}"
     stop = HEAD_STOP + index.head.body_bytes
-    for member in plan_members(index, stem):
+    for member in plan_members(index, tables, stem):
         start = round512(stop)
         yield stop, bytes(start - stop), "expected zero padding"
         header = member.header()
@@ -155,27 +166,35 @@ def _check_samples(
         problems.append(str(error))
         return True
 
-    dims = dict(zip(shard.index.keys, shard.index.dims.tolist(), strict=True))
-    streams = [field for field, _ in shard.index.schema.streams]
-    for sample in shard.samples(scan, on_error=note):
-        key = sample["__key__"]
-        sizes = dict(zip(streams, dims[key], strict=True))
-        found = _check_sample(sample, task, sizes)
-        problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
+    with shard.load(scan) as prefix:
+        rows = {key: row for row, key in enumerate(prefix.index.keys)}
+        for sample in prefix.samples(on_error=note):
+            key = sample["__key__"]
+            found = _check_sample(sample, task, _image_sizes(prefix, rows[key]))
+            problems += [f"{problem} (shard={task.url}, key={key})" for problem in found]
     return problems
+
+
+def _image_sizes(prefix: Prefix, row: int) -> dict[str, list[list[int]]]:
+    """Height and width of each image of a sample, by field."""
+    dims = prefix.index.dims
+    return {field: [dims[unit].tolist() for unit in units] for field, units in prefix.units(row)}
 
 
 def _check_sample(
     sample: Sample,
     task: VerifyTask,
-    dims: dict[str, list[int]],
+    dims: dict[str, list[list[int]]],
 ) -> Iterator[str]:
     try:
-        for field in dims.keys() & sample.keys():
-            height, width = dims[field]
-            frame = map_jpeg(sample[field]).frame
-            if (frame.height, frame.width) != (height, width):
-                yield f"{field} is {frame.width}x{frame.height}, the index says {width}x{height}"
+        for field, sizes in dims.items():
+            value = sample.get(field, [])
+            images = value if isinstance(value, list) else [value]
+            for image, (height, width) in zip(images, sizes, strict=False):
+                frame = map_jpeg(image).frame
+                if (frame.height, frame.width) != (height, width):
+                    size = f"{frame.width}x{frame.height}"
+                    yield f"{field} is {size}, the index says {width}x{height}"
         if task.sources is not None:
             source = task.sources.get(sample["__key__"])
             yield from _compare(sample, source, task.storage_options)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pcrshard.errorbound import zstd
+from pcrshard import zstd
 from pcrshard.errors import FormatError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import zstandard
 
-from ..errors import FormatError
+from .errors import FormatError
 
 _threads = threading.local()
 

@@ -1,0 +1,136 @@
+"""Encoded samples to the index and the tables of a shard, all but where they are in the file."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..checksum import crc32c
+from ..errors import EncodeError
+from ..format.columns import ABSENT
+from ..format.group_table import GroupTable, LateValues
+from ..format.shard_head import Head
+from ..format.shard_index import U32, Schema, ShardIndex
+from .encode_jpeg import EncodedImage
+
+
+class EncodedSample(NamedTuple):
+    """A sample that is ready to be laid out.
+
+    Attributes:
+        key: Its key.
+        images: Its JPEG fields.
+        fields: Its other fields; one with the name of a JPEG field is a file kept as it is.
+        lists: Its lists of JPEGs.
+    """
+
+    key: str
+    images: dict[str, EncodedImage]
+    fields: dict[str, bytes]
+    lists: dict[str, list[EncodedImage]]
+
+
+Samples = Sequence[EncodedSample]
+Units = Sequence[EncodedImage | None]
+
+
+def list_units(samples: Samples, schema: Schema) -> Units:
+    """The images of a shard, in order; ``None`` for a stream that a sample lacks."""
+    units: list[EncodedImage | None] = []
+    for sample in samples:
+        for field, _ in schema.streams:
+            if field in schema.lists:
+                units += sample.lists.get(field, [])
+            else:
+                units.append(sample.images.get(field))
+    return units
+
+
+def make_index(samples: Samples, schema: Schema) -> ShardIndex:
+    """The index of samples, with a head that says nothing yet.
+
+    Raises:
+        EncodeError: Two samples have the same key.
+    """
+    key, count = collections.Counter(sample.key for sample in samples).most_common(1)[0]
+    if count > 1:
+        raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
+    units = list_units(samples, schema)
+    lists = schema.lists
+    lengths = [[len(sample.lists.get(field, ())) for field in lists] for sample in samples]
+    num_groups = len(schema.groups)
+    nothing = (0,) * (num_groups + 1)
+    return ShardIndex(
+        Head(len(samples), 0, 0, 0, nothing, nothing),
+        schema,
+        counts=np.array(lengths, "<u1").reshape(len(samples), len(lists)),
+        dims=np.array([(u.height, u.width) if u else (0, 0) for u in units], "<u2").reshape(-1, 2),
+        orientation=np.array([u.orientation if u else 0 for u in units], "<u1"),
+        keys=tuple(sample.key for sample in samples),
+        fields={name: tuple(s.fields.get(name) for s in samples) for name in schema.fields},
+    )
+
+
+def make_tables(samples: Samples, index: ShardIndex) -> list[GroupTable]:
+    """The tables of all groups and the tail, without offsets."""
+    base = index.schema.base
+    num_groups = index.num_groups
+    units = list_units(samples, index.schema)
+    ranges = [range(base)] if base else []
+    ranges += [range(row, row + 1) for row in range(base, num_groups + 1)]
+    running = [_running_crcs(unit, num_groups) for unit in units]
+    crcs = np.array(running, "<u4").reshape(-1, num_groups + 1).T
+    return [
+        _make_table(samples, index, units, rows, crcs[rows.start : rows.stop]) for rows in ranges
+    ]
+
+
+def _make_table(
+    samples: Samples,
+    index: ShardIndex,
+    units: Units,
+    rows: range,
+    crcs: U32,
+) -> GroupTable:
+    shape = (len(rows), len(units))
+    is_base = rows.stop <= index.schema.base
+    sizes = [[len(unit.pieces[row]) if unit else 0 for unit in units] for row in rows]
+    shared = [
+        [unit.shared_bytes(row) if unit and not is_base else 0 for unit in units] for row in rows
+    ]
+    headers = [
+        unit.pieces[row][:size]
+        for row, row_sizes in zip(rows, shared, strict=True)
+        for unit, size in zip(units, row_sizes, strict=True)
+        if unit
+    ]
+    last = rows[-1]
+    return GroupTable(
+        rows,
+        np.array(sizes, "<u4").reshape(shape),
+        crcs,
+        np.array(shared, "<u2").reshape(shape),
+        b"".join(headers),
+        np.zeros(len(units) if is_base else 0, "<u8"),
+        {name: (last, _late_values(samples, name)) for name in index.late_fields(last)},
+    )
+
+
+def _running_crcs(unit: EncodedImage | None, num_groups: int) -> list[int]:
+    """CRC-32C of each prefix of the scan groups, then that of the tail alone."""
+    if unit is None:
+        return [0] * (num_groups + 1)
+    *groups, tail = unit.pieces
+    crcs = itertools.accumulate(groups, lambda crc, piece: crc32c(piece, crc), initial=0)
+    return [*crcs, crc32c(tail)][1:]
+
+
+def _late_values(samples: Samples, name: str) -> LateValues:
+    values = [sample.fields.get(name) for sample in samples]
+    sizes = [ABSENT if value is None else len(value) for value in values]
+    crcs = [0 if value is None else crc32c(value) for value in values]
+    return LateValues(np.array(sizes, "<u4"), np.array(crcs, "<u4"))

@@ -1,0 +1,285 @@
+"""The table that a scan group begins with: its pieces, and the headers that they share (SPEC 3.1).
+
+Bytes in, bytes out; no I/O. A table is checked once, when it is decoded: its checksum first, and
+every length before anything of that length is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import zstd
+from ..checksum import crc32c
+from ..errors import CorruptIndex, FormatError
+from ..jpeg.markers import EOI
+from .columns import ABSENT, Columns, encode_array
+from .shard_head import BLOCK, Buffer, name_file, require, round512
+from .shard_index import I64, U32, ShardIndex, TablePlace
+
+# A piece's header is at most so long, so that a table of a few bytes cannot ask for gigabytes.
+MAX_HEADER_BYTES = 4096
+# Headers of a shard repeat each other; higher levels take twice the time for 2 % of them.
+_LEVEL = 12
+# Checksum of the table, bytes of the compressed headers.
+_START = struct.Struct("<II")
+
+
+class LateValues(NamedTuple):
+    """(S,) uint32 each: bytes of a late field's values, and their CRC-32C."""
+
+    sizes: U32
+    crcs: U32
+
+    @property
+    def stored(self) -> U32:
+        """Bytes that each value has in the shard: 0 where the sample lacks the field."""
+        return np.where(self.sizes == ABSENT, np.uint32(0), self.sizes)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupTable:
+    """What a range of scan groups holds; R groups, U units, S samples.
+
+    Attributes:
+        rows: The groups, from 0; N is the tail.
+        sizes: (R, U) uint32, bytes of each piece, header and all.
+        crcs: (R, U) uint32, CRC-32C of the unit's pieces up to this one; of the tail alone.
+        header_sizes: (R, U) uint16, how many of a piece's first bytes are its header.
+        headers: The headers of all pieces, in order.
+        offsets: (U,) uint64, where the base members' data start in the preview layout, 0 for a
+            missing unit; empty otherwise.
+        late: The values of late fields, in the order of the shard; each with the row it is in.
+    """
+
+    rows: range
+    sizes: U32
+    crcs: U32
+    header_sizes: npt.NDArray[np.uint16]
+    headers: bytes
+    offsets: npt.NDArray[np.uint64]
+    late: dict[str, tuple[int, LateValues]]
+
+    @functools.cached_property
+    def own_bytes(self) -> I64:
+        """(R, U) bytes of pieces that are not in their headers."""
+        return self.sizes.astype(np.int64) - self.header_sizes
+
+    def late_bytes(self, row: int) -> int:
+        """Bytes of all values of late fields in the group of a row."""
+        found = [values for at, values in self.late.values() if at == row]
+        return sum(int(values.stored.sum(dtype=np.int64)) for values in found)
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """The bytes of SPEC 3.1."""
+        packed = zstd.compress(self.headers, _LEVEL) if self.headers else b""
+        columns: list[npt.NDArray[Any]] = [self.sizes, self.crcs, self.offsets]
+        for _, values in self.late.values():
+            columns += values
+        columns.append(self.header_sizes)
+        encoded = [encode_array(column) for column in columns]
+        body = b"".join([len(packed).to_bytes(4, "little"), *encoded, packed])
+        return crc32c(body).to_bytes(4, "little") + body
+
+
+def join_tables(tables: Sequence[GroupTable]) -> GroupTable:
+    """One table of successive groups; the first may be that of base groups."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    return GroupTable(
+        range(first.rows.start, tables[-1].rows.stop),
+        np.concatenate([table.sizes for table in tables]),
+        np.concatenate([table.crcs for table in tables]),
+        np.concatenate([table.header_sizes for table in tables]),
+        b"".join([table.headers for table in tables]),
+        first.offsets,
+        {name: late for table in tables for name, late in table.late.items()},
+    )
+
+
+def decode_table(
+    index: ShardIndex,
+    place: TablePlace,
+    data: Buffer,
+    *,
+    url: str | None = None,
+) -> GroupTable:
+    """Parse and check the table of a scan group, or of the base groups.
+
+    Args:
+        index: The shard's index.
+        place: Which table it is.
+        data: Its bytes; copied.
+        url: Named in errors.
+
+    Raises:
+        CorruptIndex: The checksum does not match, or a rule of SPEC.md is broken.
+    """
+    try:
+        table = _decode(index, place.rows, bytes(data))
+        _check_pieces(index, table)
+        _check_stops(index, table, place.stop)
+    except FormatError as error:
+        row = place.rows[-1]
+        name = "the tail" if row == index.num_groups else f"group {row + 1}"
+        raise name_file(CorruptIndex(f"the table of {name}: {error}"), url) from error
+    return table
+
+
+def _decode(
+    index: ShardIndex,
+    rows: range,
+    data: bytes,
+) -> GroupTable:
+    require(len(data) >= _START.size, "expected a table of at least 8 bytes")
+    crc, packed_bytes = _START.unpack_from(data)
+    require(crc == crc32c(memoryview(data)[4:]), "checksum does not match")
+    columns = Columns(data, _START.size)
+    units = index.num_units
+    shape = (len(rows), units)
+    row = rows[-1]
+    is_base = row == index.schema.base - 1
+    sizes = columns.array("<u4", *shape)
+    crcs = columns.array("<u4", *shape)
+    offsets = columns.array("<u8", units if is_base else 0)
+    late = {name: (row, _late_values(columns, index)) for name in index.late_fields(row)}
+    header_sizes = columns.array("<u2", *shape)
+    packed = data[columns.take(packed_bytes) :]
+    require(columns.pos == len(data), "bytes are left after the headers")
+    headers = _decode_headers(header_sizes, packed)
+    return GroupTable(rows, sizes, crcs, header_sizes, headers, offsets, late)
+
+
+def _late_values(columns: Columns, index: ShardIndex) -> LateValues:
+    samples = index.num_samples
+    return LateValues(columns.array("<u4", samples), columns.array("<u4", samples))
+
+
+def _decode_headers(header_sizes: npt.NDArray[np.uint16], packed: bytes) -> bytes:
+    largest = int(header_sizes.max(initial=0))
+    require(largest <= MAX_HEADER_BYTES, f"a header of {largest} bytes")
+    num_bytes = int(header_sizes.sum(dtype=np.int64))
+    if num_bytes == 0:
+        require(not packed, "bytes of headers, but no header")
+        return b""
+    return zstd.decompress(packed, num_bytes)
+
+
+def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
+    """The rules of SPEC section 3.1 that tie a table to the index."""
+    count = np.count_nonzero
+    require(not count(table.header_sizes > table.sizes), "a header is longer than its piece")
+    is_tail = table.rows[-1] == index.num_groups
+    empty = table.sizes == 0
+    if is_tail:
+        require(not count(table.crcs * empty), "an empty tail has a checksum")
+        require(not count(table.header_sizes), "a tail has a header")
+    missing = index.dims[:, 0] == 0
+    if table.rows.start == 0:
+        whole = count(missing != empty[0]) == 0
+        require(whole, "dims and pieces differ")
+    if count(missing):
+        require(empty[:, missing].all(), "an image that is not there has pieces")
+    for name, (_, values) in table.late.items():
+        _check_late(index, name, values)
+
+
+def _check_late(
+    index: ShardIndex,
+    name: str,
+    values: LateValues,
+) -> None:
+    absent = values.sizes == ABSENT
+    require(not np.count_nonzero(values.crcs * absent), f"an absent {name} has a checksum")
+    streams = [field for field, _ in index.schema.streams]
+    if name not in streams:
+        return
+    stream = streams.index(name)
+    before = index.unit_counts[:, :stream].sum(axis=1)
+    units = np.array(index.first_units[:-1]) + before
+    both = (index.dims[units, 0] != 0) & ~absent
+    require(not both.any(), f"a sample has two of {name}")
+
+
+def _check_stops(
+    index: ShardIndex,
+    table: GroupTable,
+    start: int,
+) -> None:
+    """Each group ends where its table, its pieces and its late values end."""
+    row = table.rows[-1]
+    late = table.late_bytes(row)
+    if row < index.schema.base:
+        end = _check_base(index, table)
+        # Values of the base groups are a member of their own, if there are any.
+        stop = round512(end + BLOCK + late) if late else end
+    else:
+        pieces = int(table.own_bytes.sum(dtype=np.int64))
+        stop = round512(start + pieces + late)
+    expected = index.head.prefix_stops[row]
+    require(stop == expected, f"it ends at {stop}, not {expected}")
+
+
+def _check_base(index: ShardIndex, table: GroupTable) -> int:
+    """Base members are in order, apart by a header at least; where the last one ends."""
+    require(not np.count_nonzero(table.header_sizes), "a base member has a shared header")
+    missing = table.sizes[0] == 0
+    require(not table.offsets[missing].any(), "a missing image has an offset")
+    offsets = table.offsets[~missing]
+    stop = index.head.prefix_stops[table.rows[-1]]
+    require((offsets < stop).all(), "a base offset is after the base members")
+
+    starts = offsets.astype(np.int64)
+    sizes = table.sizes.sum(axis=0, dtype=np.int64)[~missing] + len(EOI)
+    ends = -(-(starts + sizes) // BLOCK) * BLOCK
+    place = next(index.table_places(0, table.rows.stop))
+    first = round512(place.stop)
+    floor = np.concatenate(([first], ends[:-1])) + BLOCK
+    apart = (starts % BLOCK == 0).all() and (starts >= floor).all()
+    require(apart, "base members overlap")
+    return int(ends[-1]) if len(ends) else first
+
+
+def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
+    """(R, U) absolute start of each piece's own bytes.
+
+    The table begins with group 1, or with one after the base groups.
+    """
+    own = table.own_bytes
+    starts = own.cumsum(axis=1) - own + group_starts(index, table.rows)[:, None]
+    if len(table.offsets):
+        base = slice(index.schema.base)
+        starts[base] = table.offsets.astype(np.int64) + own[base].cumsum(axis=0) - own[base]
+    return starts
+
+
+def group_starts(index: ShardIndex, rows: range) -> I64:
+    """(R,) absolute start of each group's pieces; 0 for base groups, whose pieces lie apart."""
+    places = index.table_places(rows.start, rows.stop)
+    starts = {place.rows[-1]: place.stop for place in places}
+    base = index.schema.base
+    return np.array([0 if row < base else starts[row] for row in rows], np.int64)
+
+
+def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
+    """Absolute start of the values of each late field, which lie one after the other."""
+    starts = {}
+    groups = dict(zip(table.rows, group_starts(index, table.rows).tolist(), strict=True))
+    pieces = dict(zip(table.rows, table.own_bytes.sum(axis=1).tolist(), strict=True))
+    ends: dict[int, int] = {}
+    for name, (row, values) in table.late.items():
+        if row not in ends:
+            in_base = row < index.schema.base
+            member = index.head.prefix_stops[row] - round512(table.late_bytes(row))
+            ends[row] = member if in_base else groups[row] + pieces[row]
+        starts[name] = ends[row]
+        ends[row] += int(values.stored.sum(dtype=np.int64))
+    return starts

@@ -1,0 +1,287 @@
+"""What a prefix holds besides its index: images, metadata and late fields, joined and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..format.group_table import (
+    GroupTable,
+    decode_table,
+    group_starts,
+    join_tables,
+    late_starts,
+)
+from ..format.scan import FULL, Scan, check_scan
+from ..format.shard_index import U32, ShardIndex, TablePlace
+from ..jpeg.markers import EOI
+from ..native import scatter
+from ..storage import Window
+from ..storage.local_file import LocalFile
+
+Source = LocalFile | Window
+# A value of a late field: its name, and the position of its sample.
+LateValue = tuple[str, int]
+
+
+class Images(NamedTuple):
+    """The images of a shard, by sample, stream and place in a list: its units.
+
+    Attributes:
+        scan: The highest scan that they hold; 0 for none.
+        table: The pieces that they were joined from; ``None`` at scan 0.
+        tail_table: Those of the metadata; ``None`` below ``"full"``.
+        jpegs: Whole JPEGs with their EOI; ``None`` for a stream that a sample lacks.
+        tails: Metadata of each; empty below ``"full"``.
+        late: For each late field up to this scan, a value or ``None`` for each sample.
+        damaged: Units whose JPEG or tail does not have its checksum.
+        damaged_late: Values of late fields that do not have theirs.
+    """
+
+    scan: Scan
+    table: GroupTable | None
+    tail_table: GroupTable | None
+    jpegs: list[bytes | None]
+    tails: list[bytes | None]
+    late: dict[str, list[bytes | None]]
+    damaged: frozenset[int]
+    damaged_late: frozenset[LateValue]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether anything does not have its checksum."""
+        return bool(self.damaged or self.damaged_late)
+
+
+def no_images(index: ShardIndex) -> Images:
+    """Those of scan 0."""
+    return Images(0, None, None, [None] * index.num_units, [], {}, frozenset(), frozenset())
+
+
+def read_images(
+    source: Source,
+    index: ShardIndex,
+    scan: Scan,
+    *,
+    check: bool,
+    url: str | None = None,
+) -> Images:
+    """Read the part of a prefix that follows the index, once.
+
+    Args:
+        source: Holds the bytes up to the prefix stop.
+        index: The shard's index.
+        scan: What to read.
+        check: Whether to compare checksums of images; those of tables always are.
+        url: Named in errors.
+
+    Raises:
+        CorruptIndex: A table breaks a rule of SPEC.md.
+        TruncatedShard: The file ends early.
+        OSError: It cannot be read.
+    """
+    return extend_images(source, index, no_images(index), scan, check=check, url=url)
+
+
+def extend_images(
+    source: Source,
+    index: ShardIndex,
+    images: Images,
+    scan: Scan,
+    *,
+    check: bool,
+    url: str | None = None,
+) -> Images:
+    """Images of a higher scan, of which only what is missing is read; see :func:`read_images`."""
+    scan = _highest_held(index, scan)
+    first = num_scans(index, images.scan)
+    rows = num_scans(index, scan)
+    road = _Road(source, index, check, url)
+    grown = images
+    if rows > first:
+        grown = _grow(images, road.read(range(first, rows), images.table))
+    if scan == FULL:
+        grown = _finish(grown, road.read(range(rows, rows + 1), None))
+    return grown._replace(scan=scan)
+
+
+def _grow(images: Images, more: Images) -> Images:
+    """Images with the pieces of the groups that follow."""
+    tables = [table for table in (images.table, more.table) if table is not None]
+    jpegs = more.jpegs
+    if images.table is not None:
+        jpegs = [_longer(old, new) for old, new in zip(images.jpegs, jpegs, strict=True)]
+    return more._replace(
+        table=join_tables(tables),
+        jpegs=jpegs,
+        late=images.late | more.late,
+        damaged=images.damaged | more.damaged,
+        damaged_late=images.damaged_late | more.damaged_late,
+    )
+
+
+def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
+    if old is None or new is None:
+        return old
+    return old[: -len(EOI)] + new
+
+
+def _finish(images: Images, tail: Images) -> Images:
+    """Images with their metadata."""
+    return images._replace(
+        tails=tail.jpegs,
+        tail_table=tail.table,
+        late=images.late | tail.late,
+        damaged=images.damaged | tail.damaged,
+        damaged_late=images.damaged_late | tail.damaged_late,
+    )
+
+
+def num_scans(index: ShardIndex, scan: Scan) -> int:
+    """How many scan groups a scan has; the metadata of ``"full"`` are not one."""
+    return min(check_scan(scan, index.num_groups, 0), index.num_groups)
+
+
+def _highest_held(index: ShardIndex, scan: Scan) -> Scan:
+    """The highest scan whose prefix is not longer: the base groups of a preview lie together."""
+    position = check_scan(scan, index.num_groups, 0)
+    if position == 0:
+        return 0
+    stops = index.head.prefix_stops
+    held = sum(stop <= stops[position - 1] for stop in stops)
+    return FULL if held > index.num_groups else held
+
+
+@dataclasses.dataclass(frozen=True)
+class _Road:
+    """From a file to images."""
+
+    source: Source
+    index: ShardIndex
+    check: bool
+    url: str | None
+
+    def read(self, rows: range, before: GroupTable | None) -> Images:
+        """What successive groups have, or the tail alone: its pieces as ``jpegs``.
+
+        Args:
+            rows: The groups, from 0.
+            before: Tables of the groups before them, whose checksums run on.
+        """
+        index = self.index
+        places = index.table_places(rows.start, rows.stop)
+        table = join_tables([self._read_table(place) for place in places])
+        late = [values.crcs for _, values in table.late.values()]
+        seeds = None
+        if before is not None:
+            seeds = np.concatenate([before.crcs[-1], *map(np.zeros_like, late)])
+        ends = index.head.stops
+        items = self.source.scatter(
+            ends[rows.start],
+            ends[rows.stop],
+            _groups(index, table),
+            ending=EOI if rows.start < index.num_groups else b"",
+            num_ended=index.num_units,
+            crcs=np.concatenate([table.crcs[-1], *late]) if self.check else None,
+            seeds=seeds,
+        )
+        return _sort_items(index, table, items)
+
+    def _read_table(self, place: TablePlace) -> GroupTable:
+        data = self.source.read(place.start, place.stop)
+        return decode_table(self.index, place, data, url=self.url)
+
+
+def _groups(index: ShardIndex, table: GroupTable) -> scatter.Groups:
+    """Where the items of a range are: units first, then the values of late fields.
+
+    After the pieces of a group there is a row for each late field that it has.
+    """
+    starts = group_starts(index, table.rows)
+    base = len(table.rows) if len(table.offsets) else 0
+    base = min(base, index.schema.base)
+    if not table.late:
+        sizes = table.sizes
+        return scatter.Groups(sizes, starts, base, table.offsets, table.header_sizes, table.headers)
+    rows = _Rows(index.num_units + len(table.late) * index.num_samples)
+    late_at = late_starts(index, table)
+    for position, row in enumerate(table.rows):
+        rows.add(int(starts[position]), 0, table.sizes[position], table.header_sizes[position])
+        for place, (name, (at, values)) in enumerate(table.late.items()):
+            if at == row:
+                first = index.num_units + place * index.num_samples
+                rows.add(late_at[name], first, values.stored, None)
+    offsets = np.zeros(rows.width, np.uint64)
+    offsets[: len(table.offsets)] = table.offsets
+    return rows.groups(base, offsets, table.headers)
+
+
+class _Rows:
+    """Rows of a scattered read, each of a part of its items."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.starts: list[int] = []
+        self.sizes: list[U32] = []
+        self.header_sizes: list[npt.NDArray[np.uint16]] = []
+
+    def add(
+        self,
+        start: int,
+        first: int,
+        sizes: U32,
+        header_sizes: npt.NDArray[np.uint16] | None,
+    ) -> None:
+        """A row that begins at an offset, with items from the first on."""
+        items = slice(first, first + len(sizes))
+        row = np.zeros(self.width, np.uint32)
+        row[items] = sizes
+        headers = np.zeros(self.width, np.uint16)
+        if header_sizes is not None:
+            headers[items] = header_sizes
+        self.starts.append(start)
+        self.sizes.append(row)
+        self.header_sizes.append(headers)
+
+    def groups(
+        self,
+        base: int,
+        offsets: npt.NDArray[np.uint64],
+        headers: bytes,
+    ) -> scatter.Groups:
+        """What the native routine takes."""
+        return scatter.Groups(
+            np.array(self.sizes),
+            np.array(self.starts, np.int64),
+            base,
+            offsets,
+            np.array(self.header_sizes),
+            headers,
+        )
+
+
+def _sort_items(
+    index: ShardIndex,
+    table: GroupTable,
+    items: scatter.Items,
+) -> Images:
+    """Items of a range as pieces and late values."""
+    units = index.num_units
+    samples = index.num_samples
+    late = {}
+    names = tuple(table.late)
+    for place, (name, (_, values)) in enumerate(table.late.items()):
+        first = units + place * samples
+        found = items.values[first : first + samples]
+        # An empty value has no item, as an absent one has none.
+        for row in np.flatnonzero(values.sizes == 0).tolist():
+            found[row] = b""
+        late[name] = found
+    damaged = frozenset(unit for unit in items.damaged if unit < units)
+    places = [divmod(item - units, samples) for item in items.damaged if item >= units]
+    damaged_late = frozenset((names[place], row) for place, row in places)
+    jpegs = items.values[:units] if late else items.values
+    return Images(0, table, None, jpegs, [], late, damaged, damaged_late)
