@@ -11,7 +11,7 @@ import dataclasses
 import json
 import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from .. import storage
@@ -30,7 +30,14 @@ from ..format.names import (
 from ..format.scan import Scan, check_scan
 from ..format.scan_script import Q95, STANDARD, ScanScript
 from ..format.shard_head import round512
-from ..format.shard_index import IMAGE, IMAGE_LIST, MAX_PIECE_BYTES, Schema, check_schema
+from ..format.shard_index import (
+    IMAGE,
+    IMAGE_LIST,
+    MAX_LISTED,
+    MAX_PIECE_BYTES,
+    Schema,
+    check_schema,
+)
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import count_classes
@@ -38,6 +45,7 @@ from .shard_tables import EncodedSample, Samples, Units, list_units, make_index,
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 _Bytes = bytes | bytearray | memoryview
+OnUnlayered = Callable[[PCRError], bool]
 
 
 class FieldNames(NamedTuple):
@@ -124,14 +132,21 @@ class ShardFormat:
         return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
 
 
-def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> EncodedSample:
+def encode_sample(
+    sample: Mapping[str, Any],
+    script: ScanScript = STANDARD,
+    on_unlayered: OnUnlayered | None = None,
+) -> EncodedSample:
     """Encode a sample as WebDataset gives it.
 
     Args:
         sample: ``__key__``, image fields as bytes, and other fields as bytes, str, int, or what
-            JSON can hold. Fields whose last extension is a JPEG one become progressive streams;
-            names that start with ``__`` are dropped.
+            JSON can hold. Fields whose last extension is a JPEG one become progressive streams, a
+            list of up to 64 JPEGs in one field a stream of lists; names that start with ``__`` are
+            dropped.
         script: The scan script.
+        on_unlayered: Called with the error of a file that cannot be rearranged into scans; True
+            keeps the file as it is. By default the error is raised.
 
     Raises:
         EncodeError: A key or field name is not legal.
@@ -147,15 +162,32 @@ def encode_sample(sample: Mapping[str, Any], script: ScanScript = STANDARD) -> E
                 f"expected a field name in lower case without blanks, got {name!r}", key=key
             )
         try:
-            if is_jpeg_field(name):
-                encoded.images[name] = _encode_image(name, value, script)
-            else:
-                encoded.fields[name] = _to_bytes(name, value)
+            _encode_field(encoded, name, value, script)
         except EncodeError as error:
             raise EncodeError(str(error), key=key) from error
         except PCRError as error:
-            raise type(error)(str(error), key=f"{key}.{name}") from error
+            named = type(error)(str(error), key=f"{key}.{name}")
+            keeps = on_unlayered is not None and isinstance(value, _Bytes)
+            if not (keeps and on_unlayered(named)):
+                raise named from error
+            encoded.fields[name] = _to_bytes(name, value)
     return encoded
+
+
+def _encode_field(
+    encoded: EncodedSample,
+    name: str,
+    value: object,
+    script: ScanScript,
+) -> None:
+    if not is_jpeg_field(name):
+        encoded.fields[name] = _to_bytes(name, value)
+    elif not isinstance(value, list | tuple):
+        encoded.images[name] = _encode_image(name, value, script)
+    elif len(value) > MAX_LISTED:
+        raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {len(value)}")
+    else:
+        encoded.lists[name] = [_encode_image(name, image, script) for image in value]
 
 
 def _checked_key(key: object) -> str:

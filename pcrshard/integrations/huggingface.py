@@ -288,8 +288,15 @@ def _orientations(loaded: Prefix) -> dict[str, list[int]]:
     """
     if loaded.scan == FULL:
         return {}
-    columns = zip(loaded.streams, loaded.index.orientation.T.tolist(), strict=True)
-    return {field: column for field, column in columns if max(column) > 1}
+    turned: dict[str, list[int]] = {}
+    orientation = loaded.index.orientation
+    if not (orientation > 1).any():
+        return {}
+    for row in range(loaded.index.num_samples):
+        for field, units in loaded.units(row):
+            values = orientation[list(units)].tolist() or [0]
+            turned.setdefault(field, []).append(values[0])
+    return {field: column for field, column in turned.items() if max(column) > 1}
 
 
 def _orient(

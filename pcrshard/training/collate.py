@@ -121,7 +121,7 @@ class Collator:
         for prefix, at in _by_prefix(rows).items():
             places = [rows[position][2] for position in at]
             table[at] = prefix.table(places)
-            sizes[at] = np.maximum(prefix.index.dims[places, 0], 1)
+            sizes[at] = np.maximum(prefix.index.dims[places], 1)
         return self.image.decode_batch(table, sizes, list(itertools.starmap(Draws, keys)), out)
 
     def _image_batch(self, rows: Rows) -> torch.Tensor | None:
@@ -130,7 +130,8 @@ class Collator:
         streams = {stream for _, prefix, _ in rows for stream in prefix.streams}
         if image is None or image.shape is None or self.transform:
             return None
-        if len(streams) != 1 or not self._select("", *streams):
+        alone = len(streams) == 1 and all(prefix.has_one_image for _, prefix, _ in rows)
+        if not alone or not self._select("", *streams):
             return None
         shape = image.batch_shape(len(rows))
         if get_worker_info() is None:

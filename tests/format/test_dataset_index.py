@@ -8,7 +8,7 @@ from pcrshard import DatasetIndex, Shard, open_dataset, stage
 from pcrshard.errors import CorruptIndex, ScanUnavailable, UnsupportedVersion
 from pcrshard.format.dataset_index import ShardEntry
 
-ENTRY = ShardEntry("a-000000.tar", 3, 7, 4096, 8, (1536, 2048, 3072))
+ENTRY = ShardEntry("a-000000.tar", 3, 7, 4096, 8, (1536, 2048, 3072), 1536)
 
 
 def test_a_dataset_index_survives_encoding(dataset):
@@ -51,9 +51,17 @@ def dataset_json(**changes):
         dataset_json(shard={"name": "x\n.tar"}),
         dataset_json(shard={"name": 300 * "x" + ".tar"}),
         dataset_json(shard={"num_samples": 0}, num_samples=0),
-        dataset_json(shard={"num_samples": 16}, num_samples=16),
+        dataset_json(shard={"num_samples": 103}, num_samples=103),
+        dataset_json(shard={"index_stop": 2048}),
+        dataset_json(shard={"index_stop": 1024}),
+        dataset_json(shard={"index_stop": 1500}),
         dataset_json(
-            shard={"num_samples": (1 << 24) + 1, "prefix_stops": [1 << 40] * 3},
+            shard={
+                "num_samples": (1 << 24) + 1,
+                "prefix_stops": [1 << 40] * 3,
+                "index_stop": 1 << 40,
+                "shard_bytes": 1 << 40,
+            },
             num_samples=(1 << 24) + 1,
         ),
         dataset_json(classes={"a": 1}),
@@ -77,9 +85,10 @@ def test_a_bad_dataset_index_is_refused(data):
 
 def test_a_shard_may_have_as_many_samples_as_its_index_has_room_for():
     """A claim is possible up to the bytes that the index of the shard can have."""
-    whole = dataset_json(shard={"num_samples": 15}, num_samples=15)
-    assert DatasetIndex.decode(whole).num_samples == 15
+    whole = dataset_json(shard={"num_samples": 102}, num_samples=102)
+    assert DatasetIndex.decode(whole).num_samples == 102
     stops = {"prefix_stops": [1 << 40] * 3, "shard_bytes": 1 << 40, "num_samples": 1 << 24}
+    stops["index_stop"] = 1 << 40
     largest = DatasetIndex.decode(dataset_json(shard=stops, num_samples=1 << 24))
     assert largest.num_samples == 1 << 24
 
@@ -94,9 +103,11 @@ def test_unknown_keys_are_ignored():
 
 
 def test_a_newer_dataset_index_says_so():
-    """A newer format asks for a newer pcrshard."""
+    """A newer format asks for a newer pcrshard, that which was never released for another encode."""
+    with pytest.raises(UnsupportedVersion, match="pcrshard encode"):
+        DatasetIndex.decode(dataset_json(version=1))
     with pytest.raises(UnsupportedVersion):
-        DatasetIndex.decode(dataset_json(version=2))
+        DatasetIndex.decode(dataset_json(version=3))
 
 
 def test_a_staged_entry_knows_what_is_there():
@@ -129,8 +140,9 @@ def test_the_totals_of_a_prefix():
     """The bytes of a scan are the sum of all shards' prefixes at it."""
     other = ENTRY._replace(name="a-000001.tar", prefix_stops=(2048, 2560, 4096))
     index = DatasetIndex("standard", 2, (ENTRY, other))
-    assert [index.prefix_bytes(scan) for scan in (1, 2, "full")] == [3584, 4608, 7168]
-    with pytest.raises(ScanUnavailable, match="1 to 2"):
+    totals = [index.prefix_bytes(scan) for scan in (0, 1, 2, "full")]
+    assert totals == [3072, 3584, 4608, 7168]
+    with pytest.raises(ScanUnavailable, match="0 to 2"):
         index.prefix_bytes(3)
 
 

@@ -11,7 +11,7 @@ from pcrshard import Shard, open_dataset
 from pcrshard.errors import CorruptIndex, NotAShard, PCRError, TruncatedShard, UnsupportedVersion
 from pcrshard.format.shard_head import HEAD_STOP, Head, is_tar, read_head, round512
 
-HEAD = Head(3, 100, 400, 7, (2048, 2048, 4096))
+HEAD = Head(3, 100, 400, 7, (2048, 2048, 4096), (8, 8, 8))
 
 
 def first_bytes(url: str) -> bytes:
@@ -33,7 +33,7 @@ def test_a_head_survives_encoding():
     """What is written is what is read, and another head has another checksum."""
     start = tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode()
     assert read_head(start) == HEAD
-    assert (HEAD.num_groups, HEAD.index_stop) == (2, 1536)
+    assert (HEAD.num_groups, HEAD.index_stop, HEAD.prefix_stop(0)) == (2, 1536, 1536)
     assert HEAD._replace(num_samples=4).crc32c != HEAD.crc32c
 
 
@@ -59,11 +59,11 @@ def test_a_short_file_says_so(shard_urls):
 
 
 def test_a_newer_version_asks_for_a_newer_reader(monkeypatch):
-    """A sound head of version 2 is not damage."""
-    monkeypatch.setattr("pcrshard.format.shard_head.VERSION", 2)
+    """A sound head of version 3 is not damage."""
+    monkeypatch.setattr("pcrshard.format.shard_head.VERSION", 3)
     start = tarfile.TarInfo("x.pcr").tobuf() + HEAD.encode()
     monkeypatch.undo()
-    with pytest.raises(UnsupportedVersion, match="got 2; a newer pcrshard"):
+    with pytest.raises(UnsupportedVersion, match="got 3; a newer pcrshard"):
         read_head(start)
 
 
@@ -73,9 +73,9 @@ def test_a_newer_version_asks_for_a_newer_reader(monkeypatch):
         {"num_samples": 0},
         {"schema_bytes": 401},
         {"body_bytes": 2000},
-        {"prefix_stops": (2048, 2047)},
-        {"prefix_stops": (4096, 2048)},
-        {"prefix_stops": (2048, 1 << 63)},
+        {"prefix_stops": (2048, 2047, 4096)},
+        {"prefix_stops": (4096, 2048, 4096)},
+        {"prefix_stops": (2048, 2048, 1 << 63)},
     ],
     ids=str,
 )

@@ -9,6 +9,8 @@ import pytest
 from pcrshard import Shard, ShardFormat
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import EncodeError
+from pcrshard.format.group_table import decode_table
+from pcrshard.format.shard_head import Head
 from pcrshard.format.tar_members import index_name, lay_out, plan_members, tar_header
 from pcrshard.testing import make_jpeg
 
@@ -29,9 +31,17 @@ def shard(request, tmp_path):
     return Shard(str(path))
 
 
+def tables_of(shard):
+    """The tables of all groups."""
+    with open(shard.url, "rb") as file:
+        data = file.read()
+    places = shard.index.table_places(0, shard.num_groups + 1)
+    return [decode_table(shard.index, place, data[place.start : place.stop]) for place in places]
+
+
 def test_the_plan_is_what_tar_lists(shard):
     """Names, sizes and ends of members are those that Python's tarfile finds in the file."""
-    planned = list(plan_members(shard.index, "data-000000"))
+    planned = list(plan_members(shard.index, tables_of(shard), "data-000000"))
     with tarfile.open(shard.url) as tar:
         index, *listed = tar.getmembers()
     assert index.name == index_name(shard.index.schema, "data-000000")
@@ -47,7 +57,7 @@ def test_headers_are_tarfiles(shard):
     with open(shard.url, "rb") as file, tarfile.open(shard.url) as tar:
         data = file.read()
         infos = {info.name: info for info in tar}
-    for member in plan_members(shard.index, "data-000000"):
+    for member in plan_members(shard.index, tables_of(shard), "data-000000"):
         header = member.header()
         stop = infos[member.name].offset_data
         assert data[stop - len(header) : stop] == header == tar_header(member.name, member.size)
@@ -57,16 +67,20 @@ def test_an_index_is_laid_out_again_as_it_was(shard):
     """Offsets, stops and checksums follow from the other columns alone."""
     with open(shard.url, "rb") as file:
         data = file.read()
-    blank = dataclasses.replace(shard.index, base_offsets=np.zeros_like(shard.index.base_offsets))
-    index, written = lay_out(blank, "data-000000")
+    tables = tables_of(shard)
+    blank = [dataclasses.replace(table, offsets=table.offsets * 0) for table in tables]
+    head = Head(3, 0, 0, 0, (0,) * 11, (0,) * 11)
+    index, laid_out, written = lay_out(
+        dataclasses.replace(shard.index, head=head), blank, "data-000000"
+    )
     assert index.head == shard.head
     assert data[512 : 512 + len(written)] == written
+    assert [table.encoded for table in laid_out] == [table.encoded for table in tables]
 
 
 def test_a_group_beyond_a_tar_header_is_refused(shard):
     """A group of 8 GiB is refused with the remedy, before a byte is written."""
-    sizes = shard.index.sizes.copy()
-    sizes[-2] = 0xFFFFFFFE
-    index = dataclasses.replace(shard.index, sizes=sizes)
+    *tables, tail = tables_of(shard)
+    huge = dataclasses.replace(tail, sizes=np.full_like(tail.sizes, 0xFFFFFFFE))
     with pytest.raises(EncodeError, match="use fewer samples per shard"):
-        lay_out(index, "data-000000")
+        lay_out(shard.index, [*tables, huge], "data-000000")
