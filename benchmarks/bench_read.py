@@ -26,6 +26,7 @@ from pcrshard.encoding.shard_writer import (
     write_dataset_index,
     write_shard,
 )
+from pcrshard.format.group_table import decode_table, join_tables, piece_starts
 from pcrshard.format.shard_index import decode_head, decode_index
 
 SCANS = (1, 2, 5, 10)
@@ -74,14 +75,21 @@ def plain(files, scan):
             shard = file.read(stop)
         head = decode_head(shard[512:1024])
         index = decode_index(head, shard[1024 : 1024 + head.body_bytes])
-        starts = index.starts(scan).reshape(scan, -1)
-        ends = starts + index.sizes[:scan].reshape(scan, -1)
-        crcs = index.crcs[scan - 1].ravel().tolist()
+        places = index.table_places(0, scan)
+        tables = [decode_table(index, place, shard[place.start : place.stop]) for place in places]
+        table = join_tables(tables)
+        pieces = [[] for _ in range(index.num_units)]
+        headers = memoryview(table.headers)
+        starts = piece_starts(index, table).tolist()
+        for row, sizes, lengths in zip(
+            starts, table.own_bytes.tolist(), table.header_sizes.tolist(), strict=True
+        ):
+            for unit, (start, size, length) in enumerate(zip(row, sizes, lengths, strict=True)):
+                pieces[unit] += [headers[:length], shard[start : start + size]]
+                headers = headers[length:]
         data = []
-        for begins, stops, crc in zip(starts.T.tolist(), ends.T.tolist(), crcs, strict=True):
-            jpeg = b"".join(
-                [*(shard[a:b] for a, b in zip(begins, stops, strict=True)), b"\xff\xd9"]
-            )
+        for unit, crc in enumerate(table.crcs[-1].tolist()):
+            jpeg = b"".join([*pieces[unit], b"\xff\xd9"])
             assert crc32c(jpeg) == crc32c(b"\xff\xd9", crc)
             data.append(jpeg)
         assert sum(map(len, data)) == expected
@@ -92,7 +100,8 @@ def plan(folder, case, scan):
     index, paths = pcrshard.open_dataset(os.path.join(folder, case))
     files = []
     for entry, path in zip(index.shards, paths, strict=True):
-        sizes = int(pcrshard.Shard(path).index.sizes[:scan].sum()) + 2 * entry.num_samples
+        with pcrshard.Shard(path).load(scan) as prefix:
+            sizes = int(prefix.images.table.sizes.sum()) + 2 * entry.num_samples
         files.append((path, entry, entry.prefix_stop(scan), sizes))
     return files
 

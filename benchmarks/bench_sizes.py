@@ -21,12 +21,16 @@ def measure(source, dst):
     index = pcrshard.encode(source, dst)
     files = jpeg_files(source)
     own = dict.fromkeys((1, 2, 5, 10), 0)
+    entropy = dict.fromkeys(own, 0)
     index_bytes = 0
     for entry in index.shards:
         shard = pcrshard.Shard(os.path.join(dst, entry.name))
+        with shard.load(10) as prefix:
+            table = prefix.images.table
         index_bytes += shard.head.index_stop
         for scan in own:
-            own[scan] += int(shard.index.sizes[:scan].sum())
+            own[scan] += int(table.sizes[:scan].sum())
+            entropy[scan] += int(table.own_bytes[:scan].sum())
     jpegtran = sum(len(progressive(file)) - len(b"\xff\xd9") for file in files)
     assert own[10] == jpegtran, f"pieces have {own[10]} bytes, jpegtran's files {jpegtran}"
     return {
@@ -35,6 +39,7 @@ def measure(source, dst):
         "source_bytes": sum(map(os.path.getsize, files)),
         "prefix_bytes": {str(scan): index.prefix_bytes(scan) for scan in SCANS},
         "own_bytes": {str(scan): size for scan, size in own.items()},
+        "entropy_bytes": {str(scan): size for scan, size in entropy.items()},
         "index_bytes": index_bytes,
     }
 

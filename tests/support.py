@@ -7,11 +7,14 @@ import pathlib
 import shutil
 import subprocess
 import time
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.resume_journal import JOURNAL
+from pcrshard.format.group_table import decode_table, join_tables, piece_starts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -48,3 +51,25 @@ def wait_for(condition, seconds=20.0):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
+
+
+class Pieces(NamedTuple):
+    """(N + 1, samples, streams) each: where the own bytes of each piece are, and how many."""
+
+    starts: np.ndarray
+    sizes: np.ndarray
+
+
+def pieces(shard):
+    """The pieces of a local shard without lists, by row, sample and stream; the tail is last."""
+    index = shard.index
+    data = pathlib.Path(shard.url).read_bytes()
+    tables = [
+        decode_table(index, place, data[place.start : place.stop])
+        for place in index.table_places(0, index.num_groups + 1)
+    ]
+    groups, tail = join_tables(tables[:-1]), tables[-1]
+    shape = (index.num_groups + 1, index.num_samples, len(index.schema.streams))
+    starts = np.concatenate([piece_starts(index, table) for table in (groups, tail)])
+    sizes = np.concatenate([table.own_bytes for table in (groups, tail)])
+    return Pieces(starts.reshape(shape), sizes.reshape(shape))

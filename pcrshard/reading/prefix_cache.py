@@ -134,7 +134,9 @@ class PrefixCache:
                             fetch(done, view[done:])
                             self.fetched_bytes += stop - done
                             described = encode_entry(entry, redact_url(url), stops)
-                            self._store(entry, described, _bounds(done, stops, stop), view, cancel)
+                            self._store(
+                                entry, described, _bounds(done, stops[1:], stop), view, cancel
+                            )
                 self.hit_bytes += done
             yield view
 

@@ -237,7 +237,7 @@ def _complete(task: _Task) -> Staged:
 
 def _sound_position(task: _Task) -> int:
     """The highest position that is there and sound; 0 for none, or another version of the shard."""
-    size = os.path.getsize(task.path) if os.path.exists(task.path) else 0
+    size = os.path.getsize(task.path) if os.path.isfile(task.path) else 0
     *prefixes, whole = task.stops
     position = sum(stop <= size for stop in prefixes) - 1
     if size == whole:

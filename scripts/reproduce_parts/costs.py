@@ -48,7 +48,10 @@ def piece_sizes(url):
     index, urls = pcrshard.open_dataset(url)
     parts = []
     for entry, shard in zip(index.shards, urls, strict=True):
-        parts.append(pcrshard.Shard(shard, entry=entry).index.sizes.sum(axis=2, dtype=np.int64))
+        with pcrshard.Shard(shard, entry=entry).load() as prefix:
+            images = prefix.images
+        sizes = np.concatenate([images.table.sizes, images.tail_table.sizes])
+        parts.append(sizes.astype(np.int64))
     return np.cumsum(np.concatenate(parts, axis=1), axis=0)
 
 

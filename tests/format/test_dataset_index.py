@@ -103,7 +103,7 @@ def test_unknown_keys_are_ignored():
 
 
 def test_a_newer_dataset_index_says_so():
-    """A newer format asks for a newer pcrshard, that which was never released for another encode."""
+    """A newer format asks for a newer pcrshard, one that was never released for `encode`."""
     with pytest.raises(UnsupportedVersion, match="pcrshard encode"):
         DatasetIndex.decode(dataset_json(version=1))
     with pytest.raises(UnsupportedVersion):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
+from support import pieces
 from webdataset import cache, tariterators
 
 import pcrshard
@@ -164,7 +165,7 @@ def test_the_pipeline_pickles(shard_urls):
 def break_shard(url, folder, *, piece):
     """Copy a shard with a damaged sample, or with a damaged index."""
     path = shutil.copy(url, folder)
-    offset = int(pcrshard.Shard(url).index.starts(2)[1, 2, 0]) if piece else 1100
+    offset = int(pieces(pcrshard.Shard(url)).starts[1, 2, 0]) if piece else 1100
     with open(path, "r+b") as file:
         file.seek(offset)
         byte = file.read(1)

@@ -50,7 +50,7 @@ def test_what_is_no_dataset_is_an_error(tmp_path):
 @pytest.fixture
 def boasting(tmp_path):
     """A dataset index that claims 10 million samples, all of them in shards that are not there."""
-    entry = ShardEntry("a-000000.tar", 1 << 23, 7, 1 << 40, 8, (1 << 40,) * 3)
+    entry = ShardEntry("a-000000.tar", 1 << 23, 7, 1 << 40, 8, (1 << 40,) * 3, 1 << 40)
     shards = (entry, entry._replace(name="a-000001.tar", num_samples=10_000_000 - (1 << 23)))
     (tmp_path / "pcr.json").write_bytes(DatasetIndex("standard", 2, shards).encode())
     return tmp_path
@@ -68,7 +68,7 @@ def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
 
     shard = boasting / "a-000000.tar"
     tar = bytes(257) + b"ustar" + bytes(250)
-    head = Head(1 << 23, 100, 1 << 30, 0, (1 << 40,) * 3)
+    head = Head(1 << 23, 100, 1 << 30, 0, (1 << 40,) * 3, (8,) * 3)
     for found, text in ((head, "cut|not the one"), (head._replace(body_crc32c=1), "not the one")):
         shard.write_bytes(tar + found.encode())
         with pytest.raises(CorruptIndex, match=text):

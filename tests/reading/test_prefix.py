@@ -5,6 +5,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from support import pieces
 
 from pcrshard import Shard
 from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_shard
@@ -75,9 +76,8 @@ def test_fields_are_left_out(url, scan):
 
 def damage(url, path, row, scan):
     """A copy in which one byte of a sample's piece is another."""
-    index = Shard(url).index
     data = bytearray(Path(url).read_bytes())
-    starts = index.starts(FULL)[-1 if scan == "tail" else scan - 1]
+    starts = pieces(Shard(url)).starts[-1 if scan == "tail" else scan - 1]
     data[int(starts[row, 0])] ^= 1
     path.write_bytes(data)
     return str(path)
@@ -174,7 +174,7 @@ def test_growing_gives_what_loading_gives(url, first, last):
 def test_a_decoder_gets_an_image_scan_by_scan(url):
     """Each piece is a scan group, so that a tool can look at every scan of one read."""
     with Shard(url).load(5) as prefix:
-        sizes = prefix.index.sizes[:5, :, 0]
+        sizes = prefix.images.table.sizes[:5, :: len(prefix.streams)]
         seen = [sample["jpg"] for sample in prefix.samples(decode=lambda pieces: pieces)]
         assert [list(map(len, pieces)) for pieces in seen] == sizes.T.tolist()
         joined = [b"".join(pieces) + b"\xff\xd9" for pieces in seen]
@@ -191,7 +191,7 @@ def test_the_table_for_the_decoder(tmp_path):
     with Shard(bad).load(2) as prefix:
         table = prefix.table([3, 1, 0])
         assert table["size"][:, 0].tolist() == [
-            int(prefix.index.sizes[:2, row, 0].sum()) if row != 1 else 0 for row in (3, 1, 0)
+            int(prefix.images.table.sizes[:, row].sum()) if row != 1 else 0 for row in (3, 1, 0)
         ]
 
 
@@ -233,11 +233,11 @@ def test_a_machine_without_a_compiler_gives_the_same(url, monkeypatch):
         (1.5, TypeError),
         ("5", TypeError),
         (True, TypeError),
-        (0, ScanUnavailable),
+        (-1, ScanUnavailable),
         (11, ScanUnavailable),
     ],
 )
 def test_a_wrong_scan_is_told_as_such(url, scan, error):
     """A mistyped scan is that, not a storage error."""
-    with pytest.raises(error, match="expected a scan of 1 to 10 or 'full'"):
+    with pytest.raises(error, match="expected a scan of 0 to 10 or 'full'"):
         list(Shard(url).samples(scan))

@@ -26,6 +26,7 @@ import servers
 import torch
 import webdataset as wds
 from servers import AS_ASKED, Fault
+from support import pieces
 
 import pcrshard
 from pcrshard import memory, storage
@@ -654,8 +655,8 @@ EPOCH_FAULTS = {name: fault for name, fault in ONCE.items() if name not in _RANG
 
 def pieces_end(entry, scan):
     """The byte before the last piece's end, away from padding."""
-    index = Shard(entry).index
-    return int((index.starts(scan) + index.sizes[:scan]).max()) - 1
+    found = pieces(Shard(entry))
+    return int((found.starts + found.sizes)[:scan].max()) - 1
 
 
 @pytest.mark.parametrize("name", EPOCH_FAULTS)

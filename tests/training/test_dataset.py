@@ -16,6 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from support import pieces
 from torch.utils.data import DataLoader
 
 from pcrshard import (
@@ -371,7 +372,7 @@ def damaged(folder, tmp_path):
     """A copy with one flipped bit in scan 2 of k008."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "data-000001.tar"
-    offset = int(Shard(str(path)).index.starts(2)[1, 2, 0])
+    offset = int(pieces(Shard(str(path))).starts[1, 2, 0])
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)

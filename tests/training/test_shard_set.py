@@ -12,6 +12,7 @@ import time
 import fsspec
 import numpy as np
 import pytest
+from support import pieces
 
 from pcrshard import PCRError, ReadOptions, ScanLevel, Shard, ShardWriter
 from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
@@ -301,7 +302,7 @@ def damaged(folder, tmp_path):
     for path in folder.iterdir():
         shutil.copy(path, tmp_path)
     path = tmp_path / "data-000001.tar"
-    offset = int(Shard(str(path)).index.starts(3)[2, 2, 0])
+    offset = int(pieces(Shard(str(path))).starts[2, 2, 0])
     data = bytearray(path.read_bytes())
     data[offset + 1] ^= 4
     path.write_bytes(data)
