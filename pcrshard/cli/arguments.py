@@ -19,6 +19,8 @@ from ..reading.shard import Shard
 from ..redaction import redact_url
 
 Run = Callable[[Namespace], object]
+# Makes a value of a word, or raises ArgumentTypeError.
+Kind = Callable[[str], object]
 # Adds itself to a parser, or to a group of one.
 Argument = Callable[[Any], object]
 
@@ -42,15 +44,16 @@ class Command(NamedTuple):
 
     def add_to(self, commands: Any) -> None:
         """Add the command to the sub-parsers of the main parser."""
+        name, text, example, run, arguments = self
         parser = commands.add_parser(
-            self.name,
-            help=self.text,
-            description=self.text,
-            epilog=f"example:\n  {self.example}",
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  {example}",
             formatter_class=RawDescriptionHelpFormatter,
         )
-        parser.set_defaults(run=self.run, parser=parser)
-        for add in self.arguments:
+        parser.set_defaults(run=run, parser=parser)
+        for add in arguments:
             add(parser)
 
 
@@ -77,7 +80,7 @@ def value(
     name: str,
     text: str,
     metavar: str,
-    kind: Callable[[str], object] = str,
+    kind: Kind = str,
     default: object = None,
 ) -> Argument:
     """An option with a value."""
@@ -104,7 +107,7 @@ def scan_argument(text: str) -> Scan:
     raise ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Kind:
     """The type of an argument that is a whole number of at least ``least``."""
 
     def parse(text: str) -> int:
@@ -137,6 +140,11 @@ DATASET_OR_SHARD = argument("src", "dataset folder, its pcr.json, or one shard")
 def print_json(value: object) -> None:
     """Print a report for programs."""
     print(json.dumps(value, indent=1))
+
+
+def sizes(index: DatasetIndex) -> str:
+    """How large a dataset is, in a sentence."""
+    return f"{index.num_samples} samples in {len(index.shards)} shards"
 
 
 def is_shard(url: str) -> bool:
