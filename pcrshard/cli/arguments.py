@@ -14,7 +14,7 @@ from ..errors import EncodeError, StorageError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import Opened, open_dataset
 from ..reading.shard import Shard
 from ..redaction import redact_url
 
@@ -152,7 +152,7 @@ def is_shard(url: str) -> bool:
     return storage.file_name(url).endswith(".tar")
 
 
-def open_source(url: str) -> tuple[DatasetIndex, list[str]]:
+def open_source(url: str) -> Opened:
     """A dataset, or one shard as a dataset: its index, and the URLs of its shards.
 
     Raises:

@@ -222,10 +222,8 @@ def _check_scan(scan: Any, parts: Mapping[str, Part]) -> None:
 
 def _hash(parts: Mapping[str, Part]) -> str:
     """The content of the splits, by which their Arrow cache is known."""
-    digest = hashlib.sha256()
-    for name, part in parts.items():
-        digest.update(name.encode() + part.index.encode())
-    return digest.hexdigest()[:16]
+    contents = [name.encode() + part.index.encode() for name, part in parts.items()]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
 def _json_type(values: Iterable[bytes | None]) -> pa.DataType | None:

@@ -31,7 +31,7 @@ class Part:
     folder: str = ""
 
 
-def open_splits(url: str, storage_options: storage.Options | None = None) -> dict[str, Part]:
+def open_splits(url: str, storage_options: storage.Options = None) -> dict[str, Part]:
     """The splits of a dataset's folder, or of a folder of datasets; never an empty dict.
 
     A folder that is a dataset is one split, named by the folder if that is a split's usual name,
@@ -57,7 +57,7 @@ def open_splits(url: str, storage_options: storage.Options | None = None) -> dic
     return parts
 
 
-def _sub_folders(url: str, storage_options: storage.Options | None) -> dict[str, Part]:
+def _sub_folders(url: str, storage_options: storage.Options) -> dict[str, Part]:
     found = {}
     for folder in NAMES:
         place = storage.join(url, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -14,31 +15,29 @@ Samples = Iterator[dict[str, Any]]
 T = TypeVar("T")
 
 
+@dataclasses.dataclass
 class ShardFiles:
     """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
 
     What the functions raise costs one file, or the rest of the shard: the handler decides.
 
     Attributes:
+        url: The shard's URL, as it was given.
+        handler: Is asked about each error.
+        select_files: Says which files are wanted, by their name.
+        rename_files: Gives files another name.
         last_error: The error that the handler was last asked about.
         handler_raised: Whether the handler raised.
         stopped: Whether the handler does not want to go on in this shard.
     """
 
-    def __init__(
-        self,
-        url: str,
-        handler: Handler,
-        select_files: Callable[[str], bool] | None = None,
-        rename_files: Callable[[str], str] | None = None,
-    ) -> None:
-        self.url = url
-        self.handler = handler
-        self.select_files = select_files
-        self.rename_files = rename_files
-        self.last_error: Exception | None = None
-        self.handler_raised = False
-        self.stopped = False
+    url: str
+    handler: Handler
+    select_files: Callable[[str], bool] | None = None
+    rename_files: Callable[[str], str] | None = None
+    last_error: Exception | None = None
+    handler_raised: bool = False
+    stopped: bool = False
 
     def read(self, loaded: Prefix) -> Samples:
         """What ``tar_file_expander`` would give."""
