@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
+from ..memory import Buffer
 from .crops import Size
 from .segments import (
     ALONE,
@@ -41,7 +42,6 @@ __all__ = [
     "COM",
     "EOI",
     "SOI",
-    "Buffer",
     "JpegMap",
     "ScanHeader",
     "check_cost",
@@ -93,7 +93,6 @@ _OTHER_FORMATS = {
     b"%PDF": "PDF",
     b"<": "HTML, XML or SVG",
 }
-Buffer = bytes | memoryview
 Range = tuple[int, int]
 
 

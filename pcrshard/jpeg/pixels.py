@@ -19,8 +19,9 @@ import turbojpeg
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+from ..memory import Buffer
 from .crops import Box, Size
-from .markers import EOI, Buffer, ScanHeader, check_cost, map_jpeg
+from .markers import EOI, ScanHeader, check_cost, map_jpeg
 from .other_formats import crop_and_resize, decode_by_pillow
 
 Pixels = npt.NDArray[np.uint8]

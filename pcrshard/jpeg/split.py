@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
-from .markers import APP0, APP14, APPLICATION, COM, Buffer, JpegMap, map_jpeg
+from ..memory import Buffer
+from .markers import APP0, APP14, APPLICATION, COM, JpegMap, map_jpeg
 from .segments import EOI, SOI, read_segment
 
 # Header, scans, tail.

@@ -21,7 +21,9 @@ from ..native import scatter
 from ..storage import Window
 from ..storage.local_file import LocalFile
 
+Sizes = npt.NDArray[np.int64]
 Sample = dict[str, Any]
+Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
@@ -104,9 +106,8 @@ def num_scans(index: ShardIndex, scan: Scan) -> int:
 
 def _highest_held(index: ShardIndex, scan: Scan) -> Scan:
     """The highest scan whose prefix is not longer: the base groups of a preview lie together."""
-    stops = index.head.prefix_stops
-    position = check_scan(scan, index.num_groups)
-    held = sum(stop <= stops[position - 1] for stop in stops)
+    end = index.head.prefix_stop(scan)
+    held = sum(stop <= end for stop in index.head.prefix_stops)
     return FULL if held > index.num_groups else held
 
 
@@ -218,7 +219,7 @@ class Prefix:
         select: Select | None = None,
         on_error: OnError | None = None,
         decode: Decode | None = None,
-    ) -> Iterator[Sample]:
+    ) -> Samples:
         """The samples of the shard.
 
         Args:
@@ -309,10 +310,10 @@ class Prefix:
         return native.image_table(usable, self._ends[rows])
 
     @functools.cached_property
-    def _ends(self) -> npt.NDArray[np.int64]:
+    def _ends(self) -> Sizes:
         """(units,) bytes of each JPEG at this scan, without EOI."""
         sizes = self.index.sizes[: self._num_scans]
-        ends: npt.NDArray[np.int64] = sizes.reshape(self._num_scans, -1).sum(axis=0, dtype=np.int64)
+        ends: Sizes = sizes.reshape(self._num_scans, -1).sum(axis=0, dtype=np.int64)
         return ends
 
     def _open_jpegs(self) -> list[bytes | None]:

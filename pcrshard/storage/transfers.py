@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import StorageError, TruncatedShard
+from ..memory import Buffer
 from .retry import PROGRESS_BYTES, Cancelled, Refused
 
 # From a server that ignores Range this much is read and dropped to come to the start of a range;
@@ -21,9 +22,6 @@ _MAX_REPLACED = 3
 # A file that was sent compressed may become so many times as large, or at least so large.
 _MAX_EXPANSION = 16
 _EXPANSION_FLOOR_BYTES = 1 << 24
-
-
-Buffer = bytes | memoryview
 
 
 class Reply(NamedTuple):
