@@ -44,16 +44,15 @@ class Command(NamedTuple):
 
     def add_to(self, commands: Any) -> None:
         """Add the command to the sub-parsers of the main parser."""
-        name, text, example, run, arguments = self
         parser = commands.add_parser(
-            name,
-            help=text,
-            description=text,
-            epilog=f"example:\n  {example}",
+            self.name,
+            help=self.text,
+            description=self.text,
+            epilog=f"example:\n  {self.example}",
             formatter_class=RawDescriptionHelpFormatter,
         )
-        parser.set_defaults(run=run, parser=parser)
-        for add in arguments:
+        parser.set_defaults(run=self.run, parser=parser)
+        for add in self.arguments:
             add(parser)
 
 

@@ -138,8 +138,7 @@ def _write_crops(
 ) -> None:
     folder.mkdir(parents=True)
     for number in range(count):
-        crop = compress(_crop(image, rng), 90)
-        (folder / f"{number:03d}.jpg").write_bytes(crop)
+        (folder / f"{number:03d}.jpg").write_bytes(compress(_crop(image, rng), 90))
 
 
 def _crop(image: Pixels, rng: Generator) -> Pixels:

@@ -25,6 +25,20 @@ from .arguments import Command, argument, at_least, choice, either, flag, sizes,
 from .progress import ProgressBar
 
 ALL_SPLITS = "all"
+# Options of encoding that have the names of the command's arguments.
+_TAKEN = (
+    "name",
+    "num_shards",
+    "samples_per_shard",
+    "seed",
+    "on_error",
+    "reencode_quality",
+    "resize_short",
+    "prefix_keys",
+    "stratify",
+    "for_ranks",
+    "for_workers",
+)
 
 
 def _encode(args: Namespace) -> None:
@@ -103,21 +117,9 @@ def _summary(index: DatasetIndex, dst: str) -> str:
 
 
 def _options(args: Namespace) -> EncodeOptions:
-    return EncodeOptions(
-        name=args.name,
-        num_shards=args.num_shards,
-        samples_per_shard=args.samples_per_shard,
-        seed=args.seed,
-        on_error=args.on_error,
-        reencode_quality=args.reencode_quality,
-        resize_short=args.resize_short,
-        prefix_keys=args.prefix_keys,
-        stratify=args.stratify,
-        for_ranks=args.for_ranks,
-        for_workers=args.for_workers,
-        classes=read_classes(args.classes) if args.classes else (),
-        fmt=_format(args),
-    )
+    taken = {name: getattr(args, name) for name in _TAKEN}
+    classes = read_classes(args.classes) if args.classes else ()
+    return EncodeOptions(**taken, classes=classes, fmt=_format(args))
 
 
 def _format(args: Namespace) -> ShardFormat:

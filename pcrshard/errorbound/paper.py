@@ -104,10 +104,10 @@ def expand_runs(runs: bytes) -> bytes:
     return np.repeat(both[0], both[1]).tobytes()
 
 
-def _narrowest(factors: Factors) -> npt.NDArray[Any]:
+def _narrowest(factors: Factors) -> Weights:
     largest = int(np.abs(factors).max(initial=0))
-    bits = next(bits for bits in (8, 16, 32) if largest < 1 << (bits - 1))
-    return factors.astype(f"<i{bits // 8}")
+    kind = np.min_scalar_type(-1 - largest)
+    return factors.astype(kind.newbyteorder("<"))
 
 
 def _check(coder: str) -> None:

@@ -42,6 +42,7 @@ from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
+from ..storage import file_name
 from ..training import ranks
 from ..training.shard_lists import ShardOrder, SplitByNode
 from .webdataset_decode import JpegHandler
@@ -114,7 +115,7 @@ class _Load:
 
     def __call__(self, url: str, cancel: Event) -> Prefix:
         path = _path(url)
-        entry = self.entries.get(storage.file_name(path))
+        entry = self.entries.get(file_name(path))
         return self.options.open(path, entry).load(current_scan(self.scan), cancel=cancel)
 
     def at_level(self, loaded: Prefix) -> Prefix:
@@ -263,8 +264,9 @@ def _warn_of_lost_shards(source: Any) -> None:
         source = next(filter(inspect.isgenerator, arguments.values()), None)
 
 
+_BY_WORKER = shardlists.split_by_worker.__name__
 _SPLITTERS = {
-    shardlists.split_by_worker.__name__,
+    _BY_WORKER,
     shardlists.split_by_node.__name__,
     SplitByNode.__call__.__name__,
 }
@@ -272,7 +274,7 @@ _SPLITTERS = {
 
 def _takes_a_part(splitter: str) -> bool:
     _, world, _, workers = webdataset_utils.pytorch_worker_info()
-    if splitter == shardlists.split_by_worker.__name__:
+    if splitter == _BY_WORKER:
         return int(workers) > 1
     return max(int(world), ranks.current().world) > 1
 

@@ -58,11 +58,11 @@ class ShardFiles:
     def on_error(self, error: Exception) -> bool:
         """Ask the handler: it raises, or says whether to go on."""
         self.last_error = error
-        error.args = (*error.args, redact_url(self.url))
+        error.args += (redact_url(self.url),)
         self.handler_raised = True
-        go_on = bool(self.handler(error))
+        go_on = self.handler(error)
         self.handler_raised = False
-        return go_on
+        return bool(go_on)
 
     def _rename(self, name: str) -> str | None:
         return name if self.rename_files is None else self._result(self.rename_files, name)

@@ -145,7 +145,10 @@ class Transfer(abc.ABC):
             if self._abandoned:
                 raise Cancelled("the read was cancelled")
             self._write(chunk)
-        self.done += len(chunk)
+        self._note(len(chunk))
+
+    def _note(self, count: int) -> None:
+        self.done += count
         if self.done - self.most >= PROGRESS_BYTES:
             self.most = self.done
             self.last_progress = time.monotonic()

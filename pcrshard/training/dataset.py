@@ -131,7 +131,7 @@ class PCRDataset(IterableDataset[Any]):
         self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
         self._finished = SharedIntegers([_NO_EPOCH])
         self._progress = EpochProgress()
-        self._order()  # raises if there is not one global batch
+        self._order(self._progress)  # raises if there is not one global batch
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -345,12 +345,17 @@ class PCRDataset(IterableDataset[Any]):
         self._progress = progress
 
     def _fixed(self) -> State:
-        """What must be the same for a state to mean the same samples."""
-        fixed = dataclasses.asdict(self.options)
-        del fixed["slots"], fixed["phases"]  # a state has those of its segments
-        weights = self.options.weights and list(self.options.weights)  # as JSON has them
-        shards = self.shards.fingerprint
-        return fixed | {"version": _VERSION, "shards": shards, "weights": weights}
+        """What must be the same for a state to mean the same samples; phases and slots need not."""
+        options = self.options
+        return {
+            "version": _VERSION,
+            "shards": self.shards.fingerprint,
+            "seed": options.seed,
+            "shuffle_shards": options.shuffle_shards,
+            "last": options.last,
+            "weights": options.weights and list(options.weights),  # as JSON has them
+            "samples": options.samples,
+        }
 
     def _check_rank(self) -> None:
         """Raise in a process whose environment says another rank than the dataset has.
@@ -366,11 +371,10 @@ class PCRDataset(IterableDataset[Any]):
 
     def _batches(self, worker: int = 0, workers: int = 1) -> list[Ints]:
         rank, world = self.rank
-        return worker_batches(self._order(), world, rank, workers, worker)
+        return worker_batches(self._order(self.progress), world, rank, workers, worker)
 
-    def _order(self, progress: EpochProgress | None = None) -> Order:
-        """The steps from the start on, by default from the present one."""
-        start = progress or self.progress
+    def _order(self, start: EpochProgress) -> Order:
+        """The steps from a start on."""
         return epoch_order(
             np.diff(self.shards.starts),
             self.geometry,

@@ -13,6 +13,7 @@ from .epoch_order import Geometry, advance
 
 # What JSON can hold of a job.
 State = dict[str, Any]
+Segments = Sequence[Sequence[int]]
 
 MAX_SEGMENTS = 64
 # Batches of a state may be larger than those of this job, but not so large that an order of a
@@ -134,7 +135,7 @@ class EpochProgress:
 
 
 def check_batches(
-    segments: Sequence[Sequence[int]],
+    segments: Segments,
     num_samples: int,
     global_batch: int,
 ) -> None:

@@ -81,9 +81,9 @@ class ShardSet:
     @property
     def scans(self) -> ScanRange:
         """The scans that every shard has."""
-        held = [entry.scan for entry in self.entries if entry.scan]
         num_groups = min(entry.num_groups for entry in self.entries)
-        return ScanRange(num_groups, min(held) if held else FULL, self.name)
+        held = [entry.scan for entry in self.entries if entry.scan]
+        return ScanRange(num_groups, min(held, default=FULL), self.name)
 
     @property
     def fingerprint(self) -> int:

@@ -160,8 +160,11 @@ def _stage_all(
 
 def _finished(futures: Futures) -> dict[str, ShardEntry]:
     """The entries of the shards that were copied, by name; all futures have ended."""
-    sound = [future for future in futures if not (future.cancelled() or future.exception())]
-    entries = [future.result().entry for future in sound]
+    entries = [
+        future.result().entry
+        for future in futures
+        if not (future.cancelled() or future.exception())
+    ]
     return {entry.name: entry for entry in entries}
 
 
