@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+Buffer = bytes | memoryview
 _HUGE_PAGE = 2 << 20
 
 

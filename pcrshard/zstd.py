@@ -9,7 +9,23 @@ import zstandard
 
 from .errors import FormatError
 
-_threads = threading.local()
+# Like level 1, but the table of matches is tiny, so that it finds runs and little else: 15 %
+# faster and 2 % smaller on codes of activations.
+_CODES = zstandard.ZstdCompressionParameters.from_level(
+    1, hash_log=6, min_match=7, write_content_size=1
+)
+
+
+class _Coders(threading.local):
+    """What each thread has of its own; a compressor for each level."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.codes = zstandard.ZstdCompressor(compression_params=_CODES)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_coders = _Coders()
 
 
 def compress(data: Any, level: int = 1) -> bytes:
@@ -19,29 +35,15 @@ def compress(data: Any, level: int = 1) -> bytes:
         data: A contiguous bytes-like object.
         level: 1 is fast, 19 small; below 0 is faster still.
     """
-    compressors: dict[int, zstandard.ZstdCompressor] | None
-    compressors = getattr(_threads, "compressors", None)
-    if compressors is None:
-        compressors = _threads.compressors = {}
+    compressors = _coders.compressors
     if level not in compressors:
         compressors[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
     return compressors[level].compress(data)
 
 
 def compress_codes(data: Any) -> bytes:
-    """A frame of quantised values, which are drawn from few and repeat in runs of zeros only.
-
-    Like level 1, but the table of matches is tiny, so that it finds runs and little else: 15 %
-    faster and 2 % smaller on codes of activations.
-    """
-    compressor: zstandard.ZstdCompressor | None = getattr(_threads, "codes", None)
-    if compressor is None:
-        parameters = zstandard.ZstdCompressionParameters.from_level(
-            1, hash_log=6, min_match=7, write_content_size=1
-        )
-        compressor = zstandard.ZstdCompressor(compression_params=parameters)
-        _threads.codes = compressor
-    return compressor.compress(data)
+    """A frame of quantised values, which are drawn from few and repeat in runs of zeros only."""
+    return _coders.codes.compress(data)
 
 
 def decompress(data: Any, num_bytes: int) -> bytes:
@@ -60,12 +62,8 @@ def decompress(data: Any, num_bytes: int) -> bytes:
         raise FormatError(f"expected {num_bytes} bytes: {error}") from error
     if promised != num_bytes:
         raise FormatError(f"expected a frame of {num_bytes} bytes, got one of {promised}")
-    decompressor: zstandard.ZstdDecompressor | None
-    decompressor = getattr(_threads, "decompressor", None)
-    if decompressor is None:
-        decompressor = _threads.decompressor = zstandard.ZstdDecompressor()
     try:
-        return decompressor.decompress(data, allow_extra_data=False)
+        return _coders.decompressor.decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"expected a Zstandard frame of {num_bytes} bytes: {error}") from error
 

@@ -14,11 +14,13 @@ from ..errors import EncodeError, StorageError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import Opened, open_dataset
 from ..reading.shard import Shard
 from ..redaction import redact_url
 
 Run = Callable[[Namespace], object]
+# Makes a value of a word, or raises ArgumentTypeError.
+Kind = Callable[[str], object]
 # Adds itself to a parser, or to a group of one.
 Argument = Callable[[Any], object]
 
@@ -77,7 +79,7 @@ def value(
     name: str,
     text: str,
     metavar: str,
-    kind: Callable[[str], object] = str,
+    kind: Kind = str,
     default: object = None,
 ) -> Argument:
     """An option with a value."""
@@ -104,7 +106,7 @@ def scan_argument(text: str) -> Scan:
     raise ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Kind:
     """The type of an argument that is a whole number of at least ``least``."""
 
     def parse(text: str) -> int:
@@ -139,12 +141,17 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=1))
 
 
+def sizes(index: DatasetIndex) -> str:
+    """How large a dataset is, in a sentence."""
+    return f"{index.num_samples} samples in {len(index.shards)} shards"
+
+
 def is_shard(url: str) -> bool:
     """Whether a command was given one shard, and not a dataset."""
     return storage.file_name(url).endswith(".tar")
 
 
-def open_source(url: str) -> tuple[DatasetIndex, list[str]]:
+def open_source(url: str) -> Opened:
     """A dataset, or one shard as a dataset: its index, and the URLs of its shards.
 
     Raises:

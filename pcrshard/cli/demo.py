@@ -9,10 +9,11 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import nn
 
 from ..encoding.encode_dataset import EncodeOptions, encode
@@ -33,6 +34,8 @@ _CROP = 256
 _INPUT = 64
 _BATCH = 32
 _MARKER = ".pcrshard-demo"
+# A source, and the options to encode it with.
+Sets = dict[str, tuple[str, EncodeOptions]]
 
 
 class Training(NamedTuple):
@@ -90,10 +93,7 @@ def run_demo(
 
 
 def _training_table(trainings: Sequence[Training]) -> str:
-    rows = [
-        [training.scan, human_bytes(training.bytes_read), f"{training.accuracy:.3f}"]
-        for training in trainings
-    ]
+    rows = [[scan, human_bytes(size), f"{accuracy:.3f}"] for scan, size, accuracy in trainings]
     return table(["scan", "bytes read", "accuracy"], rows)
 
 
@@ -134,15 +134,16 @@ def _write_crops(
     image: Pixels,
     folder: Path,
     count: int,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> None:
     folder.mkdir(parents=True)
-    height, width, _ = image.shape
     for number in range(count):
-        y = rng.integers(0, height - _CROP + 1)
-        x = rng.integers(0, width - _CROP + 1)
-        crop = np.ascontiguousarray(image[y : y + _CROP, x : x + _CROP])
-        (folder / f"{number:03d}.jpg").write_bytes(compress(crop, 90))
+        (folder / f"{number:03d}.jpg").write_bytes(compress(_crop(image, rng), 90))
+
+
+def _crop(image: Pixels, rng: Generator) -> Pixels:
+    y, x = (rng.integers(0, side - _CROP + 1) for side in image.shape[:2])
+    return np.ascontiguousarray(image[y : y + _CROP, x : x + _CROP])
 
 
 def _encode_sets(photos: str, out: Path) -> DatasetIndex:
@@ -162,7 +163,7 @@ def _encode_sets(photos: str, out: Path) -> DatasetIndex:
     return indexes[0]
 
 
-def _find_sets(photos: str, out: Path) -> dict[str, tuple[str, EncodeOptions]]:
+def _find_sets(photos: str, out: Path) -> Sets:
     """The source and the options of the training images, then those of the validation images."""
     source = list_source(os.path.abspath(photos))
     if not source.splits:
@@ -178,7 +179,7 @@ def _draw_sets(
     source: Source,
     photos: str,
     out: Path,
-) -> dict[str, tuple[str, EncodeOptions]]:
+) -> Sets:
     """Two lists of the images of a folder without splits: one image in five validates."""
     if len(source.classes) < 2:
         raise EncodeError(
@@ -191,26 +192,23 @@ def _draw_sets(
         (name,) = rng.choices(list(rows), [4, 1])
         label = sample.key.partition("/")[0]
         rows[name].append(json.dumps({"path": sample.refs[0].url, "label": label}))
+    sets = {}
     for name, lines in rows.items():
-        (out / f"{name}.jsonl").write_text("\n".join(lines))
-    options = EncodeOptions(classes=source.classes)
-    return {name: (str(out / f"{name}.jsonl"), options) for name in rows}
+        path = out / f"{name}.jsonl"
+        path.write_text("\n".join(lines))
+        sets[name] = (str(path), EncodeOptions(classes=source.classes))
+    return sets
 
 
-def _loader(
-    folder: Path,
-    scan: Scan,
-    epoch: EpochOptions,
-) -> PCRLoader:
-    # One lane in this process reads each shard exactly once in an epoch.
-    epoch = dataclasses.replace(epoch, phases=1, last="short")
+def _loader(folder: Path, scan: Scan, **epoch: Any) -> PCRLoader:
     dataset = PCRDataset(
         str(folder),
         _BATCH,
         scan=scan,
         image=ImageDecoder(_INPUT),
         fields=("jpg", "cls"),
-        epoch=epoch,
+        # One lane in this process reads each shard exactly once in an epoch.
+        epoch=EpochOptions(phases=1, last="short", **epoch),
     )
     return dataset.loader()
 
@@ -224,7 +222,7 @@ def _train(
     index, _ = open_dataset(out / "train")
     model = _network(index.num_classes)
     optimiser = torch.optim.AdamW(model.parameters(), 2e-3)
-    loader = _loader(out / "train", scan, EpochOptions())
+    loader = _loader(out / "train", scan)
     for _ in range(epochs):
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images / 127.5 - 1), labels)
@@ -238,9 +236,11 @@ def _network(num_classes: int) -> nn.Module:
     """Three convolutions, each halving the side, and a linear layer."""
     layers: list[nn.Module] = []
     for channels, wider in ((3, 16), (16, 32), (32, 64)):
-        layers.append(nn.Conv2d(channels, wider, 3, stride=2, padding=1, bias=False))
-        layers.append(nn.BatchNorm2d(wider))
-        layers.append(nn.ReLU())
+        layers += [
+            nn.Conv2d(channels, wider, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(wider),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
@@ -248,7 +248,7 @@ def _network(num_classes: int) -> nn.Module:
 def _accuracy(model: nn.Module, folder: Path) -> float:
     model.eval()
     right = total = 0
-    for images, labels in _loader(folder, FULL, EpochOptions(shuffle_shards=0)):
+    for images, labels in _loader(folder, FULL, shuffle_shards=0):
         right += int((model(images / 127.5 - 1).argmax(1) == labels).sum())
         total += len(labels)
     return right / total
@@ -262,8 +262,10 @@ def _draw(
     """One validation image at several scans, above the bars."""
     index, urls = open_dataset(out / "val")
     shard = Shard(urls[0])
-    images = []
-    for scan in (1, 2, 3, 5, 6, index.num_groups):
-        jpeg = next(shard.samples(scan))["jpg"]
-        images.append((f"scan {scan}", len(jpeg), decode_image(jpeg)))
+    images = [_rung(shard, scan) for scan in (1, 2, 3, 5, 6, index.num_groups)]
     plots.plot_ladder(images, costs, picture, title="One image at each scan, and what a scan costs")
+
+
+def _rung(shard: Shard, scan: Scan) -> tuple[str, int, Pixels]:
+    jpeg = next(shard.samples(scan))["jpg"]
+    return f"scan {scan}", len(jpeg), decode_image(jpeg)

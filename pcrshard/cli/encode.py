@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from argparse import ArgumentTypeError, Namespace
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from .. import storage
 from ..encoding.clusters import ENGINES, open_engine
@@ -20,40 +21,57 @@ from ..fidelity.costs import scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan_script import ScanScript, parse_script
 from ..redaction import redact_url
-from .arguments import Command, argument, at_least, choice, either, flag, value
+from .arguments import Command, argument, at_least, choice, either, flag, sizes, value
 from .progress import ProgressBar
 
 ALL_SPLITS = "all"
+# Options of encoding that have the names of the command's arguments.
+_TAKEN = (
+    "name",
+    "num_shards",
+    "samples_per_shard",
+    "seed",
+    "on_error",
+    "reencode_quality",
+    "resize_short",
+    "prefix_keys",
+    "stratify",
+    "for_ranks",
+    "for_workers",
+)
 
 
 def _encode(args: Namespace) -> None:
-    options = _options(args)
-    local = args.engine == "local"
-    engine = open_engine(
-        args.engine,
-        workers=None if local else args.workers,
-        scheduler=args.scheduler,
-        slurm=dict(args.slurm_option),
-    )
     try:
-        with engine as executor:
-            for split, dst in _targets(args):
-                _encode_to(dst, args, dataclasses.replace(options, split=split), executor)
+        targets = _targets(args)
+        with _open_engine(args) as executor:
+            for options, dst in targets:
+                _encode_to(dst, args, options, executor)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command with --resume goes on from here") from None
 
 
-def _targets(args: Namespace) -> list[tuple[str | None, str]]:
-    """What is encoded, and where: (split, folder)."""
+def _open_engine(args: Namespace) -> AbstractContextManager[Executor | None]:
+    return open_engine(
+        args.engine,
+        workers=None if args.engine == "local" else args.workers,
+        scheduler=args.scheduler,
+        slurm=dict(args.slurm_option),
+    )
+
+
+def _targets(args: Namespace) -> list[tuple[EncodeOptions, str]]:
+    """What is encoded, and to which folder."""
+    options = _options(args)
     if args.split != ALL_SPLITS:
-        return [(args.split, args.dst)]
+        return [(replace(options, split=args.split), args.dst)]
     splits = list_source(args.src, prefix_keys=args.prefix_keys).splits
     if not splits:
         shown = redact_url(args.src)
         raise EncodeError(
             f"expected folders train, val or test in {shown}, found none: leave --split out"
         )
-    return [(split, storage.join(args.dst, split)) for split in splits]
+    return [(replace(options, split=split), storage.join(args.dst, split)) for split in splits]
 
 
 def _encode_to(
@@ -95,29 +113,21 @@ def _tell_skipped(dst: str) -> None:
 
 def _summary(index: DatasetIndex, dst: str) -> str:
     labels = f", {index.num_classes} classes" if index.num_classes else ""
-    return f"{index.num_samples} samples in {len(index.shards)} shards in {dst}{labels}"
+    return f"{sizes(index)} in {dst}{labels}"
 
 
 def _options(args: Namespace) -> EncodeOptions:
+    taken = {name: getattr(args, name) for name in _TAKEN}
+    classes = read_classes(args.classes) if args.classes else ()
+    return EncodeOptions(**taken, classes=classes, fmt=_format(args))
+
+
+def _format(args: Namespace) -> ShardFormat:
     preview_fields = tuple(filter(None, args.preview_fields.split(",")))
-    base = ShardFormat.base if args.base is None else args.base
     if args.layout != "preview" and (preview_fields or args.base is not None):
         raise EncodeError("--base and --preview-fields need --layout preview")
-    return EncodeOptions(
-        name=args.name,
-        num_shards=args.num_shards,
-        samples_per_shard=args.samples_per_shard,
-        seed=args.seed,
-        on_error=args.on_error,
-        reencode_quality=args.reencode_quality,
-        resize_short=args.resize_short,
-        prefix_keys=args.prefix_keys,
-        stratify=args.stratify,
-        for_ranks=args.for_ranks,
-        for_workers=args.for_workers,
-        classes=read_classes(args.classes) if args.classes else (),
-        fmt=ShardFormat(_script(args.script), args.layout, base, preview_fields),
-    )
+    base = ShardFormat.base if args.base is None else args.base
+    return ShardFormat(_script(args.script), args.layout, base, preview_fields)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from argparse import Namespace
@@ -16,7 +17,7 @@ from ..errors import EncodeError, PCRError
 from ..fidelity import measure, plots
 from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex
-from ..format.scan import FULL
+from ..format.scan import FULL, Scan
 from ..jpeg import pixels
 from ..native import scatter
 from ..reading.dataset_folder import check_claims, open_dataset
@@ -38,39 +39,46 @@ from .arguments import (
     positive,
     print_json,
     scan_argument,
+    sizes,
     value,
 )
 from .progress import ProgressBar
 
 Sources = dict[str, SampleRef]
+Report = dict[str, Any]
 
 
 def _info(args: Namespace) -> None:
     if args.system:
         ours = {"pcrshard": __version__, "scattered reads": scatter.available}
         print_json(ours | pixels.system())
-        return
-    if args.src is None:
+    elif args.src is None:
         raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
-    index, urls = open_source(args.src)
-    costs = scan_costs(index)
-    about = _describe(index, urls[0])
-    if args.plot:
-        title = f"{index.num_samples} samples, script {index.script}"
-        plots.plot_scan_costs(costs, args.plot, title=title)
-    if args.json:
-        scans = [cost._asdict() for cost in costs]
-        labels = {"classes": index.classes, "num_classes": index.num_classes}
-        print_json(about | labels | {"scans": scans})
-        return
-    print("  ".join(f"{name}: {_shown(content)}" for name, content in about.items()))
-    print(scan_table(costs))
+    else:
+        index, urls = open_source(args.src)
+        if args.plot:
+            title = f"{index.num_samples} samples, script {index.script}"
+            plots.plot_scan_costs(scan_costs(index), args.plot, title=title)
+        show = _info_as_json if args.json else _info_as_text
+        show(index, _describe(index, urls[0]))
+
+
+def _info_as_json(index: DatasetIndex, about: Report) -> None:
+    scans = [cost._asdict() for cost in scan_costs(index)]
+    labels = {"classes": index.classes, "num_classes": index.num_classes}
+    print_json(about | labels | {"scans": scans})
+
+
+def _info_as_text(index: DatasetIndex, about: Report) -> None:
+    print("  ".join(itertools.starmap(_shown, about.items())))
+    print(scan_table(scan_costs(index)))
     if about["layout"] == "compact":
         print(_COMPACT_HINT)
 
 
-def _shown(content: object) -> object:
-    return ", ".join(content) if isinstance(content, list) else content
+def _shown(name: str, content: object) -> str:
+    shown = ", ".join(content) if isinstance(content, list) else content
+    return f"{name}: {shown}"
 
 
 _COMPACT_HINT = (
@@ -91,7 +99,7 @@ INFO = Command(
 )
 
 
-def _describe(index: DatasetIndex, first_url: str) -> dict[str, Any]:
+def _describe(index: DatasetIndex, first_url: str) -> Report:
     """What a dataset holds; layout, streams and fields are those of its first shard."""
     schema = Shard(first_url).index.schema
     return {
@@ -108,18 +116,15 @@ def _describe(index: DatasetIndex, first_url: str) -> dict[str, Any]:
 def _verify(args: Namespace) -> bool:
     index, urls = open_source(args.src)
     problems = _verify_shards(args, index, urls)
-    counted = {"samples": index.num_samples, "shards": len(index.shards)}
     if args.json:
+        counted = {"samples": index.num_samples, "shards": len(index.shards)}
         print_json(counted | {"problems": problems})
     elif problems:
         print("\n".join(problems))
         print(f"{len(problems)} problems in {index.num_samples} samples")
     else:
         proven = ", pixels equal the source's" if args.against else ""
-        print(
-            f"{index.num_samples} samples in {len(index.shards)} shards: "
-            f"checksums and layout are right{proven}"
-        )
+        print(f"{sizes(index)}: checksums and layout are right{proven}")
     return bool(problems)
 
 
@@ -162,16 +167,25 @@ def _verify_shards(
     sources = _list_sources(args, index)
     entries = [None] if is_shard(args.src) else index.shards
     tasks = {
-        number: VerifyTask(url, entry, _sources_of(url, sources))
+        number: VerifyTask(url, entry, sources and _sources_of(url, sources))
         for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
     }
+    results = _run(args, index, tasks)
+    problems = [problem for result in results for problem in result.problems]
+    return problems + _name_missing(args.src, sources, results)
+
+
+def _run(
+    args: Namespace,
+    index: DatasetIndex,
+    tasks: dict[int, VerifyTask],
+) -> list[VerifyResult]:
     results = []
     with ProgressBar("verify", "images") as bar, worker_pool(args.workers, len(tasks)) as pool:
         for number, result in run_tasks(pool, verify_shard, tasks):
             results.append(result)
             bar(bar.done + index.shards[number].num_samples, index.num_samples)
-    problems = [problem for result in results for problem in result.problems]
-    return problems + _name_missing(args.src, sources, results)
+    return results
 
 
 def _name_missing(
@@ -187,10 +201,8 @@ def _name_missing(
     return [f"the source's sample {key} is in no shard" for key in sorted(missing)]
 
 
-def _sources_of(url: str, sources: Sources | None) -> Sources | None:
+def _sources_of(url: str, sources: Sources) -> Sources:
     """Only the sources of a shard's samples, so that a task stays small."""
-    if sources is None:
-        return None
     try:
         keys = Shard(url).index.keys
     except PCRError:
@@ -202,22 +214,20 @@ def _plan(args: Namespace) -> None:
     index, urls = open_dataset(args.src)
     check_claims(index, urls)
     step = _global_batch(args, index.num_samples)
-    workers = max(args.workers, 1)
     costs = plan_costs(
         index,
         [args.scan] if args.scan else None,
         Geometry(step, args.ranks, args.phases),
         Rules(shuffle_shards=args.shuffle_shards),
-        workers=workers,
+        workers=max(args.workers, 1),
         bandwidth=args.bandwidth,
     )
     if args.json:
         print_json([cost._asdict() for cost in costs])
         return
-    counted = f"{index.num_samples} samples in {len(index.shards)} shards"
-    print(f"{counted}, {costs[0].steps} steps of {step}")
+    print(f"{sizes(index)}, {costs[0].steps} steps of {step}")
     print(plan_table(costs))
-    if args.phases % workers:
+    if args.phases % max(args.workers, 1):
         print(
             f"{args.workers} workers do not divide {args.phases} phases: "
             f"shards are read by several workers; try --phases {args.workers}"
@@ -226,18 +236,18 @@ def _plan(args: Namespace) -> None:
 
 def _global_batch(args: Namespace, num_samples: int) -> int:
     """Images of all ranks in a step; of a small dataset as many as there are."""
-    step: int = args.batch * args.ranks
-    if args.ranks > num_samples:
-        raise PCRError(f"expected at most {num_samples} ranks, one a sample, got {args.ranks}")
-    if step <= num_samples:
-        return step
-    batch: int = num_samples // args.ranks
-    print(
-        f"note: {args.batch} x {args.ranks} (--batch x --ranks) is more than the {num_samples} "
-        f"samples; planned with --batch {batch}",
-        file=sys.stderr,
-    )
-    return batch * int(args.ranks)
+    ranks: int = args.ranks
+    if ranks > num_samples:
+        raise PCRError(f"expected at most {num_samples} ranks, one a sample, got {ranks}")
+    batch: int = args.batch
+    most = num_samples // ranks
+    if batch > most:
+        print(
+            f"note: {batch} x {ranks} (--batch x --ranks) is more than the {num_samples} "
+            f"samples; planned with --batch {most}",
+            file=sys.stderr,
+        )
+    return min(batch, most) * ranks
 
 
 PLAN = Command(
@@ -275,21 +285,7 @@ PLAN = Command(
 
 
 def _fidelity(args: Namespace) -> None:
-    network = None
-    if args.model:
-        # It brings torch, two seconds that the others should not pay.
-        from ..fidelity.user_network import load_network
-
-        network = load_network(args.model, args.model_size)
-    with ProgressBar("fidelity", "images") as progress:
-        rows = measure.measure(
-            args.src,
-            num_images=args.num_images,
-            seed=args.seed,
-            on_image=progress,
-            reference=args.reference,
-            model=network,
-        )
+    rows = _measure(args)
     advice = measure.recommend(rows, args.min_msssim)
     _draw_fidelity(args, rows)
     if args.json:
@@ -301,16 +297,37 @@ def _fidelity(args: Namespace) -> None:
     print(f"recommended: scan {advice.scan}: {advice.reason}")
 
 
+def _measure(args: Namespace) -> list[measure.ScanFidelity]:
+    with ProgressBar("fidelity", "images") as progress:
+        return measure.measure(
+            args.src,
+            num_images=args.num_images,
+            seed=args.seed,
+            on_image=progress,
+            reference=args.reference,
+            model=_network(args),
+        )
+
+
+def _network(args: Namespace) -> Any:
+    if not args.model:
+        return None
+    # It brings torch, two seconds that the others should not pay.
+    from ..fidelity.user_network import load_network
+
+    return load_network(args.model, args.model_size)
+
+
 def _describe_images(row: measure.ScanFidelity) -> str:
     """How many images were measured, and what they were compared with."""
-    compared = "full fidelity"
-    if row.reference != FULL:
-        compared = (
-            f"scan {row.reference}, the highest of this staged copy "
-            "(--reference URL names the whole dataset)"
-        )
     note = f"; {row.num_small} small ones by fewer scales" if row.num_small else ""
-    return f"{row.num_images} images, against {compared}{note}"
+    return f"{row.num_images} images, against {_describe_reference(row.reference)}{note}"
+
+
+def _describe_reference(scan: Scan) -> str:
+    if scan == FULL:
+        return "full fidelity"
+    return f"scan {scan}, the highest of this staged copy (--reference URL names the whole dataset)"
 
 
 def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
@@ -328,7 +345,7 @@ def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
         )
 
 
-def _as_json(row: measure.ScanFidelity, args: Namespace) -> dict[str, Any]:
+def _as_json(row: measure.ScanFidelity, args: Namespace) -> Report:
     entry = row._asdict()
     if row.psnr == math.inf:
         # JSON has no infinity, which is the PSNR of equal pixels.

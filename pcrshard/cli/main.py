@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .. import __version__
 from ..errors import PCRError
@@ -26,15 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # A file's name need not be UTF-8, and must not stop the report about it.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    _print_any_name()
     words = sys.argv[1:] if argv is None else argv
-    urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
-    out = RedactingStream(sys.stdout, urls)
-    err = RedactingStream(sys.stderr, urls)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with _redacted(words):
         try:
             return _run(words)
         except KeyboardInterrupt:
@@ -42,8 +36,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
 
 
+def _print_any_name() -> None:
+    """A file's name need not be UTF-8, and must not stop the report about it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _redacted(words: Sequence[str]) -> Iterator[None]:
+    """What is printed may be shown: no secret of a URL that was given is in it."""
+    urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
+    out = RedactingStream(sys.stdout, urls)
+    err = RedactingStream(sys.stderr, urls)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
 def _run(words: Sequence[str]) -> int:
-    """Parse a command and run it; what it prints may be shown."""
+    """Parse a command and run it."""
     args = _parse(words)
     logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
     try:
@@ -54,15 +65,20 @@ def _run(words: Sequence[str]) -> int:
         # Python would complain once more when it closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except PCRError as error:
-        print(f"pcrshard {args.command}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as error:
-        # What the command knows of how to go on.
-        advice = "".join(f"; {text}" for text in error.args)
-        print(f"pcrshard {args.command}: stopped{advice}", file=sys.stderr)
-        return 130
+    except (PCRError, KeyboardInterrupt) as error:
+        return _tell(args.command, error)
     return status
+
+
+def _tell(command: str, error: BaseException) -> int:
+    """Print why a command has ended; returns its exit status."""
+    if isinstance(error, PCRError):
+        print(f"pcrshard {command}: {error}", file=sys.stderr)
+        return 1
+    # What the command knows of how to go on.
+    advice = "".join(f"; {text}" for text in error.args)
+    print(f"pcrshard {command}: stopped{advice}", file=sys.stderr)
+    return 130
 
 
 def _parse(words: Sequence[str]) -> Namespace:

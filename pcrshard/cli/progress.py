@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-import tqdm
-
-_SECONDS_PER_LOG = 5.0
+from tqdm import tqdm
 
 
+@dataclass(eq=False)
 class ProgressBar:
     """A bar on a terminal, a line every few seconds elsewhere.
 
-    Args:
+    Attributes:
         name: The command.
         unit: What is counted, in the plural.
         log_seconds: Seconds between two lines.
-
-    Attributes:
         done: Units done, as last told.
+        bar: The bar, if there is one yet.
+        started: When it began, and when a line was last written.
     """
 
-    def __init__(
-        self,
-        name: str,
-        unit: str,
-        log_seconds: float = _SECONDS_PER_LOG,
-    ) -> None:
-        self.name = name
-        self.unit = unit
-        self.log_seconds = log_seconds
-        self.done = 0
-        self.bar: Any = None
-        self.started = time.monotonic()
-        self.logged = self.started
+    name: str
+    unit: str
+    log_seconds: float = 5.0
+    done: int = 0
+    bar: Any = None
+    started: float = field(default_factory=time.monotonic)
+    logged: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Self:
         return self
@@ -47,13 +41,15 @@ class ProgressBar:
     def __call__(self, done: int, total: int) -> None:
         """Say how far it is."""
         if sys.stderr.isatty():
-            if self.bar is None:
-                unit = f" {self.unit}"
-                self.bar = tqdm.tqdm(desc=self.name, total=total, unit=unit, smoothing=0.1)
-            self.bar.update(done - self.done)
+            self._draw(done, total)
         elif time.monotonic() - self.logged > self.log_seconds:
             self._log(done, total)
         self.done = done
+
+    def _draw(self, done: int, total: int) -> None:
+        if self.bar is None:
+            self.bar = tqdm(desc=self.name, total=total, unit=f" {self.unit}", smoothing=0.1)
+        self.bar.update(done - self.done)
 
     def _log(self, done: int, total: int) -> None:
         self.logged = time.monotonic()

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
 from .. import storage
 from ..errors import EncodeError, PCRError, StorageError
@@ -14,7 +15,7 @@ from ..fidelity.costs import human_bytes, table
 from ..format.scan import FULL
 from ..reading.cache_folder import MARKER
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix_cache import PrefixCache, is_cache
+from ..reading.prefix_cache import Cached, PrefixCache, is_cache
 from ..reading.shard import Shard
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged, stage
@@ -62,15 +63,14 @@ def _export(args: Namespace) -> bool:
             progress(total, index.num_samples)
     for error in failed:
         print(f"left out: {error}", file=sys.stderr)
-    return _tell_exported(args, total, index.num_samples)
+    return _tell_exported(args, total, index.num_samples - total)
 
 
-def _tell_exported(args: Namespace, total: int, expected: int) -> bool:
+def _tell_exported(args: Namespace, total: int, left_out: int) -> bool:
     """Print how many samples were written; returns whether some were left out."""
-    left_out = expected - total
     note = f"; {left_out} were left out" if left_out else ""
     print(f"{total} samples at scan {args.scan} in {args.dst}{note}")
-    return bool(left_out)
+    return left_out > 0
 
 
 EXPORT = Command(
@@ -156,11 +156,13 @@ def _cache(args: Namespace) -> None:
     if args.action == "clear":
         freed = cache.clear()
         print(json.dumps({"freed_bytes": freed}) if args.json else f"{human_bytes(freed)} freed")
-        return
-    entries = cache.entries()
-    if args.json:
-        print_json([entry._asdict() | {"scan": entry.scan} for entry in entries])
-        return
+    elif args.json:
+        print_json([entry._asdict() | {"scan": entry.scan} for entry in cache.entries()])
+    else:
+        _list_entries(cache.entries())
+
+
+def _list_entries(entries: Sequence[Cached]) -> None:
     now = time.time()
     rows = [
         [entry.scan, human_bytes(entry.num_bytes), f"{now - entry.last_use:.0f} s ago", entry.url]

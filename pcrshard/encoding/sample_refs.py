@@ -12,7 +12,7 @@ from .. import storage
 from ..format.names import is_metadata
 from ..redaction import links_of
 
-StorageOptions = storage.Options | None
+StorageOptions = storage.Options
 
 
 class FieldRef(NamedTuple):

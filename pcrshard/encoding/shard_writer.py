@@ -167,8 +167,7 @@ def encode_sample(
             raise EncodeError(str(error), key=key) from error
         except PCRError as error:
             named = type(error)(str(error), key=f"{key}.{name}")
-            keeps = on_unlayered is not None and isinstance(value, _Bytes)
-            if not (keeps and on_unlayered(named)):
+            if on_unlayered is None or not isinstance(value, _Bytes) or not on_unlayered(named):
                 raise named from error
             encoded.fields[name] = _to_bytes(name, value)
     return encoded

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import zstd
 from ..errors import CorruptCheckpoint, FormatError
+from ..memory import Buffer
 from .float_types import Words
 
 _LEVEL = 3
@@ -15,7 +18,7 @@ _RAW = b"\x00"
 _ZSTD = b"\x01"
 
 
-def compress(data: bytes | memoryview, level: int = _LEVEL) -> bytes:
+def compress(data: Buffer, level: int = _LEVEL) -> bytes:
     """Bytes as one zstd frame that states its content's size, or as they are if that is smaller.
 
     The first byte tells which.
@@ -26,47 +29,47 @@ def compress(data: bytes | memoryview, level: int = _LEVEL) -> bytes:
     return _RAW + bytes(data)
 
 
-def decompress(payload: bytes | memoryview, size: int) -> bytes:
+def decompress(payload: Buffer, size: int) -> bytes:
     """The ``size`` bytes of a payload; the caller has limited ``size``.
 
     Raises:
         CorruptCheckpoint: The payload is damaged, or holds another number of bytes.
     """
-    kind = bytes(payload[:1])
-    body = bytes(payload[1:])
-    if kind == _RAW:
-        data = body
-    elif kind == _ZSTD:
-        data = _decompress_frame(body, size)
-    else:
-        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
+    data = bytes(payload[1:])
+    if _is_frame(payload):
+        with _damage_is_ours():
+            data = zstd.decompress(data, size)
     if len(data) != size:
         raise CorruptCheckpoint(f"expected {size} bytes, got {len(data)}")
     return data
 
 
-def _decompress_frame(frame: bytes, size: int) -> bytes:
+def _is_frame(payload: Buffer) -> bool:
+    """Whether a payload is a zstd frame, by its first byte."""
+    kind = bytes(payload[:1])
+    if kind not in (_RAW, _ZSTD):
+        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
+    return kind == _ZSTD
+
+
+@contextlib.contextmanager
+def _damage_is_ours() -> Iterator[None]:
     try:
-        return zstd.decompress(frame, size)
+        yield
     except FormatError as error:
         raise CorruptCheckpoint(str(error)) from error
 
 
-def content_bytes(payload: bytes | memoryview) -> int:
+def content_bytes(payload: Buffer) -> int:
     """How many bytes a payload of :func:`compress` promises to hold.
 
     Raises:
         CorruptCheckpoint: It does not say so.
     """
-    kind = bytes(payload[:1])
-    if kind == _RAW:
+    if not _is_frame(payload):
         return len(payload) - 1
-    if kind != _ZSTD:
-        raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
-    try:
+    with _damage_is_ours():
         return zstd.content_bytes(payload[1:])
-    except FormatError as error:
-        raise CorruptCheckpoint(str(error)) from error
 
 
 def encode_planes(words: Words) -> bytes:
@@ -79,7 +82,7 @@ def encode_planes(words: Words) -> bytes:
 
 
 def decode_planes(
-    payload: bytes | memoryview,
+    payload: Buffer,
     count: int,
     word: np.dtype[Any],
 ) -> Words:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CorruptCheckpoint
+from ..memory import Buffer
 from .byte_codes import compress, content_bytes, decompress
 from .float_types import Words
 from .integer_codes import decode_integers, encode_integers
@@ -23,7 +24,7 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_index(
-    payload: bytes | memoryview,
+    payload: Buffer,
     count: int,
     limit: int,
 ) -> Index:
@@ -47,7 +48,7 @@ def encode_words(words: Words) -> bytes:
 
 
 def decode_words(
-    payload: bytes | memoryview,
+    payload: Buffer,
     count: int,
     word: np.dtype[np.generic],
 ) -> Words:

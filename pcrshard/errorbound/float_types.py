@@ -65,8 +65,13 @@ class FloatType:
 
 def _numpy_type(name: str) -> FloatType:
     info = np.finfo(name)
-    word = np.dtype(f"u{info.bits // 8}")
-    return FloatType(name, word, info.nmant, float(info.smallest_normal), float(info.max))
+    return FloatType(
+        name,
+        np.dtype(f"u{info.bits // 8}"),
+        info.nmant,
+        float(info.smallest_normal),
+        float(info.max),
+    )
 
 
 FLOAT_TYPES = {

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec, standalone
 
 from ..errors import CorruptCheckpoint
+from ..memory import Buffer
 
 Integers = npt.NDArray[Any]
 _CONFIG = ChunkConfig(
@@ -28,7 +29,7 @@ def encode_integers(integers: Integers) -> bytes:
 
 
 def decode_integers(
-    payload: bytes | memoryview,
+    payload: Buffer,
     count: int,
     kind: Any,
 ) -> Integers:

@@ -17,13 +17,14 @@ from ..errors import CorruptCheckpoint
 from .byte_codes import compress, decompress
 
 Factors = npt.NDArray[np.int32]
+Weights = npt.NDArray[Any]
 CODERS = ("rle+lzma", "rle+zstd", "lzma", "zstd")
 _ZSTD_LEVEL = 19
 
 
 def quantisation_factors(
-    target: npt.NDArray[Any],
-    reference: npt.NDArray[Any],
+    target: Weights,
+    reference: Weights,
     epsilon: float,
 ) -> Factors:
     """Equation 1: ``M = floor((A - B) / (2 log(1 + epsilon)) + 0.5)``, (N,) int32.
@@ -40,9 +41,9 @@ def quantisation_factors(
 
 def recover(
     factors: Factors,
-    reference: npt.NDArray[Any],
+    reference: Weights,
     epsilon: float,
-) -> npt.NDArray[Any]:
+) -> Weights:
     """Equation 2: ``A' = 2 M log(1 + epsilon) + B``, in the reference's type."""
     step = 2 * math.log(1 + epsilon)
     return (factors * step + reference.astype(np.float64)).astype(reference.dtype)
@@ -103,10 +104,10 @@ def expand_runs(runs: bytes) -> bytes:
     return np.repeat(both[0], both[1]).tobytes()
 
 
-def _narrowest(factors: Factors) -> npt.NDArray[Any]:
+def _narrowest(factors: Factors) -> Weights:
     largest = int(np.abs(factors).max(initial=0))
-    bits = next(bits for bits in (8, 16, 32) if largest < 1 << (bits - 1))
-    return factors.astype(f"<i{bits // 8}")
+    kind = np.min_scalar_type(-1 - largest)
+    return factors.astype(kind.newbyteorder("<"))
 
 
 def _check(coder: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +125,7 @@ def _error_share(
     values: Values,
     restored: Values,
     lattice: Lattice,
-) -> npt.NDArray[Any]:
+) -> Values:
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.abs(restored - values) / lattice.tolerance(np.abs(values))
     # A NaN here is a special value that was not kept.

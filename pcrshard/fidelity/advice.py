@@ -5,15 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from ..format.scan import FULL, Scan
-from .costs import human_bytes, table
+from .costs import human_bytes, name_scan, table
 
 _ENOUGH = 0.95
 _LOSS = 0.01
 _NORMAL975 = 1.96
+_HEADER = (
+    "scan",
+    "bytes/sample",
+    "image bytes [q1 q3]",
+    "saving",
+    "MS-SSIM [q1 q3]",
+    "PSNR",
+    "decode ms",
+)
 
 
 class Quartiles(NamedTuple):
@@ -90,9 +99,9 @@ def throughput(
         bandwidth: Bytes a second that the storage gives.
         cores: Cores that do nothing but decode whole images.
     """
-    read = bandwidth / row.bytes_per_image
-    decoded = cores / row.decode_seconds
-    return Throughput(read, "bandwidth") if read <= decoded else Throughput(decoded, "decoding")
+    read = Throughput(bandwidth / row.bytes_per_image, "bandwidth")
+    decoded = Throughput(cores / row.decode_seconds, "decoding")
+    return min(read, decoded)
 
 
 def recommend(
@@ -112,33 +121,49 @@ def recommend(
         A scan, ``"full"`` if none of the rows is enough, and the reason in a sentence.
     """
     ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
-    if any(row.top1 is not None for row in rows):
+    if _has_answers(rows):
         return _recommend_by_network(ranked, max_loss)
+    return _recommend_by_likeness(ranked, min_msssim)
+
+
+def _has_answers(rows: Sequence[ScanFidelity]) -> bool:
+    """Whether a network was asked."""
+    return any(row.top1 is not None for row in rows)
+
+
+def _recommend_by_likeness(ranked: Sequence[ScanFidelity], min_msssim: float) -> Recommendation:
+    """The first scan that is alike enough."""
     below = list(itertools.takewhile(lambda row: row.msssim < min_msssim, ranked))
-    if below == ranked:
-        best = max(rows, key=operator.attrgetter("msssim"))
-        return Recommendation(
-            FULL,
-            f"no scan measured reaches MS-SSIM {min_msssim:g}; "
-            f"the best is scan {best.scan} with {best.msssim:.3f}",
-        )
+    if len(below) == len(ranked):
+        return _none_alike(ranked, min_msssim)
     found = ranked[len(below)]
     reason = (
         f"scan {found.scan} is the first with a mean MS-SSIM of {min_msssim:g} or more "
         f"({found.msssim:.3f}, a quarter of the images below {found.msssim_quartiles.q1:.3f}), "
-        f"and reads {found.saving:.2f} times fewer bytes than full"
+        f"and reads {_fewer(found)} bytes than full"
     )
     if below:
         lower = below[-1]
-        reason += f"; scan {lower.scan} has {lower.msssim:.3f} at {lower.saving:.2f} times fewer"
+        reason += f"; scan {lower.scan} has {lower.msssim:.3f} at {_fewer(lower)}"
     return Recommendation(found.scan, reason)
+
+
+def _none_alike(ranked: Sequence[ScanFidelity], min_msssim: float) -> Recommendation:
+    best = max(ranked, key=operator.attrgetter("msssim"))
+    return Recommendation(
+        FULL,
+        f"no scan measured reaches MS-SSIM {min_msssim:g}; "
+        f"the best is scan {best.scan} with {best.msssim:.3f}",
+    )
+
+
+def _fewer(row: ScanFidelity) -> str:
+    return f"{row.saving:.2f} times fewer"
 
 
 def _recommend_by_network(ranked: Sequence[ScanFidelity], max_loss: float) -> Recommendation:
     """The lowest scan from which on the network's top-1 loses no more than ``max_loss``."""
-    # Rounding must not decide whether 0.74 is a point below 0.75.
-    enough = [_loss(row) <= max_loss + 1e-9 for row in ranked]
-    num_below = max((place for place, passes in enumerate(enough, 1) if not passes), default=0)
+    num_below = _num_below(ranked, max_loss)
     limit = f"{100 * max_loss:g} point{'s' * (max_loss > _LOSS)}"
     first = ranked[0]
     at_best = f"{_percent(first.reference_top1)} at {name_scan(first.reference)}"
@@ -149,9 +174,16 @@ def _recommend_by_network(ranked: Sequence[ScanFidelity], max_loss: float) -> Re
     reason = (
         f"from scan {found.scan} on your network's top-1 loses at most {limit} "
         f"({_percent(found.top1)}, {at_best}; mean MS-SSIM {found.msssim:.3f}), "
-        f"and it reads {found.saving:.2f} times fewer bytes than full"
+        f"and it reads {_fewer(found)} bytes than full"
     )
     return Recommendation(found.scan, reason + _doubt(first.num_images, max_loss))
+
+
+def _num_below(ranked: Sequence[ScanFidelity], max_loss: float) -> int:
+    """How many of the scans are not above one whose loss is too large."""
+    # Rounding must not decide whether 0.74 is a point below 0.75.
+    limit = max_loss + 1e-9
+    return max((place for place, row in enumerate(ranked, 1) if _loss(row) > limit), default=0)
 
 
 def _doubt(num_images: int, max_loss: float) -> str:
@@ -169,15 +201,6 @@ def _percent(share: float | None) -> str:
     return f"{100 * (share or 0.0):.1f} %"
 
 
-def name_scan(scan: Scan) -> str:
-    """A scan in a sentence.
-
-    >>> name_scan(5), name_scan("full")
-    ('scan 5', 'full')
-    """
-    return FULL if scan == FULL else f"scan {scan}"
-
-
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """The 95 % confidence interval of a share of so many images (Wilson 1927).
 
@@ -185,9 +208,10 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     [0.579, 0.867]
     """
     squared = _NORMAL975**2 / count
-    middle = share + squared / 2
-    half = math.sqrt(squared * (share * (1 - share) + squared / 4))
-    return (middle - half) / (1 + squared), (middle + half) / (1 + squared)
+    whole = 1 + squared
+    middle = (share + squared / 2) / whole
+    half = math.sqrt(squared * (share * (1 - share) + squared / 4)) / whole
+    return middle - half, middle + half
 
 
 def fidelity_table(
@@ -196,43 +220,38 @@ def fidelity_table(
     cores: float = math.inf,
 ) -> str:
     """The table of ``pcrshard fidelity``; with a bandwidth also the rates of :func:`throughput`."""
-    header = [
-        "scan",
-        "bytes/sample",
-        "image bytes [q1 q3]",
-        "saving",
-        "MS-SSIM [q1 q3]",
-        "PSNR",
-        "decode ms",
-    ]
-    if any(row.top1 is not None for row in rows):
+    header = list(_HEADER)
+    lines = [_cells(row) for row in rows]
+    if _has_answers(rows):
         header.append("top-1 [95 %]")
     if bandwidth is not None:
         header += ["images/s", "limit"]
-    lines = []
-    for row in rows:
-        line = _cells(row)
-        if bandwidth is not None:
+        for line, row in zip(lines, rows, strict=True):
             rate = throughput(row, bandwidth, cores)
             line += [f"{rate.images_per_second:.0f}", rate.limit]
-        lines.append(line)
     return table(header, lines)
 
 
 def _cells(row: ScanFidelity) -> list[object]:
-    low, middle, high = map(human_bytes, row.image_bytes)
-    q1, _, q3 = row.msssim_quartiles
     cells: list[object] = [
         row.scan,
         human_bytes(row.bytes_per_image),
-        f"{middle} [{low} {high}]",
+        _spread(human_bytes, row.image_bytes),
         f"{row.saving:.2f}x",
-        f"{row.msssim:.4f} [{q1:.4f} {q3:.4f}]",
+        _spread("{:.4f}".format, row.msssim_quartiles._replace(median=row.msssim)),
         f"{row.psnr:.1f}",
         f"{1000 * row.decode_seconds:.2f}",
     ]
     if row.top1 is not None:
-        bounds = wilson_interval(row.top1, row.num_images)
-        interval = " ".join(f"{100 * bound:.1f}" for bound in bounds)
-        cells.append(f"{_percent(row.top1)} [{interval}]")
+        cells.append(_share(row.top1, row.num_images))
     return cells
+
+
+def _spread(shown: Callable[[float], str], quartiles: Quartiles) -> str:
+    low, middle, high = map(shown, quartiles)
+    return f"{middle} [{low} {high}]"
+
+
+def _share(share: float, count: int) -> str:
+    low, high = wilson_interval(share, count)
+    return f"{_percent(share)} [{100 * low:.1f} {100 * high:.1f}]"

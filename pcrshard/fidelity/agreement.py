@@ -26,29 +26,34 @@ class Agreement:
 
     def lowest(self, number: int) -> int:
         """Say this rank's number, and get the lowest that is known of all ranks; at most it."""
-        if self._group is not None:
-            try:
-                self._advance(number)
-            except (RuntimeError, ValueError):
-                # Another rank has left, or this one has left the job.
-                self._group = None
-                self._agreed = None
+        try:
+            self._advance(number)
+        except (RuntimeError, ValueError):
+            # Another rank has left, or this one has left the job.
+            self._group = None
+            self._agreed = None
         return number if self._agreed is None else min(number, self._agreed)
 
     def _advance(self, number: int) -> None:
         """Take a result that is there, and begin the next exchange."""
-        import torch
-        import torch.distributed as dist
-
+        if self._group is None:
+            return
         if self._exchange is not None:
             work, numbers = self._exchange
             if not work.is_completed():
                 return
             work.wait()  # raises what went wrong
             self._agreed = int(numbers)
-        numbers = torch.tensor(number)
-        work = dist.all_reduce(numbers, dist.ReduceOp.MIN, group=self._group, async_op=True)
-        self._exchange = (work, numbers)
+        self._exchange = _exchange(number, self._group)
+
+
+def _exchange(number: int, group: Any) -> tuple[Any, Any]:
+    """Begin to look for the lowest number of all ranks: the work, and the tensor of its result."""
+    import torch
+    import torch.distributed as dist
+
+    numbers = torch.tensor(number)
+    return dist.all_reduce(numbers, dist.ReduceOp.MIN, group=group, async_op=True), numbers
 
 
 def _new_group() -> Any:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ..format.dataset_index import ShardEntry
 from ..format.scan import Scan
-from ..reading.scan_level import ScanLevel
+from ..reading.scan_level import ScanLevel, current_scan
 from .agreement import Agreement
 from .bandwidth_search import Search, SearchRules, Step
 
@@ -71,7 +71,7 @@ class BandwidthTuner:
         patience: int = 3,
         ahead: int | None = None,
     ) -> None:
-        level.check(floor.value if isinstance(floor, ScanLevel) else floor)
+        level.check(current_scan(floor))
         self.level = level
         self.sizes = tuple(bytes_per_sample)
         self.floor = floor
@@ -127,17 +127,22 @@ class BandwidthTuner:
         if self.search.rules.top != self.level.highest:
             rules = self.search.rules.below(self.level.highest)
             self.search = Search(rules, hold=rules.patience)
-        rules = self.search.rules
         given = self.level.value
-        floor = self.floor.value if isinstance(self.floor, ScanLevel) else self.floor
+        floor = current_scan(self.floor)
         self.search = self.search.advance(Step(waited, used, samples, given, floor))
-        # What this rank asks for holds until it asks for something else, or the level was set.
-        if self.search.scan != given or given != self._taken:
-            self._wish = rules.position(self.search.scan)
-        position = max(self._agreement.lowest(self._wish), rules.position(floor))
-        self._taken = rules.scan(position)
+        self._taken = self._agree(given, floor)
         self.level.value = self._taken
         return self._taken
+
+    def _agree(self, given: Scan, floor: Scan) -> Scan:
+        """The lowest scan that a rank asks for, not below the floor."""
+        rules = self.search.rules
+        wish = self.search.scan
+        # What this rank asks for holds until it asks for something else, or the level was set.
+        if wish != given or given != self._taken:
+            self._wish = rules.position(wish)
+        agreed = self._agreement.lowest(self._wish)
+        return rules.scan(max(agreed, rules.position(floor)))
 
 
 def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:

@@ -49,6 +49,11 @@ class Supply(NamedTuple):
     seconds: float
     samples: int
 
+    def after(self, step: Step) -> Supply:
+        """The supply with one more step."""
+        seconds = self.seconds + step.waited + step.used
+        return Supply(seconds, self.samples + step.samples)
+
 
 class Peak(NamedTuple):
     """The position where a descent began, and the seconds that a sample took there."""
@@ -72,12 +77,8 @@ class Window:
         """Seconds that the steps took."""
         return self.waited + self.used
 
-    def add(self, step: Step, *, is_wait: bool) -> Window:
-        """The window with one more step; a step that waits begins a supply where there is none."""
-        supply = Supply(step.used, step.samples) if is_wait else None
-        if self.supply is not None:
-            seconds = self.supply.seconds + step.waited + step.used
-            supply = Supply(seconds, self.supply.samples + step.samples)
+    def add(self, step: Step, supply: Supply | None) -> Window:
+        """The window with one more step, and the supply after it."""
         return Window(
             self.waited + step.waited,
             self.used + step.used,
@@ -85,6 +86,12 @@ class Window:
             self.steps + 1,
             supply,
         )
+
+    def supply_after(self, step: Step, *, is_wait: bool) -> Supply | None:
+        """The supply with one more step; one that waits begins a supply where there is none."""
+        if self.supply is not None:
+            return self.supply.after(step)
+        return Supply(step.used, step.samples) if is_wait else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +115,13 @@ class SearchRules:
 
     def __post_init__(self) -> None:
         least = 2 if self.top == FULL else 1
-        legal_sizes = len(self.sizes) >= least and min(self.sizes) > 0
-        legal_counts = min(self.window, self.patience) >= 1 and (self.ahead or 0) >= 0
-        if not (legal_sizes and legal_counts and 0 < self.max_wait < 1):
+        is_legal = (
+            len(self.sizes) >= least
+            and min(*self.sizes, self.window, self.patience) > 0
+            and (self.ahead or 0) >= 0
+            and 0 < self.max_wait < 1
+        )
+        if not is_legal:
             raise ValueError(
                 "expected bytes of at least one scan and full, a wait between 0 and 1, "
                 "and a window and patience of at least 1"
@@ -132,6 +143,16 @@ class SearchRules:
     def scan(self, position: int) -> Scan:
         """The scan at a position."""
         return self.top if position == self.last else position + 1
+
+    def next_worth(self, position: int) -> int:
+        """The next position up that is worth the risk of a try."""
+        enough = _WORTH_TRYING * self.sizes[position]
+        return next((i for i, size in enumerate(self.sizes) if size >= enough), self.last)
+
+    def highest_within(self, limit: float, stop: int) -> int:
+        """The highest position below ``stop`` whose samples have at most so many bytes."""
+        sizes = enumerate(self.sizes[:stop])
+        return max((position for position, size in sizes if size <= limit), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,14 +195,18 @@ class Search:
         if self.settling > 0:
             return replace(search, settling=self.settling - step.samples)
         is_wait = step.waited > self._limit * step.used
-        search = replace(search, window=self.window.add(step, is_wait=is_wait))
-
-        # One hiccup is no bandwidth.
-        supply = self.window.supply
-        if is_wait and supply and supply.samples >= self.rules.window // 2 * step.samples:
-            supply = Supply(supply.seconds + step.waited, supply.samples)
-            search = search._judge_wait(supply)
+        supply = self.window.supply_after(step, is_wait=is_wait)
+        search = replace(search, window=self.window.add(step, supply))
+        if is_wait and (whole := self._supply_until(step)):
+            search = search._judge_wait(whole)
         return search if search.window.steps < self.rules.window else search._end_window()
+
+    def _supply_until(self, step: Step) -> Supply | None:
+        """The supply that ends with a wait; one hiccup is none."""
+        supply = self.window.supply
+        if supply is None or supply.samples < self.rules.window // 2 * step.samples:
+            return None
+        return supply._replace(seconds=supply.seconds + step.waited)
 
     @property
     def _limit(self) -> float:
@@ -215,13 +240,17 @@ class Search:
             return self
         here = Peak(self._position, supply.seconds / supply.samples)
         peak = self.peak or here
-        size = self.rules.sizes[here.position]
-        is_slow = here.seconds >= _SAME * peak.seconds
-        is_small = self.rules.sizes[peak.position] >= _WORTH_TRYING * size
-        if here.position == self._lowest and is_small and is_slow:
+        if self._is_excused(peak, here):
             return self._excuse(peak)
         search = replace(self, peak=max(peak, here, key=lambda place: place.position))
-        return search._fall(supply.samples * size / supply.seconds)
+        return search._fall(self.rules.sizes[here.position] / here.seconds)
+
+    def _is_excused(self, peak: Peak, here: Peak) -> bool:
+        """Whether the lowest scan is as slow as a much larger one was."""
+        sizes = self.rules.sizes
+        is_small = sizes[peak.position] >= _WORTH_TRYING * sizes[here.position]
+        is_slow = here.seconds >= _SAME * peak.seconds
+        return here.position == self._lowest and is_small and is_slow
 
     def _excuse(self, peak: Peak) -> Search:
         """Go back up: these waits are as long as at many more bytes, so not for bytes."""
@@ -237,20 +266,19 @@ class Search:
 
     def _fall(self, bandwidth: float) -> Search:
         """Go to the highest scan that the loop can use at its own speed at a bandwidth."""
+        lower = max(self._affordable(bandwidth), self._lowest)
+        search = replace(self, fallback=None, bandwidth=bandwidth, calm=0)
+        if self.bandwidth is None or bandwidth < _CHANGED * self.bandwidth:
+            return replace(search, hold=self.rules.patience, lost=-math.inf)._move(lower)
+        # A try has failed, and what held before it still does.
+        hold = min(2 * self.hold, max(_MAX_HOLD, self.rules.patience))
+        return replace(search, hold=hold)._move(max(lower, self.fallback or 0))
+
+    def _affordable(self, bandwidth: float) -> int:
+        """The highest lower position whose bytes the loop can use at its own speed."""
         window = self.window
-        mean_used = window.used / window.steps
-        affordable = _MARGIN * bandwidth * mean_used * window.steps / window.samples
-        sizes = self.rules.sizes[: self._position]
-        lower = max((i for i, size in enumerate(sizes) if size <= affordable), default=0)
-        hold = self.rules.patience
-        lost = -math.inf
-        if self.bandwidth is not None and bandwidth >= _CHANGED * self.bandwidth:
-            # A try has failed, and what held before it still does.
-            hold = min(2 * self.hold, max(_MAX_HOLD, hold))
-            lost = self.lost
-            lower = max(lower, self.fallback or 0)
-        search = replace(self, hold=hold, lost=lost, fallback=None, bandwidth=bandwidth, calm=0)
-        return search._move(max(lower, self._lowest))
+        affordable = _MARGIN * bandwidth * window.used / window.samples
+        return self.rules.highest_within(affordable, self._position)
 
     def _end_window(self) -> Search:
         """Count calm windows, and begin the next window."""
@@ -264,37 +292,36 @@ class Search:
 
     def _note_calm(self) -> Search:
         """Count a window without waiting; enough of them show what the link can do."""
-        rate = self.window.samples * self.rules.sizes[self._position] / self.window.seconds
         search = replace(self, calm=self.calm + 1)
         if search.calm < self.rules.patience:
             return search
-        if self.fallback is not None:
-            # The try has come off.
-            search = replace(search, lost=0.0)
-        if self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
-            # What was expensive is not so any more.
-            search = replace(search, bandwidth=rate, hold=self.rules.patience, peak=None)
-        return search
+        # If this was a try, it has come off.
+        search = replace(search, lost=self.lost if self.fallback is None else 0.0)
+        rate = self.window.samples * self.rules.sizes[self._position] / self.window.seconds
+        if self.bandwidth is None or rate <= self.bandwidth / _CHANGED:
+            return search
+        # What was expensive is not so any more.
+        return replace(search, bandwidth=rate, hold=self.rules.patience, peak=None)
 
     def _climb(self) -> Search:
         """Try a higher scan if it is time."""
         position = self._position
-        rules = self.rules
-        is_cheap = self.lost <= rules.max_wait / 2 * self.passed
-        if self.calm < self.hold or not is_cheap or position == rules.last:
+        is_cheap = self.lost <= self.rules.max_wait / 2 * self.passed
+        if self.calm < self.hold or not is_cheap or position == self.rules.last:
             return self._move(position)
-        enough = _WORTH_TRYING * rules.sizes[position]
-        higher = next((i for i, size in enumerate(rules.sizes) if size >= enough), rules.last)
         search = replace(self, fallback=position, lost=0.0, passed=0.0)
-        return search._move(higher)
+        return search._move(self.rules.next_worth(position))
 
     def _move(self, position: int) -> Search:
         """Take a position; at another one begin again when the readers have followed."""
-        rules = self.rules
-        scan = rules.scan(position)
+        scan = self.rules.scan(position)
         if scan == self.scan:
             return self
-        ahead = rules.ahead
-        if ahead is None:
-            ahead = rules.window * (self.window.samples // self.window.steps)
-        return replace(self, scan=scan, calm=0, settling=ahead, window=Window())
+        return replace(self, scan=scan, calm=0, settling=self._ahead, window=Window())
+
+    @property
+    def _ahead(self) -> int:
+        """Samples that still come at the old scan after a change."""
+        if self.rules.ahead is not None:
+            return self.rules.ahead
+        return self.rules.window * (self.window.samples // self.window.steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..format.scan import FULL, Scan, check_scan
@@ -14,6 +14,9 @@ from .plots import Picture, plot_contact_sheet, pyplot_module
 from .sampled_images import ImageSample, Pieces, draw_images
 
 _SHOWN = (1, 2, 5)
+# Scans, and how many pieces each has.
+Columns = Sequence[tuple[Scan, int]]
+Compare = Callable[[Pixels], float]
 
 
 def contact_sheet(
@@ -56,7 +59,7 @@ def contact_sheet(
     plot_contact_sheet(rows, path, title=f"script {sample.dataset.script}: {title}")
 
 
-def _columns(sample: ImageSample, scans: Sequence[Scan] | None) -> list[tuple[Scan, int]]:
+def _columns(sample: ImageSample, scans: Sequence[Scan] | None) -> Columns:
     """The scans shown, and how many pieces each has."""
     num_groups = sample.dataset.num_groups
     last = min(check_scan(sample.top, num_groups), num_groups)
@@ -65,22 +68,27 @@ def _columns(sample: ImageSample, scans: Sequence[Scan] | None) -> list[tuple[Sc
 
 
 def _draw_row(
-    columns: Sequence[tuple[Scan, int]],
+    columns: Columns,
     side: int,
     pieces: Pieces,
 ) -> list[Picture]:
+    compare = _comparison(pieces)
+    return [_picture(scan, pieces[:stop], compare, side) for scan, stop in columns]
+
+
+def _comparison(pieces: Pieces) -> Compare:
+    """What a picture is worth; nobody knows if the image is too small."""
     pixels = decode_image(pieces)
     is_comparable = count_scales(*pixels.shape[:2]) > 0
-    reference = Reference(pixels) if is_comparable else None
-    return [_picture(scan, pieces[:stop], reference, side) for scan, stop in columns]
+    return Reference(pixels).compare if is_comparable else lambda _: math.nan
 
 
 def _picture(
     scan: Scan,
     pieces: Pieces,
-    reference: Reference | None,
+    compare: Compare,
     side: int,
 ) -> Picture:
-    pixels: Pixels = decode_image(pieces)
-    value = math.nan if reference is None else reference.compare(pixels)
-    return Picture(scan, sum(map(len, pieces)), value, middle(pixels, side))
+    pixels = decode_image(pieces)
+    num_bytes = sum(map(len, pieces))
+    return Picture(scan, num_bytes, compare(pixels), middle(pixels, side))

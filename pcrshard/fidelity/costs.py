@@ -11,6 +11,17 @@ from ..training.epoch_order import Geometry, Order, Rules, epoch_order
 from ..training.shard_schedule import Account, account
 from .bandwidth import prefix_totals
 
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_PLAN_HEADER = (
+    "scan",
+    "epoch",
+    "rank at most",
+    "read twice",
+    "requests",
+    "memory/worker",
+    "images/s",
+)
+
 
 class ScanCost(NamedTuple):
     """Bytes of a dataset at a scan; ``saving`` is full bytes over these bytes."""
@@ -32,18 +43,27 @@ def scan_costs(index: DatasetIndex) -> list[ScanCost]:
     return costs[: index.scan]
 
 
+def name_scan(scan: Scan) -> str:
+    """A scan in a sentence.
+
+    >>> name_scan(5), name_scan("full")
+    ('scan 5', 'full')
+    """
+    return FULL if scan == FULL else f"scan {scan}"
+
+
 def human_bytes(size: float) -> str:
     """A size in bytes for people.
 
     >>> human_bytes(999), human_bytes(108_000), human_bytes(129 * 2**30)
     ('999 B', '108 kB', '139 GB')
     """
-    units = ["TB", "GB", "MB", "kB", "B"]
-    unit = units.pop()
-    while size >= 999.5 and units:
+    power = 0
+    while size >= 999.5 and power < 4:
         size /= 1000
-        unit = units.pop()
-    return f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+        power += 1
+    digits = ".3g" if size < 999.5 else ".0f"
+    return f"{size:{digits}} {_UNITS[power]}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -54,18 +74,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
        1  12 kB
     full   3 MB
     """
-    lines = [header, *([str(cell) for cell in row] for row in rows)]
+    lines = [list(map(str, row)) for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
 
 def scan_table(costs: Sequence[ScanCost]) -> str:
     """The table of ``pcrshard info``."""
-    rows = [
-        [c.scan, human_bytes(c.prefix_bytes), human_bytes(c.bytes_per_sample), f"{c.saving:.2f}x"]
-        for c in costs
-    ]
-    return table(["scan", "prefix", "bytes/sample", "saving"], rows)
+    return table(
+        ["scan", "prefix", "bytes/sample", "saving"],
+        [
+            [scan, human_bytes(total), human_bytes(each), f"{saving:.2f}x"]
+            for scan, total, each, saving in costs
+        ],
+    )
 
 
 class PlanCost(NamedTuple):
@@ -147,12 +169,13 @@ def _plan_cost(
 
 def plan_table(costs: Sequence[PlanCost]) -> str:
     """The table of ``pcrshard plan``."""
-    header = ["scan", "epoch", "rank at most", "read twice", "requests", "memory/worker"]
-    rows = []
-    for cost in costs:
-        sizes = map(human_bytes, (cost.epoch_bytes, cost.rank_bytes, cost.repeated_bytes))
-        row = [cost.scan, *sizes, cost.requests, human_bytes(cost.worker_memory_bytes)]
-        if cost.images_per_second is not None:
-            row.append(f"{cost.images_per_second:.0f}")
-        rows.append(row)
-    return table([*header, "images/s"][: len(rows[0])], rows)
+    rows = [_plan_cells(cost) for cost in costs]
+    return table(_PLAN_HEADER[: len(rows[0])], rows)
+
+
+def _plan_cells(cost: PlanCost) -> list[object]:
+    sizes = map(human_bytes, (cost.epoch_bytes, cost.rank_bytes, cost.repeated_bytes))
+    row: list[object] = [cost.scan, *sizes, cost.requests, human_bytes(cost.worker_memory_bytes)]
+    if cost.images_per_second is not None:
+        row.append(f"{cost.images_per_second:.0f}")
+    return row

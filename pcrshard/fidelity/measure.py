@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..errors import PCRError
+from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan, check_scan
 from ..jpeg.pixels import Pixels, decode_image
 from ..reading.prefix import Sample
@@ -109,12 +110,8 @@ def measure(
     sample = draw_images(
         url, num_images, seed, max_shards, reference=reference, storage_options=storage_options
     )
-    index = sample.dataset
-    costs = scan_costs(index)
-    wanted = [cost.scan for cost in costs[: index.num_groups]] if scans is None else scans
-    for scan in wanted:
-        index.prefix_bytes(scan)  # raises if a staged copy does not hold it
-    stops = [check_scan(scan, index.num_groups) for scan in wanted]
+    costs = scan_costs(sample.dataset)
+    stops = _stops(sample.dataset, scans)
     ladders = _climb_all(sample, stops, rounds, on_image, model)
     if not ladders:
         shown = redact_url(url)
@@ -124,6 +121,15 @@ def measure(
     return [
         _summarise(costs[stop - 1], sample.top, ladders, place) for place, stop in enumerate(stops)
     ]
+
+
+def _stops(index: DatasetIndex, scans: Sequence[Scan] | None) -> list[int]:
+    """How many pieces each scan has; raises if a staged copy does not hold it."""
+    if scans is None:
+        return list(range(1, index.num_groups + 1))[: index.scan]
+    for scan in scans:
+        index.prefix_bytes(scan)
+    return [check_scan(scan, index.num_groups) for scan in scans]
 
 
 class _Rung(NamedTuple):
@@ -155,15 +161,13 @@ def _climb_all(
 
     def look(pieces: Pieces) -> _Ladder:
         rungs = _climb(pieces, stops, rounds)
-        if model is None or not rungs:
-            return _Ladder(rungs, [])
-        return _Ladder(rungs, model.classify([*(pieces[:stop] for stop in stops), pieces]))
+        views = [*(pieces[:stop] for stop in stops), pieces]
+        return _Ladder(rungs, model.classify(views) if model and rungs else [])
 
-    if model is None:
-        return [ladder for ladder, _ in sample.look(look, on_image) if ladder.rungs]
+    fields = (_LABEL,) if model else ()
     return [
-        ladder._replace(label=_label(other))
-        for ladder, other in sample.look(look, on_image, fields=(_LABEL,))
+        ladder._replace(label=_label(other)) if model else ladder
+        for ladder, other in sample.look(look, on_image, fields)
         if ladder.rungs
     ]
 
@@ -190,21 +194,30 @@ def _climb(
 ) -> list[_Rung]:
     """Look at one image at each scan; nothing for one that is too small."""
     pixels = decode_image(pieces)
-    scales = count_scales(*pixels.shape[:2])
-    if scales == 0:
+    if count_scales(*pixels.shape[:2]) == 0:
         return []
     reference = Reference(pixels)
     # Round by round, so that a disturbance does not hit one scan alone.
     earlier = [[_decode(pieces[:stop])[1] for stop in stops] for _ in range(rounds - 1)]
-    rungs = []
-    for stop, *times in zip(stops, *earlier, strict=True):
-        decoded, seconds = _decode(pieces[:stop])
-        error = float(np.square(decoded.astype(np.float32) - pixels).mean())
-        num_bytes = sum(map(len, pieces[:stop]))
-        similarity = reference.compare(decoded)
-        fastest = min([seconds, *times])
-        rungs.append(_Rung(num_bytes, similarity, error, fastest, scales < len(WEIGHTS)))
-    return rungs
+    return [
+        _rung(pieces[:stop], reference, times) for stop, *times in zip(stops, *earlier, strict=True)
+    ]
+
+
+def _rung(
+    pieces: Pieces,
+    reference: Reference,
+    times: Sequence[float],
+) -> _Rung:
+    decoded, seconds = _decode(pieces)
+    error = decoded.astype(np.float32) - reference.pixels
+    return _Rung(
+        num_bytes=sum(map(len, pieces)),
+        msssim=reference.compare(decoded),
+        squared_error=float(np.square(error).mean()),
+        seconds=min([seconds, *times]),
+        is_small=reference.is_small,
+    )
 
 
 def _decode(pieces: Pieces) -> tuple[Pixels, float]:

@@ -63,6 +63,10 @@ class Reference:
     Args:
         pixels: (H, W, C) uint8.
 
+    Attributes:
+        pixels: The picture.
+        is_small: Whether it is too small for five scales.
+
     Raises:
         MissingDependency: OpenCV is not installed.
         ValueError: A side is below 11 pixels.
@@ -75,15 +79,11 @@ class Reference:
         if count == 0:
             least = _MIN_SIDES[0]
             raise ValueError(f"expected sides of {least} pixels or more, got {pixels.shape[:2]}")
-        self._pixels = pixels
+        self.pixels = pixels
+        self.is_small = count < len(WEIGHTS)
         weights = np.array(WEIGHTS[:count])
         self._weights = weights / weights.sum()
-        picture = middle(pixels, _MAX_SIDE).astype(np.float32)
-        self._scales = []
-        for _ in range(count):
-            mean = _blur(picture)
-            self._scales.append(_Scale(picture, mean, _blur(picture * picture) - mean * mean))
-            picture = _halve(picture)
+        self._scales = _scales(_compared(pixels), count)
 
     def compare(self, pixels: Pixels) -> float:
         """MS-SSIM of another picture of this size, 1 for an equal one.
@@ -94,13 +94,13 @@ class Reference:
         Raises:
             ValueError: The shapes differ.
         """
-        shape = self._pixels.shape
+        shape = self.pixels.shape
         if pixels.shape != shape:
             got = f"{pixels.shape} and {shape}"
             raise ValueError(f"expected two images (H, W, C) of one shape, got {got}")
-        if np.array_equal(pixels, self._pixels):
+        if np.array_equal(pixels, self.pixels):
             return 1.0
-        picture = middle(pixels, _MAX_SIDE).astype(np.float32)
+        picture = _compared(pixels)
         result = 1.0
         for scale, weight in zip(self._scales, self._weights, strict=True):
             coarsest = scale is self._scales[-1]
@@ -108,6 +108,19 @@ class Reference:
             result *= max(_similarity(picture, scale, with_luminance=coarsest), 0.0) ** weight
             picture = _halve(picture)
         return float(result)
+
+
+def _scale(picture: Plane) -> _Scale:
+    mean = _blur(picture)
+    return _Scale(picture, mean, _blur(picture * picture) - mean * mean)
+
+
+def _scales(picture: Plane, count: int) -> list[_Scale]:
+    scales = []
+    for _ in range(count):
+        scales.append(_scale(picture))
+        picture = _halve(picture)
+    return scales
 
 
 def _similarity(picture: Plane, scale: _Scale, *, with_luminance: bool) -> float:
@@ -133,11 +146,19 @@ def _similarity(picture: Plane, scale: _Scale, *, with_luminance: bool) -> float
     return float(similarity[margin:-margin, margin:-margin].mean())
 
 
+def _compared(pixels: Pixels) -> Plane:
+    return middle(pixels, _MAX_SIDE).astype(np.float32)
+
+
 def middle(pixels: Pixels, side: int) -> Pixels:
     """The middle of an image, at most so many pixels square."""
-    top = max(0, pixels.shape[0] - side) // 2
-    left = max(0, pixels.shape[1] - side) // 2
-    return pixels[top : top + side, left : left + side]
+    rows, columns = (_middle(length, side) for length in pixels.shape[:2])
+    return pixels[rows, columns]
+
+
+def _middle(length: int, side: int) -> slice:
+    start = max(0, length - side) // 2
+    return slice(start, start + side)
 
 
 @functools.cache
@@ -156,17 +177,10 @@ def require_opencv() -> Any:
     return cv2
 
 
-@functools.cache
-def _kernel() -> Plane:
-    distance = np.arange(_WINDOW) - _WINDOW // 2
-    kernel: Plane = np.exp(-(distance**2) / (2 * _SIGMA**2)).astype(np.float32)
-    kernel /= kernel.sum()
-    return kernel
-
-
 def _blur(picture: Plane) -> Plane:
     """Means of the Gaussian window, of no use within 5 pixels of the borders."""
-    blurred: Plane = require_opencv().sepFilter2D(picture, -1, _kernel(), _kernel())
+    size = (_WINDOW, _WINDOW)
+    blurred: Plane = require_opencv().GaussianBlur(picture, size, _SIGMA)
     return blurred.reshape(picture.shape)
 
 

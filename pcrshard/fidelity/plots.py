@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import MissingDependency, StorageError
-from ..format.scan import FULL, Scan
+from ..format.scan import Scan
 from ..jpeg.pixels import Pixels
-from .costs import ScanCost, human_bytes
+from .costs import ScanCost, human_bytes, name_scan
 
 _BLUE = "#2b6cb0"
 _GREY = "#4a5568"
@@ -50,10 +50,14 @@ def plot_scan_costs(
     title: str,
 ) -> None:
     """Draw bars of the bytes per sample at each scan, saved as PNG."""
-    figure, axes = pyplot_module().subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = _figure(8, 4.5)
     _draw_bars(axes, costs)
     axes.set_title(title)
     _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Any:
+    return pyplot_module().subplots(figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Any, path: str) -> None:
@@ -77,10 +81,9 @@ def _label(
 
 def _draw_bars(axes: Any, costs: Sequence[ScanCost]) -> None:
     """The bars, with the saving written on each."""
-    scans = [str(cost.scan) for cost in costs]
-    kilobytes = [cost.bytes_per_sample / 1000 for cost in costs]
-    bars = axes.bar(scans, kilobytes, color=_BLUE)
-    axes.bar_label(bars, [f"{cost.saving:.1f}x" for cost in costs], padding=2, color=_GREY)
+    scans, _, sizes, savings = zip(*costs, strict=True)
+    bars = axes.bar(list(map(str, scans)), [size / 1000 for size in sizes], color=_BLUE)
+    axes.bar_label(bars, [f"{saving:.1f}x" for saving in savings], padding=2, color=_GREY)
     _label(axes, "read up to scan (label: times fewer bytes than full)", "bytes per sample (kB)")
 
 
@@ -137,7 +140,7 @@ def plot_fidelity(
         path: Target file.
         title: Text above the figure.
     """
-    figure, axes = pyplot_module().subplots(figsize=(8, 4), layout="constrained")
+    figure, axes = _figure(8, 4)
     axes.plot(kilobytes, msssim, "o-", color=_BLUE)
     for scan, *point in zip(scans, kilobytes, msssim, strict=True):
         axes.annotate(str(scan), point, textcoords="offset points", xytext=(5, -12), fontsize=9)
@@ -162,24 +165,24 @@ def plot_contact_sheet(
         path: Target file.
         title: Text above the figure.
     """
+    rows = len(images)
     columns = len(images[0])
-    figure, axes = pyplot_module().subplots(
-        2 * len(images),
-        columns,
-        figsize=(2.3 * columns, 4.9 * len(images)),
-        layout="constrained",
-        squeeze=False,
-    )
-    for pictures, above, below in zip(images, axes[::2], axes[1::2], strict=True):
-        reference = pictures[-1].pixels.astype(np.int16)
-        for picture, upper, lower in zip(pictures, above, below, strict=True):
-            difference = 128 + 4 * (picture.pixels - reference)
+    figure = pyplot_module().figure(figsize=(2.3 * columns, 4.9 * rows), layout="constrained")
+    axes = figure.subplots(2 * rows, columns, squeeze=False)
+    for row, pictures in enumerate(images):
+        for column, picture in enumerate(pictures):
+            upper, lower = axes[2 * row : 2 * row + 2, column]
             _draw_image(upper, picture.pixels, _caption(picture))
-            _draw_image(lower, np.clip(difference, 0, 255).astype(np.uint8))
+            _draw_image(lower, _difference(picture.pixels, pictures[-1].pixels))
     figure.suptitle(title, fontsize=10)
     _save(figure, path)
 
 
+def _difference(pixels: Pixels, reference: Pixels) -> Pixels:
+    difference = 128 + 4 * (pixels - reference.astype(np.int16))
+    return np.clip(difference, 0, 255).astype(np.uint8)
+
+
 def _caption(picture: Picture) -> str:
-    scan = FULL if picture.scan == FULL else f"scan {picture.scan}"
-    return f"{scan}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}"
+    name = name_scan(picture.scan)
+    return f"{name}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import operator
 import random
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix import Sample, Select
+from ..reading.prefix import Sample
 from ..reading.shard import Shard
 from ..storage import Options
 from ..training.shard_set import check_same_shards
@@ -58,20 +58,27 @@ class ImageSample(NamedTuple):
         """
         done = 0
         for shard, positions in self.drawn:
-            top = shard.num_groups if self.top == FULL else self.top
-            with shard.load(top) as prefix:
-                image = prefix.index.schema.streams[0][0]
-                selected = _select({image, *fields})
-                for sample in prefix.samples(positions, select=selected, decode=look):
-                    if image in sample:
-                        yield sample.pop(image), sample
-                        done += 1
-                        if on_image is not None:
-                            on_image(done, self.num_images)
+            for seen in self._look_at(shard, positions, look, fields):
+                yield seen
+                done += 1
+                if on_image is not None:
+                    on_image(done, self.num_images)
 
-
-def _select(names: Container[str]) -> Select:
-    return lambda _, name: name in names
+    def _look_at(
+        self,
+        shard: Shard,
+        positions: list[int],
+        look: Callable[[Pieces], T],
+        fields: Sequence[str],
+    ) -> Iterator[tuple[T, Sample]]:
+        top = shard.num_groups if self.top == FULL else self.top
+        with shard.load(top) as prefix:
+            image = prefix.index.schema.streams[0][0]
+            wanted = {image, *fields}
+            samples = prefix.samples(positions, select=lambda _, name: name in wanted, decode=look)
+            for sample in samples:
+                if image in sample:
+                    yield sample.pop(image), sample
 
 
 def draw_images(

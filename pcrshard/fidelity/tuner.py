@@ -8,7 +8,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..training.epoch_sequence import Ints
 from .bandwidth import prefix_totals
 
 Loss = Callable[[nn.Module, Any], Tensor]
+State = dict[str, Any]
 # Quantiles 0.975 of Student's t distribution for 1, 2, ... degrees of freedom.
 _T975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -221,6 +222,17 @@ class ScanTuner:
         trial: int,
     ) -> list[float]:
         """The cosine of each candidate's mean gradient over a trial's images."""
+        sums = self._gradients(model, epoch, trial)
+        _add_ranks(sums.values())
+        return [_cosine(sums[scan], sums[self._top]) for scan in self._candidates]
+
+    def _gradients(
+        self,
+        model: nn.Module,
+        epoch: int,
+        trial: int,
+    ) -> dict[Scan, Tensor]:
+        """The sum of the gradients of this rank's batches, at each candidate and the reference."""
         sums: dict[Scan, Tensor] = {}
         crops = _TUNING_EPOCHS + epoch * self.trials + trial
         scans = list(dict.fromkeys([*self._candidates, self._top]))
@@ -232,10 +244,7 @@ class ScanTuner:
                 torch.manual_seed(number)
                 gradient = _gradient(self.loss(model, batch), model)
                 sums[scan] = sums[scan].add_(gradient) if scan in sums else gradient
-        if dist.is_available() and dist.is_initialized():
-            for total in sums.values():
-                dist.all_reduce(total)
-        return [_cosine(sums[scan], sums[self._top]) for scan in self._candidates]
+        return sums
 
     def _batches(self, epoch: int, trial: int) -> list[Ints]:
         """This rank's batches of a trial's images, as (samples,) sample ids each.
@@ -262,24 +271,30 @@ class ScanTuner:
                 ids += range(shards.starts[shard], shards.starts[shard + 1])
         return ids
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The level and what was found, in JSON's terms."""
         reports = [
-            [epoch, scan, [list(found) for found in similarities], *cost]
+            [epoch, scan, list(map(list, similarities)), *cost]
             for epoch, scan, similarities, *cost in self.reports
         ]
         return {"scan": self.level.value, "reports": reports}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from :meth:`state_dict`; on a staged copy at most at its highest scan."""
         try:
             self.level.value = state["scan"]
         except ScanUnavailable:
             self.level.value = self.level.highest
-        self.reports = [
-            TunerReport(epoch, scan, tuple(Similarity(*found) for found in similarities), *cost)
-            for epoch, scan, similarities, *cost in state["reports"]
-        ]
+        self.reports = [_report(*report) for report in state["reports"]]
+
+
+def _report(
+    epoch: int,
+    scan: Scan,
+    similarities: list[Any],
+    *cost: Any,
+) -> TunerReport:
+    return TunerReport(epoch, scan, tuple(Similarity(*found) for found in similarities), *cost)
 
 
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
@@ -287,6 +302,13 @@ def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+
+
+def _add_ranks(totals: Iterable[Tensor]) -> None:
+    """Add what the other ranks have, where there are any."""
+    if dist.is_available() and dist.is_initialized():
+        for total in totals:
+            dist.all_reduce(total)
 
 
 def _cosine(gradient: Tensor, reference: Tensor) -> float:

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -42,10 +43,7 @@ class Network:
             PCRError: The function did not give logits of shape (N, classes).
             CorruptJpeg: An image cannot be decoded.
         """
-        pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
-        decoder = ImageDecoder(self.size, "center")
-        for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
-            decoder(jpeg, Draws(0, 0, 0), row)
+        pixels = self._pixels(jpegs)
         if isinstance(self.function, nn.Module):
             self.function.eval()
         with torch.inference_mode():
@@ -56,6 +54,14 @@ class Network:
             shape = tuple(logits.shape)
             raise PCRError(f"expected logits ({len(jpegs)}, classes) from the model, got {shape}")
         return logits.argmax(dim=1).tolist()
+
+    def _pixels(self, jpegs: Sequence[Jpeg]) -> Tensor:
+        """The middle of each image, (N, 3, size, size) uint8."""
+        pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
+        decoder = ImageDecoder(self.size, "center")
+        for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
+            decoder(jpeg, Draws(0, 0, 0), row)
+        return pixels
 
     def _device(self) -> torch.device:
         """Where the network's parameters are."""
@@ -79,13 +85,7 @@ def load_network(name: str, size: int = 224) -> Network:
     module_name, _, function_name = name.partition(":")
     if not (module_name and function_name):
         raise PCRError(f"expected package.module:function, got {name!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise MissingDependency(f"cannot import {module_name!r}: {error}") from error
-    make = getattr(module, function_name, None)
+    make = getattr(_import(module_name), function_name, None)
     if not callable(make):
         raise PCRError(f"module {module_name!r} has no function {function_name!r}")
     network = make()
@@ -93,3 +93,14 @@ def load_network(name: str, size: int = 224) -> Network:
         got = type(network).__name__
         raise PCRError(f"expected a network from {name}, which can be called, got {got}")
     return Network(network, size)
+
+
+def _import(name: str) -> ModuleType:
+    """A module, perhaps of the working directory."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingDependency(f"cannot import {name!r}: {error}") from error

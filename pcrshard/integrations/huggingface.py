@@ -25,7 +25,7 @@ from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
 from ..redaction import get_logger
-from .huggingface_splits import Part, asked_names, open_splits, usual_names
+from .huggingface_splits import Parts, asked_names, open_splits, usual_names
 
 try:
     import datasets
@@ -211,7 +211,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 )
 
 
-def _check_scan(scan: Any, parts: Mapping[str, Part]) -> None:
+def _check_scan(scan: Any, parts: Parts) -> None:
     """Refuse a scan that some shard does not have, before any is read."""
     now = current_scan(scan)
     check_scan_type(now)
@@ -220,12 +220,10 @@ def _check_scan(scan: Any, parts: Mapping[str, Part]) -> None:
             entry.prefix_stop(now)
 
 
-def _hash(parts: Mapping[str, Part]) -> str:
+def _hash(parts: Parts) -> str:
     """The content of the splits, by which their Arrow cache is known."""
-    digest = hashlib.sha256()
-    for name, part in parts.items():
-        digest.update(name.encode() + part.index.encode())
-    return digest.hexdigest()[:16]
+    contents = [name.encode() + part.index.encode() for name, part in parts.items()]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
 def _json_type(values: Iterable[bytes | None]) -> pa.DataType | None:

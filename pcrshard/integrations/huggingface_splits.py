@@ -31,7 +31,11 @@ class Part:
     folder: str = ""
 
 
-def open_splits(url: str, storage_options: storage.Options | None = None) -> dict[str, Part]:
+# Splits by their names.
+Parts = dict[str, Part]
+
+
+def open_splits(url: str, storage_options: storage.Options = None) -> Parts:
     """The splits of a dataset's folder, or of a folder of datasets; never an empty dict.
 
     A folder that is a dataset is one split, named by the folder if that is a split's usual name,
@@ -57,7 +61,7 @@ def open_splits(url: str, storage_options: storage.Options | None = None) -> dic
     return parts
 
 
-def _sub_folders(url: str, storage_options: storage.Options | None) -> dict[str, Part]:
+def _sub_folders(url: str, storage_options: storage.Options) -> Parts:
     found = {}
     for folder in NAMES:
         place = storage.join(url, folder)

@@ -12,10 +12,10 @@ import copy
 import dataclasses
 import inspect
 import random
-import threading
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from threading import Event
+from typing import Any, TypeVar
 from urllib.parse import urlparse
 
 from webdataset import (
@@ -36,18 +36,21 @@ from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, Scan, check_scan_type
-from ..jpeg.image_decoder import Crop, ImageDecoder
+from ..jpeg.image_decoder import Crop, ImageDecoder, Layout, Side
 from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
-from ..reading.scan_level import ScanLevel, current_scan
+from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
+from ..storage import file_name
 from ..training import ranks
 from ..training.shard_lists import ShardOrder, SplitByNode
 from .webdataset_decode import JpegHandler
 from .webdataset_files import Handler, Samples, ShardFiles
 
 Entries = dict[str, ShardEntry]
+# What the first stages of a pipeline give: ``{"url": ...}``, or the URL.
+Urls = Iterable[dict[str, Any] | str]
 _OPENERS = (cache.StreamingOpen, cache.FileCache)
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
 __all__ = [
@@ -71,9 +74,7 @@ class _StageOptions(ReadOptions):
     rename_files: Callable[[str], str] | None = None
 
 
-def _pcr_samples(
-    source: Iterable[dict[str, Any] | str], scan: Scan | ScanLevel = FULL, **options: Any
-) -> Samples:
+def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Samples:
     """The stage: shard URLs in, samples out."""
     _warn_of_lost_shards(source)
     stage = _StageOptions(**options)
@@ -82,8 +83,8 @@ def _pcr_samples(
 
 
 def _files(
-    source: Iterable[dict[str, Any] | str],
-    scan: Scan | ScanLevel,
+    source: Urls,
+    scan: ScanChoice,
     options: _StageOptions,
 ) -> Samples:
     """What ``tar_file_expander`` would give of the original tars; an empty dict ends a shard."""
@@ -107,15 +108,15 @@ def _files(
 class _Load:
     """Loads the prefix of a shard, at the scan of the moment."""
 
-    def __init__(self, scan: Scan | ScanLevel, options: _StageOptions) -> None:
+    def __init__(self, scan: ScanChoice, options: _StageOptions) -> None:
         self.scan = scan
         self.options = options
         self.entries = _entries(options.index, options.storage_options, options.retry)
 
-    def __call__(self, url: str, cancel: threading.Event) -> Prefix:
+    def __call__(self, url: str, cancel: Event) -> Prefix:
         path = _path(url)
-        shard = self.options.open(path, self.entries.get(storage.file_name(path)))
-        return shard.load(current_scan(self.scan), cancel=cancel)
+        entry = self.entries.get(file_name(path))
+        return self.options.open(path, entry).load(current_scan(self.scan), cancel=cancel)
 
     def at_level(self, loaded: Prefix) -> Prefix:
         """What was read ahead, at the scan of now."""
@@ -263,8 +264,9 @@ def _warn_of_lost_shards(source: Any) -> None:
         source = next(filter(inspect.isgenerator, arguments.values()), None)
 
 
+_BY_WORKER = shardlists.split_by_worker.__name__
 _SPLITTERS = {
-    shardlists.split_by_worker.__name__,
+    _BY_WORKER,
     shardlists.split_by_node.__name__,
     SplitByNode.__call__.__name__,
 }
@@ -272,7 +274,7 @@ _SPLITTERS = {
 
 def _takes_a_part(splitter: str) -> bool:
     _, world, _, workers = webdataset_utils.pytorch_worker_info()
-    if splitter == shardlists.split_by_worker.__name__:
+    if splitter == _BY_WORKER:
         return int(workers) > 1
     return max(int(world), ranks.current().world) > 1
 
@@ -341,9 +343,9 @@ pcr_decoded = filters.pipelinefilter(_pcr_decode)
 
 
 def pcr_decode(
-    size: int | tuple[int, int] | None = None,
+    size: Side = None,
     crop: Crop = None,
-    layout: Literal["chw", "hwc"] = "chw",
+    layout: Layout = "chw",
     *,
     seed: int | None = None,
     handler: Handler = filters.reraise_exception,

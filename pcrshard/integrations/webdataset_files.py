@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -14,31 +15,29 @@ Samples = Iterator[dict[str, Any]]
 T = TypeVar("T")
 
 
+@dataclasses.dataclass
 class ShardFiles:
     """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
 
     What the functions raise costs one file, or the rest of the shard: the handler decides.
 
     Attributes:
+        url: The shard's URL, as it was given.
+        handler: Is asked about each error.
+        select_files: Says which files are wanted, by their name.
+        rename_files: Gives files another name.
         last_error: The error that the handler was last asked about.
         handler_raised: Whether the handler raised.
         stopped: Whether the handler does not want to go on in this shard.
     """
 
-    def __init__(
-        self,
-        url: str,
-        handler: Handler,
-        select_files: Callable[[str], bool] | None = None,
-        rename_files: Callable[[str], str] | None = None,
-    ) -> None:
-        self.url = url
-        self.handler = handler
-        self.select_files = select_files
-        self.rename_files = rename_files
-        self.last_error: Exception | None = None
-        self.handler_raised = False
-        self.stopped = False
+    url: str
+    handler: Handler
+    select_files: Callable[[str], bool] | None = None
+    rename_files: Callable[[str], str] | None = None
+    last_error: Exception | None = None
+    handler_raised: bool = False
+    stopped: bool = False
 
     def read(self, loaded: Prefix) -> Samples:
         """What ``tar_file_expander`` would give."""
@@ -59,11 +58,11 @@ class ShardFiles:
     def on_error(self, error: Exception) -> bool:
         """Ask the handler: it raises, or says whether to go on."""
         self.last_error = error
-        error.args = (*error.args, redact_url(self.url))
+        error.args += (redact_url(self.url),)
         self.handler_raised = True
-        go_on = bool(self.handler(error))
+        go_on = self.handler(error)
         self.handler_raised = False
-        return go_on
+        return bool(go_on)
 
     def _rename(self, name: str) -> str | None:
         return name if self.rename_files is None else self._result(self.rename_files, name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 
+# Height and width in pixels.
+Size = tuple[int, int]
 Box = tuple[int, int, int, int]
 Interval = tuple[float, float]
 _MASK = (1 << 64) - 1

@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import native
-from .crops import Box, Interval, Rng, center_crop, random_resized_crop
+from .crops import Box, Interval, Rng, Size, center_crop, random_resized_crop
 from .markers import frame_size
 from .pixels import Jpeg, Pixels, as_pieces, decode_image
 
 Crop = Literal["random", "center"] | None
+Layout = native.Layout
+# A side, or (height, width); None is the image's own size.
+Side = int | Size | None
 
 
 def _sides(size: Any) -> tuple[Any, ...]:
@@ -43,9 +46,9 @@ class ImageDecoder:
         flip: Probability of a mirror image, left for right.
     """
 
-    size: int | tuple[int, int] | None = None
+    size: Side = None
     crop: Crop = None
-    layout: native.Layout = "chw"
+    layout: Layout = "chw"
     colour: Literal["rgb", "gray"] = "rgb"
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
@@ -75,7 +78,7 @@ class ImageDecoder:
             raise ValueError(f"expected a size above 0, got {self.size}")
 
     @property
-    def shape(self) -> tuple[int, int] | None:
+    def shape(self) -> Size | None:
         """(height, width) of the result, if it is fixed."""
         if self.size is None:
             return None

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import bisect
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
+from ..memory import Buffer
+from .crops import Size
 from .segments import (
     ALONE,
     EOI,
@@ -129,21 +135,25 @@ def map_jpeg(jpeg: bytes) -> JpegMap:
     return _Mapper(jpeg).run()
 
 
+@dataclass
 class _Mapper:
     """State of one walk over the markers of a JPEG."""
 
-    def __init__(self, jpeg: bytes) -> None:
-        self.jpeg = jpeg
-        self.frame: Frame | None = None
-        self.header: list[Segment] = []
-        self.metadata: list[Segment] = []
-        self.scans: list[ScanHeader] = []
-        self.ranges: list[tuple[Range, ...]] = []
-        self.tables: list[Range] = []
-        self.adobe: int | None = None
-        self.jfif = False
-        self.orientation = 0
-        self.ends = _find_scan_ends(jpeg)
+    jpeg: bytes
+    frame: Frame | None = None
+    header: list[Segment] = field(default_factory=list)
+    metadata: list[Segment] = field(default_factory=list)
+    scans: list[ScanHeader] = field(default_factory=list)
+    ranges: list[tuple[Range, ...]] = field(default_factory=list)
+    tables: list[Range] = field(default_factory=list)
+    adobe: int | None = None
+    jfif: bool = False
+    orientation: int = 0
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Offsets of every FF before a byte that ends entropy-coded data."""
+        return _find_scan_ends(self.jpeg)
 
     def run(self) -> JpegMap:
         _check_soi(self.jpeg)
@@ -221,8 +231,7 @@ class _Mapper:
     def _finish(self, eoi: int) -> JpegMap:
         frame = require(self.frame, "expected a frame header before EOI")
         require(self.scans, "expected a scan before EOI")
-        data_bytes = sum(stop - start for ranges in self.ranges for start, stop in ranges)
-        _check_size(frame, data_bytes)
+        _check_size(frame, self.ranges)
         return JpegMap(
             frame,
             _colour_space(frame, jfif=self.jfif, adobe=self.adobe),
@@ -269,13 +278,14 @@ def _check_soi(jpeg: bytes) -> None:
     raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 
 
-def _check_size(frame: Frame, data_bytes: int) -> None:
-    require(frame.height, "height is 0 and no DNL gives it")
-    size = f"{frame.width}x{frame.height}"
-    _check_pixels(frame.height, frame.width)
+def _check_size(frame: Frame, ranges: Iterable[Iterable[Range]]) -> None:
+    height = require(frame.height, "height is 0 and no DNL gives it")
+    _check_pixels(height, frame.width)
+    data_bytes = sum(stop - start for start, stop in chain.from_iterable(ranges))
     # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot be the
     # image claimed.
     enough = frame.arithmetic or data_bytes * 8 >= frame.num_blocks
+    size = f"{frame.width}x{height}"
     require(enough, f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
 
 
@@ -354,7 +364,7 @@ def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
         )
 
 
-def frame_size(jpeg: bytes | memoryview) -> tuple[int, int]:
+def frame_size(jpeg: Buffer) -> Size:
     """Height and width in pixels, from the markers before the first scan.
 
     Cheaper than :func:`map_jpeg`.
@@ -381,7 +391,7 @@ def _find_frame(data: bytes) -> Frame:
     return frame
 
 
-def _quick_frame_size(data: bytes) -> tuple[int, int] | None:
+def _quick_frame_size(data: bytes) -> Size | None:
     """The size, if the frame header comes after plain segments only, as in nearly every file."""
     pos = 2 if data[:2] == SOI else len(data)
     while pos + 9 <= len(data) and data[pos] == 0xFF:

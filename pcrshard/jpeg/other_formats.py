@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
-from .crops import Box
+from .crops import Box, Size
 from .markers import check_pixels
 
 Pixels = npt.NDArray[np.uint8]
@@ -25,7 +25,7 @@ _PILLOW_PIXEL_BYTES = 16
 def crop_and_resize(
     pixels: Pixels,
     crop: Box | None,
-    size: tuple[int, int] | None,
+    size: Size | None,
 ) -> Pixels:
     """A part of an image, (H, W, C) uint8, resized by antialiased bilinear interpolation."""
     rows, columns, channels = pixels.shape

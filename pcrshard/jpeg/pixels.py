@@ -7,7 +7,6 @@ transform, so ``tjTransform`` of the same library is called here.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -20,13 +19,14 @@ import turbojpeg
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
-from .crops import Box
+from ..memory import Buffer
+from .crops import Box, Size
 from .markers import EOI, ScanHeader, check_cost, map_jpeg
 from .other_formats import crop_and_resize, decode_by_pillow
 
 Pixels = npt.NDArray[np.uint8]
 # A JPEG, or its pieces in order.
-Jpeg = bytes | Sequence[bytes | memoryview]
+Jpeg = bytes | Sequence[Buffer]
 
 _BYTES = bytes | bytearray | memoryview
 
@@ -90,6 +90,22 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
         CorruptJpeg: The entropy-coded data is damaged, even where decoders could go on.
         UnsupportedJpeg: Neither backend supports the sampling factors or the coding.
     """
+    if rescanned := _rescan(jpeg, scans):
+        return rescanned
+    progressive = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
+    if list(map_jpeg(progressive).scans) == list(scans):
+        return progressive
+    # What only libjpeg reads, such as arithmetic coding, is now as the core likes it.
+    if rescanned := _rescan(progressive, scans):
+        return rescanned
+    raise UnsupportedJpeg(
+        "this scan script needs the native core, for this image or on this machine; "
+        "libjpeg-turbo has only its own"
+    )
+
+
+def _rescan(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes | None:
+    """The JPEG in these scans by the native core, if it can."""
     if native.available:
         try:
             return native.rescan(jpeg, scans)
@@ -99,18 +115,7 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
             # These scans do not fit this image, such as one with too many blocks to interleave.
             # libjpeg may know better.
             pass
-    progressive = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
-    if list(map_jpeg(progressive).scans) == list(scans):
-        return progressive
-
-    if native.available:
-        # What only libjpeg reads, such as arithmetic coding, is now as the core likes it.
-        with contextlib.suppress(ValueError):
-            return native.rescan(progressive, scans)
-    raise UnsupportedJpeg(
-        "this scan script needs the native core, for this image or on this machine; "
-        "libjpeg-turbo has only its own"
-    )
+    return None
 
 
 def _refuse_damage(error: native.NativeError) -> None:
@@ -155,7 +160,7 @@ def decode_image(
     jpeg: Jpeg,
     *,
     crop: Box | None = None,
-    size: int | tuple[int, int] | None = None,
+    size: int | Size | None = None,
     layout: native.Layout = "hwc",
     colour: Literal["rgb", "gray"] = "rgb",
     smoothing: bool = False,
@@ -215,10 +220,10 @@ def _decode_and_resize(
     jpeg: bytes,
     colour: str,
     crop: Box | None,
-    size: tuple[int, int] | None,
+    size: Size | None,
 ) -> Pixels:
     """(H, W, C) pixels by libjpeg-turbo and Pillow."""
-    if size is not None:
+    if size:
         check_cost(jpeg, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
     return crop_and_resize(decode(jpeg, colour), crop, size)
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
+from ..memory import Buffer
 from .markers import APP0, APP14, APPLICATION, COM, JpegMap, map_jpeg
 from .segments import EOI, SOI, read_segment
+
+# Header, scans, tail.
+Parts = tuple[bytes, list[bytes], bytes]
 
 
 def check_complete(found: JpegMap) -> None:
@@ -33,7 +37,7 @@ def check_complete(found: JpegMap) -> None:
             )
 
 
-def split_scans(jpeg: bytes) -> tuple[bytes, list[bytes], bytes]:
+def split_scans(jpeg: bytes) -> Parts:
     """Split a progressive JPEG into what any decoder needs, its scans, and the rest.
 
     ``header + scans[0] + ... + scans[k - 1] + EOI`` is a complete JPEG at scan k (T.81 annex G).
@@ -53,7 +57,7 @@ def split_scans(jpeg: bytes) -> tuple[bytes, list[bytes], bytes]:
     return cut_scans(jpeg, map_jpeg(jpeg))
 
 
-def cut_scans(jpeg: bytes, found: JpegMap) -> tuple[bytes, list[bytes], bytes]:
+def cut_scans(jpeg: bytes, found: JpegMap) -> Parts:
     """Split a JPEG that is already mapped; see :func:`split_scans`."""
     if found.frame.sof != 0xC2:
         kind = "arithmetic-coded" if found.frame.arithmetic else "sequential"
@@ -118,7 +122,7 @@ def join_scans(
     return join_pieces([header, *scans], tail)
 
 
-def join_pieces(pieces: Sequence[bytes | memoryview], tail: bytes = b"") -> bytes:
+def join_pieces(pieces: Sequence[Buffer], tail: bytes = b"") -> bytes:
     """Make a complete JPEG from pieces, the first of which starts with the header.
 
     Args:

@@ -73,14 +73,18 @@ def _decoder(choice: Backend) -> Any:
         )
     decoder = vars(_threads).get(choice)
     if decoder is None:
-        if choice not in get_args(Backend):
-            raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
-        handle = lib.pcr_decoder_new(choice == "portable")
-        if handle == ffi.NULL:
-            raise MemoryError
-        decoder = ffi.gc(handle, lib.pcr_decoder_free)
+        decoder = _new_decoder(choice)
         vars(_threads)[choice] = decoder
     return decoder
+
+
+def _new_decoder(choice: Backend) -> Any:
+    if choice not in get_args(Backend):
+        raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
+    handle = lib.pcr_decoder_new(choice == "portable")
+    if handle == ffi.NULL:
+        raise MemoryError
+    return ffi.gc(handle, lib.pcr_decoder_free)
 
 
 class _Stream:

@@ -26,6 +26,10 @@ def public_declarations(header: str) -> str:
     return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
 
 
+def _sources(pattern: str) -> list[str]:
+    return [str(SOURCE_DIR / path.name) for path in sorted(HEADER.parent.glob(pattern))]
+
+
 def make_builder() -> FFI:
     """The cffi builder of the extension, with every C file of the source folder."""
     builder = FFI()
@@ -34,8 +38,8 @@ def make_builder() -> FFI:
     builder.set_source(
         "pcrshard.native._core",
         '#include "pcr.h"',
-        sources=[str(SOURCE_DIR / path.name) for path in sorted(HEADER.parent.glob("*.c"))],
-        depends=[str(SOURCE_DIR / path.name) for path in sorted(HEADER.parent.glob("*.h"))],
+        sources=_sources("*.c"),
+        depends=_sources("*.h"),
         include_dirs=[str(SOURCE_DIR)],
         extra_compile_args=[] if windows else ["-std=c11", "-O3", "-fvisibility=hidden"],
         libraries=[] if windows else ["m"],

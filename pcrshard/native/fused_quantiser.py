@@ -54,9 +54,13 @@ def dequantise(codes: int, count: int, step: float, values: int, backend: Backen
         values: Address of ``4 * count`` writable bytes.
         backend: ``portable`` forces the plain C code.
     """
-    source = ffi.cast("const int8_t *", codes)
-    target = ffi.cast("float *", values)
-    lib.pcr_dequantise(source, count, step, target, _BACKENDS[backend])
+    lib.pcr_dequantise(
+        ffi.cast("const int8_t *", codes),
+        count,
+        step,
+        ffi.cast("float *", values),
+        _BACKENDS[backend],
+    )
 
 
 def look_up(codes: int, count: int, item_bytes: int, table: int, values: int) -> None:

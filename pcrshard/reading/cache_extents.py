@@ -35,19 +35,22 @@ def list_extents(folder: str) -> list[Extent]:
 
     What has another name is not ours, or was not finished.
     """
-    found = [
-        (file.path, _EXTENT.fullmatch(file.name))
-        for file in list_folder(folder)
-        if file.is_file(follow_symlinks=False)
-    ]
-    extents = [
-        Extent(path, int(match[1]), int(match[2]), int(match[3], 16))
-        for path, match in found
-        if match
-    ]
-    return sorted(
-        (extent for extent in extents if extent.start < extent.stop), key=lambda extent: extent[1:]
-    )
+    extents = map(_as_extent, list_folder(folder))
+    return sorted(filter(None, extents), key=lambda extent: extent[1:])
+
+
+def _as_extent(file: os.DirEntry[str]) -> Extent | None:
+    match = _EXTENT.fullmatch(file.name)
+    if match is None or not file.is_file(follow_symlinks=False):
+        return None
+    extent = Extent(file.path, int(match[1]), int(match[2]), int(match[3], 16))
+    return extent if extent.start < extent.stop else None
+
+
+def drop_extents(folder: str) -> None:
+    """Remove the extents of an entry, the last one first."""
+    for extent in reversed(list_extents(folder)):
+        unlink(extent.path)
 
 
 def by_last_use(folder: str) -> Iterator[tuple[Extent, float]]:

@@ -57,15 +57,18 @@ def check_marked(folder: str) -> None:
     problem = _problem(folder)
     if problem:
         raise StorageError(problem, url=folder)
-    try:
-        with open(os.path.join(folder, MARKER), "rb") as file:
-            marked = file.read(len(_SIGNATURE)) == _SIGNATURE
-    except OSError:
-        marked = False
-    if not marked:
+    if not _is_marked(folder):
         raise StorageError(
             f"expected the folder of a cache, which has a {MARKER}; this one has none", url=folder
         )
+
+
+def _is_marked(folder: str) -> bool:
+    try:
+        with open(os.path.join(folder, MARKER), "rb") as file:
+            return file.read(len(_SIGNATURE)) == _SIGNATURE
+    except OSError:
+        return False
 
 
 def warn_once(folder: str, message: str) -> None:

@@ -11,6 +11,9 @@ from ..format.dataset_index import DATASET_INDEX, MAX_DATASET_INDEX_BYTES, Datas
 from ..storage.retry import Retry
 from .shard import Shard
 
+# A dataset index, and the URL of each of its shards.
+Opened = tuple[DatasetIndex, list[str]]
+
 # An order of so many samples takes some 130 MB.
 MAX_UNSEEN_SAMPLES = 1 << 21
 
@@ -27,7 +30,7 @@ def open_dataset(
     *,
     storage_options: storage.Options = None,
     retry: Retry | None = None,
-) -> tuple[DatasetIndex, list[str]]:
+) -> Opened:
     """Read a dataset index.
 
     Args:
@@ -59,7 +62,7 @@ def check_claims(
     index: DatasetIndex,
     urls: Sequence[str],
     *,
-    storage_options: storage.Options | None = None,
+    storage_options: storage.Options = None,
     retry: Retry | None = None,
 ) -> None:
     """Compare a claim of more than 2 million samples with a shard, before memory is taken for them.

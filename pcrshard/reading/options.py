@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from .. import storage
 from ..format.dataset_index import ShardEntry
 from ..storage.retry import Retry
 from .prefix_cache import PrefixCache
 from .shard import Shard
+
+_LEAST = {"prefetch": 0, "prefetch_bytes": 1, "cache_bytes": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +36,18 @@ class ReadOptions:
     cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"prefetch": 0, "prefetch_bytes": 1, "cache_bytes": 1}
-        for name, smallest in least.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"expected {name} of at least {smallest}, got {value}")
+            if value is not None and value < least:
+                raise ValueError(f"expected {name} of at least {least}, got {value}")
 
     def open(self, url: str, entry: ShardEntry | None) -> Shard:
         """A shard that is read so."""
-        cache = PrefixCache(self.cache_dir, self.cache_bytes) if self.cache_dir else None
-        options: dict[str, Any] = {
-            "storage_options": self.storage_options,
-            "retry": self.retry,
-            "cache": cache,
-        }
-        return Shard(url, entry=entry, check=self.check, **options)
+        return Shard(
+            url,
+            entry=entry,
+            check=self.check,
+            storage_options=self.storage_options,
+            retry=self.retry,
+            cache=PrefixCache(self.cache_dir, self.cache_bytes) if self.cache_dir else None,
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event, Thread, current_thread
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -24,7 +26,7 @@ class Loaded(Protocol):
 
 
 Result = TypeVar("Result", bound=Loaded)
-Load = Callable[[Item, threading.Event], Result]
+Load = Callable[[Item, Event], Result]
 _JOIN_SECONDS = 2.0
 
 
@@ -53,7 +55,7 @@ def prefetch(
     """
     if depth == 0:
         for item in items:
-            yield item, _run(load, item, threading.Event())
+            yield item, _run(load, item, Event(), Future())
         return
     with _Loader(load, depth, max_bytes) as loader:
         source = iter(items)
@@ -66,10 +68,9 @@ def prefetch(
 def _run(
     load: Load[Item, Result],
     item: Item,
-    cancel: threading.Event,
-    future: Future[Result] | None = None,
+    cancel: Event,
+    future: Future[Result],
 ) -> Future[Result]:
-    future = future or Future()
     try:
         future.set_result(load(item, cancel))
     except BaseException as error:
@@ -77,21 +78,18 @@ def _run(
     return future
 
 
+@dataclass(eq=False)
 class _Loader(Generic[Item, Result]):
     """The threads, and the loads that nobody took yet."""
 
-    def __init__(
-        self,
-        load: Load[Item, Result],
-        depth: int,
-        max_bytes: int,
-    ) -> None:
-        self.load, self.depth, self.max_bytes = load, depth, max_bytes
-        self.pending: deque[tuple[Item, Future[Result]]] = deque()
-        self.largest = 0
-        self.jobs: queue.SimpleQueue[tuple[Item, Future[Result]] | None] = queue.SimpleQueue()
-        self.cancel = threading.Event()
-        self.threads: list[threading.Thread] = []
+    load: Load[Item, Result]
+    depth: int
+    max_bytes: int
+    largest: int = 0
+    pending: deque[tuple[Item, Future[Result]]] = field(default_factory=deque)
+    jobs: SimpleQueue[tuple[Item, Future[Result]] | None] = field(default_factory=SimpleQueue)
+    cancel: Event = field(default_factory=Event)
+    threads: list[Thread] = field(default_factory=list)
 
     def fill(self, source: Iterator[Item]) -> bool:
         """Start loads up to the bounds, and the one that the caller is about to take.
@@ -99,23 +97,24 @@ class _Loader(Generic[Item, Result]):
         Returns:
             Whether any are pending.
         """
-        ahead = (
-            min(self.depth, max(self.max_bytes // self.largest, 1)) if self.largest else self.depth
-        )
-        while len(self.pending) <= ahead:
-            try:
-                item = next(source)
-            except StopIteration:
-                break
+        missing = self._most_ahead() + 1 - len(self.pending)
+        for item in itertools.islice(source, max(missing, 0)):
             future: Future[Result] = Future()
             self.pending.append((item, future))
             self.jobs.put((item, future))
             if len(self.threads) < self.depth:
-                self.threads.append(
-                    threading.Thread(target=self._work, name="pcrshard-prefetch", daemon=True)
-                )
-                self.threads[-1].start()
+                self._start_thread()
         return bool(self.pending)
+
+    def _most_ahead(self) -> int:
+        if self.largest == 0:
+            return self.depth
+        return min(self.depth, max(self.max_bytes // self.largest, 1))
+
+    def _start_thread(self) -> None:
+        thread = Thread(target=self._work, name="pcrshard-prefetch", daemon=True)
+        self.threads.append(thread)
+        thread.start()
 
     def note(self, future: Future[Result]) -> None:
         """Learn how large results are."""
@@ -141,7 +140,7 @@ class _Loader(Generic[Item, Result]):
         end = time.monotonic() + _JOIN_SECONDS  # of all of them
         for thread in self.threads:
             # This one may have collected an abandoned generator.
-            if thread is not threading.current_thread():
+            if thread is not current_thread():
                 thread.join(max(end - time.monotonic(), 0))
 
 

@@ -22,7 +22,9 @@ from ..jpeg.split import join_pieces
 from ..native import scatter
 from .images import Images, num_scans
 
+Sizes = npt.NDArray[np.int64]
 Sample = dict[str, Any]
+Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
@@ -105,7 +107,7 @@ class Prefix:
         select: Select | None = None,
         on_error: OnError | None = None,
         decode: Decode | None = None,
-    ) -> Iterator[Sample]:
+    ) -> Samples:
         """The samples of the shard.
 
         Args:
@@ -221,9 +223,9 @@ class Prefix:
         return np.zeros((0, self.index.num_units), np.uint32) if table is None else table.sizes
 
     @functools.cached_property
-    def _ends(self) -> npt.NDArray[np.int64]:
+    def _ends(self) -> Sizes:
         """(units,) bytes of each JPEG at this scan, without EOI."""
-        ends: npt.NDArray[np.int64] = self._sizes[: self._num_scans].sum(axis=0, dtype=np.int64)
+        ends: Sizes = self._sizes[: self._num_scans].sum(axis=0, dtype=np.int64)
         return ends
 
     def _open_jpegs(self) -> list[bytes | None]:

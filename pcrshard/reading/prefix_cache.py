@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from .. import memory, storage
 from ..checksum import crc32c
+from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
@@ -30,6 +31,7 @@ from . import cache_folder
 from .cache_extents import (
     ENTRY,
     by_last_use,
+    drop_extents,
     encode_entry,
     held_bytes,
     last_use,
@@ -142,12 +144,10 @@ class PrefixCache:
 
     def forget(self, url: str, identity: str) -> None:
         """Drop what is held of a shard; who has it open keeps what is in memory."""
-        if not cache_folder.prepare(self.folder):
-            return
-        entry = self._entry(url, identity)
-        for extent in reversed(list_extents(entry)):
-            unlink(extent.path)
-        unlink(os.path.join(entry, ENTRY))
+        if cache_folder.prepare(self.folder):
+            entry = self._entry(url, identity)
+            drop_extents(entry)
+            unlink(os.path.join(entry, ENTRY))
 
     def known_stops(self, url: str, identity: str) -> tuple[int, ...] | None:
         """The prefix stops of a shard of which something is held."""
@@ -282,8 +282,7 @@ class PrefixCache:
     def _drop_other_versions(self, entry: str) -> None:
         for folder in list_folder(os.path.dirname(entry)):
             if folder.path != entry:
-                for extent in reversed(list_extents(folder.path)):
-                    unlink(extent.path)
+                drop_extents(folder.path)
 
     def _make_room(self, size: int, own: tuple[str, int]) -> bool:
         """Count ``size`` bytes before they are written, and evict when they would be too many.
@@ -322,7 +321,8 @@ class PrefixCache:
         """
         found = [(*pair, folder) for folder in self._folders() for pair in by_last_use(folder)]
         found.sort(key=lambda item: (item[0].start == 0, item[1], -item[0].start))
-        freed, busy = 0, set()
+        freed = 0
+        busy = set()
         for extent, _, folder in found:
             if not go_on(freed):
                 break
@@ -362,7 +362,7 @@ def _bounds(
 
 def _stripe(name: str, entry: str) -> str:
     """One of a fixed number of lock files: an entry's folder may go while others wait for it."""
-    url, identity = entry.split(os.sep)[-2:]
+    *_, url, identity = entry.split(os.sep)
     return f"{name}-{(int(url, 16) ^ int(identity, 16)) % _NUM_LOCKS:02x}"
 
 
@@ -377,7 +377,7 @@ def _read_number(path: str) -> int | None:
 
 def _write(
     path: str,
-    data: bytes | memoryview,
+    data: Buffer,
     now: int,
 ) -> None:
     """Write a file of this time that appears whole or not at all.

@@ -11,6 +11,7 @@ from ..format.shard_index import MAX_GROUPS
 from .shared_integers import SharedIntegers
 
 _FULL_NUMBER = 0
+FirstScan = Scan | Literal["highest"]
 
 
 class ScanRange(NamedTuple):
@@ -59,7 +60,7 @@ class ScanLevel:
             :class:`PCRDataset` that is a staged copy the highest scan that it holds.
     """
 
-    def __init__(self, scan: Scan | Literal["highest"] = "highest") -> None:
+    def __init__(self, scan: FirstScan = "highest") -> None:
         self._number = SharedIntegers([_FULL_NUMBER])
         self._range: ScanRange | None = None
         self.value = FULL if scan == "highest" else scan

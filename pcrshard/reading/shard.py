@@ -15,15 +15,16 @@ from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import HEAD_STOP, Buffer, Head, read_head
 from ..format.shard_index import ShardIndex, decode_index
 from ..redaction import get_logger, redact_url
+from ..storage import Window
 from ..storage.local_file import LocalFile
 from ..storage.retry import Cancel, Retry
 from .images import extend_images, read_images
-from .prefix import Decode, OnError, Prefix, Sample, Select
+from .prefix import Decode, OnError, Prefix, Sample, Samples, Select
 from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
 _RETRY = Retry()
-Opened = contextlib.AbstractContextManager[LocalFile | storage.Window]
+Opened = contextlib.AbstractContextManager[LocalFile | Window]
 
 
 class Shard:
@@ -111,7 +112,7 @@ class Shard:
         select: Select | None = None,
         on_error: OnError | None = None,
         decode: Decode | None = None,
-    ) -> Iterator[Sample]:
+    ) -> Samples:
         """Read the prefix of a scan and yield its samples in order.
 
         See :meth:`load` and :meth:`Prefix.samples`.
@@ -122,7 +123,7 @@ class Shard:
     def __len__(self) -> int:
         return self.num_samples
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Samples:
         """All samples at full fidelity by one read; ``__getitem__`` would read once for each."""
         return self.samples()
 
@@ -235,9 +236,9 @@ class Shard:
         start: int,
         stop: int,
         cancel: Cancel = None,
-    ) -> Iterator[storage.Window]:
+    ) -> Iterator[Window]:
         with storage.open_range(self.url, start, stop, cancel=cancel, **self._how) as view:
-            yield storage.Window(view, start)
+            yield Window(view, start)
 
     @contextlib.contextmanager
     def _open_cached(
@@ -245,7 +246,7 @@ class Shard:
         cache: PrefixCache,
         scan: Scan,
         cancel: Cancel,
-    ) -> Iterator[storage.Window]:
+    ) -> Iterator[Window]:
         known = self.entry.stops if self.entry else None
         known = known or cache.known_stops(self.url, self._content)
         stops = known or self._open_head(cancel).stops
@@ -255,7 +256,7 @@ class Shard:
             storage.read_into(self.url, start, view, cancel=cancel, **self._how)
 
         with cache.open_prefix(self.url, self._content, stops, stop, fetch, cancel) as view:
-            yield storage.Window(view, 0)
+            yield Window(view, 0)
 
     @property
     def _content(self) -> str:

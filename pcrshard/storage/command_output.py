@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import select
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from signal import SIGKILL, SIGTERM
 from typing import IO, NamedTuple
 
 from ..errors import StorageError, TruncatedShard
@@ -17,7 +17,7 @@ from .retry import Cancel
 
 _SKIP_BYTES = 1 << 20
 _PATIENCE = 2.0
-_POLL_SECONDS = 0.2
+_POLL_MILLISECONDS = 200
 
 
 class Output(NamedTuple):
@@ -28,7 +28,7 @@ class Output(NamedTuple):
     stderr: IO[bytes]
 
 
-@contextlib.contextmanager
+@contextmanager
 def _run(command: str) -> Iterator[Output]:
     """Run a shell command; the ``with`` block's end ends it, however far it came."""
     with tempfile.TemporaryFile() as stderr:
@@ -51,11 +51,11 @@ def _run(command: str) -> Iterator[Output]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the shell and what it started."""
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_PATIENCE)
+    for number in (SIGTERM, SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
             return
 
 
@@ -79,7 +79,8 @@ def read_range(
         TruncatedShard: The output ends before.
         StorageError: The command failed; says what it wrote to its error output.
     """
-    pos, stop = 0, start + len(view)
+    stop = start + len(view)
+    pos = 0
     with _run(command) as output:
         while pos < stop:
             _wait(output, cancel)
@@ -97,7 +98,7 @@ def _wait(output: Output, cancel: Cancel) -> None:
     ready = select.poll()
     ready.register(output.stdout, select.POLLIN)
     while not (cancel and cancel.is_set()):
-        if ready.poll(_POLL_SECONDS * 1000):
+        if ready.poll(_POLL_MILLISECONDS):
             return
     raise StorageError("the read was cancelled")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import re
 import secrets
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import PCRError, StorageError, harmless
@@ -28,7 +29,7 @@ _VERSION_NAMES = (
 )  # fmt: skip
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_file(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
     """Open a file for seeking reads (a tar's headers); remote ones in blocks of 1 MiB.
 
@@ -130,7 +131,7 @@ def _wildcard(url: str) -> int | None:
     return found.start() if found else None
 
 
-def list_matching(pattern: str, *, options: Options | None = None) -> dict[str, int | None]:
+def list_matching(pattern: str, *, options: Options = None) -> dict[str, int | None]:
     """The files that match a pattern: their URLs, and their sizes in bytes where these are known.
 
     ``**`` matches any number of folders.
@@ -191,16 +192,13 @@ def remove_temporary_files(folder: str) -> None:
 
     No other process may be writing to the folder. Elsewhere there is nothing to remove.
     """
-    if not is_local(folder):
-        return
-    pattern = os.path.join(glob.escape(plain_path(folder)), f"{_TEMPORARY}*.tmp")
-    with mapped_errors(folder, "remove temporary files"):
-        for left in glob.glob(pattern):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(left)
+    if is_local(folder):
+        with mapped_errors(folder, "remove temporary files"):
+            for left in Path(plain_path(folder)).glob(f"{_TEMPORARY}*.tmp"):
+                left.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def atomic_write(
     url: str,
     *,
@@ -245,7 +243,7 @@ def atomic_write(
             if local and durable:
                 _sync_folder(folder)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
@@ -262,12 +260,13 @@ def write_at(
         StorageError: The disk is full, or refuses.
     """
     with _full_disk_is_ours(url):
-        done = 0
-        while done < len(data):
-            done += os.pwrite(handle, data[done:], position + done)
+        while data:
+            count = os.pwrite(handle, data, position)
+            position += count
+            data = data[count:]
 
 
-@contextlib.contextmanager
+@contextmanager
 def _full_disk_is_ours(url: str) -> Iterator[None]:
     """Make an error of the system a :class:`StorageError`; any other error of the block passes."""
     try:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from .retry import Cancel, Cancelled
 
 _POLL_SECONDS = 0.05
+# What another user's link leads to is neither made nor opened.
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEVER = threading.Event()
 
 
@@ -55,9 +57,7 @@ def hold_lock(
 def _open(path: str) -> int:
     if os.path.isdir(path):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    # What another user's link leads to is neither made nor opened.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    return os.open(path, flags, 0o666)
+    return os.open(path, _FLAGS, 0o666)
 
 
 def _try(handle: int, shared: bool) -> bool:

@@ -49,17 +49,18 @@ def _careful_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options, so that a redirect takes no header of the user's to another server."""
     if _HTTP.search(url) is None or "get_client" in options:
         return options
+    if _HTTP.match(url):
+        return _careful(options)
+    # In a chain each store has its options under its name.
+    chained = {name: _careful(options.get(name) or {}) for name in ("http", "https")}
+    return {**options, **chained}
+
+
+def _careful(options: Mapping[str, Any]) -> Mapping[str, Any]:
     # aiohttp takes half a second, which readers of other stores need not wait for.
     from .redirects import careful
 
-    if _HTTP.match(url):
-        return {**options, "client_kwargs": careful(options.get("client_kwargs") or {})}
-    # In a chain each store has its options under its name.
-    chained = {}
-    for name in ("http", "https"):
-        given = dict(options.get(name) or {})
-        chained[name] = given | {"client_kwargs": careful(given.get("client_kwargs") or {})}
-    return {**options, **chained}
+    return {**options, "client_kwargs": careful(options.get("client_kwargs") or {})}
 
 
 @contextlib.contextmanager

@@ -7,9 +7,11 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import StorageError, TruncatedShard
+from ..memory import Buffer
 from .retry import PROGRESS_BYTES, Cancelled, Refused
 
 # From a server that ignores Range this much is read and dropped to come to the start of a range;
@@ -36,23 +38,27 @@ class Reply(NamedTuple):
     encoded_bytes: int | None = None
 
 
+@dataclass(eq=False)
 class Transfer(abc.ABC):
     """Bytes of a file that are wanted, and how many of them came.
 
-    Args:
+    Attributes:
         start: Absolute first byte.
+        done: Bytes that came.
+        tag: Of the version that they are of.
+        num_replaced: Times that the file was replaced meanwhile.
+        most: The last byte that counted as progress.
+        last_progress: When it came.
     """
 
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.done = 0
-        self.tag: str | None = None
-        self.num_replaced = 0
-        # The last byte that counted as progress, and when it came.
-        self.most = 0
-        self.last_progress = time.monotonic()
-        self._lock = threading.Lock()
-        self._abandoned = False
+    start: int
+    done: int = 0
+    tag: str | None = None
+    num_replaced: int = 0
+    most: int = 0
+    last_progress: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _abandoned: bool = False
 
     @property
     @abc.abstractmethod
@@ -88,7 +94,7 @@ class Transfer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def put(self, chunk: bytes | memoryview, *, whole_file: bool) -> None:
+    def put(self, chunk: Buffer, *, whole_file: bool) -> None:
         """Take bytes of a body; of a whole file those after the range are left."""
 
     def finish(self) -> None:  # noqa: B027  # most need not know
@@ -133,11 +139,23 @@ class Transfer(abc.ABC):
             raise StorageError(f"asked for {asked}, got {content_range!r}")
         return match[3]
 
+    def _keep(self, chunk: Buffer) -> None:
+        """Put bytes after those that are there, unless nobody wants them any more."""
+        with self._lock:
+            if self._abandoned:
+                raise Cancelled("the read was cancelled")
+            self._write(chunk)
+        self._note(len(chunk))
+
     def _note(self, count: int) -> None:
         self.done += count
         if self.done - self.most >= PROGRESS_BYTES:
             self.most = self.done
             self.last_progress = time.monotonic()
+
+    @abc.abstractmethod
+    def _write(self, chunk: Buffer) -> None:
+        """Put bytes after those that are there."""
 
 
 class RangeTransfer(Transfer):
@@ -197,17 +215,15 @@ class RangeTransfer(Transfer):
         if total.isdecimal() and int(total) < self.stop:
             raise TruncatedShard(f"expected {self.wanted}, the file has {total}")
 
-    def put(self, chunk: bytes | memoryview, *, whole_file: bool) -> None:
+    def put(self, chunk: Buffer, *, whole_file: bool) -> None:
         """Take bytes of a body; see :class:`Transfer`."""
         room = len(self.view) - self.done
         if len(chunk) > room and not whole_file:
             raise StorageError(f"asked for {self.wanted}, got more")
-        count = min(len(chunk), room)
-        with self._lock:
-            if self._abandoned:
-                raise Cancelled("the read was cancelled")
-            self.view[self.done : self.done + count] = chunk[:count]
-        self._note(count)
+        self._keep(chunk[:room])
+
+    def _write(self, chunk: Buffer) -> None:
+        self.view[self.done : self.done + len(chunk)] = chunk
 
 
 class FileTransfer(Transfer):
@@ -276,14 +292,13 @@ class FileTransfer(Transfer):
         if size > self._limit:
             raise Refused(f"expected a file of at most {self._limit} bytes, got {size} or more")
 
-    def put(self, chunk: bytes | memoryview, *, whole_file: bool) -> None:
+    def put(self, chunk: Buffer, *, whole_file: bool) -> None:
         """Take bytes of a body; see :class:`Transfer`."""
         self._check_size(self.done + len(chunk))
-        with self._lock:
-            if self._abandoned:
-                raise Cancelled("the read was cancelled")
-            self.data += chunk
-        self._note(len(chunk))
+        self._keep(chunk)
+
+    def _write(self, chunk: Buffer) -> None:
+        self.data += chunk
 
     def finish(self) -> None:
         """The body came to its end, and with it the file, unless a longer one was promised."""

@@ -11,7 +11,10 @@ import braceexpand
 from ..errors import StorageError, harmless
 from ..redaction import PIPE, redact_url
 
+Urls = str | Sequence[str]
+
 _FILE = ("file://", "local://")
+_HTTP = ("http://", "https://")
 # A user, and the beginning of a password, which is no port.
 _OPEN_USER = re.compile(r"\w[\w+.-]*://[^/@]*:[^/@]*[^/@\d:][^/@]*")
 
@@ -28,7 +31,7 @@ def plain_path(url: str) -> str:
     return os.path.expanduser(url.partition("://")[2] if url.startswith(_FILE) else url)
 
 
-def expand(urls: str | Sequence[str]) -> list[str]:
+def expand(urls: Urls) -> list[str]:
     """Expand brace patterns in one URL or several.
 
     ``::`` separates URLs in one string, as in WebDataset.
@@ -62,7 +65,7 @@ def split_query(url: str) -> tuple[str, str]:
 
     Elsewhere ``?`` may be in a name.
     """
-    if not url.startswith(("http://", "https://")):
+    if not url.startswith(_HTTP):
         return url, ""
     path, mark, query = url.partition("?")
     return path, mark + query

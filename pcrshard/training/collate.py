@@ -27,6 +27,8 @@ from .shard_set import Row
 
 Key = tuple[int, int, int]
 Rows = list[Row]
+# Positions in a batch.
+Positions = dict[Prefix, list[int]]
 # A size is a decoder of whole images.
 ImageChoice = ImageDecoder | int | tuple[int, int] | None
 _INTEGERS = ("cls", "cls2", "index", "inx", "id")
@@ -196,7 +198,7 @@ def as_decoder(image: ImageChoice) -> ImageDecoder | None:
     return ImageDecoder((int(sides[0]), int(sides[-1])))
 
 
-def _by_prefix(rows: Rows) -> dict[Prefix, list[int]]:
+def _by_prefix(rows: Rows) -> Positions:
     """The positions in a batch of each prefix's samples."""
     groups = collections.defaultdict(list)
     for position, (_, prefix, _) in enumerate(rows):

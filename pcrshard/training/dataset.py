@@ -7,7 +7,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
@@ -20,8 +20,8 @@ from ..reading.shared_integers import SharedIntegers
 from . import ranks
 from .collate import Collator, ImageChoice, as_decoder
 from .epoch_order import Geometry, Order, Rules, epoch_order, mixture, worker_batches
-from .epoch_progress import MAX_SEGMENTS, EpochProgress, check_batches
-from .epoch_sequence import Ints
+from .epoch_progress import MAX_SEGMENTS, EpochProgress, State, check_batches
+from .epoch_sequence import Batches, Ints
 from .loader import PCRLoader, refuse_batching
 from .shard_set import Row, ShardSet, read_batches
 
@@ -30,7 +30,7 @@ _NO_EPOCH = -1
 
 
 @dataclasses.dataclass(frozen=True)
-class EpochOptions:
+class EpochOptions(Rules):
     """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
 
     Attributes:
@@ -44,29 +44,26 @@ class EpochOptions:
         samples: Samples in an epoch with ``weights``; by default as many as the datasets have.
     """
 
-    seed: int = 0
-    shuffle_shards: int = 4
-    last: Literal["drop", "pad", "short"] = "drop"
     phases: int = 4
     slots: int | None = None
     weights: tuple[float, ...] | None = None
     samples: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.samples is not None and self.weights is None:
             raise ValueError(
                 f"expected weights with samples={self.samples}: without them each sample comes once"
             )
 
-    @property
-    def rules(self) -> Rules:
-        """Those that hold for a whole epoch."""
-        return Rules(self.seed, self.shuffle_shards, self.last)
-
     def geometry(self, batch_size: int, world: int) -> Geometry:
         """How batches of a world of ranks cut an epoch up."""
         slots = world if self.slots is None else self.slots
         return Geometry(batch_size * world, slots, self.phases)
+
+
+def _at_scan(rows: list[Row], scan: Scan) -> list[Row]:
+    return [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
 
 
 class PCRDataset(IterableDataset[Any]):
@@ -134,7 +131,7 @@ class PCRDataset(IterableDataset[Any]):
         self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
         self._finished = SharedIntegers([_NO_EPOCH])
         self._progress = EpochProgress()
-        self._order()  # raises if there is not one global batch
+        self._order(self._progress)  # raises if there is not one global batch
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -222,7 +219,7 @@ class PCRDataset(IterableDataset[Any]):
             yield batch
         self.set_epoch(epoch + 1)
 
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+    def state_dict(self, batches: int | None = None) -> State:
         """Where this job is, in a few integers that JSON can hold; the same on all ranks.
 
         Args:
@@ -237,7 +234,7 @@ class PCRDataset(IterableDataset[Any]):
             place = progress.worker_state(info.id, info.num_workers)
         return self._fixed() | place
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue where a job was: at another scan, with other workers or ranks, too.
 
         Raises:
@@ -266,7 +263,7 @@ class PCRDataset(IterableDataset[Any]):
 
     def views(
         self,
-        batches: Sequence[Ints],
+        batches: Batches,
         scans: Sequence[Scan],
         epoch: int = 0,
         shards: ShardSet | None = None,
@@ -287,12 +284,7 @@ class PCRDataset(IterableDataset[Any]):
         highest = FULL if FULL in scans else max(map(int, scans))
 
         def take(rows: list[Row]) -> dict[Scan, Any]:
-            return {
-                scan: self.collate(
-                    [(id_, prefix.at(scan), row) for id_, prefix, row in rows], epoch
-                )
-                for scan in scans
-            }
+            return {scan: self.collate(_at_scan(rows, scan), epoch) for scan in scans}
 
         return read_batches(shards or self.shards, batches, highest, take)
 
@@ -336,7 +328,7 @@ class PCRDataset(IterableDataset[Any]):
             )
         return self._read(batches[progress.done :], epoch, worker)
 
-    def _read(self, batches: Sequence[Ints], epoch: int, worker: int) -> Iterator[Any]:
+    def _read(self, batches: Batches, epoch: int, worker: int) -> Iterator[Any]:
         take = functools.partial(self.collate, epoch=epoch)
         for batch in read_batches(self.shards, batches, self.scan, take):
             self._progress = self._progress.gave(self._progress.done + 1)
@@ -352,13 +344,18 @@ class PCRDataset(IterableDataset[Any]):
         self._finished[0] = _NO_EPOCH
         self._progress = progress
 
-    def _fixed(self) -> dict[str, Any]:
-        """What must be the same for a state to mean the same samples."""
-        fixed = dataclasses.asdict(self.options)
-        del fixed["slots"], fixed["phases"]  # a state has those of its segments
-        weights = self.options.weights and list(self.options.weights)  # as JSON has them
-        shards = self.shards.fingerprint
-        return fixed | {"version": _VERSION, "shards": shards, "weights": weights}
+    def _fixed(self) -> State:
+        """What must be the same for a state to mean the same samples; phases and slots need not."""
+        options = self.options
+        return {
+            "version": _VERSION,
+            "shards": self.shards.fingerprint,
+            "seed": options.seed,
+            "shuffle_shards": options.shuffle_shards,
+            "last": options.last,
+            "weights": options.weights and list(options.weights),  # as JSON has them
+            "samples": options.samples,
+        }
 
     def _check_rank(self) -> None:
         """Raise in a process whose environment says another rank than the dataset has.
@@ -374,24 +371,23 @@ class PCRDataset(IterableDataset[Any]):
 
     def _batches(self, worker: int = 0, workers: int = 1) -> list[Ints]:
         rank, world = self.rank
-        return worker_batches(self._order(), world, rank, workers, worker)
+        return worker_batches(self._order(self.progress), world, rank, workers, worker)
 
-    def _order(self, progress: EpochProgress | None = None) -> Order:
-        """The steps from the start on, by default from the present one."""
-        start = progress or self.progress
-        options = self.options
-        shards = self.shards
-        sequence = None
-        if options.weights is not None:
-            samples = shards.num_samples if options.samples is None else options.samples
-            sequence = mixture(
-                shards.sizes, options.weights, samples, options.rules, epoch=start.epoch
-            )
+    def _order(self, start: EpochProgress) -> Order:
+        """The steps from a start on."""
         return epoch_order(
-            np.diff(shards.starts),
+            np.diff(self.shards.starts),
             self.geometry,
-            options.rules,
+            self.options,
             epoch=start.epoch,
             history=start.segments,
-            sequence=sequence,
+            sequence=self._mixture(start.epoch),
         )
+
+    def _mixture(self, epoch: int) -> Ints | None:
+        """What an epoch consists of, if the datasets have weights."""
+        options = self.options
+        if options.weights is None:
+            return None
+        samples = self.shards.num_samples if options.samples is None else options.samples
+        return mixture(self.shards.sizes, options.weights, samples, options, epoch=epoch)

@@ -11,6 +11,10 @@ import numpy as np
 
 from .epoch_order import Geometry, advance
 
+# What JSON can hold of a job.
+State = dict[str, Any]
+Segments = Sequence[Sequence[int]]
+
 MAX_SEGMENTS = 64
 # Batches of a state may be larger than those of this job, but not so large that an order of a
 # small dataset takes gigabytes.
@@ -102,14 +106,14 @@ class EpochProgress:
         """The iteration came to its end."""
         return replace(self, stage="ended")
 
-    def state(self, geometry: Geometry, batches: int | None = None) -> dict[str, Any]:
+    def state(self, geometry: Geometry, batches: int | None = None) -> State:
         """Where a job is after some batches of this iteration, by default after ``done``."""
         if batches is None and self.stage == "ended":
             return {"epoch": self.epoch + 1, "segments": advance([], geometry, 0)}
         done = self.done if batches is None else batches
         return {"epoch": self.epoch, "segments": advance(self.segments, geometry, done)}
 
-    def worker_state(self, worker: int, workers: int) -> dict[str, Any]:
+    def worker_state(self, worker: int, workers: int) -> State:
         """Where one DataLoader worker is."""
         return {
             "epoch": self.epoch,
@@ -125,13 +129,13 @@ class EpochProgress:
 
     def with_start(self, numbers: Sequence[int]) -> EpochProgress:
         """With the epoch and the segments that another process may have set."""
-        stop = 2 + 4 * numbers[1]
-        segments = np.reshape(numbers[2:stop], (-1, 4)).tolist()
-        return replace(self, epoch=numbers[0], segments=segments)
+        epoch, count, *rest = numbers
+        segments = np.reshape(rest[: 4 * count], (-1, 4))
+        return replace(self, epoch=epoch, segments=segments.tolist())
 
 
 def check_batches(
-    segments: Sequence[Sequence[int]],
+    segments: Segments,
     num_samples: int,
     global_batch: int,
 ) -> None:
@@ -146,25 +150,29 @@ def check_batches(
         ValueError: A batch is larger than any could have been.
     """
     most = max(num_samples, global_batch, MAX_STATE_BATCH)
-    largest = max((segment[0] for segment in segments), default=0)
-    if largest > most:
-        raise ValueError(f"expected steps of at most {most} samples in a state, got {largest}")
+    for size, *_ in segments:
+        if size > most:
+            raise ValueError(f"expected steps of at most {most} samples in a state, got {size}")
 
 
 def _is_whole(number: Any, most: int = 1 << 63) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < most
 
 
+def _is_list(value: Any, length: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) == length
+
+
 def _is_worker(worker: Any) -> bool:
     if worker is None:
         return True
-    pair = isinstance(worker, list | tuple) and len(worker) == 2
-    return pair and all(map(_is_whole, worker)) and bool(worker[0] < worker[1])
+    is_pair = _is_list(worker, 2) and all(map(_is_whole, worker))
+    return is_pair and bool(worker[0] < worker[1])
 
 
 def _is_segment(segment: Any) -> bool:
     """Whether these may be (global_batch, slots, phases, steps)."""
-    if not (isinstance(segment, list | tuple) and len(segment) == 4):
+    if not _is_list(segment, 4):
         return False
     *geometry, steps = segment
     # Lanes are counted by a product of two.

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Counts = Sequence[int] | Ints
+# Sample ids of each batch.
+Batches = Sequence[Ints]
 # Purposes are words of the generator's counter, so that no two uses ever share a number.
 # Changing them changes every order.
 SHARDS, ROWS, WINDOWS, MERGE = range(4)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from .epoch_progress import State
+
 if TYPE_CHECKING:
     from .dataset import PCRDataset
 
@@ -39,10 +41,10 @@ class PCRLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class
         return self.dataset.hand_out(super().__iter__)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Where the training loop is: after the last batch that it got."""
         return self.dataset.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue after that batch; see :meth:`PCRDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)

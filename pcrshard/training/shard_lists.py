@@ -13,7 +13,7 @@ from .epoch_counter import EpochCounter
 
 
 def shards(
-    urls: str | Sequence[str],
+    urls: storage.Urls,
     seed: int = 0,
     epoch: int | None = None,
 ) -> list[str] | ShardOrder:
@@ -56,7 +56,7 @@ class ShardOrder(Sequence[str]):
         seed: Any number, the same on all ranks.
     """
 
-    def __init__(self, urls: str | Sequence[str], seed: int = 0) -> None:
+    def __init__(self, urls: storage.Urls, seed: int = 0) -> None:
         self.urls = storage.expand(urls)
         self.seed = seed
         self._counter = EpochCounter()

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
 from .epoch_order import Order, worker_batches
-from .epoch_sequence import Counts, Ints, check_counts, check_whole, run_begins, shards_of
+from .epoch_sequence import (
+    Batches,
+    Counts,
+    Ints,
+    check_counts,
+    check_whole,
+    run_begins,
+    shards_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +83,7 @@ class Account:
 
 
 def schedule(
-    batches: Sequence[Ints],
+    batches: Batches,
     sizes: Counts,
     keep: int | None = None,
 ) -> Schedule:

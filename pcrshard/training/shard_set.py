@@ -14,16 +14,17 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..checksum import crc32c
-from ..format.dataset_index import DatasetIndex, ShardEntry
+from ..format.dataset_index import ShardEntry
 from ..format.scan import FULL, Scan
-from ..reading.dataset_folder import check_claims, open_dataset
+from ..reading.dataset_folder import Opened, check_claims, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
 from ..reading.scan_level import ScanChoice, ScanLevel, ScanRange, current_scan
 from ..reading.shard import Shard
 from ..redaction import redact_url
-from .epoch_sequence import Ints
+from ..storage import Urls
+from .epoch_sequence import Batches, Ints
 from .shard_schedule import Schedule, schedule
 
 Row = tuple[int, Prefix, int]
@@ -55,7 +56,7 @@ class ShardSet:
         name: The datasets, in messages.
     """
 
-    def __init__(self, datasets: str | Sequence[str], options: ReadOptions) -> None:
+    def __init__(self, datasets: Urls, options: ReadOptions) -> None:
         if not datasets:
             raise ValueError("expected one or several datasets, got none")
         self.options = options
@@ -80,14 +81,14 @@ class ShardSet:
     @property
     def scans(self) -> ScanRange:
         """The scans that every shard has."""
-        held = [entry.scan for entry in self.entries if entry.scan is not None]
         num_groups = min(entry.num_groups for entry in self.entries)
+        held = [entry.scan for entry in self.entries if entry.scan]
         return ScanRange(num_groups, min(held, default=FULL), self.name)
 
     @property
     def fingerprint(self) -> int:
         """A checksum of the shards and their order; another one means other sample ids."""
-        lines = [f"{e.name} {e.num_samples} {e.head_crc32c}" for e in self.entries]
+        lines = ["{} {} {}".format(*identity) for identity in _identities(self.entries)]
         return crc32c("\n".join(lines).encode())
 
     def place(self, sample: int) -> Place:
@@ -108,12 +109,12 @@ class ShardSet:
         rows = samples - self.starts[shards]
         return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
 
-    def schedule(self, batches: Sequence[Ints]) -> Schedule:
+    def schedule(self, batches: Batches) -> Schedule:
         """When batches of ids need each shard."""
         sizes = np.diff(self.starts)
         # A shard that lies unused for longer than four shards take is closed and read again: only
         # padding and mixtures have such shards.
-        keep = 64 + 4 * int(sizes.max()) // max(map(len, batches), default=1)
+        keep = 64 + 4 * sizes.max() // max(map(len, batches), default=1)
         return schedule(batches, sizes, keep)
 
     def origin(self, url: str) -> ShardSet:
@@ -150,16 +151,19 @@ def check_same_shards(
     url: str,
 ) -> None:
     """Raise ``ValueError`` if ``url`` has other shards than a staged copy of it would have."""
-    known = [(e.name, e.num_samples, e.head_crc32c) for e in entries]
-    found = [(e.name, e.num_samples, e.head_crc32c) for e in others]
-    if known != found:
+    if _identities(entries) != _identities(others):
         raise ValueError(
             f"expected the dataset that the staged copy comes from, got {redact_url(url)}"
         )
 
 
-def _open(url: str, options: ReadOptions) -> tuple[DatasetIndex, list[str]]:
-    how: dict[str, Any] = {"storage_options": options.storage_options, "retry": options.retry}
+def _identities(entries: Sequence[ShardEntry]) -> list[tuple[Any, ...]]:
+    """What tells shards from others."""
+    return [(entry.name, entry.num_samples, entry.head_crc32c) for entry in entries]
+
+
+def _open(url: str, options: ReadOptions) -> Opened:
+    how: Any = {"storage_options": options.storage_options, "retry": options.retry}
     index, urls = open_dataset(url, **how)
     check_claims(index, urls, **how)
     return index, urls
@@ -201,7 +205,7 @@ class HeldPrefixes:
 
 def read_batches(
     shards: ShardSet,
-    batches: Sequence[Ints],
+    batches: Batches,
     scan: ScanChoice,
     take: Callable[[list[Row]], Result],
 ) -> Iterator[Result]:

@@ -13,7 +13,7 @@ from .. import storage
 from ..errors import EncodeError, FormatError, PCRError
 from ..format.names import valid_key
 from ..format.scan import FULL, Scan
-from ..format.shard_index import round512
+from ..format.shard_index import BLOCK
 from ..format.tar_members import TRAILER, tar_header
 from ..jpeg.pixels import make_baseline
 from ..reading.prefix import OnError, Prefix, Sample
@@ -88,12 +88,14 @@ def _load(
     try:
         return shard.load(scan)
     except PCRError as error:
-        # A store that fails, or a scan that is not there, is not the fault of one shard.
-        is_gone = isinstance(error.__cause__, FileNotFoundError)
-        is_bad = isinstance(error, FormatError) or is_gone
-        if not is_bad or on_error is None or not on_error(error):
+        if not _is_bad_shard(error) or on_error is None or not on_error(error):
             raise
         return None
+
+
+def _is_bad_shard(error: PCRError) -> bool:
+    """A store that fails, or a scan that is not there, is not the fault of one shard."""
+    return isinstance(error, FormatError) or isinstance(error.__cause__, FileNotFoundError)
 
 
 class _Folder:
@@ -146,12 +148,9 @@ class _Folder:
         self._sound.add(parent)
 
 
-def _is_same(target: str, source: str) -> bool:
-    """Whether two URLs are those of one file, as far as they tell it."""
-    if storage.is_local(target) and storage.is_local(source):
-        paths = [os.path.realpath(storage.plain_path(url)) for url in (target, source)]
-        return paths[0] == paths[1]
-    return target == source
+def _true_name(url: str) -> str:
+    """A URL as far as it tells which file it is: the real path of a local one."""
+    return os.path.realpath(storage.plain_path(url)) if storage.is_local(url) else url
 
 
 def _write_folder(
@@ -187,7 +186,7 @@ def _write_wds(
     folder: _Folder,
 ) -> int:
     target = storage.join(folder.url, storage.file_name(shard.url))
-    if _is_same(target, shard.url):
+    if _true_name(target) == _true_name(shard.url):
         raise EncodeError("expected another folder than the shard's own", url=folder.url)
     with folder.write(target) as file:
         return _write_tar(samples, file)
@@ -196,13 +195,17 @@ def _write_wds(
 def _write_tar(samples: Iterable[Sample], file: BinaryIO) -> int:
     count = 0
     for sample in samples:
-        key = sample.pop("__key__")
-        for field, value in sample.items():
-            padding = bytes(round512(len(value)) - len(value))
-            file.write(tar_header(f"{key}.{field}", len(value)) + value + padding)
+        file.writelines(_tar_members(sample))
         count += 1
     file.write(TRAILER)
     return count
+
+
+def _tar_members(sample: Sample) -> Iterator[bytes]:
+    key = sample.pop("__key__")
+    for field, value in sample.items():
+        padding = bytes(-len(value) % BLOCK)
+        yield tar_header(f"{key}.{field}", len(value)) + value + padding
 
 
 def _to_baseline(

@@ -36,6 +36,7 @@ class Staged(NamedTuple):
 
 
 OnShard = Callable[[Staged], None]
+Futures = list[concurrent.futures.Future[Staged]]
 
 
 def stage(
@@ -138,7 +139,7 @@ def _stage_all(
     note_finished: Callable[[dict[str, ShardEntry]], None],
 ) -> tuple[ShardEntry, ...]:
     """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
-    futures: list[concurrent.futures.Future[Staged]] = []
+    futures: Futures = []
     pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
     try:
         futures = [pool.submit(_stage_shard, task) for task in tasks]
@@ -157,10 +158,13 @@ def _stage_all(
     return tuple(future.result().entry for future in futures)
 
 
-def _finished(futures: list[concurrent.futures.Future[Staged]]) -> dict[str, ShardEntry]:
-    """The entries of the shards that were copied, by name."""
-    ended = [future for future in futures if future.done() and not future.cancelled()]
-    entries = [future.result().entry for future in ended if future.exception() is None]
+def _finished(futures: Futures) -> dict[str, ShardEntry]:
+    """The entries of the shards that were copied, by name; all futures have ended."""
+    entries = [
+        future.result().entry
+        for future in futures
+        if not (future.cancelled() or future.exception())
+    ]
     return {entry.name: entry for entry in entries}
 
 

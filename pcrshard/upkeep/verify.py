@@ -249,7 +249,8 @@ def _compare_pixels(
     mode = "cmyk" if parts.colour in ("cmyk", "ycck") else "rgb"
     expected = decode(mend_headers(source, parts), mode)
     got = decode(jpeg, mode)
-    if not np.array_equal(expected, got):
-        same = expected.shape == got.shape
-        shapes = "" if same else f": expected shape {expected.shape}, got {got.shape}"
-        yield f"pixels of {field} differ from the source{shapes}"
+    if expected.shape != got.shape:
+        shapes = f"expected shape {expected.shape}, got {got.shape}"
+        yield f"pixels of {field} differ from the source: {shapes}"
+    elif not np.array_equal(expected, got):
+        yield f"pixels of {field} differ from the source"
