@@ -47,7 +47,7 @@ def jpegtran(files, out):
 
 
 def in_process(files):
-    """CPU seconds of the same transcoding by the backend (native core or libjpeg-turbo), without
+    """CPU seconds of the same transcoding by the native core, without
     processes: what of the encoder is not pcrshard's own.
     """
     begin = time.process_time()

@@ -1,8 +1,8 @@
 /* libFuzzer harness: decodes the same bytes with both backends, and rescans them.
  *
  * The first 8 bytes choose the request, the rest is the stream. Besides what the sanitizers find,
- * the backends must agree on success and on every pixel, a rescan must decode to the same pixels,
- * and a batch of a good and a cut stream must give what each gives alone.
+ * the backends must agree on success, on every pixel and on a rescan, which must decode to the same
+ * pixels, and a batch of a good and a cut stream must give what each gives alone.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,9 +83,17 @@ static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header
     }
     script[scans++] = (pcr_scan_spec){.num_components = header->num_components,
                                       .component = {0, 1, 2, 3}, .ah = 1};
-    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
-    const uint8_t *rescanned;
-    if (pcr_rescan(decoder, pieces, count, script, scans, &rescanned, &rescanned_size) == PCR_OK) {
+    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO),
+                *portable = pcr_decoder_new(PCR_BACKEND_PORTABLE);
+    const uint8_t *rescanned, *again;
+    int code = pcr_rescan(decoder, pieces, count, script, scans, &rescanned, &rescanned_size);
+    size_t again_size;
+    require(code == pcr_rescan(portable, pieces, count, script, scans, &again, &again_size) &&
+                strcmp(pcr_message(decoder), pcr_message(portable)) == 0,
+            "one backend refuses to rescan what the other rescans");
+    if (code == PCR_OK) {
+        require(rescanned_size == again_size && memcmp(rescanned, again, again_size) == 0,
+                "the backends rescan differently");
         pcr_piece whole = {rescanned, rescanned_size};
         uint8_t *got = decode(PCR_BACKEND_PORTABLE, &whole, 1, request, &got_size);
         require(got != NULL && got_size == size && memcmp(got, pixels, size) == 0,
@@ -93,6 +101,7 @@ static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header
         free(got);
     }
     pcr_decoder_free(decoder);
+    pcr_decoder_free(portable);
 }
 
 /* The same stream, without its last piece, and again: the first and the third have the pixels,

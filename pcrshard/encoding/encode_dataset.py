@@ -18,6 +18,7 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
+from ..jpeg.pixels import check_native_core
 from ..redaction import get_logger, redact_url
 from .labels import read_labels, renumber
 from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
@@ -72,6 +73,7 @@ def encode(
     Raises:
         EncodeError: The source or the destination is not as it should be.
         CorruptJpeg, UnsupportedJpeg: A bad image, unless ``on_error="skip"``.
+        MissingDependency: The native core was not built.
         StorageError: Bytes could not be read or written.
     """
     index = encode_part(
@@ -129,6 +131,7 @@ def encode_part(
             there.
     """
     _check_main_program()
+    check_native_core()
     src = os.fspath(src)
     dst = storage.plain_path(os.fspath(dst))
     source = _list(src, options, src_options)

@@ -17,6 +17,7 @@ from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, unique_key
 Row = dict[str, Any]
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _DIGITS = re.compile("-?[0-9]+")
+_MAX_LIST_BYTES = 1 << 31
 _MAX_DIGITS = 18  # fits into int64
 _NUMBER = re.compile("0|-?[1-9][0-9]*")
 # What other programs call the columns, the first that is there.
@@ -48,7 +49,9 @@ def list_rows(path: str, options: StorageOptions) -> Source:
         EncodeError: A row is not as it should be; the message names its line.
         StorageError: The list cannot be read.
     """
-    lines = _Lines(storage.read_bytes(path, options=options))
+    # A local one may be a pipe, which has no size.
+    most = None if storage.is_local(path) else _MAX_LIST_BYTES
+    lines = _Lines(storage.read_bytes(path, options=options, max_bytes=most))
     rows = []
     try:
         for row in _parse(path, lines):

@@ -30,7 +30,25 @@ _log = get_logger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+# A larger tar would take gigabytes to list; what is without end never ends otherwise.
+_MAX_MEMBERS = 1 << 22
+_LONG_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_MAX_HEADER_BYTES = 1 << 20
 _HTTP = ("http://", "https://")
+
+
+class _How(NamedTuple):
+    """How a source is listed; see :func:`list_source`."""
+
+    prefix_keys: bool
+    options: StorageOptions
+    retry: storage.Retry
 
 
 class _File(NamedTuple):
@@ -46,6 +64,7 @@ def list_source(
     *,
     prefix_keys: bool = False,
     options: StorageOptions = None,
+    retry: storage.Retry = storage.Retry(),
 ) -> Source:
     """List the samples of a source.
 
@@ -56,21 +75,23 @@ def list_source(
         prefix_keys: Put the tar's name, and its folder where the tars have several, before its
             keys, for tars that use the same keys.
         options: fsspec storage options.
+        retry: ``deadline`` is the longest time without a file or a sample.
 
     Raises:
         EncodeError: Nothing to encode was found, or two samples have the same key.
-        StorageError: The source cannot be listed.
+        StorageError: The source cannot be listed, or does not answer.
     """
+    how = _How(prefix_keys, options, retry)
     if src.endswith(LISTS):
         source = list_rows(src, options)
     else:
         urls = storage.expand(src)
         if any(map(storage.is_pattern, urls)):
-            source = _list_patterns(urls, prefix_keys, options)
+            source = _list_patterns(urls, how)
         elif len(urls) == 1 and not urls[0].endswith(".tar"):
-            source = _list_folder(urls[0].rstrip("/") or "/", prefix_keys, options)
+            source = _list_folder(urls[0].rstrip("/") or "/", how)
         else:
-            source = Source(list(_tar_samples(urls, prefix_keys, options)))
+            source = Source(list(_tar_samples(urls, how)))
     if not source.samples:
         raise EncodeError(
             "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
@@ -89,13 +110,9 @@ def _http_advice(src: str) -> str:
     )
 
 
-def _list_folder(
-    folder: str,
-    prefix_keys: bool,
-    options: StorageOptions,
-) -> Source:
+def _list_folder(folder: str, how: _How) -> Source:
     try:
-        listed = storage.list_files(folder, options=options)
+        listed = storage.list_files(folder, options=how.options, retry=how.retry)
     except StorageError as error:
         if advice := _http_advice(folder):
             raise StorageError(f"{error}{advice}") from error.__cause__
@@ -104,7 +121,7 @@ def _list_folder(
         # A listing has links by which it is sorted, and names as they are written in URLs.
         listed = [(name, size) for name, size in listed if "?" not in name]
     files = [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
-    source = _sort_files(folder, files, prefix_keys, options)
+    source = _sort_files(folder, files, how)
     return source._replace(
         splits=_split_sources(_usable(files), lambda split: storage.join(folder, split))
     )
@@ -133,16 +150,14 @@ def _split_sources(files: Sequence[_File], folder_of: Callable[[str], str]) -> d
     return sources
 
 
-def _list_patterns(
-    patterns: list[str],
-    prefix_keys: bool,
-    options: StorageOptions,
-) -> Source:
+def _list_patterns(patterns: list[str], how: _How) -> Source:
     """The files that match any of some patterns, as if they were alone in their folder."""
     found: dict[str, int | None] = {}
     for pattern in patterns:
-        is_one = not storage.is_pattern(pattern)
-        found |= {pattern: None} if is_one else storage.list_matching(pattern, options=options)
+        if storage.is_pattern(pattern):
+            found |= storage.list_matching(pattern, options=how.options, retry=how.retry)
+        else:
+            found[pattern] = None
     fixed = [storage.fixed_folder(pattern) for pattern in patterns]
     folder = _shared_folder(fixed)
     # Names become keys and classes.
@@ -151,7 +166,7 @@ def _list_patterns(
         _File(_shown(url, bare_url(url).removeprefix(bare)), url, size)
         for url, size in sorted(found.items())
     ]
-    source = _sort_files(bare, files, prefix_keys, options)
+    source = _sort_files(bare, files, how)
     rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
     splits = _split_sources(_usable(files), lambda split: _in_split(folder, split, rests))
     return source._replace(splits=splits)
@@ -175,8 +190,7 @@ def _shared_folder(folders: Sequence[str]) -> str:
 def _sort_files(
     folder: str,
     files: Sequence[_File],
-    prefix_keys: bool,
-    options: StorageOptions,
+    how: _How,
 ) -> Source:
     """Take the tars or the images of a folder, and name the rest."""
     usable = _usable(files)
@@ -186,18 +200,14 @@ def _sort_files(
             "found both images and tars: name the tars by a pattern",
             url=folder,
         )
-    source = _tar_source(tars, prefix_keys, options) if tars else _image_source(folder, usable)
+    source = _tar_source(tars, how) if tars else _image_source(folder, usable)
     ignored = [name for name, *_ in files if not _hidden(name) and not _is_usable(name)]
     return source._replace(ignored=tuple(ignored))
 
 
-def _tar_source(
-    tars: Sequence[_File],
-    prefix_keys: bool,
-    options: StorageOptions,
-) -> Source:
+def _tar_source(tars: Sequence[_File], how: _How) -> Source:
     urls = [file.url for file in tars]
-    return Source(list(_tar_samples(urls, prefix_keys, options)))
+    return Source(list(_tar_samples(urls, how)))
 
 
 def _image_source(folder: str, images: Sequence[_File]) -> Source:
@@ -235,23 +245,21 @@ def _extension(name: str) -> str:
     return posixpath.splitext(name)[1][1:].lower()
 
 
-def _tar_samples(
-    urls: list[str],
-    prefix_keys: bool,
-    options: StorageOptions,
-) -> Iterator[SampleRef]:
+def _tar_samples(urls: list[str], how: _How) -> Iterator[SampleRef]:
     seen: dict[str, str] = {}
     names = [bare_url(url) for url in urls]
     folder = posixpath.commonprefix(names).rpartition("/")[0]
     for url, name in zip(urls, names, strict=True):
         stem = name[len(folder) :].lstrip("/").removesuffix(".tar")
-        for sample in _tar_members(url, options):
-            key = f"{stem}/{sample.key}" if prefix_keys else sample.key
+        for sample in storage.collect(_tar_members(url, how.options), url, retry=how.retry):
+            key = f"{stem}/{sample.key}" if how.prefix_keys else sample.key
             if key in seen:
                 where = "which holds it twice" if seen[key] == url else f"and in {redact_url(url)}"
                 # Tars that hold a key twice themselves are not kept apart by their names.
                 advice = (
-                    "" if prefix_keys or seen[key] == url else "; --prefix-keys keeps them apart"
+                    ""
+                    if how.prefix_keys or seen[key] == url
+                    else "; --prefix-keys keeps them apart"
                 )
                 first = redact_url(seen[key])
                 raise EncodeError(f"key {key!r} is in {first}, {where}{advice}")
@@ -270,6 +278,19 @@ def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
 
 class _CheckedInfo(tarfile.TarInfo):
     """A header that leads on: with a negative size tarfile would read the same one for ever."""
+
+    @classmethod
+    def frombuf(
+        cls,
+        buf: bytes | bytearray,
+        encoding: str,
+        errors: str,
+    ) -> Self:
+        info = super().frombuf(buf, encoding, errors)
+        # tarfile reads what belongs to headers into memory.
+        if info.type in _LONG_HEADERS and info.size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header claims {info.size} bytes")
+        return info
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
@@ -295,7 +316,9 @@ def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
 def _fields(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     """(key, field name, header) of the members that WebDataset would read."""
     places: dict[str, tuple[int, int]] = {}
-    for info in tar:
+    for number, info in enumerate(tar):
+        if number == _MAX_MEMBERS:
+            raise tarfile.ReadError(f"more than {_MAX_MEMBERS} members; divide it")
         # A hard link is a file that is in the tar already, under another name.
         if info.islnk() and info.linkname in places:
             info.type = tarfile.REGTYPE

@@ -47,6 +47,7 @@ __all__ = [
     "ScanHeader",
     "check_cost",
     "check_pixels",
+    "find_frame",
     "frame_size",
     "map_jpeg",
 ]
@@ -350,7 +351,7 @@ def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
         CorruptJpeg: There is no frame header, or it has no height.
         UnsupportedJpeg: It claims too much.
     """
-    frame = _find_frame(jpeg)
+    frame = find_frame(jpeg)
     height = frame.height
     width = frame.width
     coefficient_bytes = frame.num_blocks * _COEFFICIENT_BYTES
@@ -374,12 +375,16 @@ def frame_size(jpeg: Buffer) -> Size:
     """
     if size := _quick_frame_size(bytes(jpeg[:_QUICK_BYTES])):
         return size
-    frame = _find_frame(bytes(jpeg))
+    frame = find_frame(bytes(jpeg))
     return frame.height, frame.width
 
 
-def _find_frame(data: bytes) -> Frame:
-    """The frame header, which comes before the first scan."""
+def find_frame(data: bytes) -> Frame:
+    """The frame header, which comes before the first scan.
+
+    Raises:
+        CorruptJpeg: There is none, or it has no height.
+    """
     _check_soi(data)
     segment = read_segment(data, 2)
     while segment.code not in FRAMES:

@@ -1,7 +1,8 @@
 """The one door to pixels: lossless transcoding and decoding, conversion of other formats.
 
-The native core does the work where it was built. libjpeg-turbo, through PyTurboJPEG, does it
-elsewhere, and does whatever the core does not support. PyTurboJPEG exposes no lossless progressive
+Sources are judged and transcoded by the native core alone, so that a dataset does not depend on the
+machine. Pixels are decoded by the core where it was built. libjpeg-turbo, through PyTurboJPEG,
+decodes elsewhere, and whatever the core does not support. PyTurboJPEG exposes no lossless
 transform, so ``tjTransform`` of the same library is called here.
 """
 
@@ -21,7 +22,7 @@ from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from ..memory import Buffer
 from .crops import Box, Size
-from .markers import EOI, ScanHeader, check_cost, map_jpeg
+from .markers import EOI, SOI, ScanHeader, check_cost, find_frame, map_jpeg
 from .other_formats import crop_and_resize, decode_by_pillow
 
 Pixels = npt.NDArray[np.uint8]
@@ -36,6 +37,7 @@ _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented"
 # for each colour.
 _PICTURE_PIXEL_BYTES = 4
 _PIXEL_BYTES = {"rgb": 3, "gray": 1, "cmyk": 4}
+_DHT = b"\xff\xc4"
 _NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
 
 
@@ -76,11 +78,12 @@ def _turbojpeg() -> _TurboJPEG:
 def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
     """Rearrange a JPEG losslessly into progressive scans, without metadata.
 
-    Both backends give the bytes of ``jpegtran -copy none -progressive`` for its script.
+    With the scans of libjpeg's own script these are the bytes of ``jpegtran -copy none
+    -progressive``.
 
     Args:
         jpeg: A JPEG. Check its size first: see :func:`pcrshard.jpeg.markers.map_jpeg`.
-        scans: The scans to make; without the native core those of libjpeg's own script.
+        scans: The scans to make.
 
     Returns:
         A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no
@@ -88,38 +91,50 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
 
     Raises:
         CorruptJpeg: The entropy-coded data is damaged, even where decoders could go on.
-        UnsupportedJpeg: Neither backend supports the sampling factors or the coding.
+        UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
+        MissingDependency: The native core was not built.
     """
-    if rescanned := _rescan(jpeg, scans):
-        return rescanned
-    progressive = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
-    if list(map_jpeg(progressive).scans) == list(scans):
-        return progressive
-    # What only libjpeg reads, such as arithmetic coding, is now as the core likes it.
-    if rescanned := _rescan(progressive, scans):
-        return rescanned
-    raise UnsupportedJpeg(
-        "this scan script needs the native core, for this image or on this machine; "
-        "libjpeg-turbo has only its own"
-    )
+    check_native_core()
+    if find_frame(jpeg).arithmetic:
+        # Only libjpeg reads it. The core judges the Huffman-coded JPEG that libjpeg makes of it.
+        jpeg = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
+    elif _DHT not in jpeg:
+        jpeg = SOI + _standard_tables() + jpeg[len(SOI) :]
+    try:
+        return native.rescan(jpeg, scans)
+    except native.NativeError as error:
+        _refuse_damage(error)
+        raise UnsupportedJpeg(f"native core: {error}") from error
+    except ValueError as error:
+        raise UnsupportedJpeg(f"the scan script does not fit this image: {error}") from error
 
 
-def _rescan(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes | None:
-    """The JPEG in these scans by the native core, if it can."""
-    if native.available:
-        try:
-            return native.rescan(jpeg, scans)
-        except native.NativeError as error:
-            _refuse_damage(error)
-        except ValueError:
-            # These scans do not fit this image, such as one with too many blocks to interleave.
-            # libjpeg may know better.
-            pass
-    return None
+def check_native_core() -> None:
+    """Refuse to encode where the core was not built.
+
+    libjpeg-turbo passes over damage that the core refuses, and has no script but its own: what it
+    would encode depends on the machine.
+
+    Raises:
+        MissingDependency: The core was not built.
+    """
+    if not native.available:
+        raise MissingDependency(
+            "encoding needs the native core, which was not built: install a C compiler, then "
+            "reinstall pcrshard, or encode on another machine (reading needs no core)"
+        )
+
+
+@functools.cache
+def _standard_tables() -> bytes:
+    """The Huffman tables of T.81 annex K.3, which frames of Motion JPEG leave out."""
+    jpeg = compress(np.zeros((8, 8, 3), np.uint8), 75)
+    (*tables, _), *_ = map_jpeg(jpeg).scan_ranges
+    return b"".join(jpeg[start:stop] for start, stop in tables)
 
 
 def _refuse_damage(error: native.NativeError) -> None:
-    """What the core only does not support is left to libjpeg-turbo."""
+    """Let pass what the core only does not support."""
     if not error.unsupported:
         raise CorruptJpeg(f"native core: {error}") from error
 

@@ -320,12 +320,17 @@ def _address(table: Table) -> Any:
     return ffi.cast("const pcr_piece *", table.ctypes.data)
 
 
-def rescan(jpeg: bytes, script: Sequence[tuple[Sequence[int], int, int, int, int]]) -> bytes:
+def rescan(
+    jpeg: bytes,
+    script: Sequence[tuple[Sequence[int], int, int, int, int]],
+    backend: Backend = "auto",
+) -> bytes:
     """Transcode losslessly to the given progressive scans; of metadata, keep only JFIF and Adobe.
 
     Args:
         jpeg: A whole JPEG that this core decodes.
         script: For each scan (component indexes, Ss, Se, Ah, Al) as in T.81 B.2.3.
+        backend: ``portable`` forces the plain C code.
 
     Raises:
         NativeError: The stream cannot be decoded.
@@ -337,6 +342,6 @@ def rescan(jpeg: bytes, script: Sequence[tuple[Sequence[int], int, int, int, int
     scans = ffi.new("pcr_scan_spec[]", [(len(scan[0]), *scan) for scan in script])
     data = ffi.new("const uint8_t **")
     length = ffi.new("size_t *")
-    _Stream([jpeg]).call(lib.pcr_rescan, scans, len(script), data, length)
+    _Stream([jpeg], backend).call(lib.pcr_rescan, scans, len(script), data, length)
     result: bytes = ffi.buffer(data[0], length[0])[:]
     return result

@@ -16,6 +16,7 @@ from .files import (
     remove_temporary_files,
     write_at,
 )
+from .patience import collect
 from .ranges import Window, open_local, open_range, read_bytes, read_into, read_ranges
 from .retry import Retry
 from .stores import Options
@@ -27,6 +28,7 @@ __all__ = [
     "Urls",
     "Window",
     "atomic_write",
+    "collect",
     "exists",
     "expand",
     "file_bytes",

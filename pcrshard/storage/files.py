@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..errors import PCRError, StorageError, harmless
 from ..redaction import PIPE, split_url
+from .patience import LISTING_SECONDS, collect
 from .retry import Retry
 from .stores import ANY_NETWORK, Options, ask, mapped_errors, resolve
 from .urls import is_local, plain_path
@@ -79,25 +80,47 @@ def is_folder(url: str, *, options: Options = None) -> bool:
     return bool(ask(url, "look up", "isdir", options))
 
 
-def list_files(folder: str, *, options: Options = None) -> list[tuple[str, int | None]]:
+def list_files(
+    folder: str,
+    *,
+    options: Options = None,
+    retry: Retry = ANY_NETWORK,
+) -> list[tuple[str, int | None]]:
     """All files under a folder, as (path relative to it, size in bytes or ``None``), sorted.
 
     Links to folders are followed, except those that lead back to where they are. A link to a file
     that is not there has no size, nor has a file of a store that does not tell it.
 
+    Args:
+        folder: A local folder, or any fsspec URL.
+        options: fsspec storage options.
+        retry: ``deadline`` is the longest time without an answer.
+
     Raises:
-        StorageError: There is no such folder.
+        StorageError: There is no such folder, or the store does not answer.
     """
+    collect(_check_folder(folder, options), folder, retry=retry)
+    _, path = resolve(folder, options)
+    if is_local(folder):
+        return sorted(collect(_walk(path, folder), folder, retry=retry))
+    found = collect(_find(folder, options), folder, seconds=LISTING_SECONDS)
+    root = path.rstrip("/") + "/"
+    return sorted((name[len(root) :], info["size"]) for name, info in found[0].items())
+
+
+def _check_folder(folder: str, options: Options) -> Iterator[None]:
     fs, path = resolve(folder, options)
     with mapped_errors(folder, "list"):
         if not fs.isdir(path):
             what = "this is a file" if fs.exists(path) else "there is none"
             raise StorageError(f"expected a folder, {what}", url=folder)
-        if is_local(folder):
-            return sorted(_walk(path))
-        found = fs.find(path, detail=True)
-    root = path.rstrip("/") + "/"
-    return sorted((name[len(root) :], info["size"]) for name, info in found.items())
+        yield
+
+
+def _find(folder: str, options: Options) -> Iterator[dict[str, dict[str, Any]]]:
+    fs, path = resolve(folder, options)
+    with mapped_errors(folder, "list"):
+        yield fs.find(path, detail=True)
 
 
 def is_pattern(url: str) -> bool:
@@ -131,22 +154,29 @@ def _wildcard(url: str) -> int | None:
     return found.start() if found else None
 
 
-def list_matching(pattern: str, *, options: Options = None) -> dict[str, int | None]:
+def list_matching(
+    pattern: str,
+    *,
+    options: Options | None = None,
+    retry: Retry = ANY_NETWORK,
+) -> dict[str, int | None]:
     """The files that match a pattern: their URLs, and their sizes in bytes where these are known.
 
     ``**`` matches any number of folders.
 
+    Args:
+        pattern: A local pattern, or any fsspec URL with one.
+        options: fsspec storage options.
+        retry: ``deadline`` is the longest time without an answer.
+
     Raises:
-        StorageError: The folder cannot be listed.
+        StorageError: The folder cannot be listed, or the store does not answer.
     """
     folder = fixed_folder(pattern)
     if is_local(pattern):
-        found = glob.glob(plain_path(pattern), recursive=True)
-        return {name: os.stat(name).st_size for name in found if os.path.isfile(name)}
-    fs, path = resolve(pattern, options)
+        return dict(collect(_match_local(plain_path(pattern)), pattern, retry=retry))
     _, root = resolve(folder, options)
-    with mapped_errors(pattern, "list"):
-        files = fs.glob(path, detail=True)
+    (files,) = collect(_match(pattern, options), pattern, seconds=LISTING_SECONDS)
     start = len(root.rstrip("/")) + 1
     return {
         f"{folder}{name[start:]}": info["size"]
@@ -155,7 +185,24 @@ def list_matching(pattern: str, *, options: Options = None) -> dict[str, int | N
     }
 
 
-def _walk(root: str) -> Iterator[tuple[str, int | None]]:
+def _match_local(pattern: str) -> Iterator[tuple[str, int]]:
+    for name in glob.iglob(pattern, recursive=True):
+        if os.path.isfile(name):
+            yield name, os.stat(name).st_size
+
+
+def _match(pattern: str, options: Options) -> Iterator[dict[str, dict[str, Any]]]:
+    fs, path = resolve(pattern, options)
+    with mapped_errors(pattern, "list"):
+        yield fs.glob(path, detail=True)
+
+
+def _walk(root: str, url: str) -> Iterator[tuple[str, int | None]]:
+    with mapped_errors(url, "list"):
+        yield from _walk_folders(root)
+
+
+def _walk_folders(root: str) -> Iterator[tuple[str, int | None]]:
     above = {root: {os.path.realpath(root)}}
     for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
         parents = above.pop(folder)

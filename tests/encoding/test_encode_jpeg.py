@@ -1,16 +1,19 @@
 """One JPEG to pieces: lossless, and complete up to any scan."""
 
+import subprocess
+import sys
+
+import mutants
 import numpy as np
 import pytest
-from slurm import cluster_fixture  # noqa: F401
+from support import ROOT
 
-from pcrshard import native
+from pcrshard import encode, native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
-from pcrshard.errors import (
-    CorruptJpeg,
-)
+from pcrshard.errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from pcrshard.format.scan_script import Q95, STANDARD
 from pcrshard.jpeg import pixels
+from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.testing import make_jpeg
 
 EOI = b"\xff\xd9"
@@ -49,15 +52,93 @@ def test_a_cut_image_is_refused(cut):
 
 
 @pytest.mark.parametrize("sampling", [0x11, 0x22, 0x21, 0x44])
-def test_sampling_factors_of_one_component_mean_nothing(monkeypatch, sampling):
-    """A gray image that says 2x2 is encoded to the same bytes as one that says 1x1, with the native
-    core and without it.
-    """
+def test_sampling_factors_of_one_component_mean_nothing(sampling):
+    """A gray image that says 2x2 is encoded to the same bytes as one that says 1x1."""
     jpeg = bytearray(make_jpeg(1, 40, 56, "L"))
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 11] = 0x11
     expected = encode_jpeg(bytes(jpeg)).pieces
     jpeg[frame + 11] = sampling
     assert encode_jpeg(bytes(jpeg)).pieces == expected
+
+
+def test_damage_is_judged_once(jpegtran):
+    """Of 400 damaged JPEGs, those that are encoded are whole for jpegtran too, which makes the same
+    bytes of them; with and without AVX2 the judgement and its reason are the same.
+    """
+    assert jpegtran(make_jpeg(), "-copy", "none")
+    damaged = list(mutants.mutants(400))
+    assert [text for text in map(mutants.difference, damaged) if text] == []
+    refused = [mutants.judge(jpeg)[0] for jpeg in damaged]
+    accepted = refused.count(None)
+    assert 50 < accepted < 350
+    assert sum("native core" in text for text in refused if text) > 50
+
+
+@pytest.mark.long
+def test_damage_is_judged_once_in_a_campaign():
+    """The same of 12,000, by another seed."""
+    command = [sys.executable, str(ROOT / "tests" / "mutants.py"), "12000", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_what_only_the_core_sees_is_refused():
+    """A run of zeros that leaves its block, which libjpeg passes over, is damage."""
+    damaged = next(
+        jpeg for jpeg in mutants.mutants(400) if "none that fits" in str(mutants.judge(jpeg)[0])
+    )
+    with pytest.raises(CorruptJpeg, match="expected Huffman codes of scan"):
+        encode_jpeg(damaged)
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_every_kind_of_source_is_encoded(kind):
+    """Restarts, arithmetic coding, frames of Motion JPEG, and heights that come late included."""
+    source = mutants.sources()[kind]
+    assert mutants.judge(source)[0] is None
+    assert mutants.difference(source) is None
+
+
+def join_grays(widths):
+    """A JPEG of which each component is a gray one of this width, in a scan of its own."""
+    grays = [make_jpeg(seed, 8, width, "L") for seed, width in enumerate(widths)]
+    found = [map_jpeg(gray) for gray in grays]
+    first = grays[0]
+    frame = first.index(b"\xff\xc0")
+    scan = found[0].scan_ranges[0][-1][0]
+    triples = b"".join(bytes((i, width // 16 << 4 | 1, 0)) for i, width in enumerate(widths, 1))
+    head = b"\xff\xc0\0\x11\x08" + first[frame + 5 : frame + 9] + b"\3" + triples
+    parts = [first[:frame], head, first[frame + 13 : scan]]
+    for i, (gray, each) in enumerate(zip(grays, found, strict=True), 1):
+        start, stop = each.scan_ranges[0][-1]
+        parts.append(gray[start : start + 5] + bytes((i,)) + gray[start + 6 : stop])
+    return b"".join((*parts, EOI))
+
+
+def test_rare_sampling_factors_are_kept(jpegtran):
+    """Factors that do not divide the largest, which few decoders read, are transcoded as well."""
+    source = join_grays((48, 32, 16))
+    *groups, _ = encode_jpeg(source).pieces
+    assert b"".join(groups) + EOI == jpegtran(source, "-copy", "none", "-progressive")
+
+
+def test_without_the_core_nothing_is_encoded(monkeypatch, tmp_path):
+    """What is encoded does not depend on the machine: where the core is missing, the first line
+    says what to do, before anything is listed or written.
+    """
     monkeypatch.setattr(native, "available", False)
-    assert encode_jpeg(bytes(jpeg)).pieces == expected
+    with pytest.raises(MissingDependency, match="install a C compiler"):
+        encode(str(tmp_path / "none"), str(tmp_path / "out"))
+    with pytest.raises(MissingDependency, match="encode on another machine"):
+        encode_jpeg(make_jpeg())
+    assert not (tmp_path / "out").exists()
+
+
+def test_some_tables_are_missing(jpegtran):
+    """A JPEG that lost one of its Huffman tables is refused; nobody guesses which one it was."""
+    jpeg = make_jpeg()
+    table = jpeg.rindex(b"\xff\xc4")
+    with pytest.raises(UnsupportedJpeg, match="DHT segment"):
+        encode_jpeg(jpeg[:table] + jpeg[jpeg.index(b"\xff\xda") :])

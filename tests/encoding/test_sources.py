@@ -2,6 +2,7 @@
 names it.
 """
 
+import contextlib
 import functools
 import gzip
 import http.server
@@ -11,13 +12,15 @@ import shutil
 import subprocess
 import tarfile
 import threading
+import time
 
 import fsspec
 import pytest
+import servers
 import webdataset as wds
 from encode_support import read_fields
 
-from pcrshard import storage
+from pcrshard import Retry, storage
 from pcrshard.encoding.sources import list_source
 from pcrshard.errors import EncodeError, PCRError, StorageError
 from pcrshard.testing import make_jpeg
@@ -489,3 +492,103 @@ def test_a_web_server_that_lists_nothing(tmp_path, web_server, path):
     (tmp_path / "page" / "index.html").write_text("<p>No listing here.</p>")
     with pytest.raises(PCRError, match=r"brace pattern.*\.csv list of URLs"):
         list_source(f"{web_server}/{path}")
+
+
+def test_a_file_that_nobody_answers_for(tmp_path):
+    """A file that cannot even be opened, as on a dead network drive, is an error that names it."""
+    os.mkfifo(tmp_path / "a.tar")
+    with pytest.raises(StorageError, match=r"nothing came for 0\.2 s after 0 entries.*a\.tar"):
+        list_source(str(tmp_path / "a.tar"), retry=Retry(deadline=0.2))
+    # Lets the thread go that waits for a writer.
+    os.close(os.open(tmp_path / "a.tar", os.O_WRONLY | os.O_NONBLOCK))
+
+
+@pytest.mark.parametrize("end", ["photos/?token=SECRET", "a.tar?token=SECRET"])
+def test_a_silent_server(make_folder, tmp_path, end):
+    """A server that takes the question and says no more is given up, and named without secrets."""
+    make_folder("photos/1.jpg")
+    make_tar(tmp_path / "a.tar", [("1.jpg", JPEG)])
+    with servers.faulty(tmp_path, lambda _: servers.Fault(stall=60)) as server:
+        begin = time.monotonic()
+        with pytest.raises(StorageError, match=r"nothing came for 0\.3 s") as caught:
+            list_source(f"{server.url()}{end}", retry=Retry(deadline=0.3))
+        assert time.monotonic() - begin < 10
+    assert "SECRET" not in str(caught.value)
+    assert end.partition("?")[0] in str(caught.value)
+
+
+def test_a_server_that_falls_silent_within_a_tar(tmp_path):
+    """The error says how far it came."""
+    tar = make_tar(tmp_path / "a.tar", [(f"{i}.jpg", bytes(3 << 20)) for i in range(4)])
+    late = servers.Fault(stall=60)
+    faults = [None, None, None, *[late] * 50]
+    with servers.faulty(tmp_path, faults) as server:
+        assert os.path.getsize(tar) > 12 << 20
+        with pytest.raises(StorageError, match=r"came for 0\.5 s after [1-3] entries.*a\.tar"):
+            list_source(server.url("a.tar"), retry=Retry(deadline=0.5))
+
+
+class _EndlessTar(http.server.BaseHTTPRequestHandler):
+    """A tar of a petabyte, of empty members whose names ``name`` makes of their number."""
+
+    protocol_version = "HTTP/1.1"
+    size = 1 << 50
+    name = staticmethod("{}.jpg".format)
+
+    def do_HEAD(self):
+        self._answer(200, self.size)
+
+    def do_GET(self):
+        first, stop = servers.parse_range(self.headers["Range"])
+        stop = min(stop or self.size, first + (1 << 22))
+        numbers = range(first // 512, -(-stop // 512))
+        blocks = b"".join(tarfile.TarInfo(self.name(i)).tobuf() for i in numbers)
+        self._answer(206, stop - first, first)
+        self.wfile.write(blocks[first % 512 :][: stop - first])
+
+    def _answer(self, status, length, first=0):
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        self.send_header("Accept-Ranges", "bytes")
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{first + length - 1}/{self.size}")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def endless_tar(name):
+    handler = type("_Handler", (_EndlessTar,), {"name": staticmethod(name)})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/endless.tar"
+        server.shutdown()
+
+
+def test_a_tar_without_end_and_without_samples(tmp_path):
+    """A petabyte of hidden members, none of which is a sample, does not keep ``encode`` busy."""
+    with endless_tar(".{}.jpg".format) as url:
+        with pytest.raises(StorageError, match=r"nothing came for 1 s.*endless\.tar"):
+            list_source(url, retry=Retry(deadline=1))
+
+
+@pytest.mark.long
+def test_a_tar_without_end(tmp_path):
+    """A petabyte of samples is refused at a number that is in the message."""
+    with endless_tar("{}.jpg".format) as url:
+        with pytest.raises(EncodeError, match=r"more than 4194304 members.*endless\.tar"):
+            list_source(url)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_of_gigabytes(tmp_path, kind):
+    """A long name that claims to be long indeed is refused before memory is taken for it."""
+    info = tarfile.TarInfo("0.jpg")
+    info.type, info.size = kind, 1 << 40
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
+    os.truncate(path, 1 << 41)
+    with pytest.raises(EncodeError, match=r"a header claims 1099511627776 bytes.*a\.tar"):
+        list_source(str(path))

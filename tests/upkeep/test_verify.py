@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from support import pieces
 
-from pcrshard import EncodeOptions, Shard, ShardFormat, encode, native, open_dataset
+from pcrshard import EncodeOptions, Shard, ShardFormat, encode, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.encoding.sources import list_source
 from pcrshard.testing import CountingFS, make_jpeg
@@ -332,8 +332,6 @@ def test_headers_that_libjpeg_warns_of(tmp_path):
 
 def test_rare_cmyk_is_compared_too(data_folder, tmp_path):
     """An image that the TurboJPEG interface does not take is proven equal all the same."""
-    if not native.available:
-        pytest.skip("without the native core this image is refused")
     (tmp_path / "in").mkdir()
     shutil.copy(data_folder / "odd" / "valid-cmyk-subsampled-2x2.jpg", tmp_path / "in" / "a.jpg")
     encode(str(tmp_path / "in"), str(tmp_path / "out"), EncodeOptions(num_shards=1), workers=1)

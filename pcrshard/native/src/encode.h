@@ -7,6 +7,10 @@
 
 enum {
     PCR_TOKEN_RAW = 2,        /* table field of bits without a symbol */
+    /* What 8 bits a sample can need: T.81 tables F.1 and F.2. Whatever the script, more is damage,
+     * and libjpeg could not write it as baseline. */
+    PCR_MAX_AC = 1023,
+    PCR_MAX_DC_DIFFERENCE = 2047,
     PCR_MAX_CORRECTIONS = 937 /* jcphuff.c's limit; the same one keeps the output the same */
 };
 
@@ -16,7 +20,7 @@ typedef struct {
     size_t size, capacity;
     uint32_t frequency[2][257];
     bool failed;   /* out of memory */
-    bool overflow; /* a value of more than 15 bits, which no symbol can announce */
+    bool overflow; /* a value above PCR_MAX_AC or PCR_MAX_DC_DIFFERENCE */
 } pcr_tokens;
 
 typedef struct {

@@ -7,7 +7,7 @@ enum {
     M_SOF0 = 0xC0, M_SOF1 = 0xC1, M_SOF2 = 0xC2, M_SOF15 = 0xCF,
     M_DHT = 0xC4, M_JPG = 0xC8, M_DAC = 0xCC,
     M_RST0 = 0xD0, M_RST7 = 0xD7,
-    M_SOI = 0xD8, M_EOI = 0xD9, M_SOS = 0xDA, M_DQT = 0xDB, M_DNL = 0xDC, M_DRI = 0xDD,
+    M_SOI = 0xD8, M_EOI = 0xD9, M_SOS = 0xDA, M_DQT = 0xDB, M_DRI = 0xDD,
     M_APP0 = 0xE0, M_APP14 = 0xEE
 };
 
@@ -109,20 +109,16 @@ static int parse_component(pcr_decoder *dec, pcr_component *comp, const uint8_t 
     return PCR_OK;
 }
 
-static int check_sampling(pcr_decoder *dec) {
+/* T.81 A.1.1 and A.2.4. Factors that do not divide the largest can be transcoded; pixels of them
+ * are refused when the decode is planned. */
+static void measure(pcr_decoder *dec) {
     for (int c = 0; c < dec->num_components; c++) {
         pcr_component *comp = &dec->comp[c];
-        if (dec->h_max % comp->h || dec->v_max % comp->v)
-            return pcr_fail(dec, PCR_UNSUPPORTED,
-                            "expected sampling factors that divide %dx%d, got %dx%d", dec->h_max,
-                            dec->v_max, comp->h, comp->v);
-        /* T.81 A.1.1 and A.2.4 */
         comp->blocks_w = pcr_ceil_div(pcr_ceil_div(dec->width * comp->h, dec->h_max), 8);
         comp->blocks_h = pcr_ceil_div(pcr_ceil_div(dec->height * comp->v, dec->v_max), 8);
     }
     dec->mcus_w = pcr_ceil_div(dec->width, 8 * dec->h_max);
     dec->mcus_h = pcr_ceil_div(dec->height, 8 * dec->v_max);
-    return PCR_OK;
 }
 
 static int parse_sof(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
@@ -153,7 +149,8 @@ static int parse_sof(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
         if (code) return code;
     }
     dec->have_frame = true;
-    return check_sampling(dec);
+    measure(dec);
+    return PCR_OK;
 }
 
 /* T.81 B.2.3, G.1.1.1: which coefficients the scan brings, and that it brings them in order. */
@@ -231,9 +228,6 @@ static int parse_segment(pcr_decoder *dec, int marker, const uint8_t *p, int siz
     case M_DQT: return parse_dqt(dec, p, size);
     case M_DHT: return parse_dht(dec, p, size);
     case M_SOS: return parse_sos(dec, p, size);
-    case M_DNL:
-        return pcr_fail(dec, PCR_UNSUPPORTED,
-                        "expected the height in the frame header, got a DNL segment");
     case M_DAC:
         return pcr_fail(dec, PCR_UNSUPPORTED,
                         "expected Huffman coding, got arithmetic conditioning");

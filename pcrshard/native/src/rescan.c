@@ -218,7 +218,10 @@ int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
     *out = writer.data;
     *out_size = writer.size;
     if (tokens.overflow)
-        return pcr_fail(dec, PCR_CORRUPT, "expected coefficients of at most 15 bits, got more");
+        return pcr_fail(dec, PCR_CORRUPT,
+                        "expected AC coefficients of at most %d and DC differences of at most %d, "
+                        "got more",
+                        PCR_MAX_AC, PCR_MAX_DC_DIFFERENCE);
     if (tokens.failed || writer.failed)
         return pcr_fail(dec, PCR_MEMORY, "expected memory for the transcoded stream, got none");
     return PCR_OK;

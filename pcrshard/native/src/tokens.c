@@ -48,11 +48,7 @@ static inline int bit_length(uint32_t x) { return x ? 32 - __builtin_clz(x) : 0;
 
 /* A signed value's category and bits, T.81 F.1.2.1. */
 static inline void put_value(pcr_tokens *tokens, int32_t value, int run, int table) {
-    int size = bit_length((uint32_t)abs(value));
-    if (PCR_UNLIKELY(size > 15)) {
-        tokens->overflow = true;
-        size = 15;
-    }
+    int size = pcr_min(bit_length((uint32_t)abs(value)), 15);
     uint32_t bits = (uint32_t)(value < 0 ? value - 1 : value) & ((1u << size) - 1);
     put(tokens, bits, size, run << 4 | size, table);
 }
@@ -73,8 +69,9 @@ static void dc_block(pcr_tokens *tokens, const pcr_scan_spec *spec, int dc, int3
         put(tokens, (uint32_t)value & 1, 1, 0, PCR_TOKEN_RAW);
         return;
     }
-    put_value(tokens, value - *pred, 0, table);
-    *pred = value;
+    if (PCR_UNLIKELY(abs(dc - *pred) > PCR_MAX_DC_DIFFERENCE)) tokens->overflow = true;
+    put_value(tokens, value - (*pred >> spec->al), 0, table);
+    *pred = dc;
 }
 
 /* DC of one or several components. Blocks beyond the image repeat the block before them in the MCU,
@@ -108,6 +105,7 @@ static void ac_first_block(band_state *state, const pcr_scan_spec *spec, const i
     int next = spec->ss;
     for (; mask; mask &= ~(UINT64_C(1) << (63 - first_set(mask)))) {
         int k = first_set(mask), magnitude = abs(block[k]) >> spec->al;
+        if (PCR_UNLIKELY(abs(block[k]) > PCR_MAX_AC)) state->tokens->overflow = true;
         if (magnitude == 0) continue;
         flush_eob_run(state);
         for (; k - next > 15; next += 16) put(state->tokens, 0, 0, 0xF0, state->table);
