@@ -56,7 +56,7 @@ def sources() -> list[dict[str, Any]]:
 
 
 def encode(sample: dict[str, Any]) -> Any:
-    return encode_sample(sample, on_unlayered=lambda _: True)
+    return encode_sample(sample, on_unlayered=lambda file, _: file)
 
 
 def formats() -> dict[str, ShardFormat]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from argparse import ArgumentTypeError, Namespace
 from concurrent.futures import Executor
@@ -12,16 +13,27 @@ from .. import storage
 from ..encoding.clusters import ENGINES, open_engine
 from ..encoding.encode_dataset import EncodeOptions, encode_part
 from ..encoding.labels import read_classes
-from ..encoding.resume_journal import SKIPPED, read_skipped
-from ..encoding.shard_plan import NO_SPLIT, advise
+from ..encoding.resume_journal import KEPT, REPORTS, SKIPPED, read_report
+from ..encoding.shard_plan import NO_SPLIT, ON_ERROR, advise
 from ..encoding.shard_writer import SCRIPTS, ShardFormat
 from ..encoding.sources import list_source
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex
+from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
 from ..redaction import redact_url
-from .arguments import Command, argument, at_least, choice, either, flag, sizes, value
+from .arguments import (
+    Command,
+    argument,
+    at_least,
+    choice,
+    either,
+    flag,
+    scan_argument,
+    sizes,
+    value,
+)
 from .progress import ProgressBar
 
 ALL_SPLITS = "all"
@@ -99,16 +111,19 @@ def _encode_to(
     print(_summary(index, dst))
     if advice := advise(len(index.shards)):
         print(advice)
-    _tell_skipped(dst)
+    _tell_unlayered(dst)
 
 
-def _tell_skipped(dst: str) -> None:
-    if skipped := read_skipped(dst):
-        first = skipped[0]
-        print(
-            f"{len(skipped)} images were skipped, listed in {storage.join(dst, SKIPPED)}; "
-            f"the first: {first.source}: {first.reason}"
-        )
+def _tell_unlayered(dst: str) -> None:
+    for name in REPORTS:
+        rows = read_report(dst, name)
+        for outcome, count in collections.Counter(row.outcome for row in rows).items():
+            first = next(row for row in rows if row.outcome == outcome)
+            done = {"kept": "kept as they are", "reencoded": "encoded again"}.get(outcome, outcome)
+            print(
+                f"{count} files were {done}, listed in {storage.join(dst, name)}; "
+                f"the first: {first.source}: {first.reason}"
+            )
 
 
 def _summary(index: DatasetIndex, dst: str) -> str:
@@ -127,7 +142,16 @@ def _format(args: Namespace) -> ShardFormat:
     if args.layout != "preview" and (preview_fields or args.base is not None):
         raise EncodeError("--base and --preview-fields need --layout preview")
     base = ShardFormat.base if args.base is None else args.base
-    return ShardFormat(_script(args.script), args.layout, base, preview_fields)
+    late = dict(args.late)
+    return ShardFormat(_script(args.script), args.layout, base, preview_fields, late)
+
+
+def _late(text: str) -> tuple[str, Scan]:
+    """The type of ``--late``."""
+    field, equals, scan = text.partition("=")
+    if not (field and equals):
+        raise ArgumentTypeError(f"expected FIELD=SCAN such as npy=5, got {text!r}")
+    return field, scan_argument(scan)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -207,7 +231,12 @@ _ENGINE = [
 ]
 # What is done about sources that are not stored as they are.
 _SOURCES = [
-    choice("--on-error", ("raise", "skip"), f"skip lists bad images in {SKIPPED} and goes on"),
+    choice(
+        "--on-error",
+        ON_ERROR,
+        "files that cannot be rearranged into scans: raise an error; keep them as they are "
+        f"(listed in {KEPT}); reencode them (lossy); or skip them (listed in {SKIPPED})",
+    ),
     value(
         "--reencode-quality",
         "convert PNG, WebP, BMP sources to JPEG of this quality (lossy)",
@@ -240,6 +269,15 @@ _FORMAT = [
     ),
     choice(
         "--layout", ("compact", "preview"), "preview shows base scans as ordinary image members"
+    ),
+    argument(
+        "--late",
+        "store a field (by name or last extension) with a scan, absent below it: npy=5, json=full; "
+        "may be repeated",
+        type=_late,
+        action="append",
+        default=[],
+        metavar="FIELD=SCAN",
     ),
     value("--base", f"scans in a preview member (default: {ShardFormat.base})", "K", int),
     value(

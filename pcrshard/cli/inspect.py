@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..encoding.labels import renumber
-from ..encoding.resume_journal import read_skipped
+from ..encoding.resume_journal import SKIPPED, read_report
 from ..encoding.sources import SampleRef, list_source
 from ..encoding.worker_processes import run_tasks, worker_pool
 from ..errors import EncodeError, PCRError
@@ -197,7 +197,8 @@ def _name_missing(
     if sources is None or is_shard(src) or not all(result.keys for result in results):
         return []
     missing = set(sources).difference(*(result.keys for result in results))
-    missing.difference_update(image.key for image in read_skipped(src.removesuffix(DATASET_INDEX)))
+    skipped = read_report(src.removesuffix(DATASET_INDEX), SKIPPED)
+    missing.difference_update(row.key for row in skipped)
     return [f"the source's sample {key} is in no shard" for key in sorted(missing)]
 
 

@@ -21,7 +21,15 @@ from ..format.names import shard_name
 from ..jpeg.pixels import check_native_core
 from ..redaction import get_logger, redact_url
 from .labels import read_labels, renumber
-from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
+from .resume_journal import (
+    REPORTS,
+    SKIPPED,
+    Journal,
+    Part,
+    Unlayered,
+    read_report,
+    write_report,
+)
 from .shard_plan import NO_SPLIT, EncodeOptions, convert_names, field_names, plan_shards
 from .shard_task import Recipe, ShardTask, encode_shard
 from .shard_writer import write_dataset_index
@@ -68,11 +76,12 @@ def encode(
         dst_options: fsspec storage options of the destination.
 
     Returns:
-        The dataset index. ``skipped.jsonl`` lists skipped images, if there are any.
+        The dataset index. ``skipped.jsonl`` lists what was skipped, ``kept.jsonl`` what was
+            kept as it is or encoded again, if there is any.
 
     Raises:
         EncodeError: The source or the destination is not as it should be.
-        CorruptJpeg, UnsupportedJpeg: A bad image, unless ``on_error="skip"``.
+        CorruptJpeg, UnsupportedJpeg: A bad image, with ``on_error="raise"``.
         MissingDependency: The native core was not built.
         StorageError: Bytes could not be read or written.
     """
@@ -136,7 +145,8 @@ def encode_part(
     dst = storage.plain_path(os.fspath(dst))
     source = _list(src, options, src_options)
     _check_apart(src, source, dst)
-    names = field_names(source.samples, options.fmt.preview_fields)
+    needs_jpeg = options.on_error != "keep"
+    names = field_names(source.samples, options.fmt.preview_fields, needs_jpeg=needs_jpeg)
     _tell_ignored(src, source)
     tasks = _tasks(dst, source, Recipe(names, options, src_options, dst_options))
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
@@ -302,7 +312,7 @@ def _finish(
             _log.info("%d of %d shards are left to other parts", missing, num_shards)
             return None
         results = [found[number] for number in sorted(found)]
-        _write_report(journal, [row for result in results for row in result.skipped])
+        _write_reports(journal, [row for result in results for row in result.unlayered])
         entries = tuple(result.entry for result in results if result.entry is not None)
         if not entries:
             report = storage.join(dst, SKIPPED)
@@ -316,7 +326,9 @@ def _finish(
     return index
 
 
-def _write_report(journal: Journal, skipped: list[Skipped]) -> None:
-    """List the skipped images, also if there are none any more but an earlier run had some."""
-    if skipped or read_skipped(journal.dst, options=journal.options):
-        write_skipped(journal.dst, skipped, options=journal.options)
+def _write_reports(journal: Journal, rows: list[Unlayered]) -> None:
+    """List what is not in scans, also if there is nothing any more but an earlier run had some."""
+    for name in REPORTS:
+        listed = [row for row in rows if row.report == name]
+        if listed or read_report(journal.dst, name, options=journal.options):
+            write_report(journal.dst, name, listed, options=journal.options)

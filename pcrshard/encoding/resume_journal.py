@@ -19,17 +19,30 @@ from .folder_lock import FolderLock
 
 JOURNAL = "encode-journal.json"
 SKIPPED = "skipped.jsonl"
+KEPT = "kept.jsonl"
+REPORTS = (SKIPPED, KEPT)
 PARTS = "encode-parts"
 SECONDS_PER_SAVE = 1.0
 Part = tuple[int, int]
+# What may have been done about a file, by what is to be done now.
+_ALLOWED = {
+    "raise": frozenset[str](),
+    "skip": frozenset({"skipped"}),
+    "keep": frozenset({"kept"}),
+    "reencode": frozenset({"reencoded", "skipped"}),
+}
 
 
-class Skipped(NamedTuple):
-    """An image that was left out, and why."""
+class Unlayered(NamedTuple):
+    """A file that is not in scans, what was done about it, and why.
+
+    ``outcome`` is ``skipped``, ``kept`` or ``reencoded``.
+    """
 
     key: str
     source: str
     reason: str
+    outcome: str = "skipped"
 
     @classmethod
     def of(
@@ -37,9 +50,15 @@ class Skipped(NamedTuple):
         key: str,
         source: str,
         reason: str,
-    ) -> Skipped:
-        """An image with what may be shown of its source, because this is written down."""
-        return cls(key, redact_url(source), redact(reason, source))
+        outcome: str = "skipped",
+    ) -> Unlayered:
+        """A file with what may be shown of its source, because this is written down."""
+        return cls(key, redact_url(source), redact(reason, source), outcome)
+
+    @property
+    def report(self) -> str:
+        """The name of the file that lists it."""
+        return SKIPPED if self.outcome == "skipped" else KEPT
 
 
 class ShardResult(NamedTuple):
@@ -49,7 +68,7 @@ class ShardResult(NamedTuple):
     """
 
     entry: ShardEntry | None
-    skipped: tuple[Skipped, ...]
+    unlayered: tuple[Unlayered, ...]
     num_classes: int = 0
 
 
@@ -72,7 +91,8 @@ class Journal:
     Args:
         dst: Folder of the shards.
         fingerprint: Identifies source and options; another run's journal is refused.
-        on_error: With ``raise``, a shard that has skipped images is made again.
+        on_error: What is done about files that are not in scans; a shard where something else was
+            done is made again.
         options: fsspec storage options of the folder.
         part: (I, N), or ``None`` for a run over all shards.
     """
@@ -227,10 +247,12 @@ class Journal:
     def _is_kept(self, result: ShardResult) -> bool:
         """Whether a shard need not be made again.
 
-        Every byte must be there, and nothing may have been skipped that is to raise now.
+        Every byte must be there, and nothing may have been done about a file that is not to be
+        done now.
         """
         entry = result.entry
-        if result.skipped and self.on_error == "raise":
+        outcomes = {row.outcome for row in result.unlayered}
+        if outcomes - _ALLOWED[self.on_error]:
             return False
         if entry is None:
             return True
@@ -312,29 +334,41 @@ def _merged(journals: Iterable[_Saved]) -> Results:
     return results
 
 
-def read_skipped(dst: str, *, options: storage.Options = None) -> list[Skipped]:
-    """The images that ``--on-error skip`` left out of a dataset, with the reasons."""
-    url = storage.join(dst, SKIPPED)
+def read_report(
+    dst: str,
+    name: str,
+    *,
+    options: storage.Options | None = None,
+) -> list[Unlayered]:
+    """The files that an encode has left out, or kept as they are, with the reasons.
+
+    Args:
+        dst: The dataset's folder.
+        name: ``skipped.jsonl`` or ``kept.jsonl``.
+        options: fsspec storage options of the folder.
+    """
+    url = storage.join(dst, name)
     if not storage.exists(url, options=options):
         return []
     lines = storage.read_bytes(url, options=options).splitlines()
-    return [Skipped.of(**json.loads(line)) for line in lines]
+    return [Unlayered.of(**json.loads(line)) for line in lines]
 
 
-def write_skipped(
+def write_report(
     dst: str,
-    rows: Iterable[Skipped],
+    name: str,
+    rows: Iterable[Unlayered],
     *,
-    options: storage.Options = None,
+    options: storage.Options | None = None,
 ) -> None:
-    """List the images that were left out of a dataset, one JSON object a line."""
-    with storage.atomic_write(storage.join(dst, SKIPPED), options=options) as file:
+    """List files as :func:`read_report` reads them, one JSON object a line."""
+    with storage.atomic_write(storage.join(dst, name), options=options) as file:
         file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in rows)
 
 
 def _result_from_json(raw: Any) -> ShardResult:
-    entry, skipped, *counted = raw
+    entry, unlayered, *counted = raw
     if entry is not None:
         entry = ShardEntry(*entry)
         entry = entry._replace(prefix_stops=tuple(entry.prefix_stops))
-    return ShardResult(entry, tuple(Skipped.of(*row) for row in skipped), *map(int, counted))
+    return ShardResult(entry, tuple(Unlayered.of(*row) for row in unlayered), *map(int, counted))

@@ -13,6 +13,7 @@ from .labels import check_classes
 from .shard_writer import FieldNames, ShardFormat
 from .sources import CONVERTIBLE, SampleRef
 
+ON_ERROR = ("raise", "keep", "reencode", "skip")
 # The split that takes a folder's splits for classes.
 NO_SPLIT = "none"
 # Ranks of the jobs that a dataset is likely to meet, and how idle they may be without a word.
@@ -30,8 +31,12 @@ class EncodeOptions:
         samples_per_shard: The most samples a shard has, if ``num_shards`` is not given; by default
             1024, and fewer where that would make less than 8 shards.
         seed: Seed of the global shuffle before sharding; ``None`` keeps the source's order.
-        on_error: ``raise``, or ``skip`` to list bad images in ``skipped.jsonl`` and go on.
-        reencode_quality: JPEG quality for sources that are not JPEG; without it they are refused.
+        on_error: What is done about a file that cannot be rearranged into scans: ``raise``;
+            ``keep`` it as it is; ``reencode`` it as a JPEG (lossy); or ``skip`` it. The last three
+            list such files, in ``kept.jsonl`` or ``skipped.jsonl``, and go on; ``reencode`` skips
+            what cannot be decoded.
+        reencode_quality: JPEG quality for sources that are not JPEG; without it they are refused,
+            or kept.
         resize_short: Shorter side in pixels that larger images are resized to. Lossy.
         prefix_keys: Whether to put a tar's name before its keys.
         classes: Names of the labels 0, 1, ...; by default those that the source has. A source with
@@ -66,8 +71,8 @@ class EncodeOptions:
         check_classes(self.classes)
         if self.num_shards is not None and self.samples_per_shard is not None:
             raise EncodeError("expected num_shards or samples_per_shard, got both")
-        if self.on_error not in ("raise", "skip"):
-            raise EncodeError(f"expected on_error 'raise' or 'skip', got {self.on_error!r}")
+        if self.on_error not in ON_ERROR:
+            raise EncodeError(f"expected on_error to be of {ON_ERROR}, got {self.on_error!r}")
         for name in (
             "num_shards",
             "samples_per_shard",
@@ -104,11 +109,17 @@ def _convert_name(sample: SampleRef) -> SampleRef:
     return sample._replace(refs=tuple(refs))
 
 
-def field_names(samples: Sequence[SampleRef], preview_fields: Sequence[str] = ()) -> FieldNames:
+def field_names(
+    samples: Sequence[SampleRef],
+    preview_fields: Sequence[str] = (),
+    *,
+    needs_jpeg: bool = True,
+) -> FieldNames:
     """All fields of a dataset, in the order they are first met.
 
     Raises:
-        EncodeError: There is no JPEG field, or one of the fields to preview is not there.
+        EncodeError: There is no JPEG field although one is needed, or one of the fields to preview
+            is not there.
     """
     refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
     known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
@@ -119,10 +130,10 @@ def field_names(samples: Sequence[SampleRef], preview_fields: Sequence[str] = ()
         raise EncodeError(
             "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
         )
-    if not streams:
+    if not streams and needs_jpeg:
         raise EncodeError(
-            f"expected a JPEG field, found {sorted(names)}; "
-            "--reencode-quality Q converts PNG, WebP, BMP (lossy)"
+            f"expected a JPEG field, found {sorted(names)}; --on-error keep stores other images "
+            "as they are, --reencode-quality Q converts PNG, WebP, BMP (lossy)"
         )
     if unknown := set(preview_fields).difference(others):
         raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +11,15 @@ from ..errors import CorruptJpeg, FormatError, PCRError
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
 from .labels import check_label, count_classes
-from .resume_journal import ShardResult, Skipped
+from .resume_journal import ShardResult, Unlayered
 from .shard_plan import EncodeOptions, is_jpeg_name
 from .shard_tables import EncodedSample
 from .shard_writer import FieldNames, encode_sample, write_shard
 from .sources import SampleRef, StorageOptions
 
 _SAMPLES_PER_READ = 64
+# Of a JPEG that is made of the pixels of a file that cannot be layered.
+_QUALITY = 95
 
 
 class Recipe(NamedTuple):
@@ -46,7 +49,7 @@ def encode_shard(task: ShardTask) -> ShardResult:
     """Read, encode and write one shard.
 
     Returns:
-        Its entry, and the images that were left out.
+        Its entry, and the files that are not in scans.
 
     Raises:
         CorruptJpeg, UnsupportedJpeg: A bad image, if ``on_error`` is ``raise``.
@@ -55,25 +58,63 @@ def encode_shard(task: ShardTask) -> ShardResult:
     """
     names, options, src_options, dst_options = task.recipe
     encoded: list[EncodedSample] = []
-    skipped: list[Skipped] = []
+    rows: list[Unlayered] = []
     for sample, values in _read(task.samples, src_options):
+        source = sample.refs[0].url if sample.refs else ""
+        note = _Note(options, sample.key, source)
         try:
-            encoded.append(_encode(sample, values, options))
+            encoded.append(_encode(sample, values, options, note))
         except PCRError as error:
-            if not _is_bad_file(error):
-                raise
-            source = sample.refs[0].url
-            if options.on_error == "raise":
-                raise type(error)(
-                    f"{error}; run again with --resume --on-error skip to leave such files out",
-                    url=source,
-                ) from error
-            skipped.append(Skipped.of(sample.key, source, str(error)))
+            note.skip(error)
+        rows += note.rows
     entry = None
     if encoded:
-        entry = write_shard(task.url, encoded, options.fmt, names=names, options=dst_options)
+        shard_names = _with_kept(names, encoded)
+        entry = write_shard(task.url, encoded, options.fmt, names=shard_names, options=dst_options)
     counted = count_classes(sample.fields for sample in encoded)
-    return ShardResult(entry, tuple(skipped), counted)
+    return ShardResult(entry, tuple(rows), counted)
+
+
+@dataclasses.dataclass
+class _Note:
+    """What was done about the files of one sample that cannot be rearranged into scans."""
+
+    options: EncodeOptions
+    key: str
+    source: str
+    rows: list[Unlayered] = dataclasses.field(default_factory=list)
+
+    def instead(self, image: bytes, error: PCRError) -> bytes | None:
+        """What is stored in place of a file: itself, a JPEG of its pixels, or nothing."""
+        on_error = self.options.on_error
+        if not isinstance(error, FormatError) or on_error not in ("keep", "reencode"):
+            return None
+        jpeg = image
+        if on_error == "reencode":
+            quality = self.options.reencode_quality or _QUALITY
+            jpeg = to_jpeg(image, quality, self.options.resize_short)
+        outcome = "kept" if on_error == "keep" else "reencoded"
+        self.rows.append(Unlayered.of(self.key, self.source, str(error), outcome))
+        return jpeg
+
+    def skip(self, error: PCRError) -> None:
+        """Leave the sample out, or raise the error."""
+        if not _is_bad_file(error):
+            raise error
+        if self.options.on_error == "raise":
+            raise type(error)(
+                f"{error}; run again with --resume --on-error keep to store such files as they "
+                "are, or --on-error skip to leave them out",
+                url=self.source,
+            ) from error
+        self.rows = [Unlayered.of(self.key, self.source, str(error))]
+
+
+def _with_kept(names: FieldNames, encoded: Sequence[EncodedSample]) -> FieldNames:
+    """The fields of a shard that has some files as they are."""
+    kept = dict.fromkeys(name for sample in encoded for name in sample.fields)
+    others = dict.fromkeys([*names.others, *kept])
+    return names._replace(others=tuple(others))
 
 
 def _is_bad_file(error: PCRError) -> bool:
@@ -97,15 +138,29 @@ def _encode(
     sample: SampleRef,
     values: Sequence[bytes | PCRError],
     options: EncodeOptions,
+    note: _Note,
 ) -> EncodedSample:
     fields: dict[str, Any] = {"__key__": sample.key}
     for ref, value in zip(sample.refs, values, strict=True):
         if isinstance(value, PCRError):
             raise value
-        fields[ref.name] = _to_jpeg(value, options) if is_jpeg_name(ref.name) else value
-    encoded = encode_sample(fields | dict(sample.known), options.fmt.scan_script)
+        fields[ref.name] = value
+        if is_jpeg_name(ref.name):
+            fields[ref.name] = _prepare(value, options)
+    script = options.fmt.scan_script
+    encoded = encode_sample(fields | dict(sample.known), script, note.instead)
     check_label(encoded.key, encoded.fields, options.classes)
     return encoded
+
+
+def _prepare(image: bytes, options: EncodeOptions) -> bytes:
+    """The JPEG to rearrange; a file that is none as it is, where it is not refused."""
+    try:
+        return _to_jpeg(image, options)
+    except FormatError:
+        if options.on_error in ("keep", "reencode"):
+            return image
+        raise
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:

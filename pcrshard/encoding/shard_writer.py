@@ -19,10 +19,10 @@ from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, PCRError, ScanUnavailable
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.names import (
-    OTHER_IMAGE_EXTENSIONS,
     check_name,
     is_jpeg_field,
     is_metadata,
+    is_other_image,
     shard_name,
     valid_field,
     valid_key,
@@ -45,7 +45,7 @@ from .shard_tables import EncodedSample, Samples, Units, list_units, make_index,
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 _Bytes = bytes | bytearray | memoryview
-OnUnlayered = Callable[[PCRError], bool]
+OnUnlayered = Callable[[bytes, PCRError], bytes | None]
 
 
 class FieldNames(NamedTuple):
@@ -127,7 +127,7 @@ class ShardFormat:
     def _first_scan(self, field: str) -> int:
         """The position of the first scan that has a field; 0 if every one has it."""
         extension = field.rpartition(".")[2]
-        default: Scan | None = 1 if extension in OTHER_IMAGE_EXTENSIONS else None
+        default: Scan | None = 1 if is_other_image(field) else None
         scan = self.late.get(field, self.late.get(extension, default))
         return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
 
@@ -145,8 +145,9 @@ def encode_sample(
             list of up to 64 JPEGs in one field a stream of lists; names that start with ``__`` are
             dropped.
         script: The scan script.
-        on_unlayered: Called with the error of a file that cannot be rearranged into scans; True
-            keeps the file as it is. By default the error is raised.
+        on_unlayered: Called with a file that cannot be rearranged into scans, and with why; gives
+            the same file to keep it as it is, or a JPEG in its place. By default the error is
+            raised.
 
     Raises:
         EncodeError: A key or field name is not legal.
@@ -167,9 +168,16 @@ def encode_sample(
             raise EncodeError(str(error), key=key) from error
         except PCRError as error:
             named = type(error)(str(error), key=f"{key}.{name}")
-            if on_unlayered is None or not isinstance(value, _Bytes) or not on_unlayered(named):
+            file = bytes(value) if isinstance(value, _Bytes) else None
+            if on_unlayered is None or file is None:
                 raise named from error
-            encoded.fields[name] = _to_bytes(name, value)
+            instead = on_unlayered(file, named)
+            if instead is None:
+                raise named from error
+            if instead is file:
+                encoded.fields[name] = file
+            else:
+                encoded.images[name] = encode_jpeg(instead, script)
     return encoded
 
 

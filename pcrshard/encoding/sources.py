@@ -21,8 +21,7 @@ from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
 from ..format.shard_index import BLOCK
 from ..redaction import bare_url, get_logger, redact_url
 from .row_lists import LISTS, list_rows
-from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, unique_keys
-from .splits import find_splits
+from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, find_splits, unique_keys
 
 __all__ = ["CONVERTIBLE", "FieldRef", "SampleRef", "Source", "StorageOptions", "list_source"]
 

@@ -29,6 +29,11 @@ def is_jpeg_field(name: str) -> bool:
     return name.rpartition(".")[2] in JPEG_EXTENSIONS
 
 
+def is_other_image(name: str) -> bool:
+    """Whether a field holds an image that is no JPEG, by its last extension."""
+    return name.rpartition(".")[2] in OTHER_IMAGE_EXTENSIONS
+
+
 def valid_field(name: str) -> bool:
     """Whether a field name is legal (SPEC 2.2)."""
     return len(name.encode("utf-8", "surrogatepass")) <= 100 and bool(_FIELD.fullmatch(name))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from .. import storage
-from ..reading.prefix import Prefix
+from ..reading.prefix import Prefix, number_lists
 from ..redaction import redact_url
 
 Handler = Callable[[Exception], bool]
@@ -49,7 +49,7 @@ class ShardFiles:
         select = self._select if self.select_files or self.rename_files else None
         for sample in loaded.samples(select=select, on_error=self.on_error):
             key = sample.pop("__key__")
-            for field, data in sample.items():
+            for field, data in number_lists(sample).items():
                 if (name := self._rename(f"{key}.{field}")) is not None:
                     yield {"fname": name, "data": data, **about}
             if self.stopped:

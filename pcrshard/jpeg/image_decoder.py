@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from .. import native
 from .crops import Box, Interval, Rng, Size, center_crop, random_resized_crop
-from .markers import frame_size
-from .pixels import Jpeg, Pixels, as_pieces, decode_image
+from .pixels import Jpeg, Pixels, decode_image, image_size
 
 Crop = Literal["random", "center"] | None
 Layout = native.Layout
@@ -106,7 +105,7 @@ class ImageDecoder:
         """
         size = (0, 0)
         if self.crop:
-            size = frame_size(as_pieces(jpeg)[0])
+            size = image_size(jpeg)
         crop, mirrored = self._draw(rng, *size)
         pixels = decode_image(
             jpeg,

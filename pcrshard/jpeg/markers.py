@@ -49,6 +49,7 @@ __all__ = [
     "check_pixels",
     "find_frame",
     "frame_size",
+    "is_other_format",
     "map_jpeg",
 ]
 
@@ -363,6 +364,11 @@ def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
         raise UnsupportedJpeg(
             f"expected at most {MAX_BLOCK_VISITS} visits of blocks, got {visits} by the scans"
         )
+
+
+def is_other_format(start: Buffer) -> bool:
+    """Whether the first bytes of a file are those of another image format than JPEG."""
+    return bytes(start[:16]).startswith(tuple(_OTHER_FORMATS))
 
 
 def frame_size(jpeg: Buffer) -> Size:

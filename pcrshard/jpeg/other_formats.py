@@ -44,8 +44,15 @@ def crop_and_resize(
     return np.array(resized).reshape(*size, channels)
 
 
+def size_by_pillow(image: bytes) -> Size:
+    """Height and width in pixels of an image that is no JPEG, from its header."""
+    with _open_image(image, load=False) as picture:
+        width, height = picture.size
+        return height, width
+
+
 def decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
-    """Decode what the TurboJPEG interface does not: CMYK to RGB, rare sampling factors."""
+    """Decode what is no JPEG, or what TurboJPEG does not: CMYK to RGB, rare sampling factors."""
     with _open_image(jpeg) as picture:
         if mode == "cmyk":
             if picture.mode != "CMYK":
@@ -56,8 +63,8 @@ def decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
 
 
 @contextlib.contextmanager
-def _open_image(image: bytes) -> Iterator[Any]:
-    """Read an image with Pillow; its errors become :class:`CorruptJpeg`."""
+def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
+    """Read an image with Pillow, or its header alone; its errors become :class:`CorruptJpeg`."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -66,7 +73,8 @@ def _open_image(image: bytes) -> Iterator[Any]:
         with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
             width, height = picture.size
             check_pixels(height, width, len(image), height * width * _PILLOW_PIXEL_BYTES)
-            picture.load()
+            if load:
+                picture.load()
             yield picture
     except PCRError:
         raise

@@ -22,8 +22,17 @@ from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from ..memory import Buffer
 from .crops import Box, Size
-from .markers import EOI, SOI, ScanHeader, check_cost, find_frame, map_jpeg
-from .other_formats import crop_and_resize, decode_by_pillow
+from .markers import (
+    EOI,
+    SOI,
+    ScanHeader,
+    check_cost,
+    find_frame,
+    frame_size,
+    is_other_format,
+    map_jpeg,
+)
+from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
 
 Pixels = npt.NDArray[np.uint8]
 # A JPEG, or its pieces in order.
@@ -183,6 +192,7 @@ def decode_image(
 ) -> Pixels:
     """Decode a JPEG at any scan, and crop and resize it on the way.
 
+    Images of other formats (PNG, WebP, ...), which shards keep as they are, are decoded by Pillow.
     With the native core only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size
     where the target allows, without holding the GIL. Without it, libjpeg-turbo decodes the whole
     image and Pillow resizes.
@@ -211,6 +221,9 @@ def decode_image(
     pieces = as_pieces(jpeg)
     if isinstance(size, int):
         size = (size, size)
+    if is_other_format(pieces[0]):
+        pixels = decode_by_pillow(b"".join(pieces), colour)
+        return _arrange(crop_and_resize(pixels, crop, size), layout, out)
     if native.available and not smoothing:
         plane = colour == "gray" and layout == "hwc"
         try:
@@ -229,6 +242,18 @@ def decode_image(
     whole = _complete(b"".join(pieces))
     pixels = _decode_and_resize(whole, colour, crop, size)
     return _arrange(pixels, layout, out)
+
+
+def image_size(image: Jpeg) -> Size:
+    """Height and width in pixels of what :func:`decode_image` takes, from its header.
+
+    Raises:
+        CorruptJpeg: There is none.
+    """
+    pieces = as_pieces(image)
+    if is_other_format(pieces[0]):
+        return size_by_pillow(b"".join(pieces))
+    return frame_size(pieces[0])
 
 
 def _decode_and_resize(

@@ -15,6 +15,7 @@ from .. import native
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.group_table import piece_starts
+from ..format.names import is_other_image, numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
@@ -28,6 +29,19 @@ Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
+
+
+def number_lists(sample: Sample) -> Sample:
+    """A sample with each image of a list as a field of its own: ``images.0.jpg``, ..."""
+    if not any(isinstance(value, list) for value in sample.values()):
+        return sample
+    flat: Sample = {}
+    for field, value in sample.items():
+        if isinstance(value, list):
+            flat |= {numbered(field, place): image for place, image in enumerate(value)}
+        else:
+            flat[field] = value
+    return flat
 
 
 class Source(Protocol):
@@ -198,6 +212,20 @@ class Prefix:
             unit += count
             is_there = field in lists or self.images.jpegs[here[0]] is not None
             yield field, here if is_there else ()
+
+    @functools.cached_property
+    def kept_images(self) -> frozenset[str]:
+        """Fields of images that are stored as files: those that could not be layered.
+
+        Where a shard has no JPEG at all they are the images that are no JPEG, such as PNG; beside
+        a JPEG these are taken for masks or the like.
+        """
+        schema = self.index.schema
+        streams = {field for field, _ in schema.streams}
+        if streams:
+            return frozenset(streams & {field for field, _ in schema.late})
+        images = {field for field in self.fields if is_other_image(field)}
+        return frozenset(images)
 
     @property
     def has_one_image(self) -> bool:

@@ -16,13 +16,13 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from .. import memory, native
-from ..errors import FormatError
+from ..errors import FormatError, PCRError
 from ..format.names import JPEG_EXTENSIONS
 from ..format.scan import is_integer
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.pixels import Pixels
-from ..reading.prefix import Prefix, Sample
+from ..reading.prefix import Decode, Prefix, Sample
 from .shard_set import Row
 
 Key = tuple[int, int, int]
@@ -101,10 +101,11 @@ class Collator:
         _, prefix, place = row
         if decoded:
             return prefix.sample(place, select=self._select_others) | {prefix.streams[0]: out}
-        decode = None
+        decode: Decode | None = None
         if self.image is not None:
             decode = functools.partial(_decode, self.image, key, out)
-        return prefix.sample(place, select=self._select, decode=decode)
+        sample = prefix.sample(place, select=self._select, decode=decode)
+        return sample if decode is None else _decode_kept(prefix, sample, decode)
 
     def _decode_batch(
         self,
@@ -169,7 +170,8 @@ class Collator:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = any(name not in sample for sample in samples)
         extension = _extension(name)
-        image = self.image if extension in JPEG_EXTENSIONS else None
+        is_image = extension in JPEG_EXTENSIONS or isinstance(samples[0].get(name), np.ndarray)
+        image = self.image if is_image else None
         if image and batch is not None and not missing:
             return batch
         convert = torch.from_numpy if image else _CONVERSIONS.get(extension)
@@ -196,6 +198,22 @@ def as_decoder(image: ImageChoice) -> ImageDecoder | None:
             f"got {image!r}; functions of your own go to transform="
         )
     return ImageDecoder((int(sides[0]), int(sides[-1])))
+
+
+def _decode_kept(
+    prefix: Prefix,
+    sample: Sample,
+    decode: Decode,
+) -> Sample:
+    """A sample with the images decoded that are stored as files."""
+    for field in prefix.kept_images & sample.keys():
+        if isinstance(sample[field], bytes):
+            try:
+                sample[field] = decode([memoryview(sample[field])])
+            except PCRError as error:
+                key = sample["__key__"]
+                raise type(error)(f"{field}: {error}", url=prefix.shard.url, key=key) from error
+    return sample
 
 
 def _by_prefix(rows: Rows) -> Positions:

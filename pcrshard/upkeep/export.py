@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 from .. import storage
 from ..errors import EncodeError, FormatError, PCRError
-from ..format.names import valid_key
+from ..format.names import is_jpeg_field, is_other_image, valid_key
 from ..format.scan import FULL, Scan
 from ..format.shard_index import BLOCK
 from ..format.tar_members import TRAILER, tar_header
 from ..jpeg.pixels import make_baseline
-from ..reading.prefix import OnError, Prefix, Sample
+from ..reading.prefix import OnError, Prefix, Sample, number_lists
 from ..reading.shard import Shard
 
 FORMATS = ("folder", "wds")
@@ -68,15 +68,14 @@ def export_shard(
         return 0
     with prefix:
         folder = _Folder(dst, overwrite, options)
-        streams = {field for field, _ in prefix.index.schema.streams}
-        samples = prefix.samples(on_error=on_error)
+        samples: Iterator[Sample] = map(number_lists, prefix.samples(on_error=on_error))
         if baseline:
-            samples = _to_baseline(samples, shard, streams, on_error)
+            samples = _to_baseline(samples, prefix, on_error)
         if form == "wds":
             return _write_wds(shard, samples, folder)
         taken = set() if taken is None else taken
         named = ((_path(sample, classes, taken), sample) for sample in samples)
-        return _write_folder(named, folder, streams, on_error)
+        return _write_folder(named, folder, on_error)
 
 
 def _load(
@@ -156,13 +155,12 @@ def _true_name(url: str) -> str:
 def _write_folder(
     samples: Iterable[tuple[str, Sample]],
     folder: _Folder,
-    streams: set[str],
     on_error: OnError | None,
 ) -> int:
     count = 0
     for path, sample in samples:
         try:
-            for field in streams & sample.keys():
+            for field in filter(_is_image, sample):
                 # A key has no "..", no leading "/" and no "\" (SPEC 2.3): this stays inside.
                 with folder.write(storage.join(folder.url, f"{path}.{field}")) as file:
                     file.write(sample[field])
@@ -210,20 +208,33 @@ def _tar_members(sample: Sample) -> Iterator[bytes]:
 
 def _to_baseline(
     samples: Iterable[Sample],
-    shard: Shard,
-    streams: set[str],
+    prefix: Prefix,
     on_error: OnError | None,
 ) -> Iterator[Sample]:
     for sample in samples:
         try:
-            for field in streams & sample.keys():
-                sample[field] = make_baseline(sample[field])
+            for field in filter(is_jpeg_field, list(sample)):
+                sample[field] = _baseline(sample[field], field in prefix.kept_images)
         except PCRError as error:
-            named = type(error)(str(error), url=shard.url, key=sample["__key__"])
+            named = type(error)(str(error), url=prefix.shard.url, key=sample["__key__"])
             if on_error is None or not on_error(named):
                 raise named from error
         else:
             yield sample
+
+
+def _baseline(jpeg: bytes, may_be_kept: bool) -> bytes:
+    """A JPEG as baseline; a file that was kept because it cannot be rearranged as it is."""
+    try:
+        return make_baseline(jpeg)
+    except FormatError:
+        if may_be_kept:
+            return jpeg
+        raise
+
+
+def _is_image(field: str) -> bool:
+    return is_jpeg_field(field) or is_other_image(field)
 
 
 def _path(

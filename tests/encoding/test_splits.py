@@ -6,7 +6,7 @@ from support import run_encode
 
 from pcrshard import encode, open_dataset
 from pcrshard.cli.main import main
-from pcrshard.encoding.splits import find_splits
+from pcrshard.encoding.sample_refs import find_splits
 from pcrshard.errors import EncodeError
 from pcrshard.testing import make_jpeg
 

@@ -25,7 +25,7 @@ def shard(request, tmp_path_factory):
             sample["json"] = b"{}"
         samples.append(sample)
     samples.append({"__key__": "k4", "jpg": b"kept"})
-    encoded = [encode_sample(sample, on_unlayered=lambda _: True) for sample in samples]
+    encoded = [encode_sample(sample, on_unlayered=lambda file, _: file) for sample in samples]
     path = tmp_path_factory.mktemp("tables") / "a-000000.tar"
     late = {"npy": 2, "json": "full"}
     write_shard(str(path), encoded, ShardFormat(layout=request.param, late=late))
