@@ -107,10 +107,8 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
     if find_frame(jpeg).arithmetic:
         # Only libjpeg reads it. The core judges the Huffman-coded JPEG that libjpeg makes of it.
         jpeg = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
-    elif _DHT not in jpeg:
-        jpeg = SOI + _standard_tables() + jpeg[len(SOI) :]
     try:
-        return native.rescan(jpeg, scans)
+        return native.rescan(add_missing_tables(jpeg), scans)
     except native.NativeError as error:
         _refuse_damage(error)
         raise UnsupportedJpeg(f"native core: {error}") from error
@@ -132,6 +130,11 @@ def check_native_core() -> None:
             "encoding needs the native core, which was not built: install a C compiler, then "
             "reinstall pcrshard, or encode on another machine (reading needs no core)"
         )
+
+
+def add_missing_tables(jpeg: bytes) -> bytes:
+    """A JPEG with the standard Huffman tables, where it has none at all."""
+    return jpeg if _DHT in jpeg else SOI + _standard_tables() + jpeg[len(SOI) :]
 
 
 @functools.cache
