@@ -20,7 +20,7 @@ from ..format.dataset_index import DATASET_INDEX, DatasetIndex
 from ..format.scan import FULL, Scan
 from ..jpeg import pixels
 from ..native import scatter
-from ..reading.dataset_folder import check_claims, open_dataset
+from ..reading.dataset_folder import check_claims, count_classes, open_dataset
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..training.epoch_order import Geometry, Rules
@@ -59,8 +59,11 @@ def _info(args: Namespace) -> None:
         if args.plot:
             title = f"{index.num_samples} samples, script {index.script}"
             plots.plot_scan_costs(scan_costs(index), args.plot, title=title)
+        about = _describe(index, urls[0])
+        if args.classes:
+            about["samples_per_class"] = count_classes(index, urls)
         show = _info_as_json if args.json else _info_as_text
-        show(index, _describe(index, urls[0]))
+        show(index, about)
 
 
 def _info_as_json(index: DatasetIndex, about: Report) -> None:
@@ -70,7 +73,10 @@ def _info_as_json(index: DatasetIndex, about: Report) -> None:
 
 
 def _info_as_text(index: DatasetIndex, about: Report) -> None:
+    counts = about.pop("samples_per_class", {})
     print("  ".join(itertools.starmap(_shown, about.items())))
+    for name, count in counts.items():
+        print(f"{count:9d}  {name}")
     print(scan_table(scan_costs(index)))
     if about["layout"] == "compact":
         print(_COMPACT_HINT)
@@ -94,6 +100,7 @@ INFO = Command(
         argument("src", "dataset folder, its pcr.json, or one shard", nargs="?"),
         JSON,
         value("--plot", "save the table as a picture", "PNG"),
+        flag("--classes", "count the samples of each class (field cls); reads no image"),
         flag("--system", "show libraries and decoders of this machine instead"),
     ],
 )
@@ -107,10 +114,17 @@ def _describe(index: DatasetIndex, first_url: str) -> Report:
         "shards": len(index.shards),
         "script": index.script,
         "layout": schema.layout,
-        "streams": [field for field, _ in schema.streams],
+        "streams": [
+            f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
+        ],
         "fields": list(schema.fields),
+        "late": [f"{field}={_scan_name(index, scan)}" for field, scan in schema.late],
         "classes": index.num_classes,
     }
+
+
+def _scan_name(index: DatasetIndex, position: int) -> Scan:
+    return FULL if position > index.num_groups else position
 
 
 def _verify(args: Namespace) -> bool:

@@ -18,7 +18,8 @@ from typing import Any
 from .. import storage
 from ..errors import FormatError, MissingDependency
 from ..format.dataset_index import ShardEntry
-from ..format.scan import FULL, Scan, check_scan_type
+from ..format.names import is_other_image
+from ..format.scan import FULL, Scan, check_scan, check_scan_type
 from ..format.shard_index import ShardIndex
 from ..reading.prefix import Prefix, Sample
 from ..reading.prefix_cache import PrefixCache
@@ -137,8 +138,15 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     def _infer_features(self, index: ShardIndex, classes: Sequence[str]) -> dict[str, Any]:
         """The type of each column, by WebDataset's extensions and the values in a shard."""
         inferred = {KEY: datasets.Value("string")}
-        inferred |= {field: datasets.Image() for field, _ in index.schema.streams}
-        for field, values in index.fields.items():
+        images, late = _images_and_late(index, current_scan(self.config.scan))
+        for field in images:
+            image = datasets.Image()
+            is_list = field in index.schema.lists
+            inferred[field] = datasets.Sequence(image) if is_list else image
+        # The values of late fields are not in the index, so that only their names tell a type.
+        nothing: tuple[bytes, ...] = ()
+        fields = dict.fromkeys(late, nothing) | index.fields
+        for field, values in fields.items():
             extension = field.rpartition(".")[2]
             found = _json_type(values) if extension in _JSON else None
             if found not in (None, pa.null()):
@@ -193,7 +201,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         if self.typed:
             return
         features = set(self.info.features)
-        fields = {*index.fields, *(field for field, _ in index.schema.streams)}
+        images, late = _images_and_late(index, current_scan(self.config.scan))
+        fields = {*index.fields, *images, *late}
         if not self.config.columns and not fields <= features:
             raise FormatError(
                 f"fields {sorted(fields - features)} are not in the first shard; "
@@ -214,7 +223,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 def _check_scan(scan: Any, parts: Parts) -> None:
     """Refuse a scan that some shard does not have, before any is read."""
     now = current_scan(scan)
-    check_scan_type(now)
+    check_scan_type(now, 0)
     for part in parts.values():
         for entry in part.index.shards:
             entry.prefix_stop(now)
@@ -246,11 +255,27 @@ def _fits(found: pa.DataType | None, expected: pa.DataType) -> bool:
         return False
 
 
+def _images_and_late(index: ShardIndex, scan: Scan) -> tuple[list[str], list[str]]:
+    """The fields that are images, and the other late ones, that a scan has."""
+    position = check_scan(scan, index.num_groups, 0)
+    images = dict.fromkeys(field for field, _ in index.schema.streams) if position else {}
+    late = [field for field, first in index.schema.late if first <= position]
+    images |= dict.fromkeys(filter(is_other_image, late))
+    return list(images), [field for field in late if field not in images]
+
+
+def _image_value(data: Any) -> Any:
+    """What ``datasets`` takes for an image, or for each of a list of them."""
+    if isinstance(data, list):
+        return list(map(_image_value, data))
+    return {"bytes": data, "path": None}
+
+
 def _decoder(feature: Any) -> Decode:
     """What makes a column's value of a field's bytes; ``datasets`` goes on from there."""
-    if isinstance(feature, datasets.Image):
+    if isinstance(getattr(feature, "feature", feature), datasets.Image):
         # No path: datasets would read a local file of that name instead of the bytes.
-        return lambda data: {"bytes": data, "path": None}
+        return _image_value
     if isinstance(feature, datasets.ClassLabel):
         # Not text: datasets would take it for a class's name, and classes may be called "10".
         return int

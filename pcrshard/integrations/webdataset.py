@@ -170,7 +170,8 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
     ``WebDataset(urls).pcr_scan(5)``.
 
     Args:
-        scan: 1..N, ``"full"``, or a :class:`ScanLevel`, which is read at each shard.
+        scan: 1..N, ``"full"``, 0 for labels and metadata without images, or a
+            :class:`ScanLevel`, which is read at each shard.
         options: ``handler``, ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a
             dataset folder, its ``pcr.json`` or a :class:`DatasetIndex`, which saves one small
             request per shard; ``check=False`` to skip checksums; ``storage_options`` for fsspec;
@@ -190,7 +191,7 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
 
 def _check_scan_type(scan: Any) -> None:
     if not isinstance(scan, ScanLevel):
-        check_scan_type(scan)
+        check_scan_type(scan, 0)
 
 
 def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **options: Any) -> Pipeline:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import storage
@@ -82,3 +83,37 @@ def check_claims(
     stop = shard.head.index_stop
     with storage.open_range(url, stop - 1, stop, options=storage_options, **how):
         pass
+
+
+def count_classes(
+    index: DatasetIndex,
+    urls: Sequence[str],
+    *,
+    storage_options: storage.Options | None = None,
+) -> dict[str, int]:
+    """How many samples each class has, by its name, or by its label in the field ``cls``.
+
+    One request a shard, of its index; no image is read.
+    """
+    labels: collections.Counter[bytes | None] = collections.Counter()
+    for url, entry in zip(urls, index.shards, strict=True):
+        with Shard(url, entry=entry, storage_options=storage_options).load(0) as prefix:
+            labels.update(prefix.fields.get("cls", [None] * entry.num_samples))
+    names = {str(label).encode(): name for label, name in enumerate(index.classes)}
+    ordered = sorted(labels.items(), key=lambda item: _label_order(item[0]))
+    return {_label_name(label, names): count for label, count in ordered}
+
+
+def _label_order(label: bytes | None) -> tuple[int, int, bytes]:
+    """Numbers first, in their order, then words, then samples without a label."""
+    if label is None:
+        return 2, 0, b""
+    if label.isdigit() and len(label) < 10:
+        return 0, int(label), b""
+    return 1, 0, label
+
+
+def _label_name(label: bytes | None, names: Mapping[bytes, str]) -> str:
+    if label is None:
+        return "(no label)"
+    return names.get(label) or label.decode(errors="replace")

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from .. import memory, native
-from ..errors import FormatError, PCRError
+from ..errors import FormatError, PCRError, ScanUnavailable
 from ..format.names import JPEG_EXTENSIONS
-from ..format.scan import is_integer
+from ..format.scan import FULL, check_scan, is_integer
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.pixels import Pixels
@@ -156,6 +156,7 @@ class Collator:
         for (_, prefix, place), sample in zip(rows, samples, strict=True):
             for name in self.fields or ():
                 if name not in sample:
+                    _refuse_late(prefix, name)
                     there = ", ".join(prefix.sample(place))
                     raise KeyError(
                         f"sample {sample['__key__']!r} has no field {name!r}, it has {there}"
@@ -170,7 +171,8 @@ class Collator:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = any(name not in sample for sample in samples)
         extension = _extension(name)
-        is_image = extension in JPEG_EXTENSIONS or isinstance(samples[0].get(name), np.ndarray)
+        value = samples[0].get(name)
+        is_image = extension in JPEG_EXTENSIONS or isinstance(value, np.ndarray)
         image = self.image if is_image else None
         if image and batch is not None and not missing:
             return batch
@@ -178,7 +180,7 @@ class Collator:
         values = [_convert(convert, name, sample) for sample in samples]
         if missing:
             return values
-        if image and image.shape:
+        if image and image.shape and not isinstance(value, list):
             return torch.stack(values)
         return torch.tensor(values) if extension in _INTEGERS else values
 
@@ -198,6 +200,17 @@ def as_decoder(image: ImageChoice) -> ImageDecoder | None:
             f"got {image!r}; functions of your own go to transform="
         )
     return ImageDecoder((int(sides[0]), int(sides[-1])))
+
+
+def _refuse_late(prefix: Prefix, name: str) -> None:
+    """Say so where a field is missing because the scan is too low for it."""
+    first = dict(prefix.index.schema.late).get(name, 0)
+    if first > check_scan(prefix.scan, prefix.index.num_groups, 0):
+        shown = FULL if first > prefix.index.num_groups else first
+        raise ScanUnavailable(
+            f"field {name!r} is stored from scan {shown} on, asked for it at scan {prefix.scan}",
+            url=prefix.shard.url,
+        )
 
 
 def _decode_kept(
@@ -247,6 +260,7 @@ def _convert(
     if convert is None or name not in sample:
         return sample.get(name)
     try:
-        return convert(sample[name])
+        value = sample[name]
+        return list(map(convert, value)) if isinstance(value, list) else convert(value)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error
