@@ -27,8 +27,8 @@ from common import (
 
 import pcrshard
 from pcrshard.encoding.encode_jpeg import encode_jpeg
-from pcrshard.encoding.shard_writer import ShardFormat
 from pcrshard.format.scan_script import STANDARD, scans_for
+from pcrshard.format.shard_format import ShardFormat
 from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.jpeg.pixels import make_progressive
 

@@ -13,10 +13,11 @@ import wrapt
 
 from ._version import __version__
 from .encoding.encode_dataset import EncodeOptions, encode
-from .encoding.shard_writer import ShardFormat, ShardWriter
+from .encoding.shard_writer import ShardWriter
 from .errors import PCRError
 from .fidelity.bandwidth import BandwidthTuner
 from .format.dataset_index import DatasetIndex
+from .format.shard_format import ShardFormat
 from .format.shard_index import ShardIndex
 from .jpeg.image_decoder import ImageDecoder
 from .jpeg.pixels import decode_image

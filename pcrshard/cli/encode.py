@@ -15,13 +15,13 @@ from ..encoding.encode_dataset import EncodeOptions, encode_part
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import KEPT, REPORTS, SKIPPED, read_report
 from ..encoding.shard_plan import NO_SPLIT, ON_ERROR, advise
-from ..encoding.shard_writer import SCRIPTS, ShardFormat
 from ..encoding.sources import list_source
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
+from ..format.shard_format import SCRIPTS, ShardFormat
 from ..redaction import redact_url
 from .arguments import (
     Command,

@@ -16,8 +16,9 @@ from ..redaction import PIPE, RedactingStream
 from . import checkpoint
 from .arguments import Command, argument, at_least, value
 from .encode import ENCODE
-from .inspect import FIDELITY, INFO, PLAN, VERIFY
+from .inspect import FIDELITY, INFO, PLAN
 from .reading import CACHE, EXPORT, STAGE
+from .verify_command import VERIFY
 
 
 def main(argv: Sequence[str] | None = None) -> int:

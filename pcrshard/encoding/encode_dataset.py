@@ -145,8 +145,7 @@ def encode_part(
     dst = storage.plain_path(os.fspath(dst))
     source = _list(src, options, src_options)
     _check_apart(src, source, dst)
-    needs_jpeg = options.on_error != "keep"
-    names = field_names(source.samples, options.fmt.preview_fields, needs_jpeg=needs_jpeg)
+    names = field_names(source.samples, options)
     _tell_ignored(src, source)
     tasks = _tasks(dst, source, Recipe(names, options, src_options, dst_options))
     journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)

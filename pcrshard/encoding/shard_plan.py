@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..errors import EncodeError
 from ..format.names import JPEG_EXTENSIONS, check_name
+from ..format.shard_format import FieldNames, ShardFormat
 from .labels import check_classes
-from .shard_writer import FieldNames, ShardFormat
 from .sources import CONVERTIBLE, SampleRef
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
@@ -109,17 +109,12 @@ def _convert_name(sample: SampleRef) -> SampleRef:
     return sample._replace(refs=tuple(refs))
 
 
-def field_names(
-    samples: Sequence[SampleRef],
-    preview_fields: Sequence[str] = (),
-    *,
-    needs_jpeg: bool = True,
-) -> FieldNames:
+def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNames:
     """All fields of a dataset, in the order they are first met.
 
     Raises:
-        EncodeError: There is no JPEG field although one is needed, or one of the fields to preview
-            is not there.
+        EncodeError: There is no JPEG field, and other images are not kept, or one of the fields to
+            preview is not there.
     """
     refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
     known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
@@ -130,12 +125,12 @@ def field_names(
         raise EncodeError(
             "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
         )
-    if not streams and needs_jpeg:
+    if not streams and options.on_error != "keep":
         raise EncodeError(
             f"expected a JPEG field, found {sorted(names)}; --on-error keep stores other images "
             "as they are, --reencode-quality Q converts PNG, WebP, BMP (lossy)"
         )
-    if unknown := set(preview_fields).difference(others):
+    if unknown := set(options.fmt.preview_fields).difference(others):
         raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
     return FieldNames(streams, others)
 

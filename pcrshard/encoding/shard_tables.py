@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..checksum import crc32c
 from ..errors import EncodeError
@@ -60,19 +61,22 @@ def make_index(samples: Samples, schema: Schema) -> ShardIndex:
     if count > 1:
         raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
     units = list_units(samples, schema)
-    lists = schema.lists
-    lengths = [[len(sample.lists.get(field, ())) for field in lists] for sample in samples]
-    num_groups = len(schema.groups)
-    nothing = (0,) * (num_groups + 1)
+    dims = [(unit.height, unit.width) if unit else (0, 0) for unit in units]
+    nothing = (0,) * (len(schema.groups) + 1)
     return ShardIndex(
         Head(len(samples), 0, 0, 0, nothing, nothing),
         schema,
-        counts=np.array(lengths, "<u1").reshape(len(samples), len(lists)),
-        dims=np.array([(u.height, u.width) if u else (0, 0) for u in units], "<u2").reshape(-1, 2),
-        orientation=np.array([u.orientation if u else 0 for u in units], "<u1"),
+        counts=_list_lengths(samples, schema.lists),
+        dims=np.array(dims, "<u2").reshape(-1, 2),
+        orientation=np.array([unit.orientation if unit else 0 for unit in units], "<u1"),
         keys=tuple(sample.key for sample in samples),
         fields={name: tuple(s.fields.get(name) for s in samples) for name in schema.fields},
     )
+
+
+def _list_lengths(samples: Samples, lists: Sequence[str]) -> npt.NDArray[np.uint8]:
+    lengths = [[len(sample.lists.get(field, ())) for field in lists] for sample in samples]
+    return np.array(lengths, "<u1").reshape(len(samples), len(lists))
 
 
 def make_tables(samples: Samples, index: ShardIndex) -> list[GroupTable]:

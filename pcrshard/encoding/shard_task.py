@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import CorruptJpeg, FormatError, PCRError
+from ..format.shard_format import FieldNames
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
 from .labels import check_label, count_classes
 from .resume_journal import ShardResult, Unlayered
 from .shard_plan import EncodeOptions, is_jpeg_name
 from .shard_tables import EncodedSample
-from .shard_writer import FieldNames, encode_sample, write_shard
+from .shard_writer import encode_sample, write_shard
 from .sources import SampleRef, StorageOptions
 
 _SAMPLES_PER_READ = 64

@@ -150,7 +150,7 @@ def _decode(
     sizes = columns.array("<u4", *shape)
     crcs = columns.array("<u4", *shape)
     offsets = columns.array("<u8", units if is_base else 0)
-    late = {name: (row, _late_values(columns, index)) for name in index.late_fields(row)}
+    late = _late_values(columns, index, row)
     header_sizes = columns.array("<u2", *shape)
     packed = data[columns.take(packed_bytes) :]
     require(columns.pos == len(data), "bytes are left after the headers")
@@ -158,9 +158,17 @@ def _decode(
     return GroupTable(rows, sizes, crcs, header_sizes, headers, offsets, late)
 
 
-def _late_values(columns: Columns, index: ShardIndex) -> LateValues:
-    samples = index.num_samples
-    return LateValues(columns.array("<u4", samples), columns.array("<u4", samples))
+def _late_values(
+    columns: Columns,
+    index: ShardIndex,
+    row: int,
+) -> dict[str, tuple[int, LateValues]]:
+    late = {}
+    for name in index.late_fields(row):
+        sizes = columns.array("<u4", index.num_samples)
+        crcs = columns.array("<u4", index.num_samples)
+        late[name] = (row, LateValues(sizes, crcs))
+    return late
 
 
 def _decode_headers(header_sizes: npt.NDArray[np.uint16], packed: bytes) -> bytes:
@@ -238,14 +246,20 @@ def _check_base(index: ShardIndex, table: GroupTable) -> int:
     offsets = table.offsets[~missing]
     stop = index.head.prefix_stops[table.rows[-1]]
     require((offsets < stop).all(), "a base offset is after the base members")
-
-    starts = offsets.astype(np.int64)
     sizes = table.sizes.sum(axis=0, dtype=np.int64)[~missing] + len(EOI)
-    ends = -(-(starts + sizes) // BLOCK) * BLOCK
     place = next(index.table_places(0, table.rows.stop))
-    first = round512(place.stop)
+    return _check_apart(offsets.astype(np.int64), sizes, round512(place.stop))
+
+
+def _check_apart(
+    starts: I64,
+    sizes: I64,
+    first: int,
+) -> int:
+    """Members begin on a block, each a header after the end of the one before; the last end."""
+    ends = -(-(starts + sizes) // BLOCK) * BLOCK
     floor = np.concatenate(([first], ends[:-1])) + BLOCK
-    apart = (starts % BLOCK == 0).all() and (starts >= floor).all()
+    apart = (starts % BLOCK == 0).all() and (starts >= floor[: len(starts)]).all()
     require(apart, "base members overlap")
     return int(ends[-1]) if len(ends) else first
 

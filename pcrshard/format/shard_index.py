@@ -154,18 +154,23 @@ def _check_fields(schema: Schema) -> None:
     require(codecs <= {IMAGE, IMAGE_LIST}, f"unknown codecs {sorted(codecs)}")
 
     require(len(schema.fields) + len(schema.late) <= MAX_FIELDS, "expected at most 256 fields")
-    streams = [field for field, _ in schema.streams]
-    late = [field for field, _ in schema.late]
-    require(are_distinct([*streams, *schema.fields]), "streams and fields are not distinct")
-    require(are_distinct([*late, *schema.fields]), "late fields and fields are not distinct")
-    require(all(map(valid_field, [*streams, *late, *schema.fields])), "a field name is not legal")
-    require(not {*late} & {*schema.lists}, "a late field has the name of a list of images")
-    last = len(schema.groups) + 1
-    require(all(1 <= scan <= last for _, scan in schema.late), "a late field has no such scan")
+    names = [*(field for field, _ in schema.streams), *schema.fields]
+    require(are_distinct(names), "streams and fields are not distinct")
+    require(all(map(valid_field, names)), "a field name is not legal")
+    _check_late_fields(schema)
 
     shown = schema.preview_fields
     fits = set(shown) <= set(schema.fields) and are_distinct(shown)
     require(fits and (not shown or schema.layout == "preview"), "preview_fields do not fit")
+
+
+def _check_late_fields(schema: Schema) -> None:
+    late = [field for field, _ in schema.late]
+    require(are_distinct([*late, *schema.fields]), "late fields and fields are not distinct")
+    require(all(map(valid_field, late)), "the name of a late field is not legal")
+    require(not {*late} & {*schema.lists}, "a late field has the name of a list of images")
+    last = len(schema.groups) + 1
+    require(all(1 <= scan <= last for _, scan in schema.late), "a late field has no such scan")
 
 
 class TablePlace(NamedTuple):

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +20,12 @@ from ..format.dataset_index import ShardEntry
 from ..format.names import is_other_image
 from ..format.scan import FULL, Scan, check_scan, check_scan_type
 from ..format.shard_index import ShardIndex
-from ..reading.prefix import Prefix, Sample
+from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
 from ..redaction import get_logger
+from .huggingface_orientation import orient, orientations_of
 from .huggingface_splits import Parts, asked_names, open_splits, usual_names
 
 try:
@@ -139,10 +139,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         """The type of each column, by WebDataset's extensions and the values in a shard."""
         inferred = {KEY: datasets.Value("string")}
         images, late = _images_and_late(index, current_scan(self.config.scan))
-        for field in images:
-            image = datasets.Image()
-            is_list = field in index.schema.lists
-            inferred[field] = datasets.Sequence(image) if is_list else image
+        inferred |= {field: _image_feature(field in index.schema.lists) for field in images}
         # The values of late fields are not in the index, so that only their names tell a type.
         nothing: tuple[bytes, ...] = ()
         fields = dict.fromkeys(late, nothing) | index.fields
@@ -153,10 +150,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 self.json_types[field] = found
                 schema = pa.schema({field: found})
                 inferred |= datasets.Features.from_arrow_schema(schema)
-            elif field == "cls" and classes:
-                inferred[field] = datasets.ClassLabel(names=list(classes))
             else:
-                inferred[field] = datasets.Value(_KINDS.get(extension, "binary"))
+                inferred[field] = _plain_feature(field, classes)
         return inferred
 
     def _shard(self, url: str, entry: ShardEntry) -> Shard:
@@ -189,10 +184,10 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         for url, entry in shards:
             with self._shard(url, entry).load(current_scan(self.config.scan)) as loaded:
                 self._check_fields(loaded.index, url)
-                orientations = _orientations(loaded)
+                orientations = orientations_of(loaded)
                 samples = loaded.samples(select=lambda _, field: field in columns)
                 for row, sample in enumerate(samples):
-                    _orient(sample, row, orientations)
+                    orient(sample, row, orientations)
                     # datasets 3 wants keys that are unique in the dataset.
                     yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
 
@@ -255,6 +250,18 @@ def _fits(found: pa.DataType | None, expected: pa.DataType) -> bool:
         return False
 
 
+def _plain_feature(field: str, classes: Sequence[str]) -> Any:
+    """The type of a field by its name alone."""
+    if field == "cls" and classes:
+        return datasets.ClassLabel(names=list(classes))
+    return datasets.Value(_KINDS.get(field.rpartition(".")[2], "binary"))
+
+
+def _image_feature(is_list: bool) -> Any:
+    image = datasets.Image()
+    return datasets.Sequence(image) if is_list else image
+
+
 def _images_and_late(index: ShardIndex, scan: Scan) -> tuple[list[str], list[str]]:
     """The fields that are images, and the other late ones, that a scan has."""
     position = check_scan(scan, index.num_groups, 0)
@@ -302,45 +309,6 @@ def _example(
                 f"{name!r} does not fit its column: {error}", url=url, key=sample[KEY]
             ) from error
     return example
-
-
-def _orientations(loaded: Prefix) -> dict[str, list[int]]:
-    """EXIF orientations of the images, by the fields where some are turned.
-
-    None at full fidelity, where the images have their own.
-    """
-    if loaded.scan == FULL:
-        return {}
-    turned: dict[str, list[int]] = {}
-    orientation = loaded.index.orientation
-    if not (orientation > 1).any():
-        return {}
-    for row in range(loaded.index.num_samples):
-        for field, units in loaded.units(row):
-            values = orientation[list(units)].tolist() or [0]
-            turned.setdefault(field, []).append(values[0])
-    return {field: column for field, column in turned.items() if max(column) > 1}
-
-
-def _orient(
-    sample: Sample,
-    row: int,
-    orientations: dict[str, list[int]],
-) -> None:
-    """Put the orientations of a row into its images."""
-    for field, values in orientations.items():
-        if values[row] > 1 and field in sample:
-            sample[field] = _with_orientation(sample[field], values[row])
-
-
-def _with_orientation(jpeg: bytes, orientation: int) -> bytes:
-    """Put an orientation into a JPEG: ``datasets`` turns images by it, and shall at every scan."""
-    tiff = b"MM\0*\0\0\0\x08" + struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
-    segment = b"\xff\xe1" + (8 + len(tiff)).to_bytes(2) + b"Exif\0\0" + tiff
-    has_jfif = jpeg[2:4] == b"\xff\xe0"
-    # JFIF wants to be first.
-    start = 4 + int.from_bytes(jpeg[4:6]) if has_jfif else 2
-    return jpeg[:start] + segment + jpeg[start:]
 
 
 def load_dataset(

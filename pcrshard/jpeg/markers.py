@@ -23,6 +23,7 @@ from .segments import (
     ALONE,
     EOI,
     FRAMES,
+    OTHER_FORMATS,
     SOI,
     UNSUPPORTED_FRAMES,
     Frame,
@@ -49,7 +50,6 @@ __all__ = [
     "check_pixels",
     "find_frame",
     "frame_size",
-    "is_other_format",
     "map_jpeg",
 ]
 
@@ -82,20 +82,6 @@ _TABLES = {_DHT, _DAC, _DQT, _DRI}
 _PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
 _QUICK_BYTES = 4096
 _SCAN_MARKER = b"\xff\xda"
-_OTHER_FORMATS = {
-    b"\x89PNG": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"RIFF": "WebP or another RIFF",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"\0\0\0\x0cjP": "JPEG 2000",
-    b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"\xff\x0a": "JPEG XL",
-    b"\0\0\0\x0cJXL": "JPEG XL",
-    b"%PDF": "PDF",
-    b"<": "HTML, XML or SVG",
-}
 Range = tuple[int, int]
 
 
@@ -275,7 +261,7 @@ def _check_soi(jpeg: bytes) -> None:
     if jpeg[:2] == SOI:
         return
     require(jpeg, "expected a JPEG, got an empty file")
-    for magic, name in _OTHER_FORMATS.items():
+    for magic, name in OTHER_FORMATS.items():
         require(not jpeg.startswith(magic), f"expected a JPEG, got a {name} file")
     raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 
@@ -364,11 +350,6 @@ def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
         raise UnsupportedJpeg(
             f"expected at most {MAX_BLOCK_VISITS} visits of blocks, got {visits} by the scans"
         )
-
-
-def is_other_format(start: Buffer) -> bool:
-    """Whether the first bytes of a file are those of another image format than JPEG."""
-    return bytes(start[:16]).startswith(tuple(_OTHER_FORMATS))
 
 
 def frame_size(jpeg: Buffer) -> Size:

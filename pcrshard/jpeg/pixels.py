@@ -29,10 +29,10 @@ from .markers import (
     check_cost,
     find_frame,
     frame_size,
-    is_other_format,
     map_jpeg,
 )
 from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
+from .segments import is_other_format
 
 Pixels = npt.NDArray[np.uint8]
 # A JPEG, or its pieces in order.

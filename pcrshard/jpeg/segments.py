@@ -22,7 +22,27 @@ UNSUPPORTED_FRAMES = {
     **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
     0xCB: "lossless arithmetic",
 }
+# How files of other image formats begin.
+OTHER_FORMATS = {
+    b"\x89PNG": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"RIFF": "WebP or another RIFF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\0\0\0\x0cjP": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL": "JPEG XL",
+    b"%PDF": "PDF",
+    b"<": "HTML, XML or SVG",
+}
 _T = TypeVar("_T")
+
+
+def is_other_format(start: bytes | bytearray | memoryview) -> bool:
+    """Whether the first bytes of a file are those of another image format than JPEG."""
+    return bytes(start[:16]).startswith(tuple(OTHER_FORMATS))
 
 
 def require(

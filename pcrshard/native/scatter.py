@@ -156,26 +156,30 @@ def _slices(
 
 def _layout(groups: Groups) -> Iterator[Place]:
     """Each piece, in the order of the file."""
-    count = groups.sizes.shape[1]
-    sizes = groups.sizes.tolist()
-    no_headers = [[0] * count] * len(sizes)
-    header_sizes = no_headers if groups.header_sizes is None else groups.header_sizes.tolist()
-    base = groups.base
+    yield from _base_layout(groups)
     headers = memoryview(groups.headers)
-    if base and groups.offsets is not None:
-        for item, start in enumerate(groups.offsets.tolist()):
-            column = [row[item] for row in sizes[:base]]
-            offsets = itertools.accumulate(column, initial=start)
-            for offset, size in zip(offsets, column, strict=False):
-                yield Place(item, offset, size, headers[:0])
-    rows = zip(sizes[base:], header_sizes[base:], groups.starts[base:].tolist(), strict=True)
-    for row, lengths, start in rows:
-        own = [size - length for size, length in zip(row, lengths, strict=True)]
-        offsets = itertools.accumulate(own, initial=start)
-        pieces = zip(offsets, own, lengths, strict=False)
-        for item, (offset, size, length) in enumerate(pieces):
+    header_sizes = groups.header_sizes
+    if header_sizes is None:
+        header_sizes = np.zeros(groups.sizes.shape, np.uint16)
+    own_sizes = groups.sizes - header_sizes
+    for row in range(groups.base, len(groups.sizes)):
+        lengths = header_sizes[row].tolist()
+        own = own_sizes[row].tolist()
+        offsets = itertools.accumulate(own, initial=int(groups.starts[row]))
+        for item, (offset, size, length) in enumerate(zip(offsets, own, lengths, strict=False)):
             yield Place(item, offset, size, headers[:length])
             headers = headers[length:]
+
+
+def _base_layout(groups: Groups) -> Iterator[Place]:
+    """The pieces of the first groups, which lie item by item and have no headers apart."""
+    if not groups.base or groups.offsets is None:
+        return
+    columns = groups.sizes[: groups.base].T.tolist()
+    for item, (start, column) in enumerate(zip(groups.offsets.tolist(), columns, strict=True)):
+        offsets = itertools.accumulate(column, initial=start)
+        for offset, size in zip(offsets, column, strict=False):
+            yield Place(item, offset, size, memoryview(b""))
 
 
 def _read_file(

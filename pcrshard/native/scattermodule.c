@@ -275,7 +275,8 @@ static void keep_memory(int64_t size) {
 static PyObject *read_range(scatter *s, groups *g, const Py_buffer *ending, const uint8_t *crcs,
                             const uint8_t *seeds) {
     if (!lay_out(s, g)) {
-        PyErr_SetString(PyExc_ValueError, "expected pieces in order, apart, inside the range, and with their headers");
+        PyErr_SetString(PyExc_ValueError,
+                        "expected pieces in order, apart, inside the range, with their headers");
         return NULL;
     }
     keep_memory(s->stop - s->position);

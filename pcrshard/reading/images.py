@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from ..format.group_table import (
     late_starts,
 )
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import U32, ShardIndex, TablePlace
+from ..format.shard_index import ShardIndex, TablePlace
 from ..jpeg.markers import EOI
 from ..native import scatter
 from ..storage import Window
@@ -196,71 +196,48 @@ class _Road:
 
 
 def _groups(index: ShardIndex, table: GroupTable) -> scatter.Groups:
-    """Where the items of a range are: units first, then the values of late fields.
-
-    After the pieces of a group there is a row for each late field that it has.
-    """
+    """Where the items of a range are: units first, then the values of late fields."""
     starts = group_starts(index, table.rows)
-    base = len(table.rows) if len(table.offsets) else 0
-    base = min(base, index.schema.base)
-    if not table.late:
-        sizes = table.sizes
-        return scatter.Groups(sizes, starts, base, table.offsets, table.header_sizes, table.headers)
-    rows = _Rows(index.num_units + len(table.late) * index.num_samples)
-    late_at = late_starts(index, table)
-    for position, row in enumerate(table.rows):
-        rows.add(int(starts[position]), 0, table.sizes[position], table.header_sizes[position])
-        for place, (name, (at, values)) in enumerate(table.late.items()):
-            if at == row:
-                first = index.num_units + place * index.num_samples
-                rows.add(late_at[name], first, values.stored, None)
-    offsets = np.zeros(rows.width, np.uint64)
-    offsets[: len(table.offsets)] = table.offsets
-    return rows.groups(base, offsets, table.headers)
+    base = min(len(table.rows), index.schema.base) if len(table.offsets) else 0
+    plain = scatter.Groups(
+        table.sizes, starts, base, table.offsets, table.header_sizes, table.headers
+    )
+    return _add_late(index, table, plain) if table.late else plain
 
 
-class _Rows:
-    """Rows of a scattered read, each of a part of its items."""
+def _add_late(
+    index: ShardIndex,
+    table: GroupTable,
+    plain: scatter.Groups,
+) -> scatter.Groups:
+    """Groups with a row for each late field, after the row of the group that it is in."""
+    width = index.num_units + len(table.late) * index.num_samples
+    starts = [*plain.starts, *late_starts(index, table).values()]
+    sizes = np.zeros((len(starts), width), np.uint32)
+    _fill(sizes, 0, table.sizes)
+    header_sizes = np.zeros((len(starts), width), np.uint16)
+    _fill(header_sizes, 0, table.header_sizes)
+    offsets = np.zeros((1, width), np.uint64)
+    _fill(offsets, 0, table.offsets[None])
+    first = index.num_units
+    for row, (_, values) in enumerate(table.late.values(), len(table.rows)):
+        _fill(sizes[row:], first, values.stored[None])
+        first += index.num_samples
+    # Rows of groups, then those of late fields; sorted by group, the former come first.
+    rows = np.argsort([*table.rows, *(row for row, _ in table.late.values())], kind="stable")
+    places = np.array(starts, np.int64)[rows]
+    return scatter.Groups(
+        sizes[rows], places, plain.base, offsets[0], header_sizes[rows], table.headers
+    )
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.starts: list[int] = []
-        self.sizes: list[U32] = []
-        self.header_sizes: list[npt.NDArray[np.uint16]] = []
 
-    def add(
-        self,
-        start: int,
-        first: int,
-        sizes: U32,
-        header_sizes: npt.NDArray[np.uint16] | None,
-    ) -> None:
-        """A row that begins at an offset, with items from the first on."""
-        items = slice(first, first + len(sizes))
-        row = np.zeros(self.width, np.uint32)
-        row[items] = sizes
-        headers = np.zeros(self.width, np.uint16)
-        if header_sizes is not None:
-            headers[items] = header_sizes
-        self.starts.append(start)
-        self.sizes.append(row)
-        self.header_sizes.append(headers)
-
-    def groups(
-        self,
-        base: int,
-        offsets: npt.NDArray[np.uint64],
-        headers: bytes,
-    ) -> scatter.Groups:
-        """What the native routine takes."""
-        return scatter.Groups(
-            np.array(self.sizes),
-            np.array(self.starts, np.int64),
-            base,
-            offsets,
-            np.array(self.header_sizes),
-            headers,
-        )
+def _fill(
+    columns: npt.NDArray[Any],
+    first: int,
+    rows: npt.NDArray[Any],
+) -> None:
+    """Put rows into the first rows of some columns."""
+    columns[: len(rows), first : first + rows.shape[1]] = rows
 
 
 def _sort_items(

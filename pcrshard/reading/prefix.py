@@ -192,9 +192,10 @@ class Prefix:
         sample: Sample = {"__key__": key}
         self._open_jpegs()
         for field, units in self.units(row):
-            if units and (select is None or select(key, field)):
+            is_list = field in self.index.schema.lists
+            if (units or is_list) and (select is None or select(key, field)):
                 images = [self._image(unit, decode) for unit in units]
-                sample[field] = images if field in self.index.schema.lists else images[0]
+                sample[field] = images if is_list else images[0]
         for field, values in self.fields.items():
             value = values[row]
             if value is not None and (select is None or select(key, field)):

@@ -5,7 +5,6 @@ from support import ROOT
 
 from pcrshard import Shard
 from pcrshard.cli.main import main
-from pcrshard.encoding.shard_writer import SCRIPTS
 from pcrshard.format.scan_script import (
     STANDARD,
     ScanScript,
@@ -14,6 +13,7 @@ from pcrshard.format.scan_script import (
     parse_script,
     scans_for,
 )
+from pcrshard.format.shard_format import SCRIPTS
 from pcrshard.jpeg.markers import ScanHeader, map_jpeg
 from pcrshard.jpeg.pixels import make_progressive
 from pcrshard.jpeg.split import join_scans, split_scans

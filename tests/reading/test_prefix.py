@@ -8,9 +8,10 @@ import pytest
 from support import pieces
 
 from pcrshard import Shard
-from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_shard
+from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
 from pcrshard.format.scan import FULL
+from pcrshard.format.shard_format import ShardFormat
 from pcrshard.native import scatter
 from pcrshard.testing import CountingFS, make_jpeg
 

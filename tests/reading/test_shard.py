@@ -11,7 +11,7 @@ import pytest
 from support import ROOT, pieces
 
 from pcrshard import Shard, open_dataset
-from pcrshard.encoding.shard_writer import ShardFormat, encode_sample, write_shard
+from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import (
     CorruptIndex,
     CorruptPiece,
@@ -21,6 +21,7 @@ from pcrshard.errors import (
     TruncatedShard,
 )
 from pcrshard.format.scan import FULL
+from pcrshard.format.shard_format import ShardFormat
 from pcrshard.jpeg.split import join_scans, split_scans
 from pcrshard.testing import CountingFS, make_jpeg
 from pcrshard.upkeep.verify import VerifyTask, verify_shard

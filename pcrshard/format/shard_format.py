@@ -1,0 +1,99 @@
+"""How shards are written: their scan script, their layout, and which field is where."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..errors import CorruptIndex, EncodeError, ScanUnavailable
+from .names import is_other_image
+from .scan import Scan, check_scan
+from .scan_script import Q95, STANDARD, ScanScript
+from .shard_index import IMAGE, IMAGE_LIST, Schema, check_schema
+
+SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
+
+
+class FieldNames(NamedTuple):
+    """What the samples of a shard may have: names of JPEG fields, of lists of them, of others."""
+
+    streams: tuple[str, ...]
+    others: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardFormat:
+    """How shards are written.
+
+    Attributes:
+        script: The scan script, or the name of a built-in one.
+        layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
+        base: Scan groups in a preview member.
+        late: From which scan on a field is there: ``{"npy": 5, "json": "full"}``; a key is the
+            name of a field, or its last extension. Other fields are there at every scan, images
+            that are no JPEG from scan 1 on.
+        preview_fields: Fields stored once more as members in the preview layout.
+    """
+
+    script: ScanScript | str = STANDARD.name
+    layout: str = "compact"
+    base: int = 2
+    preview_fields: tuple[str, ...] = ()
+    late: Mapping[str, Scan] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.script, str) and self.script not in SCRIPTS:
+            raise EncodeError(f"expected a scan script of {sorted(SCRIPTS)}, got {self.script!r}")
+        if self.layout not in ("compact", "preview"):
+            raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
+        most = self.scan_script.num_groups
+        if not 1 <= self.base <= most:
+            raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
+        for field, scan in self.late.items():
+            try:
+                check_scan(scan, most)
+            except (ScanUnavailable, TypeError) as error:
+                raise EncodeError(f"late field {field!r}: {error}") from error
+
+    @property
+    def scan_script(self) -> ScanScript:
+        """The script itself."""
+        return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
+
+    def schema(self, names: FieldNames) -> Schema:
+        """The schema of a shard with these fields.
+
+        Raises:
+            EncodeError: There are too many fields, or their names are too long.
+        """
+        firsts = {field: self._first_scan(field) for field in names.others}
+        # A file that was kept as it is has the name of a stream.
+        late = {
+            field: first or 1 for field, first in firsts.items() if first or field in names.streams
+        }
+        streams = [(stream, IMAGE) for stream in names.streams]
+        schema = Schema(
+            self.scan_script.name,
+            self.scan_script.groups,
+            self.layout,
+            streams=(*streams, *((field, IMAGE_LIST) for field in names.lists)),
+            fields=tuple(field for field in names.others if field not in late),
+            late=tuple(late.items()),
+        )
+        if self.layout == "preview":
+            shown = tuple(field for field in self.preview_fields if field in schema.fields)
+            schema = dataclasses.replace(schema, base=self.base, preview_fields=shown)
+        try:
+            check_schema(schema)
+        except CorruptIndex as error:
+            raise EncodeError(f"cannot write samples of so many or such fields: {error}") from error
+        return schema
+
+    def _first_scan(self, field: str) -> int:
+        """The position of the first scan that has a field; 0 if every one has it."""
+        extension = field.rpartition(".")[2]
+        default: Scan | None = 1 if is_other_image(field) else None
+        scan = self.late.get(field, self.late.get(extension, default))
+        return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
