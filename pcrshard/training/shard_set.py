@@ -15,7 +15,7 @@ import numpy as np
 
 from ..checksum import crc32c
 from ..format.dataset_index import ShardEntry
-from ..format.scan import FULL, Scan
+from ..format.scan import FULL, Scan, check_scan
 from ..reading.dataset_folder import Opened, check_claims, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -137,8 +137,11 @@ class ShardSet:
         if isinstance(scan, ScanLevel):
             scan.follow(self.scans)
             return
+        now = current_scan(scan)
         for entry in self.entries:
-            entry.prefix_stop(current_scan(scan))
+            # Scan 0 has no images to train on.
+            check_scan(now, entry.num_groups)
+            entry.prefix_stop(now)
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""

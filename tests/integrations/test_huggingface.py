@@ -251,7 +251,7 @@ def test_damage_is_named(dataset, tmp_path):
 def test_what_is_not_there(url, options, dataset):
     """A folder without a dataset and a scan too many are errors of pcrshard."""
     with pytest.raises(
-        PCRError, match="nowhere" if url == "nowhere" else "scan of 1 to 10 or 'full', got 11"
+        PCRError, match="nowhere" if url == "nowhere" else "scan of 0 to 10 or 'full', got 11"
     ):
         list(load_dataset(url.format(dataset), **options))
     with pytest.raises(ValueError, match="expected data_dir"):
@@ -582,7 +582,7 @@ def test_the_stock_loader_shows_a_preview(streaming, preview, tmp_path):
         (sample["__key__"], int(sample["cls"]), sample["jpg"]) for sample in expected(preview, 2)
     ]
     with tarfile.open(files[0]) as tar:
-        assert len([name for name in tar.getnames() if name.startswith("__pcr_")]) == 10
+        assert len([name for name in tar.getnames() if name.startswith("__pcr_")]) == 11
 
 
 @pytest.mark.parametrize("streaming", [True, False])

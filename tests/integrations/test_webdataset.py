@@ -218,7 +218,7 @@ WRONG = {
     "scan 0": (lambda urls: dataset_of(urls).pcr_scan(0), ValueError, "1 or more"),
     "a string": (lambda urls: dataset_of(urls).pcr_scan("5"), TypeError, "scan number"),
     "a float": (lambda urls: pcr_scan(2.5), TypeError, "scan number"),
-    "scan 11": (lambda urls: list(dataset_of(urls).pcr_scan(11)), ScanUnavailable, "1 to 10"),
+    "scan 11": (lambda urls: list(dataset_of(urls).pcr_scan(11)), ScanUnavailable, "0 to 10"),
     "a failing pipe": (
         lambda urls: list(dataset_of(["pipe:echo no such thing >&2; exit 4"]).pcr_scan(2)),
         PCRError,
