@@ -54,6 +54,10 @@ class Supply(NamedTuple):
         seconds = self.seconds + step.waited + step.used
         return Supply(seconds, self.samples + step.samples)
 
+    def until(self, step: Step) -> Supply:
+        """The supply up to the batch of a step that waits."""
+        return Supply(self.seconds + step.waited, self.samples)
+
 
 class Peak(NamedTuple):
     """The position where a descent began, and the seconds that a sample took there."""
@@ -206,7 +210,7 @@ class Search:
         supply = self.window.supply
         if supply is None or supply.samples < self.rules.window // 2 * step.samples:
             return None
-        return supply._replace(seconds=supply.seconds + step.waited)
+        return supply.until(step)
 
     @property
     def _limit(self) -> float:

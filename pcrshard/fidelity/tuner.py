@@ -299,9 +299,13 @@ def _report(
 
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     """The gradient of a loss as one float32 vector; zero for parameters that it does not use."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    trained = _trained(model)
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _add_ranks(totals: Iterable[Tensor]) -> None:

@@ -58,20 +58,25 @@ def decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
 @contextlib.contextmanager
 def _open_image(image: bytes) -> Iterator[Any]:
     """Read an image with Pillow; its errors become :class:`CorruptJpeg`."""
+    pillow = _pillow()
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
-    try:
-        with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
+        with pillow.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
             width, height = picture.size
             check_pixels(height, width, len(image), height * width * _PILLOW_PIXEL_BYTES)
             picture.load()
             yield picture
     except PCRError:
         raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise CorruptJpeg(f"Pillow: {error}") from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
+    return Image
 
 
 def to_jpeg(

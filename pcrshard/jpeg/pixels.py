@@ -259,8 +259,10 @@ def _arrange(
     """The (H, W, C) pixels in a layout, in ``out`` if it is given."""
     if layout == "chw":
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    if out is None:
-        return pixels
+    return pixels if out is None else _put(pixels, out)
+
+
+def _put(pixels: Pixels, out: Pixels) -> Pixels:
     if out.shape != pixels.shape:
         raise ValueError(f"expected out of shape {pixels.shape}, got {out.shape}")
     out[...] = pixels

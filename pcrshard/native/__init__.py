@@ -100,12 +100,15 @@ class _Stream:
     def call(self, function: Any, *arguments: Any) -> None:
         """Call a function of the core on the stream; what it refuses is raised."""
         code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
-        if code == 0:
-            return
-        message = ffi.string(lib.pcr_message(self.decoder)).decode("utf-8", "replace")
+        if code:
+            raise self._error(code)
+
+    def _error(self, code: int) -> Exception:
+        text = ffi.string(lib.pcr_message(self.decoder))
+        message = text.decode(errors="replace")
         if code in _OTHER_ERRORS:
-            raise _OTHER_ERRORS[code](message)
-        raise NativeError(message, unsupported=code == _UNSUPPORTED)
+            return _OTHER_ERRORS[code](message)
+        return NativeError(message, unsupported=code == _UNSUPPORTED)
 
 
 def backend(choice: Backend = "auto") -> str:

@@ -20,6 +20,7 @@ MARKER = "CACHEDIR.TAG"
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 _TEXT = b"\n# A cache of pcrshard: `pcrshard cache clear` empties it.\n"
 _PRIVATE = 0o700
+_NO_LINK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _warned: set[tuple[str, str]] = set()
 
@@ -82,13 +83,17 @@ def _make_private(path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, _PRIVATE)
     # Versions before this one made it as the umask said.
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(path, _NO_LINK)
     try:
-        status = os.fstat(handle)
-        if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE_BY_OTHERS:
-            os.fchmod(handle, _PRIVATE)
+        _shut_out_others(handle)
     finally:
         os.close(handle)
+
+
+def _shut_out_others(handle: int) -> None:
+    status = os.fstat(handle)
+    if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE_BY_OTHERS:
+        os.fchmod(handle, _PRIVATE)
 
 
 def _problem(folder: str) -> str | None:

@@ -325,15 +325,13 @@ class Prefix:
     def _scans(self, unit: int) -> memoryview:
         """The scans of an image, without EOI."""
         view = memoryview(self.images.jpegs[unit] or b"")[: self._ends[unit]]
-        if unit in self.images.damaged:
-            self._check(unit, view)
+        self._check(unit, view)
         return view
 
     def _pieces(self, unit: int) -> list[memoryview]:
         """The bytes of each scan group of an image."""
         scans = self._scans(unit)
-        sizes = self._row_sizes(unit)[: self._num_scans]
-        stops = list(itertools.accumulate(sizes, initial=0))
+        stops = itertools.accumulate(self._sizes(unit), initial=0)
         return [scans[start:stop] for start, stop in itertools.pairwise(stops)]
 
     def _image(self, unit: int, decode: Decode | None) -> Any:
@@ -363,16 +361,20 @@ class Prefix:
             raise CorruptJpeg(message, url=self.shard.url, key=key, scan="tail") from error
 
     def _check(self, unit: int, scans: memoryview) -> None:
-        """Name the first scan whose bytes are not those that were written."""
+        """Of a damaged image, name the first scan whose bytes are not those that were written."""
+        if unit not in self.images.damaged:
+            return
         crc = 0
         start = 0
-        for row, size in enumerate(self._row_sizes(unit)[: self._num_scans]):
+        for row, size in enumerate(self._sizes(unit)):
             crc = crc32c(scans[start : start + size], crc)
             self._compare(unit, row, crc, size)
             start += size
 
-    def _row_sizes(self, unit: int) -> list[int]:
-        sizes: list[int] = self.index.sizes.reshape(len(self.index.sizes), -1)[:, unit].tolist()
+    def _sizes(self, unit: int) -> list[int]:
+        """The bytes of each scan of an image."""
+        rows = self.index.sizes[: self._num_scans]
+        sizes: list[int] = rows.reshape(self._num_scans, -1)[:, unit].tolist()
         return sizes
 
     def _compare(

@@ -30,6 +30,7 @@ from ..storage.retry import Cancel, Cancelled
 from . import cache_folder
 from .cache_extents import (
     ENTRY,
+    Extent,
     by_last_use,
     drop_extents,
     encode_entry,
@@ -44,6 +45,8 @@ from .cache_extents import (
 
 log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
+# An entry's folder, and the byte from which on nobody has a use for it.
+Own = tuple[str, int]
 _NUM_LOCKS = 256
 
 
@@ -154,12 +157,7 @@ class PrefixCache:
 
     def entries(self) -> list[Cached]:
         """What is held, least recently used first."""
-        found = []
-        for folder in self._folders():
-            url, stops = read_entry(folder)
-            extents = list_extents(folder)
-            if extents:
-                found.append(Cached(url, held_bytes(extents), stops, max(map(last_use, extents))))
+        found = filter(None, map(_cached, self._folders()))
         return sorted(found, key=lambda cached: cached.last_use)
 
     def clear(self) -> int:
@@ -281,7 +279,7 @@ class PrefixCache:
             if folder.path != entry:
                 drop_extents(folder.path)
 
-    def _make_room(self, size: int, own: tuple[str, int]) -> bool:
+    def _make_room(self, size: int, own: Own) -> bool:
         """Count ``size`` bytes before they are written, and evict when they would be too many.
 
         Returns:
@@ -308,7 +306,7 @@ class PrefixCache:
         extents = itertools.chain(*map(list_extents, self._folders()))
         return sum(extent.num_bytes for extent in extents)
 
-    def _evict(self, go_on: Callable[[int], bool], own: tuple[str, int] = ("", 0)) -> int:
+    def _evict(self, go_on: Callable[[int], bool], own: Own = ("", 0)) -> int:
         """Drop extents while ``go_on(freed)``.
 
         Tails go before first groups, least recently used first, highest first within a shard.
@@ -316,11 +314,9 @@ class PrefixCache:
         What another reader has locked stays; ``own`` is an entry that the caller has locked, and
         the byte from which on it has no use for it.
         """
-        found = [(*pair, folder) for folder in self._folders() for pair in by_last_use(folder)]
-        found.sort(key=lambda item: (item[0].start == 0, item[1], -item[0].start))
         freed = 0
         busy = set()
-        for extent, _, folder in found:
+        for extent, folder in self._by_worth():
             if not go_on(freed):
                 break
             if folder in busy:
@@ -331,6 +327,16 @@ class PrefixCache:
                 else:
                     busy.add(folder)
         return freed
+
+    def _by_worth(self) -> list[tuple[Extent, str]]:
+        """All extents with their folders, those first that are dropped first."""
+        found = [
+            (extent.start == 0, used, -extent.start, extent, folder)
+            for folder in self._folders()
+            for extent, used in by_last_use(folder)
+        ]
+        found.sort(key=lambda item: item[:3])
+        return [(extent, folder) for *_, extent, folder in found]
 
     def _sweep(self) -> None:
         """Remove what killed processes left, and entries of which nothing is held.
@@ -346,6 +352,15 @@ class PrefixCache:
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
                     os.rmdir(os.path.dirname(folder))
+
+
+def _cached(folder: str) -> Cached | None:
+    extents = list_extents(folder)
+    if not extents:
+        return None
+    url, stops = read_entry(folder)
+    latest = max(map(last_use, extents))
+    return Cached(url, held_bytes(extents), stops, latest)
 
 
 def _bounds(

@@ -26,6 +26,18 @@ _RETRY = Retry()
 Opened = contextlib.AbstractContextManager[LocalFile | Window]
 
 
+def _describes(entry: ShardEntry, head: Head) -> bool:
+    """Whether a shard is the one that a dataset index describes."""
+    found = (head.crc32c, head.num_samples, head.prefix_stops)
+    known = (entry.head_crc32c, entry.num_samples, entry.prefix_stops)
+    return found == known
+
+
+def _identity(entry: ShardEntry) -> str:
+    head, size, crc = entry[2:5]
+    return f"{head:08x} {size} {crc:08x}"
+
+
 class Shard:
     """One shard, read at any scan.
 
@@ -259,11 +271,8 @@ class Shard:
     def _content(self) -> str:
         """What the cache knows this content by; without a dataset index one request."""
         if self._identity is None:
-            if self.entry:
-                head, size, crc = self.entry[2:5]
-                self._identity = f"{head:08x} {size} {crc:08x}"
-            else:
-                self._identity = storage.identity(self.url, **self._how)
+            entry = self.entry
+            self._identity = _identity(entry) if entry else storage.identity(self.url, **self._how)
         return self._identity
 
     def _forget(self) -> None:
@@ -276,13 +285,10 @@ class Shard:
 
     def _read_head(self, view: Buffer) -> Head:
         head = read_head(view, url=self.url)
-        if self.entry is not None:
-            found = (head.crc32c, head.num_samples, head.prefix_stops)
-            known = (self.entry.head_crc32c, self.entry.num_samples, self.entry.prefix_stops)
-            if found != known:
-                raise CorruptIndex(
-                    f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
-                    "or the index is old",
-                    url=self.url,
-                )
+        if self.entry is not None and not _describes(self.entry, head):
+            raise CorruptIndex(
+                f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
+                "or the index is old",
+                url=self.url,
+            )
         return head

@@ -78,10 +78,12 @@ def asked_pause(error: BaseException) -> float:
     """
     headers = getattr(error, "headers", None) or {}
     value = str(headers.get("Retry-After", "")).strip()
-    if value.isdecimal():
-        return float(value)
+    return float(value) if value.isdecimal() else _seconds_until(value)
+
+
+def _seconds_until(date: str) -> float:
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        return max(0.0, email.utils.parsedate_to_datetime(date).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return 0.0
 

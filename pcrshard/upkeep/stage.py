@@ -37,6 +37,8 @@ class Staged(NamedTuple):
 
 OnShard = Callable[[Staged], None]
 Futures = list[concurrent.futures.Future[Staged]]
+# Entries of shards by their names.
+Entries = dict[str, ShardEntry]
 
 
 def stage(
@@ -136,7 +138,7 @@ def _stage_all(
     workers: int,
     cancel: threading.Event,
     on_shard: OnShard | None,
-    note_finished: Callable[[dict[str, ShardEntry]], None],
+    note_finished: Callable[[Entries], None],
 ) -> tuple[ShardEntry, ...]:
     """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
     futures: Futures = []
@@ -158,7 +160,7 @@ def _stage_all(
     return tuple(future.result().entry for future in futures)
 
 
-def _finished(futures: Futures) -> dict[str, ShardEntry]:
+def _finished(futures: Futures) -> Entries:
     """The entries of the shards that were copied, by name; all futures have ended."""
     entries = [
         future.result().entry
@@ -168,14 +170,18 @@ def _finished(futures: Futures) -> dict[str, ShardEntry]:
     return {entry.name: entry for entry in entries}
 
 
-def _note_finished(dst: str, finished: dict[str, ShardEntry]) -> None:
+def _note_finished(dst: str, finished: Entries) -> None:
     """Let the index of an earlier stage say how far its shards have grown, if there is one."""
     # A disk that is full or gone must not hide why the copy ended.
     with contextlib.suppress(PCRError):
         if finished and os.path.exists(os.path.join(dst, DATASET_INDEX)):
-            there, _ = open_dataset(dst)
-            entries = tuple(finished.get(entry.name, entry) for entry in there.shards)
-            _write_index(dst, dataclasses.replace(there, shards=entries))
+            _write_index(dst, _grown(dst, finished))
+
+
+def _grown(dst: str, finished: Entries) -> DatasetIndex:
+    there, _ = open_dataset(dst)
+    entries = [finished.get(entry.name, entry) for entry in there.shards]
+    return dataclasses.replace(there, shards=tuple(entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
