@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,7 +157,7 @@ def _encode_sets(photos: str, out: Path) -> DatasetIndex:
     for name, (src, options) in sources.items():
         target = out / name
         shutil.rmtree(target, ignore_errors=True)
-        index = encode(src, target, dataclasses.replace(options, name=name, on_error="skip"))
+        index = encode(src, target, replace(options, name=name, on_error="skip"))
         print(f"Encoded {index.num_samples} images into {target}.")
         indexes.append(index)
     return indexes[0]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from .. import __version__
 from ..errors import PCRError
@@ -43,13 +43,13 @@ def _print_any_name() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _redacted(words: Sequence[str]) -> Iterator[None]:
     """What is printed may be shown: no secret of a URL that was given is in it."""
     urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
     out = RedactingStream(sys.stdout, urls)
     err = RedactingStream(sys.stderr, urls)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err):
         yield
 
 

@@ -6,17 +6,17 @@ of zero survive, and as float64, in which all arithmetic is done.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
-Words = npt.NDArray[Any]  # (N,) uint8, uint16, uint32 or uint64
-Values = npt.NDArray[np.float64]
+Words = NDArray[Any]  # (N,) uint8, uint16, uint32 or uint64
+Values = NDArray[np.float64]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FloatType:
     """One floating-point type.
 
@@ -56,11 +56,11 @@ class FloatType:
             return values.astype(self.name).view(self.word)
 
 
-def _from_bfloat16(words: Words) -> npt.NDArray[Any]:
+def _from_bfloat16(words: Words) -> NDArray[Any]:
     return (words.astype(np.uint32) << 16).view(np.float32)
 
 
-def _to_bfloat16(floats: npt.NDArray[np.float32]) -> Words:
+def _to_bfloat16(floats: NDArray[np.float32]) -> Words:
     words = floats.view(np.uint32)
     # Half of the bits that are cut off, less one where the last kept bit is even.
     rounding = ((words >> 16) & 1) + np.uint32(0x7FFF)

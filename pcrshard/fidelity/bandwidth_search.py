@@ -7,9 +7,8 @@ of a staged copy the scans that it holds.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..format.scan import FULL, Scan
@@ -66,7 +65,7 @@ class Peak(NamedTuple):
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Window:
     """Sums over the steps since the last decision; ``supply`` may begin before them."""
 
@@ -98,7 +97,7 @@ class Window:
         return Supply(step.used, step.samples) if is_wait else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SearchRules:
     """The numbers that a search follows; :class:`BandwidthTuner` explains them.
 
@@ -159,7 +158,7 @@ class SearchRules:
         return max((position for position, size in sizes if size <= limit), default=0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Search:
     """What the search knows between two steps.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +118,7 @@ def choose(
     return next((found.scan for found in similarities if found.lower >= threshold), top)
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ScanTuner:
     """Sets a level to the lowest scan whose gradient points where that of full fidelity does.
 
@@ -154,15 +154,15 @@ class ScanTuner:
     dataset: PCRDataset
     loss: Loss
     level: ScanLevel
-    _: dataclasses.KW_ONLY
+    _: KW_ONLY
     candidates: Sequence[Scan] | None = None
     threshold: float = 0.8
     images: int = 2560
     trials: int = 3
     first: int = 5
     every: int = 20
-    reference: dataclasses.InitVar[str | None] = None
-    reports: list[TunerReport] = dataclasses.field(init=False, default_factory=list)
+    reference: InitVar[str | None] = None
+    reports: list[TunerReport] = field(init=False, default_factory=list)
 
     def __post_init__(self, reference: str | None) -> None:
         if min(self.images, self.trials, self.every) < 1:
@@ -319,11 +319,11 @@ def _cosine(gradient: Tensor, reference: Tensor) -> float:
     return float(nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30))
 
 
-@contextlib.contextmanager
+@contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics), modes and random numbers back as they were."""
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         # A model may draw from these, too.
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import storage
@@ -15,7 +15,7 @@ Samples = Iterator[dict[str, Any]]
 T = TypeVar("T")
 
 
-@dataclasses.dataclass
+@dataclass
 class ShardFiles:
     """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
 

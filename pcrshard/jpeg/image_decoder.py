@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from .. import native
 from .crops import Box, Interval, Rng, Size, center_crop, random_resized_crop
@@ -30,7 +30,7 @@ def _is_whole(side: object) -> bool:
     return isinstance(side, int | np.integer) and not isinstance(side, bool)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ImageDecoder:
     """JPEG bytes, or the scattered pieces of a sample, to a uint8 array of one size.
 
@@ -124,7 +124,7 @@ class ImageDecoder:
     def decode_batch(
         self,
         table: native.Table,
-        sizes: npt.NDArray[Any],
+        sizes: NDArray[Any],
         rngs: Sequence[Rng],
         out: Pixels,
     ) -> list[bool]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
 from .crops import Box, Size
 from .markers import check_pixels
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 # Not every plugin of Pillow: some run other programs on the file.
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 # Bytes that are taken for each pixel: Pillow's own pixels and a copy in another mode, for 16 bits
@@ -55,7 +55,7 @@ def decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-@contextlib.contextmanager
+@contextmanager
 def _open_image(image: bytes) -> Iterator[Any]:
     """Read an image with Pillow; its errors become :class:`CorruptJpeg`."""
     pillow = _pillow()

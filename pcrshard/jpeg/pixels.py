@@ -8,14 +8,14 @@ transform, so ``tjTransform`` of the same library is called here.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import turbojpeg
+from numpy.typing import NDArray
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
@@ -24,7 +24,7 @@ from .crops import Box, Size
 from .markers import EOI, ScanHeader, check_cost, map_jpeg
 from .other_formats import crop_and_resize, decode_by_pillow
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 # A JPEG, or its pieces in order.
 Jpeg = bytes | Sequence[Buffer]
 
@@ -45,7 +45,7 @@ class _TurboJPEG(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is u
     Both methods use private methods of the base class, by their mangled names.
     """
 
-    @functools.cached_property
+    @cached_property
     def library(self) -> ctypes.CDLL:
         """The same library, for what PyTurboJPEG does not expose."""
         library = ctypes.CDLL(self._TurboJPEG__find_turbojpeg())
@@ -62,7 +62,7 @@ class _TurboJPEG(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is u
         raise OSError(self.message(handle))
 
 
-@functools.cache
+@cache
 def _turbojpeg() -> _TurboJPEG:
     try:
         return _TurboJPEG()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 try:
     from pcrshard.native._core import ffi, lib
@@ -25,8 +25,8 @@ available: bool = lib is not None
 Backend = Literal["auto", "portable"]
 Layout = Literal["hwc", "chw"]
 Colour = Literal["rgb", "gray", "cmyk"]
-Image = npt.NDArray[np.uint8]
-Table = npt.NDArray[np.void]
+Image = NDArray[np.uint8]
+Table = NDArray[np.void]
 Pieces = Sequence[Any]
 Box = tuple[int, int, int, int]
 Size = tuple[int, int]
@@ -255,7 +255,7 @@ def empty_table(streams: int, pieces: int) -> Table:
     return np.zeros((streams, pieces), _PIECE)
 
 
-def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | npt.NDArray[Any]) -> Table:
+def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | NDArray[Any]) -> Table:
     """Where whole images are in memory; they must outlive the table.
 
     Args:
@@ -276,11 +276,11 @@ def decode_batch(
     table: Table,
     out: Image,
     *,
-    crops: npt.NDArray[np.int32] | None = None,
+    crops: NDArray[np.int32] | None = None,
     layout: Layout = "hwc",
     colour: Colour = "rgb",
     backend: Backend = "auto",
-) -> npt.NDArray[np.bool_]:
+) -> NDArray[np.bool_]:
     """:func:`decode` of many streams, in one call without the GIL.
 
     Args:
@@ -311,7 +311,7 @@ def decode_batch(
     return ~codes.astype(bool)
 
 
-def _boxes(crops: npt.NDArray[np.int32] | None, count: int) -> Any:
+def _boxes(crops: NDArray[np.int32] | None, count: int) -> Any:
     if crops is None:
         return ffi.NULL
     if crops.shape != (count, 4) or crops.dtype != np.int32:

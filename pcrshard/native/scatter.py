@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..checksum import crc32c
 
@@ -43,10 +43,10 @@ class Groups(NamedTuple):
         offsets: (I,) uint64. Absolute start of each item's base pieces.
     """
 
-    sizes: npt.NDArray[np.uint32]
-    starts: npt.NDArray[np.int64]
+    sizes: NDArray[np.uint32]
+    starts: NDArray[np.int64]
     base: int = 0
-    offsets: npt.NDArray[np.uint64] | None = None
+    offsets: NDArray[np.uint64] | None = None
 
 
 class Items(NamedTuple):
@@ -66,7 +66,7 @@ def read(
     groups: Groups,
     *,
     ending: bytes = b"",
-    crcs: npt.NDArray[np.uint32] | None = None,
+    crcs: NDArray[np.uint32] | None = None,
 ) -> Items:
     """Read the bytes ``[start, stop)`` once, and put each piece into its object.
 
@@ -176,7 +176,7 @@ def _read_file(
 def _damaged(
     values: list[bytes | None],
     ending_bytes: int,
-    crcs: npt.NDArray[np.uint32],
+    crcs: NDArray[np.uint32],
 ) -> list[int]:
     found = []
     for i, (value, crc) in enumerate(zip(values, crcs.ravel().tolist(), strict=True)):

@@ -5,10 +5,10 @@ Whoever can write to a cache decides what a training job reads: checksums are no
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
+from contextlib import suppress
 
 from .. import storage
 from ..errors import StorageError
@@ -39,7 +39,7 @@ def prepare(folder: str) -> bool:
         warn_once(folder, f"{problem}; reading without the cache {folder}")
         return False
     # A disk that is full or read-only may still have what is asked for.
-    with contextlib.suppress(OSError, StorageError):
+    with suppress(OSError, StorageError):
         os.makedirs(folder, mode=_PRIVATE, exist_ok=True)
         for name in ("entries", "locks"):
             _make_private(os.path.join(folder, name))
@@ -80,7 +80,7 @@ def warn_once(folder: str, message: str) -> None:
 
 
 def _make_private(path: str) -> None:
-    with contextlib.suppress(FileExistsError):
+    with suppress(FileExistsError):
         os.mkdir(path, _PRIVATE)
     # Versions before this one made it as the umask said.
     handle = os.open(path, _NO_LINK)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from .. import native
 from ..checksum import crc32c
@@ -21,7 +21,7 @@ from ..native import scatter
 from ..storage import Window
 from ..storage.local_file import LocalFile
 
-Sizes = npt.NDArray[np.int64]
+Sizes = NDArray[np.int64]
 Sample = dict[str, Any]
 Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
@@ -309,7 +309,7 @@ class Prefix:
         usable = [None if row in self.images.damaged else jpegs[row] for row in rows]
         return native.image_table(usable, self._ends[rows])
 
-    @functools.cached_property
+    @cached_property
     def _ends(self) -> Sizes:
         """(units,) bytes of each JPEG at this scan, without EOI."""
         sizes = self.index.sizes[: self._num_scans]

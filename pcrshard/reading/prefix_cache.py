@@ -13,12 +13,12 @@ could write to the folder could also write a checksum, so it must be the user's 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from .. import memory, storage
@@ -97,7 +97,7 @@ class PrefixCache:
     def __repr__(self) -> str:
         return f"PrefixCache({self.folder!r}, {self.max_bytes})"
 
-    @contextlib.contextmanager
+    @contextmanager
     def open_prefix(
         self,
         url: str,
@@ -182,7 +182,7 @@ class PrefixCache:
             if url.is_dir():
                 yield from (found.path for found in list_folder(url.path) if found.is_dir())
 
-    @contextlib.contextmanager
+    @contextmanager
     def _lock(
         self,
         name: str,
@@ -197,7 +197,7 @@ class PrefixCache:
         which needs no lock.
         """
         folder = os.path.join(self.folder, "locks")
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             held = wait
             try:
                 os.makedirs(folder, exist_ok=True)
@@ -232,7 +232,7 @@ class PrefixCache:
                 done = extent.stop
         now = time.time_ns()
         for path in used:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.utime(path, ns=(now, now))
         return done
 
@@ -349,7 +349,7 @@ class PrefixCache:
                     unlink(file.path)
             if not list_extents(folder) and os.path.basename(folder) != "locks":
                 unlink(os.path.join(folder, ENTRY))
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     os.rmdir(folder)
                     os.rmdir(os.path.dirname(folder))
 

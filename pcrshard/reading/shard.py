@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .. import storage
@@ -23,7 +23,7 @@ from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
 _RETRY = Retry()
-Opened = contextlib.AbstractContextManager[LocalFile | Window]
+Opened = AbstractContextManager[LocalFile | Window]
 
 
 def _describes(entry: ShardEntry, head: Head) -> bool:
@@ -239,7 +239,7 @@ class Shard:
         start = 0 if self.entry else HEAD_STOP
         return self._open_range(start, self.prefix_stop(scan), cancel)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _open_range(
         self,
         start: int,
@@ -249,7 +249,7 @@ class Shard:
         with storage.open_range(self.url, start, stop, cancel=cancel, **self._how) as view:
             yield Window(view, start)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _open_cached(
         self,
         cache: PrefixCache,

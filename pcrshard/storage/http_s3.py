@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import re
-import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from threading import Event
 from typing import Any
 
 from ..errors import StorageError, TruncatedShard, harmless
@@ -51,7 +51,7 @@ def read_into(
         StorageError: All else; says how often it was tried and how far it came.
     """
     attempt = _attempt_of(fs, path, transfer, retry)
-    cancel = cancel or threading.Event()
+    cancel = cancel or Event()
     failures = 0
     requests = 0
     while not transfer.complete:
@@ -70,7 +70,7 @@ def read_into(
             raise Cancelled("the read was cancelled")
 
 
-def _try(attempt: Callable[[threading.Event], None], cancel: threading.Event) -> Exception:
+def _try(attempt: Callable[[Event], None], cancel: Event) -> Exception:
     """What went wrong in one attempt; what nothing can help is raised."""
     try:
         attempt(cancel)
@@ -121,14 +121,14 @@ def _attempt_of(
     path: str,
     transfer: Transfer,
     retry: Retry,
-) -> Callable[[threading.Event], None]:
+) -> Callable[[Event], None]:
     """One request, as a function that may be called again for the rest."""
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
     openers = [opener for name, opener in _STREAMS.items() if name in protocols]
     if not (openers and fs.async_impl):
         return lambda _: _cat(fs, path, transfer)
 
-    def attempt(cancel: threading.Event) -> None:
+    def attempt(cancel: Event) -> None:
         opened = openers[0](fs, path, transfer, retry.timeout)
         _wait(fs.loop, _stream(opened, transfer, retry), transfer, cancel)
 
@@ -158,7 +158,7 @@ def _wait(
     loop: asyncio.AbstractEventLoop,
     coroutine: Any,
     transfer: Transfer,
-    cancel: threading.Event,
+    cancel: Event,
 ) -> None:
     """Run a coroutine on the file system's own loop; whatever ends this wait ends the request."""
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -176,7 +176,7 @@ def _wait(
 
 
 async def _stream(
-    opened: contextlib.AbstractAsyncContextManager[Reply],
+    opened: AbstractAsyncContextManager[Reply],
     transfer: Transfer,
     retry: Retry,
 ) -> None:
@@ -195,7 +195,7 @@ async def _stream(
             transfer.finish()
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _http_get(
     fs: Any,
     url: str,
@@ -230,7 +230,7 @@ def _http_reply(reply: Any) -> Reply:
     return Reply(content_range, length, tag or None, reply.content.iter_any(), encoded)
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _s3_get(
     fs: Any,
     path: str,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import fsspec
@@ -63,7 +63,7 @@ def _careful(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**options, "client_kwargs": careful(options.get("client_kwargs") or {})}
 
 
-@contextlib.contextmanager
+@contextmanager
 def mapped_errors(
     url: str,
     doing: str,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ _VERSION = 1
 _NO_EPOCH = -1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class EpochOptions(Rules):
     """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
 
@@ -329,7 +329,7 @@ class PCRDataset(IterableDataset[Any]):
         return self._read(batches[progress.done :], epoch, worker)
 
     def _read(self, batches: Batches, epoch: int, worker: int) -> Iterator[Any]:
-        take = functools.partial(self.collate, epoch=epoch)
+        take = partial(self.collate, epoch=epoch)
         for batch in read_batches(self.shards, batches, self.scan, take):
             self._progress = self._progress.gave(self._progress.done + 1)
             yield batch

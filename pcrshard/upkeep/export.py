@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from .. import storage
@@ -118,7 +118,7 @@ class _Folder:
         self._options = options
         self._sound: set[str] = set()
 
-    @contextlib.contextmanager
+    @contextmanager
     def write(self, target: str) -> Iterator[BinaryIO]:
         """Write a file that appears whole or not at all.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import dataclasses
 import os
-import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import NamedTuple
 
 from .. import storage
@@ -81,7 +81,7 @@ def stage(
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
-    cancel = threading.Event()
+    cancel = Event()
     read = partial(storage.open_range, options=storage_options, retry=retry, cancel=cancel)
     tasks = [
         _Task(entry, _position(entry, scan), os.path.join(dst, entry.name), partial(read, url))
@@ -93,7 +93,7 @@ def stage(
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
         entries = _stage_all(tasks, workers, cancel, on_shard, partial(_note_finished, dst))
-        index = dataclasses.replace(source, shards=entries)
+        index = replace(source, shards=entries)
         _write_index(dst, index)
     return index
 
@@ -109,7 +109,7 @@ class _Task(NamedTuple):
     entry: ShardEntry
     position: int
     path: str
-    read: Callable[[int, int], contextlib.AbstractContextManager[memoryview]]
+    read: Callable[[int, int], AbstractContextManager[memoryview]]
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def _position(entry: ShardEntry, scan: Scan) -> int:
 def _stage_all(
     tasks: list[_Task],
     workers: int,
-    cancel: threading.Event,
+    cancel: Event,
     on_shard: OnShard | None,
     note_finished: Callable[[Entries], None],
 ) -> tuple[ShardEntry, ...]:
@@ -173,7 +173,7 @@ def _finished(futures: Futures) -> Entries:
 def _note_finished(dst: str, finished: Entries) -> None:
     """Let the index of an earlier stage say how far its shards have grown, if there is one."""
     # A disk that is full or gone must not hide why the copy ended.
-    with contextlib.suppress(PCRError):
+    with suppress(PCRError):
         if finished and os.path.exists(os.path.join(dst, DATASET_INDEX)):
             _write_index(dst, _grown(dst, finished))
 
@@ -181,7 +181,7 @@ def _note_finished(dst: str, finished: Entries) -> None:
 def _grown(dst: str, finished: Entries) -> DatasetIndex:
     there, _ = open_dataset(dst)
     entries = [finished.get(entry.name, entry) for entry in there.shards]
-    return dataclasses.replace(there, shards=tuple(entries))
+    return replace(there, shards=tuple(entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
