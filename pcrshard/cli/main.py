@@ -86,10 +86,14 @@ def _parse(words: Sequence[str]) -> Namespace:
     args, unknown = build_parser().parse_known_args(words)
     if unknown:
         # argparse itself would show the usage of the main parser.
-        is_expanded = not any(word.startswith("-") for word in unknown)
-        advice = "; quote a pattern, so that the shell leaves it as it is" if is_expanded else ""
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown)}")
     return args
+
+
+def _advice(unknown: Sequence[str]) -> str:
+    if any(word.startswith("-") for word in unknown):
+        return ""
+    return "; quote a pattern, so that the shell leaves it as it is"
 
 
 def build_parser() -> ArgumentParser:

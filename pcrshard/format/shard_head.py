@@ -61,7 +61,12 @@ class Head(NamedTuple):
     @property
     def index_stop(self) -> int:
         """Where the index member ends, padding included."""
-        return round512(HEAD_STOP + self.body_bytes)
+        return round512(self.body_stop)
+
+    @property
+    def body_stop(self) -> int:
+        """End of the index's body, before its padding."""
+        return HEAD_STOP + self.body_bytes
 
     @property
     def crc32c(self) -> int:

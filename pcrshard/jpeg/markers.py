@@ -222,10 +222,7 @@ class _Mapper:
         position = bisect.bisect_left(self.ends, start)
         if position == len(self.ends):
             raise CorruptJpeg(f"cut inside scan {len(self.scans)}: no EOI", offset=len(self.jpeg))
-        end = self.ends[position]
-        while end > start and self.jpeg[end - 1] == 0xFF:
-            end -= 1
-        return end
+        return _skip_fill(self.jpeg, start, self.ends[position])
 
     def _finish(self, eoi: int) -> JpegMap:
         frame = require(self.frame, "expected a frame header before EOI")
@@ -241,6 +238,17 @@ class _Mapper:
             tuple(self.ranges),
             eoi,
         )
+
+
+def _skip_fill(
+    jpeg: bytes,
+    start: int,
+    end: int,
+) -> int:
+    """The end of data without the fill bytes before it."""
+    while end > start and jpeg[end - 1] == 0xFF:
+        end -= 1
+    return end
 
 
 def _is_named(

@@ -14,7 +14,7 @@ from .. import native
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import HEAD_STOP, ShardIndex
+from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.split import join_pieces
 from ..native import scatter
@@ -78,7 +78,7 @@ def read_images(
         OSError: It cannot be read.
     """
     scan = _highest_held(index, scan)
-    return _read_rows(source, index, HEAD_STOP + index.head.body_bytes, 0, scan, check=check)
+    return _read_rows(source, index, index.head.body_stop, 0, scan, check=check)
 
 
 def extend_images(

@@ -82,17 +82,16 @@ class Shard:
 
     def _open_head(self, cancel: Cancel) -> Head:
         if self._head is None:
-            with storage.open_range(self.url, 0, HEAD_STOP, cancel=cancel, **self._how) as view:
-                self._head = self._read_head(view)
+            with self._open_range(0, HEAD_STOP, cancel) as window:
+                self._head = self._read_head(window.view)
         return self._head
 
     @property
     def index(self) -> ShardIndex:
         """The index; when it is first needed one request, and one for the head."""
         if self._index is None:
-            stop = HEAD_STOP + self.head.body_bytes
-            with storage.open_range(self.url, HEAD_STOP, stop, **self._how) as view:
-                self._index = decode_index(self.head, view, url=self.url)
+            with self._open_range(HEAD_STOP, self.head.body_stop) as window:
+                self._index = decode_index(self.head, window.view, url=self.url)
         return self._index
 
     @property
@@ -225,8 +224,8 @@ class Shard:
             if source.start == 0:
                 self._head = self._read_head(source.read(0, HEAD_STOP))
             source.check_range(0, self.prefix_stop(scan))
-            stop = HEAD_STOP + self.head.body_bytes
-            index = decode_index(self.head, source.read(HEAD_STOP, stop), url=self.url)
+            body = source.read(HEAD_STOP, self.head.body_stop)
+            index = decode_index(self.head, body, url=self.url)
             self._index = index
             images = read_images(source, index, scan, check=self.check)
         return Prefix(self, scan, images)

@@ -27,9 +27,15 @@ MAX_EPOCH = 2**32 - 1
 def check_counts(name: str, values: Counts) -> Ints:
     """The values as (shards,) int64, if they are whole numbers of at least 0."""
     array = np.asarray(values)
-    if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
+    if not _are_counts(array):
         raise ValueError(f"expected {name} to be whole numbers of at least 0, got {values!r}")
     return array.astype(np.int64)
+
+
+def _are_counts(array: NDArray[Any]) -> bool:
+    if array.ndim != 1:
+        return False
+    return array.size == 0 or (array.dtype.kind in "iu" and bool(array.min() >= 0))
 
 
 def check_whole(

@@ -325,14 +325,17 @@ def _check(
 
     A whole file is read once; its pieces are looked at only where its checksum is wrong.
     """
-    scan: Scan = position
-    if position > entry.num_groups:
-        scan = FULL
-        with storage.open_range(path, 0, entry.shard_bytes) as view:
-            if crc32c(view) == entry.shard_crc32c:
-                return
+    is_whole = position > entry.num_groups
+    if is_whole and _has_checksum(path, entry):
+        return
+    scan = FULL if is_whole else position
     with Shard(path, entry=entry._replace(scan=None)).load(scan) as prefix:
         for _ in prefix.samples():
             pass
-    if scan == FULL:
+    if is_whole:
         raise CorruptIndex("the checksum of the file is not that of the dataset index", url=path)
+
+
+def _has_checksum(path: str, entry: ShardEntry) -> bool:
+    with storage.open_range(path, 0, entry.shard_bytes) as view:
+        return crc32c(view) == entry.shard_crc32c

@@ -13,7 +13,7 @@ from ..encoding.sources import SampleRef
 from ..errors import PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan
-from ..format.shard_index import BLOCK, HEAD_STOP, ShardIndex, round512
+from ..format.shard_index import BLOCK, ShardIndex, round512
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import decode
@@ -112,7 +112,7 @@ def _check_layout(
 
 
 def _index_header(index: ShardIndex, name: str) -> bytes:
-    return tar_header(name, HEAD_STOP + index.head.body_bytes - BLOCK)
+    return tar_header(name, index.head.body_stop - BLOCK)
 
 
 def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
@@ -129,7 +129,7 @@ def _free_regions(index: ShardIndex, stem: str) -> Iterator[tuple[int, bytes, st
     differs = "differs from what the index says"
     header = _index_header(index, index_name(index.schema, stem))
     yield 0, header, f"the index member's header {differs}"
-    stop = HEAD_STOP + index.head.body_bytes
+    stop = index.head.body_stop
     for member in plan_members(index, stem):
         start = round512(stop)
         yield stop, bytes(start - stop), "expected zero padding"
