@@ -83,7 +83,13 @@ def value(
     default: object = None,
 ) -> Argument:
     """An option with a value."""
-    return argument(name, text, metavar=metavar, type=kind, default=default)
+    return argument(
+        name,
+        text,
+        metavar=metavar,
+        type=kind,
+        default=default,
+    )
 
 
 def either(*arguments: Argument) -> Argument:

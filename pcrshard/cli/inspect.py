@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: ``pcrshard info | verify | plan | fidelity``."""
+"""Commands that look and change nothing: ``pcrshard info | plan | fidelity``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from argparse import Namespace
 from typing import Any
 
 from .. import __version__
-from ..encoding.labels import renumber
-from ..encoding.resume_journal import read_skipped
-from ..encoding.sources import SampleRef, list_source
-from ..encoding.worker_processes import run_tasks, worker_pool
 from ..errors import EncodeError, PCRError
 from ..fidelity import measure, plots
 from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex
+from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..jpeg import pixels
 from ..native import scatter
@@ -24,16 +20,13 @@ from ..reading.dataset_folder import check_claims, open_dataset
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..training.epoch_order import Geometry, Rules
-from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
 from .arguments import (
     DATASET,
-    DATASET_OR_SHARD,
     JSON,
     Command,
     argument,
     at_least,
     flag,
-    is_shard,
     megabytes,
     open_source,
     positive,
@@ -44,13 +37,15 @@ from .arguments import (
 )
 from .progress import ProgressBar
 
-Sources = dict[str, SampleRef]
 Report = dict[str, Any]
 
 
 def _info(args: Namespace) -> None:
     if args.system:
-        ours = {"pcrshard": __version__, "scattered reads": scatter.available}
+        ours = {
+            "pcrshard": __version__,
+            "scattered reads": scatter.available,
+        }
         print_json(ours | pixels.system())
     elif args.src is None:
         raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
@@ -65,7 +60,10 @@ def _info(args: Namespace) -> None:
 
 def _info_as_json(index: DatasetIndex, about: Report) -> None:
     scans = [cost._asdict() for cost in scan_costs(index)]
-    labels = {"classes": index.classes, "num_classes": index.num_classes}
+    labels = {
+        "classes": index.classes,
+        "num_classes": index.num_classes,
+    }
     print_json(about | labels | {"scans": scans})
 
 
@@ -111,103 +109,6 @@ def _describe(index: DatasetIndex, first_url: str) -> Report:
         "fields": list(schema.fields),
         "classes": index.num_classes,
     }
-
-
-def _verify(args: Namespace) -> bool:
-    index, urls = open_source(args.src)
-    problems = _verify_shards(args, index, urls)
-    if args.json:
-        counted = {"samples": index.num_samples, "shards": len(index.shards)}
-        print_json(counted | {"problems": problems})
-    elif problems:
-        print("\n".join(problems))
-        print(f"{len(problems)} problems in {index.num_samples} samples")
-    else:
-        proven = ", pixels equal the source's" if args.against else ""
-        print(f"{sizes(index)}: checksums and layout are right{proven}")
-    return bool(problems)
-
-
-VERIFY = Command(
-    "verify",
-    "Check every byte of a dataset; with --against, prove that all pixels equal the source's.",
-    "pcrshard verify /data/train-pcr --against imagenet/train",
-    _verify,
-    [
-        DATASET_OR_SHARD,
-        value("--against", "the source that was encoded", "SRC"),
-        flag("--prefix-keys", "as given to encode"),
-        value("--workers", "worker processes (default: one a core)", "N", int),
-        JSON,
-    ],
-)
-
-
-def _list_sources(args: Namespace, index: DatasetIndex) -> Sources | None:
-    if not args.against:
-        return None
-    listed = list_source(args.against, prefix_keys=args.prefix_keys)
-    # A split alone may lack classes that the dataset numbers; other names are other labels.
-    if set(listed.classes) <= set(index.classes):
-        listed = renumber(listed, index.classes)
-    if index.scan is not None:
-        raise EncodeError(
-            f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
-            "verify the dataset itself"
-        )
-    return {sample.key: sample for sample in listed.samples}
-
-
-def _verify_shards(
-    args: Namespace,
-    index: DatasetIndex,
-    urls: list[str],
-) -> list[str]:
-    """The problems of each shard, and of the source's samples that no shard holds."""
-    sources = _list_sources(args, index)
-    entries = [None] if is_shard(args.src) else index.shards
-    tasks = {
-        number: VerifyTask(url, entry, sources and _sources_of(url, sources))
-        for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
-    }
-    results = _run(args, index, tasks)
-    problems = [problem for result in results for problem in result.problems]
-    return problems + _name_missing(args.src, sources, results)
-
-
-def _run(
-    args: Namespace,
-    index: DatasetIndex,
-    tasks: dict[int, VerifyTask],
-) -> list[VerifyResult]:
-    results = []
-    with ProgressBar("verify", "images") as bar, worker_pool(args.workers, len(tasks)) as pool:
-        for number, result in run_tasks(pool, verify_shard, tasks):
-            results.append(result)
-            bar(bar.done + index.shards[number].num_samples, index.num_samples)
-    return results
-
-
-def _name_missing(
-    src: str,
-    sources: Sources | None,
-    results: list[VerifyResult],
-) -> list[str]:
-    # Of a shard that could not be read nobody knows what is missing.
-    if sources is None or is_shard(src) or not all(result.keys for result in results):
-        return []
-    missing = set(sources).difference(*(result.keys for result in results))
-    missing.difference_update(image.key for image in read_skipped(src.removesuffix(DATASET_INDEX)))
-    return [f"the source's sample {key} is in no shard" for key in sorted(missing)]
-
-
-def _sources_of(url: str, sources: Sources) -> Sources:
-    """Only the sources of a shard's samples, so that a task stays small."""
-    try:
-        keys = Shard(url).index.keys
-    except PCRError:
-        return {}
-    return {key: sources[key] for key in keys if key in sources}
 
 
 def _plan(args: Namespace) -> None:

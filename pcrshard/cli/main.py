@@ -16,8 +16,8 @@ from ..redaction import PIPE, RedactingStream
 from . import checkpoint
 from .arguments import Command, argument, at_least, value
 from .encode import ENCODE
-from .inspect import FIDELITY, INFO, PLAN, VERIFY
-from .reading import CACHE, EXPORT, STAGE
+from .inspect import FIDELITY, INFO, PLAN
+from .reading import CACHE, EXPORT, STAGE, VERIFY
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +102,11 @@ def build_parser() -> ArgumentParser:
         prog="pcrshard", description="Read only the JPEG fidelity that training needs."
     )
     parser.add_argument("--version", action="version", version=f"pcrshard {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+    )
     for command in (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, DEMO):
         command.add_to(commands)
     checkpoint.register(commands)

@@ -20,8 +20,21 @@ from ..format.dataset_index import DatasetIndex
 from ..format.names import shard_name
 from ..redaction import get_logger, redact_url
 from .labels import read_labels, renumber
-from .resume_journal import SKIPPED, Journal, Part, Skipped, read_skipped, write_skipped
-from .shard_plan import NO_SPLIT, EncodeOptions, convert_names, field_names, plan_shards
+from .resume_journal import (
+    SKIPPED,
+    Journal,
+    Part,
+    Skipped,
+    read_skipped,
+    write_skipped,
+)
+from .shard_plan import (
+    NO_SPLIT,
+    EncodeOptions,
+    convert_names,
+    field_names,
+    plan_shards,
+)
 from .shard_task import Recipe, ShardTask, encode_shard
 from .shard_writer import write_dataset_index
 from .sources import Source, StorageOptions, list_source

@@ -270,7 +270,12 @@ class Search:
     def _fall(self, bandwidth: float) -> Search:
         """Go to the highest scan that the loop can use at its own speed at a bandwidth."""
         lower = max(self._affordable(bandwidth), self._lowest)
-        search = replace(self, fallback=None, bandwidth=bandwidth, calm=0)
+        search = replace(
+            self,
+            fallback=None,
+            bandwidth=bandwidth,
+            calm=0,
+        )
         if self.bandwidth is None or bandwidth < _CHANGED * self.bandwidth:
             return replace(search, hold=self.rules.patience, lost=-math.inf)._move(lower)
         # A try has failed, and what held before it still does.
@@ -304,7 +309,12 @@ class Search:
         if self.bandwidth is None or rate <= self.bandwidth / _CHANGED:
             return search
         # What was expensive is not so any more.
-        return replace(search, bandwidth=rate, hold=self.rules.patience, peak=None)
+        return replace(
+            search,
+            bandwidth=rate,
+            hold=self.rules.patience,
+            peak=None,
+        )
 
     def _climb(self) -> Search:
         """Try a higher scan if it is time."""
@@ -312,7 +322,12 @@ class Search:
         is_cheap = self.lost <= self.rules.max_wait / 2 * self.passed
         if self.calm < self.hold or not is_cheap or position == self.rules.last:
             return self._move(position)
-        search = replace(self, fallback=position, lost=0.0, passed=0.0)
+        search = replace(
+            self,
+            fallback=position,
+            lost=0.0,
+            passed=0.0,
+        )
         return search._move(self.rules.next_worth(position))
 
     def _move(self, position: int) -> Search:
@@ -320,7 +335,13 @@ class Search:
         scan = self.rules.scan(position)
         if scan == self.scan:
             return self
-        return replace(self, scan=scan, calm=0, settling=self._ahead, window=Window())
+        return replace(
+            self,
+            scan=scan,
+            calm=0,
+            settling=self._ahead,
+            window=Window(),
+        )
 
     @property
     def _ahead(self) -> int:

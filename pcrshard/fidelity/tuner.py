@@ -277,7 +277,10 @@ class ScanTuner:
             [epoch, scan, list(map(list, similarities)), *cost]
             for epoch, scan, similarities, *cost in self.reports
         ]
-        return {"scan": self.level.value, "reports": reports}
+        return {
+            "scan": self.level.value,
+            "reports": reports,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from :meth:`state_dict`; on a staged copy at most at its highest scan."""

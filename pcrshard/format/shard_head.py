@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..checksum import crc32c
-from ..errors import CorruptIndex, FormatError, NotAShard, TruncatedShard, UnsupportedVersion
+from ..errors import (
+    CorruptIndex,
+    FormatError,
+    NotAShard,
+    TruncatedShard,
+    UnsupportedVersion,
+)
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
 

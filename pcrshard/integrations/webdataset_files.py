@@ -51,7 +51,11 @@ class ShardFiles:
             key = sample.pop("__key__")
             for field, data in sample.items():
                 if (name := self._rename(f"{key}.{field}")) is not None:
-                    yield {"fname": name, "data": data, **about}
+                    yield {
+                        "fname": name,
+                        "data": data,
+                        **about,
+                    }
             if self.stopped:
                 break
 

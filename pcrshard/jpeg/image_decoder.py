@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import native
-from .crops import Box, Interval, Rng, Size, center_crop, random_resized_crop
+from .crops import (
+    Box,
+    Interval,
+    Rng,
+    Size,
+    center_crop,
+    random_resized_crop,
+)
 from .markers import frame_size
 from .pixels import Jpeg, Pixels, as_pieces, decode_image
 

@@ -28,6 +28,7 @@ from .segments import (
     Frame,
     ScanHeader,
     Segment,
+    check_soi,
     exif_orientation,
     parse_frame,
     parse_scan,
@@ -79,19 +80,10 @@ _TABLES = {_DHT, _DAC, _DQT, _DRI}
 _PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
 _QUICK_BYTES = 4096
 _SCAN_MARKER = b"\xff\xda"
-_OTHER_FORMATS = {
-    b"\x89PNG": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"RIFF": "WebP or another RIFF",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"\0\0\0\x0cjP": "JPEG 2000",
-    b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"\xff\x0a": "JPEG XL",
-    b"\0\0\0\x0cJXL": "JPEG XL",
-    b"%PDF": "PDF",
-    b"<": "HTML, XML or SVG",
+# The colour space of 3 and of 4 components, by the transform in an Adobe segment.
+_ADOBE_COLOURS: dict[int, dict[int | None, str]] = {
+    3: {0: "rgb", 1: "ycc"},
+    4: {None: "cmyk", 0: "cmyk", 2: "ycck"},
 }
 Range = tuple[int, int]
 
@@ -155,7 +147,7 @@ class _Mapper:
         return _find_scan_ends(self.jpeg)
 
     def run(self) -> JpegMap:
-        _check_soi(self.jpeg)
+        check_soi(self.jpeg)
         segment = read_segment(self.jpeg, 2)
         while segment.code != _EOI:
             step = self._scan if segment.code == _SOS else self._segment
@@ -276,15 +268,6 @@ def _find_scan_ends(jpeg: bytes) -> list[int]:
     return offsets[ends].tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
 
 
-def _check_soi(jpeg: bytes) -> None:
-    if jpeg[:2] == SOI:
-        return
-    require(jpeg, "expected a JPEG, got an empty file")
-    for magic, name in _OTHER_FORMATS.items():
-        require(not jpeg.startswith(magic), f"expected a JPEG, got a {name} file")
-    raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
-
-
 def _check_size(frame: Frame, ranges: Iterable[Iterable[Range]]) -> None:
     height = require(frame.height, "height is 0 and no DNL gives it")
     _check_pixels(height, frame.width)
@@ -310,9 +293,8 @@ def _colour_space(
         return "ycc"
     if count == 3 and adobe is None:
         return "rgb" if bytes(c.id for c in frame.components) == b"RGB" else "ycc"
-    known: dict[int | None, str]
-    known = {0: "rgb", 1: "ycc"} if count == 3 else {None: "cmyk", 0: "cmyk", 2: "ycck"}
-    return require(known.get(adobe), f"unknown Adobe transform {adobe} for {count} components")
+    known = _ADOBE_COLOURS[count].get(adobe)
+    return require(known, f"unknown Adobe transform {adobe} for {count} components")
 
 
 def _check_pixels(height: int, width: int) -> None:
@@ -387,7 +369,7 @@ def frame_size(jpeg: Buffer) -> Size:
 
 def _find_frame(data: bytes) -> Frame:
     """The frame header, which comes before the first scan."""
-    _check_soi(data)
+    check_soi(data)
     segment = read_segment(data, 2)
     while segment.code not in FRAMES:
         if segment.code in (_SOS, _EOI):

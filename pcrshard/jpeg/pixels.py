@@ -30,12 +30,20 @@ Jpeg = bytes | Sequence[Buffer]
 
 _BYTES = bytes | bytearray | memoryview
 
-_FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
+_FORMATS = {
+    "rgb": turbojpeg.TJPF_RGB,
+    "gray": turbojpeg.TJPF_GRAY,
+    "cmyk": turbojpeg.TJPF_CMYK,
+}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 # Bytes that are taken for each pixel: by Pillow's picture for a resize; by PyTurboJPEG's array
 # for each colour.
 _PICTURE_PIXEL_BYTES = 4
-_PIXEL_BYTES = {"rgb": 3, "gray": 1, "cmyk": 4}
+_PIXEL_BYTES = {
+    "rgb": 3,
+    "gray": 1,
+    "cmyk": 4,
+}
 _NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
 
 
@@ -287,7 +295,10 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
     """
     check_cost(jpeg, _PIXEL_BYTES[mode])
     turbo = _turbojpeg()
-    how = {"pixel_format": _FORMATS[mode], "flags": turbojpeg.TJFLAG_LIMITSCANS}
+    how = {
+        "pixel_format": _FORMATS[mode],
+        "flags": turbojpeg.TJFLAG_LIMITSCANS,
+    }
     try:
         return np.asarray(turbo.decode(jpeg, **how))
     except OSError as error:

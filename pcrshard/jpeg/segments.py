@@ -22,6 +22,20 @@ UNSUPPORTED_FRAMES = {
     **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
     0xCB: "lossless arithmetic",
 }
+_OTHER_FORMATS = {
+    b"\x89PNG": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"RIFF": "WebP or another RIFF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\0\0\0\x0cjP": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL": "JPEG XL",
+    b"%PDF": "PDF",
+    b"<": "HTML, XML or SVG",
+}
 _T = TypeVar("_T")
 
 
@@ -34,6 +48,16 @@ def require(
     if not value:
         raise CorruptJpeg(message, offset=segment.start if segment else None)
     return value
+
+
+def check_soi(jpeg: bytes) -> None:
+    """Raise :class:`CorruptJpeg` if this does not begin as a JPEG; names what it may be."""
+    if jpeg.startswith(SOI):
+        return
+    require(jpeg, "expected a JPEG, got an empty file")
+    for magic, name in _OTHER_FORMATS.items():
+        require(not jpeg.startswith(magic), f"expected a JPEG, got a {name} file")
+    raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
 
 
 class Component(NamedTuple):
@@ -197,7 +221,10 @@ def exif_orientation(payload: bytes) -> int:
     0
     """
     tiff = payload[6:]
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    order = {
+        b"II*\0": "<",
+        b"MM\0*": ">",
+    }.get(tiff[:4])
     if payload[:6] != b"Exif\0\0" or order is None:
         return 0
     try:

@@ -32,12 +32,26 @@ Box = tuple[int, int, int, int]
 Size = tuple[int, int]
 
 _COLOURS = ("gray", "ycc", "rgb", "cmyk", "ycck")
-_LAYOUTS = {"hwc": 0, "chw": 1}
-_COLOUR_CODES = {"rgb": 0, "gray": 1, "cmyk": 2}
-_CHANNELS = {"rgb": 3, "gray": 1, "cmyk": 4}
+_LAYOUTS = {
+    "hwc": 0,
+    "chw": 1,
+}
+_COLOUR_CODES = {
+    "rgb": 0,
+    "gray": 1,
+    "cmyk": 2,
+}
+_CHANNELS = {
+    "rgb": 3,
+    "gray": 1,
+    "cmyk": 4,
+}
 _SCALES = (0, 1, 2, 4, 8)
 _UNSUPPORTED = 2
-_OTHER_ERRORS = {4: MemoryError, 5: ValueError}
+_OTHER_ERRORS = {
+    4: MemoryError,
+    5: ValueError,
+}
 _PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
 
 
@@ -149,7 +163,13 @@ def _make_request(
         raise ValueError(
             f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
         )
-    request = ffi.new("pcr_request *", {"scale": scale, "max_pixels": max_pixels})
+    request = ffi.new(
+        "pcr_request *",
+        {
+            "scale": scale,
+            "max_pixels": max_pixels,
+        },
+    )
     request.layout = _LAYOUTS[layout]
     request.colour = _COLOUR_CODES[colour]
 

@@ -10,7 +10,11 @@ from ..storage.retry import Retry
 from .prefix_cache import PrefixCache
 from .shard import Shard
 
-_LEAST = {"prefetch": 0, "prefetch_bytes": 1, "cache_bytes": 1}
+_LEAST = {
+    "prefetch": 0,
+    "prefetch_bytes": 1,
+    "cache_bytes": 1,
+}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from .cache_extents import (
     Extent,
     by_last_use,
     drop_extents,
+    drop_other_versions,
     encode_entry,
     held_bytes,
     last_use,
@@ -249,7 +250,7 @@ class PrefixCache:
         A full disk costs the caching, not the read.
         """
         try:
-            self._drop_other_versions(entry)
+            drop_other_versions(entry)
             # One writer at a time, because what is counted must be there when another counts.
             with self._lock("usage", cancel=cancel):
                 if not self._make_room(len(view) - bounds[0], (entry, len(view))):
@@ -273,11 +274,6 @@ class PrefixCache:
         why = error.strerror or str(error)
         message = f"cannot {doing} the cache {self.folder}, going on without: {why}"
         cache_folder.warn_once(self.folder, message)
-
-    def _drop_other_versions(self, entry: str) -> None:
-        for folder in list_folder(os.path.dirname(entry)):
-            if folder.path != entry:
-                drop_extents(folder.path)
 
     def _make_room(self, size: int, own: Own) -> bool:
         """Count ``size`` bytes before they are written, and evict when they would be too many.

@@ -18,7 +18,16 @@ from ..redaction import get_logger, redact_url
 from ..storage import Window
 from ..storage.local_file import LocalFile
 from ..storage.retry import Cancel, Retry
-from .prefix import Decode, OnError, Prefix, Sample, Samples, Select, extend_images, read_images
+from .prefix import (
+    Decode,
+    OnError,
+    Prefix,
+    Sample,
+    Samples,
+    Select,
+    extend_images,
+    read_images,
+)
 from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
@@ -67,7 +76,10 @@ class Shard:
         self.entry = entry
         self.check = check
         self.cache = cache
-        self._how: dict[str, Any] = {"options": storage_options, "retry": retry or _RETRY}
+        self._how: dict[str, Any] = {
+            "options": storage_options,
+            "retry": retry or _RETRY,
+        }
         self._head: Head | None = None
         self._index: ShardIndex | None = None
         self._identity: str | None = None
@@ -128,7 +140,11 @@ class Shard:
         See :meth:`load` and :meth:`Prefix.samples`.
         """
         with self.load(scan) as prefix:
-            yield from prefix.samples(select=select, on_error=on_error, decode=decode)
+            yield from prefix.samples(
+                select=select,
+                on_error=on_error,
+                decode=decode,
+            )
 
     def __len__(self) -> int:
         return self.num_samples

@@ -15,7 +15,13 @@ from typing import BinaryIO
 from ..errors import PCRError, StorageError, harmless
 from ..redaction import PIPE, split_url
 from .retry import Retry
-from .stores import ANY_NETWORK, Options, ask, mapped_errors, resolve
+from .stores import (
+    ANY_NETWORK,
+    Options,
+    ask,
+    mapped_errors,
+    resolve,
+)
 from .urls import is_local, plain_path
 
 _WILDCARD = re.compile(r"[*?[]")

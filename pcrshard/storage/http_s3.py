@@ -20,7 +20,14 @@ from typing import Any
 
 from ..errors import StorageError, TruncatedShard, harmless
 from ..redaction import get_logger, redact, redact_url
-from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
+from .retry import (
+    Cancel,
+    Cancelled,
+    Refused,
+    Retry,
+    asked_pause,
+    is_hopeless,
+)
 from .transfers import FileTransfer, Reply, Transfer
 
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
@@ -143,7 +150,12 @@ def _cat(
     # The base class's cat_file opens a buffered file, which reads 5 MiB ahead.
     plain = fs.async_impl or "cat_file" in vars(type(fs))
     options = {} if plain else {"cache_type": "none"}
-    data = fs.cat_file(path, start=transfer.position, end=transfer.stop, **options)
+    data = fs.cat_file(
+        path,
+        start=transfer.position,
+        end=transfer.stop,
+        **options,
+    )
     if len(data) > transfer.stop - transfer.position:
         raise Refused(
             f"asked for {transfer.wanted}, got {len(data)} bytes: the store ignores ranges"
@@ -212,7 +224,11 @@ async def _http_get(
     if "timeout" not in options:
         # The session's default ends every request after five minutes; ours is about silence.
         timeout = type(session.timeout)
-        options["timeout"] = timeout(total=None, sock_connect=silence, sock_read=silence)
+        options["timeout"] = timeout(
+            total=None,
+            sock_connect=silence,
+            sock_read=silence,
+        )
     async with session.get(fs.encode_url(url), **options) as reply:
         if reply.status == 416:
             raise TruncatedShard(f"expected {transfer.wanted}, the server has none of them")
@@ -238,7 +254,10 @@ async def _s3_get(
     _: float,
 ) -> AsyncIterator[Reply]:
     bucket, key, version = fs.split_path(path)
-    request = {"Bucket": bucket, "Key": key}
+    request = {
+        "Bucket": bucket,
+        "Key": key,
+    }
     if transfer.range_header:
         request["Range"] = transfer.range_header
     if version:
@@ -258,7 +277,11 @@ async def _s3_get(
         body.close()
 
 
-_STREAMS = {"http": _http_get, "https": _http_get, "s3": _s3_get}
+_STREAMS = {
+    "http": _http_get,
+    "https": _http_get,
+    "s3": _s3_get,
+}
 
 
 async def _chunks(body: Any) -> AsyncIterator[bytes]:

@@ -60,7 +60,10 @@ def _careful(options: Mapping[str, Any]) -> Mapping[str, Any]:
     # aiohttp takes half a second, which readers of other stores need not wait for.
     from .redirects import careful
 
-    return {**options, "client_kwargs": careful(options.get("client_kwargs") or {})}
+    return {
+        **options,
+        "client_kwargs": careful(options.get("client_kwargs") or {}),
+    }
 
 
 @contextmanager

@@ -198,7 +198,12 @@ class PCRDataset(IterableDataset[Any]):
                 "expected in_order=True: batches that come as they are ready cannot be resumed "
                 "exactly"
             )
-        return PCRLoader(self, batch_size=None, num_workers=num_workers, **options)
+        return PCRLoader(
+            self,
+            batch_size=None,
+            num_workers=num_workers,
+            **options,
+        )
 
     def hand_out(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         """Count the batches that a loader gives, and set the next epoch after the last one.

@@ -235,7 +235,11 @@ def _lay_out(
     """
     samples = len(shards)
     size = geometry.global_batch
-    fill = {"drop": -(samples % size), "pad": -samples % size, "short": 0}
+    fill = {
+        "drop": -(samples % size),
+        "pad": -samples % size,
+        "short": 0,
+    }
     entries = np.arange(samples + fill[rules.last]) % max(samples, 1)
     lanes = _lanes(len(entries), geometry)
     if rules.shuffle_shards and len(entries):

@@ -163,7 +163,10 @@ def _identities(entries: Sequence[ShardEntry]) -> list[tuple[Any, ...]]:
 
 
 def _open(url: str, options: ReadOptions) -> Opened:
-    how: Any = {"storage_options": options.storage_options, "retry": options.retry}
+    how: Any = {
+        "storage_options": options.storage_options,
+        "retry": options.retry,
+    }
     index, urls = open_dataset(url, **how)
     check_claims(index, urls, **how)
     return index, urls

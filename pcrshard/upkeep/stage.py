@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
+from ..errors import (
+    CorruptIndex,
+    EncodeError,
+    FormatError,
+    NotAShard,
+    PCRError,
+    StorageError,
+)
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
@@ -82,7 +89,12 @@ def stage(
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     cancel = Event()
-    read = partial(storage.open_range, options=storage_options, retry=retry, cancel=cancel)
+    read = partial(
+        storage.open_range,
+        options=storage_options,
+        retry=retry,
+        cancel=cancel,
+    )
     tasks = [
         _Task(entry, _position(entry, scan), os.path.join(dst, entry.name), partial(read, url))
         for url, entry in zip(urls, source.shards, strict=True)
