@@ -5,9 +5,9 @@ Bytes in, bytes out; no I/O.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import CorruptIndex, FormatError, ScanUnavailable
@@ -71,7 +71,7 @@ class ShardEntry(NamedTuple):
         return self.prefix_stops[rows - 1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DatasetIndex:
     """The shards of a dataset (SPEC section 6); lies beside them as ``pcr.json``.
 
@@ -205,7 +205,8 @@ def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
 
 def _check_samples(entry: ShardEntry) -> None:
     """No more samples than a shard may have, and than its index has room for (SPEC 2.3)."""
-    most = min(MAX_SAMPLES, (entry.prefix_stops[0] - HEAD_STOP) // sample_bytes(entry.num_groups))
+    room = entry.prefix_stops[0] - HEAD_STOP
+    most = min(MAX_SAMPLES, room // sample_bytes(entry.num_groups))
     fits = 1 <= entry.num_samples <= most
     require(fits, f"expected 1 to {most} samples in a shard of these stops")
 

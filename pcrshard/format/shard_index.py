@@ -7,15 +7,15 @@ before anything is parsed, every length before anything of that length is made.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError, TruncatedShard
@@ -59,9 +59,10 @@ MAX_FIELDS = 256
 MAX_PIECE_BYTES = 0xFFFFFFFE
 
 _ABSENT = 0xFFFFFFFF
-U32 = npt.NDArray[np.uint32]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+U32 = NDArray[np.uint32]
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Values = Sequence[bytes | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Schema:
 _SCHEMA_KEYS = [field.name for field in dataclasses.fields(Schema)]
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> Schema:
     """Parse and check the schema (SPEC 2.2).
 
@@ -170,9 +171,9 @@ class ShardIndex:
     schema: Schema
     sizes: U32
     crcs: U32
-    dims: npt.NDArray[np.uint16]
-    orientation: npt.NDArray[np.uint8]
-    base_offsets: npt.NDArray[np.uint64]
+    dims: NDArray[np.uint16]
+    orientation: NDArray[np.uint8]
+    base_offsets: NDArray[np.uint64]
     keys: tuple[str, ...]
     fields: dict[str, tuple[bytes | None, ...]]
 
@@ -219,7 +220,7 @@ def encode_body(schema: Schema, index: ShardIndex) -> bytes:
     return b"".join(parts)
 
 
-def _encode_bytes(values: Sequence[bytes | None]) -> tuple[bytes, bytes]:
+def _encode_bytes(values: Values) -> tuple[bytes, bytes]:
     sizes = [_ABSENT if value is None else len(value) for value in values]
     return np.array(sizes, "<u4").tobytes(), b"".join(filter(None, values))
 
@@ -299,7 +300,7 @@ class _Columns:
         self.pos = start + size
         return start
 
-    def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
+    def array(self, dtype: str, *shape: int) -> NDArray[Any]:
         start = self.take(math.prod(shape) * np.dtype(dtype).itemsize)
         return np.ndarray(shape, dtype, self.body, start)
 
@@ -317,7 +318,7 @@ class _Columns:
         return tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
 
 
-def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
+def _decode_keys(values: Values) -> tuple[str, ...]:
     # All at once, because one by one is most of what an index costs; a NUL more than those between
     # keys is in a key.
     try:

@@ -6,13 +6,13 @@ checksum covers.
 
 from __future__ import annotations
 
-import dataclasses
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..checksum import crc32c
 from ..errors import EncodeError
@@ -93,17 +93,17 @@ def lay_out(index: ShardIndex, stem: str) -> tuple[ShardIndex, bytes]:
     # Offsets do not change the length of the index, so it is known before they are.
     index_stop = round512(HEAD_STOP + len(encode_body(index.schema, index)))
     stops, offsets = _place_members(index, stem, index_stop)
-    index = dataclasses.replace(index, base_offsets=offsets)
+    index = replace(index, base_offsets=offsets)
     body = encode_body(index.schema, index)
     head = Head(len(index.keys), len(index.schema.encode()), len(body), crc32c(body), stops)
-    return dataclasses.replace(index, head=head), head.encode() + body
+    return replace(index, head=head), head.encode() + body
 
 
 def _place_members(
     index: ShardIndex,
     stem: str,
     pos: int,
-) -> tuple[tuple[int, ...], npt.NDArray[np.uint64]]:
+) -> tuple[tuple[int, ...], NDArray[np.uint64]]:
     """Prefix stops and base offsets of members that begin at ``pos``."""
     base = index.schema.base
     stops = [0] * (index.num_groups + 1)
