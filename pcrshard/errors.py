@@ -78,7 +78,12 @@ class PCRError(Exception):
         file = "shard" if url is not None and url.endswith(".tar") else "file"
         urls = () if url is None else (url,)
         shown = None if url is None else redact_url(url)
-        context = {file: shown, "key": key, "scan": scan, "offset": offset}
+        context = {
+            file: shown,
+            "key": key,
+            "scan": scan,
+            "offset": offset,
+        }
         named = ", ".join(f"{name}={value}" for name, value in context.items() if value is not None)
         text = redact(message, *urls)
         super().__init__(f"{text} ({named})" if named else text)

@@ -5,13 +5,13 @@ Fresh memory would cost more in page faults than the read itself.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 Buffer = bytes | memoryview
 _HUGE_PAGE = 2 << 20
@@ -36,7 +36,7 @@ class BufferPool:
         """Buffers that wait to be used again."""
         return len(self._idle)
 
-    @contextlib.contextmanager
+    @contextmanager
     def borrow(self, size: int) -> Iterator[memoryview]:
         """A buffer of ``size`` bytes until the end of the ``with`` block; its content is undefined.
 
@@ -49,7 +49,7 @@ class BufferPool:
         finally:
             self._give_back(buffer)
 
-    def borrow_array(self, size: int) -> npt.NDArray[np.uint8]:
+    def borrow_array(self, size: int) -> NDArray[np.uint8]:
         """Such a buffer as (size,) uint8.
 
         It is given back when nothing refers to the array, a view of it, or a tensor made of it.
@@ -62,10 +62,10 @@ class BufferPool:
     def _take(self, size: int) -> mmap.mmap:
         for buffer in sorted(self._idle, key=len):
             if len(buffer) >= size:
-                with contextlib.suppress(ValueError):
+                with suppress(ValueError):
                     self._idle.remove(buffer)
                     return buffer
-        with contextlib.suppress(IndexError):
+        with suppress(IndexError):
             if len(self._idle) >= self.max_idle:
                 del self._idle[0]  # it is too small
         return _allocate(size)
@@ -85,7 +85,7 @@ def _allocate(size: int) -> mmap.mmap:
     except (OSError, OverflowError) as error:
         raise MemoryError(f"cannot take {length} bytes: {error}") from error
     if size > _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
 

@@ -59,7 +59,11 @@ def make_jpeg(
         from PIL import Image
     except ImportError as error:
         raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
-    channels = {"L": 1, "RGB": 3, "CMYK": 4}[mode]
+    channels = {
+        "L": 1,
+        "RGB": 3,
+        "CMYK": 4,
+    }[mode]
     pixels = make_pixels(seed, height, width, channels)
     out = io.BytesIO()
     Image.fromarray(pixels[..., 0] if channels == 1 else pixels, mode).save(out, "JPEG", **options)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -83,7 +83,13 @@ def value(
     default: object = None,
 ) -> Argument:
     """An option with a value."""
-    return argument(name, text, metavar=metavar, type=kind, default=default)
+    return argument(
+        name,
+        text,
+        metavar=metavar,
+        type=kind,
+        default=default,
+    )
 
 
 def either(*arguments: Argument) -> Argument:
@@ -110,7 +116,7 @@ def at_least(least: int) -> Kind:
     """The type of an argument that is a whole number of at least ``least``."""
 
     def parse(text: str) -> int:
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             if (value := int(text)) >= least:
                 return value
         raise ArgumentTypeError(f"expected a number of at least {least}, got {text!r}")
@@ -120,7 +126,7 @@ def at_least(least: int) -> Kind:
 
 def positive(text: str) -> float:
     """The type of an argument that is a number above 0."""
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         if (value := float(text)) > 0:
             return value
     raise ArgumentTypeError(f"expected a number above 0, got {text!r}")

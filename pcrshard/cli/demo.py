@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,13 @@ from ..encoding.encode_dataset import EncodeOptions, encode
 from ..encoding.sources import Source, list_source
 from ..errors import EncodeError, MissingDependency
 from ..fidelity import plots
-from ..fidelity.costs import ScanCost, human_bytes, scan_costs, scan_table, table
+from ..fidelity.costs import (
+    ScanCost,
+    human_bytes,
+    scan_costs,
+    scan_table,
+    table,
+)
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
@@ -157,7 +163,7 @@ def _encode_sets(photos: str, out: Path) -> DatasetIndex:
     for name, (src, options) in sources.items():
         target = out / name
         shutil.rmtree(target, ignore_errors=True)
-        index = encode(src, target, dataclasses.replace(options, name=name, on_error="skip"))
+        index = encode(src, target, replace(options, name=name, on_error="skip"))
         print(f"Encoded {index.num_samples} images into {target}.")
         indexes.append(index)
     return indexes[0]
@@ -191,7 +197,11 @@ def _draw_sets(
     for sample in source.samples:
         (name,) = rng.choices(list(rows), [4, 1])
         label = sample.key.partition("/")[0]
-        rows[name].append(json.dumps({"path": sample.refs[0].url, "label": label}))
+        row = {
+            "path": sample.refs[0].url,
+            "label": label,
+        }
+        rows[name].append(json.dumps(row))
     sets = {}
     for name, lines in rows.items():
         path = out / f"{name}.jsonl"
@@ -208,7 +218,11 @@ def _loader(folder: Path, scan: Scan, **epoch: Any) -> PCRLoader:
         image=ImageDecoder(_INPUT),
         fields=("jpg", "cls"),
         # One lane in this process reads each shard exactly once in an epoch.
-        epoch=EpochOptions(phases=1, last="short", **epoch),
+        epoch=EpochOptions(
+            phases=1,
+            last="short",
+            **epoch,
+        ),
     )
     return dataset.loader()
 
@@ -237,7 +251,14 @@ def _network(num_classes: int) -> nn.Module:
     layers: list[nn.Module] = []
     for channels, wider in ((3, 16), (16, 32), (32, 64)):
         layers += [
-            nn.Conv2d(channels, wider, 3, stride=2, padding=1, bias=False),
+            nn.Conv2d(
+                channels,
+                wider,
+                3,
+                stride=2,
+                padding=1,
+                bias=False,
+            ),
             nn.BatchNorm2d(wider),
             nn.ReLU(),
         ]

@@ -134,7 +134,11 @@ def _summary(index: DatasetIndex, dst: str) -> str:
 def _options(args: Namespace) -> EncodeOptions:
     taken = {name: getattr(args, name) for name in _TAKEN}
     classes = read_classes(args.classes) if args.classes else ()
-    return EncodeOptions(**taken, classes=classes, fmt=_format(args))
+    return EncodeOptions(
+        **taken,
+        classes=classes,
+        fmt=_format(args),
+    )
 
 
 def _format(args: Namespace) -> ShardFormat:
@@ -191,7 +195,13 @@ _SHARDING = [
     ),
     either(
         value("--seed", "seed of the global shuffle (default: %(default)s)", "SEED", int, 0),
-        argument("--keep-order", "do not shuffle", dest="seed", action="store_const", const=None),
+        argument(
+            "--keep-order",
+            "do not shuffle",
+            dest="seed",
+            action="store_const",
+            const=None,
+        ),
     ),
     flag("--stratify", "spread every class evenly over the shards"),
     value(

@@ -42,7 +42,10 @@ Report = dict[str, Any]
 
 def _info(args: Namespace) -> None:
     if args.system:
-        ours = {"pcrshard": __version__, "scattered reads": scatter.available}
+        ours = {
+            "pcrshard": __version__,
+            "scattered reads": scatter.available,
+        }
         print_json(ours | pixels.system())
     elif args.src is None:
         raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
@@ -60,7 +63,10 @@ def _info(args: Namespace) -> None:
 
 def _info_as_json(index: DatasetIndex, about: Report) -> None:
     scans = [cost._asdict() for cost in scan_costs(index)]
-    labels = {"classes": index.classes, "num_classes": index.num_classes}
+    labels = {
+        "classes": index.classes,
+        "num_classes": index.num_classes,
+    }
     print_json(about | labels | {"scans": scans})
 
 

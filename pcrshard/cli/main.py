@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from .. import __version__
 from ..errors import PCRError
@@ -17,8 +17,7 @@ from . import checkpoint
 from .arguments import Command, argument, at_least, value
 from .encode import ENCODE
 from .inspect import FIDELITY, INFO, PLAN
-from .reading import CACHE, EXPORT, STAGE
-from .verify_command import VERIFY
+from .reading import CACHE, EXPORT, STAGE, VERIFY
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,13 +43,13 @@ def _print_any_name() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _redacted(words: Sequence[str]) -> Iterator[None]:
     """What is printed may be shown: no secret of a URL that was given is in it."""
     urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
     out = RedactingStream(sys.stdout, urls)
     err = RedactingStream(sys.stderr, urls)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err):
         yield
 
 
@@ -87,10 +86,14 @@ def _parse(words: Sequence[str]) -> Namespace:
     args, unknown = build_parser().parse_known_args(words)
     if unknown:
         # argparse itself would show the usage of the main parser.
-        is_expanded = not any(word.startswith("-") for word in unknown)
-        advice = "; quote a pattern, so that the shell leaves it as it is" if is_expanded else ""
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown)}")
     return args
+
+
+def _advice(unknown: Sequence[str]) -> str:
+    if any(word.startswith("-") for word in unknown):
+        return ""
+    return "; quote a pattern, so that the shell leaves it as it is"
 
 
 def build_parser() -> ArgumentParser:
@@ -99,7 +102,11 @@ def build_parser() -> ArgumentParser:
         prog="pcrshard", description="Read only the JPEG fidelity that training needs."
     )
     parser.add_argument("--version", action="version", version=f"pcrshard {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+    )
     for command in (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, DEMO):
         command.add_to(commands)
     checkpoint.register(commands)

@@ -48,7 +48,12 @@ class ProgressBar:
 
     def _draw(self, done: int, total: int) -> None:
         if self.bar is None:
-            self.bar = tqdm(desc=self.name, total=total, unit=f" {self.unit}", smoothing=0.1)
+            self.bar = tqdm(
+                desc=self.name,
+                total=total,
+                unit=f" {self.unit}",
+                smoothing=0.1,
+            )
         self.bar.update(done - self.done)
 
     def _log(self, done: int, total: int) -> None:

@@ -30,7 +30,13 @@ from .resume_journal import (
     read_report,
     write_report,
 )
-from .shard_plan import NO_SPLIT, EncodeOptions, convert_names, field_names, plan_shards
+from .shard_plan import (
+    NO_SPLIT,
+    EncodeOptions,
+    convert_names,
+    field_names,
+    plan_shards,
+)
 from .shard_task import Recipe, ShardTask, encode_shard
 from .shard_writer import write_dataset_index
 from .sources import Source, StorageOptions, list_source

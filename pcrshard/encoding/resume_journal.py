@@ -287,7 +287,12 @@ class Journal:
 
     def _write(self, url: str, results: Results) -> None:
         shards = {str(number): result for number, result in sorted(results.items())}
-        text = json.dumps({"fingerprint": self.fingerprint, "run": self._run, "shards": shards})
+        run = {
+            "fingerprint": self.fingerprint,
+            "run": self._run,
+            "shards": shards,
+        }
+        text = json.dumps(run)
         with storage.atomic_write(url, options=self.options) as file:
             file.write(text.encode())
 

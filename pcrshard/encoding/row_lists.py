@@ -12,7 +12,13 @@ from typing import Any
 from .. import storage
 from ..errors import EncodeError
 from ..redaction import redact_url
-from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, unique_keys
+from .sample_refs import (
+    FieldRef,
+    SampleRef,
+    Source,
+    StorageOptions,
+    unique_keys,
+)
 
 Row = dict[str, Any]
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -114,7 +120,10 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
             )
         return []
     label = next((name for name in _LABEL_COLUMNS if name in names), None)
-    renamed = {path: "path", label: "label"}
+    renamed = {
+        path: "path",
+        label: "label",
+    }
     return [renamed.get(name, name) for name in names]
 
 

@@ -1,7 +1,20 @@
 """Values within a stated error: bounds, integer lattices, and the coders of what is left."""
 
-from .bounds import Absolute, Bound, PointwiseRelative, RelativeStd, describe_bound, parse_bound
-from .byte_codes import compress, content_bytes, decode_planes, decompress, encode_planes
+from .bounds import (
+    Absolute,
+    Bound,
+    PointwiseRelative,
+    RelativeStd,
+    describe_bound,
+    parse_bound,
+)
+from .byte_codes import (
+    compress,
+    content_bytes,
+    decode_planes,
+    decompress,
+    encode_planes,
+)
 from .changed_words import (
     decode_index,
     decode_words,
@@ -11,7 +24,13 @@ from .changed_words import (
 )
 from .float_types import FLOAT_TYPES, FloatType, Words
 from .integer_codes import decode_integers, encode_integers
-from .lattice import Codes, Lattice, LinearLattice, LogLattice, lattice_from
+from .lattice import (
+    Codes,
+    Lattice,
+    LinearLattice,
+    LogLattice,
+    lattice_from,
+)
 from .quantise import Quantised, check_error, quantise, restore
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"expected {name} to be positive and finite, got {value!r}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RelativeStd:
     """An absolute error of at most ``fraction`` of the tensor's own standard deviation.
 
@@ -51,7 +51,7 @@ class RelativeStd:
         return _linear(self.fraction * scale, scale, float_type)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Absolute:
     """An absolute error of at most ``error_bound``.
 
@@ -74,7 +74,7 @@ class Absolute:
         return _linear(self.error_bound, _deviation(words, float_type), float_type)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PointwiseRelative:
     """An error of at most ``rel_error_bound`` of each value's own magnitude.
 
@@ -109,7 +109,7 @@ def describe_bound(bound: Bound | None) -> dict[str, Any] | None:
     >>> describe_bound(Absolute(0.5))
     {'kind': 'absolute', 'error_bound': 0.5}
     """
-    return None if bound is None else {"kind": bound.kind} | dataclasses.asdict(bound)
+    return None if bound is None else {"kind": bound.kind} | asdict(bound)
 
 
 def parse_bound(described: Any) -> Bound | None:
@@ -124,7 +124,7 @@ def parse_bound(described: Any) -> Bound | None:
         raise ValueError(f"expected a bound of {sorted(_KINDS)}, got {described!r}")
     kind = _KINDS[described["kind"]]
     arguments = {name: value for name, value in described.items() if name != "kind"}
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = {field.name for field in fields(kind)}
     if arguments.keys() != names or not all(type(x) in (int, float) for x in arguments.values()):
         raise ValueError(f"expected numbers {sorted(names)}, got {described!r}")
     return kind(**arguments)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def _is_frame(payload: Buffer) -> bool:
     return kind == _ZSTD
 
 
-@contextlib.contextmanager
+@contextmanager
 def _damage_is_ours() -> Iterator[None]:
     try:
         yield

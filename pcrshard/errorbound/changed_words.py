@@ -7,7 +7,7 @@ learning with a small learning rate. It is an exclusive or, so that it leads bot
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import CorruptCheckpoint
 from ..memory import Buffer
@@ -15,7 +15,7 @@ from .byte_codes import compress, content_bytes, decompress
 from .float_types import Words
 from .integer_codes import decode_integers, encode_integers
 
-Index = npt.NDArray[np.int64]
+Index = NDArray[np.int64]
 
 
 def encode_index(index: Index) -> bytes:

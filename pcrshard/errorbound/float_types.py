@@ -6,17 +6,17 @@ of zero survive, and as float64, in which all arithmetic is done.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
-Words = npt.NDArray[Any]  # (N,) uint8, uint16, uint32 or uint64
-Values = npt.NDArray[np.float64]
+Words = NDArray[Any]  # (N,) uint8, uint16, uint32 or uint64
+Values = NDArray[np.float64]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FloatType:
     """One floating-point type.
 
@@ -41,11 +41,7 @@ class FloatType:
 
     def widen(self, words: Words) -> Values:
         """The values of words (N,), exactly, as float64."""
-        floats: npt.NDArray[Any]
-        if self.name == "bfloat16":
-            floats = (words.astype(np.uint32) << 16).view(np.float32)
-        else:
-            floats = words.view(self.name)
+        floats = _from_bfloat16(words) if self.name == "bfloat16" else words.view(self.name)
         with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
             return floats.astype(np.float64)
 
@@ -55,12 +51,20 @@ class FloatType:
         A value that is too large becomes infinity.
         """
         with np.errstate(over="ignore", under="ignore"):
-            if self.name != "bfloat16":
-                return values.astype(self.name).view(self.word)
-            words = values.astype(np.float32).view(np.uint32)
-        # Half of the bits that are cut off, less one where the last kept bit is even.
-        rounding = ((words >> 16) & 1) + np.uint32(0x7FFF)
-        return ((words + rounding) >> 16).astype(np.uint16)
+            if self.name == "bfloat16":
+                return _to_bfloat16(values.astype(np.float32))
+            return values.astype(self.name).view(self.word)
+
+
+def _from_bfloat16(words: Words) -> NDArray[Any]:
+    return (words.astype(np.uint32) << 16).view(np.float32)
+
+
+def _to_bfloat16(floats: NDArray[np.float32]) -> Words:
+    words = floats.view(np.uint32)
+    # Half of the bits that are cut off, less one where the last kept bit is even.
+    rounding = ((words >> 16) & 1) + np.uint32(0x7FFF)
+    return ((words + rounding) >> 16).astype(np.uint16)
 
 
 def _numpy_type(name: str) -> FloatType:

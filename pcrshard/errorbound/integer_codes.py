@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec, standalone
 
 from ..errors import CorruptCheckpoint
 from ..memory import Buffer
 
-Integers = npt.NDArray[Any]
+Integers = NDArray[Any]
 _CONFIG = ChunkConfig(
     compression_level=8, mode_spec=ModeSpec.classic(), delta_spec=DeltaSpec.no_op()
 )

@@ -7,18 +7,18 @@ operations that IEEE 754 rounds in one way only, so that every machine restores 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import CorruptCheckpoint
 from .float_types import Values
 
-Codes = npt.NDArray[np.int32]
+Codes = NDArray[np.int32]
 
 # Differences of two codes of this size still are int32.
 MAX_CODE = 1 << 30
@@ -28,7 +28,7 @@ _MIN_NUMERATOR = 256
 _LOWEST_EXPONENT = 1100
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LinearLattice:
     """The points ``code * step``.
 
@@ -60,7 +60,7 @@ class LinearLattice:
         return [self.step, self.error_bound]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LogLattice:
     """The points ``0`` and ``+-2 ** (k * numerator / denominator)``: the error is relative.
 
@@ -109,7 +109,7 @@ class LogLattice:
 Lattice = LinearLattice | LogLattice
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def powers_of_two(denominator: int) -> Values:
     """``2 ** (i / denominator)`` for i in [0, denominator), by additions and multiplications only.
 

@@ -11,13 +11,13 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import CorruptCheckpoint
 from .byte_codes import compress, decompress
 
-Factors = npt.NDArray[np.int32]
-Weights = npt.NDArray[Any]
+Factors = NDArray[np.int32]
+Weights = NDArray[Any]
 CODERS = ("rle+lzma", "rle+zstd", "lzma", "zstd")
 _ZSTD_LEVEL = 19
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import ErrorBoundViolated
 from .float_types import FloatType, Values, Words
@@ -15,7 +15,7 @@ from .lattice import MAX_CODE, Codes, Lattice
 _BLOCK = 1 << 16
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Quantised:
     """A tensor on a lattice.
 
@@ -26,7 +26,7 @@ class Quantised:
     """
 
     codes: Codes
-    escape_index: npt.NDArray[np.int64]
+    escape_index: NDArray[np.int64]
     escape_words: Words
 
 
@@ -56,7 +56,7 @@ def _quantise_block(
     block: Words,
     float_type: FloatType,
     lattice: Lattice,
-) -> tuple[Codes, npt.NDArray[np.bool_]]:
+) -> tuple[Codes, NDArray[np.bool_]]:
     values = float_type.widen(block)
     magnitudes = np.abs(values)
     # Comparisons with NaN are false. The word of +0.0 is 0, that of -0.0 is not.

@@ -7,9 +7,8 @@ of a staged copy the scans that it holds.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..format.scan import FULL, Scan
@@ -54,6 +53,10 @@ class Supply(NamedTuple):
         seconds = self.seconds + step.waited + step.used
         return Supply(seconds, self.samples + step.samples)
 
+    def until(self, step: Step) -> Supply:
+        """The supply up to the batch of a step that waits."""
+        return Supply(self.seconds + step.waited, self.samples)
+
 
 class Peak(NamedTuple):
     """The position where a descent began, and the seconds that a sample took there."""
@@ -62,7 +65,7 @@ class Peak(NamedTuple):
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Window:
     """Sums over the steps since the last decision; ``supply`` may begin before them."""
 
@@ -94,7 +97,7 @@ class Window:
         return Supply(step.used, step.samples) if is_wait else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SearchRules:
     """The numbers that a search follows; :class:`BandwidthTuner` explains them.
 
@@ -155,7 +158,7 @@ class SearchRules:
         return max((position for position, size in sizes if size <= limit), default=0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Search:
     """What the search knows between two steps.
 
@@ -206,7 +209,7 @@ class Search:
         supply = self.window.supply
         if supply is None or supply.samples < self.rules.window // 2 * step.samples:
             return None
-        return supply._replace(seconds=supply.seconds + step.waited)
+        return supply.until(step)
 
     @property
     def _limit(self) -> float:
@@ -267,7 +270,12 @@ class Search:
     def _fall(self, bandwidth: float) -> Search:
         """Go to the highest scan that the loop can use at its own speed at a bandwidth."""
         lower = max(self._affordable(bandwidth), self._lowest)
-        search = replace(self, fallback=None, bandwidth=bandwidth, calm=0)
+        search = replace(
+            self,
+            fallback=None,
+            bandwidth=bandwidth,
+            calm=0,
+        )
         if self.bandwidth is None or bandwidth < _CHANGED * self.bandwidth:
             return replace(search, hold=self.rules.patience, lost=-math.inf)._move(lower)
         # A try has failed, and what held before it still does.
@@ -301,7 +309,12 @@ class Search:
         if self.bandwidth is None or rate <= self.bandwidth / _CHANGED:
             return search
         # What was expensive is not so any more.
-        return replace(search, bandwidth=rate, hold=self.rules.patience, peak=None)
+        return replace(
+            search,
+            bandwidth=rate,
+            hold=self.rules.patience,
+            peak=None,
+        )
 
     def _climb(self) -> Search:
         """Try a higher scan if it is time."""
@@ -309,7 +322,12 @@ class Search:
         is_cheap = self.lost <= self.rules.max_wait / 2 * self.passed
         if self.calm < self.hold or not is_cheap or position == self.rules.last:
             return self._move(position)
-        search = replace(self, fallback=position, lost=0.0, passed=0.0)
+        search = replace(
+            self,
+            fallback=position,
+            lost=0.0,
+            passed=0.0,
+        )
         return search._move(self.rules.next_worth(position))
 
     def _move(self, position: int) -> Search:
@@ -317,7 +335,13 @@ class Search:
         scan = self.rules.scan(position)
         if scan == self.scan:
             return self
-        return replace(self, scan=scan, calm=0, settling=self._ahead, window=Window())
+        return replace(
+            self,
+            scan=scan,
+            calm=0,
+            settling=self._ahead,
+            window=Window(),
+        )
 
     @property
     def _ahead(self) -> int:

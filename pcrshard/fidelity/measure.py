@@ -30,8 +30,20 @@ from .advice import (
 )
 from .contact_sheet import contact_sheet
 from .costs import ScanCost, scan_costs
-from .msssim import WEIGHTS, Reference, count_scales, msssim, require_opencv
-from .sampled_images import ImageSample, OnImage, Pieces, draw_images, pick
+from .msssim import (
+    WEIGHTS,
+    Reference,
+    count_scales,
+    msssim,
+    require_opencv,
+)
+from .sampled_images import (
+    ImageSample,
+    OnImage,
+    Pieces,
+    draw_images,
+    pick,
+)
 
 if TYPE_CHECKING:
     from .user_network import Network

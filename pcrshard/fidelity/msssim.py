@@ -5,16 +5,16 @@ Section 6.4 of the VLDB paper takes MS-SSIM as the estimate of the accuracy that
 
 from __future__ import annotations
 
-import functools
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import MissingDependency
 from ..jpeg.pixels import Pixels
 
-Plane = npt.NDArray[np.float32]
+Plane = NDArray[np.float32]
 
 # Weights of the five scales, from the finest on.
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
@@ -161,7 +161,7 @@ def _middle(length: int, side: int) -> slice:
     return slice(start, start + side)
 
 
-@functools.cache
+@cache
 def require_opencv() -> Any:
     """The ``cv2`` module, which works in the calling thread only.
 

@@ -143,7 +143,13 @@ def plot_fidelity(
     figure, axes = _figure(8, 4)
     axes.plot(kilobytes, msssim, "o-", color=_BLUE)
     for scan, *point in zip(scans, kilobytes, msssim, strict=True):
-        axes.annotate(str(scan), point, textcoords="offset points", xytext=(5, -12), fontsize=9)
+        axes.annotate(
+            str(scan),
+            point,
+            textcoords="offset points",
+            xytext=(5, -12),
+            fontsize=9,
+        )
     _label(axes, "kB per sample, cumulative", "mean MS-SSIM against full fidelity")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)

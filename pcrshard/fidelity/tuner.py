@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +118,7 @@ def choose(
     return next((found.scan for found in similarities if found.lower >= threshold), top)
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ScanTuner:
     """Sets a level to the lowest scan whose gradient points where that of full fidelity does.
 
@@ -154,15 +154,15 @@ class ScanTuner:
     dataset: PCRDataset
     loss: Loss
     level: ScanLevel
-    _: dataclasses.KW_ONLY
+    _: KW_ONLY
     candidates: Sequence[Scan] | None = None
     threshold: float = 0.8
     images: int = 2560
     trials: int = 3
     first: int = 5
     every: int = 20
-    reference: dataclasses.InitVar[str | None] = None
-    reports: list[TunerReport] = dataclasses.field(init=False, default_factory=list)
+    reference: InitVar[str | None] = None
+    reports: list[TunerReport] = field(init=False, default_factory=list)
 
     def __post_init__(self, reference: str | None) -> None:
         if min(self.images, self.trials, self.every) < 1:
@@ -277,7 +277,10 @@ class ScanTuner:
             [epoch, scan, list(map(list, similarities)), *cost]
             for epoch, scan, similarities, *cost in self.reports
         ]
-        return {"scan": self.level.value, "reports": reports}
+        return {
+            "scan": self.level.value,
+            "reports": reports,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from :meth:`state_dict`; on a staged copy at most at its highest scan."""
@@ -299,9 +302,13 @@ def _report(
 
 def _gradient(loss: Tensor, model: nn.Module) -> Tensor:
     """The gradient of a loss as one float32 vector; zero for parameters that it does not use."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    trained = _trained(model)
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _add_ranks(totals: Iterable[Tensor]) -> None:
@@ -315,11 +322,11 @@ def _cosine(gradient: Tensor, reference: Tensor) -> float:
     return float(nn.functional.cosine_similarity(gradient, reference, dim=0, eps=1e-30))
 
 
-@contextlib.contextmanager
+@contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics), modes and random numbers back as they were."""
     devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         # A model may draw from these, too.
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.pixels import Jpeg
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Network:
     """A classifier that is asked about JPEGs.
 

@@ -22,6 +22,8 @@ _PLAIN_OBJECT = re.compile(r"\{[^{}\\]*\}")
 _QUOTE_OR_ESCAPE = re.compile(r"[\"\\]")
 # Where a value is in a text, half-open; there may be space around it.
 Span = tuple[int, int]
+# A character that was found, and where.
+Found = tuple[int, str]
 
 
 def object_spans(text: str, names: Collection[str]) -> dict[str, Span]:
@@ -130,7 +132,7 @@ def _find(
     pattern: re.Pattern[str],
     text: str,
     start: int,
-) -> tuple[int, str]:
+) -> Found:
     match = pattern.search(text, start)
     if match is None:
         raise ValueError("the JSON is cut")

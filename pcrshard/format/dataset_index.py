@@ -5,9 +5,9 @@ Bytes in, bytes out; no I/O.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import CorruptIndex, FormatError, ScanUnavailable
@@ -77,7 +77,7 @@ class ShardEntry(NamedTuple):
         return self.stops[rows]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DatasetIndex:
     """The shards of a dataset (SPEC section 6); lies beside them as ``pcr.json``.
 

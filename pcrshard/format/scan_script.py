@@ -5,10 +5,10 @@ Pure functions and plain text; the syntax of a scan is that of ``jpegtran -scans
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..jpeg.markers import ScanHeader
@@ -181,7 +181,7 @@ def group_scans(
     return list(_group_scans(script, tuple(scans), colour == "ycc"))
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _group_scans(
     script: ScanScript,
     scans: tuple[ScanHeader, ...],

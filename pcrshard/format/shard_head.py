@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..checksum import crc32c
-from ..errors import CorruptIndex, FormatError, NotAShard, TruncatedShard, UnsupportedVersion
+from ..errors import (
+    CorruptIndex,
+    FormatError,
+    NotAShard,
+    TruncatedShard,
+    UnsupportedVersion,
+)
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
 
@@ -57,7 +63,12 @@ class Head(NamedTuple):
     @property
     def index_stop(self) -> int:
         """Where the index member ends, padding included: the prefix stop of scan 0."""
-        return round512(HEAD_STOP + self.body_bytes)
+        return round512(self.body_stop)
+
+    @property
+    def body_stop(self) -> int:
+        """End of the index's body, before its padding."""
+        return HEAD_STOP + self.body_bytes
 
     @property
     def stops(self) -> tuple[int, ...]:

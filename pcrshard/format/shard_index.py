@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError, TruncatedShard
@@ -60,8 +61,9 @@ MAX_PIECE_BYTES = 0xFFFFFFFE
 IMAGE = "jpeg"
 IMAGE_LIST = "jpegs"
 
-U32 = npt.NDArray[np.uint32]
-I64 = npt.NDArray[np.int64]
+U32 = NDArray[np.uint32]
+I64 = NDArray[np.int64]
+Values = Sequence[bytes | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Schema:
 _SCHEMA_KEYS = [field.name for field in dataclasses.fields(Schema)]
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> Schema:
     """Parse and check the schema (SPEC 2.2).
 
@@ -200,9 +202,9 @@ class ShardIndex:
 
     head: Head
     schema: Schema
-    counts: npt.NDArray[np.uint8]
-    dims: npt.NDArray[np.uint16]
-    orientation: npt.NDArray[np.uint8]
+    counts: NDArray[np.uint8]
+    dims: NDArray[np.uint16]
+    orientation: NDArray[np.uint8]
     keys: tuple[str, ...]
     fields: dict[str, tuple[bytes | None, ...]]
 
@@ -251,7 +253,7 @@ class ShardIndex:
             yield TablePlace(rows, start, start + self.head.table_bytes[row])
 
 
-def count_units(schema: Schema, counts: npt.NDArray[np.uint8]) -> I64:
+def count_units(schema: Schema, counts: NDArray[np.uint8]) -> I64:
     """(S, M) units of each sample in each stream, from the (S, number of lists) counts."""
     units = np.ones((len(counts), len(schema.streams)), np.int64)
     is_list = [codec == IMAGE_LIST for _, codec in schema.streams]
@@ -329,7 +331,7 @@ def _decode_columns(
     return index
 
 
-def _decode_keys(values: Sequence[bytes | None]) -> tuple[str, ...]:
+def _decode_keys(values: Values) -> tuple[str, ...]:
     # All at once, because one by one is most of what an index costs; a NUL more than those between
     # keys is in a key.
     try:

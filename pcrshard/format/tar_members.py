@@ -6,13 +6,13 @@ checksum covers.
 
 from __future__ import annotations
 
-import dataclasses
 import tarfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..checksum import crc32c
 from ..errors import EncodeError
@@ -135,13 +135,13 @@ def lay_out(
     stops, offsets = _place_members(index, tables, stem, round512(HEAD_STOP + len(body)))
     first, *others = tables
     if len(first.offsets):
-        first = dataclasses.replace(first, offsets=offsets)
+        first = replace(first, offsets=offsets)
     laid_out = (first, *others)
     table_bytes = [0] * (index.num_groups + 1)
     for table in laid_out:
         table_bytes[table.rows[-1]] = len(table.encoded)
     head = Head(len(index.keys), schema_bytes, len(body), crc32c(body), stops, tuple(table_bytes))
-    return dataclasses.replace(index, head=head), laid_out, head.encode() + body
+    return replace(index, head=head), laid_out, head.encode() + body
 
 
 def _place_members(
@@ -149,7 +149,7 @@ def _place_members(
     tables: Sequence[GroupTable],
     stem: str,
     pos: int,
-) -> tuple[tuple[int, ...], npt.NDArray[np.uint64]]:
+) -> tuple[tuple[int, ...], NDArray[np.uint64]]:
     """Prefix stops and base offsets of members that begin at ``pos``."""
     base = index.schema.base
     stops = [0] * (index.num_groups + 1)

@@ -164,13 +164,15 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         streaming: bool,
     ) -> Any:
         """A split, some splits as one, or each split of the URL by its name."""
-        name: str | None = split
-        if split == EACH:
-            alone = all(part.folder == "" for part in self.parts.values())
-            name = next(iter(self.parts)) if alone else None
+        name = self._only_split() if split == EACH else split
         if streaming:
             return self.as_streaming_dataset(split=name)
         return self.as_dataset(split=name)
+
+    def _only_split(self) -> str | None:
+        """The split that the URL itself is; ``None`` if it has folders of splits."""
+        alone = all(part.folder == "" for part in self.parts.values())
+        return next(iter(self.parts)) if alone else None
 
     def _prepare_split(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.config.scan, ScanLevel):

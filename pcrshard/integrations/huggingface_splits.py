@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from .. import storage
 from ..errors import StorageError
@@ -22,12 +22,12 @@ NAMES = {folder: name for name, folders in FOLDERS.items() for folder in folders
 _NAME = re.compile(r"(?<![^+\s])[^\[\]+\s]+(?=[\[+\s]|$)")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Part:
     """One split: its index, the URL of each shard, and its sub-folder; "" for the URL itself."""
 
     index: DatasetIndex
-    urls: list[str] = dataclasses.field(repr=False)
+    urls: list[str] = field(repr=False)
     folder: str = ""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingDependency
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _callback_class() -> Any:
     for name in ("lightning.pytorch", "pytorch_lightning"):
-        with contextlib.suppress(ImportError):
+        with suppress(ImportError):
             return importlib.import_module(name).Callback
     raise MissingDependency("Lightning is not installed: pip install lightning")
 
@@ -59,6 +59,6 @@ def checkpoint_io_class() -> Any:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
     for name in ("lightning.pytorch.plugins.io", "pytorch_lightning.plugins.io"):
-        with contextlib.suppress(ImportError):
+        with suppress(ImportError):
             return importlib.import_module(name).CheckpointIO
     raise MissingDependency("Lightning is not installed: pip install lightning")

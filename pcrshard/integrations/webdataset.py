@@ -7,13 +7,13 @@ from the original tar, and every later stage is stock.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
 import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, TypeVar
 from urllib.parse import urlparse
@@ -64,11 +64,11 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _StageOptions(ReadOptions):
     """How the stage reads shards; see :func:`pcr_scan`."""
 
-    index: str | DatasetIndex | None = dataclasses.field(default=None, repr=False)
+    index: str | DatasetIndex | None = field(default=None, repr=False)
     handler: Handler = filters.reraise_exception
     select_files: Callable[[str], bool] | None = None
     rename_files: Callable[[str], str] | None = None
@@ -91,7 +91,7 @@ def _files(
     urls = (item["url"] if isinstance(item, dict) else item for item in source)
     load = _Load(scan, options)
     ahead = prefetch(urls, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
-    with contextlib.closing(ahead) as loads:
+    with closing(ahead) as loads:
         for url, future in loads:
             shard = ShardFiles(url, options.handler, options.select_files, options.rename_files)
             try:

@@ -9,7 +9,10 @@ import numpy as np
 from ..format.names import is_jpeg_field
 from ..jpeg.pixels import decode_image
 
-_COLOURS: dict[str, Literal["gray", "rgb"]] = {"l": "gray", "rgb": "rgb"}
+_COLOURS: dict[str, Literal["gray", "rgb"]] = {
+    "l": "gray",
+    "rgb": "rgb",
+}
 
 
 class JpegHandler:

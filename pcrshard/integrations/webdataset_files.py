@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import storage
@@ -15,7 +15,7 @@ Samples = Iterator[dict[str, Any]]
 T = TypeVar("T")
 
 
-@dataclasses.dataclass
+@dataclass
 class ShardFiles:
     """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
 
@@ -51,7 +51,11 @@ class ShardFiles:
             key = sample.pop("__key__")
             for field, data in number_lists(sample).items():
                 if (name := self._rename(f"{key}.{field}")) is not None:
-                    yield {"fname": name, "data": data, **about}
+                    yield {
+                        "fname": name,
+                        "data": data,
+                        **about,
+                    }
             if self.stopped:
                 break
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from .. import native
-from .crops import Box, Interval, Rng, Size, center_crop, random_resized_crop
+from .crops import (
+    Box,
+    Interval,
+    Rng,
+    Size,
+    center_crop,
+    random_resized_crop,
+)
 from .pixels import Jpeg, Pixels, decode_image, image_size
 
 Crop = Literal["random", "center"] | None
@@ -29,7 +36,7 @@ def _is_whole(side: object) -> bool:
     return isinstance(side, int | np.integer) and not isinstance(side, bool)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ImageDecoder:
     """JPEG bytes, or the scattered pieces of a sample, to a uint8 array of one size.
 
@@ -123,7 +130,7 @@ class ImageDecoder:
     def decode_batch(
         self,
         table: native.Table,
-        sizes: npt.NDArray[Any],
+        sizes: NDArray[Any],
         rngs: Sequence[Rng],
         out: Pixels,
     ) -> list[bool]:

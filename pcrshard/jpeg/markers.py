@@ -23,12 +23,12 @@ from .segments import (
     ALONE,
     EOI,
     FRAMES,
-    OTHER_FORMATS,
     SOI,
     UNSUPPORTED_FRAMES,
     Frame,
     ScanHeader,
     Segment,
+    check_soi,
     exif_orientation,
     parse_frame,
     parse_scan,
@@ -82,6 +82,11 @@ _TABLES = {_DHT, _DAC, _DQT, _DRI}
 _PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
 _QUICK_BYTES = 4096
 _SCAN_MARKER = b"\xff\xda"
+# The colour space of 3 and of 4 components, by the transform in an Adobe segment.
+_ADOBE_COLOURS: dict[int, dict[int | None, str]] = {
+    3: {0: "rgb", 1: "ycc"},
+    4: {None: "cmyk", 0: "cmyk", 2: "ycck"},
+}
 Range = tuple[int, int]
 
 
@@ -144,7 +149,7 @@ class _Mapper:
         return _find_scan_ends(self.jpeg)
 
     def run(self) -> JpegMap:
-        _check_soi(self.jpeg)
+        check_soi(self.jpeg)
         segment = read_segment(self.jpeg, 2)
         while segment.code != _EOI:
             step = self._scan if segment.code == _SOS else self._segment
@@ -211,10 +216,7 @@ class _Mapper:
         position = bisect.bisect_left(self.ends, start)
         if position == len(self.ends):
             raise CorruptJpeg(f"cut inside scan {len(self.scans)}: no EOI", offset=len(self.jpeg))
-        end = self.ends[position]
-        while end > start and self.jpeg[end - 1] == 0xFF:
-            end -= 1
-        return end
+        return _skip_fill(self.jpeg, start, self.ends[position])
 
     def _finish(self, eoi: int) -> JpegMap:
         frame = require(self.frame, "expected a frame header before EOI")
@@ -230,6 +232,17 @@ class _Mapper:
             tuple(self.ranges),
             eoi,
         )
+
+
+def _skip_fill(
+    jpeg: bytes,
+    start: int,
+    end: int,
+) -> int:
+    """The end of data without the fill bytes before it."""
+    while end > start and jpeg[end - 1] == 0xFF:
+        end -= 1
+    return end
 
 
 def _is_named(
@@ -257,15 +270,6 @@ def _find_scan_ends(jpeg: bytes) -> list[int]:
     return offsets[ends].tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
 
 
-def _check_soi(jpeg: bytes) -> None:
-    if jpeg[:2] == SOI:
-        return
-    require(jpeg, "expected a JPEG, got an empty file")
-    for magic, name in OTHER_FORMATS.items():
-        require(not jpeg.startswith(magic), f"expected a JPEG, got a {name} file")
-    raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
-
-
 def _check_size(frame: Frame, ranges: Iterable[Iterable[Range]]) -> None:
     height = require(frame.height, "height is 0 and no DNL gives it")
     _check_pixels(height, frame.width)
@@ -291,9 +295,8 @@ def _colour_space(
         return "ycc"
     if count == 3 and adobe is None:
         return "rgb" if bytes(c.id for c in frame.components) == b"RGB" else "ycc"
-    known: dict[int | None, str]
-    known = {0: "rgb", 1: "ycc"} if count == 3 else {None: "cmyk", 0: "cmyk", 2: "ycck"}
-    return require(known.get(adobe), f"unknown Adobe transform {adobe} for {count} components")
+    known = _ADOBE_COLOURS[count].get(adobe)
+    return require(known, f"unknown Adobe transform {adobe} for {count} components")
 
 
 def _check_pixels(height: int, width: int) -> None:
@@ -372,7 +375,7 @@ def find_frame(data: bytes) -> Frame:
     Raises:
         CorruptJpeg: There is none, or it has no height.
     """
-    _check_soi(data)
+    check_soi(data)
     segment = read_segment(data, 2)
     while segment.code not in FRAMES:
         if segment.code in (_SOS, _EOI):

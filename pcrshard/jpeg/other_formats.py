@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
 from .crops import Box, Size
 from .markers import check_pixels
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 # Not every plugin of Pillow: some run other programs on the file.
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 # Bytes that are taken for each pixel: Pillow's own pixels and a copy in another mode, for 16 bits
@@ -62,15 +62,12 @@ def decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-@contextlib.contextmanager
+@contextmanager
 def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
     """Read an image with Pillow, or its header alone; its errors become :class:`CorruptJpeg`."""
+    pillow = _pillow()
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
-    try:
-        with Image.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
+        with pillow.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
             width, height = picture.size
             check_pixels(height, width, len(image), height * width * _PILLOW_PIXEL_BYTES)
             if load:
@@ -78,8 +75,16 @@ def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
             yield picture
     except PCRError:
         raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise CorruptJpeg(f"Pillow: {error}") from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
+    return Image
 
 
 def to_jpeg(

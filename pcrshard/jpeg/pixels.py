@@ -9,14 +9,14 @@ transform, so ``tjTransform`` of the same library is called here.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import turbojpeg
+from numpy.typing import NDArray
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
@@ -34,18 +34,26 @@ from .markers import (
 from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
 from .segments import is_other_format
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 # A JPEG, or its pieces in order.
 Jpeg = bytes | Sequence[Buffer]
 
 _BYTES = bytes | bytearray | memoryview
 
-_FORMATS = {"rgb": turbojpeg.TJPF_RGB, "gray": turbojpeg.TJPF_GRAY, "cmyk": turbojpeg.TJPF_CMYK}
+_FORMATS = {
+    "rgb": turbojpeg.TJPF_RGB,
+    "gray": turbojpeg.TJPF_GRAY,
+    "cmyk": turbojpeg.TJPF_CMYK,
+}
 _UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 # Bytes that are taken for each pixel: by Pillow's picture for a resize; by PyTurboJPEG's array
 # for each colour.
 _PICTURE_PIXEL_BYTES = 4
-_PIXEL_BYTES = {"rgb": 3, "gray": 1, "cmyk": 4}
+_PIXEL_BYTES = {
+    "rgb": 3,
+    "gray": 1,
+    "cmyk": 4,
+}
 _DHT = b"\xff\xc4"
 _NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
 
@@ -56,7 +64,7 @@ class _TurboJPEG(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is u
     Both methods use private methods of the base class, by their mangled names.
     """
 
-    @functools.cached_property
+    @cached_property
     def library(self) -> ctypes.CDLL:
         """The same library, for what PyTurboJPEG does not expose."""
         library = ctypes.CDLL(self._TurboJPEG__find_turbojpeg())
@@ -73,7 +81,7 @@ class _TurboJPEG(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is u
         raise OSError(self.message(handle))
 
 
-@functools.cache
+@cache
 def _turbojpeg() -> _TurboJPEG:
     try:
         return _TurboJPEG()
@@ -137,7 +145,7 @@ def add_missing_tables(jpeg: bytes) -> bytes:
     return jpeg if _DHT in jpeg else SOI + _standard_tables() + jpeg[len(SOI) :]
 
 
-@functools.cache
+@cache
 def _standard_tables() -> bytes:
     """The Huffman tables of T.81 annex K.3, which frames of Motion JPEG leave out."""
     jpeg = compress(np.zeros((8, 8, 3), np.uint8), 75)
@@ -302,8 +310,10 @@ def _arrange(
     """The (H, W, C) pixels in a layout, in ``out`` if it is given."""
     if layout == "chw":
         pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    if out is None:
-        return pixels
+    return pixels if out is None else _put(pixels, out)
+
+
+def _put(pixels: Pixels, out: Pixels) -> Pixels:
     if out.shape != pixels.shape:
         raise ValueError(f"expected out of shape {pixels.shape}, got {out.shape}")
     out[...] = pixels
@@ -328,7 +338,10 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
     """
     check_cost(jpeg, _PIXEL_BYTES[mode])
     turbo = _turbojpeg()
-    how = {"pixel_format": _FORMATS[mode], "flags": turbojpeg.TJFLAG_LIMITSCANS}
+    how = {
+        "pixel_format": _FORMATS[mode],
+        "flags": turbojpeg.TJFLAG_LIMITSCANS,
+    }
     try:
         return np.asarray(turbo.decode(jpeg, **how))
     except OSError as error:

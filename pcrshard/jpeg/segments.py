@@ -56,6 +56,16 @@ def require(
     return value
 
 
+def check_soi(jpeg: bytes) -> None:
+    """Raise :class:`CorruptJpeg` if this does not begin as a JPEG; names what it may be."""
+    if jpeg.startswith(SOI):
+        return
+    require(jpeg, "expected a JPEG, got an empty file")
+    for magic, name in OTHER_FORMATS.items():
+        require(not jpeg.startswith(magic), f"expected a JPEG, got a {name} file")
+    raise CorruptJpeg(f"expected SOI (ff d8), got {jpeg[:2].hex(' ')}")
+
+
 class Component(NamedTuple):
     """One component of a frame (T.81 B.2.2): its id, and its sampling factors."""
 
@@ -217,7 +227,10 @@ def exif_orientation(payload: bytes) -> int:
     0
     """
     tiff = payload[6:]
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    order = {
+        b"II*\0": "<",
+        b"MM\0*": ">",
+    }.get(tiff[:4])
     if payload[:6] != b"Exif\0\0" or order is None:
         return 0
     try:

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
 from ..memory import Buffer
-from .markers import APP0, APP14, APPLICATION, COM, JpegMap, map_jpeg
+from .markers import (
+    APP0,
+    APP14,
+    APPLICATION,
+    COM,
+    JpegMap,
+    map_jpeg,
+)
 from .segments import EOI, SOI, read_segment
 
 # Header, scans, tail.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 try:
     from pcrshard.native._core import ffi, lib
@@ -25,19 +25,33 @@ available: bool = lib is not None
 Backend = Literal["auto", "portable"]
 Layout = Literal["hwc", "chw"]
 Colour = Literal["rgb", "gray", "cmyk"]
-Image = npt.NDArray[np.uint8]
-Table = npt.NDArray[np.void]
+Image = NDArray[np.uint8]
+Table = NDArray[np.void]
 Pieces = Sequence[Any]
 Box = tuple[int, int, int, int]
 Size = tuple[int, int]
 
 _COLOURS = ("gray", "ycc", "rgb", "cmyk", "ycck")
-_LAYOUTS = {"hwc": 0, "chw": 1}
-_COLOUR_CODES = {"rgb": 0, "gray": 1, "cmyk": 2}
-_CHANNELS = {"rgb": 3, "gray": 1, "cmyk": 4}
+_LAYOUTS = {
+    "hwc": 0,
+    "chw": 1,
+}
+_COLOUR_CODES = {
+    "rgb": 0,
+    "gray": 1,
+    "cmyk": 2,
+}
+_CHANNELS = {
+    "rgb": 3,
+    "gray": 1,
+    "cmyk": 4,
+}
 _SCALES = (0, 1, 2, 4, 8)
 _UNSUPPORTED = 2
-_OTHER_ERRORS = {4: MemoryError, 5: ValueError}
+_OTHER_ERRORS = {
+    4: MemoryError,
+    5: ValueError,
+}
 _PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
 
 
@@ -100,12 +114,15 @@ class _Stream:
     def call(self, function: Any, *arguments: Any) -> None:
         """Call a function of the core on the stream; what it refuses is raised."""
         code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
-        if code == 0:
-            return
-        message = ffi.string(lib.pcr_message(self.decoder)).decode("utf-8", "replace")
+        if code:
+            raise self._error(code)
+
+    def _error(self, code: int) -> Exception:
+        text = ffi.string(lib.pcr_message(self.decoder))
+        message = text.decode(errors="replace")
         if code in _OTHER_ERRORS:
-            raise _OTHER_ERRORS[code](message)
-        raise NativeError(message, unsupported=code == _UNSUPPORTED)
+            return _OTHER_ERRORS[code](message)
+        return NativeError(message, unsupported=code == _UNSUPPORTED)
 
 
 def backend(choice: Backend = "auto") -> str:
@@ -146,7 +163,13 @@ def _make_request(
         raise ValueError(
             f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
         )
-    request = ffi.new("pcr_request *", {"scale": scale, "max_pixels": max_pixels})
+    request = ffi.new(
+        "pcr_request *",
+        {
+            "scale": scale,
+            "max_pixels": max_pixels,
+        },
+    )
     request.layout = _LAYOUTS[layout]
     request.colour = _COLOUR_CODES[colour]
 
@@ -252,7 +275,7 @@ def empty_table(streams: int, pieces: int) -> Table:
     return np.zeros((streams, pieces), _PIECE)
 
 
-def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | npt.NDArray[Any]) -> Table:
+def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | NDArray[Any]) -> Table:
     """Where whole images are in memory; they must outlive the table.
 
     Args:
@@ -273,11 +296,11 @@ def decode_batch(
     table: Table,
     out: Image,
     *,
-    crops: npt.NDArray[np.int32] | None = None,
+    crops: NDArray[np.int32] | None = None,
     layout: Layout = "hwc",
     colour: Colour = "rgb",
     backend: Backend = "auto",
-) -> npt.NDArray[np.bool_]:
+) -> NDArray[np.bool_]:
     """:func:`decode` of many streams, in one call without the GIL.
 
     Args:
@@ -308,7 +331,7 @@ def decode_batch(
     return ~codes.astype(bool)
 
 
-def _boxes(crops: npt.NDArray[np.int32] | None, count: int) -> Any:
+def _boxes(crops: NDArray[np.int32] | None, count: int) -> Any:
     if crops is None:
         return ffi.NULL
     if crops.shape != (count, 4) or crops.dtype != np.int32:

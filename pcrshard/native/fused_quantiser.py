@@ -17,8 +17,14 @@ Backend = Literal["auto", "portable"]
 
 # A library built before this module has the decoder only.
 available: bool = lib is not None and hasattr(lib, "pcr_quantise")
-TYPES = {"float32": 0, "bfloat16": 1}
-_BACKENDS = {"auto": 0, "portable": 1}
+TYPES = {
+    "float32": 0,
+    "bfloat16": 1,
+}
+_BACKENDS = {
+    "auto": 0,
+    "portable": 1,
+}
 
 
 def quantise(

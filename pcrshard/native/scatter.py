@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..checksum import crc32c
 
@@ -50,11 +50,11 @@ class Groups(NamedTuple):
         headers: The headers, in the order of the pieces.
     """
 
-    sizes: npt.NDArray[np.uint32]
-    starts: npt.NDArray[np.int64]
+    sizes: NDArray[np.uint32]
+    starts: NDArray[np.int64]
     base: int = 0
-    offsets: npt.NDArray[np.uint64] | None = None
-    header_sizes: npt.NDArray[np.uint16] | None = None
+    offsets: NDArray[np.uint64] | None = None
+    header_sizes: NDArray[np.uint16] | None = None
     headers: bytes = b""
 
 
@@ -76,8 +76,8 @@ def read(
     *,
     ending: bytes = b"",
     num_ended: int | None = None,
-    crcs: npt.NDArray[np.uint32] | None = None,
-    seeds: npt.NDArray[np.uint32] | None = None,
+    crcs: NDArray[np.uint32] | None = None,
+    seeds: NDArray[np.uint32] | None = None,
 ) -> Items:
     """Read the pieces of ``[start, stop)`` once, and put each into its object.
 
@@ -198,8 +198,8 @@ def _read_file(
 
 def _damaged(
     values: list[bytes],
-    crcs: npt.NDArray[np.uint32],
-    seeds: npt.NDArray[np.uint32] | None,
+    crcs: NDArray[np.uint32],
+    seeds: NDArray[np.uint32] | None,
 ) -> list[int]:
     before = np.zeros_like(crcs) if seeds is None else seeds
     rows = zip(values, before.tolist(), crcs.tolist(), strict=True)

@@ -53,6 +53,13 @@ def drop_extents(folder: str) -> None:
         unlink(extent.path)
 
 
+def drop_other_versions(folder: str) -> None:
+    """Remove the extents of all other contents of a shard."""
+    for other in list_folder(os.path.dirname(folder)):
+        if other.path != folder:
+            drop_extents(other.path)
+
+
 def by_last_use(folder: str) -> Iterator[tuple[Extent, float]]:
     """Extents and when they were last used.
 

@@ -5,10 +5,10 @@ Whoever can write to a cache decides what a training job reads: checksums are no
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
+from contextlib import suppress
 
 from .. import storage
 from ..errors import StorageError
@@ -20,6 +20,7 @@ MARKER = "CACHEDIR.TAG"
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 _TEXT = b"\n# A cache of pcrshard: `pcrshard cache clear` empties it.\n"
 _PRIVATE = 0o700
+_NO_LINK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _warned: set[tuple[str, str]] = set()
 
@@ -38,7 +39,7 @@ def prepare(folder: str) -> bool:
         warn_once(folder, f"{problem}; reading without the cache {folder}")
         return False
     # A disk that is full or read-only may still have what is asked for.
-    with contextlib.suppress(OSError, StorageError):
+    with suppress(OSError, StorageError):
         os.makedirs(folder, mode=_PRIVATE, exist_ok=True)
         for name in ("entries", "locks"):
             _make_private(os.path.join(folder, name))
@@ -79,16 +80,20 @@ def warn_once(folder: str, message: str) -> None:
 
 
 def _make_private(path: str) -> None:
-    with contextlib.suppress(FileExistsError):
+    with suppress(FileExistsError):
         os.mkdir(path, _PRIVATE)
     # Versions before this one made it as the umask said.
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(path, _NO_LINK)
     try:
-        status = os.fstat(handle)
-        if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE_BY_OTHERS:
-            os.fchmod(handle, _PRIVATE)
+        _shut_out_others(handle)
     finally:
         os.close(handle)
+
+
+def _shut_out_others(handle: int) -> None:
+    status = os.fstat(handle)
+    if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE_BY_OTHERS:
+        os.fchmod(handle, _PRIVATE)
 
 
 def _problem(folder: str) -> str | None:

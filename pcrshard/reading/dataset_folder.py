@@ -79,7 +79,12 @@ def check_claims(
     largest = max(range(len(urls)), key=lambda shard: index.shards[shard].num_samples)
     url = urls[largest]
     how: dict[str, Any] = {"retry": retry or Retry()}
-    shard = Shard(url, entry=index.shards[largest], storage_options=storage_options, **how)
+    shard = Shard(
+        url,
+        entry=index.shards[largest],
+        storage_options=storage_options,
+        **how,
+    )
     stop = shard.head.index_stop
     with storage.open_range(url, stop - 1, stop, options=storage_options, **how):
         pass

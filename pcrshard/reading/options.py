@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, field
 
 from .. import storage
 from ..format.dataset_index import ShardEntry
@@ -10,10 +10,14 @@ from ..storage.retry import Retry
 from .prefix_cache import PrefixCache
 from .shard import Shard
 
-_LEAST = {"prefetch": 0, "prefetch_bytes": 1, "cache_bytes": 1}
+_LEAST = {
+    "prefetch": 0,
+    "prefetch_bytes": 1,
+    "cache_bytes": 1,
+}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ReadOptions:
     """How shards are read.
 
@@ -28,7 +32,7 @@ class ReadOptions:
     """
 
     check: bool = True
-    storage_options: storage.Options = dataclasses.field(default=None, repr=False)
+    storage_options: storage.Options = field(default=None, repr=False)
     retry: Retry | None = None
     prefetch: int = 2
     prefetch_bytes: int = 1 << 28

@@ -10,7 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import (
+    Any,
+    Generic,
+    Protocol,
+    Self,
+    TypeVar,
+)
 
 Item = TypeVar("Item")
 
@@ -112,7 +118,11 @@ class _Loader(Generic[Item, Result]):
         return min(self.depth, max(self.max_bytes // self.largest, 1))
 
     def _start_thread(self) -> None:
-        thread = Thread(target=self._work, name="pcrshard-prefetch", daemon=True)
+        thread = Thread(
+            target=self._work,
+            name="pcrshard-prefetch",
+            daemon=True,
+        )
         self.threads.append(thread)
         thread.start()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from .. import native
 from ..checksum import crc32c
@@ -23,7 +23,7 @@ from ..jpeg.split import join_pieces
 from ..native import scatter
 from .images import Images, num_scans
 
-Sizes = npt.NDArray[np.int64]
+Sizes = NDArray[np.int64]
 Sample = dict[str, Any]
 Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
@@ -131,7 +131,7 @@ class Prefix:
                 By default the error is raised.
             decode: Called with the pieces of an image, one for each scan group; its result takes
                 the place of the bytes.
-                ``functools.partial(ImageDecoder(224, "random"), rng=rng)`` is one.
+                ``partial(ImageDecoder(224, "random"), rng=rng)`` is one.
 
         Yields:
             ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes.
@@ -214,7 +214,7 @@ class Prefix:
             is_there = field in lists or self.images.jpegs[here[0]] is not None
             yield field, here if is_there else ()
 
-    @functools.cached_property
+    @cached_property
     def kept_images(self) -> frozenset[str]:
         """Fields of images that are stored as files: those that could not be layered.
 
@@ -245,13 +245,13 @@ class Prefix:
         usable = [None if row in self.images.damaged else jpegs[row] for row in rows]
         return native.image_table(usable, self._ends[rows])
 
-    @functools.cached_property
-    def _sizes(self) -> npt.NDArray[np.uint32]:
+    @cached_property
+    def _sizes(self) -> NDArray[np.uint32]:
         """(scans, units) bytes of each piece up to this scan."""
         table = self.images.table
         return np.zeros((0, self.index.num_units), np.uint32) if table is None else table.sizes
 
-    @functools.cached_property
+    @cached_property
     def _ends(self) -> Sizes:
         """(units,) bytes of each JPEG at this scan, without EOI."""
         ends: Sizes = self._sizes[: self._num_scans].sum(axis=0, dtype=np.int64)
@@ -266,15 +266,13 @@ class Prefix:
     def _scans(self, unit: int) -> memoryview:
         """The scans of an image, without EOI."""
         view = memoryview(self.images.jpegs[unit] or b"")[: self._ends[unit]]
-        if unit in self.images.damaged:
-            self._check(unit, view)
+        self._check(unit, view)
         return view
 
     def _pieces(self, unit: int) -> list[memoryview]:
         """The bytes of each scan group of an image."""
         scans = self._scans(unit)
-        sizes = self._row_sizes(unit)
-        stops = list(itertools.accumulate(sizes, initial=0))
+        stops = itertools.accumulate(self._row_sizes(unit), initial=0)
         return [scans[start:stop] for start, stop in itertools.pairwise(stops)]
 
     def _image(self, unit: int, decode: Decode | None) -> Any:
@@ -304,7 +302,9 @@ class Prefix:
             raise CorruptJpeg(message, url=self.shard.url, key=key, scan="tail") from error
 
     def _check(self, unit: int, scans: memoryview) -> None:
-        """Name the first scan whose bytes are not those that were written."""
+        """Of a damaged image, name the first scan whose bytes are not those that were written."""
+        if unit not in self.images.damaged:
+            return
         crc = 0
         start = 0
         for row, size in enumerate(self._row_sizes(unit)):

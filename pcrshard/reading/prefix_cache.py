@@ -13,12 +13,12 @@ could write to the folder could also write a checksum, so it must be the user's 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from .. import memory, storage
@@ -30,8 +30,10 @@ from ..storage.retry import Cancel, Cancelled
 from . import cache_folder
 from .cache_extents import (
     ENTRY,
+    Extent,
     by_last_use,
     drop_extents,
+    drop_other_versions,
     encode_entry,
     held_bytes,
     last_use,
@@ -44,6 +46,8 @@ from .cache_extents import (
 
 log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
+# An entry's folder, and the byte from which on nobody has a use for it.
+Own = tuple[str, int]
 _NUM_LOCKS = 256
 
 
@@ -95,7 +99,7 @@ class PrefixCache:
     def __repr__(self) -> str:
         return f"PrefixCache({self.folder!r}, {self.max_bytes})"
 
-    @contextlib.contextmanager
+    @contextmanager
     def open_prefix(
         self,
         url: str,
@@ -157,12 +161,7 @@ class PrefixCache:
 
     def entries(self) -> list[Cached]:
         """What is held, least recently used first."""
-        found = []
-        for folder in self._folders():
-            url, stops = read_entry(folder)
-            extents = list_extents(folder)
-            if extents:
-                found.append(Cached(url, held_bytes(extents), stops, max(map(last_use, extents))))
+        found = filter(None, map(_cached, self._folders()))
         return sorted(found, key=lambda cached: cached.last_use)
 
     def clear(self) -> int:
@@ -187,7 +186,7 @@ class PrefixCache:
             if url.is_dir():
                 yield from (found.path for found in list_folder(url.path) if found.is_dir())
 
-    @contextlib.contextmanager
+    @contextmanager
     def _lock(
         self,
         name: str,
@@ -202,7 +201,7 @@ class PrefixCache:
         which needs no lock.
         """
         folder = os.path.join(self.folder, "locks")
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             held = wait
             try:
                 os.makedirs(folder, exist_ok=True)
@@ -237,7 +236,7 @@ class PrefixCache:
                 done = extent.stop
         now = time.time_ns()
         for path in used:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.utime(path, ns=(now, now))
         return done
 
@@ -254,7 +253,7 @@ class PrefixCache:
         A full disk costs the caching, not the read.
         """
         try:
-            self._drop_other_versions(entry)
+            drop_other_versions(entry)
             # One writer at a time, because what is counted must be there when another counts.
             with self._lock("usage", cancel=cancel):
                 if not self._make_room(len(view) - bounds[0], (entry, len(view))):
@@ -279,12 +278,7 @@ class PrefixCache:
         message = f"cannot {doing} the cache {self.folder}, going on without: {why}"
         cache_folder.warn_once(self.folder, message)
 
-    def _drop_other_versions(self, entry: str) -> None:
-        for folder in list_folder(os.path.dirname(entry)):
-            if folder.path != entry:
-                drop_extents(folder.path)
-
-    def _make_room(self, size: int, own: tuple[str, int]) -> bool:
+    def _make_room(self, size: int, own: Own) -> bool:
         """Count ``size`` bytes before they are written, and evict when they would be too many.
 
         Returns:
@@ -311,7 +305,7 @@ class PrefixCache:
         extents = itertools.chain(*map(list_extents, self._folders()))
         return sum(extent.num_bytes for extent in extents)
 
-    def _evict(self, go_on: Callable[[int], bool], own: tuple[str, int] = ("", 0)) -> int:
+    def _evict(self, go_on: Callable[[int], bool], own: Own = ("", 0)) -> int:
         """Drop extents while ``go_on(freed)``.
 
         Tails go before first groups, least recently used first, highest first within a shard.
@@ -319,11 +313,9 @@ class PrefixCache:
         What another reader has locked stays; ``own`` is an entry that the caller has locked, and
         the byte from which on it has no use for it.
         """
-        found = [(*pair, folder) for folder in self._folders() for pair in by_last_use(folder)]
-        found.sort(key=lambda item: (item[0].start == 0, item[1], -item[0].start))
         freed = 0
         busy = set()
-        for extent, _, folder in found:
+        for extent, folder in self._by_worth():
             if not go_on(freed):
                 break
             if folder in busy:
@@ -334,6 +326,16 @@ class PrefixCache:
                 else:
                     busy.add(folder)
         return freed
+
+    def _by_worth(self) -> list[tuple[Extent, str]]:
+        """All extents with their folders, those first that are dropped first."""
+        found = [
+            (extent.start == 0, used, -extent.start, extent, folder)
+            for folder in self._folders()
+            for extent, used in by_last_use(folder)
+        ]
+        found.sort(key=lambda item: item[:3])
+        return [(extent, folder) for *_, extent, folder in found]
 
     def _sweep(self) -> None:
         """Remove what killed processes left, and entries of which nothing is held.
@@ -346,9 +348,18 @@ class PrefixCache:
                     unlink(file.path)
             if not list_extents(folder) and os.path.basename(folder) != "locks":
                 unlink(os.path.join(folder, ENTRY))
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     os.rmdir(folder)
                     os.rmdir(os.path.dirname(folder))
+
+
+def _cached(folder: str) -> Cached | None:
+    extents = list_extents(folder)
+    if not extents:
+        return None
+    url, stops = read_entry(folder)
+    latest = max(map(last_use, extents))
+    return Cached(url, held_bytes(extents), stops, latest)
 
 
 def _bounds(

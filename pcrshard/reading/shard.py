@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .. import storage
@@ -19,12 +19,31 @@ from ..storage import Window
 from ..storage.local_file import LocalFile
 from ..storage.retry import Cancel, Retry
 from .images import extend_images, read_images
-from .prefix import Decode, OnError, Prefix, Sample, Samples, Select
+from .prefix import (
+    Decode,
+    OnError,
+    Prefix,
+    Sample,
+    Samples,
+    Select,
+)
 from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
 _RETRY = Retry()
-Opened = contextlib.AbstractContextManager[LocalFile | Window]
+Opened = AbstractContextManager[LocalFile | Window]
+
+
+def _describes(entry: ShardEntry, head: Head) -> bool:
+    """Whether a shard is the one that a dataset index describes."""
+    found = (head.crc32c, head.num_samples, head.stops)
+    known = (entry.head_crc32c, entry.num_samples, entry.stops)
+    return found == known
+
+
+def _identity(entry: ShardEntry) -> str:
+    head, size, crc = entry[2:5]
+    return f"{head:08x} {size} {crc:08x}"
 
 
 class Shard:
@@ -56,7 +75,10 @@ class Shard:
         self.entry = entry
         self.check = check
         self.cache = cache
-        self._how: dict[str, Any] = {"options": storage_options, "retry": retry or _RETRY}
+        self._how: dict[str, Any] = {
+            "options": storage_options,
+            "retry": retry or _RETRY,
+        }
         self._head: Head | None = None
         self._index: ShardIndex | None = None
         self._identity: str | None = None
@@ -71,17 +93,16 @@ class Shard:
 
     def _open_head(self, cancel: Cancel) -> Head:
         if self._head is None:
-            with storage.open_range(self.url, 0, HEAD_STOP, cancel=cancel, **self._how) as view:
-                self._head = self._read_head(view)
+            with self._open_range(0, HEAD_STOP, cancel) as window:
+                self._head = self._read_head(window.view)
         return self._head
 
     @property
     def index(self) -> ShardIndex:
         """The index; when it is first needed one request, and one for the head."""
         if self._index is None:
-            stop = HEAD_STOP + self.head.body_bytes
-            with storage.open_range(self.url, HEAD_STOP, stop, **self._how) as view:
-                self._index = decode_index(self.head, view, url=self.url)
+            with self._open_range(HEAD_STOP, self.head.body_stop) as window:
+                self._index = decode_index(self.head, window.view, url=self.url)
         return self._index
 
     @property
@@ -118,7 +139,11 @@ class Shard:
         See :meth:`load` and :meth:`Prefix.samples`.
         """
         with self.load(scan) as prefix:
-            yield from prefix.samples(select=select, on_error=on_error, decode=decode)
+            yield from prefix.samples(
+                select=select,
+                on_error=on_error,
+                decode=decode,
+            )
 
     def __len__(self) -> int:
         return self.num_samples
@@ -216,8 +241,8 @@ class Shard:
             if source.start == 0:
                 self._head = self._read_head(source.read(0, HEAD_STOP))
             source.check_range(0, self.prefix_stop(scan))
-            stop = HEAD_STOP + self.head.body_bytes
-            index = decode_index(self.head, source.read(HEAD_STOP, stop), url=self.url)
+            body = source.read(HEAD_STOP, self.head.body_stop)
+            index = decode_index(self.head, body, url=self.url)
             self._index = index
             images = read_images(source, index, scan, check=self.check, url=self.url)
         return Prefix(self, scan, images)
@@ -230,7 +255,7 @@ class Shard:
         start = 0 if self.entry else HEAD_STOP
         return self._open_range(start, self.prefix_stop(scan), cancel)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _open_range(
         self,
         start: int,
@@ -240,7 +265,7 @@ class Shard:
         with storage.open_range(self.url, start, stop, cancel=cancel, **self._how) as view:
             yield Window(view, start)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _open_cached(
         self,
         cache: PrefixCache,
@@ -262,11 +287,8 @@ class Shard:
     def _content(self) -> str:
         """What the cache knows this content by; without a dataset index one request."""
         if self._identity is None:
-            if self.entry:
-                head, size, crc = self.entry[2:5]
-                self._identity = f"{head:08x} {size} {crc:08x}"
-            else:
-                self._identity = storage.identity(self.url, **self._how)
+            entry = self.entry
+            self._identity = _identity(entry) if entry else storage.identity(self.url, **self._how)
         return self._identity
 
     def _forget(self) -> None:
@@ -279,13 +301,10 @@ class Shard:
 
     def _read_head(self, view: Buffer) -> Head:
         head = read_head(view, url=self.url)
-        if self.entry is not None:
-            found = (head.crc32c, head.num_samples, head.stops)
-            known = (self.entry.head_crc32c, self.entry.num_samples, self.entry.stops)
-            if found != known:
-                raise CorruptIndex(
-                    f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
-                    "or the index is old",
-                    url=self.url,
-                )
+        if self.entry is not None and not _describes(self.entry, head):
+            raise CorruptIndex(
+                f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
+                "or the index is old",
+                url=self.url,
+            )
         return head

@@ -17,10 +17,25 @@ from .files import (
     write_at,
 )
 from .patience import collect
-from .ranges import Window, open_local, open_range, read_bytes, read_into, read_ranges
+from .ranges import (
+    Window,
+    open_local,
+    open_range,
+    read_bytes,
+    read_into,
+    read_ranges,
+)
 from .retry import Retry
 from .stores import Options
-from .urls import Urls, expand, file_name, is_local, join, plain_path, split_query
+from .urls import (
+    Urls,
+    expand,
+    file_name,
+    is_local,
+    join,
+    plain_path,
+    split_query,
+)
 
 __all__ = [
     "Options",

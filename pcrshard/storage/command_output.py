@@ -32,14 +32,7 @@ class Output(NamedTuple):
 def _run(command: str) -> Iterator[Output]:
     """Run a shell command; the ``with`` block's end ends it, however far it came."""
     with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(  # noqa: S602  # the user's own command line
-            command,
-            shell=True,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            bufsize=0,
-            start_new_session=True,
-        )
+        process = _start(command, stderr)
         stdout = process.stdout
         assert isinstance(stdout, io.FileIO)  # bufsize=0 gives a raw file
         try:
@@ -47,6 +40,17 @@ def _run(command: str) -> Iterator[Output]:
                 yield Output(process, stdout, stderr)
         finally:
             _end(process)
+
+
+def _start(command: str, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S602  # the user's own command line
+        command,
+        shell=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        bufsize=0,
+        start_new_session=True,
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

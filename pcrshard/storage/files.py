@@ -16,7 +16,13 @@ from ..errors import PCRError, StorageError, harmless
 from ..redaction import PIPE, split_url
 from .patience import LISTING_SECONDS, collect
 from .retry import Retry
-from .stores import ANY_NETWORK, Options, ask, mapped_errors, resolve
+from .stores import (
+    ANY_NETWORK,
+    Options,
+    ask,
+    mapped_errors,
+    resolve,
+)
 from .urls import is_local, plain_path
 
 _WILDCARD = re.compile(r"[*?[]")

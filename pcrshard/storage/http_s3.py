@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import re
-import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from threading import Event
 from typing import Any
 
 from ..errors import StorageError, TruncatedShard, harmless
 from ..redaction import get_logger, redact, redact_url
-from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
+from .retry import (
+    Cancel,
+    Cancelled,
+    Refused,
+    Retry,
+    asked_pause,
+    is_hopeless,
+)
 from .transfers import FileTransfer, Reply, Transfer
 
 _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
@@ -51,7 +58,7 @@ def read_into(
         StorageError: All else; says how often it was tried and how far it came.
     """
     attempt = _attempt_of(fs, path, transfer, retry)
-    cancel = cancel or threading.Event()
+    cancel = cancel or Event()
     failures = 0
     requests = 0
     while not transfer.complete:
@@ -70,7 +77,7 @@ def read_into(
             raise Cancelled("the read was cancelled")
 
 
-def _try(attempt: Callable[[threading.Event], None], cancel: threading.Event) -> Exception:
+def _try(attempt: Callable[[Event], None], cancel: Event) -> Exception:
     """What went wrong in one attempt; what nothing can help is raised."""
     try:
         attempt(cancel)
@@ -121,14 +128,14 @@ def _attempt_of(
     path: str,
     transfer: Transfer,
     retry: Retry,
-) -> Callable[[threading.Event], None]:
+) -> Callable[[Event], None]:
     """One request, as a function that may be called again for the rest."""
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
     openers = [opener for name, opener in _STREAMS.items() if name in protocols]
     if not (openers and fs.async_impl):
         return lambda _: _cat(fs, path, transfer)
 
-    def attempt(cancel: threading.Event) -> None:
+    def attempt(cancel: Event) -> None:
         opened = openers[0](fs, path, transfer, retry.timeout)
         _wait(fs.loop, _stream(opened, transfer, retry), transfer, cancel)
 
@@ -143,7 +150,12 @@ def _cat(
     # The base class's cat_file opens a buffered file, which reads 5 MiB ahead.
     plain = fs.async_impl or "cat_file" in vars(type(fs))
     options = {} if plain else {"cache_type": "none"}
-    data = fs.cat_file(path, start=transfer.position, end=transfer.stop, **options)
+    data = fs.cat_file(
+        path,
+        start=transfer.position,
+        end=transfer.stop,
+        **options,
+    )
     if len(data) > transfer.stop - transfer.position:
         raise Refused(
             f"asked for {transfer.wanted}, got {len(data)} bytes: the store ignores ranges"
@@ -158,7 +170,7 @@ def _wait(
     loop: asyncio.AbstractEventLoop,
     coroutine: Any,
     transfer: Transfer,
-    cancel: threading.Event,
+    cancel: Event,
 ) -> None:
     """Run a coroutine on the file system's own loop; whatever ends this wait ends the request."""
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -176,7 +188,7 @@ def _wait(
 
 
 async def _stream(
-    opened: contextlib.AbstractAsyncContextManager[Reply],
+    opened: AbstractAsyncContextManager[Reply],
     transfer: Transfer,
     retry: Retry,
 ) -> None:
@@ -195,7 +207,7 @@ async def _stream(
             transfer.finish()
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _http_get(
     fs: Any,
     url: str,
@@ -212,7 +224,11 @@ async def _http_get(
     if "timeout" not in options:
         # The session's default ends every request after five minutes; ours is about silence.
         timeout = type(session.timeout)
-        options["timeout"] = timeout(total=None, sock_connect=silence, sock_read=silence)
+        options["timeout"] = timeout(
+            total=None,
+            sock_connect=silence,
+            sock_read=silence,
+        )
     async with session.get(fs.encode_url(url), **options) as reply:
         if reply.status == 416:
             raise TruncatedShard(f"expected {transfer.wanted}, the server has none of them")
@@ -230,7 +246,7 @@ def _http_reply(reply: Any) -> Reply:
     return Reply(content_range, length, tag or None, reply.content.iter_any(), encoded)
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _s3_get(
     fs: Any,
     path: str,
@@ -238,7 +254,10 @@ async def _s3_get(
     _: float,
 ) -> AsyncIterator[Reply]:
     bucket, key, version = fs.split_path(path)
-    request = {"Bucket": bucket, "Key": key}
+    request = {
+        "Bucket": bucket,
+        "Key": key,
+    }
     if transfer.range_header:
         request["Range"] = transfer.range_header
     if version:
@@ -258,7 +277,11 @@ async def _s3_get(
         body.close()
 
 
-_STREAMS = {"http": _http_get, "https": _http_get, "s3": _s3_get}
+_STREAMS = {
+    "http": _http_get,
+    "https": _http_get,
+    "s3": _s3_get,
+}
 
 
 async def _chunks(body: Any) -> AsyncIterator[bytes]:

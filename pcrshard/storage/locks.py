@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from .retry import Cancel, Cancelled
 
@@ -16,7 +16,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEVER = threading.Event()
 
 
-@contextlib.contextmanager
+@contextmanager
 def hold_lock(
     path: str,
     *,
@@ -49,7 +49,7 @@ def hold_lock(
         yield held
     finally:
         # Closing is not enough: a process forked meanwhile, say a worker, has the same lock.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 

@@ -6,8 +6,8 @@ A short or a long answer is an error.
 from __future__ import annotations
 
 import collections
-import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from .. import memory
@@ -56,7 +56,7 @@ class Window(NamedTuple):
         return scatter.read(self.read(start, stop), start, stop, groups, **how)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_range(
     url: str,
     start: int,
@@ -86,7 +86,7 @@ def open_range(
         TruncatedShard: The file ends before ``stop``.
         StorageError: It cannot be read, or the server does not do what was asked.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         with mapped_errors(url, f"read bytes {start} to {stop}"):
             if is_local(url):
                 # A claim must not take memory.
@@ -133,7 +133,7 @@ def _fill(
     http_s3.read_into(fs, path, RangeTransfer(start, view), retry, cancel)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_local(url: str) -> Iterator[LocalFile]:
     """Open a local file for several reads of its parts.
 

@@ -31,7 +31,10 @@ def careful(client_kwargs: dict[str, Any]) -> dict[str, Any]:
         del kwargs["cookies"]
         headers.setdefault("Cookie", "; ".join(f"{name}={cookies[name]}" for name in cookies))
     traces = [*(kwargs.get("trace_configs") or []), _DROPPING]
-    return kwargs | {"headers": headers, "trace_configs": traces}
+    return kwargs | {
+        "headers": headers,
+        "trace_configs": traces,
+    }
 
 
 async def _drop_headers(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import email.utils
 import random
 import threading
 import time
+from dataclasses import asdict, dataclass
 
 from ..errors import PCRError, StorageError
 
@@ -35,7 +35,7 @@ _HOPELESS_NAMES = (
 _PASSING_STATUS = (408, 425, 429)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Retry:
     """What to do about a bad network.
 
@@ -58,7 +58,7 @@ class Retry:
     deadline: float = 300.0
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
+        for name, value in asdict(self).items():
             if not value > 0:
                 raise ValueError(f"expected {name} to be positive, got {value!r}")
 
@@ -78,10 +78,12 @@ def asked_pause(error: BaseException) -> float:
     """
     headers = getattr(error, "headers", None) or {}
     value = str(headers.get("Retry-After", "")).strip()
-    if value.isdecimal():
-        return float(value)
+    return float(value) if value.isdecimal() else _seconds_until(value)
+
+
+def _seconds_until(date: str) -> float:
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        return max(0.0, email.utils.parsedate_to_datetime(date).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return 0.0
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import fsspec
@@ -60,10 +60,13 @@ def _careful(options: Mapping[str, Any]) -> Mapping[str, Any]:
     # aiohttp takes half a second, which readers of other stores need not wait for.
     from .redirects import careful
 
-    return {**options, "client_kwargs": careful(options.get("client_kwargs") or {})}
+    return {
+        **options,
+        "client_kwargs": careful(options.get("client_kwargs") or {}),
+    }
 
 
-@contextlib.contextmanager
+@contextmanager
 def mapped_errors(
     url: str,
     doing: str,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 import re
-import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import NamedTuple
 
 from ..errors import StorageError, TruncatedShard
@@ -57,7 +57,7 @@ class Transfer(abc.ABC):
     num_replaced: int = 0
     most: int = 0
     last_progress: float = field(default_factory=time.monotonic)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: Lock = field(default_factory=Lock)
     _abandoned: bool = False
 
     @property

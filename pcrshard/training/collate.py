@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import functools
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Collator:
     """Makes batches of (id, prefix, row) of their samples.
 
@@ -103,7 +103,7 @@ class Collator:
             return prefix.sample(place, select=self._select_others) | {prefix.streams[0]: out}
         decode: Decode | None = None
         if self.image is not None:
-            decode = functools.partial(_decode, self.image, key, out)
+            decode = partial(_decode, self.image, key, out)
         sample = prefix.sample(place, select=self._select, decode=decode)
         return sample if decode is None else _decode_kept(prefix, sample, decode)
 

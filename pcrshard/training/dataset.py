@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ _VERSION = 1
 _NO_EPOCH = -1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class EpochOptions(Rules):
     """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
 
@@ -198,7 +198,12 @@ class PCRDataset(IterableDataset[Any]):
                 "expected in_order=True: batches that come as they are ready cannot be resumed "
                 "exactly"
             )
-        return PCRLoader(self, batch_size=None, num_workers=num_workers, **options)
+        return PCRLoader(
+            self,
+            batch_size=None,
+            num_workers=num_workers,
+            **options,
+        )
 
     def hand_out(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         """Count the batches that a loader gives, and set the next epoch after the last one.
@@ -329,7 +334,7 @@ class PCRDataset(IterableDataset[Any]):
         return self._read(batches[progress.done :], epoch, worker)
 
     def _read(self, batches: Batches, epoch: int, worker: int) -> Iterator[Any]:
-        take = functools.partial(self.collate, epoch=epoch)
+        take = partial(self.collate, epoch=epoch)
         for batch in read_batches(self.shards, batches, self.scan, take):
             self._progress = self._progress.gave(self._progress.done + 1)
             yield batch

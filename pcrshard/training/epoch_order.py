@@ -19,12 +19,12 @@ which are whole lanes where W divides ``phases``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from .epoch_sequence import (
     MAX_EPOCH,
@@ -46,7 +46,7 @@ __all__ = ["Geometry", "Order", "Rules", "advance", "epoch_order", "mixture", "w
 Segment = Sequence[int]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Geometry:
     """How an epoch is cut up; fixed while a job runs, and in an elastic job for all of its runs.
 
@@ -72,7 +72,7 @@ class Geometry:
             )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Order:
     """The steps of an epoch that are still to be done.
 
@@ -159,13 +159,13 @@ def advance(
     [[8, 2, 4, 15]]
     """
     segments: list[list[int]] = []
-    for segment in [*history, (*dataclasses.astuple(geometry), steps)]:
+    for segment in [*history, (*astuple(geometry), steps)]:
         if len(segment) != 4:
             raise ValueError(
                 f"expected segments (global_batch, slots, phases, steps), got {segment!r}"
             )
         *cut, done = segment
-        numbers = list(dataclasses.astuple(Geometry(*cut)))
+        numbers = list(astuple(Geometry(*cut)))
         if not segments or segments[-1][:3] != numbers:
             segments.append([*map(int, numbers), 0])
         segments[-1][3] += check_whole("steps", done, 0)
@@ -235,7 +235,11 @@ def _lay_out(
     """
     samples = len(shards)
     size = geometry.global_batch
-    fill = {"drop": -(samples % size), "pad": -samples % size, "short": 0}
+    fill = {
+        "drop": -(samples % size),
+        "pad": -samples % size,
+        "short": 0,
+    }
     entries = np.arange(samples + fill[rules.last]) % max(samples, 1)
     lanes = _lanes(len(entries), geometry)
     if rules.shuffle_shards and len(entries):
@@ -248,7 +252,7 @@ def _lay_out(
     return rows
 
 
-def _lanes(total: int, geometry: Geometry) -> npt.NDArray[Any]:
+def _lanes(total: int, geometry: Geometry) -> NDArray[Any]:
     """(total,) lane of each place of the rows; lanes count by slot, then by phase.
 
     A short last row is spread evenly over the slots.

@@ -87,7 +87,12 @@ class EpochProgress:
             ValueError: The state that was loaded is another worker's, or has more batches.
         """
         if self.worker is None:
-            return replace(self, stage="reading", done=0, count=count)
+            return replace(
+                self,
+                stage="reading",
+                done=0,
+                count=count,
+            )
         if self.worker != [worker, workers]:
             raise ValueError(
                 f"expected the state of worker {worker} of {workers}, "
@@ -109,9 +114,15 @@ class EpochProgress:
     def state(self, geometry: Geometry, batches: int | None = None) -> State:
         """Where a job is after some batches of this iteration, by default after ``done``."""
         if batches is None and self.stage == "ended":
-            return {"epoch": self.epoch + 1, "segments": advance([], geometry, 0)}
+            return {
+                "epoch": self.epoch + 1,
+                "segments": advance([], geometry, 0),
+            }
         done = self.done if batches is None else batches
-        return {"epoch": self.epoch, "segments": advance(self.segments, geometry, done)}
+        return {
+            "epoch": self.epoch,
+            "segments": advance(self.segments, geometry, done),
+        }
 
     def worker_state(self, worker: int, workers: int) -> State:
         """Where one DataLoader worker is."""

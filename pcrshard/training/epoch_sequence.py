@@ -6,15 +6,15 @@ Randomness is the raw output of Philox 4x64, a counter-based generator whose val
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
-Ints = npt.NDArray[np.int64]
+Ints = NDArray[np.int64]
 Counts = Sequence[int] | Ints
 # Sample ids of each batch.
 Batches = Sequence[Ints]
@@ -27,9 +27,15 @@ MAX_EPOCH = 2**32 - 1
 def check_counts(name: str, values: Counts) -> Ints:
     """The values as (shards,) int64, if they are whole numbers of at least 0."""
     array = np.asarray(values)
-    if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
+    if not _are_counts(array):
         raise ValueError(f"expected {name} to be whole numbers of at least 0, got {values!r}")
     return array.astype(np.int64)
+
+
+def _are_counts(array: NDArray[Any]) -> bool:
+    if array.ndim != 1:
+        return False
+    return array.size == 0 or (array.dtype.kind in "iu" and bool(array.min() >= 0))
 
 
 def check_whole(
@@ -50,14 +56,14 @@ def shards_of(ids: Ints, sizes: Ints) -> Ints:
     return np.searchsorted(sizes.cumsum(), ids, side="right")
 
 
-def run_begins(values: Ints) -> npt.NDArray[np.bool_]:
+def run_begins(values: Ints) -> NDArray[np.bool_]:
     """Where a run of one value begins, (len(values),) bool."""
     begins = np.ones(len(values), bool)
     begins[1:] = values[1:] != values[:-1]
     return begins
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Rules:
     """What must not change during an epoch.
 
@@ -153,7 +159,7 @@ def _places(
     shards: Ints,
     rules: Rules,
     key: tuple[int, int],
-) -> npt.NDArray[np.float64]:
+) -> NDArray[np.float64]:
     """Where in [0, 1) of the epoch each sample belongs: all of a shard's run at one place."""
     starts = np.flatnonzero(run_begins(shards))
     lengths = np.diff(starts, append=len(shards))
@@ -195,14 +201,14 @@ def random_words(
     purpose: int,
     key: tuple[int, int],
     start: int = 0,
-) -> npt.NDArray[np.uint64]:
+) -> NDArray[np.uint64]:
     """(count,) uint64: values [start, start + count) of the stream of a seed, purpose and key."""
     major, minor = key
     counter, skipped = divmod(start, 4)  # a counter gives four values
     stream = np.random.Philox(
         key=int(rules.seed) | purpose << 64, counter=counter | minor << 64 | major << 128
     )
-    words: npt.NDArray[np.uint64] = stream.random_raw(skipped + count)
+    words: NDArray[np.uint64] = stream.random_raw(skipped + count)
     return words[skipped:]
 
 

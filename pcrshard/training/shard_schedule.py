@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from .epoch_sequence import (
 )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """When one worker needs which shards; one entry per request, in the order of first use.
 
@@ -54,7 +54,7 @@ class Schedule:
         ]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Account:
     """What an epoch reads; arrays are (world, workers) int64 unless noted.
 

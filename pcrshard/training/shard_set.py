@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -166,7 +166,10 @@ def _identities(entries: Sequence[ShardEntry]) -> list[tuple[Any, ...]]:
 
 
 def _open(url: str, options: ReadOptions) -> Opened:
-    how: Any = {"storage_options": options.storage_options, "retry": options.retry}
+    how: Any = {
+        "storage_options": options.storage_options,
+        "retry": options.retry,
+    }
     index, urls = open_dataset(url, **how)
     check_claims(index, urls, **how)
     return index, urls
@@ -230,11 +233,11 @@ def read_batches(
     needed = shards.schedule(batches)
     starting = np.bincount(needed.first, minlength=len(batches))
     requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
-    load = functools.partial(_load, shards, scan)
+    load = partial(_load, shards, scan)
     options = shards.options
     loads = prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
     held = HeldPrefixes()
-    with contextlib.closing(held), contextlib.closing(loads):
+    with closing(held), closing(loads):
         for number, ids in enumerate(batches):
             for (shard, last), future in itertools.islice(loads, starting[number]):
                 held.add(shard, last, future.result(), current_scan(scan))

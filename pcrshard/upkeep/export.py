@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from .. import storage
@@ -117,19 +117,22 @@ class _Folder:
         self._options = options
         self._sound: set[str] = set()
 
-    @contextlib.contextmanager
+    @contextmanager
     def write(self, target: str) -> Iterator[BinaryIO]:
         """Write a file that appears whole or not at all.
 
         Raises:
             EncodeError: It is there, or behind a link.
         """
+        self._check(target)
+        with storage.atomic_write(target, options=self._options) as file:
+            yield file
+
+    def _check(self, target: str) -> None:
         if storage.is_local(target):
             self._check_links(os.path.dirname(storage.plain_path(target)))
         if not self._overwrite and self._is_there(target):
             raise EncodeError("expected no such file, it is there: use another folder", url=target)
-        with storage.atomic_write(target, options=self._options) as file:
-            yield file
 
     def _is_there(self, target: str) -> bool:
         if storage.is_local(target):
@@ -141,7 +144,8 @@ class _Folder:
         if parent in self._sound:
             return
         root = storage.plain_path(self.url)
-        expected = os.path.join(os.path.realpath(root), os.path.relpath(parent, root))
+        inside = os.path.relpath(parent, root)
+        expected = os.path.join(os.path.realpath(root), inside)
         if os.path.realpath(parent) != os.path.normpath(expected):
             raise EncodeError("expected a folder of its own, got a link to another", url=parent)
         self._sound.add(parent)

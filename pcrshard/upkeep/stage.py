@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import dataclasses
 import os
-import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import NamedTuple
 
 from .. import storage
 from ..checksum import crc32c
-from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
+from ..errors import (
+    CorruptIndex,
+    EncodeError,
+    FormatError,
+    NotAShard,
+    PCRError,
+    StorageError,
+)
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
@@ -37,6 +44,8 @@ class Staged(NamedTuple):
 
 OnShard = Callable[[Staged], None]
 Futures = list[concurrent.futures.Future[Staged]]
+# Entries of shards by their names.
+Entries = dict[str, ShardEntry]
 
 
 def stage(
@@ -79,8 +88,13 @@ def stage(
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
-    cancel = threading.Event()
-    read = partial(storage.open_range, options=storage_options, retry=retry, cancel=cancel)
+    cancel = Event()
+    read = partial(
+        storage.open_range,
+        options=storage_options,
+        retry=retry,
+        cancel=cancel,
+    )
     tasks = [
         _Task(entry, _position(entry, scan), os.path.join(dst, entry.name), partial(read, url))
         for url, entry in zip(urls, source.shards, strict=True)
@@ -91,7 +105,7 @@ def stage(
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
         entries = _stage_all(tasks, workers, cancel, on_shard, partial(_note_finished, dst))
-        index = dataclasses.replace(source, shards=entries)
+        index = replace(source, shards=entries)
         _write_index(dst, index)
     return index
 
@@ -107,7 +121,7 @@ class _Task(NamedTuple):
     entry: ShardEntry
     position: int
     path: str
-    read: Callable[[int, int], contextlib.AbstractContextManager[memoryview]]
+    read: Callable[[int, int], AbstractContextManager[memoryview]]
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -134,9 +148,9 @@ def _position(entry: ShardEntry, scan: Scan) -> int:
 def _stage_all(
     tasks: list[_Task],
     workers: int,
-    cancel: threading.Event,
+    cancel: Event,
     on_shard: OnShard | None,
-    note_finished: Callable[[dict[str, ShardEntry]], None],
+    note_finished: Callable[[Entries], None],
 ) -> tuple[ShardEntry, ...]:
     """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
     futures: Futures = []
@@ -158,7 +172,7 @@ def _stage_all(
     return tuple(future.result().entry for future in futures)
 
 
-def _finished(futures: Futures) -> dict[str, ShardEntry]:
+def _finished(futures: Futures) -> Entries:
     """The entries of the shards that were copied, by name; all futures have ended."""
     entries = [
         future.result().entry
@@ -168,14 +182,18 @@ def _finished(futures: Futures) -> dict[str, ShardEntry]:
     return {entry.name: entry for entry in entries}
 
 
-def _note_finished(dst: str, finished: dict[str, ShardEntry]) -> None:
+def _note_finished(dst: str, finished: Entries) -> None:
     """Let the index of an earlier stage say how far its shards have grown, if there is one."""
     # A disk that is full or gone must not hide why the copy ended.
-    with contextlib.suppress(PCRError):
+    with suppress(PCRError):
         if finished and os.path.exists(os.path.join(dst, DATASET_INDEX)):
-            there, _ = open_dataset(dst)
-            entries = tuple(finished.get(entry.name, entry) for entry in there.shards)
-            _write_index(dst, dataclasses.replace(there, shards=entries))
+            _write_index(dst, _grown(dst, finished))
+
+
+def _grown(dst: str, finished: Entries) -> DatasetIndex:
+    there, _ = open_dataset(dst)
+    entries = [finished.get(entry.name, entry) for entry in there.shards]
+    return replace(there, shards=tuple(entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
@@ -319,14 +337,17 @@ def _check(
 
     A whole file is read once; its pieces are looked at only where its checksum is wrong.
     """
-    scan: Scan = position
-    if position > entry.num_groups:
-        scan = FULL
-        with storage.open_range(path, 0, entry.shard_bytes) as view:
-            if crc32c(view) == entry.shard_crc32c:
-                return
+    is_whole = position > entry.num_groups
+    if is_whole and _has_checksum(path, entry):
+        return
+    scan = FULL if is_whole else position
     with Shard(path, entry=entry._replace(scan=None)).load(scan) as prefix:
         for _ in prefix.samples():
             pass
-    if scan == FULL:
+    if is_whole:
         raise CorruptIndex("the checksum of the file is not that of the dataset index", url=path)
+
+
+def _has_checksum(path: str, entry: ShardEntry) -> bool:
+    with storage.open_range(path, 0, entry.shard_bytes) as view:
+        return crc32c(view) == entry.shard_crc32c

@@ -14,7 +14,7 @@ from ..errors import CorruptJpeg, PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_table
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import BLOCK, HEAD_STOP, ShardIndex, round512
+from ..format.shard_index import BLOCK, ShardIndex, round512
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import add_missing_tables, decode, decode_image
@@ -119,7 +119,7 @@ def _check_layout(
 
 
 def _index_header(index: ShardIndex, name: str) -> bytes:
-    return tar_header(name, HEAD_STOP + index.head.body_bytes - BLOCK)
+    return tar_header(name, index.head.body_stop - BLOCK)
 
 
 def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
@@ -140,7 +140,7 @@ def _free_regions(
     differs = "differs from what the index says"
     header = _index_header(index, index_name(index.schema, stem))
     yield 0, header, f"the index member's header {differs}"
-    stop = HEAD_STOP + index.head.body_bytes
+    stop = index.head.body_stop
     for member in plan_members(index, tables, stem):
         start = round512(stop)
         yield stop, bytes(start - stop), "expected zero padding"
