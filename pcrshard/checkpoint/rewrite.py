@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..errors import CorruptCheckpoint, PCRError, VersionUnavailable
-from .held_version import HeldVersion
+from .held_version import HeldVersion, Progress, Steps
 from .manifest import ORDERS, Manifest, VersionRecord, require_manifest
 from .writer import Place, clean, replace_manifest, writing
 
@@ -79,8 +79,17 @@ def plan(
     return Plan(order, every, parents_of(kept, order, every))
 
 
-def apply(place: Place, make_plan: Callable[[Manifest], Plan]) -> Manifest:
+def apply(
+    place: Place,
+    make_plan: Callable[[Manifest], Plan],
+    progress: Progress | None = None,
+) -> Manifest:
     """Write the files that a plan changes, then the manifest; then remove what is left over.
+
+    Args:
+        place: The store.
+        make_plan: What it shall become.
+        progress: Called with the versions that are written, or need not be.
 
     Raises:
         ConcurrentWriter: Another process is writing.
@@ -89,12 +98,8 @@ def apply(place: Place, make_plan: Callable[[Manifest], Plan]) -> Manifest:
     with writing(place):
         manifest = require_manifest(place.url, place.options)
         plan = make_plan(manifest)
-        records = []
-        for number, parent in plan.parents.items():
-            record = manifest.record(number)
-            if record.parent != parent:
-                record = _rewritten(place, manifest, number, parent)
-            records.append(record)
+        steps = Steps(len(plan.parents), progress)
+        records = list(steps.counted(_rewritten(place, manifest, plan)))
         after = dataclasses.replace(
             manifest,
             order=plan.order,
@@ -112,30 +117,43 @@ def apply(place: Place, make_plan: Callable[[Manifest], Plan]) -> Manifest:
 def _rewritten(
     place: Place,
     manifest: Manifest,
-    number: int,
-    parent: int | None,
-) -> VersionRecord:
-    reference = None if parent is None else place.read(manifest, parent)
-    return place.write(place.read(manifest, number), reference)
+    plan: Plan,
+) -> Iterator[VersionRecord]:
+    """The record of each version that stays, written again if its reference is another one."""
+    for number, parent in plan.parents.items():
+        record = manifest.record(number)
+        if record.parent != parent:
+            reference = None if parent is None else place.read(manifest, parent)
+            record = place.write(place.read(manifest, number), reference)
+        yield record
 
 
 def verify(
     place: Place,
     manifest: Manifest,
     numbers: Collection[int],
+    progress: Progress | None = None,
 ) -> list[PCRError]:
-    """Read every byte of versions, and restore them.
+    """Read every byte of versions, and restore them; the progress counts versions.
 
     Returns:
         What is wrong, in the order of the versions.
     """
-    problems: list[PCRError] = []
-    for number in numbers:
-        try:
-            _verify_version(place, manifest, number)
-        except PCRError as error:
-            problems.append(error)
-    return problems
+    found = (_problem(place, manifest, number) for number in numbers)
+    problems = Steps(len(numbers), progress).counted(found)
+    return [problem for problem in problems if problem is not None]
+
+
+def _problem(
+    place: Place,
+    manifest: Manifest,
+    number: int,
+) -> PCRError | None:
+    try:
+        _verify_version(place, manifest, number)
+    except PCRError as error:
+        return error
+    return None
 
 
 def _verify_version(

@@ -13,7 +13,7 @@ from ..errors import ConcurrentWriter, StorageError
 from ..redaction import get_logger
 from ..storage.locks import hold_lock
 from .chain import read_version
-from .held_version import Bounds, HeldVersion, Written, make_version, write_version
+from .held_version import Bounds, HeldVersion, Progress, Written, make_version, write_version
 from .manifest import (
     Manifest,
     VersionRecord,
@@ -61,8 +61,9 @@ class Place:
         number: int,
         *,
         verify: bool = True,
+        progress: Progress | None = None,
     ) -> HeldVersion:
-        """A whole version.
+        """A whole version; the progress counts payloads.
 
         Raises:
             VersionUnavailable: There is none of this number.
@@ -74,7 +75,9 @@ class Place:
         def open_version(number: int) -> VersionFile:
             return self.open(manifest.record(number))
 
-        return read_version(file, open_version, verify=verify, workers=self.workers)
+        return read_version(
+            file, open_version, verify=verify, workers=self.workers, progress=progress
+        )
 
     def write(
         self,

@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from .. import storage
+from ..checkpoint import DeltaStore
+from ..checkpoint.chain import read_against
+from ..checkpoint.held_version import HeldVersion, Progress, write_version
+from ..checkpoint.tensor_codec import Held
+from ..checkpoint.version_file import VersionFile
 from ..errors import BrokenChain
-from .chain import read_against
-from .held_version import HeldVersion, write_version
-from .store import DeltaStore
-from .tensor_codec import Held
-from .version_file import VersionFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,7 @@ def write_patch(
     url: str,
     *,
     options: storage.Options | None = None,
+    progress: Progress | None = None,
 ) -> Patch:
     """Write the difference of two versions as one file.
 
@@ -50,6 +51,7 @@ def write_patch(
         new: Number of the version that it shall get.
         url: The file.
         options: fsspec storage options of the file.
+        progress: Called with the tensors that are encoded, and those that are to be.
 
     Raises:
         VersionUnavailable: One is not there.
@@ -57,7 +59,7 @@ def write_patch(
     """
     reference = store.read(old)
     target = store.read(new)
-    written = write_version(url, target, reference, options=options)
+    written = write_version(url, target, reference, options=options, progress=progress)
     return Patch(reference.id, target.id, written.num_bytes, target.raw_bytes)
 
 

@@ -4,8 +4,8 @@ import pytest
 from states import same, tiny_state
 
 from pcrshard.checkpoint import DeltaStore
-from pcrshard.checkpoint.patch import apply_patch, write_patch
 from pcrshard.errors import BrokenChain, CorruptCheckpoint, VersionUnavailable
+from pcrshard.release.patch import apply_patch, write_patch
 
 
 @pytest.fixture
