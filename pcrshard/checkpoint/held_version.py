@@ -18,7 +18,7 @@ from .file_frame import HEAD_BYTES
 from .tensor_codec import Held, encode, hold
 from .tensors import spec_of, tensor_from, words_of
 from .typed_tree import Flattened, Leaf, unflatten
-from .version_file import TensorEntry, VersionHeader, content_id, describe
+from .version_file import TensorEntry, VersionFile, VersionHeader, content_id, describe
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -222,6 +222,36 @@ def write_version(
             file.writelines(parts)
     payload_bytes = entries[-1].stop if entries else 0
     return Written(len(head) - HEAD_BYTES, len(head) + payload_bytes)
+
+
+def copy_version(
+    url: str,
+    source: VersionFile,
+    number: int,
+    parent: tuple[int, bytes] | None,
+    *,
+    options: storage.Options | None = None,
+) -> Written:
+    """Write a file's version under another number, which takes no coding.
+
+    Args:
+        url: Where the copy appears.
+        source: The file.
+        number: The version's number in the copy.
+        parent: The same parent as in the source, with its number in the new place.
+        options: fsspec storage options.
+
+    Raises:
+        CorruptCheckpoint: A payload of the source does not match its checksum.
+        StorageError: A file cannot be read or written.
+    """
+    head = dataclasses.replace(source.header, number=number, parent=parent).pack()
+    durable = storage.is_local(url)
+    with storage.atomic_write(url, options=options, durable=durable) as file:
+        file.write(head)
+        for _, payload in source.payloads(source.header.tensors):
+            file.write(payload)
+    return Written(len(head) - HEAD_BYTES, len(head) + source.header.payload_bytes())
 
 
 def _encode_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
@@ -9,6 +10,7 @@ from typing import Any, Self
 
 from .. import storage
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, describe_bound
+from ..redaction import get_logger
 from . import rewrite
 from .choose_bound import CANDIDATES, Budget, Choice, Evaluate, choose
 from .file_frame import pack_plain
@@ -26,8 +28,10 @@ from .manifest import (
 )
 from .reader import StoreReader
 from .typed_tree import Flattened, flatten
-from .writer import Background, Place, Writer
+from .version_file import VersionFile
+from .writer import Place, Writer
 
+log = get_logger(__name__)
 _DEFAULT_ORDER = "backward"
 # Ten deltas are added in a fraction of the time of reading one keyframe.
 _DEFAULT_KEYFRAME_EVERY = 10
@@ -278,9 +282,83 @@ class DeltaStore(StoreReader):
         self._next_number = added.number + 1
         return added.number
 
+    def append_file(self, file: VersionFile) -> HeldVersion:
+        """Add the version that a file makes: a patch, or a version of another store.
+
+        Args:
+            file: It refers to a version that is in this store under any number, or to none.
+
+        Returns:
+            The version, with its number in this store.
+
+        Raises:
+            BrokenChain: The store does not hold the version that the file was made from; both
+                sides are named.
+            CorruptCheckpoint: The file is damaged, or does not make what it promises.
+            ConcurrentWriter: Another process has written to the store.
+            StorageError: The disk is full, or the store refuses.
+        """
+        self.wait()
+        version = self._writer.append_file(file)
+        self._next_number = version.number + 1
+        return version
+
 
 def _check_metrics(metrics: dict[str, Any]) -> None:
     try:
         pack_plain(metrics)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"expected metrics of plain numbers and strings: {error}") from error
+
+
+class Background:
+    """Work behind the caller's back, one piece at a time, with errors that are not lost.
+
+    An error is logged at once, and raised by the next call.
+    """
+
+    def __init__(self) -> None:
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pending: concurrent.futures.Future[object] | None = None
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Start work as soon as the piece before has ended, which is waited for.
+
+        One piece at a time bounds the memory of snapshots.
+
+        Raises:
+            Exception: The piece before has failed.
+        """
+        self.wait()
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+        self._pending = self._pool.submit(_logged, work)
+
+    def wait(self) -> None:
+        """Wait for all work.
+
+        Raises:
+            Exception: It has failed; it is raised once.
+        """
+        pending = self._pending
+        if pending is not None:
+            concurrent.futures.wait([pending])
+            self._pending = None
+            pending.result()
+
+    def close(self) -> None:
+        """Wait for all work, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+
+def _logged(work: Callable[[], object]) -> object:
+    try:
+        return work()
+    except Exception:
+        log.exception("a checkpoint was not saved")
+        raise

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from .. import storage
 from ..checkpoint import DeltaStore, HeldVersion, VersionRecord
-from ..checkpoint.held_version import Progress, write_version
+from ..checkpoint.held_version import Progress, copy_version, write_version
 from ..checkpoint.writer import Place, writing
 from ..errors import BrokenChain, ConcurrentWriter, VersionUnavailable
 from ..redaction import get_logger
@@ -122,30 +122,30 @@ def _write_files(
 ) -> Published:
     releases: list[Release] = []
     files: list[ReleaseFile] = []
+    offers = _Offers(store, place)
     before = _last_release(store, index) if records else None
     for record in records:
-        version = store.read(record.number)
         release = Release(record.number, record.id.hex(), record.raw_bytes)
         count = len(index.releases) + len(releases)
-        if before is None or count % keyframe_every == 0:
-            files.append(_write_file(place, release, version, None))
         if before is not None:
-            files.append(_write_file(place, release, version, before))
+            files.append(offers.write(release, record, before))
+        if before is None or count % keyframe_every == 0:
+            files.append(offers.write(release, record, None))
         releases.append(release)
-        before = version
+        before = record
         if progress is not None:
             progress(len(releases), len(records))
     return Published(tuple(releases), tuple(files))
 
 
-def _last_release(store: DeltaStore, index: ReleaseIndex) -> HeldVersion | None:
+def _last_release(store: DeltaStore, index: ReleaseIndex) -> VersionRecord | None:
     """The version that readers have already, if the store still holds it."""
     if not index.releases:
         return None
     wanted = index.releases[-1]
     for record in store.versions():
         if record.id.hex() == wanted.id:
-            return store.read(record.number)
+            return record
     log.warning(
         "the store does not hold release %s any more: a keyframe is published, no delta",
         wanted.number,
@@ -153,19 +153,52 @@ def _last_release(store: DeltaStore, index: ReleaseIndex) -> HeldVersion | None:
     return None
 
 
-def _write_file(
-    place: Place,
-    release: Release,
-    version: HeldVersion,
-    before: HeldVersion | None,
-) -> ReleaseFile:
-    old = None if before is None else before.id.hex()
-    name = release_file_name(release, old)
-    with tempfile.TemporaryDirectory(prefix="pcrshard-") as folder:
-        spool = os.path.join(folder, name)
-        written = write_version(spool, version, before)
-        digest = _put(spool, storage.join(place.url, name), place.options)
-    return ReleaseFile(name, written.num_bytes, digest, old, release.id)
+class _Offers:
+    """Writes files that make one version of another.
+
+    Args:
+        store: Where the versions are.
+        place: Where the files go.
+    """
+
+    def __init__(self, store: DeltaStore, place: Place) -> None:
+        self._store = store
+        self._place = place
+        # Of the version that was read last: it is the next one's reference.
+        self._last: HeldVersion | None = None
+
+    def write(
+        self,
+        release: Release,
+        record: VersionRecord,
+        before: VersionRecord | None,
+    ) -> ReleaseFile:
+        """One file, and its entry in the index."""
+        old = None if before is None else before.id.hex()
+        name = release_file_name(release, old)
+        with tempfile.TemporaryDirectory(prefix="pcrshard-") as folder:
+            spool = os.path.join(folder, name)
+            num_bytes = self._make(spool, record, before)
+            digest = _put(spool, storage.join(self._place.url, name), self._place.options)
+        return ReleaseFile(name, num_bytes, digest, old, release.id)
+
+    def _make(
+        self,
+        path: str,
+        record: VersionRecord,
+        before: VersionRecord | None,
+    ) -> int:
+        """Write the file; gives its size. The store's own one is copied if it is the same."""
+        own = self._store.open_file(record.number)
+        if own.parent_id == (None if before is None else before.id):
+            return copy_version(path, own, record.number, own.header.parent).num_bytes
+        reference = None if before is None else self._read(before)
+        return write_version(path, self._read(record), reference).num_bytes
+
+    def _read(self, record: VersionRecord) -> HeldVersion:
+        if self._last is None or self._last.id != record.id:
+            self._last = self._store.read(record.number)
+        return self._last
 
 
 def _put(

@@ -10,8 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from .. import storage
-from ..checkpoint import DeltaStore, HeldVersion
-from ..checkpoint.chain import read_against
+from ..checkpoint import DeltaStore
 from ..checkpoint.held_version import Progress
 from ..checkpoint.version_file import VersionFile, named
 from ..errors import ConcurrentWriter, CorruptCheckpoint, VersionUnavailable
@@ -80,7 +79,7 @@ def pull(
         return Pulled(numbers[wanted.id], wanted, (), 0)
     with _spool(store) as folder:
         download = _Download(url, options, folder, _Count(path, progress))
-        number = _apply(store, index, path, numbers, download)
+        number = _apply(store, index, path, download)
     return Pulled(number, wanted, tuple(path), download.count.moved)
 
 
@@ -221,41 +220,36 @@ def _apply(
     store: DeltaStore,
     index: ReleaseIndex,
     path: Sequence[ReleaseFile],
-    numbers: dict[str, int],
     download: _Download,
 ) -> int:
     """Fetch the files and add what they make, one after the other; gives the last number."""
     releases = {release.id: release for release in index.releases}
-    first = path[0].old
-    version = None if first is None else store.read(numbers[first])
     number = 0
     for file in path:
-        url = storage.join(download.url, file.name)
         local = download.fetch(file)
-        with named(url):
-            version = _make(local, file, releases[file.new], version)
-        number = store.append(version)
+        with named(storage.join(download.url, file.name)):
+            patch = _open(local, file, releases[file.new])
+            number = store.append_file(patch).number
         os.unlink(local)
     return number
 
 
-def _make(
+def _open(
     path: str,
     file: ReleaseFile,
     release: Release,
-    reference: HeldVersion | None,
-) -> HeldVersion:
-    """The version that a file makes, if it is the one that the index promises."""
+) -> VersionFile:
+    """A file that came, if it makes what the index promises of what the index says."""
     patch = VersionFile(path)
     patch.check_size()
-    header = patch.header
-    parent = None if header.parent is None else header.parent[1].hex()
-    if (header.id.hex(), parent) != (file.new, file.old):
+    made = patch.header.id.hex()
+    parent = None if patch.parent_id is None else patch.parent_id.hex()
+    if (made, parent) != (file.new, file.old):
         raise CorruptCheckpoint(
             f"expected a file that makes {file.new} of {file.old}, "
-            f"got one that makes {header.id.hex()} of {parent}"
+            f"got one that makes {made} of {parent}"
         )
-    raw_bytes = sum(entry.described.spec.num_bytes for entry in header.tensors)
+    raw_bytes = sum(entry.described.spec.num_bytes for entry in patch.header.tensors)
     if raw_bytes != release.raw_bytes:
         raise CorruptCheckpoint(f"expected {release.raw_bytes} bytes of tensors, got {raw_bytes}")
-    return read_against(patch, {} if reference is None else reference.tensors)
+    return patch

@@ -1,9 +1,7 @@
 """One writer at a time; what a killed one left is removed; files come before the manifest."""
 
 import dataclasses
-import logging
 import os
-import threading
 
 import pytest
 from states import tiny_state
@@ -12,7 +10,6 @@ from pcrshard.checkpoint.held_version import Bounds
 from pcrshard.checkpoint.manifest import Manifest, VersionRecord, read_manifest
 from pcrshard.checkpoint.typed_tree import flatten
 from pcrshard.checkpoint.writer import (
-    Background,
     Place,
     Writer,
     clean,
@@ -117,36 +114,3 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     clean(Place(str(tmp_path)), read_manifest(str(tmp_path)))
     assert set(os.listdir(tmp_path)) == kept
-
-
-def test_work_is_done_in_order_and_not_by_the_caller():
-    """Two pieces; the second one waits for the first."""
-    done = []
-    background = Background()
-    gate = threading.Event()
-    background.submit(lambda: (gate.wait(10), done.append(threading.current_thread().name)))
-    assert done == []
-    gate.set()
-    background.submit(lambda: done.append("second"))
-    background.close()
-    assert done[0].startswith("pcrshard-checkpoint")
-    assert done[1] == "second"
-
-
-def test_an_error_is_logged_and_raised_once(caplog):
-    """By the next call, whichever it is."""
-
-    def fail():
-        raise OSError("full")
-
-    background = Background()
-    with caplog.at_level(logging.ERROR):
-        background.submit(fail)
-        with pytest.raises(OSError, match="full"):
-            background.wait()
-    assert "a checkpoint was not saved" in caplog.text
-    background.wait()
-    background.submit(fail)
-    with pytest.raises(OSError, match="full"):
-        background.submit(lambda: None)
-    background.close()

@@ -26,3 +26,9 @@ def make_store(folder, count=5):
 def ids(store):
     """The ids of all versions of a store."""
     return [record.id.hex() for record in store.versions()]
+
+
+def same(a, b):
+    """Whether two states of :func:`state` are equal, tensors bit for bit."""
+    tensors = ((a["model"][name], b["model"][name]) for name in a["model"])
+    return a["epoch"] == b["epoch"] and all(torch.equal(*pair) for pair in tensors)

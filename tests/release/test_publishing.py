@@ -45,7 +45,7 @@ def test_publishing_again_adds_what_is_new(sender, tmp_path):
     made = publish(sender, str(web), keyframe_every=2)
     assert [release.number for release in made.releases] == [3, 4, 5]
     kinds = [file.name.rpartition("-")[2] for file in made.files]
-    assert kinds == ["keyframe.pcp", "delta.pcp", "delta.pcp", "keyframe.pcp", "delta.pcp"]
+    assert kinds == ["delta.pcp", "keyframe.pcp", "delta.pcp", "delta.pcp", "keyframe.pcp"]
     del before["releases.json"]
     assert {name: (web / name).stat().st_mtime_ns for name in before} == before
 
