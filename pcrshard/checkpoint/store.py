@@ -103,6 +103,32 @@ class DeltaStore(StoreReader):
             order or _DEFAULT_ORDER, keyframe_every or _DEFAULT_KEYFRAME_EVERY, described
         )
 
+    @staticmethod
+    def recover(
+        url: str,
+        *,
+        allow_loss: bool = False,
+        options: storage.Options | None = None,
+        progress: Progress | None = None,
+    ) -> rewrite.Recovered:
+        """Write a lost or damaged manifest again, from the files of the versions.
+
+        Args:
+            url: The folder.
+            allow_loss: Go on if a version cannot be restored; the next writer removes its files.
+            options: fsspec storage options.
+            progress: Called with the versions that are checked, and those that are to be.
+
+        Returns:
+            The versions that are in the store now, and why other files are not used.
+
+        Raises:
+            ValueError: The manifest is sound.
+            CorruptCheckpoint: A version is lost; nothing is written.
+            VersionUnavailable: There are no versions.
+        """
+        return rewrite.recover(Place(url, options), allow_loss=allow_loss, progress=progress)
+
     @property
     def order(self) -> str:
         """How versions refer to each other."""

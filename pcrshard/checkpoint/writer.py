@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import storage
-from ..errors import BrokenChain, ConcurrentWriter, StorageError
+from ..errors import BrokenChain, ConcurrentWriter, CorruptCheckpoint, StorageError
 from ..redaction import get_logger
 from ..storage.locks import hold_lock
 from .chain import read_against, read_version
@@ -228,6 +228,12 @@ class Writer:
             StorageError: The disk is full, or the store refuses.
         """
         with self._turn() as manifest:
+            if number != manifest.next_number:
+                raise ConcurrentWriter(
+                    f"expected to write version {manifest.next_number}, got {number}: "
+                    "another process has written to this store",
+                    url=self._place.url,
+                )
             version = make_version(
                 state,
                 self._bounds,
@@ -290,7 +296,7 @@ class Writer:
     def _open(self) -> Manifest:
         current = read_manifest(self._place.url, self._place.options)
         if self._manifest is None:
-            self._manifest = current or self._empty
+            self._manifest = current or self._create()
             clean(self._place, self._manifest)
             if self._manifest.versions:
                 self._remember(self._manifest)
@@ -302,6 +308,19 @@ class Writer:
                 url=self._place.url,
             )
         return self._manifest
+
+    def _create(self) -> Manifest:
+        """Write the manifest of an empty store, before any version: so a lost one is noticed."""
+        left = version_files(self._place)
+        if left:
+            raise CorruptCheckpoint(
+                f"expected a manifest beside the files of {len(left)} versions, there is none: "
+                "see DeltaStore.recover",
+                url=self._place.url,
+            )
+        manifest = dataclasses.replace(self._empty, generation=1)
+        replace_manifest(self._place, None, manifest)
+        return manifest
 
     def _remember(self, manifest: Manifest) -> None:
         last = manifest.versions[-1]
@@ -333,8 +352,7 @@ class Writer:
             next_number=version.number + 1,
             versions=manifest.replaced(*records),
         )
-        expected = manifest.generation or None
-        replace_manifest(self._place, expected, after)
+        replace_manifest(self._place, manifest.generation, after)
         self._place.remove(replaced)
         self._manifest = after
         self._last = version
@@ -365,5 +383,12 @@ def clean(place: Place, manifest: Manifest) -> None:
         return
     storage.remove_temporary_files(place.url)
     known = {record.file for record in manifest.versions}
-    found = [name for name, _ in storage.list_files(place.url)]
-    place.remove([name for name in found if is_version_file(name) and name not in known])
+    place.remove([name for name in version_files(place) if name not in known])
+
+
+def version_files(place: Place) -> list[str]:
+    """Names of all version files of a store, whether the manifest names them or not."""
+    if not storage.is_folder(place.url, options=place.options):
+        return []
+    found = storage.list_files(place.url, options=place.options)
+    return [name for name, _ in found if is_version_file(name)]

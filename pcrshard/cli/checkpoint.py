@@ -59,6 +59,12 @@ def _add_reading(inner: Any) -> None:
 
 
 def _add_writing(inner: Any) -> None:
+    text = "Write a lost or damaged manifest again, from the files of the versions."
+    recover = _add(inner, "recover", _recover, text)
+    recover.add_argument(
+        "--allow-loss", action="store_true", help="go on if a version cannot be restored"
+    )
+
     compact = _add(inner, "compact", _compact, "Remove all versions but some.")
     keep = compact.add_mutually_exclusive_group(required=True)
     keep.add_argument("--keep", type=int, nargs="+", metavar="N", help="numbers that stay")
@@ -188,6 +194,19 @@ def _rebase(args: argparse.Namespace) -> int:
             progress=progress,
         )
     _report_sizes(args, before, store.versions())
+    return 0
+
+
+def _recover(args: argparse.Namespace) -> int:
+    from ..checkpoint import DeltaStore
+
+    with bar("recover", "versions") as progress:
+        found = DeltaStore.recover(args.store, allow_loss=args.allow_loss, progress=progress)
+    figures = {
+        "versions": [record.number for record in found.versions],
+        "unused_files": found.lost,
+    }
+    report(args, figures)
     return 0
 
 

@@ -6,6 +6,7 @@ import os
 import pytest
 from states import tiny_state
 
+from pcrshard.checkpoint import DeltaStore
 from pcrshard.checkpoint.held_version import Bounds
 from pcrshard.checkpoint.manifest import Manifest, VersionRecord, read_manifest
 from pcrshard.checkpoint.typed_tree import flatten
@@ -78,10 +79,23 @@ def test_a_second_writer_is_refused(tmp_path):
     first.append(flatten(tiny_state(1)), 1, {})
     second.append(flatten(tiny_state(2)), 2, {})
     files = sorted(os.listdir(tmp_path))
-    with pytest.raises(ConcurrentWriter, match="expected generation 1 of the manifest, got 2"):
+    with pytest.raises(ConcurrentWriter, match="expected generation 2 of the manifest, got 3"):
         first.append(flatten(tiny_state(3)), 3, {})
     assert sorted(os.listdir(tmp_path)) == files
     first.append(flatten(tiny_state(3)), 3, {})  # it has forgotten what it knew
+
+
+def test_a_version_is_not_replaced_by_another_one(tmp_path):
+    """A store that was opened before somebody else wrote has promised a number that is taken."""
+    first = DeltaStore(str(tmp_path))
+    second = DeltaStore(str(tmp_path))
+    first.save(tiny_state(1), blocking=True)
+    with pytest.raises(ConcurrentWriter, match="expected to write version 2, got 1"):
+        second.save(tiny_state(5), blocking=True)
+    assert DeltaStore(str(tmp_path)).load(1)["epoch"] == 1
+    assert second.save(tiny_state(2), blocking=True) == 2
+    first.close()
+    second.close()
 
 
 def test_two_at_the_same_moment_are_refused(tmp_path):
