@@ -1,13 +1,9 @@
-"""Checkpoints: coders against entropy and RLE+LZMA, a store's speed, the wait for a save, restoring
-any version.
+"""Checkpoints: coders against entropy and RLE+LZMA, a store's speed, the wait, any of 100 versions.
 
 The weights are synthetic: normal, with a deviation of their own for each tensor; an epoch moves
-them by a
-step whose size varies from weight to weight (log-normal), 4 % of the deviation on average.
-Throughputs are
-in MB of the tensors' own type a second of CPU time of one core. Every figure is of a result that
-was compared
-with its source.
+them by a step whose size varies from weight to weight (log-normal), 4 % of the deviation on
+average. Throughputs are in MB of the tensors' own type a second of CPU time of one core. Every
+figure is of a result that was compared with its source.
 """
 
 import argparse
@@ -20,6 +16,7 @@ import time
 import common
 import numpy as np
 import torch
+from common import judge
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.errorbound import (
@@ -37,6 +34,7 @@ F32 = FLOAT_TYPES["float32"]
 EPOCH_STEP = 0.04
 # RLE+LZMA does single megabytes a second: it is timed on the first so many values.
 SLOW_VALUES = 500_000
+PARTS = ("coders", "store", "wait", "weight_sync", "many")
 
 
 def parse_args():
@@ -44,6 +42,7 @@ def parse_args():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=100, help="size of the model")
     parser.add_argument("--versions", type=int, default=100)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--restore", nargs=2, help=argparse.SUPPRESS)
     default = os.path.join(tempfile.gettempdir(), "pcrshard-benchmarks", "bench_checkpoint.json")
     parser.add_argument("--json", default=default)
@@ -137,20 +136,25 @@ def step(generator, state):
     }
 
 
-def store_speed(folder, megabytes):
-    """A keyframe and a delta, encoded, written, read, restored and verified."""
+def store_speed(folder, megabytes, rounds):
+    """A keyframe and a delta, encoded, written, read, restored and verified; MB/s of CPU time."""
     generator = np.random.default_rng(1)
     first = model(generator, megabytes)
     second = step(generator, first)
-    figures = {}
-    with DeltaStore(os.path.join(folder, "speed"), order="forward") as store:
-        for name, state in (("keyframe", first), ("delta", second)):
-            _, seconds = timed(lambda state=state: store.save(state, blocking=True), 1)
-            figures[f"{name}_save_MB_s"] = megabytes / seconds
-        for name, number in (("keyframe", 1), ("delta", 2)):
-            _, seconds = timed(lambda number=number: store.load(number), 3)
-            figures[f"{name}_load_MB_s"] = megabytes / seconds
-        records = store.versions()
+    rates = {}
+    for number in range(rounds):
+        with DeltaStore(os.path.join(folder, f"speed-{number}"), order="forward") as store:
+            work = {
+                "keyframe_save_MB_s": lambda store=store: store.save(first, blocking=True),
+                "delta_save_MB_s": lambda store=store: store.save(second, blocking=True),
+                "keyframe_load_MB_s": lambda store=store: store.load(1),
+                "delta_load_MB_s": lambda store=store: store.load(2),
+            }
+            for name, run in work.items():
+                _, seconds = timed(run, 1)
+                rates.setdefault(name, []).append(megabytes / seconds)
+            records = store.versions()
+    figures = {name: common.summary(values) for name, values in rates.items()}
     for name, record in zip(("keyframe", "delta"), records, strict=True):
         figures[f"{name}_ratio"] = record.raw_bytes / record.file_bytes
     return figures
@@ -211,27 +215,34 @@ def many_versions(folder, megabytes, versions):
             state = step(generator, state)
     saving = time.perf_counter() - started
     records = store.versions()
-    numbers = sorted({1, *range(5, versions + 1, max(1, versions // 10)), versions})
+    deltas = [count_deltas(records, record) for record in records]
+    assert max(deltas) <= 10
     rows = []
-    for number in numbers:
+    # With a keyframe at every tenth version each of these has another number of deltas.
+    for number in range(1, versions + 1, 11):
         command = [sys.executable, os.path.abspath(__file__), "--restore", url, str(number)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         wall, cpu, peak = map(float, done.stdout.split())
-        links = 0
-        record = records[number - 1]
-        while record.parent is not None:
-            links += 1
-            record = records[record.parent - 1]
-        assert links <= 10
-        rows.append(
-            {"version": number, "deltas": links, "seconds": wall, "cpu": cpu, "peak_MB": peak}
-        )
+        row = {"version": number, "deltas": deltas[number - 1], "cpu_seconds": cpu}
+        row |= {"wall_seconds": wall, "load": os.getloadavg()[0], "peak_MB": peak}
+        rows.append(row)
     raw = sum(record.raw_bytes for record in records)
     return {
         "run_ratio": raw / sum(record.file_bytes for record in records),
         "saving_seconds": saving,
+        "largest_number_of_deltas": max(deltas),
         "restores": rows,
     }
+
+
+def count_deltas(records, record):
+    """How many deltas are added to the keyframe that a version hangs on."""
+    by_number = {each.number: each for each in records}
+    count = 0
+    while record.parent is not None:
+        count += 1
+        record = by_number[record.parent]
+    return count
 
 
 def restore_one(url, number):
@@ -239,7 +250,7 @@ def restore_one(url, number):
     before = peak_megabytes()
     start = time.perf_counter()
     cpu = time.process_time()
-    DeltaStore(url, workers=2).load(int(number))
+    DeltaStore(url).load(int(number))
     seconds = time.perf_counter() - start
     print(seconds, time.process_time() - cpu, peak_megabytes() - before)
 
@@ -256,23 +267,37 @@ def main():
     if args.restore:
         restore_one(*args.restore)
         return
-    results = {"coders": coders(args.rounds), "memcpy_MB_s": memcpy_rate(args.rounds)}
-    header = list(results["coders"][0])
-    rows = [[show(row[name]) for name in header] for row in results["coders"]]
-    common.print_table(f"Coders; memcpy {results['memcpy_MB_s']:.0f} MB/s", header, rows)
+    results = {"memcpy_MB_s": memcpy_rate(args.rounds), "load": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory(prefix="pcrshard-bench-") as folder:
-        results["store"] = store_speed(folder, args.megabytes)
-        results["wait"] = wait_for_save(folder, args.megabytes, args.rounds)
-        results["weight_sync"] = weight_sync(folder, args.rounds)
-        results["many"] = many_versions(folder, args.megabytes, args.versions)
-    print(results["store"], results["wait"], results["weight_sync"], sep="\n")
-    restores = results["many"]["restores"]
-    header = list(restores[0])
-    rows = [[show(row[name]) for name in header] for row in restores]
-    common.print_table(
-        f"Restoring; the run is {results['many']['run_ratio']:.1f} times smaller", header, rows
-    )
+        parts = {
+            "coders": lambda: coders(args.rounds),
+            "store": lambda: store_speed(folder, args.megabytes, args.rounds),
+            "wait": lambda: wait_for_save(folder, args.megabytes, args.rounds),
+            "weight_sync": lambda: weight_sync(folder, args.rounds),
+            "many": lambda: many_versions(folder, args.megabytes, args.versions),
+        }
+        for name in args.parts:
+            results[name] = parts[name]()
+            print_part(name, results)
     common.save(args, results, bars(results))
+
+
+def print_part(name, results):
+    """What was measured, as a table where there are rows."""
+    found = results[name]
+    if name == "coders":
+        print_rows(f"Coders; memcpy {results['memcpy_MB_s']:.0f} MB/s", found)
+    elif name == "many":
+        print_rows(
+            f"Restoring; the run is {found['run_ratio']:.1f} times smaller", found["restores"]
+        )
+    else:
+        print(name, found)
+
+
+def print_rows(title, found):
+    header = list(found[0])
+    common.print_table(title, header, [[show(row[name]) for name in header] for row in found])
 
 
 def show(value):
@@ -281,29 +306,44 @@ def show(value):
 
 def bars(results):
     """The bars of the issue that synthetic weights can tell."""
-    bar = common.bar
-    deltas = [row for row in results["coders"] if row["same_part_ratio"] < 40]
-    restores = results["many"]["restores"]
-    share = min(row["entropy_share"] for row in results["coders"])
+    found = []
+    if "coders" in results:
+        found += coder_bars(results["coders"])
+    if "store" in results:
+        store = results["store"]
+        saves = min(store[f"{name}_save_MB_s"]["median"] for name in ("keyframe", "delta"))
+        loads = min(store[f"{name}_load_MB_s"]["median"] for name in ("keyframe", "delta"))
+        found.append(judge("store: encode and save, MB/s a core", saves, 80, at_most=False))
+        found.append(judge("store: load and verify, MB/s a core", loads, 400, at_most=False))
+    if "wait" in results:
+        share = results["wait"]["share"]
+        found.append(judge("save: wait against a plain copy", share, 1.5, at_most=True))
+    if "weight_sync" in results:
+        sync = results["weight_sync"]
+        rate = sync["save_MB_s"]["median"]
+        found.append(judge("weight sync: ratio", sync["ratio"], 50, at_most=False))
+        found.append(judge("weight sync: MB/s a core", rate, 300, at_most=False))
+    if "many" in results:
+        many = results["many"]
+        seconds = max(row["cpu_seconds"] for row in many["restores"])
+        deltas = many["largest_number_of_deltas"]
+        found.append(judge("restore any version: deltas", deltas, 10, at_most=True))
+        found.append(judge("restore: CPU seconds", seconds, 2.0, at_most=True))
+    return found
+
+
+def coder_bars(rows):
+    """Those of the integer coder."""
+    deltas = [row for row in rows if row["same_part_ratio"] < 40]
+    share = min(row["entropy_share"] for row in rows)
     faster = min(row["encode_MB_s"] / row["rle_lzma_MB_s"] for row in deltas)
-    decode = min(row["decode_MB_s"] for row in results["coders"])
+    decode = min(row["decode_MB_s"] for row in rows)
     larger = max(row["rle_lzma_ratio"] / row["same_part_ratio"] for row in deltas)
-    store = results["store"]
-    saves = min(store["keyframe_save_MB_s"], store["delta_save_MB_s"])
-    loads = min(store["keyframe_load_MB_s"], store["delta_load_MB_s"])
-    sync = results["weight_sync"]
     return [
-        bar("coder: share of the entropy bound", share, 0.97, at_most=False),
-        bar("coder: decode, MB/s a core", decode, 400, at_most=False),
-        bar("coder: times faster than RLE+LZMA below 40x", faster, 20, at_most=False),
-        bar("coder: size against RLE+LZMA below 40x", larger, 1.0, at_most=True),
-        bar("store: encode and save, MB/s a core", saves, 80, at_most=False),
-        bar("store: load and verify, MB/s a core", loads, 400, at_most=False),
-        bar("save: wait against a plain copy", results["wait"]["share"], 1.5, at_most=True),
-        bar("weight sync: ratio", sync["ratio"], 50, at_most=False),
-        bar("weight sync: MB/s a core", sync["save_MB_s"]["median"], 300, at_most=False),
-        bar("restore: deltas", max(row["deltas"] for row in restores), 10, at_most=True),
-        bar("restore: seconds", max(row["seconds"] for row in restores), 2.0, at_most=True),
+        judge("coder: share of the entropy bound", share, 0.97, at_most=False),
+        judge("coder: decode, MB/s a core", decode, 400, at_most=False),
+        judge("coder: times faster than RLE+LZMA below 40x", faster, 20, at_most=False),
+        judge("coder: size against RLE+LZMA below 40x", larger, 1.0, at_most=True),
     ]
 
 

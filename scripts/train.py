@@ -13,7 +13,6 @@ import json
 import math
 import os
 import signal
-import tempfile
 import threading
 import time
 
@@ -21,6 +20,7 @@ import fsspec
 import hydra
 import torch
 import torch.distributed as dist
+from checkpoints import Checkpoints
 from hardware import PRECISIONS, choose_device, precision_of
 from models import MODELS
 from omegaconf import OmegaConf
@@ -182,16 +182,6 @@ def evaluate(model, loader, prepare):
     return float(found[0] / found[1])
 
 
-def save(path, state):
-    """Write a file that appears whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 class Run:
     """A training run: what a checkpoint holds, and the loop over it."""
 
@@ -233,7 +223,7 @@ class Run:
         )
         self.step = self.epoch = 0
         self.seconds, self.losses = 0.0, []
-        self.path = os.path.join(cfg.out, "checkpoint.pt")
+        self.checkpoints = Checkpoints(cfg)
         self.asked = self.stop = False  # stop is what all ranks have agreed on
 
     def loss(self, model, batch):
@@ -272,13 +262,13 @@ class Run:
                 self.policy.state_dict() if isinstance(self.policy, ScanTuner) else None
             )
             state["torch"] = torch.get_rng_state()
-            save(self.path, state)
+            self.checkpoints.save(state, epoch_done=epoch_done)
 
     def restore(self):
         """Go on from a checkpoint, if there is one."""
-        if not os.path.exists(self.path):
+        state = self.checkpoints.load(self.device)
+        if state is None:
             return
-        state = torch.load(self.path, map_location=self.device, weights_only=True)
         self.net.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
@@ -417,12 +407,12 @@ class Log:
 
 def is_finished(cfg):
     """Whether OUT holds this very run, done; a finished run with other settings is not touched."""
-    known, checkpoint = (os.path.join(cfg.out, name) for name in ("config.yaml", "checkpoint.pt"))
-    if not (os.path.exists(known) and os.path.exists(checkpoint)):
+    known = os.path.join(cfg.out, "config.yaml")
+    if not os.path.exists(known):
         return False
     before = OmegaConf.load(known)
-    done = torch.load(checkpoint, map_location="cpu", weights_only=True)["epoch"]
-    if done < before.epochs:
+    state = Checkpoints(before).load("cpu")
+    if state is None or state["epoch"] < before.epochs:
         return False
     changed = [name for name in cfg if name not in HOW and cfg[name] != before.get(name)]
     if changed:
@@ -460,8 +450,11 @@ def main(cfg):
     # SLURM's warning before the time limit: stop after the next step; the job is requeued and goes
     # on there. With a status that is not 0, by which scripts/slurm/train.slurm knows.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "asked", True))
-    with Progress(run):
-        run.train(Log(cfg, rank, run.epoch))
+    try:
+        with Progress(run):
+            run.train(Log(cfg, rank, run.epoch))
+    finally:
+        run.checkpoints.close()
     if dist.is_initialized():
         dist.destroy_process_group()
     if run.stop and run.step != cfg.stop_after:

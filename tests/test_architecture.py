@@ -40,6 +40,7 @@ ROOMS = {
     "integrations": {"training", "reading", "storage", "format", "jpeg", "checkpoint"},
     "errorbound": set(),
     "checkpoint": {"errorbound", "storage"},
+    "release": {"checkpoint", "storage"},
     "activation": {"errorbound", "native"},
     "testing": {"jpeg"},
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checksum import crc32c
 from ..errors import BrokenChain, CorruptCheckpoint
-from .held_version import HeldVersion, each, restore_all
+from .held_version import HeldVersion, Progress, Steps, each, restore_all
 from .tensor_codec import INTRA, Held, decode
 from .version_file import TensorEntry, VersionFile, named
 
@@ -68,6 +68,7 @@ def read_tensors(
     *,
     verify: bool = True,
     workers: int = 1,
+    progress: Progress | None = None,
 ) -> dict[str, Held]:
     """What is held of the tensors of the first layer.
 
@@ -75,14 +76,16 @@ def read_tensors(
         layers: Of :func:`plan_layers`.
         verify: Compare each restored tensor with its checksum.
         workers: Threads.
+        progress: Called with the payloads that are decoded.
 
     Raises:
         BrokenChain: A reference does not fit.
         CorruptCheckpoint: A payload or a restored tensor does not match its checksum.
     """
+    steps = Steps(sum(len(entries) for _, entries in layers), progress)
     held: dict[str, Held] = {}
     for file, entries in reversed(layers):
-        held = _decode_layer(file, entries, held, workers)
+        held = _decode_layer(file, entries, held, workers, steps)
     if verify:
         file, entries = layers[0]
         with named(file.url):
@@ -95,6 +98,7 @@ def _decode_layer(
     entries: list[TensorEntry],
     below: Mapping[str, Held],
     workers: int,
+    steps: Steps,
 ) -> dict[str, Held]:
     def work(item: tuple[TensorEntry, Any]) -> tuple[str, Held]:
         entry, payload = item
@@ -102,10 +106,10 @@ def _decode_layer(
             return entry.path, decode(entry.described, payload, below.get(entry.path))
 
     if workers <= 1:
-        return dict(map(work, file.payloads(entries)))
+        return dict(steps.counted(map(work, file.payloads(entries))))
     # The buffer of a payload is used again: threads get copies.
     copies = [(entry, memoryview(bytes(view))) for entry, view in file.payloads(entries)]
-    return dict(each(workers, work, copies))
+    return dict(each(workers, work, copies, steps))
 
 
 def _check_tensor(entry: TensorEntry, held: Held) -> None:
@@ -121,8 +125,9 @@ def read_version(
     *,
     verify: bool = True,
     workers: int = 1,
+    progress: Progress | None = None,
 ) -> HeldVersion:
-    """A whole version.
+    """A whole version; the progress is that of :func:`read_tensors`.
 
     Raises:
         BrokenChain: A reference is missing or is another one.
@@ -130,7 +135,7 @@ def read_version(
     """
     paths = [entry.path for entry in file.header.tensors]
     layers = plan_layers(chain_of(file, open_version), paths)
-    found = read_tensors(layers, verify=False, workers=workers)
+    found = read_tensors(layers, verify=False, workers=workers, progress=progress)
     version = _assemble(file, found)
     if verify:
         with named(file.url):
@@ -150,7 +155,8 @@ def read_against(
         BrokenChain: A tensor's reference does not fit.
         CorruptCheckpoint: Something does not match its checksum.
     """
-    found = _decode_layer(file, list(file.header.tensors), reference, workers)
+    entries = list(file.header.tensors)
+    found = _decode_layer(file, entries, reference, workers, Steps(len(entries)))
     version = _assemble(file, found)
     with named(file.url):
         restore_all(version, workers=workers)

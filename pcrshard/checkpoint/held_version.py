@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from .. import storage
@@ -18,10 +18,12 @@ from .file_frame import HEAD_BYTES
 from .tensor_codec import Held, encode, hold
 from .tensors import spec_of, tensor_from, words_of
 from .typed_tree import Flattened, Leaf, unflatten
-from .version_file import TensorEntry, VersionHeader, content_id, describe
+from .version_file import TensorEntry, VersionFile, VersionHeader, content_id, describe
 
 T = TypeVar("T")
 S = TypeVar("S")
+# Called with the pieces of work that are done, and with all that are to be done.
+Progress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,16 +82,40 @@ class HeldVersion:
         return sum(held.spec.num_bytes for held in self.tensors.values())
 
 
+class Steps:
+    """Counts the pieces of work that are done.
+
+    Args:
+        total: All that are to be done.
+        progress: Who wants to know, if anybody.
+    """
+
+    def __init__(self, total: int, progress: Progress | None = None) -> None:
+        self._done = 0
+        self._total = total
+        self._progress = progress
+
+    def counted(self, results: Iterable[T]) -> Iterator[T]:
+        """The results, each counted as it comes."""
+        for result in results:
+            self._done += 1
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+            yield result
+
+
 def each(
     workers: int,
     work: Callable[[S], T],
     items: Iterable[S],
+    steps: Steps | None = None,
 ) -> list[T]:
     """The results of work on items, by so many threads: the coders give up the GIL."""
+    steps = Steps(0) if steps is None else steps
     if workers <= 1:
-        return [work(item) for item in items]
+        return list(steps.counted(map(work, items)))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(work, items))
+        return list(steps.counted(pool.map(work, items)))
 
 
 def make_version(
@@ -169,6 +195,7 @@ def write_version(
     *,
     options: storage.Options | None = None,
     workers: int = 1,
+    progress: Progress | None = None,
 ) -> Written:
     """Write a version as a file that appears whole or not at all.
 
@@ -178,11 +205,13 @@ def write_version(
         parent: The version that deltas refer to; ``None`` for a keyframe.
         options: fsspec storage options.
         workers: Threads.
+        progress: Called with the tensors that are encoded.
 
     Raises:
         StorageError: The disk is full, or the store refuses.
     """
-    encoded = _encode_all(version, parent, workers)
+    steps = Steps(len(version.tensors), progress)
+    encoded = _encode_all(version, parent, workers, steps)
     entries = _placed([entry for entry, _ in encoded])
     head = _header(version, parent, entries).pack()
     # The temporary file of an upload need not survive a power cut.
@@ -195,10 +224,41 @@ def write_version(
     return Written(len(head) - HEAD_BYTES, len(head) + payload_bytes)
 
 
+def copy_version(
+    url: str,
+    source: VersionFile,
+    number: int,
+    parent: tuple[int, bytes] | None,
+    *,
+    options: storage.Options | None = None,
+) -> Written:
+    """Write a file's version under another number, which takes no coding.
+
+    Args:
+        url: Where the copy appears.
+        source: The file.
+        number: The version's number in the copy.
+        parent: The same parent as in the source, with its number in the new place.
+        options: fsspec storage options.
+
+    Raises:
+        CorruptCheckpoint: A payload of the source does not match its checksum.
+        StorageError: A file cannot be read or written.
+    """
+    head = dataclasses.replace(source.header, number=number, parent=parent).pack()
+    durable = storage.is_local(url)
+    with storage.atomic_write(url, options=options, durable=durable) as file:
+        file.write(head)
+        for _, payload in source.payloads(source.header.tensors):
+            file.write(payload)
+    return Written(len(head) - HEAD_BYTES, len(head) + source.header.payload_bytes())
+
+
 def _encode_all(
     version: HeldVersion,
     parent: HeldVersion | None,
     workers: int,
+    steps: Steps,
 ) -> list[tuple[TensorEntry, Sequence[bytes]]]:
     references: Mapping[str, Held] = {} if parent is None else parent.tensors
 
@@ -207,7 +267,7 @@ def _encode_all(
         encoded = encode(held, references.get(path))
         return describe(path, held, encoded, version.content_crcs[path]), encoded.parts
 
-    return each(workers, work, version.tensors)
+    return each(workers, work, version.tensors, steps)
 
 
 def _placed(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:

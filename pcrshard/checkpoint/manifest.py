@@ -13,7 +13,7 @@ from typing import Any
 from .. import storage
 from ..errors import CorruptCheckpoint, StorageError, VersionUnavailable
 from .file_frame import MANIFEST, pack_frame, require, unpack_frame
-from .version_file import ID_BYTES, named
+from .version_file import ID_BYTES
 
 MANIFEST_NAME = "manifest.pcm"
 ORDERS = ("backward", "forward", "hop")
@@ -157,8 +157,10 @@ def read_manifest(url: str, options: storage.Options | None = None) -> Manifest 
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
-    with named(place):
+    try:
         return parse_manifest(data)
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"{error}: see DeltaStore.recover", url=place) from error
 
 
 def write_manifest(

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from .. import storage
 from ..errorbound import Bound, PointwiseRelative, RelativeStd, describe_bound
-from ..errors import PCRError, StorageError, VersionUnavailable
+from ..redaction import get_logger
 from . import rewrite
-from .chain import chain_of, plan_layers, read_tensors
 from .choose_bound import CANDIDATES, Budget, Choice, Evaluate, choose
 from .file_frame import pack_plain
-from .held_version import Bounds, HeldVersion, one_delta, restore_all, state_of, tensor_of
+from .held_version import (
+    Bounds,
+    HeldVersion,
+    Progress,
+    one_delta,
+)
 from .manifest import (
     ORDERS,
     Manifest,
-    VersionRecord,
     check_settings,
     read_manifest,
-    require_manifest,
 )
-from .safetensors_file import export_safetensors
+from .reader import StoreReader
 from .typed_tree import Flattened, flatten
 from .version_file import VersionFile
-from .writer import Background, Place, Writer
+from .writer import Place, Writer
 
-T = TypeVar("T")
+log = get_logger(__name__)
 _DEFAULT_ORDER = "backward"
 # Ten deltas are added in a fraction of the time of reading one keyframe.
 _DEFAULT_KEYFRAME_EVERY = 10
-_ATTEMPTS = 3
 
 
-class DeltaStore:
+class DeltaStore(StoreReader):
     """Checkpoints of one run in a folder, local or at any fsspec URL.
 
     Tensors of two and more dimensions are kept within a stated error, all others bit for bit, and
@@ -78,7 +80,7 @@ class DeltaStore:
         if keyframe_every is not None and keyframe_every < 1:
             raise ValueError(f"expected keyframe_every to be at least 1, got {keyframe_every}")
         self.bounds = Bounds(bound, optimizer_bound, second_moment_bound, tuple(exact))
-        self._place = Place(url, options, workers)
+        super().__init__(Place(url, options, workers))
         self._background = Background()
         current = read_manifest(url, options)
         self._manifest = current or self._empty(order, keyframe_every)
@@ -101,10 +103,31 @@ class DeltaStore:
             order or _DEFAULT_ORDER, keyframe_every or _DEFAULT_KEYFRAME_EVERY, described
         )
 
-    @property
-    def url(self) -> str:
-        """The folder."""
-        return self._place.url
+    @staticmethod
+    def recover(
+        url: str,
+        *,
+        allow_loss: bool = False,
+        options: storage.Options | None = None,
+        progress: Progress | None = None,
+    ) -> rewrite.Recovered:
+        """Write a lost or damaged manifest again, from the files of the versions.
+
+        Args:
+            url: The folder.
+            allow_loss: Go on if a version cannot be restored; the next writer removes its files.
+            options: fsspec storage options.
+            progress: Called with the versions that are checked, and those that are to be.
+
+        Returns:
+            The versions that are in the store now, and why other files are not used.
+
+        Raises:
+            ValueError: The manifest is sound.
+            CorruptCheckpoint: A version is lost; nothing is written.
+            VersionUnavailable: There are no versions.
+        """
+        return rewrite.recover(Place(url, options), allow_loss=allow_loss, progress=progress)
 
     @property
     def order(self) -> str:
@@ -192,153 +215,57 @@ class DeltaStore:
         """Wait until all versions are in the store, and end the background thread."""
         self._background.close()
 
-    def versions(self) -> list[VersionRecord]:
-        """The versions, oldest first; one request."""
-        self.wait()
-        manifest = read_manifest(self.url, self._place.options)
-        return [] if manifest is None else list(manifest.versions)
-
-    def load(
+    def compact(
         self,
-        version: int | None = None,
+        keep: Collection[int],
         *,
-        names: Collection[str] | None = None,
-        map_location: Any = None,
-        verify: bool = True,
-    ) -> Any:
-        """Load a version.
-
-        Args:
-            version: Its number; ``None`` for the newest.
-            names: Paths of tensors (``"model.conv1.weight"``); only what they need is read.
-            map_location: The torch device of the tensors; the CPU by default.
-            verify: Compare what is restored with its checksums.
-
-        Returns:
-            The state as it was saved; with ``names`` a dict of tensors.
-
-        Raises:
-            VersionUnavailable: The version or tensor is not there.
-            BrokenChain: A reference is missing or is another version.
-            CorruptCheckpoint: Something does not match its checksum; nothing is returned.
-            StorageError: It cannot be read.
-        """
-        self.wait()
-        if names is not None:
-            return self._retried(
-                lambda manifest: self._load_tensors(manifest, version, names, map_location, verify)
-            )
-        held = self.read(version, verify=False)
-        words = restore_all(held, verify=verify, workers=self._place.workers)
-        return state_of(held, words, map_location)
-
-    def read(
-        self,
-        version: int | None = None,
-        *,
-        verify: bool = True,
-    ) -> HeldVersion:
-        """A version as it is stored: codes, lattices, words; see :meth:`load`."""
-        self.wait()
-        return self._retried(
-            lambda manifest: self._place.read(manifest, _number(manifest, version), verify=verify)
-        )
-
-    def _load_tensors(
-        self,
-        manifest: Manifest,
-        version: int | None,
-        names: Collection[str],
-        map_location: Any,
-        verify: bool,
-    ) -> dict[str, Any]:
-        file = self._place.open(manifest.record(_number(manifest, version)))
-        unknown = set(names) - {entry.path for entry in file.header.tensors}
-        if unknown:
-            raise VersionUnavailable("there is no such tensor", url=file.url, key=min(unknown))
-        chain = chain_of(file, lambda number: self._place.open(manifest.record(number)))
-        layers = plan_layers(chain, names)
-        found = read_tensors(layers, verify=verify, workers=self._place.workers)
-        return {name: tensor_of(found[name], found[name].restore(), map_location) for name in names}
-
-    def _retried(self, work: Callable[[Manifest], T]) -> T:
-        """The result of reading; once more if a writer replaced the files meanwhile."""
-        manifest = require_manifest(self.url, self._place.options)
-        for _ in range(_ATTEMPTS):
-            try:
-                return work(manifest)
-            except StorageError:
-                current = require_manifest(self.url, self._place.options)
-                if current.generation == manifest.generation:
-                    raise
-                manifest = current
-        return work(manifest)
-
-    def open_file(self, version: int) -> VersionFile:
-        """The file of a version, whose header tells coders and sizes of its tensors."""
-        self.wait()
-        return self._retried(lambda manifest: self._place.open(manifest.record(version)))
-
-    def verify(self, versions: Collection[int] | None = None) -> list[PCRError]:
-        """Read every byte of versions and of what they need, and restore them.
-
-        Returns:
-            What is wrong, in the order of the versions; empty if all is well.
-
-        Raises:
-            PCRError: The manifest cannot be read.
-        """
-        self.wait()
-        manifest = require_manifest(self.url, self._place.options)
-        numbers = [record.number for record in manifest.versions]
-        return rewrite.verify(self._place, manifest, numbers if versions is None else versions)
-
-    def compact(self, keep: Collection[int]) -> None:
+        progress: Progress | None = None,
+    ) -> None:
         """Remove all versions but some; deltas to removed versions are written again, exactly.
 
         Args:
             keep: Numbers of the versions that stay.
+            progress: Called with the versions that are done, and those that are to be.
 
         Raises:
             VersionUnavailable: One is not there.
             ConcurrentWriter: Another process is writing.
         """
-        self._rewrite(lambda manifest: rewrite.plan(manifest, keep=keep))
+        self._rewrite(lambda manifest: rewrite.plan(manifest, keep=keep), progress)
 
     def rebase(
         self,
         *,
         order: str | None = None,
         keyframe_every: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Write the deltas again in another order, exactly: no version changes by a bit.
+
+        Args:
+            order: The new one; default: as it is.
+            keyframe_every: The new number; default: as it is.
+            progress: Called with the versions that are done, and those that are to be.
 
         Raises:
             ConcurrentWriter: Another process is writing.
             ValueError: There is no such order.
         """
-        self._rewrite(
-            lambda manifest: rewrite.plan(manifest, order=order, keyframe_every=keyframe_every)
-        )
 
-    def _rewrite(self, plan: Callable[[Manifest], rewrite.Plan]) -> None:
+        def plan(manifest: Manifest) -> rewrite.Plan:
+            return rewrite.plan(manifest, order=order, keyframe_every=keyframe_every)
+
+        self._rewrite(plan, progress)
+
+    def _rewrite(
+        self,
+        plan: Callable[[Manifest], rewrite.Plan],
+        progress: Progress | None,
+    ) -> None:
         self.wait()
-        self._manifest = rewrite.apply(self._place, plan)
+        self._manifest = rewrite.apply(self._place, plan, progress)
         self._writer.forget()
         self._next_number = self._manifest.next_number
-
-    def export(
-        self,
-        version: int,
-        url: str,
-    ) -> int:
-        """Write a version's tensors as a safetensors file; returns its size in bytes.
-
-        Raises:
-            MissingDependency: safetensors is not installed.
-            VersionUnavailable: The version is not there.
-        """
-        return export_safetensors(self.read(version), url)
 
     def choose_bound(
         self,
@@ -381,13 +308,26 @@ class DeltaStore:
         self._next_number = added.number + 1
         return added.number
 
+    def append_file(self, file: VersionFile) -> HeldVersion:
+        """Add the version that a file makes: a patch, or a version of another store.
 
-def _number(manifest: Manifest, version: int | None) -> int:
-    if version is not None:
+        Args:
+            file: It refers to a version that is in this store under any number, or to none.
+
+        Returns:
+            The version, with its number in this store.
+
+        Raises:
+            BrokenChain: The store does not hold the version that the file was made from; both
+                sides are named.
+            CorruptCheckpoint: The file is damaged, or does not make what it promises.
+            ConcurrentWriter: Another process has written to the store.
+            StorageError: The disk is full, or the store refuses.
+        """
+        self.wait()
+        version = self._writer.append_file(file)
+        self._next_number = version.number + 1
         return version
-    if not manifest.versions:
-        raise VersionUnavailable("the store has no versions")
-    return manifest.versions[-1].number
 
 
 def _check_metrics(metrics: dict[str, Any]) -> None:
@@ -395,3 +335,56 @@ def _check_metrics(metrics: dict[str, Any]) -> None:
         pack_plain(metrics)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"expected metrics of plain numbers and strings: {error}") from error
+
+
+class Background:
+    """Work behind the caller's back, one piece at a time, with errors that are not lost.
+
+    An error is logged at once, and raised by the next call.
+    """
+
+    def __init__(self) -> None:
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pending: concurrent.futures.Future[object] | None = None
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Start work as soon as the piece before has ended, which is waited for.
+
+        One piece at a time bounds the memory of snapshots.
+
+        Raises:
+            Exception: The piece before has failed.
+        """
+        self.wait()
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
+        self._pending = self._pool.submit(_logged, work)
+
+    def wait(self) -> None:
+        """Wait for all work.
+
+        Raises:
+            Exception: It has failed; it is raised once.
+        """
+        pending = self._pending
+        if pending is not None:
+            concurrent.futures.wait([pending])
+            self._pending = None
+            pending.result()
+
+    def close(self) -> None:
+        """Wait for all work, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+
+def _logged(work: Callable[[], object]) -> object:
+    try:
+        return work()
+    except Exception:
+        log.exception("a checkpoint was not saved")
+        raise

@@ -268,6 +268,11 @@ class VersionFile:
                 self.header = parse_header(unpack_frame(data, VERSION_FILE))
 
     @property
+    def parent_id(self) -> bytes | None:
+        """Id of the version that deltas refer to; ``None`` for a keyframe."""
+        return None if self.header.parent is None else self.header.parent[1]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that the file must have."""
         return self.payload_start + self.header.payload_bytes()

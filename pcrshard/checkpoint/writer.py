@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import storage
-from ..errors import ConcurrentWriter, StorageError
+from ..errors import BrokenChain, ConcurrentWriter, CorruptCheckpoint, StorageError
 from ..redaction import get_logger
 from ..storage.locks import hold_lock
-from .chain import read_version
-from .held_version import Bounds, HeldVersion, Written, make_version, write_version
+from .chain import read_against, read_version
+from .held_version import (
+    Bounds,
+    HeldVersion,
+    Progress,
+    Written,
+    copy_version,
+    make_version,
+    write_version,
+)
 from .manifest import (
     Manifest,
     VersionRecord,
@@ -23,6 +30,7 @@ from .manifest import (
     read_manifest,
     write_manifest,
 )
+from .tensor_codec import Held
 from .typed_tree import Flattened
 from .version_file import VersionFile, named
 
@@ -61,8 +69,9 @@ class Place:
         number: int,
         *,
         verify: bool = True,
+        progress: Progress | None = None,
     ) -> HeldVersion:
-        """A whole version.
+        """A whole version; the progress counts payloads.
 
         Raises:
             VersionUnavailable: There is none of this number.
@@ -74,21 +83,35 @@ class Place:
         def open_version(number: int) -> VersionFile:
             return self.open(manifest.record(number))
 
-        return read_version(file, open_version, verify=verify, workers=self.workers)
+        return read_version(
+            file, open_version, verify=verify, workers=self.workers, progress=progress
+        )
 
     def write(
         self,
         version: HeldVersion,
         parent: HeldVersion | None,
+        source: VersionFile | None = None,
     ) -> VersionRecord:
         """Write a version under a name of its own.
+
+        Args:
+            version: What it holds.
+            parent: The version that deltas refer to.
+            source: A file that holds this version: where it fits, its payloads are copied.
 
         Returns:
             Its record for the manifest.
         """
         name = file_name(version.number)
         url = storage.join(self.url, name)
-        written = write_version(url, version, parent, options=self.options, workers=self.workers)
+        known = None if parent is None else (parent.number, parent.id)
+        if source is not None and source.parent_id == (None if parent is None else parent.id):
+            written = copy_version(url, source, version.number, known, options=self.options)
+        else:
+            written = write_version(
+                url, version, parent, options=self.options, workers=self.workers
+            )
         return _record(version, parent, name, written)
 
     def remove(self, names: list[str]) -> None:
@@ -205,6 +228,12 @@ class Writer:
             StorageError: The disk is full, or the store refuses.
         """
         with self._turn() as manifest:
+            if number != manifest.next_number:
+                raise ConcurrentWriter(
+                    f"expected to write version {manifest.next_number}, got {number}: "
+                    "another process has written to this store",
+                    url=self._place.url,
+                )
             version = make_version(
                 state,
                 self._bounds,
@@ -223,6 +252,37 @@ class Writer:
             self._add(manifest, version)
         return version
 
+    def append_file(self, file: VersionFile) -> HeldVersion:
+        """Add the version that a file makes of one that the store holds, under any number.
+
+        Raises:
+            BrokenChain: The store does not hold the version that the file was made from.
+            CorruptCheckpoint: The file is damaged, or does not make what it promises.
+        """
+        with self._turn() as manifest:
+            reference = self._find(manifest, file)
+            version = read_against(file, reference, workers=self._place.workers)
+            version = dataclasses.replace(version, number=manifest.next_number)
+            self._add(manifest, version, file)
+        return version
+
+    def _find(self, manifest: Manifest, file: VersionFile) -> Mapping[str, Held]:
+        """The tensors that a file's deltas refer to."""
+        wanted = file.parent_id
+        if wanted is None:
+            return {}
+        for known in (self._last, self._keyframe):
+            if known is not None and known.id == wanted:
+                return known.tensors
+        for record in manifest.versions:
+            if record.id == wanted:
+                return self._place.read(manifest, record.number).tensors
+        newest = ", ".join(record.id.hex() for record in manifest.versions[-3:])
+        raise BrokenChain(
+            f"expected a store with {wanted.hex()}, its newest versions are {newest or 'none'}",
+            url=file.url,
+        )
+
     @contextlib.contextmanager
     def _turn(self) -> Iterator[Manifest]:
         """The manifest, while nobody else writes; after a failure nothing is remembered."""
@@ -236,7 +296,7 @@ class Writer:
     def _open(self) -> Manifest:
         current = read_manifest(self._place.url, self._place.options)
         if self._manifest is None:
-            self._manifest = current or self._empty
+            self._manifest = current or self._create()
             clean(self._place, self._manifest)
             if self._manifest.versions:
                 self._remember(self._manifest)
@@ -248,6 +308,19 @@ class Writer:
                 url=self._place.url,
             )
         return self._manifest
+
+    def _create(self) -> Manifest:
+        """Write the manifest of an empty store, before any version: so a lost one is noticed."""
+        left = version_files(self._place)
+        if left:
+            raise CorruptCheckpoint(
+                f"expected a manifest beside the files of {len(left)} versions, there is none: "
+                "see DeltaStore.recover",
+                url=self._place.url,
+            )
+        manifest = dataclasses.replace(self._empty, generation=1)
+        replace_manifest(self._place, None, manifest)
+        return manifest
 
     def _remember(self, manifest: Manifest) -> None:
         last = manifest.versions[-1]
@@ -261,13 +334,14 @@ class Writer:
         self,
         manifest: Manifest,
         version: HeldVersion,
+        source: VersionFile | None = None,
     ) -> None:
         last = self._last
         starts_group = last is None or group_size(manifest) >= manifest.keyframe_every
         parent = None
         if not starts_group and manifest.order != "backward":
             parent = self._keyframe if manifest.order == "hop" else last
-        records = [self._place.write(version, parent)]
+        records = [self._place.write(version, parent, source)]
         replaced = []
         if last is not None and not starts_group and manifest.order == "backward":
             records.append(self._place.write(last, version))
@@ -278,8 +352,7 @@ class Writer:
             next_number=version.number + 1,
             versions=manifest.replaced(*records),
         )
-        expected = manifest.generation or None
-        replace_manifest(self._place, expected, after)
+        replace_manifest(self._place, manifest.generation, after)
         self._place.remove(replaced)
         self._manifest = after
         self._last = version
@@ -310,58 +383,12 @@ def clean(place: Place, manifest: Manifest) -> None:
         return
     storage.remove_temporary_files(place.url)
     known = {record.file for record in manifest.versions}
-    found = [name for name, _ in storage.list_files(place.url)]
-    place.remove([name for name in found if is_version_file(name) and name not in known])
+    place.remove([name for name in version_files(place) if name not in known])
 
 
-class Background:
-    """Work behind the caller's back, one piece at a time, with errors that are not lost.
-
-    An error is logged at once, and raised by the next call.
-    """
-
-    def __init__(self) -> None:
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
-        self._pending: concurrent.futures.Future[object] | None = None
-
-    def submit(self, work: Callable[[], object]) -> None:
-        """Start work as soon as the piece before has ended, which is waited for.
-
-        One piece at a time bounds the memory of snapshots.
-
-        Raises:
-            Exception: The piece before has failed.
-        """
-        self.wait()
-        if self._pool is None:
-            self._pool = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
-        self._pending = self._pool.submit(_logged, work)
-
-    def wait(self) -> None:
-        """Wait for all work.
-
-        Raises:
-            Exception: It has failed; it is raised once.
-        """
-        pending = self._pending
-        if pending is not None:
-            concurrent.futures.wait([pending])
-            self._pending = None
-            pending.result()
-
-    def close(self) -> None:
-        """Wait for all work, and end the thread."""
-        try:
-            self.wait()
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown()
-                self._pool = None
-
-
-def _logged(work: Callable[[], object]) -> object:
-    try:
-        return work()
-    except Exception:
-        log.exception("a checkpoint was not saved")
-        raise
+def version_files(place: Place) -> list[str]:
+    """Names of all version files of a store, whether the manifest names them or not."""
+    if not storage.is_folder(place.url, options=place.options):
+        return []
+    found = storage.list_files(place.url, options=place.options)
+    return [name for name, _ in found if is_version_file(name)]

@@ -5,14 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from ..checkpoint import DeltaStore, VersionRecord
-    from ..checkpoint.version_file import TensorEntry
+from .release import add_release_commands
+from .store_commands import (
+    Run,
+    add_command,
+    add_store,
+    bar,
+    open_store,
+    ratio,
+    report,
+    text_table,
+)
 
-Run = Callable[[argparse.Namespace], int]
+if TYPE_CHECKING:
+    from ..checkpoint import VersionRecord
+    from ..checkpoint.version_file import TensorEntry
 
 
 def register(commands: Any) -> None:
@@ -25,13 +35,12 @@ def register(commands: Any) -> None:
     inner = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_reading(inner)
     _add_writing(inner)
+    add_release_commands(inner)
 
 
 def _add(inner: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = inner.add_parser(name, help=text, description=text)
-    command.set_defaults(run=run)
-    command.add_argument("store", help="the store's folder, local or a URL")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command = add_command(inner, name, run, text)
+    add_store(command)
     return command
 
 
@@ -50,38 +59,33 @@ def _add_reading(inner: Any) -> None:
 
 
 def _add_writing(inner: Any) -> None:
+    text = "Write a lost or damaged manifest again, from the files of the versions."
+    recover = _add(inner, "recover", _recover, text)
+    recover.add_argument(
+        "--allow-loss", action="store_true", help="go on if a version cannot be restored"
+    )
+
     compact = _add(inner, "compact", _compact, "Remove all versions but some.")
     keep = compact.add_mutually_exclusive_group(required=True)
     keep.add_argument("--keep", type=int, nargs="+", metavar="N", help="numbers that stay")
     keep.add_argument("--keep-every", type=int, metavar="K", help="each K-th and the newest stay")
     keep.add_argument("--keep-last", type=int, metavar="K", help="the newest K stay")
 
-    diff = _add(inner, "diff", _diff, "Write the difference of two versions as one small file.")
-    diff.add_argument("old", type=int, help="number of the version that the receiver has")
-    diff.add_argument("new", type=int, help="number of the version that it shall get")
-    diff.add_argument("file", help="the file to write, local or a URL")
-
-    patch = _add(inner, "patch", _patch, "Add the version that such a file makes.")
-    patch.add_argument("file", help="the file, local or a URL")
-
-
-def _open(args: argparse.Namespace) -> DeltaStore:
-    # torch takes a second to import: other commands must not wait for it.
-    from ..checkpoint import DeltaStore
-
-    return DeltaStore(args.store)
+    rebase = _add(inner, "rebase", _rebase, "Write the deltas again in another order, exactly.")
+    rebase.add_argument("--order", choices=("backward", "forward", "hop"), help="default: as it is")
+    rebase.add_argument("--keyframe-every", type=int, metavar="K", help="default: as it is")
 
 
 def _ls(args: argparse.Namespace) -> int:
-    records = _open(args).versions()
+    records = open_store(args).versions()
     if args.json:
         print(json.dumps([_record_figures(record) for record in records]))
         return 0
     header = ("version", "reference", "bytes", "ratio", "saved", "metrics")
-    print(_table(header, [_record_row(record) for record in records]))
+    print(text_table(header, [_record_row(record) for record in records]))
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
-    print(f"{len(records)} versions, {raw} bytes in {stored}: {_ratio(raw, stored)}")
+    print(f"{len(records)} versions, {raw} bytes in {stored}: {ratio(raw, stored)}")
     return 0
 
 
@@ -103,20 +107,20 @@ def _record_row(record: VersionRecord) -> Sequence[str]:
         str(record.number),
         "-" if record.parent is None else str(record.parent),
         str(record.file_bytes),
-        _ratio(record.raw_bytes, record.file_bytes),
+        ratio(record.raw_bytes, record.file_bytes),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved)),
         " ".join(f"{key}={value}" for key, value in record.metrics.items()),
     )
 
 
 def _show(args: argparse.Namespace) -> int:
-    file = _open(args).open_file(args.version)
+    file = open_store(args).open_file(args.version)
     rows = [_tensor_figures(entry) for entry in file.header.tensors]
     if args.json:
         print(json.dumps({"version": args.version, "tensors": rows}))
         return 0
     header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "escapes")
-    print(_table(header, [_tensor_row(row) for row in rows]))
+    print(text_table(header, [_tensor_row(row) for row in rows]))
     return 0
 
 
@@ -145,15 +149,17 @@ def _tensor_row(figures: dict[str, Any]) -> Sequence[str]:
         "x".join(map(str, figures["shape"])) or "scalar",
         figures["coder"],
         str(figures["stored_bytes"]),
-        _ratio(figures["raw_bytes"], figures["stored_bytes"]),
+        ratio(figures["raw_bytes"], figures["stored_bytes"]),
         "lossless" if lossless else f"{figures['error_bound']:.3g}{relative}",
         str(figures["escapes"]),
     )
 
 
 def _verify(args: argparse.Namespace) -> int:
-    store = _open(args)
-    problems = [str(problem) for problem in store.verify(args.versions or None)]
+    store = open_store(args)
+    with bar("verify", "versions") as progress:
+        found = store.verify(args.versions or None, progress=progress)
+    problems = [str(problem) for problem in found]
     checked = len(args.versions) or len(store.versions())
     if args.json:
         print(json.dumps({"versions": checked, "problems": problems}))
@@ -163,24 +169,59 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    size = _open(args).export(args.version, args.file)
-    _report(args, {"version": args.version, "file": args.file, "file_bytes": size})
+    with bar("export", "tensors") as progress:
+        size = open_store(args).export(args.version, args.file, progress=progress)
+    report(args, {"version": args.version, "file": args.file, "file_bytes": size})
     return 0
 
 
 def _compact(args: argparse.Namespace) -> int:
-    store = _open(args)
+    store = open_store(args)
     before = store.versions()
-    store.compact(_kept([record.number for record in before], args))
-    after = store.versions()
+    with bar("compact", "versions") as progress:
+        store.compact(_kept([record.number for record in before], args), progress=progress)
+    _report_sizes(args, before, store.versions())
+    return 0
+
+
+def _rebase(args: argparse.Namespace) -> int:
+    store = open_store(args)
+    before = store.versions()
+    with bar("rebase", "versions") as progress:
+        store.rebase(
+            order=args.order,
+            keyframe_every=args.keyframe_every,
+            progress=progress,
+        )
+    _report_sizes(args, before, store.versions())
+    return 0
+
+
+def _recover(args: argparse.Namespace) -> int:
+    from ..checkpoint import DeltaStore
+
+    with bar("recover", "versions") as progress:
+        found = DeltaStore.recover(args.store, allow_loss=args.allow_loss, progress=progress)
+    figures = {
+        "versions": [record.number for record in found.versions],
+        "unused_files": found.lost,
+    }
+    report(args, figures)
+    return 0
+
+
+def _report_sizes(
+    args: argparse.Namespace,
+    before: Sequence[VersionRecord],
+    after: Sequence[VersionRecord],
+) -> None:
     figures = {
         "versions_before": len(before),
         "versions": len(after),
         "bytes_before": sum(record.file_bytes for record in before),
         "bytes": sum(record.file_bytes for record in after),
     }
-    _report(args, figures)
-    return 0
+    report(args, figures)
 
 
 def _kept(numbers: Sequence[int], args: argparse.Namespace) -> Sequence[int]:
@@ -190,47 +231,3 @@ def _kept(numbers: Sequence[int], args: argparse.Namespace) -> Sequence[int]:
         return numbers[-max(args.keep_last, 1) :]
     every = [number for number in numbers if number % max(args.keep_every, 1) == 0]
     return sorted({*every, *numbers[-1:]})
-
-
-def _diff(args: argparse.Namespace) -> int:
-    from ..checkpoint.patch import write_patch
-
-    patch = write_patch(_open(args), args.old, args.new, args.file)
-    figures = {
-        "file": args.file,
-        "file_bytes": patch.num_bytes,
-        "raw_bytes": patch.raw_bytes,
-        "ratio": round(patch.raw_bytes / patch.num_bytes, 2),
-        "old": patch.old.hex(),
-        "new": patch.new.hex(),
-    }
-    _report(args, figures)
-    return 0
-
-
-def _patch(args: argparse.Namespace) -> int:
-    from ..checkpoint.patch import apply_patch
-
-    number, version = apply_patch(_open(args), args.file)
-    _report(args, {"version": number, "id": version.id.hex()})
-    return 0
-
-
-def _report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    if args.json:
-        print(json.dumps(figures))
-    else:
-        print(", ".join(f"{name}={value}" for name, value in figures.items()))
-
-
-def _ratio(raw: int, stored: int) -> str:
-    return f"{raw / stored:.1f}x" if stored else "-"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for row in (header, *rows):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -117,6 +117,7 @@ def list_files(
 def _check_folder(folder: str, options: Options) -> Iterator[None]:
     fs, path = resolve(folder, options)
     with mapped_errors(folder, "list"):
+        fs.invalidate_cache()  # another process may have written since the last listing
         if not fs.isdir(path):
             what = "this is a file" if fs.exists(path) else "there is none"
             raise StorageError(f"expected a folder, {what}", url=folder)

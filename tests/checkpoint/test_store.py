@@ -1,5 +1,6 @@
 """What a user relies on: every version can be loaded as it was saved, within the bound."""
 
+import logging
 import threading
 import time
 
@@ -9,6 +10,7 @@ import torch
 from states import bits, same, tiny_state
 
 from pcrshard.checkpoint import DeltaStore
+from pcrshard.checkpoint.store import Background
 from pcrshard.errorbound import PointwiseRelative, RelativeStd
 from pcrshard.errors import StorageError, UnsupportedState, VersionUnavailable
 
@@ -265,3 +267,36 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(tmp_path):
     optimizer.load_state_dict(state["o"])
     torch.set_rng_state(state["r"])
     assert steps(model, optimizer, 3) == expected
+
+
+def test_work_is_done_in_order_and_not_by_the_caller():
+    """Two pieces; the second one waits for the first."""
+    done = []
+    background = Background()
+    gate = threading.Event()
+    background.submit(lambda: (gate.wait(10), done.append(threading.current_thread().name)))
+    assert done == []
+    gate.set()
+    background.submit(lambda: done.append("second"))
+    background.close()
+    assert done[0].startswith("pcrshard-checkpoint")
+    assert done[1] == "second"
+
+
+def test_an_error_is_logged_and_raised_once(caplog):
+    """By the next call, whichever it is."""
+
+    def fail():
+        raise OSError("full")
+
+    background = Background()
+    with caplog.at_level(logging.ERROR):
+        background.submit(fail)
+        with pytest.raises(OSError, match="full"):
+            background.wait()
+    assert "a checkpoint was not saved" in caplog.text
+    background.wait()
+    background.submit(fail)
+    with pytest.raises(OSError, match="full"):
+        background.submit(lambda: None)
+    background.close()

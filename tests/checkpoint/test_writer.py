@@ -1,18 +1,16 @@
 """One writer at a time; what a killed one left is removed; files come before the manifest."""
 
 import dataclasses
-import logging
 import os
-import threading
 
 import pytest
 from states import tiny_state
 
+from pcrshard.checkpoint import DeltaStore
 from pcrshard.checkpoint.held_version import Bounds
 from pcrshard.checkpoint.manifest import Manifest, VersionRecord, read_manifest
 from pcrshard.checkpoint.typed_tree import flatten
 from pcrshard.checkpoint.writer import (
-    Background,
     Place,
     Writer,
     clean,
@@ -81,10 +79,23 @@ def test_a_second_writer_is_refused(tmp_path):
     first.append(flatten(tiny_state(1)), 1, {})
     second.append(flatten(tiny_state(2)), 2, {})
     files = sorted(os.listdir(tmp_path))
-    with pytest.raises(ConcurrentWriter, match="expected generation 1 of the manifest, got 2"):
+    with pytest.raises(ConcurrentWriter, match="expected generation 2 of the manifest, got 3"):
         first.append(flatten(tiny_state(3)), 3, {})
     assert sorted(os.listdir(tmp_path)) == files
     first.append(flatten(tiny_state(3)), 3, {})  # it has forgotten what it knew
+
+
+def test_a_version_is_not_replaced_by_another_one(tmp_path):
+    """A store that was opened before somebody else wrote has promised a number that is taken."""
+    first = DeltaStore(str(tmp_path))
+    second = DeltaStore(str(tmp_path))
+    first.save(tiny_state(1), blocking=True)
+    with pytest.raises(ConcurrentWriter, match="expected to write version 2, got 1"):
+        second.save(tiny_state(5), blocking=True)
+    assert DeltaStore(str(tmp_path)).load(1)["epoch"] == 1
+    assert second.save(tiny_state(2), blocking=True) == 2
+    first.close()
+    second.close()
 
 
 def test_two_at_the_same_moment_are_refused(tmp_path):
@@ -117,36 +128,3 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     clean(Place(str(tmp_path)), read_manifest(str(tmp_path)))
     assert set(os.listdir(tmp_path)) == kept
-
-
-def test_work_is_done_in_order_and_not_by_the_caller():
-    """Two pieces; the second one waits for the first."""
-    done = []
-    background = Background()
-    gate = threading.Event()
-    background.submit(lambda: (gate.wait(10), done.append(threading.current_thread().name)))
-    assert done == []
-    gate.set()
-    background.submit(lambda: done.append("second"))
-    background.close()
-    assert done[0].startswith("pcrshard-checkpoint")
-    assert done[1] == "second"
-
-
-def test_an_error_is_logged_and_raised_once(caplog):
-    """By the next call, whichever it is."""
-
-    def fail():
-        raise OSError("full")
-
-    background = Background()
-    with caplog.at_level(logging.ERROR):
-        background.submit(fail)
-        with pytest.raises(OSError, match="full"):
-            background.wait()
-    assert "a checkpoint was not saved" in caplog.text
-    background.wait()
-    background.submit(fail)
-    with pytest.raises(OSError, match="full"):
-        background.submit(lambda: None)
-    background.close()

@@ -107,6 +107,30 @@ def test_compact_removes_the_other_versions(run, store, options, kept):
     assert {r.number: r.id for r in store.versions()} == {n: before[n] for n in kept}
 
 
+def test_rebase_writes_the_deltas_in_another_order(run, store):
+    """No version changes."""
+    before = [record.id for record in store.versions()]
+    status, figures = run("rebase", store.url, "--order", "hop", "--keyframe-every", 5, "--json")
+    assert status == 0
+    records = DeltaStore(store.url).versions()
+    assert [record.id for record in records] == before
+    assert [record.parent for record in records] == [None, 1, 1, 1, 1]
+    assert figures["bytes"] == sum(record.file_bytes for record in records)
+
+
+def test_recover_writes_a_lost_manifest(run, store, tmp_path):
+    """The versions are those that were there; files that are of no use are named."""
+    (tmp_path / "run" / "manifest.pcm").unlink()
+    (tmp_path / "run" / "000001-00000000.pcd").write_bytes(b"x")
+    status, figures = run("recover", store.url, "--json")
+    assert status == 0
+    assert figures["versions"] == [1, 2, 3, 4, 5]
+    assert list(figures["unused_files"]) == ["000001-00000000.pcd"]
+    assert run("verify", store.url)[0] == 0
+    with pytest.raises(ValueError, match="nothing to recover"):
+        run("recover", store.url)
+
+
 def test_a_release_travels_as_a_patch(run, store, tmp_path):
     """The receiver gets exactly the new version; a stranger is refused."""
     other = DeltaStore(str(tmp_path / "client"))

@@ -6,15 +6,11 @@ The receiver is refused unless it holds exactly the version that the patch was m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 from .. import storage
-from ..errors import BrokenChain
-from .chain import read_against
-from .held_version import HeldVersion, write_version
-from .store import DeltaStore
-from .tensor_codec import Held
-from .version_file import VersionFile
+from ..checkpoint import DeltaStore
+from ..checkpoint.held_version import HeldVersion, Progress, write_version
+from ..checkpoint.version_file import VersionFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +37,7 @@ def write_patch(
     url: str,
     *,
     options: storage.Options | None = None,
+    progress: Progress | None = None,
 ) -> Patch:
     """Write the difference of two versions as one file.
 
@@ -50,6 +47,7 @@ def write_patch(
         new: Number of the version that it shall get.
         url: The file.
         options: fsspec storage options of the file.
+        progress: Called with the tensors that are encoded, and those that are to be.
 
     Raises:
         VersionUnavailable: One is not there.
@@ -57,7 +55,7 @@ def write_patch(
     """
     reference = store.read(old)
     target = store.read(new)
-    written = write_version(url, target, reference, options=options)
+    written = write_version(url, target, reference, options=options, progress=progress)
     return Patch(reference.id, target.id, written.num_bytes, target.raw_bytes)
 
 
@@ -83,25 +81,5 @@ def apply_patch(
     """
     file = VersionFile(url, options=options)
     file.check_size()
-    parent = file.header.parent
-    reference = {} if parent is None else _reference(store, parent, url)
-    version = read_against(file, reference)
-    return store.append(version), version
-
-
-def _reference(
-    store: DeltaStore,
-    parent: tuple[int, bytes],
-    url: str,
-) -> Mapping[str, Held]:
-    number, wanted = parent
-    records = store.versions()
-    for record in records:
-        if record.id == wanted:
-            return store.read(record.number).tensors
-    newest = ", ".join(record.id.hex() for record in records[-3:])
-    raise BrokenChain(
-        f"expected a store with {wanted.hex()} (version {number} of the sender), "
-        f"its newest versions are {newest or 'none'}",
-        url=url,
-    )
+    version = store.append_file(file)
+    return version.number, version
