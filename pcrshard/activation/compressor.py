@@ -16,7 +16,7 @@ from .adaptive import AdaptiveBounds, mean_momentum
 from .codecs import Codec, CodecName, make_codec
 from .exempt import is_compiled, parameter_storages
 from .hooks import Hooks, Limits
-from .masks import pack_exactly
+from .masks import pack_exactly, pack_nonzero
 from .noise_bound import (
     Absolute,
     Bound,
@@ -224,6 +224,8 @@ class Compressor:
             return None
         if row.kind == "lossless":
             return pack_exactly(flat, self._codec)
+        if row.kind == "sparse":
+            return pack_nonzero(flat, self._codec)
         if self._only is not None and ordinal not in self._only:
             return None
         row.deviation = deviation(flat)
