@@ -222,10 +222,9 @@ class Compressor:
         """What is kept of a flat tensor; ``None`` for the tensor itself."""
         if self._codec is None:
             return None
-        if row.kind == "lossless":
-            return pack_exactly(flat, self._codec)
-        if row.kind == "sparse":
-            return pack_nonzero(flat, self._codec)
+        if row.kind != "lossy":
+            pack = pack_exactly if row.kind == "lossless" else pack_nonzero
+            return pack(flat, self._codec)
         if self._only is not None and ordinal not in self._only:
             return None
         row.deviation = deviation(flat)

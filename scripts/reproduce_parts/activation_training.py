@@ -34,7 +34,7 @@ ARMS = {
     "adaptive": {"bound": GradientNoise(0.01, every=50)},
     PRINTED: {"bound": GradientNoise(0.01, every=50, mode="paper")},
 }
-VGG_ARMS = ("plain", "0.1 std", "0.05 std")
+VGG_ARMS = ("plain", "0.1 std, images too", "0.05 std")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,11 +214,13 @@ def specs(lab):
     """All runs: arms next to each other, so that a stop leaves pairs."""
     if lab.quick:
         return [Spec("resnet10", arm, seed, 2, 32) for seed in (0, 1) for arm in ARMS]
+    first = ("plain", "0.1 std, images too", "0.1 std", "0.05 std")
     chosen = []
     for seed in range(4):
-        chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in ARMS if arm != PRINTED]
-        chosen += [Spec("vgg8", arm, seed, 12, 48) for arm in VGG_ARMS]
-    return chosen + [Spec("resnet10", PRINTED, seed, 12, 48) for seed in range(2)]
+        chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in first]
+        chosen += [Spec("vgg8", arm, seed, 12, 32) for arm in VGG_ARMS]
+    rest = [arm for arm in ARMS if arm not in first]
+    return chosen + [Spec("resnet10", arm, seed, 12, 48) for seed in range(3) for arm in rest]
 
 
 def missing(lab, wanted):
@@ -247,6 +249,7 @@ def train_all(lab):
     if not wanted:
         return
     torch.set_num_threads(1)
-    data = load(lab, wanted[0].size * 9 // 8)
+    sizes = sorted({spec.size for spec in wanted})
+    data = {size: load(lab, size * 9 // 8) for size in sizes}
     for spec in wanted:
-        keep(lab, perform(spec, data))
+        keep(lab, perform(spec, data[spec.size]))
