@@ -19,6 +19,8 @@ EPOCHS = 1
 # One picture in so many of the train split is trained on.
 STRIDE = 10
 RATE = 0.01
+# The package's weights are of pixels in about -1 to 1.
+SCALE = 127.5
 LITE_ARMS = ("plain", "0.1 std, images too")
 
 
@@ -50,7 +52,7 @@ def load(lab):
     labels = [
         torch.tensor([names.index(path.parent.name) for path in part]) for part in (train, test)
     ]
-    return Data(images[0], labels[0], images[1], labels[1], len(names))
+    return Data(images[0], labels[0], images[1], labels[1], len(names), SCALE)
 
 
 def _decoded(paths):

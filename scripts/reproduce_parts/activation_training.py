@@ -83,6 +83,8 @@ class Data:
     test: torch.Tensor
     test_labels: torch.Tensor
     classes: int
+    # What differences from the middle of 0 to 255 are divided by.
+    scale: float = 64.0
 
 
 def load(lab, side):
@@ -105,12 +107,12 @@ def load(lab, side):
     return Data(images[0], labels[0], images[1], labels[1], len(names))
 
 
-def normalised(images):
+def normalised(images, scale):
     """(n, 3, h, w) floats of (n, h, w, 3) uint8."""
-    return images.permute(0, 3, 1, 2).float().sub_(127.5).div_(64.0).contiguous()
+    return images.permute(0, 3, 1, 2).float().sub_(127.5).div_(scale).contiguous()
 
 
-def crops(images, size, generator):
+def crops(images, size, scale, generator):
     """A crop of each picture, at random."""
     room = images.shape[1] - size + 1
     corners = torch.randint(0, room, (len(images), 2), generator=generator).tolist()
@@ -118,7 +120,7 @@ def crops(images, size, generator):
         image[top : top + size, left : left + size]
         for image, (top, left) in zip(images, corners, strict=True)
     ]
-    return normalised(torch.stack(cut))
+    return normalised(torch.stack(cut), scale)
 
 
 @torch.no_grad()
@@ -129,7 +131,7 @@ def evaluate(model, data, size):
     right = 0
     loss = 0.0
     for part, labels in zip(data.test.split(BATCH), data.test_labels.split(BATCH), strict=True):
-        logits = model(normalised(part[:, edge : edge + size, edge : edge + size]))
+        logits = model(normalised(part[:, edge : edge + size, edge : edge + size], data.scale))
         right += int((logits.argmax(1) == labels).sum())
         loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
     model.train()
@@ -155,7 +157,7 @@ def batches(data, size, batch, generator):
     """An epoch of crops in a random order, without a short batch at the end."""
     order = torch.randperm(len(data.train), generator=generator)
     for chosen in order[: len(order) // batch * batch].split(batch):
-        yield crops(data.train[chosen], size, generator), data.train_labels[chosen]
+        yield crops(data.train[chosen], size, data.scale, generator), data.train_labels[chosen]
 
 
 def train(spec, model, data, batch, rate, *, every_epoch):
