@@ -113,8 +113,13 @@ def in_process(name, *options):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def bench_memory(size):
-    rows = {name: in_process(name, "--batch", str(size)) for name in MEMORY}
+def step_in_process(name, size):
+    """:func:`measure_step` in a process of its own."""
+    return in_process(name, "--batch", str(size))
+
+
+def bench_memory(size, measure=step_in_process):
+    rows = {name: measure(name, size) for name in MEMORY}
     plain = rows["plain"]["peak_bytes"]
     print_table(
         f"Peak memory of a step, ResNet-18 w64, batch {size}, 32x32",

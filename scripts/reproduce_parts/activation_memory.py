@@ -64,26 +64,28 @@ def timeline(name, size):
 
 
 def measure(lab):
-    """All rows at one batch, plain and compressed over batches, and a step of each in time."""
+    """All rows at one batch, plain and compressed over batches, and a step of each in time.
+
+    A quick run stays in this process: its figures mean nothing, and imports take seconds.
+    """
     size = 4 if lab.quick else 64
     rounds = 1 if lab.quick else 3
     batches = BATCHES[:2] if lab.quick else BATCHES
+    step = bench.measure_step if lab.quick else bench.step_in_process
     torch.set_num_threads(1)
     overhead = {str(batch): bench.bench_overhead(batch, rounds) for batch in batches}
     peaks = {
-        str(batch): {
-            name: bench.in_process(name, "--batch", str(batch)) for name in ("plain", "zstd")
-        }
-        for batch in batches
+        str(batch): {name: step(name, batch) for name in ("plain", "zstd")} for batch in batches
     }
+    over_time = sample_step if lab.quick else timeline
     return {
         "batch": size,
-        "compositions": bench.bench_memory(size),
+        "compositions": bench.bench_memory(size, step),
         "overhead": overhead,
         "peaks": peaks,
         "budget_bytes": bench.BUDGET,
         "largest_batches": {} if lab.quick else bench.bench_batches(),
-        "timelines": {name: timeline(name, size) for name in ("plain", "zstd")},
+        "timelines": {name: over_time(name, size) for name in ("plain", "zstd")},
     }
 
 

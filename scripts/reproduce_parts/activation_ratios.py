@@ -22,14 +22,13 @@ from .lab import ROOT
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 from activation_models import UNet3d, alexnet, resnet18, resnet50, vgg16
 
-# Network: how it is made, the batch that is measured, the size and the batch of the steps before.
+# Network: how it is made, the batch that is measured; size, batch and number of the steps before.
 NETWORKS = {
-    "AlexNet": (alexnet, 16, 224, 8),
-    "VGG-16": (vgg16, 4, 64, 8),
-    "ResNet-18": (lambda: resnet18(small=False), 16, 64, 16),
-    "ResNet-50": (lambda: resnet50(small=False), 8, 64, 16),
+    "AlexNet": (alexnet, 16, 224, 8, 40),
+    "VGG-16": (vgg16, 4, 64, 8, 40),
+    "ResNet-18": (lambda: resnet18(small=False), 16, 64, 16, 80),
+    "ResNet-50": (lambda: resnet50(small=False), 8, 64, 16, 80),
 }
-STEPS = 80
 SIZE = 224
 # Name of a case: the share of the standard deviation, and whether images are lossy, too.
 CASES = {
@@ -72,11 +71,11 @@ def _small(name, model):
 
 
 def settle(lab, name):
-    """A network after STEPS steps of Adam on the flowers; its weights are kept beside the data."""
-    make, _, size, batch = NETWORKS[name]
+    """A network after some steps of Adam on the flowers; its weights are kept beside the data."""
+    make, _, size, batch, steps = NETWORKS[name]
     torch.manual_seed(0)
     model = make()
-    steps = 1 if lab.quick else STEPS
+    steps = 1 if lab.quick else steps
     path = os.path.join(lab.cache, f"settled-{name}-{size}-{steps}.pt")
     if os.path.exists(path):
         model.load_state_dict(torch.load(path, weights_only=True))
@@ -137,7 +136,7 @@ def _one_pass(model, images, share, inputs):
 
 def measure_network(lab, name):
     """One network's ratios, with initial weights and after the steps."""
-    make, batch, _, _ = NETWORKS[name]
+    make, batch, _, _, steps = NETWORKS[name]
     images = photographs(lab, 2 if lab.quick else batch)
     torch.manual_seed(0)
     initial = make()
@@ -148,7 +147,7 @@ def measure_network(lab, name):
         cases[case] = _one_pass(settled, images, share, inputs)
     share, inputs = CASES["0.1 std, images too"]
     cases["0.1 std, images too, initial weights"] = _one_pass(initial, images, share, inputs)
-    return {"batch": len(images), "cases": cases}
+    return {"batch": len(images), "steps": steps, "cases": cases}
 
 
 def measure_unet(lab):

@@ -34,6 +34,8 @@ ARMS = {
     "adaptive": {"bound": GradientNoise(0.01, every=50)},
     PRINTED: {"bound": GradientNoise(0.01, every=50, mode="paper")},
 }
+# What a network that is stopped early should have.
+FIRST = ("plain", "0.1 std, images too", "0.1 std", "0.05 std")
 VGG_ARMS = ("plain", "0.1 std, images too", "0.05 std")
 
 
@@ -215,13 +217,12 @@ def known(lab):
 def specs(lab):
     """All runs: arms next to each other, so that a stop leaves pairs."""
     if lab.quick:
-        return [Spec("resnet10", arm, seed, 2, 32) for seed in (0, 1) for arm in ARMS]
-    first = ("plain", "0.1 std, images too", "0.1 std", "0.05 std")
+        return [Spec("resnet10", arm, seed, 2, 32) for seed in (0, 1) for arm in FIRST]
     chosen = []
     for seed in range(4):
-        chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in first]
+        chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in FIRST]
         chosen += [Spec("vgg8", arm, seed, 12, 32) for arm in VGG_ARMS]
-    rest = [arm for arm in ARMS if arm not in first]
+    rest = [arm for arm in ARMS if arm not in FIRST]
     return chosen + [Spec("resnet10", arm, seed, 12, 48) for seed in range(3) for arm in rest]
 
 
