@@ -147,8 +147,8 @@ def _ratios(ratios):
     return f"""## Table 1: times less at 224x224
 
 One forward and backward pass over ImageNet photographs at full shapes and widths, `zstd`. No
-trained weights of these networks were at hand: they are those after {steps} of Adam on photographs of
-flowers at a reduced size (64x64, AlexNet at 224x224; VGG-16's convolutions with a small
+trained weights of these networks were at hand: they are those after {steps} of Adam on
+photographs of flowers at a reduced size (64x64, AlexNet at 224x224; VGG-16 with a small
 classifier), or the initial ones. The paper counts inputs of convolutions only, images among them,
 which `inputs=True` makes lossy as the paper does; by default they are kept by reference, for the
 caller holds them anyway, and count in full here.
@@ -235,8 +235,8 @@ def _memory(memory):
 
 ResNet-18 of width 64 at 32x32, batch {memory["batch"]}: the peak of a step above what there was,
 each row in a process of its own. *checkpoint* recomputes each block; *inputs* compresses what a
-region reads, *all* also what it computes again. Offload (`offload=True`) moves compressed bytes to the
-host's memory; on a CPU there is nowhere to move them to, so that it has no row.
+region reads, *all* also what it computes again. Offload (`offload=True`) moves compressed bytes to
+the host's memory; on a CPU there is nowhere to move them to, so that it has no row.
 
 {markdown(first, rows)}
 
