@@ -31,7 +31,7 @@ NETWORKS = {
 }
 SIZE = 224
 # Name of a case, and its share of the standard deviation.
-CASES = {"0.05 std, images too": 0.05, "0.1 std, images too": 0.1}
+CASES = {"0.05 std, images too": 0.05, "0.1 std, images too": 0.1, "0.2 std, images too": 0.2}
 
 
 def photographs(lab, count, size=SIZE):
