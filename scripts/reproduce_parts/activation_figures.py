@@ -67,21 +67,28 @@ def draw_errors(noise, path):
     finish(fig, path)
 
 
+CASES = {
+    "initial weights": ("#2b6cb0", "o"),
+    "settled": ("#dd6b20", "^"),
+    "settled, stochastic": ("#2f855a", "s"),
+}
+
+
 def draw_sigma(noise, path):
-    """Predicted against measured sigma of every convolution."""
-    fig, axes = figure(2, height=4)
+    """Predicted against measured sigma of every convolution, and their quotient."""
+    fig, axes = figure(2, height=4.2)
     left, right = axes[0]
-    position = 0
-    for (network, found), tint in zip(noise["networks"].items(), NETWORKS, strict=False):
-        predicted = np.array([layer["predicted"] for layer in found["layers"].values()])
-        measured = np.array([layer["measured"] for layer in found["layers"].values()])
-        left.scatter(measured, predicted, s=14, color=tint, label=network)
-        places = np.arange(position, position + len(measured))
-        right.scatter(places, predicted / measured, s=10, color=tint)
-        position += len(measured)
-    limits = left.get_xlim()
-    low = max(limits[0], 1e-9)
-    left.plot([low, limits[1]], [low, limits[1]], color="#1a202c", lw=1, ls="--")
+    for case, (tint, marker) in CASES.items():
+        rows = [
+            row for found in noise["networks"].values() for row in found["layers"][case].values()
+        ]
+        predicted = np.array([row["predicted"] for row in rows])
+        measured = np.array([row["measured"] for row in rows])
+        left.scatter(measured, predicted, s=12, color=tint, marker=marker, label=case)
+        right.scatter(np.arange(len(rows)), predicted / measured, s=10, color=tint, marker=marker)
+    low = min(predicted.min(), measured.min())
+    high = max(predicted.max(), measured.max())
+    left.plot([low, high], [low, high], color="#1a202c", lw=1, ls="--")
     left.set(
         xscale="log",
         yscale="log",
@@ -91,7 +98,12 @@ def draw_sigma(noise, path):
     )
     left.legend()
     right.axhspan(0.8, 1.25, color="#2f855a", alpha=0.1)
-    right.set(ylim=(0.6, 1.4), xlabel="convolution", title="predicted / measured; bar: 0.8 to 1.25")
+    right.set(
+        ylim=(0, 1.4),
+        xlabel="convolution, " + ", ".join(noise["networks"]),
+        title="predicted / measured; bar: 0.8 to 1.25",
+    )
+    right.xaxis.label.set_fontsize(8)
     finish(fig, path)
 
 

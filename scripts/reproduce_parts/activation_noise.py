@@ -42,10 +42,10 @@ def _gradients(saver, weights, positions, forward):
     return torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
 
 
-def gradient_errors(model, images):
-    """For each convolution: predicted and measured sigma, and the errors themselves."""
+def gradient_errors(model, images, rounding):
+    """For each convolution: predicted sigma, and the errors."""
     labels = torch.arange(len(images)) % 10
-    saver = compress_activations(model, SHARE, "int8", min_bytes=0)
+    saver = compress_activations(model, SHARE, "int8", min_bytes=0, rounding=rounding)
     weights = {name: module.weight for name, module in convolutions(model).items()}
 
     def forward():
@@ -62,14 +62,11 @@ def gradient_errors(model, images):
         bound = max((rows[ordinal].error_bound for ordinal in profile.ordinals), default=0.0)
         if bound > 0:
             errors = (after - before).flatten()
-            found[name] = (bound * noise_per_bound(profile), errors)
+            found[name] = (bound * noise_per_bound(profile, rounding), errors)
     return found
 
 
-def measure_network(lab, name):
-    """One network's convolutions."""
-    batch = 2 if lab.quick else BATCHES[name]
-    found = gradient_errors(settle(lab, name), photographs(lab, batch))
+def _layers(found):
     layers = {}
     for layer, (predicted, errors) in found.items():
         sigma = float(errors.double().square().mean().sqrt())
@@ -78,9 +75,25 @@ def measure_network(lab, name):
             "measured": sigma,
             "within_one_sigma": float((errors.abs() < predicted).double().mean()),
         }
-    drawn = DRAWN[name] if DRAWN[name] in found else next(iter(found))
-    predicted, errors = found[drawn]
+    return layers
+
+
+def measure_network(lab, name):
+    """One network's convolutions: with initial weights, and settled with both roundings."""
+    images = photographs(lab, 2 if lab.quick else BATCHES[name])
+    torch.manual_seed(0)
+    cases = {
+        "initial weights": (NETWORKS[name][0](), "nearest"),
+        "settled": (settle(lab, name), "nearest"),
+        "settled, stochastic": (settle(lab, name), "stochastic"),
+    }
+    found = {case: gradient_errors(model, images, rounding)
+             for case, (model, rounding) in cases.items()}  # fmt: skip
+    shown = found["settled, stochastic"]
+    drawn = DRAWN[name]
+    predicted, errors = shown[drawn]
     histogram = _histogram(errors / predicted, EDGE)
+    layers = {case: _layers(rows) for case, rows in found.items()}
     return {"layers": layers, "drawn": drawn, "histogram": histogram, "weights": errors.numel()}
 
 

@@ -220,10 +220,9 @@ def specs(lab):
         return [
             Spec("resnet10", arm, seed, 2, 32) for seed in (0, 1) for arm in ("0.05 std", *FIRST)
         ]
-    chosen = []
-    for seed in range(4):
-        chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in FIRST]
-        chosen += [Spec("vgg8", arm, seed, 12, 32) for arm in FIRST if seed < 3]
+    chosen = [Spec("resnet10", arm, seed, 12, 48) for seed in range(3) for arm in FIRST]
+    chosen += [Spec("vgg8", arm, seed, 12, 32) for seed in range(3) for arm in FIRST]
+    chosen += [Spec("resnet10", arm, 3, 12, 48) for arm in FIRST]
     chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in OTHERS for seed in range(3)]
     return chosen + [Spec("resnet10", PRINTED, seed, 12, 48) for seed in range(2)]
 
