@@ -37,7 +37,7 @@ def _middles(count, edge):
 
 
 def draw_errors(noise, path):
-    """Left: errors of activations over the bound. Right: errors of gradients over sigma."""
+    """Left: errors of activations over the bound. Right: those of gradients over their sigma."""
     fig, axes = figure(2, height=3.8)
     left, right = axes[0]
     shares = np.array(noise["errors"]["histogram"])
@@ -60,7 +60,7 @@ def draw_errors(noise, path):
     right.plot(grid, normal, color="#1a202c", lw=1, ls="--", label="normal")
     right.set(
         title="Weight gradient of a convolution (Fig. 6)",
-        xlabel="error / predicted sigma",
+        xlabel="error / sigma of its output channel",
         ylim=(0, 0.62),
     )
     right.legend(ncols=2)
@@ -101,7 +101,7 @@ def draw_sigma(noise, path):
     right.set(
         ylim=(0, 1.4),
         xlabel="convolution, " + ", ".join(noise["networks"]),
-        title="predicted / measured; bar: 0.8 to 1.25",
+        title="predicted / measured; target: 0.8 to 1.25",
     )
     right.xaxis.label.set_fontsize(8)
     finish(fig, path)
@@ -125,7 +125,7 @@ def draw_accuracy(runs, path):
             label = f"{arm} ({len(rows)})"
             ax.plot(epochs, errors, color=tint, lw=2 if arm == "plain" else 1.2, label=label)
         ax.set(title=network, xlabel="epoch", yscale="log", ylabel="test errors, %")
-        ax.legend(title="arm (seeds)", fontsize=8)
+        ax.legend(title="arm (seeds)", fontsize=8, loc="lower left")
     finish(fig, path)
 
 

@@ -61,9 +61,19 @@ def gradient_errors(model, images, rounding):
         profile = profiles[name]
         bound = max((rows[ordinal].error_bound for ordinal in profile.ordinals), default=0.0)
         if bound > 0:
-            errors = (after - before).flatten()
+            errors = (after - before).flatten(1)
             found[name] = (bound * noise_per_bound(profile, rounding), errors)
     return found
+
+
+def _by_channel(errors):
+    """Errors over the standard deviation of their output channel; without channels that are dead.
+
+    The noise of a channel follows the gradient of its output, so that a whole layer is a mixture.
+    """
+    sigma = errors.double().square().mean(1, keepdim=True).sqrt()
+    alive = sigma.flatten() > 0
+    return (errors / sigma)[alive].flatten()
 
 
 def _layers(found):
@@ -91,8 +101,8 @@ def measure_network(lab, name):
              for case, (model, rounding) in cases.items()}  # fmt: skip
     shown = found["settled, stochastic"]
     drawn = DRAWN[name]
-    predicted, errors = shown[drawn]
-    histogram = _histogram(errors / predicted, EDGE)
+    _, errors = shown[drawn]
+    histogram = _histogram(_by_channel(errors), EDGE)
     layers = {case: _layers(rows) for case, rows in found.items()}
     return {"layers": layers, "drawn": drawn, "histogram": histogram, "weights": errors.numel()}
 

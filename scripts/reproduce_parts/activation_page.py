@@ -203,9 +203,10 @@ def _noise(noise):
 
 At {noise["share"]} of the standard deviation. Left: the input of a convolution of ResNet-18,
 {elements}, which are kept exactly (largest error there: {errors["largest_at_zeros"]:g}).
-The largest error elsewhere is {largest}. Right: errors of weight gradients over the predicted
-sigma ({drawn}; settled, stochastic); a normal deviate is within one sigma in 68.3 % of all cases,
-the paper reports 68.2 %.
+The largest error elsewhere is {largest}. Right: errors of weight gradients over the
+standard deviation of their output channel ({drawn}; settled, stochastic). A normal deviate is
+within one sigma in 68.3 % of all cases, and the paper reports 68.2 %; over a whole layer, as in the
+table, it is a mixture where channels have gradients of different size, or none.
 
 ![Errors of activations and gradients](activations-errors.png)
 
