@@ -39,7 +39,7 @@ _COMPILED = (
 
 def compress_activations(
     model: nn.Module,
-    bound: Bound | float = 0.1,
+    bound: Bound | float = 0.05,
     codec: CodecName = "zstd",
     *,
     min_bytes: int = 16_384,

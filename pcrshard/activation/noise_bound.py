@@ -33,10 +33,10 @@ class RelativeStd:
     """A share of the tensor's standard deviation.
 
     Attributes:
-        share: Such as 0.1.
+        share: Such as 0.05.
     """
 
-    share: float = 0.1
+    share: float = 0.05
 
     def __post_init__(self) -> None:
         """Refuses what is no share."""
