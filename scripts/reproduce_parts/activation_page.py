@@ -205,8 +205,10 @@ At {noise["share"]} of the standard deviation. Left: the input of a convolution 
 {elements}, which are kept exactly (largest error there: {errors["largest_at_zeros"]:g}).
 The largest error elsewhere is {largest}. Right: errors of weight gradients over the
 standard deviation of their output channel ({drawn}; settled, stochastic). A normal deviate is
-within one sigma in 68.3 % of all cases, and the paper reports 68.2 %; over a whole layer, as in the
-table, it is a mixture where channels have gradients of different size, or none.
+within one sigma in 68.3 % of all cases, and the paper reports 68.2 %. Those of the ResNets are
+normal. In AlexNet and VGG-16 some input channels are nearly always zero and others not, so that a
+layer is a mixture of narrow and wide normals; the table takes whole layers, where output channels
+differ, too.
 
 ![Errors of activations and gradients](activations-errors.png)
 
