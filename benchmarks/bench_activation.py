@@ -17,7 +17,7 @@ import time
 
 import torch
 from activation_models import UNet3d, alexnet, resnet18, resnet50, vgg16
-from common import bar, jpeg_files, machine, photos, print_table, read, save, show, summary
+from common import jpeg_files, judge, machine, photos, print_table, read, save, show, summary
 from torch.nn import functional
 
 from pcrshard import compress_activations, decode_image
@@ -113,8 +113,13 @@ def in_process(name, *options):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def bench_memory(size):
-    rows = {name: in_process(name, "--batch", str(size)) for name in MEMORY}
+def step_in_process(name, size):
+    """:func:`measure_step` in a process of its own."""
+    return in_process(name, "--batch", str(size))
+
+
+def bench_memory(size, measure=step_in_process):
+    rows = {name: measure(name, size) for name in MEMORY}
     plain = rows["plain"]["peak_bytes"]
     print_table(
         f"Peak memory of a step, ResNet-18 w64, batch {size}, 32x32",
@@ -263,33 +268,33 @@ def print_ratios(ratios):
     print_table("Ratios at 224x224, initial weights, photographs", header, rows)
 
 
-def bars_of(results):
+def targets_of(results):
     memory = results["memory"]
     plain = memory["plain"]["peak_bytes"]
     zstd = memory["zstd"]["peak_bytes"]
     both = memory["checkpoint + zstd, all"]["peak_bytes"]
     recompute = memory["checkpoint"]["peak_bytes"]
     overhead = results["overhead"]["overhead"]
-    bars = [
-        bar("peak memory below plain, zstd", plain / zstd, 2.5, at_most=False),
-        bar("peak memory over per-block checkpoint", zstd / recompute, 1.0, at_most=True),
-        bar(
+    targets = [
+        judge("peak memory below plain, zstd", plain / zstd, 2.5, at_most=False),
+        judge("peak memory over per-block checkpoint", zstd / recompute, 1.0, at_most=True),
+        judge(
             "with checkpoint, over the better of both",
             both / min(zstd, recompute),
             1.0,
             at_most=True,
         ),
-        bar("CPU time over plain, zstd", overhead["zstd"]["median"], 0.15, at_most=True),
-        bar("CPU time over plain, int8", overhead["int8"]["median"], 0.08, at_most=True),
+        judge("CPU time over plain, zstd", overhead["zstd"]["median"], 0.15, at_most=True),
+        judge("CPU time over plain, int8", overhead["int8"]["median"], 0.08, at_most=True),
     ]
     for name, found in results["noise"].items():
-        bars.append(
-            bar(f"least predicted/measured, {name}", min(found.values()), 0.8, at_most=False)
+        targets.append(
+            judge(f"least predicted/measured, {name}", min(found.values()), 0.8, at_most=False)
         )
-        bars.append(
-            bar(f"most predicted/measured, {name}", max(found.values()), 1.25, at_most=True)
+        targets.append(
+            judge(f"most predicted/measured, {name}", max(found.values()), 1.25, at_most=True)
         )
-    return bars
+    return targets
 
 
 def main():
@@ -310,7 +315,7 @@ def main():
     results["noise"] = {name: bench_noise(name, images) for name in names}
     results["unet3d"] = bench_unet()
     print(f"3-D U-Net, zstd at 0.05: {results['unet3d']['ratio']:.2f} times less")
-    save(args, results, bars_of(results))
+    save(args, results, targets_of(results))
 
 
 if __name__ == "__main__":

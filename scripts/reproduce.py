@@ -16,7 +16,7 @@ import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from reproduce_parts import accuracy, costs, rates, scanscripts, tuning
+from reproduce_parts import accuracy, activation, costs, rates, scanscripts, tuning
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
 
@@ -44,6 +44,9 @@ ORDER = [
     "scripts",
     "wait",
 ]
+
+# Commands that write a page of their own.
+PAGES = {activation.NAME: activation.reproduce}
 
 HEAD = f"""# Evidence
 
@@ -85,8 +88,8 @@ def main(arguments=None):
         "names",
         nargs="*",
         metavar="NAME",
-        choices=[[], *ORDER],
-        help=f"some of: {', '.join(ORDER)}",
+        choices=[[], *ORDER, *PAGES],
+        help=f"some of: {', '.join([*ORDER, *PAGES])}",
     )
     parser.add_argument("--quick", action="store_true", help="tiny runs on synthetic pictures")
     parser.add_argument("--fresh", action="store_true", help="measure and train everything again")
@@ -106,7 +109,10 @@ def main(arguments=None):
     # Each run has its own seed and epochs; that a dataset is read again is meant.
     warnings.filterwarnings("ignore", message="epoch .* is read again")
     lab, experiments = Lab(args.out, args.quick, args.fresh, args.existing), by_name()
-    for name in args.names or ORDER:
+    for name in args.names or [*ORDER, *PAGES]:
+        if name in PAGES:
+            PAGES[name](lab)
+            continue
         perform(lab, experiments[name])
         write_readme(lab, [experiments[name] for name in ORDER], HEAD)
     print(f"figures and tables: {os.path.join(lab.out, 'README.md')}")

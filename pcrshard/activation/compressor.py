@@ -16,7 +16,7 @@ from .adaptive import AdaptiveBounds, mean_momentum
 from .codecs import Codec, CodecName, make_codec
 from .exempt import is_compiled, parameter_storages
 from .hooks import Hooks, Limits
-from .masks import pack_exactly
+from .masks import pack_exactly, pack_nonzero
 from .noise_bound import (
     Absolute,
     Bound,
@@ -222,8 +222,9 @@ class Compressor:
         """What is kept of a flat tensor; ``None`` for the tensor itself."""
         if self._codec is None:
             return None
-        if row.kind == "lossless":
-            return pack_exactly(flat, self._codec)
+        if row.kind != "lossy":
+            pack = pack_exactly if row.kind == "lossless" else pack_nonzero
+            return pack(flat, self._codec)
         if self._only is not None and ordinal not in self._only:
             return None
         row.deviation = deviation(flat)

@@ -147,7 +147,7 @@ class Hooks:
         return self._encode(flatten(tensor.detach(), layout), ordinal, row)
 
     def _kind(self, tensor: Tensor) -> str:
-        """How a tensor may be kept: ``lossy``, ``lossless`` or ``exact``, that is, as it is."""
+        """How a tensor may be kept: see :class:`~.stored.Row`."""
         if tensor.numel() * tensor.element_size() < self._limits.min_bytes:
             return "exact"
         if not tensor.requires_grad and inside_compiled_call():
@@ -159,9 +159,9 @@ class Hooks:
         differentiable = tensor.requires_grad or self._limits.inputs
         if not (tensor.dtype.is_floating_point and differentiable):
             return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
-        if is_sensitive(tensor) or not self._has_dims(tensor):
+        if is_sensitive(tensor):
             return "exact"
-        return "lossy"
+        return "lossy" if self._has_dims(tensor) else "sparse"
 
     def _has_dims(self, tensor: Tensor) -> bool:
         """Whether it has enough dimensions, or is the tokens of such a tensor in rows."""

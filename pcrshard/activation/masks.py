@@ -18,6 +18,9 @@ from .codecs import Codec, Payload, payload_bytes
 _NARROW = ((torch.uint8, 0), (torch.int16, -(2**15)), (torch.int32, -(2**31)))
 # Floats that are looked at before all of them are.
 _SAMPLE = 1024
+# Floats are kept without their zeros where at most this share is something else.
+_MOST_NONZERO = 0.75
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 
 
@@ -95,6 +98,53 @@ class TwoValues:
     def decode(self) -> Tensor:
         """The (n,) elements."""
         return torch.where(self.mask.decode(), self.values[1], self.values[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Nonzero:
+    """Floats without their zeros.
+
+    Attributes:
+        mask: Where the others are.
+        values: (k,), those.
+    """
+
+    mask: Packed
+    values: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that are held."""
+        return self.mask.num_bytes + self.values.numel() * self.values.element_size()
+
+    def decode(self) -> Tensor:
+        """The (n,) elements."""
+        flat = self.values.new_zeros(self.mask.count)
+        flat[self.mask.decode()] = self.values
+        return flat
+
+
+def pack_nonzero(flat: Tensor, codec: Codec) -> Nonzero | None:
+    """Floats with the zeros that ReLU and dropout have made as one bit each, exactly.
+
+    Args:
+        flat: (n,) contiguous floats.
+        codec: If it is Zstandard, the bits go through it.
+
+    Returns:
+        ``None`` where a quarter or less are zeros; a sample tells most of those.
+    """
+    sample = flat[:: max(flat.numel() // _SAMPLE, 1)]
+    if int(sample.count_nonzero()) > _MOST_NONZERO * sample.numel():
+        return None
+    # By bits, because -0.0 is another value than 0.0, and equal to it.
+    taken = flat.view(_WORDS[flat.element_size()]) != 0
+    values = flat[taken]
+    if values.numel() > _MOST_NONZERO * flat.numel():
+        return None
+    squeeze = codec if codec.name == "zstd" else None
+    packed = Nonzero(_pack_booleans(taken, squeeze), values)
+    return packed if packed.num_bytes < flat.numel() * flat.element_size() else None
 
 
 def pack_exactly(flat: Tensor, codec: Codec) -> Packed | TwoValues | None:

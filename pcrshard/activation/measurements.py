@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -28,13 +30,15 @@ class Peak:
 def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
     """Measures the most memory that a block takes.
 
-    On a CPU: the process's resident set, by Linux's high-water mark, which is set back first. Small
-    blocks come from memory that the C library does not give back: for figures that can be compared,
-    start the process with ``MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536``. On CUDA:
+    On a CPU: the process's resident set, by Linux's high-water mark, which is set back first. What
+    was freed before is given back to the system, or else the block would take it again for nothing.
+    What the block itself frees the C library may keep: for figures that can be compared, start the
+    process with ``MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536``. On CUDA:
     what its allocator has handed out.
     """
     peak = Peak()
     gc.collect()
+    _give_back()
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -46,6 +50,13 @@ def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
     high = _status("VmHWM")
     if resident is not None and high is not None:
         peak.num_bytes = high - resident
+
+
+def _give_back() -> None:
+    """Has the C library give memory that was freed back to the system, where it can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _reset_high_water() -> int | None:

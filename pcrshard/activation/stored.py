@@ -22,7 +22,8 @@ class Row:
 
     Attributes:
         name: Module that saved it first, ``""`` outside of modules or when that is not known.
-        kind: ``lossy``, ``lossless``, ``constant`` or ``exact`` (kept by reference).
+        kind: ``lossy``, ``lossless``, ``sparse`` (exact, without its zeros), ``constant`` or
+            ``exact`` (kept by reference).
         shape: Its shape.
         dtype: Its type.
         raw_bytes: Bytes of its elements.

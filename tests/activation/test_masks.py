@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcrshard.activation.codecs import make_codec
-from pcrshard.activation.masks import pack_exactly
+from pcrshard.activation.masks import pack_exactly, pack_nonzero
 
 CODECS = [make_codec("zstd"), make_codec("int8")]
 
@@ -77,3 +77,35 @@ def test_other_floats_are_left_alone():
 def test_bytes_are_left_alone():
     """There is nothing narrower."""
     assert pack_exactly(torch.zeros(10, dtype=torch.uint8), CODECS[0]) is None
+
+
+def bits_of(values):
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return values.view(words[values.element_size()])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 1.5, -3e38, float("nan"), float("inf")]), max_size=70),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.sampled_from(CODECS),
+)
+def test_floats_without_their_zeros_come_back(numbers, dtype, codec):
+    """Every bit: NaN, infinity, negative zero, nothing but zeros, nothing at all."""
+    values = torch.tensor(numbers, dtype=dtype)
+    packed = pack_nonzero(values, codec)
+    if packed is not None:
+        assert torch.equal(bits_of(packed.decode()), bits_of(values))
+        assert packed.num_bytes < values.numel() * values.element_size()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_features_of_relu_and_dropout_shrink(codec):
+    """Three quarters are zeros: 0.25 + 1/32 of the bytes. Dense features are left alone."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(100_000, generator=generator)
+    assert pack_nonzero(values, codec) is None
+    sparse = torch.where(torch.rand(100_000, generator=generator) < 0.5, values.relu(), 0)
+    packed = pack_nonzero(sparse, codec)
+    assert torch.equal(packed.decode(), sparse)
+    assert 400_000 / packed.num_bytes > 3.4

@@ -1,0 +1,260 @@
+"""Full trainings with and without compressed activations: the same seed, order and crops, so that
+runs can be compared in pairs. Each is a line of activations-runs.jsonl, and is made once.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import time
+
+import numpy as np
+import torch
+from models import Head, Residual, conv
+from torch import nn
+from torch.nn import functional
+
+import pcrshard
+from pcrshard import compress_activations
+from pcrshard.activation.noise_bound import GradientNoise
+
+RUNS = "activations-runs.jsonl"
+BATCH = 32
+# Epochs at the end whose accuracies are averaged: the rate is near 0 there, before that they swing.
+LAST = 2
+PRINTED = "adaptive, as printed"
+ARMS = {
+    "plain": None,
+    "0.05 std": {"bound": 0.05},
+    "0.1 std": {"bound": 0.1},
+    "0.2 std": {"bound": 0.2},
+    "0.1 std, images too": {"bound": 0.1, "inputs": True},
+    "0.1 std, stochastic": {"bound": 0.1, "rounding": "stochastic"},
+    "adaptive": {"bound": GradientNoise(0.01, every=50)},
+    PRINTED: {"bound": GradientNoise(0.01, every=50, mode="paper")},
+}
+# What is compared first, so that a stop leaves pairs of these.
+FIRST = ("plain", "0.1 std, images too", "0.05 std")
+OTHERS = ("0.2 std", "adaptive", "0.1 std", "0.1 std, stochastic")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What decides a run."""
+
+    network: str
+    arm: str
+    seed: int
+    epochs: int
+    size: int
+
+
+def resnet10(classes):
+    """Four basic blocks, 16 to 128 channels, behind a convolution of stride 2."""
+    widths = (16, 32, 64, 128)
+    layers = [conv(3, 16, 3, 2)]
+    inputs = 16
+    for position, outputs in enumerate(widths):
+        layers.append(Residual(inputs, outputs, 2 if position else 1))
+        inputs = outputs
+    return nn.Sequential(*layers, Head(inputs, classes))
+
+
+def vgg8(classes):
+    """Seven convolutions with batch normalisation, max-pooling between them."""
+    layers = []
+    inputs = 3
+    for outputs, depth in ((16, 1), (32, 2), (64, 2), (128, 2)):
+        for _ in range(depth):
+            layers.append(conv(inputs, outputs))
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, Head(inputs, classes))
+
+
+NETWORKS = {"resnet10": resnet10, "vgg8": vgg8}
+
+
+@dataclasses.dataclass
+class Data:
+    """Pictures in memory: (n, side, side, 3) uint8, a little larger than what is trained on."""
+
+    train: torch.Tensor
+    train_labels: torch.Tensor
+    test: torch.Tensor
+    test_labels: torch.Tensor
+    classes: int
+    # What differences from the middle of 0 to 255 are divided by.
+    scale: float = 64.0
+
+
+def load(lab, side):
+    """The hand signs, by hundreds of file numbers: odd ones to train on, even ones to test on.
+
+    A hundred is about ten pupils; the test set is half of all, so that tenths of a point count.
+    """
+    folder = pathlib.Path(lab._pictures() if lab.quick else lab._unpacked("classify"))
+    root = folder / (lab.tasks[0].name if lab.quick else "signs")
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    names = sorted({path.parent.name for path in files})
+    parts = ([], [])
+    for path in files:
+        number = int("".join(filter(str.isdigit, path.stem)) or 0)
+        odd = number % 4 < 2 if lab.quick else number // 100 % 2
+        image = pcrshard.decode_image(path.read_bytes(), size=side)
+        parts[0 if odd else 1].append((np.asarray(image), names.index(path.parent.name)))
+    images = [torch.as_tensor(np.stack([image for image, _ in part])) for part in parts]
+    labels = [torch.tensor([label for _, label in part]) for part in parts]
+    return Data(images[0], labels[0], images[1], labels[1], len(names))
+
+
+def normalised(images, scale):
+    """(n, 3, h, w) floats of (n, h, w, 3) uint8."""
+    return images.permute(0, 3, 1, 2).float().sub_(127.5).div_(scale).contiguous()
+
+
+def crops(images, size, scale, generator):
+    """A crop of each picture, at random."""
+    room = images.shape[1] - size + 1
+    corners = torch.randint(0, room, (len(images), 2), generator=generator).tolist()
+    cut = [
+        image[top : top + size, left : left + size]
+        for image, (top, left) in zip(images, corners, strict=True)
+    ]
+    return normalised(torch.stack(cut), scale)
+
+
+@torch.no_grad()
+def evaluate(model, data, size):
+    """Accuracy and loss on the middle of each test picture."""
+    model.eval()
+    edge = (data.test.shape[1] - size) // 2
+    right = 0
+    loss = 0.0
+    for part, labels in zip(data.test.split(BATCH), data.test_labels.split(BATCH), strict=True):
+        logits = model(normalised(part[:, edge : edge + size, edge : edge + size], data.scale))
+        right += int((logits.argmax(1) == labels).sum())
+        loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+    model.train()
+    return right / len(data.test), loss / len(data.test)
+
+
+def train_epoch(model, saver, optimizer, schedule, batches):
+    """Steps with compressed activations; the mean loss."""
+    losses = []
+    for images, labels in batches:
+        with saver:
+            loss = functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        saver.step(optimizer)
+        schedule.step()
+        losses.append(float(loss.detach()))
+    return statistics.fmean(losses)
+
+
+def batches(data, size, batch, generator):
+    """An epoch of crops in a random order, without a short batch at the end."""
+    order = torch.randperm(len(data.train), generator=generator)
+    for chosen in order[: len(order) // batch * batch].split(batch):
+        yield crops(data.train[chosen], size, data.scale, generator), data.train_labels[chosen]
+
+
+def train(spec, model, data, batch, rate, *, every_epoch):
+    """A training with SGD at a rate that rises and falls: what came of it, epoch by epoch."""
+    saver = compress_activations(model, **ARMS[spec.arm] or {"codec": "none"})
+    optimizer = torch.optim.SGD(
+        model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
+    steps = len(data.train) // batch * spec.epochs
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
+    generator = torch.Generator().manual_seed(spec.seed)
+    rows = []
+    begun = time.process_time()
+    for epoch in range(spec.epochs):
+        order = batches(data, spec.size, batch, generator)
+        row = [train_epoch(model, saver, optimizer, schedule, order)]
+        if every_epoch or epoch + 1 == spec.epochs:
+            row += evaluate(model, data, spec.size)
+        rows.append(row)
+    report = saver.report()
+    last = [row for row in rows[-LAST:] if len(row) > 1]
+    return {
+        "spec": dataclasses.asdict(spec),
+        "columns": ["loss", "accuracy", "test loss"],
+        "rows": rows,
+        "accuracy": statistics.fmean(row[1] for row in last),
+        "test_loss": statistics.fmean(row[2] for row in last),
+        "ratio": report.ratio,
+        "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
+        "cpu_seconds": time.process_time() - begun,
+        "train": len(data.train),
+        "test": len(data.test),
+    }
+
+
+def perform(spec, data):
+    """A training from scratch."""
+    torch.manual_seed(spec.seed)
+    model = NETWORKS[spec.network](data.classes)
+    return train(spec, model, data, BATCH, 0.1, every_epoch=True)
+
+
+def _path(lab):
+    return os.path.join(lab.out, RUNS)
+
+
+def known(lab):
+    """All runs that are kept."""
+    if not os.path.exists(_path(lab)):
+        return []
+    with open(_path(lab)) as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def specs(lab):
+    """All runs: arms next to each other, so that a stop leaves pairs."""
+    if lab.quick:
+        return [
+            Spec("resnet10", arm, seed, 2, 32) for seed in (0, 1) for arm in ("0.05 std", *FIRST)
+        ]
+    chosen = [Spec("resnet10", arm, seed, 12, 48) for seed in range(3) for arm in FIRST]
+    chosen += [Spec("vgg8", arm, seed, 12, 32) for seed in range(3) for arm in FIRST[:2]]
+    chosen += [Spec("resnet10", arm, 3, 12, 48) for arm in FIRST]
+    chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in OTHERS for seed in range(3)]
+    chosen += [Spec("vgg8", arm, seed, 12, 32) for seed in range(3) for arm in FIRST[2:]]
+    return chosen + [Spec("resnet10", PRINTED, seed, 12, 48) for seed in range(2)]
+
+
+def missing(lab, wanted):
+    """Those of some runs that are not kept yet."""
+    have = {json.dumps(record["spec"], sort_keys=True) for record in known(lab)}
+    return [
+        spec for spec in wanted if json.dumps(dataclasses.asdict(spec), sort_keys=True) not in have
+    ]
+
+
+def keep(lab, record):
+    """Adds a run to those that are kept, and says so."""
+    with open(_path(lab), "a") as file:
+        file.write(json.dumps(record) + "\n")
+    spec = Spec(**record["spec"])
+    print(
+        f"{spec.network}, {spec.arm}, seed {spec.seed}: {record['accuracy']:.4f} "
+        f"({record['cpu_seconds']:.0f} CPU s)",
+        flush=True,
+    )
+
+
+def train_all(lab):
+    """The runs that are missing, one after another; those that are there are kept."""
+    wanted = missing(lab, specs(lab))
+    if not wanted:
+        return
+    torch.set_num_threads(1)
+    sizes = sorted({spec.size for spec in wanted})
+    data = {size: load(lab, size * 9 // 8) for size in sizes}
+    for spec in wanted:
+        keep(lab, perform(spec, data[spec.size]))
