@@ -1,9 +1,10 @@
-"""Regenerate docs/evidence from real runs on this machine: the VLDB paper's tables and figures
-next to ours.
+"""Regenerate docs/evidence from real runs on this machine: the papers' tables and figures next to
+ours.
 
-python scripts/reproduce.py                  all experiments; what is there already is kept python
-scripts/reproduce.py sizes autotune   some of them python scripts/reproduce.py --quick --out
-/tmp/evidence    a smoke run on synthetic pictures
+    python scripts/reproduce.py                  all experiments; what is there already is kept
+    python scripts/reproduce.py sizes autotune   some of them
+    python scripts/reproduce.py deltadnn         docs/evidence/checkpoints.md
+    python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
 
 Results are written as each experiment and each training run ends, so that a run that was stopped
 goes on where it was.
@@ -16,7 +17,7 @@ import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from reproduce_parts import accuracy, costs, rates, scanscripts, tuning
+from reproduce_parts import accuracy, costs, deltadnn, rates, scanscripts, tuning
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
 
@@ -85,8 +86,8 @@ def main(arguments=None):
         "names",
         nargs="*",
         metavar="NAME",
-        choices=[[], *ORDER],
-        help=f"some of: {', '.join(ORDER)}",
+        choices=[[], *ORDER, deltadnn.NAME],
+        help=f"some of: {', '.join([*ORDER, deltadnn.NAME])}",
     )
     parser.add_argument("--quick", action="store_true", help="tiny runs on synthetic pictures")
     parser.add_argument("--fresh", action="store_true", help="measure and train everything again")
@@ -106,10 +107,13 @@ def main(arguments=None):
     # Each run has its own seed and epochs; that a dataset is read again is meant.
     warnings.filterwarnings("ignore", message="epoch .* is read again")
     lab, experiments = Lab(args.out, args.quick, args.fresh, args.existing), by_name()
-    for name in args.names or ORDER:
+    for name in args.names or [*ORDER, deltadnn.NAME]:
+        if name == deltadnn.NAME:
+            deltadnn.reproduce(lab)
+            continue
         perform(lab, experiments[name])
         write_readme(lab, [experiments[name] for name in ORDER], HEAD)
-    print(f"figures and tables: {os.path.join(lab.out, 'README.md')}")
+    print(f"figures and tables: {lab.out}")
 
 
 if __name__ == "__main__":
