@@ -24,9 +24,19 @@ def by_network(runs):
     return found
 
 
+def with_rivals(runs):
+    """The runs on which the other coders were measured."""
+    return [run for run in runs if "rivals" in run]
+
+
 def last_pair(run):
     """What Algorithm 1 found on the last epoch's delta."""
     return max(run["pairs"].values(), key=lambda pair: pair["epoch"])
+
+
+def accuracies(run):
+    """The accuracy of the epochs that were judged."""
+    return {row["epoch"]: row["accuracy"] for row in run["rows"] if "accuracy" in row}
 
 
 def at(table, bound):
@@ -82,8 +92,8 @@ def draw_bounds(runs, path):
 
 def draw_coders(runs, path):
     """Figure 5."""
-    fig, axes = figure(2, sharey=False)
-    groups = by_network(runs)
+    fig, axes = figure(2)
+    groups = by_network(with_rivals(runs))
     names = ["zstd", "lzma", "rle+zstd", "rle+lzma", "pcodec"]
     titles = ("codes at 1 % of the deviation", "codes at 5 % of the deviation")
     for ax, key, title in zip(axes[0], ("coders", "coders_5"), titles, strict=True):
@@ -118,7 +128,7 @@ def ratios_of(run):
 
 def draw_transfer(runs, path):
     """Figure 8: sizes by bandwidths; nothing is sent."""
-    groups = by_network(runs)
+    groups = by_network(with_rivals(runs))
     fig, axes = figure(len(BANDWIDTHS), height=4, sharey=True)
     for ax, (link, megabits) in zip(axes[0], BANDWIDTHS.items(), strict=True):
         for number, (coder, colour) in enumerate(COLOURS.items()):
@@ -146,13 +156,15 @@ def draw_accuracy(runs, path):
     for ax, (name, group) in zip(axes.ravel(), groups.items(), strict=False):
         run = group[0]
         chains = run["chains"]
-        ax.plot([100 * row["accuracy"] for row in run["rows"]], color="#1a202c", label="original")
+        exact = accuracies(run)
+        ax.plot(exact.keys(), [100 * value for value in exact.values()], "k-", label="original")
         for key, colour in (("fixed", "#63b3ed"), ("chosen", "#dd6b20")):
             chain = chains[key]
             ratio = chain["raw_bytes"] / chain["stored_bytes"]
             text = f"at {chain['bound']:.1%} of std, {ratio:.1f}x"
-            accuracy = [100 * value for value in chain["accuracy"]]
-            ax.plot(accuracy, "o", ms=4, color=colour, mfc="none", label=text)
+            epochs = [int(epoch) for epoch in chain["accuracy"]]
+            accuracy = [100 * value for value in chain["accuracy"].values()]
+            ax.plot(epochs, accuracy, "o", ms=4, color=colour, mfc="none", label=text)
         ax.set_title(f"{name}, seed {run['seed']}", fontsize=10)
         ax.legend(fontsize=8)
     for ax in axes[-1]:

@@ -58,7 +58,7 @@ class Recipe:
 RECIPES = (
     Recipe("VGG", "vgg"),
     Recipe("ResNet", "resnet"),
-    Recipe("Lite0", "lite0", lr=0.01, epochs=12, size=128, images=600, test_every=2, seeds=(0,)),
+    Recipe("Lite0", "lite0", lr=0.01, epochs=12, size=128, images=480, test_every=3, seeds=(0,)),
     Recipe("VGG, AdamW", "vgg", "adamw", lr=1e-3, epochs=12, seeds=(0, 1)),
 )
 QUICK_RECIPES = (
@@ -116,6 +116,13 @@ NETWORKS = {
 
 def recipes(lab):
     return QUICK_RECIPES if lab.quick else RECIPES
+
+
+def judged_epochs(recipe, seed):
+    """Epochs whose accuracy is measured: half of the first seed's, and what is compared later."""
+    last = recipe.epochs - 1
+    every_second = range(last % 2, recipe.epochs, 2) if seed == 0 else ()
+    return sorted({*every_second, recipe.epochs // 2, last})
 
 
 def make_network(recipe, classes):
@@ -287,17 +294,10 @@ def _checkpoint(folder, epoch):
     return os.path.join(folder, f"epoch-{epoch:02d}.pt")
 
 
-def train_all(lab, seeds=None):
-    """All runs, those of the first seed first; what is there is kept, an epoch at a time."""
-    found = []
-    wanted = sorted({seed for recipe in recipes(lab) for seed in recipe.seeds})
-    for seed in wanted if seeds is None else seeds:
-        for recipe in recipes(lab):
-            if seed in recipe.seeds:
-                run = trained(lab, recipe, seed)
-                if run is not None:
-                    found.append(run)
-    return sorted(found, key=lambda run: (recipes(lab).index(run.recipe), run.seed))
+def train_all(lab):
+    """All runs; what is there is kept, an epoch at a time."""
+    found = [trained(lab, recipe, seed) for recipe in recipes(lab) for seed in recipe.seeds]
+    return [run for run in found if run is not None]
 
 
 def trained(lab, recipe, seed):
@@ -340,8 +340,7 @@ def _train(lab, recipe, seed, folder, rows):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(state, _checkpoint(folder, epoch))
         row = {"epoch": epoch, "loss": loss, "cpu_seconds": seconds}
-        # All epochs of the first seed are judged; of the others those that others are compared to.
-        if seed == 0 or epoch in (recipe.epochs // 2, recipe.epochs - 1):
+        if epoch in judged_epochs(recipe, seed):
             row["accuracy"] = accuracy(model, data)
         rows.append(row)
         with open(os.path.join(folder, "epochs.jsonl"), "a") as file:
