@@ -58,6 +58,8 @@ Training runs are lines of [runs.jsonl](runs.jsonl); intervals are 95 % by Stude
 Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops from
 another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
 metadata), *ham224* (7 kinds of skin lesions).
+
+Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md).
 """
 
 

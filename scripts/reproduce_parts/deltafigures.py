@@ -47,7 +47,7 @@ def at(table, bound):
 def draw_similarity(runs, path):
     """Figure 1."""
     groups = by_network(runs)
-    fig, axes = figure(len(groups), height=2.9)
+    fig, axes = figure(len(groups), height=3.6 if len(groups) < 4 else 3.1)
     for ax, (name, group) in zip(axes[0], groups.items(), strict=True):
         found = last_pair(group[0])["similarity"]
         points = np.array(found["points"])
@@ -56,7 +56,7 @@ def draw_similarity(runs, path):
         ax.plot([-reach, reach], [-reach, reach], color="#1a202c", lw=0.8)
         ax.set_xlim(-reach, reach)
         ax.set_ylim(-reach, reach)
-        ax.set_aspect("equal")
+        ax.set_box_aspect(1)
         ax.locator_params(nbins=3)
         ax.tick_params(labelsize=8)
         line = f"y = {found['slope']:.3f} x"
@@ -158,8 +158,7 @@ def draw_accuracy(runs, path):
         chains = run["chains"]
         exact = accuracies(run)
         ax.plot(exact.keys(), [100 * value for value in exact.values()], "k-", label="original")
-        for key, colour in (("fixed", "#63b3ed"), ("chosen", "#dd6b20")):
-            chain = chains[key]
+        for chain, colour in zip(chains.values(), ("#63b3ed", "#dd6b20"), strict=False):
             ratio = chain["raw_bytes"] / chain["stored_bytes"]
             text = f"at {chain['bound']:.1%} of std, {ratio:.1f}x"
             epochs = [int(epoch) for epoch in chain["accuracy"]]
@@ -167,8 +166,10 @@ def draw_accuracy(runs, path):
             ax.plot(epochs, accuracy, "o", ms=4, color=colour, mfc="none", label=text)
         ax.set_title(f"{name}, seed {run['seed']}", fontsize=10)
         ax.legend(fontsize=8)
-    for ax in axes[-1]:
+    for ax in axes.ravel():
+        ax.set_visible(ax.has_data())
         ax.set_xlabel("epoch")
+        ax.locator_params(axis="x", integer=True)
     for row in axes:
         row[0].set_ylabel("accuracy, %")
     finish(fig, path)

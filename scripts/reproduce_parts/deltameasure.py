@@ -76,7 +76,7 @@ def pairs_of(run):
     """Epochs whose delta to the epoch before is judged, the last one first."""
     last = run.recipe.epochs - 1
     middle = run.recipe.epochs // 2
-    if run.seed > 0:
+    if run.seed > 0 or run.recipe.optimizer == "adamw":
         return [last]
     early = run.recipe.epochs // 4
     return [last, middle, early] if run.recipe.network == "vgg" else [last, middle]
@@ -108,7 +108,7 @@ def measure(lab, run):
         "resume": notes.get("resume", lambda: _resume(run, data)),
         "chains": {"fixed": notes.get("chain-fixed", lambda: _chain(run, data, FIXED))},
     }
-    if run.seed == 0:
+    if len(pairs) > 1:
         bound = RelativeStd(found[str(pairs[1])]["ours"]["bound"])
         chosen = notes.get("chain-chosen", lambda: _chain(run, data, bound))
         results["chains"]["chosen"] = chosen
@@ -281,7 +281,7 @@ def _resume(run, data):
                 store.save(run.state(epoch))
         found = _sizes(store, folder)
         found["rows"] = [_resumed(run, data, epoch, store.load(epoch + 1)) for epoch in epochs]
-    if run.seed == 0:
+    if run.seed == 0 and "vgg" in recipe.network:
         row = found["rows"][0]
         exact = run.state(epochs[0])
         row["again_loss"] = training.resume(recipe, run.seed, epochs[0], exact, data)[0]

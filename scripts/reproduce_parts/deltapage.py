@@ -69,7 +69,8 @@ def targets(runs):
         for key, text in (("fixed", "at 1 %"), ("chosen", "at the bound of a middle epoch")):
             ratios = [ratio_of(run["chains"][key]) for run in group if key in run["chains"]]
             what = f"{name}: the whole run with keyframes {text} ({WHOLE_RUN}x)"
-            found.append((what, _seeds(ratios), min(ratios) >= WHOLE_RUN))
+            if ratios:
+                found.append((what, _seeds(ratios), min(ratios) >= WHOLE_RUN))
         found += _resumable_targets(name, group)
     return found
 
@@ -404,7 +405,7 @@ link was measured here.
 """
 CHAIN_TEXT = """All versions of a run in one `DeltaStore`, weights alone, with keyframes (every 10
 versions) and the manifest. The bound is 1 %, or what Algorithm 1 chose on a delta in the middle of
-the run (first seed). The mean change is over at least every second version.
+the run (first seed). The mean change is over every fourth version or more of them.
 """
 RESUME_TEXT = """Weights and optimizer of all epochs in one store with the default bounds (weights
 1 %, momentum and first moments 10 % of the deviation, second moments 10 % of each value). The
