@@ -2,7 +2,6 @@
 measured is not measured again.
 """
 
-import copy
 import dataclasses
 import json
 import os
@@ -51,6 +50,10 @@ class Judge:
         return float(right.mean())
 
 
+class NotMeasuredError(Exception):
+    """With --existing something would have to be measured."""
+
+
 class Notes:
     """What was measured of a run: a JSON file beside its checkpoints."""
 
@@ -65,6 +68,8 @@ class Notes:
     def get(self, key, work):
         """The result for a key, measured if it is not there."""
         if key not in self.values:
+            if self.existing:
+                raise NotMeasuredError(f"{key} in {self.path}")
             begun = time.process_time()
             self.values[key] = work()
             print(f"  {key}: {time.process_time() - begun:.0f} CPU s", flush=True)
@@ -283,10 +288,13 @@ def _resume(run, data):
         found["rows"] = [_resumed(run, data, epoch, store.load(epoch + 1)) for epoch in epochs]
     if run.seed == 0 and "vgg" in recipe.network:
         row = found["rows"][0]
-        exact = run.state(epochs[0])
-        row["again_loss"] = training.resume(recipe, run.seed, epochs[0], exact, data)[0]
-        nudged = _nudged(exact)
-        row["nudged_loss"] = training.resume(recipe, run.seed, epochs[0], nudged, data)[0]
+        # An optimizer works on the tensors that it was given: each run needs its own.
+        for name, state in (
+            ("again", run.state(epochs[0])),
+            ("nudged", _nudged(run.state(epochs[0]))),
+        ):
+            loss, _ = training.resume(recipe, run.seed, epochs[0], state, data)
+            row[f"{name}_loss"] = loss
     return found
 
 
@@ -304,10 +312,9 @@ def _resumed(run, data, epoch, restored):
 
 
 def _nudged(state):
-    """The state with its weights moved by a millionth of themselves: what chaos alone does."""
-    moved = copy.deepcopy(state)
+    """The state, its weights moved by a millionth of themselves: what chaos alone does."""
     generator = torch.Generator().manual_seed(0)
-    for tensor in moved["model"].values():
+    for tensor in state["model"].values():
         if tensor.is_floating_point() and tensor.dim() >= 2:
             tensor.mul_(1 + NUDGE * torch.randn(tensor.shape, generator=generator))
-    return moved
+    return state

@@ -324,12 +324,23 @@ def _literal_words(runs):
     )
 
 
-def page(runs, command, date, pictures):
+def _planned(results):
+    if len(results["runs"]) == results["planned"]:
+        return ""
+    return (
+        f"{len(results['runs'])} of {results['planned']} planned runs had been made and measured "
+        "when this page was written; the command makes the others.\n"
+    )
+
+
+def page(results, command, date, pictures):
     """The whole page as Markdown."""
+    runs = results["runs"]
     judged = [[what, value, "met" if met else "missed"] for what, value, met in targets(runs)]
     return "\n".join(
         [
             HEAD.format(command=command, date=date),
+            _planned(results),
             network_table(runs),
             "\n## The targets\n\n" + TARGETS_TEXT + "\n",
             markdown(["target", "measured, by seed", ""], judged),
