@@ -43,6 +43,11 @@ def shift(row):
     return row["restored_loss"] / row["exact_loss"] - 1
 
 
+def error_by_move(pair):
+    """Deviation of a uniform error within the chosen bound, by that of the epoch's own change."""
+    return pair["ours"]["bound"] / np.sqrt(3) / pair["similarity"]["moved"]
+
+
 def nudged(row):
     """The same of a run that chaos alone has moved, where there is one."""
     if "nudged_loss" not in row:
@@ -88,8 +93,8 @@ def _rival_cells(run):
 
 def table2(runs):
     header = [
-        "network", "epoch", "change / deviation", "at 1 %", "Algorithm 1", "bound", "accuracy",
-        "change", "95 % over pictures", "on the other half",
+        "network", "epoch", "moved by", "at 1 %", "Algorithm 1", "bound", "error / move",
+        "accuracy", "change", "95 % over pictures", "on the other half",
     ]  # fmt: skip
     rows = []
     for run in runs:
@@ -105,6 +110,7 @@ def table2(runs):
                     f"{at(ours['table'], 0.01)['ratio']:.1f}x",
                     f"{ours['chosen']['ratio']:.1f}x",
                     f"{ours['bound']:.1%}",
+                    f"{error_by_move(pair):.1f}",
                     f"{ours['accuracy_exact']:.2%}",
                     points(ours["chosen"]["loss"]),
                     f"{-100 * high:+.2f} to {-100 * low:+.2f}",
