@@ -110,9 +110,10 @@ def _by_chance(runs):
     held = [pair["held_out"] for pair in pairs if pair["held_out"] is not None]
     worse = sum(row["loss"] > 0.002 for row in held)
     mean = float(np.mean([row["loss"] for row in held])) if held else 0.0
+    sizes = sorted({run["test_pictures"] for run in runs})
+    budgets = " or ".join(f"{0.002 * size:.1f} of {size}" for size in sizes)
     return (
-        f"A budget of 0.2 points is {0.002 * runs[0]['test_pictures']:.1f} of "
-        f"{runs[0]['test_pictures']} pictures, and Algorithm 1 takes the coarsest bound that "
+        f"A budget of 0.2 points is {budgets} pictures, and Algorithm 1 takes the coarsest bound that "
         f"happens to stay within it: in {uncertain} of {len(pairs)} choices the interval over "
         "pictures reaches beyond the budget. Chosen on every second picture, the bound lost more "
         f"than 0.2 points on the others in {worse} of {len(held)} choices (mean change "
@@ -217,55 +218,6 @@ the tensors of the change's deviation by the tensor's own; error / move is what 
 allows (as a uniform error) by that. The interval is a bootstrap over the test pictures of the
 change of accuracy at the chosen bound. The last column chooses on every second picture, and gives
 the bound and the change on the other half: what a user sees who does not choose on the test set.
-"""
-BOUNDS_TEXT,
-            pictures["bounds"],
-            "\n## The formula as printed\n\n" + LITERAL_TEXT + "\n",
-            literal_table(runs),
-            "\n## Coders (Fig. 5)\n\n" + CODERS_TEXT + "\n",
-            coder_table(runs),
-            "\n" + pictures["coders"],
-            "\n## Releases over a network (Fig. 8)\n\n" + TRANSFER_TEXT + "\n",
-            transfer_table(runs),
-            "\n" + pictures["transfer"],
-            "\n## A whole run (Table 3, Fig. 9)\n\n" + CHAIN_TEXT + "\n",
-            table3(runs),
-            "\n" + pictures["accuracy"],
-            "\n## Training goes on from a restored version\n\n" + RESUME_TEXT + "\n",
-            resume_table(runs),
-            "\n" + _again(runs) + "\n",
-        ]
-    )
-
-
-HEAD = """# Evidence: checkpoints
-
-What the Delta-DNN paper (ICPP 2020) reports, next to what this repository measures on networks
-that were trained for it. Everything is written by `{command}` ({date}); the numbers are in
-[deltadnn.json](deltadnn.json). It needs `shared/data` and `pip install
-"pcrshard[train,checkpoint,evidence]"`. The checkpoints stay in the temporary folder, so that a
-second run does not train. How to use the store: [checkpoints.md](../checkpoints.md).
-
-The pictures are the flowers of classify.tar (5 classes). Of each class 300 are trained on; the
-other training pictures and the validation pictures together are the test set, because one of the
-600 validation pictures alone is 0.17 points. Epochs count from 0; Lite0 is EfficientNet-Lite0,
-pretrained on ImageNet and tuned as a whole.
-"""
-TARGETS_TEXT = """The bar stands in parentheses. One epoch's delta is the last epoch's."""
-SIMILARITY_TEXT = """Parameters of the last epoch against the epoch before, all layers, the first
-seed. SSIM is computed with one window over all parameters, with the usual constants.
-"""
-TABLE1_TEXT = """The last epoch's network: LZMA and Zstd (level 19) on its floats, SZ3 on its floats
-as in the paper, ours as the delta to the epoch before. SZ3 and ours may use the same bounds on the
-same tensors (1, 5 and 10 %, ours also 0.5, 2, 3 and 7 %, of each tensor's deviation), and Algorithm
-1 chooses for both; the paper's bounds are of another kind. The last columns are the change of
-accuracy in points.
-"""
-TABLE2_TEXT = """Our delta at several epochs. How far an epoch moved the weights is the median over the tensors of
-the change's deviation by the tensor's; error / move is what the chosen bound allows (as a uniform
-error) by that. The interval is a bootstrap over the test pictures of
-the change at the chosen bound. The last column chooses on every second picture, and gives the bound
-and the change on the other half: what a user sees who does not choose on the test set.
 """
 BOUNDS_TEXT = """The last epoch, mean of the seeds (dots: seeds). Dashed: the budget, and the bar.
 """
