@@ -113,8 +113,8 @@ def _by_chance(runs):
     sizes = sorted({run["test_pictures"] for run in runs})
     budgets = " or ".join(f"{0.002 * size:.1f} of {size}" for size in sizes)
     return (
-        f"A budget of 0.2 points is {budgets} pictures, and Algorithm 1 takes the coarsest bound that "
-        f"happens to stay within it: in {uncertain} of {len(pairs)} choices the interval over "
+        f"A budget of 0.2 points is {budgets} pictures, and Algorithm 1 takes the coarsest bound "
+        f"that happens to stay within it: in {uncertain} of {len(pairs)} choices the interval over "
         "pictures reaches beyond the budget. Chosen on every second picture, the bound lost more "
         f"than 0.2 points on the others in {worse} of {len(held)} choices (mean change "
         f"{points(mean)} points). The paper chooses and reports on the same pictures."

@@ -212,7 +212,16 @@ def transfer_table(runs):
 
 
 def network_table(runs):
-    header = ["network", "parameters", "optimizer", "epochs", "pictures", "seeds", "accuracy"]
+    header = [
+        "network",
+        "parameters",
+        "optimizer",
+        "epochs",
+        "pictures",
+        "tested on",
+        "seeds",
+        "accuracy",
+    ]
     rows = []
     for name, group in by_network(runs).items():
         recipe = group[0]["recipe"]
@@ -223,8 +232,8 @@ def network_table(runs):
                 f"{group[0]['parameters'] / 1e6:.2f} million",
                 f"{optimizer}, {recipe['lr']:g} falling to a tenth",
                 recipe["epochs"],
-                f"{group[0]['train_pictures']} of {recipe['size']} px, "
-                f"{group[0]['test_pictures']} for tests",
+                f"{group[0]['train_pictures']} of {recipe['size']} px",
+                group[0]["test_pictures"],
                 len(group),
                 ", ".join(f"{run['rows'][-1]['accuracy']:.1%}" for run in group),
             ]
