@@ -1,9 +1,10 @@
-"""Regenerate docs/evidence from real runs on this machine: the VLDB paper's tables and figures
-next to ours.
+"""Regenerate docs/evidence from real runs on this machine: the papers' tables and figures next to
+ours.
 
-python scripts/reproduce.py                  all experiments; what is there already is kept python
-scripts/reproduce.py sizes autotune   some of them python scripts/reproduce.py --quick --out
-/tmp/evidence    a smoke run on synthetic pictures
+    python scripts/reproduce.py                  all experiments; what is there already is kept
+    python scripts/reproduce.py sizes autotune   some of them
+    python scripts/reproduce.py deltadnn         docs/evidence/checkpoints.md
+    python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
 
 Results are written as each experiment and each training run ends, so that a run that was stopped
 goes on where it was.
@@ -16,7 +17,7 @@ import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from reproduce_parts import accuracy, activation, costs, rates, scanscripts, tuning
+from reproduce_parts import accuracy, activation, costs, deltadnn, rates, scanscripts, tuning
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
 
@@ -46,7 +47,7 @@ ORDER = [
 ]
 
 # Commands that write a page of their own.
-PAGES = {activation.NAME: activation.reproduce}
+PAGES = {activation.NAME: activation.reproduce, deltadnn.NAME: deltadnn.reproduce}
 
 HEAD = f"""# Evidence
 
@@ -60,6 +61,8 @@ Training runs are lines of [runs.jsonl](runs.jsonl); intervals are 95 % by Stude
 Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops from
 another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
 metadata), *ham224* (7 kinds of skin lesions).
+
+Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md).
 """
 
 
@@ -115,7 +118,7 @@ def main(arguments=None):
             continue
         perform(lab, experiments[name])
         write_readme(lab, [experiments[name] for name in ORDER], HEAD)
-    print(f"figures and tables: {os.path.join(lab.out, 'README.md')}")
+    print(f"figures and tables: {lab.out}")
 
 
 if __name__ == "__main__":

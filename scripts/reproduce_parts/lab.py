@@ -52,6 +52,7 @@ class Lab:
         os.makedirs(self.out, exist_ok=True)
         name = f"pcrshard-evidence-{os.getuid()}{'-quick' if self.quick else ''}"
         self.cache = os.path.join(tempfile.gettempdir(), name)
+        self.networks = os.path.join(self.cache, "networks")  # checkpoints: gigabytes
         self.tasks = QUICK_TASKS if self.quick else TASKS
         self.seeds = (0, 1) if self.quick else (0, 1, 2)
         self.size = 32 if self.quick else 64
@@ -85,9 +86,7 @@ class Lab:
             if split is None:
                 source = self.photos()[name]
             else:
-                source = os.path.join(
-                    self._pictures() if self.quick else self._unpacked("classify"), name, split
-                )
+                source = os.path.join(self.classify(name), split)
             per_shard = 16 if self.quick else SAMPLES_PER_SHARD
             options = pcrshard.EncodeOptions(
                 samples_per_shard=per_shard, fmt=pcrshard.ShardFormat(script)
@@ -97,6 +96,10 @@ class Lab:
 
     def index(self, name, split=None, script="standard"):
         return pcrshard.open_dataset(self.dataset(name, split, script))[0]
+
+    def classify(self, name):
+        """The folder of a task's pictures: SPLIT/CLASS/FILE."""
+        return os.path.join(self._pictures() if self.quick else self._unpacked("classify"), name)
 
     def _unpacked(self, name):
         """A tar of shared/data, unpacked once."""
