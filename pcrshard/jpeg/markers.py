@@ -38,8 +38,7 @@ __all__ = [
     "SOI",
     "JpegMap",
     "ScanHeader",
-    "check_cost",
-    "check_pixels",
+    "check_area",
     "find_frame",
     "frame_size",
     "map_jpeg",
@@ -47,13 +46,6 @@ __all__ = [
 
 MAX_PIXELS = 1 << 28
 MAX_SCANS = 256
-# What decoding may take: 512 MiB for a file of up to 1 MiB, and 512 bytes for each byte above. The
-# native core has the same limit.
-MEMORY_PER_BYTE = 512
-MEMORY_FLOOR_BYTES = 1 << 20
-# Blocks times scans: libjpeg goes over every block once for each scan, however short.
-MAX_BLOCK_VISITS = 1 << 26
-_COEFFICIENT_BYTES = 2 * 64
 
 COM = 0xFE
 APP0 = 0xE0
@@ -73,7 +65,6 @@ _TABLES = {_DHT, _DAC, _DQT, _DRI}
 # Segments with a length that may stand before the frame.
 _PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
 _QUICK_BYTES = 4096
-_SCAN_MARKER = b"\xff\xda"
 _OTHER_FORMATS = {
     b"\x89PNG": "PNG",
     b"GIF8": "GIF",
@@ -272,7 +263,7 @@ def _check_soi(jpeg: bytes) -> None:
 def _check_size(frame: Frame, data_bytes: int) -> None:
     require(frame.height, "height is 0 and no DNL gives it")
     size = f"{frame.width}x{frame.height}"
-    _check_pixels(frame.height, frame.width)
+    check_area(frame.height, frame.width)
     # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot be the
     # image claimed.
     enough = frame.arithmetic or data_bytes * 8 >= frame.num_blocks
@@ -298,60 +289,14 @@ def _colour_space(
     return require(known.get(adobe), f"unknown Adobe transform {adobe} for {count} components")
 
 
-def _check_pixels(height: int, width: int) -> None:
+def check_area(height: int, width: int) -> None:
+    """Refuse an image of more than 2**28 pixels.
+
+    Raises:
+        UnsupportedJpeg: It has more.
+    """
     if height * width > MAX_PIXELS:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
-
-
-def check_pixels(
-    height: int,
-    width: int,
-    num_bytes: int,
-    memory_bytes: int,
-) -> None:
-    """Refuse an image that claims more than its file may, before memory is taken for it.
-
-    Args:
-        height: Claimed height in pixels.
-        width: Claimed width in pixels.
-        num_bytes: Bytes of the file.
-        memory_bytes: What a decoder would take.
-
-    Raises:
-        UnsupportedJpeg: More than 2**28 pixels, or too much memory for a file of this size.
-    """
-    _check_pixels(height, width)
-    allowed = MEMORY_PER_BYTE * max(num_bytes, MEMORY_FLOOR_BYTES)
-    if memory_bytes > allowed:
-        raise UnsupportedJpeg(
-            f"expected to need at most {allowed} bytes of memory for {num_bytes} bytes, "
-            f"got {width}x{height} pixels, which need {memory_bytes}"
-        )
-
-
-def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
-    """Refuse a JPEG that would take libjpeg too much memory or time for its size.
-
-    Args:
-        jpeg: The whole file; only its markers are looked at.
-        pixel_bytes: Bytes that are taken for each pixel, besides the coefficients.
-
-    Raises:
-        CorruptJpeg: There is no frame header, or it has no height.
-        UnsupportedJpeg: It claims too much.
-    """
-    frame = find_frame(jpeg)
-    height = frame.height
-    width = frame.width
-    coefficient_bytes = frame.num_blocks * _COEFFICIENT_BYTES
-    check_pixels(height, width, len(jpeg), height * width * pixel_bytes + coefficient_bytes)
-
-    # SOS cannot be in entropy-coded data; a thumbnail in the metadata adds one or two.
-    visits = jpeg.count(_SCAN_MARKER) * frame.num_blocks
-    if visits > MAX_BLOCK_VISITS:
-        raise UnsupportedJpeg(
-            f"expected at most {MAX_BLOCK_VISITS} visits of blocks, got {visits} by the scans"
-        )
 
 
 def frame_size(jpeg: bytes | memoryview) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
+from .cost import check_pixels
 from .crops import Box
-from .markers import check_pixels
 
 Pixels = npt.NDArray[np.uint8]
 # Not every plugin of Pillow: some run other programs on the file.

@@ -20,8 +20,9 @@ import turbojpeg
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+from .cost import check_cost
 from .crops import Box
-from .markers import EOI, SOI, ScanHeader, check_cost, find_frame, map_jpeg
+from .markers import EOI, SOI, ScanHeader, find_frame, map_jpeg
 from .other_formats import crop_and_resize, decode_by_pillow
 
 Pixels = npt.NDArray[np.uint8]
