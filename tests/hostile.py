@@ -4,6 +4,7 @@
 its imports were done, seconds of CPU, and the name of the error class.
 """
 
+import contextlib
 import http.server
 import json
 import pathlib
@@ -21,11 +22,13 @@ from pcrshard import (
     EncodeOptions,
     EpochOptions,
     PCRDataset,
+    ShardFormat,
     ShardWriter,
     encode,
     open_dataset,
 )
-from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.encoding.encode_jpeg import EncodedImage, encode_jpeg
+from pcrshard.encoding.shard_writer import EncodedSample, write_shard
 from pcrshard.errors import PCRError
 from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.shard_head import Head
@@ -144,9 +147,11 @@ def _jpeg_case(name: str, make, use=_decode) -> None:
 
 _jpeg_case("arithmetic_gigapixel", lambda: arithmetic(40_000, 40_000))
 _jpeg_case("arithmetic_large", lambda: arithmetic(16_384, 16_384))
-_jpeg_case("arithmetic_allowed", lambda: arithmetic(6000, 6000))
+_jpeg_case("arithmetic_few_bytes", lambda: arithmetic(6000, 6000))
+_jpeg_case("arithmetic_allowed", lambda: arithmetic(430, 430))
 _jpeg_case("arithmetic_scans", lambda: arithmetic_scans(8000, 60_000))
-_jpeg_case("arithmetic_allowed_scans", lambda: arithmetic_scans(6000, 110))
+_jpeg_case("arithmetic_few_scans", lambda: arithmetic_scans(6000, 110))
+_jpeg_case("arithmetic_allowed_scans", lambda: arithmetic_scans(700, 110))
 _jpeg_case("height_0", lambda: arithmetic(0, 100))
 _jpeg_case("huffman_height_0", lambda: flat(0, 100))
 _jpeg_case("flat_huge", lambda: flat(16_384, 16_384))
@@ -234,6 +239,58 @@ def shard_of_many_samples(folder):
     head = Head(1 << 24, 1 << 16, 1 << 40, 0, (1 << 41, 1 << 41))
     (folder / "a.tar").write_bytes(bytes(257) + b"ustar" + bytes(250) + head.encode() + bytes(4096))
     list(Shard(str(folder / "a.tar")).samples())
+
+
+def chroma_only(side: int) -> bytes:
+    """A large luma of which nothing is sent, and a small chroma by the fewest bits."""
+    components = bytes([1, 0x44, 0, 2, 0x11, 0, 3, 0x11, 0])
+    head = struct.pack(">BHHB", 8, side, side, 3) + components
+    data = bytes((side // 32 + 1) ** 2 // 8 + 1)
+    return (
+        frame(HUFFMAN, 8, 8)[: 2 + 69]
+        + segment(HUFFMAN, head)
+        + huffman(0, 0)
+        + segment(0xDA, bytes([1, 2, 0, 0, 0, 0]))
+        + data
+        + EOI
+    )
+
+
+def _shard_case(name: str, make, use) -> None:
+    """A shard of as many copies of a JPEG as there is room for, all of which are decoded."""
+
+    def decode_all(folder):
+        image = EncodedImage((make().removesuffix(EOI), *[b""] * 10), 8, 8, 0)
+        samples = [EncodedSample(f"{i:04}", {"jpg": image}, {}) for i in range(4096)]
+        count = len(samples)
+        url = folder / "a.tar"
+        while not url.exists() or url.stat().st_size > MAX_BYTES:
+            write_shard(str(url), samples[:count], ShardFormat())
+            count = count * MAX_BYTES // max(url.stat().st_size + 20_000, MAX_BYTES)
+        decoded = 0
+        for sample in Shard(str(url)).samples("full"):
+            with contextlib.suppress(PCRError):
+                use(sample["jpg"])
+                decoded += 1
+        if not decoded:
+            raise PCRError(f"none of {count} images")
+
+    CASES[name] = decode_all
+
+
+def _smooth(jpeg: bytes) -> None:
+    decode_image(jpeg, smoothing=True)
+
+
+def _crop(jpeg: bytes) -> None:
+    ImageDecoder(224, "random")(jpeg, Draws(0, 0, 0))
+
+
+for _name, _use in (("whole", decode_image), ("smooth", _smooth), ("crop", _crop)):
+    _shard_case(f"shard_of_arithmetic_{_name}", lambda: arithmetic(430, 430), _use)
+    _shard_case(f"shard_of_scans_{_name}", lambda: arithmetic_scans(700, 110), _use)
+    _shard_case(f"shard_of_flat_{_name}", lambda: flat(900, 900), _use)
+    _shard_case(f"shard_of_chroma_{_name}", lambda: chroma_only(1000), _use)
 
 
 @case

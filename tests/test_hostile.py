@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import hostile
+import hostile_campaign
 import pytest
 from support import ROOT
 
@@ -21,7 +22,8 @@ ALLOWED = {
     "flat_baseline",
     "index_of_unknown_lists",
     "png_allowed",
-}
+    *(name for name in hostile.CASES if name.startswith("shard_of_") and "chroma" not in name),
+} - {"shard_of_many_samples"}
 
 
 @pytest.mark.parametrize("name", hostile.CASES)
@@ -41,3 +43,28 @@ def test_less_than_a_megabyte_never_costs_gigabytes(name):
     assert took["megabytes"] <= MAX_MEGABYTES, took
     assert took["seconds"] <= MAX_SECONDS, took
     assert took["refused"] or (name in ALLOWED and not took["error"]), took
+
+
+CAMPAIGN = {"jpegs": 6000, "shards": 6000, "indexes": 4000, "states": 4000, "tars": 2000}
+
+
+@pytest.mark.parametrize("kind", hostile_campaign.KINDS)
+@pytest.mark.parametrize("share", [50, pytest.param(1, marks=pytest.mark.long)])
+def test_thousands_of_damaged_inputs(kind, share):
+    """Each is refused by an error of the library's, or read; none takes gigabytes or minutes."""
+    count = CAMPAIGN[kind] // share
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "hostile_campaign.py"), kind, str(count), str(share)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    took = json.loads(result.stdout)
+    print(kind, result.stdout)
+    assert took["findings"] == []
+    assert min(took["refused"], took["accepted"]) > 0, took
+    assert took["refused"] + took["accepted"] == count
+    assert took["megabytes"] <= MAX_MEGABYTES, took
+    assert took["slowest"] <= MAX_SECONDS, took

@@ -21,7 +21,7 @@ from pcrshard.testing import make_jpeg
 COMMAND = [
     sys.executable,
     "-c",
-    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
+    "import sys; from pcrshard_command import main; sys.exit(main())",
 ]
 
 

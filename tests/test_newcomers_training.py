@@ -94,7 +94,7 @@ def test_fidelity_of_a_staged_copy(copy, tmp_path, capsys):
         "    return lambda batch: torch.eye(2)[:1].expand(len(batch), 2)\n"
     )
     command = [sys.executable, "-m", "pcrshard.cli.main", *arguments, "--model", "mine:net"]
-    script = "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    script = "import sys; from pcrshard_command import main; sys.exit(main())"
     command[1:3] = ["-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -46,8 +44,7 @@ __all__ = [
     "JpegMap",
     "Range",
     "ScanHeader",
-    "check_cost",
-    "check_pixels",
+    "check_area",
     "find_frame",
     "frame_size",
     "map_jpeg",
@@ -55,13 +52,6 @@ __all__ = [
 
 MAX_PIXELS = 1 << 28
 MAX_SCANS = 256
-# What decoding may take: 512 MiB for a file of up to 1 MiB, and 512 bytes for each byte above. The
-# native core has the same limit.
-MEMORY_PER_BYTE = 512
-MEMORY_FLOOR_BYTES = 1 << 20
-# Blocks times scans: libjpeg goes over every block once for each scan, however short.
-MAX_BLOCK_VISITS = 1 << 26
-_COEFFICIENT_BYTES = 2 * 64
 
 COM = 0xFE
 APP0 = 0xE0
@@ -81,7 +71,6 @@ _TABLES = {_DHT, _DAC, _DQT, _DRI}
 # Segments with a length that may stand before the frame.
 _PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
 _QUICK_BYTES = 4096
-_SCAN_MARKER = b"\xff\xda"
 # The colour space of 3 and of 4 components, by the transform in an Adobe segment.
 _ADOBE_COLOURS: dict[int, dict[int | None, str]] = {
     3: {0: "rgb", 1: "ycc"},
@@ -221,7 +210,8 @@ class _Mapper:
     def _finish(self, eoi: int) -> JpegMap:
         frame = require(self.frame, "expected a frame header before EOI")
         require(self.scans, "expected a scan before EOI")
-        _check_size(frame, self.ranges)
+        data_bytes = sum(stop - start for ranges in self.ranges for start, stop in ranges)
+        _check_size(frame, data_bytes)
         return JpegMap(
             frame,
             _colour_space(frame, jfif=self.jfif, adobe=self.adobe),
@@ -270,14 +260,13 @@ def _find_scan_ends(jpeg: bytes) -> list[int]:
     return offsets[ends].tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
 
 
-def _check_size(frame: Frame, ranges: Iterable[Iterable[Range]]) -> None:
-    height = require(frame.height, "height is 0 and no DNL gives it")
-    _check_pixels(height, frame.width)
-    data_bytes = sum(stop - start for start, stop in chain.from_iterable(ranges))
+def _check_size(frame: Frame, data_bytes: int) -> None:
+    require(frame.height, "height is 0 and no DNL gives it")
+    size = f"{frame.width}x{frame.height}"
+    check_area(frame.height, frame.width)
     # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot be the
     # image claimed.
     enough = frame.arithmetic or data_bytes * 8 >= frame.num_blocks
-    size = f"{frame.width}x{height}"
     require(enough, f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
 
 
@@ -299,60 +288,14 @@ def _colour_space(
     return require(known, f"unknown Adobe transform {adobe} for {count} components")
 
 
-def _check_pixels(height: int, width: int) -> None:
+def check_area(height: int, width: int) -> None:
+    """Refuse an image of more than 2**28 pixels.
+
+    Raises:
+        UnsupportedJpeg: It has more.
+    """
     if height * width > MAX_PIXELS:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
-
-
-def check_pixels(
-    height: int,
-    width: int,
-    num_bytes: int,
-    memory_bytes: int,
-) -> None:
-    """Refuse an image that claims more than its file may, before memory is taken for it.
-
-    Args:
-        height: Claimed height in pixels.
-        width: Claimed width in pixels.
-        num_bytes: Bytes of the file.
-        memory_bytes: What a decoder would take.
-
-    Raises:
-        UnsupportedJpeg: More than 2**28 pixels, or too much memory for a file of this size.
-    """
-    _check_pixels(height, width)
-    allowed = MEMORY_PER_BYTE * max(num_bytes, MEMORY_FLOOR_BYTES)
-    if memory_bytes > allowed:
-        raise UnsupportedJpeg(
-            f"expected to need at most {allowed} bytes of memory for {num_bytes} bytes, "
-            f"got {width}x{height} pixels, which need {memory_bytes}"
-        )
-
-
-def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
-    """Refuse a JPEG that would take libjpeg too much memory or time for its size.
-
-    Args:
-        jpeg: The whole file; only its markers are looked at.
-        pixel_bytes: Bytes that are taken for each pixel, besides the coefficients.
-
-    Raises:
-        CorruptJpeg: There is no frame header, or it has no height.
-        UnsupportedJpeg: It claims too much.
-    """
-    frame = find_frame(jpeg)
-    height = frame.height
-    width = frame.width
-    coefficient_bytes = frame.num_blocks * _COEFFICIENT_BYTES
-    check_pixels(height, width, len(jpeg), height * width * pixel_bytes + coefficient_bytes)
-
-    # SOS cannot be in entropy-coded data; a thumbnail in the metadata adds one or two.
-    visits = jpeg.count(_SCAN_MARKER) * frame.num_blocks
-    if visits > MAX_BLOCK_VISITS:
-        raise UnsupportedJpeg(
-            f"expected at most {MAX_BLOCK_VISITS} visits of blocks, got {visits} by the scans"
-        )
 
 
 def frame_size(jpeg: Buffer) -> Size:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
+from .cost import check_pixels
 from .crops import Box, Size
-from .markers import check_pixels
 
 Pixels = NDArray[np.uint8]
 # Not every plugin of Pillow: some run other programs on the file.

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from ..memory import Buffer
+from .cost import check_cost
 from .crops import Box, Size
 from .markers import (
     EOI,
     SOI,
     ScanHeader,
-    check_cost,
     find_frame,
     frame_size,
     map_jpeg,

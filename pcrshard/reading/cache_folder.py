@@ -5,8 +5,10 @@ Whoever can write to a cache decides what a training job reads: checksums are no
 
 from __future__ import annotations
 
+import grp
 import logging
 import os
+import pwd
 import stat
 from contextlib import suppress
 
@@ -102,28 +104,63 @@ def _problem(folder: str) -> str | None:
         status = os.stat(folder)
     except OSError:
         return None  # there is nothing to believe
-    sticky = status.st_mode & stat.S_ISVTX
     if status.st_uid not in (os.geteuid(), 0):
         return f"expected a cache folder of your own, {folder} belongs to user {status.st_uid}"
-    if status.st_mode & stat.S_IWOTH and not sticky:
-        return f"expected a cache folder of your own, anybody can write to {folder}: chmod go-w it"
-    for name in ("entries", "locks"):
-        problem = _problem_inside(os.path.join(folder, name))
-        if problem:
-            return problem
+    if who := _writers(status):
+        return f"expected a cache folder of your own, {who} can write to {folder}: chmod go-w it"
+    return _problem_above(folder) or _problem_inside(folder)
+
+
+def _problem_above(folder: str) -> str | None:
+    """Whether anybody can put another folder in this one's place.
+
+    A group that may do so, as in the folder of a project, is one that the user has chosen to trust:
+    it could replace datasets and programs there, too.
+    """
+    above = os.path.dirname(os.path.realpath(folder))
+    while True:
+        status = os.stat(above)
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            return f"expected a cache folder that nobody can replace, anybody can write to {above}"
+        if above == os.path.dirname(above):
+            return None
+        above = os.path.dirname(above)
+
+
+def _problem_inside(folder: str) -> str | None:
+    for path in (os.path.join(folder, name) for name in ("entries", "locks")):
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            return f"expected a folder of the cache, {path} is a link or a file"
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"expected a cache of your own, {path} belongs to user {status.st_uid}"
+        if who := _writers(status):
+            return f"expected a cache of your own, {who} could write to {path}: remove it"
     return None
 
 
-def _problem_inside(path: str) -> str | None:
+def _writers(status: os.stat_result) -> str:
+    """Who else can replace what is in a folder: nobody where it is sticky, as /tmp is."""
+    if status.st_mode & stat.S_ISVTX:
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "anybody"
+    is_open = status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
+    return f"group {status.st_gid}" if is_open else ""
+
+
+def _is_private_group(number: int) -> bool:
+    """Whether a group is the user's alone, which many systems give to every user.
+
+    Their umask then lets the group write. This is the test of pam_umask's ``usergroups``, and that
+    nobody else was added.
+    """
     try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    if not stat.S_ISDIR(status.st_mode):
-        return f"expected a folder of the cache, {path} is a link or a file"
-    if status.st_uid not in (os.geteuid(), 0):
-        return f"expected a cache of your own, {path} belongs to user {status.st_uid}"
-    own = status.st_uid == os.geteuid()
-    if status.st_mode & _WRITABLE_BY_OTHERS and not own:
-        return f"expected a cache of your own, others can write to {path}"
-    return None
+        group = grp.getgrgid(number)
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}

@@ -8,7 +8,7 @@ RUN = [
     "-W",
     "error",
     "-c",
-    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
+    "import sys; from pcrshard_command import main; sys.exit(main())",
 ]
 
 

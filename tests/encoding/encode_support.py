@@ -18,7 +18,7 @@ from pcrshard.encoding.encode_dataset import encode_part
 CLI = [
     sys.executable,
     "-c",
-    "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))",
+    "import sys; from pcrshard_command import main; sys.exit(main())",
 ]
 
 
@@ -60,7 +60,7 @@ def make_tar(path, members):
 
 
 def start_encode(src, dst, *options):
-    code = "import sys; from pcrshard.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from pcrshard_command import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "encode", str(src), str(dst), *options]
     return subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -534,6 +534,15 @@ class _EndlessTar(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     size = 1 << 50
     name = staticmethod("{}.jpg".format)
+    nameless = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
+    nameless_sum = sum(nameless[:148]) + 8 * 32 + sum(nameless[156:])
+
+    def _header(self, number):
+        """As tarfile writes it, in a tenth of the time."""
+        name = self.name(number).encode()
+        checksum = self.nameless_sum + sum(name)
+        head = name + self.nameless[len(name) : 148] + b"%06o\0 " % checksum
+        return head + self.nameless[156:]
 
     def do_HEAD(self):
         self._answer(200, self.size)
@@ -542,7 +551,7 @@ class _EndlessTar(http.server.BaseHTTPRequestHandler):
         first, stop = servers.parse_range(self.headers["Range"])
         stop = min(stop or self.size, first + (1 << 22))
         numbers = range(first // 512, -(-stop // 512))
-        blocks = b"".join(tarfile.TarInfo(self.name(i)).tobuf() for i in numbers)
+        blocks = b"".join(map(self._header, numbers))
         self._answer(206, stop - first, first)
         self.wfile.write(blocks[first % 512 :][: stop - first])
 

@@ -1,9 +1,11 @@
 """Whose a cache is: what another user could have written is neither believed nor removed."""
 
+import grp
 import json
 import logging
 import os
 import pathlib
+import pwd
 import shutil
 
 import pytest
@@ -74,6 +76,45 @@ def test_a_cache_that_anybody_can_write_to_is_not_believed(planted, caplog):
     assert read(planted) == (GOOD, 1000)
     assert "chmod go-w" in caplog.text
     planted.chmod(0o1777)  # as /tmp is: what is in it cannot be replaced
+    assert read(planted) == (EVIL, 0)
+
+
+def set_group(path, mode):
+    """Give a folder to a group that is not the user's alone."""
+    if os.geteuid():
+        pytest.skip("NOT ROOT: only root gives files to any group")
+    os.chown(path, -1, 65534)
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize("name", ["", "entries", "locks"])
+def test_a_cache_that_a_group_can_write_to_is_not_believed(planted, caplog, name):
+    """Nor is one of a group; sticky, or of the user's private group, it is."""
+    set_group(planted / name, 0o775)
+    assert read(planted) == (GOOD, 1000)
+    assert f"group 65534 can write to {planted}" in caplog.text or name
+    set_group(planted / name, 0o1775)
+    assert read(planted) == (EVIL, 0)
+
+
+def test_a_cache_of_the_private_group_is_used(planted):
+    """Where every user has a group and the umask is 002, a folder that one made is one's own."""
+    planted.chmod(0o775)
+    os.chown(planted, -1, os.getegid())
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    if grp.getgrgid(os.getegid()).gr_name != name:
+        pytest.skip("NO PRIVATE GROUP: this user's group has another name")
+    assert read(planted) == (EVIL, 0)
+
+
+def test_a_cache_that_anybody_can_replace_is_not_believed(planted, tmp_path, caplog):
+    """Somebody could put another folder in its place; a group that was let in may do so."""
+    tmp_path.chmod(0o777)
+    assert read(planted) == (GOOD, 1000)
+    assert f"anybody can write to {tmp_path}" in caplog.text
+    tmp_path.chmod(0o1777)
+    assert read(planted) == (EVIL, 0)
+    set_group(tmp_path, 0o2770)
     assert read(planted) == (EVIL, 0)
 
 

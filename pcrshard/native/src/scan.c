@@ -3,15 +3,15 @@
 
 static size_t align(size_t n) { return (n + 63) / 64 * 64; }
 
-/* Every block costs at least one bit of its DC scan, so a header cannot claim more blocks than the
- * stream has bits. Checked before memory for them is taken. */
+/* Every block costs at least one bit of its DC scan, so a header cannot claim more blocks of a
+ * component than the stream has bits. Checked before memory for them is taken. */
 int pcr_check_payable(pcr_decoder *dec) {
-    uint64_t fewest = UINT64_MAX;
+    uint64_t most = 0;
     for (int c = 0; c < dec->num_components; c++) {
         uint64_t blocks = (uint64_t)dec->comp[c].blocks_w * (uint64_t)dec->comp[c].blocks_h;
-        if (blocks < fewest) fewest = blocks;
+        if (blocks > most) most = blocks;
     }
-    if (fewest > 8 * (uint64_t)dec->cursor.total)
+    if (most > 8 * (uint64_t)dec->cursor.total)
         return pcr_fail(dec, PCR_LIMIT,
                         "expected at least 1 bit per block of %dx%d pixels, got %zu bytes",
                         dec->width, dec->height, dec->cursor.total);

@@ -1,0 +1,106 @@
+"""Four threads that call the native code at once on the same inputs; see threads.sh.
+
+``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends, transcodes
+them, takes them apart by scattered reads from one file and from memory, and quantises; every thread
+must get the same. With ``--race`` all decode into the same memory, which a sanitizer must find.
+"""
+
+import concurrent.futures
+import hashlib
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+
+import numpy as np
+
+from pcrshard import native
+from pcrshard.checksum import crc32c
+from pcrshard.errors import PCRError
+from pcrshard.format.scan_script import STANDARD, scans_for
+from pcrshard.jpeg.markers import map_jpeg
+from pcrshard.native import fused_quantiser, scatter
+
+THREADS = 4
+SIDE = 64
+_start = threading.Barrier(THREADS)
+
+
+def decode(images, out=None):
+    """Pixels of all images, cropped and resized in one call for each backend."""
+    table = native.image_table(images, [len(image) for image in images])
+    digest = hashlib.sha256()
+    for backend in ("auto", "portable"):
+        pixels = np.zeros((len(images), SIDE, SIDE, 3), np.uint8) if out is None else out
+        decoded = native.decode_batch(table, pixels, backend=backend)
+        digest.update(decoded.tobytes() + pixels[decoded].tobytes())
+    return digest.hexdigest()
+
+
+def rescan(images):
+    """The progressive files of all images, or why there is none."""
+    digest = hashlib.sha256()
+    for image in images:
+        try:
+            source = map_jpeg(image)
+            scans = scans_for(STANDARD, source.colour, len(source.frame.components))
+            digest.update(native.rescan(image, scans))
+        except (PCRError, ValueError) as error:
+            digest.update(str(error).encode())
+    return digest.hexdigest()
+
+
+def take_apart(images, handle):
+    """All images from one descriptor and from memory, with their checksums."""
+    sizes = np.array([[len(image) for image in images]], np.uint32)
+    crcs = np.array([crc32c(image) for image in images], np.uint32)
+    groups = scatter.Groups(sizes, np.zeros(1, np.int64))
+    data = b"".join(images)
+    digest = hashlib.sha256()
+    for source in (handle, memoryview(data)):
+        values, damaged = scatter.read(source, 0, len(data), groups, ending=b"end", crcs=crcs)
+        assert damaged == []
+        digest.update(b"".join(values))
+    return digest.hexdigest()
+
+
+def quantise(_):
+    values = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
+    codes = np.empty(values.shape, np.int8)
+    fused_quantiser.quantise(values.ctypes.data, values.size, "float32", 0.01, codes.ctypes.data)
+    return hashlib.sha256(codes.tobytes()).hexdigest()
+
+
+def together(function, *arguments):
+    """The result of a function that four threads call at the same time."""
+
+    def call():
+        _start.wait()
+        return function(*arguments)
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        results = [future.result() for future in [pool.submit(call) for _ in range(THREADS)]]
+    assert len(set(results)) == 1, f"{function.__name__}: threads got different results"
+
+
+def main(arguments):
+    names = [name for name in arguments if name != "--race"]
+    images = [pathlib.Path(name).read_bytes() for name in names]
+    begin = time.monotonic()
+    if "--race" in arguments:
+        together(decode, images, np.zeros((len(images), SIDE, SIDE, 3), np.uint8))
+        return 0
+    with tempfile.TemporaryFile() as file:
+        file.write(b"".join(images))
+        file.flush()
+        for function in (decode, rescan, quantise):
+            together(function, images)
+        together(take_apart, images, file.fileno())
+    seconds = time.monotonic() - begin
+    print(f"{len(images)} files by {THREADS} threads: no race in {seconds:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

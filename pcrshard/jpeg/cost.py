@@ -1,0 +1,81 @@
+"""What decoding a JPEG may take: memory and time in proportion to its bytes.
+
+Only markers are looked at, before any decoder is.
+"""
+
+from __future__ import annotations
+
+from ..errors import UnsupportedJpeg
+from .markers import check_area, find_frame
+
+# What decoding may take: 512 MiB for a file of up to 1 MiB, and 512 bytes for each byte above. The
+# native core has the same limit.
+MEMORY_PER_BYTE = 512
+MEMORY_FLOOR_BYTES = 1 << 20
+# What a file may claim, so that a shard of many small ones does not take minutes: a block of 8x8
+# pixels for each bit, as Huffman coding needs, or a small picture.
+BLOCKS_PER_BYTE = 8
+FREE_BLOCKS = 1 << 11
+# Blocks times scans: libjpeg goes over every block once for each scan, however short. The native
+# core has the same limit for each byte.
+MAX_BLOCK_VISITS = 1 << 26
+VISITS_PER_BYTE = 8 * 64
+FREE_VISITS = 1 << 16
+_BLOCK_PIXELS = 64
+_COEFFICIENT_BYTES = 2 * _BLOCK_PIXELS
+_SCAN_MARKER = b"\xff\xda"
+
+
+def check_pixels(
+    height: int,
+    width: int,
+    num_bytes: int,
+    memory_bytes: int,
+) -> None:
+    """Refuse an image that claims more than its file may, before memory is taken for it.
+
+    Args:
+        height: Claimed height in pixels.
+        width: Claimed width in pixels.
+        num_bytes: Bytes of the file.
+        memory_bytes: What a decoder would take.
+
+    Raises:
+        UnsupportedJpeg: More than 2**28 pixels, or too much memory for a file of this size.
+    """
+    check_area(height, width)
+    allowed = MEMORY_PER_BYTE * max(num_bytes, MEMORY_FLOOR_BYTES)
+    if memory_bytes > allowed:
+        raise UnsupportedJpeg(
+            f"expected to need at most {allowed} bytes of memory for {num_bytes} bytes, "
+            f"got {width}x{height} pixels, which need {memory_bytes}"
+        )
+
+
+def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
+    """Refuse a JPEG that would take libjpeg too much memory or time for its size.
+
+    Args:
+        jpeg: The whole file; only its markers are looked at.
+        pixel_bytes: Bytes that are taken for each pixel, besides the coefficients.
+
+    Raises:
+        CorruptJpeg: There is no frame header, or it has no height.
+        UnsupportedJpeg: It claims too much.
+    """
+    frame = find_frame(jpeg)
+    height = frame.height
+    width = frame.width
+    coefficient_bytes = frame.num_blocks * _COEFFICIENT_BYTES
+    check_pixels(height, width, len(jpeg), height * width * pixel_bytes + coefficient_bytes)
+
+    blocks = BLOCKS_PER_BYTE * len(jpeg) + FREE_BLOCKS
+    if height * width > blocks * _BLOCK_PIXELS:
+        raise UnsupportedJpeg(f"{len(jpeg)} bytes are too few for {width}x{height} pixels")
+    # SOS cannot be in entropy-coded data; a thumbnail in the metadata adds one or two.
+    visits = jpeg.count(_SCAN_MARKER) * frame.num_blocks
+    most_visits = min(VISITS_PER_BYTE * len(jpeg) + FREE_VISITS, MAX_BLOCK_VISITS)
+    if visits > most_visits:
+        raise UnsupportedJpeg(
+            f"expected at most {most_visits} visits of blocks, got {visits} by the scans"
+        )

@@ -1,0 +1,120 @@
+"""The installed command at a Ctrl-C: one line whenever it comes, whole files, and a way on."""
+
+import configparser
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support import ROOT, read_all
+
+from pcrshard.testing import make_jpeg
+
+# As the installed script, but for a byte that says when it begins: what Python does before it, with
+# a traceback, is not ours.
+PROGRAM = "import os, sys; from pcrshard_command import main; os.write(1, b'.'); sys.exit(main())"
+ADVICE = "; the same command with --resume goes on from here"
+MOMENTS = [pytest.param(3), pytest.param(60, marks=pytest.mark.long)]
+
+
+def test_the_command_is_this_one():
+    """What is tested here is what is installed."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    scripts = config["options.entry_points"]["console_scripts"].split()
+    assert scripts == ["pcrshard", "=", "pcrshard_command:main"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Images that take a second to encode."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for number in range(24):
+        (folder / f"{number:02d}.jpg").write_bytes(make_jpeg(number, 400, 500, quality=95))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoded(pictures, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoded") / "pcr"
+    assert run(words("encode", pictures, folder)) == (0, "")
+    return folder
+
+
+def words(command, source, target):
+    """The command line of each of the commands that are stopped here."""
+    options = {
+        "encode": [target, "--num-shards=8", "--workers=2"],
+        "stage": [target, "--scan=5"],
+        "verify": ["--workers=2"],
+    }
+    return [command, str(source), *map(str, options[command])]
+
+
+def start(arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert select.select([process.stdout], [], [], 60)[0]
+    return process
+
+
+def run(arguments):
+    """Exit status and error output of a command that nobody stops."""
+    with start(arguments) as process:
+        _, said = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def stop(arguments, seconds):
+    """The same of one whose terminal sends a Ctrl-C after some seconds."""
+    with start(arguments) as process:
+        time.sleep(seconds)
+        # A process that has ended and was not waited for takes a signal, too.
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def check_stopped(command, status, said):
+    """One line, or none where all was done; only Python's very end, without signals, ends so."""
+    advice = ADVICE if command == "encode" else ""
+    lines = {"pcrshard: stopped\n", f"pcrshard {command}: stopped{advice}\n"}
+    assert (status, said) in {(0, ""), (-signal.SIGINT, ""), *((130, line) for line in lines)}
+    return status == 130
+
+
+@pytest.mark.parametrize("moments", MOMENTS)
+@pytest.mark.parametrize("command", ["encode", "stage", "verify"])
+def test_ctrl_c_at_any_moment(command, moments, pictures, encoded, tmp_path):
+    """It is one line and 130; what is written is whole; and the next run finishes the work."""
+    source = pictures if command == "encode" else encoded
+    begin = time.monotonic()
+    assert run(words(command, source, tmp_path / "whole")) == (0, "")
+    longest = time.monotonic() - begin
+    expected = read_all(tmp_path / "whole") if command != "verify" else {}
+    num_stopped = 0
+    num_shards = 0
+    for number in range(moments):
+        target = tmp_path / str(number)
+        arguments = words(command, source, target)
+        seconds = random.Random(number).uniform(0, longest)
+        num_stopped += check_stopped(command, *stop(arguments, seconds))
+        if command == "verify":
+            continue
+        found = read_all(target) if target.exists() else {}
+        shards = {name: what for name, what in found.items() if name.endswith(".tar")}
+        assert shards.items() <= expected.items()
+        num_shards += len(shards)
+        resume = ["--resume"] if command == "encode" and found else []
+        assert run([*arguments, *resume]) == (0, "")
+        assert read_all(target) == expected
+    print(f"{command}: {num_stopped} of {moments} stopped, {num_shards} shards there, all whole")
