@@ -154,7 +154,13 @@ def encode_part(
     names = field_names(source.samples, options)
     _tell_ignored(src, source)
     tasks = _tasks(dst, source, Recipe(names, options, src_options, dst_options))
-    journal = Journal(dst, _fingerprint(source, options), options.on_error, dst_options, part)
+    journal = Journal(
+        dst,
+        _fingerprint(source, options),
+        options.on_error,
+        dst_options,
+        part,
+    )
     with journal.open(resume):
         mine = {number: task for number, task in tasks.items() if journal.is_mine(number)}
         _write_shards(mine, journal, workers, executor, progress)
@@ -249,14 +255,24 @@ def _check_apart(
     if not storage.is_local(dst):
         return
     target = os.path.realpath(dst)
+    if _is_inside(target, src) or target in _tar_folders(source):
+        shown = redact_url(src)
+        raise EncodeError(f"expected a folder apart from the source {shown}, got {dst}")
+
+
+def _is_inside(target: str, src: str) -> bool:
+    """Whether a folder is the source's, if it has one, or below it."""
+    if not storage.is_local(src) or not os.path.isdir(src):
+        return False
+    folder = os.path.join(os.path.realpath(src), "")
+    return f"{target}/".startswith(folder)
+
+
+def _tar_folders(source: Source) -> set[str]:
+    """The local folders that tars of the source are in."""
     urls = {ref.url for sample in source.samples for ref in sample.refs}
     folders = {url.rpartition("/")[0] for url in urls if url.endswith(".tar")}
-    is_among = target in map(os.path.realpath, filter(storage.is_local, folders))
-    if storage.is_local(src) and os.path.isdir(src):
-        is_among |= f"{target}/".startswith(os.path.join(os.path.realpath(src), ""))
-    if is_among:
-        source_shown = redact_url(src)
-        raise EncodeError(f"expected a folder apart from the source {source_shown}, got {dst}")
+    return set(map(os.path.realpath, filter(storage.is_local, folders)))
 
 
 def _write_shards(

@@ -52,7 +52,13 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
         raise UnsupportedJpeg(f"a part of more than {MAX_PIECE_BYTES} bytes")
-    return EncodedImage(pieces, header_sizes, frame.height, frame.width, source.orientation)
+    return EncodedImage(
+        pieces,
+        header_sizes,
+        frame.height,
+        frame.width,
+        source.orientation,
+    )
 
 
 def _cut_groups(

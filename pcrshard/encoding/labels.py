@@ -140,16 +140,20 @@ def renumber(source: Source, classes: tuple[str, ...]) -> Source:
     if not classes or source.classes == classes:
         return source
     numbers = {name: str(number).encode() for number, name in enumerate(classes)}
-    if unknown := [name for name in source.classes if name not in numbers]:
-        raise EncodeError(
-            f"expected classes of the {len(classes)} names given, such as {classes[0]!r}, "
-            f"the source has {unknown[0]!r}"
-        )
+    _check_known(source.classes, classes)
     if not source.classes:
         return source._replace(classes=classes)
     relabelled = {str(number).encode(): numbers[name] for number, name in enumerate(source.classes)}
     samples = [_relabel(sample, relabelled) for sample in source.samples]
     return source._replace(samples=samples, classes=classes)
+
+
+def _check_known(own: Sequence[str], classes: Sequence[str]) -> None:
+    if unknown := set(own).difference(classes):
+        raise EncodeError(
+            f"expected classes of the {len(classes)} names given, such as {classes[0]!r}, "
+            f"the source has {min(unknown, key=own.index)!r}"
+        )
 
 
 def _relabel(sample: SampleRef, numbers: Mapping[bytes, bytes]) -> SampleRef:

@@ -105,8 +105,7 @@ class Journal:
         options: storage.Options,
         part: Part | None = None,
     ) -> None:
-        if part is not None and not 0 <= part[0] < part[1]:
-            raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
+        _check_part(part)
         self.dst = dst
         self.fingerprint = fingerprint
         self.on_error = on_error
@@ -236,11 +235,9 @@ class Journal:
         return {url: self._read(url) for url in urls}
 
     def _read(self, url: str) -> _Saved:
+        data = storage.read_bytes(url, options=self.options)
         try:
-            raw = json.loads(storage.read_bytes(url, options=self.options))
-            shards = raw["shards"].items()
-            results = {int(number): _result_from_json(result) for number, result in shards}
-            return _Saved(str(raw["fingerprint"]), results)
+            return _parse_journal(data)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EncodeError(
                 f"not a journal: {error}; remove it to start from the beginning", url=url
@@ -308,9 +305,12 @@ class Journal:
             yield self.results
             return
         with self._lock.finishing() if self._lock else contextlib.nullcontext():
-            found = _merged(self._read_all().values())
-            there = {number: result for number, result in found.items() if self._is_there(result)}
-            yield there | self.results
+            yield self._find_written() | self.results
+
+    def _find_written(self) -> Results:
+        """The shards of all journals that are there."""
+        found = _merged(self._read_all().values())
+        return {number: result for number, result in found.items() if self._is_there(result)}
 
     def _is_there(self, result: ShardResult) -> bool:
         """Whether a shard has its size; the part that wrote it has checked the rest."""
@@ -335,6 +335,11 @@ class Journal:
                 storage.remove(self.parts_url, options=self.options)
         if self._lock is not None:
             self._lock.remove()
+
+
+def _check_part(part: Part | None) -> None:
+    if part is not None and not 0 <= part[0] < part[1]:
+        raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
 
 
 def _merged(journals: Iterable[_Saved]) -> Results:
@@ -374,6 +379,13 @@ def write_report(
     """List files as :func:`read_report` reads them, one JSON object a line."""
     with storage.atomic_write(storage.join(dst, name), options=options) as file:
         file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in rows)
+
+
+def _parse_journal(data: bytes) -> _Saved:
+    raw = json.loads(data)
+    shards = raw["shards"].items()
+    results = {int(number): _result_from_json(result) for number, result in shards}
+    return _Saved(str(raw["fingerprint"]), results)
 
 
 def _result_from_json(raw: Any) -> ShardResult:

@@ -101,11 +101,15 @@ def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Ite
             if names:
                 continue
             names = _DEFAULT_COLUMNS
-        if len(cells) > len(names) or any("\r" in cell for cell in cells):
-            raise ValueError(f"expected the columns {', '.join(names)}, got {len(cells)}")
+        _check_cells(cells, names)
         row = {name: value for name, value in zip(names, cells, strict=False) if value}
         _check_digits(row.get("label", ""))
         yield row
+
+
+def _check_cells(cells: Sequence[str], names: Sequence[str]) -> None:
+    if len(cells) > len(names) or any("\r" in cell for cell in cells):
+        raise ValueError(f"expected the columns {', '.join(names)}, got {len(cells)}")
 
 
 def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:

@@ -53,8 +53,7 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
     """Legal, distinct keys for file names: no dots in the last part, no way out of a folder."""
     keys: dict[str, None] = {}
     for path in paths:
-        key = _free_key(_legal_key(path), keys)
-        keys[key] = None
+        keys[_free_key(_legal_key(path), keys)] = None
     return list(keys)
 
 

@@ -19,6 +19,14 @@ NO_SPLIT = "none"
 # Ranks of the jobs that a dataset is likely to meet, and how idle they may be without a word.
 _USUAL_RANKS = (2, 4, 8)
 _MOST_IDLE = 0.1
+# The options that are numbers of something.
+_COUNTS = (
+    "num_shards",
+    "samples_per_shard",
+    "resize_short",
+    "for_ranks",
+    "for_workers",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,18 +81,15 @@ class EncodeOptions:
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ON_ERROR:
             raise EncodeError(f"expected on_error to be of {ON_ERROR}, got {self.on_error!r}")
-        for name in (
-            "num_shards",
-            "samples_per_shard",
-            "resize_short",
-            "for_ranks",
-            "for_workers",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise EncodeError(f"expected {name} above 0, got {value}")
+        for name in _COUNTS:
+            _check_count(name, getattr(self, name))
         if self.reencode_quality is not None and not 1 <= self.reencode_quality <= 100:
             raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise EncodeError(f"expected {name} above 0, got {value}")
 
 
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,14 +41,20 @@ Units = Sequence[EncodedImage | None]
 
 def list_units(samples: Samples, schema: Schema) -> Units:
     """The images of a shard, in order; ``None`` for a stream that a sample lacks."""
-    units: list[EncodedImage | None] = []
-    for sample in samples:
-        for field, _ in schema.streams:
-            if field in schema.lists:
-                units += sample.lists.get(field, [])
-            else:
-                units.append(sample.images.get(field))
-    return units
+    lists = schema.lists
+    return [unit for sample in samples for unit in _sample_units(sample, schema, lists)]
+
+
+def _sample_units(
+    sample: EncodedSample,
+    schema: Schema,
+    lists: Sequence[str],
+) -> Iterator[EncodedImage | None]:
+    for field, _ in schema.streams:
+        if field in lists:
+            yield from sample.lists.get(field, ())
+        else:
+            yield sample.images.get(field)
 
 
 def make_index(samples: Samples, schema: Schema) -> ShardIndex:

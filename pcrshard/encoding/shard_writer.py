@@ -149,10 +149,7 @@ def _encode_image(
 
 def _to_bytes(name: str, value: object) -> bytes:
     if isinstance(value, _Bytes):
-        if len(value) > MAX_PIECE_BYTES:
-            raise EncodeError(
-                f"field {name!r} of {len(value)} bytes is larger than {MAX_PIECE_BYTES}"
-            )
+        _check_size(name, len(value))
         return bytes(value)
     try:
         if isinstance(value, str):
@@ -164,6 +161,11 @@ def _to_bytes(name: str, value: object) -> bytes:
     except (TypeError, ValueError) as error:
         raise EncodeError(f"cannot store field {name!r}: {error}") from error
     raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MAX_PIECE_BYTES:
+        raise EncodeError(f"field {name!r} of {size} bytes is larger than {MAX_PIECE_BYTES}")
 
 
 def write_shard(
@@ -338,13 +340,13 @@ class ShardWriter:
         """Write the last shard and the dataset index."""
         if self._pending:
             self._flush()
-        if not self._entries:
-            raise EncodeError("no sample was written", url=self.dst)
         index = self._make_index()
         write_dataset_index(self.dst, index, options=self._options)
         return index
 
     def _make_index(self) -> DatasetIndex:
+        if not self._entries:
+            raise EncodeError("no sample was written", url=self.dst)
         script = self.fmt.scan_script
         return DatasetIndex(
             script.name,

@@ -80,7 +80,13 @@ def _numpy_type(name: str) -> FloatType:
 
 FLOAT_TYPES = {
     "float16": _numpy_type("float16"),
-    "bfloat16": FloatType("bfloat16", np.dtype("u2"), 7, 2.0**-126, (2 - 2**-7) * 2.0**127),
+    "bfloat16": FloatType(
+        "bfloat16",
+        np.dtype("u2"),
+        mantissa_bits=7,
+        smallest_normal=2.0**-126,
+        largest=(2 - 2**-7) * 2.0**127,
+    ),
     "float32": _numpy_type("float32"),
     "float64": _numpy_type("float64"),
 }

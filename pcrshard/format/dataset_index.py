@@ -129,6 +129,11 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """The JSON of SPEC section 6, a line for each shard."""
+        lines = ",\n".join(f"  {json.dumps(_describe(shard))}" for shard in self.shards)
+        return f'{json.dumps(self._head())[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
+
+    def _head(self) -> dict[str, Any]:
+        """What comes before the shards."""
         head: dict[str, Any] = {
             "format": "pcrshard",
             "version": VERSION,
@@ -140,12 +145,7 @@ class DatasetIndex:
             head["classes"] = self.classes
         if self.num_classes:
             head["num_classes"] = self.num_classes
-        entries = [shard._asdict() for shard in self.shards]
-        for entry in entries:
-            if entry["scan"] is None:
-                del entry["scan"]
-        lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
-        return f'{json.dumps(head)[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
+        return head
 
     @classmethod
     def decode(cls, data: Buffer, *, url: str | None = None) -> DatasetIndex:
@@ -174,7 +174,8 @@ class DatasetIndex:
         num_groups = raw["num_groups"]
         require(type(num_groups) is int, "expected whole numbers")
 
-        shards = tuple(_decode_entry(item, num_groups) for item in read_list(text, lists["shards"]))
+        entries = read_list(text, lists["shards"])
+        shards = tuple(_decode_entry(entry, num_groups) for entry in entries)
         names = read_list(text, lists["classes"]) if "classes" in lists else ()
         counted = _check_count(raw.get("num_classes", 0))
         classes = tuple(map(_check_class, names))
@@ -187,6 +188,13 @@ class DatasetIndex:
         require(self.num_samples == num_samples, "num_samples is not the sum over the shards")
         names = [shard.name for shard in self.shards]
         require(are_distinct(names), "shard names are not distinct")
+
+
+def _describe(entry: ShardEntry) -> dict[str, Any]:
+    described = entry._asdict()
+    if entry.scan is None:
+        del described["scan"]
+    return described
 
 
 def _check_count(num_classes: object) -> int:

@@ -31,6 +31,9 @@ _LEVEL = 12
 _START = struct.Struct("<II")
 
 
+U16 = npt.NDArray[np.uint16]
+
+
 class LateValues(NamedTuple):
     """(S,) uint32 each: bytes of a late field's values, and their CRC-32C."""
 
@@ -46,6 +49,10 @@ class LateValues(NamedTuple):
     def num_bytes(self) -> int:
         """Bytes of all values."""
         return int(self.stored.sum(dtype=np.int64))
+
+
+# By name, with the row that the values are in.
+LateFields = dict[str, tuple[int, LateValues]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,10 +73,10 @@ class GroupTable:
     rows: range
     sizes: U32
     crcs: U32
-    header_sizes: npt.NDArray[np.uint16]
+    header_sizes: U16
     headers: bytes
     offsets: npt.NDArray[np.uint64]
-    late: dict[str, tuple[int, LateValues]]
+    late: LateFields
 
     @functools.cached_property
     def own_bytes(self) -> I64:
@@ -159,14 +166,22 @@ def _decode(
     packed = data[columns.take(packed_bytes) :]
     require(columns.pos == len(data), "bytes are left after the headers")
     headers = _decode_headers(header_sizes, packed)
-    return GroupTable(rows, sizes, crcs, header_sizes, headers, offsets, late)
+    return GroupTable(
+        rows,
+        sizes,
+        crcs,
+        header_sizes,
+        headers,
+        offsets,
+        late,
+    )
 
 
 def _late_values(
     columns: Columns,
     index: ShardIndex,
     row: int,
-) -> dict[str, tuple[int, LateValues]]:
+) -> LateFields:
     names = index.late_fields(row)
     return {name: (row, _read_late(columns, index.num_samples)) for name in names}
 
@@ -177,7 +192,7 @@ def _read_late(columns: Columns, count: int) -> LateValues:
     return LateValues(sizes, crcs)
 
 
-def _decode_headers(header_sizes: npt.NDArray[np.uint16], packed: bytes) -> bytes:
+def _decode_headers(header_sizes: U16, packed: bytes) -> bytes:
     num_bytes = _header_bytes(header_sizes)
     if num_bytes == 0:
         require(not packed, "bytes of headers, but no header")
@@ -185,7 +200,7 @@ def _decode_headers(header_sizes: npt.NDArray[np.uint16], packed: bytes) -> byte
     return zstd.decompress(packed, num_bytes)
 
 
-def _header_bytes(header_sizes: npt.NDArray[np.uint16]) -> int:
+def _header_bytes(header_sizes: U16) -> int:
     """Bytes of all headers, none of which may be too long."""
     largest = int(header_sizes.max(initial=0))
     require(largest <= MAX_HEADER_BYTES, f"a header of {largest} bytes")
@@ -196,11 +211,9 @@ def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
     """The rules of SPEC section 3.1 that tie a table to the index."""
     count = np.count_nonzero
     require(not count(table.header_sizes > table.sizes), "a header is longer than its piece")
-    is_tail = table.rows[-1] == index.num_groups
+    if table.rows[-1] == index.num_groups:
+        _check_tail(table)
     empty = table.sizes == 0
-    if is_tail:
-        require(not count(table.crcs * empty), "an empty tail has a checksum")
-        require(not count(table.header_sizes), "a tail has a header")
     missing = index.dims[:, 0] == 0
     if table.rows.start == 0:
         whole = count(missing != empty[0]) == 0
@@ -209,6 +222,12 @@ def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
         require(empty[:, missing].all(), "an image that is not there has pieces")
     for name, (_, values) in table.late.items():
         _check_late(index, name, values)
+
+
+def _check_tail(table: GroupTable) -> None:
+    is_empty = table.sizes == 0
+    require(not np.count_nonzero(table.crcs * is_empty), "an empty tail has a checksum")
+    require(not np.count_nonzero(table.header_sizes), "a tail has a header")
 
 
 def _check_late(

@@ -81,7 +81,8 @@ def parse_scan(text: str) -> ScanHeader:
     ss, se, ah, al = map(int, match.groups()[1:])
     if not (ss <= se <= 63 and al <= 13 and ah <= 13):
         raise ValueError(f"expected a band within 0-63 and bit positions up to 13, got {text!r}")
-    return ScanHeader(tuple(map(int, match[1].split(","))), ss, se, ah, al)
+    components = tuple(map(int, match[1].split(",")))
+    return ScanHeader(components, ss, se, ah, al)
 
 
 def parse_group(text: str) -> list[ScanHeader]:
@@ -104,17 +105,20 @@ def parse_script(name: str, text: str) -> ScanScript:
     2
     """
     script = ScanScript(name, _without_comments(text))
-    if not 1 <= script.num_groups <= MAX_GROUPS:
-        raise ValueError(f"expected 1 to {MAX_GROUPS} scan groups, got {script.num_groups}")
+    _check_num_groups(script.num_groups)
     _check_sent(script)
     return script
 
 
+def _check_num_groups(num_groups: int) -> None:
+    if not 1 <= num_groups <= MAX_GROUPS:
+        raise ValueError(f"expected 1 to {MAX_GROUPS} scan groups, got {num_groups}")
+
+
 def _without_comments(text: str) -> tuple[str, ...]:
     """The lines of a script that say something."""
-    lines = (line.partition("#")[0] for line in text.splitlines())
-    groups = (line.strip().rstrip("; ") for line in lines)
-    return tuple(filter(None, groups))
+    lines = (line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines())
+    return tuple(filter(None, lines))
 
 
 def _check_sent(script: ScanScript) -> None:

@@ -65,11 +65,7 @@ class ShardFormat:
         Raises:
             EncodeError: There are too many fields, or their names are too long.
         """
-        firsts = {field: self._first_scan(field) for field in names.others}
-        # A file that was kept as it is has the name of a stream.
-        late = {
-            field: first or 1 for field, first in firsts.items() if first or field in names.streams
-        }
+        late = self._late_fields(names)
         streams = [(stream, IMAGE) for stream in names.streams]
         schema = Schema(
             self.scan_script.name,
@@ -88,6 +84,13 @@ class ShardFormat:
             raise EncodeError(f"cannot write samples of so many or such fields: {error}") from error
         return schema
 
+    def _late_fields(self, names: FieldNames) -> dict[str, int]:
+        firsts = {field: self._first_scan(field) for field in names.others}
+        # A file that was kept as it is has the name of a stream.
+        return {
+            field: first or 1 for field, first in firsts.items() if first or field in names.streams
+        }
+
     def _first_scan(self, field: str) -> int:
         """The position of the first scan that has a field; 0 if every one has it."""
         scan = self._late_scan(field)
@@ -96,7 +99,7 @@ class ShardFormat:
     def _late_scan(self, field: str) -> Scan | None:
         """What is asked for a field by its name, or else by its extension."""
         extension = field.rpartition(".")[2]
-        default: Scan | None = 1 if is_other_image(field) else None
+        default = 1 if is_other_image(field) else None
         return self.late.get(field, self.late.get(extension, default))
 
 

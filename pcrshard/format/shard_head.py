@@ -166,12 +166,19 @@ def _parse_head(block: bytes) -> Head:
     require(not padding.strip(b"\0"), "head padding is not zero")
     stops = rows[: num_groups + 1]
     tables = rows[num_groups + 1 :]
-    return Head(num_samples, schema_bytes, body_bytes, body_crc, stops, tables)
+    return Head(
+        num_samples,
+        schema_bytes,
+        body_bytes,
+        body_crc,
+        stops,
+        tables,
+    )
 
 
 def _check_start(block: bytes) -> None:
     """The magic is there, as far as the file goes, and then the whole head."""
-    if block[:8] != MAGIC[: len(block)]:
+    if not MAGIC.startswith(block[:8]):
         raise NotAShard(
             "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
         )

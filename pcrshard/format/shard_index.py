@@ -102,8 +102,20 @@ def decode_schema(data: bytes) -> Schema:
 
     Cached, because all shards of a dataset have the same.
     """
+    raw = _unpack(data)
+    known = isinstance(raw, dict) and list(raw) == _SCHEMA_KEYS
+    require(known, f"expected schema keys {_SCHEMA_KEYS}")
+
+    schema = Schema(**raw)
+    _check_types(schema)
+    check_schema(schema)
+    return schema
+
+
+def _unpack(data: bytes) -> Any:
+    """The values of some msgpack, which may not be long."""
     try:
-        raw = msgpack.unpackb(
+        return msgpack.unpackb(
             data,
             raw=False,
             use_list=False,
@@ -115,13 +127,6 @@ def decode_schema(data: bytes) -> Schema:
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise CorruptIndex(f"schema is not msgpack within limits: {error}") from error
-    known = isinstance(raw, dict) and list(raw) == _SCHEMA_KEYS
-    require(known, f"expected schema keys {_SCHEMA_KEYS}")
-
-    schema = Schema(**raw)
-    _check_types(schema)
-    check_schema(schema)
-    return schema
 
 
 def _check_types(schema: Schema) -> None:
@@ -135,13 +140,17 @@ def _check_types(schema: Schema) -> None:
         _check_strings(strings)
 
 
+def _is_tuple_of(kind: type, values: Any) -> bool:
+    return type(values) is tuple and all(type(value) is kind for value in values)
+
+
 def _check_pairs(pairs: Any) -> None:
-    legal = type(pairs) is tuple and all(type(pair) is tuple for pair in pairs)
+    legal = _is_tuple_of(tuple, pairs)
     require(legal and all(len(pair) == 2 for pair in pairs), "expected pairs in the schema")
 
 
 def _check_strings(strings: Any) -> None:
-    legal = type(strings) is tuple and all(type(text) is str for text in strings)
+    legal = _is_tuple_of(str, strings)
     require(legal, f"expected strings in the schema, got {strings!r}")
 
 
@@ -150,8 +159,12 @@ def check_schema(schema: Schema) -> None:
     _check_layout(schema)
     require(len(schema.streams) <= MAX_STREAMS, "expected at most 16 streams")
     _check_fields(schema)
+    _check_script(schema.groups)
+
+
+def _check_script(groups: Sequence[str]) -> None:
     try:
-        for group in schema.groups:
+        for group in groups:
             parse_group(group)
     except ValueError as error:
         raise CorruptIndex(f"scan script: {error}") from error
@@ -354,12 +367,18 @@ def _decode_keys(values: Values) -> tuple[str, ...]:
         keys = tuple(joined.split("\0"))
         legal = len(keys) == len(values) and are_legal_keys(joined)
         if not legal or max(map(len, keys)) > MAX_KEY_BYTES // 4:
-            keys = tuple([(value or b"").decode() for value in values])
-            for key in keys:
-                require(valid_key(key), f"key {key!r} is not legal")
+            keys = _decode_each(values)
     except UnicodeDecodeError as error:
         raise CorruptIndex(f"a key is not UTF-8: {error}") from error
     require(are_distinct(keys), "keys are not distinct")
+    return keys
+
+
+def _decode_each(values: Values) -> tuple[str, ...]:
+    """Keys that need a closer look: one that is not legal, or long ones."""
+    keys = tuple([(value or b"").decode() for value in values])
+    for key in keys:
+        require(valid_key(key), f"key {key!r} is not legal")
     return keys
 
 

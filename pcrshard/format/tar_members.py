@@ -138,7 +138,14 @@ def lay_out(
         first = replace(first, offsets=offsets)
     laid_out = (first, *others)
     table_bytes = _table_bytes(laid_out, index.num_groups)
-    head = Head(len(index.keys), schema_bytes, len(body), crc32c(body), stops, table_bytes)
+    head = Head(
+        len(index.keys),
+        schema_bytes,
+        len(body),
+        crc32c(body),
+        stops,
+        table_bytes,
+    )
     return replace(index, head=head), laid_out, head.encode() + body
 
 

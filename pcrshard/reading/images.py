@@ -58,7 +58,16 @@ class Images(NamedTuple):
 
 def no_images(index: ShardIndex) -> Images:
     """Those of scan 0."""
-    return Images(0, None, None, [None] * index.num_units, [], {}, frozenset(), frozenset())
+    return Images(
+        scan=0,
+        table=None,
+        tail_table=None,
+        jpegs=[None] * index.num_units,
+        tails=[],
+        late={},
+        damaged=frozenset(),
+        damaged_late=frozenset(),
+    )
 
 
 def read_images(
@@ -270,7 +279,16 @@ def _sort_items(
     damaged = frozenset(unit for unit in items.damaged if unit < units)
     damaged_late = _damaged_late(index, tuple(late), items)
     jpegs = items.values[:units] if late else items.values
-    return Images(0, table, None, jpegs, [], late, damaged, damaged_late)
+    return Images(
+        scan=0,
+        table=table,
+        tail_table=None,
+        jpegs=jpegs,
+        tails=[],
+        late=late,
+        damaged=damaged,
+        damaged_late=damaged_late,
+    )
 
 
 def _late_items(
