@@ -34,7 +34,7 @@ def payload_bytes(payload: Payload) -> int:
     total = 0
     for part in payload:
         if isinstance(part, Tensor):
-            total += part.numel() * part.element_size()
+            total += part.nbytes
         elif isinstance(part, bytes):
             total += len(part)
     return total

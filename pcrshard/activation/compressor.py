@@ -278,11 +278,10 @@ class Compressor:
 
     def report(self) -> Report:
         """What was done to the tensors of the last forward pass; costs nothing."""
-        cuda = torch.cuda.is_available()
         return Report(
             self.ledger.peak_bytes,
             self.ledger.live_bytes,
-            torch.cuda.max_memory_allocated() if cuda else None,
+            _device_peak(),
             tuple(self._hooks.rows),
             self._layers(),
             _COMPILED if self._warned else "",
@@ -308,3 +307,8 @@ def _constant(flat: Tensor) -> Constant | None:
     """All elements are the same and finite, or there is no such thing."""
     first = flat[:1].clone()
     return Constant(first, flat.numel()) if bool((flat == first).all()) else None
+
+
+def _device_peak() -> int | None:
+    """The most bytes that were allocated on the accelerator, if there is one."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

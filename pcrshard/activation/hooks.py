@@ -109,7 +109,7 @@ class Hooks:
 
     def _pack_first(self, tensor: Tensor, key: _Key) -> Blob | Kept:
         ordinal = len(self.rows)
-        num_bytes = tensor.numel() * tensor.element_size()
+        num_bytes = tensor.nbytes
         name = ""
         if self.trace is not None:
             name = self.trace.name
@@ -148,7 +148,7 @@ class Hooks:
 
     def _kind(self, tensor: Tensor) -> str:
         """How a tensor may be kept: see :class:`~.stored.Row`."""
-        if tensor.numel() * tensor.element_size() < self._limits.min_bytes:
+        if tensor.nbytes < self._limits.min_bytes:
             return "exact"
         if not tensor.requires_grad and inside_compiled_call():
             # It would ask for all of its tensors at once.

@@ -54,11 +54,14 @@ class Packed:
     def decode(self) -> Tensor:
         """The (count,) elements."""
         if self.narrow == torch.bool:
-            raw = self._raw(-(-self.count // 8))
-            bits = unpack_part(raw[None], 1)[0]
-            return bits[: self.count].bool()
+            return self._booleans()
         narrow = self._narrow_integers()
         return narrow.to(self.dtype).sub_(self.shift)
+
+    def _booleans(self) -> Tensor:
+        raw = self._raw(-(-self.count // 8))
+        bits = unpack_part(raw[None], 1)[0]
+        return bits[: self.count].bool()
 
     def _narrow_integers(self) -> Tensor:
         item_bytes = _item_bytes(self.narrow)
@@ -115,7 +118,7 @@ class Nonzero:
     @property
     def num_bytes(self) -> int:
         """Bytes of memory that are held."""
-        return self.mask.num_bytes + self.values.numel() * self.values.element_size()
+        return self.mask.num_bytes + self.values.nbytes
 
     def decode(self) -> Tensor:
         """The (n,) elements."""
@@ -144,7 +147,7 @@ def pack_nonzero(flat: Tensor, codec: Codec) -> Nonzero | None:
         return None
     squeeze = codec if codec.name == "zstd" else None
     packed = Nonzero(_pack_booleans(taken, squeeze), values)
-    return packed if packed.num_bytes < flat.numel() * flat.element_size() else None
+    return packed if packed.num_bytes < flat.nbytes else None
 
 
 def pack_exactly(flat: Tensor, codec: Codec) -> Packed | TwoValues | None:

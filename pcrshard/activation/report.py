@@ -59,14 +59,12 @@ class Report:
     @property
     def ratio(self) -> float:
         """Raw over stored bytes, of everything."""
-        return self.raw_bytes / max(self.stored_bytes, 1)
+        return _ratio(self.rows)
 
     @property
     def ratio_of_conv_inputs(self) -> float:
         """The same over inputs of convolutions only, which is what the paper counts; 0 if none."""
-        inputs = [row for row in self.rows if row.read_by]
-        stored = sum(row.stored_bytes for row in inputs)
-        return sum(row.raw_bytes for row in inputs) / max(stored, 1)
+        return _ratio([row for row in self.rows if row.read_by])
 
     @property
     def seconds(self) -> float:
@@ -92,6 +90,16 @@ class Report:
         return "\n".join(lines)
 
 
+def _ratio(rows: Sequence[Row]) -> float:
+    raw = sum(row.raw_bytes for row in rows)
+    stored = sum(row.stored_bytes for row in rows)
+    return raw / max(stored, 1)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
 def _mega(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f}"
 
@@ -102,14 +110,14 @@ def _line(name: str, *cells: str) -> str:
 
 def _row(row: Row) -> str:
     shape = "x".join(map(str, row.shape))
-    ratio = row.raw_bytes / max(row.stored_bytes, 1)
+    ratio = _ratio([row])
     seconds = row.encode_seconds + row.decode_seconds
-    bound = f"{row.error_bound:.3g}" if row.error_bound else "exact"
+    bound = _short(row.error_bound) if row.error_bound else "exact"
     cells = (row.kind, _mega(row.raw_bytes), f"{ratio:.1f}", bound, f"{seconds:.4f}")
     return _line(f"{row.name or '?'} {shape}", *cells)
 
 
 def _layer(layer: Layer) -> str:
-    measured = "" if layer.measured_sigma is None else f"{layer.measured_sigma:.3g}"
-    bound = f"{layer.error_bound:.3g}"
-    return _line(layer.name, "", "", bound, f"{layer.predicted_sigma:.3g}", measured)
+    measured = "" if layer.measured_sigma is None else _short(layer.measured_sigma)
+    figures = (_short(layer.error_bound), _short(layer.predicted_sigma), measured)
+    return _line(layer.name, "", "", *figures)

@@ -108,7 +108,7 @@ def quantise(
     if escapes == 0:
         return Quantised(codes, step, rounding, flat.dtype)
     list_bytes = escapes * (_INDEX_BYTES + flat.element_size())
-    if flat.numel() + list_bytes >= flat.numel() * flat.element_size():
+    if flat.numel() + list_bytes >= flat.nbytes:
         return None
     index = (codes == ESCAPE).nonzero().flatten()
     return Quantised(codes, step, rounding, flat.dtype, index.int(), flat[index])

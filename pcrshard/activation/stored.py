@@ -83,9 +83,8 @@ class Coded:
     def num_bytes(self) -> int:
         """Bytes of memory that are held."""
         escapes = (self.quantised.index, self.quantised.values)
-        return payload_bytes(self.payload) + sum(
-            part.numel() * part.element_size() for part in escapes if part is not None
-        )
+        escaped = sum(part.nbytes for part in escapes if part is not None)
+        return payload_bytes(self.payload) + escaped
 
     def decode(self) -> Tensor:
         """The values, within the error bound."""
@@ -128,7 +127,7 @@ def encode_floats(
     payload = codec.encode(codes)
     without = dataclasses.replace(quantised, codes=codes.new_empty(0))
     coded = Coded(without, payload, codec, flat.numel(), flat.device)
-    return coded if coded.num_bytes < flat.numel() * flat.element_size() else None
+    return coded if coded.num_bytes < flat.nbytes else None
 
 
 class Ledger:

@@ -115,8 +115,10 @@ def _decode_layer(
 def _check_tensor(entry: TensorEntry, held: Held) -> None:
     found = crc32c(held.restore())
     if found != entry.content_crc:
-        message = f"the restored tensor has the checksum {found:08x}"
-        raise CorruptCheckpoint(f"{message}, expected {entry.content_crc:08x}", key=entry.path)
+        raise CorruptCheckpoint(
+            f"the restored tensor has the checksum {found:08x}, expected {entry.content_crc:08x}",
+            key=entry.path,
+        )
 
 
 def read_version(

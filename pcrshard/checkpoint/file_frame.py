@@ -78,13 +78,17 @@ def unpack_frame(data: bytes | memoryview, magic: bytes) -> dict[str, Any]:
 
 
 def _unpack(plain: bytes) -> dict[str, Any]:
-    try:
-        header = msgpack.unpackb(plain, raw=False, strict_map_key=False, max_ext_len=0)
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise CorruptCheckpoint(f"the header is not msgpack: {error}") from error
+    header = _unpack_any(plain)
     if not isinstance(header, dict):
         raise CorruptCheckpoint(f"expected a map, got {type(header).__name__}")
     return header
+
+
+def _unpack_any(plain: bytes) -> Any:
+    try:
+        return msgpack.unpackb(plain, raw=False, strict_map_key=False, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise CorruptCheckpoint(f"the header is not msgpack: {error}") from error
 
 
 def pack_plain(value: Any) -> bytes:

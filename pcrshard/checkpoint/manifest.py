@@ -151,16 +151,22 @@ def read_manifest(url: str, options: storage.Options | None = None) -> Manifest 
         StorageError: It cannot be read.
     """
     place = storage.join(url, MANIFEST_NAME)
-    try:
-        data = storage.read_bytes(place, options=options)
-    except StorageError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+    data = _read_if_there(place, options)
+    if data is None:
+        return None
     try:
         return parse_manifest(data)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{error}: see DeltaStore.recover", url=place) from error
+
+
+def _read_if_there(url: str, options: storage.Options | None) -> bytes | None:
+    try:
+        return storage.read_bytes(url, options=options)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def write_manifest(
@@ -217,10 +223,14 @@ def check_settings(
     Raises:
         ValueError: It has another order or rhythm.
     """
-    asked = {"order": order, "keyframe_every": keyframe_every}
-    for name, value in asked.items():
-        known = getattr(manifest, name)
-        if value is not None and value != known:
-            raise ValueError(
-                f"the store has {name}={known!r}, got {value!r}: see DeltaStore.rebase"
-            )
+    _check_setting("order", manifest.order, order)
+    _check_setting("keyframe_every", manifest.keyframe_every, keyframe_every)
+
+
+def _check_setting(
+    name: str,
+    known: object,
+    asked: object,
+) -> None:
+    if asked is not None and asked != known:
+        raise ValueError(f"the store has {name}={known!r}, got {asked!r}: see DeltaStore.rebase")

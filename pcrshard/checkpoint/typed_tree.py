@@ -187,11 +187,15 @@ class _Flattener:
         tensor: torch.Tensor,
         role: str,
     ) -> int:
+        leaf = Leaf(self._distinct(path), tensor, role)
+        self.leaves.append(leaf)
+        return len(self.leaves) - 1
+
+    def _distinct(self, path: str) -> str:
+        """The path, numbered where two tensors have the same."""
         self._paths[path] += 1
         count = self._paths[path]
-        distinct = path if count == 1 else f"{path}#{count}"
-        self.leaves.append(Leaf(distinct, tensor, role))
-        return len(self.leaves) - 1
+        return path if count == 1 else f"{path}#{count}"
 
 
 def role_of(path: tuple[str, ...], in_optimizer: bool) -> str:

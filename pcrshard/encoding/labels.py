@@ -113,11 +113,15 @@ def read_classes(url: str, *, options: StorageOptions = None) -> tuple[str, ...]
     """
     text = _read_text(url, options)
     classes = tuple(line.strip() for line in text.rstrip().split("\n"))
+    _check_listed(classes, url)
+    return classes
+
+
+def _check_listed(classes: Sequence[str], url: str) -> None:
     try:
         check_classes(classes)
     except EncodeError as error:
         raise EncodeError(str(error), url=url) from error
-    return classes
 
 
 def _read_text(url: str, options: StorageOptions) -> str:
@@ -152,7 +156,7 @@ def _check_known(own: Sequence[str], classes: Sequence[str]) -> None:
     if unknown := set(own).difference(classes):
         raise EncodeError(
             f"expected classes of the {len(classes)} names given, such as {classes[0]!r}, "
-            f"the source has {min(unknown, key=own.index)!r}"
+            f"the source has {min(unknown)!r}"
         )
 
 

@@ -384,8 +384,10 @@ def write_report(
 def _parse_journal(data: bytes) -> _Saved:
     raw = json.loads(data)
     shards = raw["shards"].items()
-    results = {int(number): _result_from_json(result) for number, result in shards}
-    return _Saved(str(raw["fingerprint"]), results)
+    return _Saved(
+        str(raw["fingerprint"]),
+        {int(number): _result_from_json(result) for number, result in shards},
+    )
 
 
 def _result_from_json(raw: Any) -> ShardResult:

@@ -55,9 +55,7 @@ def list_rows(path: str, options: StorageOptions) -> Source:
         EncodeError: A row is not as it should be; the message names its line.
         StorageError: The list cannot be read.
     """
-    # A local one may be a pipe, which has no size.
-    most = None if storage.is_local(path) else _MAX_LIST_BYTES
-    lines = _Lines(storage.read_bytes(path, options=options, max_bytes=most))
+    lines = _open_list(path, options)
     rows = []
     try:
         for row in _parse(path, lines):
@@ -69,6 +67,13 @@ def list_rows(path: str, options: StorageOptions) -> Source:
     if not path.endswith(("jsonl", "ndjson")):
         _read_numbers(rows)
     return _rows_to_source(rows, path)
+
+
+def _open_list(path: str, options: StorageOptions) -> _Lines:
+    # A local one may be a pipe, which has no size.
+    most = None if storage.is_local(path) else _MAX_LIST_BYTES
+    data = storage.read_bytes(path, options=options, max_bytes=most)
+    return _Lines(data)
 
 
 def _parse(path: str, lines: _Lines) -> Iterator[Row]:
@@ -108,7 +113,7 @@ def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Ite
 
 
 def _check_cells(cells: Sequence[str], names: Sequence[str]) -> None:
-    if len(cells) > len(names) or any("\r" in cell for cell in cells):
+    if len(cells) > len(names) or "\r" in "".join(cells):
         raise ValueError(f"expected the columns {', '.join(names)}, got {len(cells)}")
 
 

@@ -83,13 +83,17 @@ class EncodeOptions:
             raise EncodeError(f"expected on_error to be of {ON_ERROR}, got {self.on_error!r}")
         for name in _COUNTS:
             _check_count(name, getattr(self, name))
-        if self.reencode_quality is not None and not 1 <= self.reencode_quality <= 100:
-            raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
+        _check_quality(self.reencode_quality)
 
 
 def _check_count(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise EncodeError(f"expected {name} above 0, got {value}")
+
+
+def _check_quality(quality: int | None) -> None:
+    if quality is not None and not 1 <= quality <= 100:
+        raise EncodeError(f"expected reencode_quality of 1 to 100, got {quality}")
 
 
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
@@ -199,11 +203,7 @@ def _num_shards(total: int, options: EncodeOptions) -> int:
     named = f"{options.for_ranks} ranks x {options.for_workers} workers"
     if options.num_shards is not None:
         count = options.num_shards
-        if count % unit:
-            raise EncodeError(
-                f"expected a number of shards that {named} divide, such as "
-                f"{_round_up(count, unit)}, got {count}"
-            )
+        _check_divided(count, unit, named)
     elif options.samples_per_shard is not None:
         count = _round_up(-(-total // options.samples_per_shard), unit)
     else:
@@ -212,6 +212,18 @@ def _num_shards(total: int, options: EncodeOptions) -> int:
         why = f" that {named} divide" if unit > 1 else ""
         raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}{why}")
     return count
+
+
+def _check_divided(
+    count: int,
+    unit: int,
+    named: str,
+) -> None:
+    if count % unit:
+        raise EncodeError(
+            f"expected a number of shards that {named} divide, such as "
+            f"{_round_up(count, unit)}, got {count}"
+        )
 
 
 def _round_up(number: int, unit: int) -> int:

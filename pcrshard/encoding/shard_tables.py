@@ -36,22 +36,18 @@ class EncodedSample(NamedTuple):
 
 
 Samples = Sequence[EncodedSample]
-Units = Sequence[EncodedImage | None]
+Unit = EncodedImage | None
+Units = Sequence[Unit]
 
 
 def list_units(samples: Samples, schema: Schema) -> Units:
     """The images of a shard, in order; ``None`` for a stream that a sample lacks."""
-    lists = schema.lists
-    return [unit for sample in samples for unit in _sample_units(sample, schema, lists)]
+    return [unit for sample in samples for unit in _sample_units(sample, schema)]
 
 
-def _sample_units(
-    sample: EncodedSample,
-    schema: Schema,
-    lists: Sequence[str],
-) -> Iterator[EncodedImage | None]:
+def _sample_units(sample: EncodedSample, schema: Schema) -> Iterator[Unit]:
     for field, _ in schema.streams:
-        if field in lists:
+        if field in schema.lists:
             yield from sample.lists.get(field, ())
         else:
             yield sample.images.get(field)
@@ -161,7 +157,7 @@ def _join_headers(
     return b"".join(headers)
 
 
-def _running_crcs(unit: EncodedImage | None, num_groups: int) -> list[int]:
+def _running_crcs(unit: Unit, num_groups: int) -> list[int]:
     """CRC-32C of each prefix of the scan groups, then that of the tail alone."""
     if unit is None:
         return [0] * (num_groups + 1)

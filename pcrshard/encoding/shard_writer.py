@@ -250,11 +250,20 @@ def _content(
     for row, unit in member.pieces:
         image = units[unit]
         if image is not None:
-            shared = 0 if row < base else image.shared_bytes(row)
-            yield image.pieces[row][shared:]
+            yield _own_bytes(image, row, base)
     for name in member.late:
         yield from (sample.fields.get(name, b"") for sample in samples)
     yield member.literal
+
+
+def _own_bytes(
+    image: EncodedImage,
+    row: int,
+    base: int,
+) -> bytes:
+    """A piece without the header that its table has; that of a base group has its own."""
+    shared = 0 if row < base else image.shared_bytes(row)
+    return image.pieces[row][shared:]
 
 
 def _all_names(samples: Samples) -> FieldNames:

@@ -115,14 +115,14 @@ def _prepare_worker() -> None:
     """End this worker when its parent is killed, and without a word at a Ctrl-C."""
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
 
 
 def run_tasks(

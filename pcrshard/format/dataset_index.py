@@ -129,7 +129,7 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """The JSON of SPEC section 6, a line for each shard."""
-        lines = ",\n".join(f"  {json.dumps(_describe(shard))}" for shard in self.shards)
+        lines = ",\n".join(map(_line, self.shards))
         return f'{json.dumps(self._head())[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
 
     def _head(self) -> dict[str, Any]:
@@ -190,11 +190,11 @@ class DatasetIndex:
         require(are_distinct(names), "shard names are not distinct")
 
 
-def _describe(entry: ShardEntry) -> dict[str, Any]:
+def _line(entry: ShardEntry) -> str:
     described = entry._asdict()
     if entry.scan is None:
         del described["scan"]
-    return described
+    return f"  {json.dumps(described)}"
 
 
 def _check_count(num_classes: object) -> int:
@@ -231,8 +231,11 @@ def _check_samples(entry: ShardEntry) -> None:
 def _check_scans(entry: ShardEntry, num_groups: int) -> None:
     held = entry.scan is None or 1 <= entry.scan <= num_groups
     require(held, "scan is not in 1..num_groups")
-    stops = entry.prefix_stops
-    fits = 1 <= num_groups <= MAX_GROUPS and len(stops) == num_groups + 1
+    fits = 1 <= num_groups <= MAX_GROUPS and len(entry.prefix_stops) == num_groups + 1
     require(fits, "prefix_stops do not fit num_groups")
-    inside = entry.index_stop > HEAD_STOP and stops[-1] <= entry.shard_bytes
+    _check_stops(entry)
+
+
+def _check_stops(entry: ShardEntry) -> None:
+    inside = entry.index_stop > HEAD_STOP and entry.prefix_stops[-1] <= entry.shard_bytes
     require(inside and rising(entry.stops), "bad prefix_stops")

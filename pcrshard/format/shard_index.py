@@ -199,8 +199,13 @@ def _check_late_fields(schema: Schema) -> None:
     require(are_distinct([*late, *schema.fields]), "late fields and fields are not distinct")
     require(all(map(valid_field, late)), "the name of a late field is not legal")
     require(not {*late} & {*schema.lists}, "a late field has the name of a list of images")
+    _check_late_scans(schema)
+
+
+def _check_late_scans(schema: Schema) -> None:
     last = len(schema.groups) + 1
-    require(all(1 <= scan <= last for _, scan in schema.late), "a late field has no such scan")
+    legal = all(1 <= scan <= last for _, scan in schema.late)
+    require(legal, "a late field has no such scan")
 
 
 class TablePlace(NamedTuple):

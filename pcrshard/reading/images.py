@@ -119,18 +119,13 @@ def extend_images(
 
 def _grow(images: Images, more: Images) -> Images:
     """Images with the pieces of the groups that follow."""
-    tables = [table for table in (images.table, more.table) if table is not None]
-    return _with_late(images, more)._replace(
-        table=join_tables(tables),
-        jpegs=_longer_jpegs(images, more),
-    )
-
-
-def _longer_jpegs(images: Images, more: Images) -> list[bytes | None]:
-    if images.table is None:
-        return more.jpegs
+    if images.table is None or more.table is None:
+        return more
     pairs = zip(images.jpegs, more.jpegs, strict=True)
-    return [_longer(old, new) for old, new in pairs]
+    return _with_late(images, more)._replace(
+        table=join_tables([images.table, more.table]),
+        jpegs=[_longer(old, new) for old, new in pairs],
+    )
 
 
 def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
