@@ -90,7 +90,15 @@ def compress_activations(
         bound = RelativeStd(float(bound))
     limits = Limits(min_bytes, min_dims, inputs)
     coder = make_codec(codec, offload=offload)
-    return Compressor(model, bound, coder, limits, rounding, seed, Ledger(timeline=timeline))
+    return Compressor(
+        model,
+        bound,
+        coder,
+        limits,
+        rounding,
+        seed,
+        Ledger(timeline=timeline),
+    )
 
 
 class Compressor:

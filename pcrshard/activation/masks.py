@@ -219,7 +219,15 @@ def _packed(
     codec: Codec | None,
 ) -> Packed:
     payload = (raw,) if codec is None else codec.encode(raw.view(torch.int8))
-    return Packed(payload, flat.numel(), flat.dtype, narrow, shift, codec, flat.device)
+    return Packed(
+        payload,
+        flat.numel(),
+        flat.dtype,
+        narrow,
+        shift,
+        codec,
+        flat.device,
+    )
 
 
 def _item_bytes(dtype: torch.dtype) -> int:

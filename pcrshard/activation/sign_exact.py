@@ -111,7 +111,14 @@ def quantise(
     if flat.numel() + list_bytes >= flat.nbytes:
         return None
     index = (codes == ESCAPE).nonzero().flatten()
-    return Quantised(codes, step, rounding, flat.dtype, index.int(), flat[index])
+    return Quantised(
+        codes,
+        step,
+        rounding,
+        flat.dtype,
+        index=index.int(),
+        values=flat[index],
+    )
 
 
 def _is_fused(flat: Tensor, rounding: Rounding) -> bool:

@@ -118,7 +118,14 @@ def choose(
         ratio, restored = compress(bound)
         found, error = _evaluated(restored, evaluate)
         loss = accuracy - found
-        return Candidate(bound, ratio, found, loss, loss <= budget.max_loss, error)
+        return Candidate(
+            bound,
+            ratio,
+            found,
+            loss,
+            accepted=loss <= budget.max_loss,
+            error=error,
+        )
 
     return _pick(tuple(each(workers, work, candidates)), budget)
 

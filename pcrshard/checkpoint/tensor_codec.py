@@ -146,7 +146,13 @@ def _hold_codes(
         return None
     quantised = quantise(words, FLOAT_TYPES[spec.dtype], lattice)
     index = quantised.escape_index
-    on_lattice = Held(spec, lattice, quantised.codes, None, index, quantised.escape_words)
+    on_lattice = Held(
+        spec,
+        lattice,
+        quantised.codes,
+        escape_index=index,
+        escape_words=quantised.escape_words,
+    )
     exact_bytes = _sample_bytes(Held(spec, words=words), before)
     return on_lattice if _sample_bytes(on_lattice, before) < exact_bytes else None
 
@@ -304,7 +310,13 @@ def decode(
     codes = _decode_codes(described, main, reference)
     escapes = decode_index(index, described.count, spec.num_words)
     bits = decode_words(words, described.count, spec.word)
-    return Held(spec, described.lattice, codes, None, escapes, bits)
+    return Held(
+        spec,
+        described.lattice,
+        codes,
+        escape_index=escapes,
+        escape_words=bits,
+    )
 
 
 def _check_reference(described: Described, reference: Held | None) -> None:

@@ -132,7 +132,13 @@ def describe(
     first, second, third = (len(part) for part in encoded.parts)
     checksum = crc32c(b"".join(encoded.parts))
     sizes = (first, second, third)
-    described = Described(held.spec, held.lattice, encoded.coder, encoded.count, sizes)
+    described = Described(
+        held.spec,
+        held.lattice,
+        encoded.coder,
+        encoded.count,
+        sizes,
+    )
     return TensorEntry(path, described, checksum, content_crc)
 
 

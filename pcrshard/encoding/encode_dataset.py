@@ -236,14 +236,17 @@ def _check_split(
     names = ", ".join(source.splits)
     shown = redact_url(src)
     if split is None:
-        first = next(iter(source.splits))
-        raise EncodeError(
-            f"{shown} holds the splits {names}, which one dataset would mix: encode each into a "
-            f"folder of its own (`pcrshard encode --split all {shown} DST`, or --split {first} "
-            f"for one), or take the folders for classes by --split {NO_SPLIT}"
-        )
+        raise _would_mix(shown, list(source.splits))
     if split not in source.splits:
         raise EncodeError(f"expected a split of {shown} ({names or 'it has none'}), got {split!r}")
+
+
+def _would_mix(shown: str, splits: list[str]) -> EncodeError:
+    return EncodeError(
+        f"{shown} holds the splits {', '.join(splits)}, which one dataset would mix: encode each "
+        f"into a folder of its own (`pcrshard encode --split all {shown} DST`, or "
+        f"--split {splits[0]} for one), or take the folders for classes by --split {NO_SPLIT}"
+    )
 
 
 def _check_apart(

@@ -43,12 +43,16 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
     values = _read_fields(list(stored.values()), options)
     for number, label in zip(stored, values, strict=True):
         labels[number] = label.strip()
-    if not any(label is not None for label in labels):
+    _check_any(labels)
+    return labels
+
+
+def _check_any(labels: Sequence[bytes | None]) -> None:
+    if all(label is None for label in labels):
         raise EncodeError(
             "expected labels to share classes out evenly, found none: "
             "class folders, a column 'label', or a field 'cls'"
         )
-    return labels
 
 
 def _stored_labels(samples: Sequence[SampleRef]) -> dict[int, FieldRef]:
@@ -147,7 +151,8 @@ def renumber(source: Source, classes: tuple[str, ...]) -> Source:
     _check_known(source.classes, classes)
     if not source.classes:
         return source._replace(classes=classes)
-    relabelled = {str(number).encode(): numbers[name] for number, name in enumerate(source.classes)}
+    own = {str(number).encode(): name for number, name in enumerate(source.classes)}
+    relabelled = {number: numbers[name] for number, name in own.items()}
     samples = [_relabel(sample, relabelled) for sample in source.samples]
     return source._replace(samples=samples, classes=classes)
 

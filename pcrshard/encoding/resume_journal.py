@@ -395,4 +395,5 @@ def _result_from_json(raw: Any) -> ShardResult:
     if entry is not None:
         entry = ShardEntry(*entry)
         entry = entry._replace(prefix_stops=tuple(entry.prefix_stops))
-    return ShardResult(entry, tuple(Unlayered.of(*row) for row in unlayered), *map(int, counted))
+    rows = tuple(Unlayered.of(*row) for row in unlayered)
+    return ShardResult(entry, rows, *map(int, counted))

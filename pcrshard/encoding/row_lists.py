@@ -88,13 +88,18 @@ def _parse(path: str, lines: _Lines) -> Iterator[Row]:
 def _csv_cells(lines: _Lines) -> Iterator[list[str]]:
     """The rows of a CSV file; separated by semicolons if its first line has no comma."""
     first = next(lines)
-    separator = "," if "," in first or ";" not in first else ";"
+    separator = _separator(first)
 
     def texts() -> Iterator[str]:
         yield f"{first}\n"
         yield from (f"{line}\n" for line in lines)
 
-    return (cells for cells in csv.reader(texts(), delimiter=separator, strict=True) if any(cells))
+    rows = csv.reader(texts(), delimiter=separator, strict=True)
+    return (cells for cells in rows if any(cells))
+
+
+def _separator(line: str) -> str:
+    return "," if "," in line or ";" not in line else ";"
 
 
 def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Iterator[Row]:
@@ -177,10 +182,10 @@ def _class_names(rows: list[Row], path: str) -> tuple[str, ...]:
     """The labels, sorted, if they are names; none if they are numbers."""
     labels = {row["label"] for row in rows if "label" in row}
     names = sorted(label for label in labels if isinstance(label, str))
-    if names and len(names) != len(labels):
-        number = next(label for label in labels if not isinstance(label, str))
+    numbers = [label for label in labels if not isinstance(label, str)]
+    if names and numbers:
         raise EncodeError(
-            f"expected labels that are all numbers or all names, got {number} and {names[0]!r}",
+            f"expected labels that are all numbers or all names, got {numbers[0]} and {names[0]!r}",
             url=path,
         )
     return tuple(names)
@@ -216,7 +221,11 @@ def _read_numbers(rows: list[Row]) -> None:
     """
     labelled = [row for row in rows if "label" in row]
     numbered = [row for row in labelled if _NUMBER.fullmatch(row["label"])]
-    if len(numbered) < len(labelled) and all(_DIGITS.fullmatch(row["label"]) for row in labelled):
+    if len(numbered) < len(labelled) and _are_digits(labelled):
         return
     for row in numbered:
         row["label"] = int(row["label"])
+
+
+def _are_digits(rows: list[Row]) -> bool:
+    return all(_DIGITS.fullmatch(row["label"]) for row in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .. import storage
@@ -70,10 +70,17 @@ def _legal_key(path: str) -> str:
     remote = [link for link in links if link.scheme] or links
     names = [link.path for link in remote] + [link.host for link in remote] + ["_"]
     local = next(name for name in names if name.strip("/\\\0."))
-    parts = [part for part in re.split(r"[/\\\0]", local) if part not in ("", ".", "..")]
-    parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
+    parts = _legal_parts(local)
     key = "/".join(parts).encode("utf-8", "replace").decode()
     return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
+
+
+def _legal_parts(path: str) -> list[str]:
+    """The folders of a path and its name, without dots and an extension."""
+    parts = re.split(r"[/\\\0]", path)
+    *folders, name = [part for part in parts if part not in ("", ".", "..")]
+    stem = posixpath.splitext(name)[0]
+    return [*folders, stem.replace(".", "_") or "_"]
 
 
 def find_splits(names: Iterable[str]) -> dict[str, list[str]]:
@@ -103,8 +110,14 @@ def find_splits(names: Iterable[str]) -> dict[str, list[str]]:
     kinds = {split.lower() for split in splits}
     if not (is_whole or (kinds & TRAINING and kinds & _OTHERS)):
         return {}
-    is_one_of_tars = len(splits) == 1 and next(iter(splits.values()))[0].endswith(".tar")
-    return {} if is_one_of_tars else dict(sorted(splits.items()))
+    return {} if _is_one_of_tars(splits) else dict(sorted(splits.items()))
+
+
+def _is_one_of_tars(splits: Mapping[str, Sequence[str]]) -> bool:
+    if len(splits) != 1:
+        return False
+    names = next(iter(splits.values()))
+    return names[0].endswith(".tar")
 
 
 def _split_of(name: str) -> str | None:

@@ -156,11 +156,15 @@ def _to_bytes(name: str, value: object) -> bytes:
             return value.encode()
         if isinstance(value, numbers.Integral):
             return str(int(value)).encode()
-        if isinstance(value, list | dict | float) and name.rpartition(".")[2] in ("json", "jsn"):
+        if isinstance(value, list | dict | float) and _is_json(name):
             return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise EncodeError(f"cannot store field {name!r}: {error}") from error
     raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
+
+
+def _is_json(name: str) -> bool:
+    return name.rpartition(".")[2] in ("json", "jsn")
 
 
 def _check_size(name: str, size: int) -> None:

@@ -37,7 +37,8 @@ def decode_index(
         raise CorruptCheckpoint(f"expected at most {limit} numbers, got {count}")
     gaps = decode_integers(payload, count, np.uint32)
     index: Index = np.cumsum(gaps, dtype=np.int64) - 1
-    if count and (int(gaps.min()) < 1 or int(index[-1]) >= limit):
+    smallest = int(gaps.min(initial=1))
+    if count and (smallest < 1 or int(index[-1]) >= limit):
         raise CorruptCheckpoint(f"expected increasing numbers below {limit}, got {index[-1]}")
     return index
 

@@ -210,7 +210,8 @@ def _check_class(name: object) -> str:
 
 def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
     *required, _ = ShardEntry._fields
-    entry = ShardEntry(**{name: raw[name] for name in required}, scan=raw.get("scan"))
+    values = {name: raw[name] for name in required}
+    entry = ShardEntry(**values, scan=raw.get("scan"))
     name, *numbers, stops, index_stop, scan = entry
     numbers += [*stops, index_stop, scan or 0]
     whole = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)

@@ -240,11 +240,16 @@ def _check_late(
     streams = [field for field, _ in index.schema.streams]
     if name not in streams:
         return
-    stream = streams.index(name)
-    before = index.unit_counts[:, :stream].sum(axis=1)
-    units = np.array(index.first_units[:-1]) + before
+    units = _stream_units(index, streams.index(name))
     both = (index.dims[units, 0] != 0) & ~absent
     require(not both.any(), f"a sample has two of {name}")
+
+
+def _stream_units(index: ShardIndex, stream: int) -> I64:
+    """(S,) the first unit of each sample in a stream."""
+    before = index.unit_counts[:, :stream].sum(axis=1)
+    first: I64 = np.array(index.first_units[:-1], np.int64)
+    return first + before
 
 
 def _check_stops(
@@ -276,7 +281,8 @@ def _check_base(index: ShardIndex, table: GroupTable) -> int:
     offsets = table.offsets[~missing]
     stop = index.head.prefix_stops[table.rows[-1]]
     require((offsets < stop).all(), "a base offset is after the base members")
-    sizes = table.sizes.sum(axis=0, dtype=np.int64)[~missing] + len(EOI)
+    totals = table.sizes.sum(axis=0, dtype=np.int64)
+    sizes = totals[~missing] + len(EOI)
     place = next(index.table_places(0, table.rows.stop))
     return _check_apart(offsets.astype(np.int64), sizes, round512(place.stop))
 
@@ -289,8 +295,9 @@ def _check_apart(
     """Members begin on a block, each a header after the end of the one before; the last end."""
     ends = -(-(starts + sizes) // BLOCK) * BLOCK
     floor = np.concatenate(([first], ends[:-1])) + BLOCK
-    apart = (starts % BLOCK == 0).all() and (starts >= floor[: len(starts)]).all()
-    require(apart, "base members overlap")
+    on_blocks = (starts % BLOCK == 0).all()
+    apart = (starts >= floor[: len(starts)]).all()
+    require(on_blocks and apart, "base members overlap")
     return int(ends[-1]) if len(ends) else first
 
 
@@ -303,7 +310,8 @@ def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
     starts = own.cumsum(axis=1) - own + group_starts(index, table.rows)[:, None]
     if len(table.offsets):
         base = slice(index.schema.base)
-        starts[base] = table.offsets.astype(np.int64) + own[base].cumsum(axis=0) - own[base]
+        before = own[base].cumsum(axis=0) - own[base]
+        starts[base] = table.offsets.astype(np.int64) + before
     return starts
 
 

@@ -350,7 +350,7 @@ def _decode_columns(
     columns = Columns(body, head.schema_bytes)
     count = head.num_samples
     counts = columns.array("<u1", count, len(schema.lists))
-    units = int(counts.sum(dtype=np.int64)) + count * (len(schema.streams) - len(schema.lists))
+    units = _num_units(schema, counts)
     index = ShardIndex(
         head,
         schema,
@@ -362,6 +362,13 @@ def _decode_columns(
     )
     require(columns.pos == len(body), "bytes are left after the last column")
     return index
+
+
+def _num_units(schema: Schema, counts: NDArray[np.uint8]) -> int:
+    """A unit for each sample and stream; of lists as many as they have images."""
+    listed = int(counts.sum(dtype=np.int64))
+    alone = len(schema.streams) - len(schema.lists)
+    return listed + len(counts) * alone
 
 
 def _decode_keys(values: Values) -> tuple[str, ...]:
@@ -415,6 +422,13 @@ def _check_tables(index: ShardIndex) -> None:
         row = place.rows[-1]
         if place.stop > head.prefix_stops[row]:
             raise CorruptIndex(f"the table of group {row + 1} ends at {place.stop}, after it")
-    base = index.schema.base
-    alike = len(set(head.prefix_stops[:base])) <= 1 and not any(head.table_bytes[: base - 1])
-    require(not base or alike, "prefix stops or tables of the base groups differ")
+    if index.schema.base:
+        _check_base(head, index.schema.base)
+
+
+def _check_base(head: Head, base: int) -> None:
+    """The base groups end together, and have one table together."""
+    stops = set(head.prefix_stops[:base])
+    others = head.table_bytes[: base - 1]
+    alike = len(stops) == 1 and not any(others)
+    require(alike, "prefix stops or tables of the base groups differ")

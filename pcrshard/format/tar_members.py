@@ -73,7 +73,7 @@ def plan_members(
     preview = index.schema.layout == "preview"
     for table in tables:
         row = table.rows[-1]
-        group = "tail" if row == index.num_groups else f"scan{row + 1:02d}"
+        group = _group_name(index, row)
         name = f"__pcr_{group}__" if preview else f"{stem}.{group}"
         late = index.late_fields(row)
         if row < index.schema.base:
@@ -85,6 +85,10 @@ def plan_members(
         size = len(table.encoded) + int(table.own_bytes.sum()) + table.late_bytes(row)
         pieces = tuple((row, unit) for unit in np.flatnonzero(table.own_bytes).tolist())
         yield Member(name, row, size, table.encoded, pieces, late)
+
+
+def _group_name(index: ShardIndex, row: int) -> str:
+    return "tail" if row == index.num_groups else f"scan{row + 1:02d}"
 
 
 def _base_members(index: ShardIndex, table: GroupTable) -> Iterator[Member]:
