@@ -57,21 +57,31 @@ def make_index(samples: Samples, schema: Schema) -> ShardIndex:
     Raises:
         EncodeError: Two samples have the same key.
     """
-    key, count = collections.Counter(sample.key for sample in samples).most_common(1)[0]
-    if count > 1:
-        raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
+    keys = tuple(sample.key for sample in samples)
+    _check_distinct(keys)
     units = list_units(samples, schema)
     dims = [(unit.height, unit.width) if unit else (0, 0) for unit in units]
+    orientations = [unit.orientation if unit else 0 for unit in units]
     nothing = (0,) * (len(schema.groups) + 1)
     return ShardIndex(
         Head(len(samples), 0, 0, 0, nothing, nothing),
         schema,
         counts=_list_lengths(samples, schema.lists),
         dims=np.array(dims, "<u2").reshape(-1, 2),
-        orientation=np.array([unit.orientation if unit else 0 for unit in units], "<u1"),
-        keys=tuple(sample.key for sample in samples),
-        fields={name: tuple(s.fields.get(name) for s in samples) for name in schema.fields},
+        orientation=np.array(orientations, "<u1"),
+        keys=keys,
+        fields={name: _list_values(samples, name) for name in schema.fields},
     )
+
+
+def _check_distinct(keys: Sequence[str]) -> None:
+    key, count = collections.Counter(keys).most_common(1)[0]
+    if count > 1:
+        raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
+
+
+def _list_values(samples: Samples, name: str) -> tuple[bytes | None, ...]:
+    return tuple(sample.fields.get(name) for sample in samples)
 
 
 def _list_lengths(samples: Samples, lists: Sequence[str]) -> npt.NDArray[np.uint8]:
@@ -81,16 +91,25 @@ def _list_lengths(samples: Samples, lists: Sequence[str]) -> npt.NDArray[np.uint
 
 def make_tables(samples: Samples, index: ShardIndex) -> list[GroupTable]:
     """The tables of all groups and the tail, without offsets."""
-    base = index.schema.base
-    num_groups = index.num_groups
     units = list_units(samples, index.schema)
-    ranges = [range(base)] if base else []
-    ranges += [range(row, row + 1) for row in range(base, num_groups + 1)]
-    running = [_running_crcs(unit, num_groups) for unit in units]
-    crcs = np.array(running, "<u4").reshape(-1, num_groups + 1).T
+    crcs = _list_crcs(units, index.num_groups)
     return [
-        _make_table(samples, index, units, rows, crcs[rows.start : rows.stop]) for rows in ranges
+        _make_table(samples, index, units, rows, crcs[rows.start : rows.stop])
+        for rows in _table_rows(index)
     ]
+
+
+def _table_rows(index: ShardIndex) -> list[range]:
+    """The groups of each table: one for all base groups, one for each other group and the tail."""
+    base = index.schema.base
+    others = [range(row, row + 1) for row in range(base, index.num_groups + 1)]
+    return [range(base), *others] if base else others
+
+
+def _list_crcs(units: Units, num_groups: int) -> U32:
+    """(N + 1, U) running checksums of the groups, then those of the tails."""
+    running = [_running_crcs(unit, num_groups) for unit in units]
+    return np.array(running, "<u4").reshape(-1, num_groups + 1).T
 
 
 def _make_table(
@@ -103,25 +122,37 @@ def _make_table(
     shape = (len(rows), len(units))
     is_base = rows.stop <= index.schema.base
     sizes = [[len(unit.pieces[row]) if unit else 0 for unit in units] for row in rows]
-    shared = [
-        [unit.shared_bytes(row) if unit and not is_base else 0 for unit in units] for row in rows
-    ]
-    headers = [
-        unit.pieces[row][:size]
-        for row, row_sizes in zip(rows, shared, strict=True)
-        for unit, size in zip(units, row_sizes, strict=True)
-        if unit
-    ]
+    # Whoever shows base images reads them as they are.
+    header_sizes = [[0] * len(units) if is_base else _shared_bytes(units, row) for row in rows]
     last = rows[-1]
     return GroupTable(
         rows,
         np.array(sizes, "<u4").reshape(shape),
         crcs,
-        np.array(shared, "<u2").reshape(shape),
-        b"".join(headers),
+        np.array(header_sizes, "<u2").reshape(shape),
+        _join_headers(units, rows, header_sizes),
         np.zeros(len(units) if is_base else 0, "<u8"),
         {name: (last, _late_values(samples, name)) for name in index.late_fields(last)},
     )
+
+
+def _shared_bytes(units: Units, row: int) -> list[int]:
+    return [unit.shared_bytes(row) if unit else 0 for unit in units]
+
+
+def _join_headers(
+    units: Units,
+    rows: range,
+    header_sizes: Sequence[Sequence[int]],
+) -> bytes:
+    """The headers of all pieces, in order."""
+    headers = [
+        unit.pieces[row][:size]
+        for row, row_sizes in zip(rows, header_sizes, strict=True)
+        for unit, size in zip(units, row_sizes, strict=True)
+        if unit
+    ]
+    return b"".join(headers)
 
 
 def _running_crcs(unit: EncodedImage | None, num_groups: int) -> list[int]:

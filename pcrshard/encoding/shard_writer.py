@@ -7,6 +7,7 @@ and :class:`ShardWriter` does so for a stream of samples. A whole dataset is enc
 
 from __future__ import annotations
 
+import itertools
 import json
 import numbers
 import os
@@ -31,6 +32,7 @@ from ..format.shard_head import round512
 from ..format.shard_index import (
     MAX_LISTED,
     MAX_PIECE_BYTES,
+    Schema,
 )
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
@@ -67,10 +69,7 @@ def encode_sample(
     for name, value in sample.items():
         if name.startswith("__"):
             continue
-        if not valid_field(name):
-            raise EncodeError(
-                f"expected a field name in lower case without blanks, got {name!r}", key=key
-            )
+        _check_field_name(key, name)
         try:
             _encode_field(encoded, name, value, script)
         except EncodeError as error:
@@ -83,11 +82,30 @@ def encode_sample(
             instead = on_unlayered(file, named)
             if instead is None:
                 raise named from error
-            if instead is file:
-                encoded.fields[name] = file
-            else:
-                encoded.images[name] = encode_jpeg(instead, script)
+            _add_instead(encoded, name, file, instead, script)
     return encoded
+
+
+def _check_field_name(key: str, name: str) -> None:
+    if not valid_field(name):
+        raise EncodeError(
+            f"expected a field name in lower case without blanks, got {name!r}",
+            key=key,
+        )
+
+
+def _add_instead(
+    encoded: EncodedSample,
+    name: str,
+    file: bytes,
+    instead: bytes,
+    script: ScanScript,
+) -> None:
+    """Add a file that cannot be rearranged into scans: itself, or the JPEG in its place."""
+    if instead is file:
+        encoded.fields[name] = file
+    else:
+        encoded.images[name] = encode_jpeg(instead, script)
 
 
 def _encode_field(
@@ -180,9 +198,8 @@ def write_shard(
         file = _Checksummed(raw)
         header = tar_header(index_name(index.schema, stem), len(index_bytes))
         file.write_member(header, [index_bytes])
-        units = list_units(samples, index.schema)
-        for member in plan_members(index, tables, stem):
-            file.write_member(member.header(), _content(member, samples, units, index.schema.base))
+        members = plan_members(index, tables, stem)
+        _write_members(file, members, samples, index.schema)
         file.write(TRAILER)
     head = index.head
     stops = (head.prefix_stops, head.index_stop)
@@ -208,6 +225,19 @@ class _Checksummed:
         self.write(bytes(round512(size) - size))
 
 
+def _write_members(
+    file: _Checksummed,
+    members: Iterable[Member],
+    samples: Samples,
+    schema: Schema,
+) -> None:
+    """Write what follows the index."""
+    units = list_units(samples, schema)
+    for member in members:
+        content = _content(member, samples, units, schema.base)
+        file.write_member(member.header(), content)
+
+
 def _content(
     member: Member,
     samples: Samples,
@@ -228,10 +258,16 @@ def _content(
 def _all_names(samples: Samples) -> FieldNames:
     """The fields of samples, each in the order they are first met."""
     return FieldNames(
-        tuple(dict.fromkeys(name for sample in samples for name in sample.images)),
-        tuple(dict.fromkeys(name for sample in samples for name in sample.fields)),
-        tuple(dict.fromkeys(name for sample in samples for name in sample.lists)),
+        _distinct(sample.images for sample in samples),
+        _distinct(sample.fields for sample in samples),
+        _distinct(sample.lists for sample in samples),
     )
+
+
+def _distinct(fields: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Each name once."""
+    names = itertools.chain.from_iterable(fields)
+    return tuple(dict.fromkeys(names))
 
 
 class ShardWriter:
@@ -273,8 +309,13 @@ class ShardWriter:
         self._pending: list[EncodedSample] = []
         self._entries: list[ShardEntry] = []
         self._num_classes = 0
-        for used in (DATASET_INDEX, shard_name(name, 0)):
-            if storage.exists(storage.join(self.dst, used), options=storage_options):
+        self._check_unused()
+
+    def _check_unused(self) -> None:
+        """Refuse a folder that holds a dataset."""
+        for used in (DATASET_INDEX, shard_name(self.name, 0)):
+            url = storage.join(self.dst, used)
+            if storage.exists(url, options=self._options):
                 raise EncodeError(
                     f"already holds a dataset ({used}): use another folder, or remove it",
                     url=self.dst,
@@ -299,12 +340,19 @@ class ShardWriter:
             self._flush()
         if not self._entries:
             raise EncodeError("no sample was written", url=self.dst)
-        script = self.fmt.scan_script
-        index = DatasetIndex(
-            script.name, script.num_groups, tuple(self._entries), self.classes, self._num_classes
-        )
+        index = self._make_index()
         write_dataset_index(self.dst, index, options=self._options)
         return index
+
+    def _make_index(self) -> DatasetIndex:
+        script = self.fmt.scan_script
+        return DatasetIndex(
+            script.name,
+            script.num_groups,
+            tuple(self._entries),
+            self.classes,
+            self._num_classes,
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -42,6 +42,11 @@ class LateValues(NamedTuple):
         """Bytes that each value has in the shard: 0 where the sample lacks the field."""
         return np.where(self.sizes == ABSENT, np.uint32(0), self.sizes)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return int(self.stored.sum(dtype=np.int64))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupTable:
@@ -73,8 +78,7 @@ class GroupTable:
 
     def late_bytes(self, row: int) -> int:
         """Bytes of all values of late fields in the group of a row."""
-        found = [values for at, values in self.late.values() if at == row]
-        return sum(int(values.stored.sum(dtype=np.int64)) for values in found)
+        return sum(values.num_bytes for at, values in self.late.values() if at == row)
 
     @functools.cached_property
     def encoded(self) -> bytes:
@@ -163,22 +167,29 @@ def _late_values(
     index: ShardIndex,
     row: int,
 ) -> dict[str, tuple[int, LateValues]]:
-    late = {}
-    for name in index.late_fields(row):
-        sizes = columns.array("<u4", index.num_samples)
-        crcs = columns.array("<u4", index.num_samples)
-        late[name] = (row, LateValues(sizes, crcs))
-    return late
+    names = index.late_fields(row)
+    return {name: (row, _read_late(columns, index.num_samples)) for name in names}
+
+
+def _read_late(columns: Columns, count: int) -> LateValues:
+    sizes = columns.array("<u4", count)
+    crcs = columns.array("<u4", count)
+    return LateValues(sizes, crcs)
 
 
 def _decode_headers(header_sizes: npt.NDArray[np.uint16], packed: bytes) -> bytes:
-    largest = int(header_sizes.max(initial=0))
-    require(largest <= MAX_HEADER_BYTES, f"a header of {largest} bytes")
-    num_bytes = int(header_sizes.sum(dtype=np.int64))
+    num_bytes = _header_bytes(header_sizes)
     if num_bytes == 0:
         require(not packed, "bytes of headers, but no header")
         return b""
     return zstd.decompress(packed, num_bytes)
+
+
+def _header_bytes(header_sizes: npt.NDArray[np.uint16]) -> int:
+    """Bytes of all headers, none of which may be too long."""
+    largest = int(header_sizes.max(initial=0))
+    require(largest <= MAX_HEADER_BYTES, f"a header of {largest} bytes")
+    return int(header_sizes.sum(dtype=np.int64))
 
 
 def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
@@ -288,14 +299,18 @@ def group_starts(index: ShardIndex, rows: range) -> I64:
 def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
     """Absolute start of the values of each late field, which lie one after the other."""
     starts = {}
-    groups = dict(zip(table.rows, group_starts(index, table.rows).tolist(), strict=True))
-    pieces = dict(zip(table.rows, table.own_bytes.sum(axis=1).tolist(), strict=True))
-    ends: dict[int, int] = {}
+    ends = _piece_stops(index, table)
     for name, (row, values) in table.late.items():
-        if row not in ends:
-            in_base = row < index.schema.base
-            member = index.head.prefix_stops[row] - round512(table.late_bytes(row))
-            ends[row] = member if in_base else groups[row] + pieces[row]
         starts[name] = ends[row]
-        ends[row] += int(values.stored.sum(dtype=np.int64))
+        ends[row] += values.num_bytes
     return starts
+
+
+def _piece_stops(index: ShardIndex, table: GroupTable) -> dict[int, int]:
+    """Where the late values of each row begin: after its pieces; base groups have a member."""
+    stops = group_starts(index, table.rows) + table.own_bytes.sum(axis=1)
+    by_row = dict(zip(table.rows, stops.tolist(), strict=True))
+    for row in table.rows:
+        if row < index.schema.base:
+            by_row[row] = index.head.prefix_stops[row] - round512(table.late_bytes(row))
+    return by_row

@@ -111,16 +111,17 @@ def extend_images(
 def _grow(images: Images, more: Images) -> Images:
     """Images with the pieces of the groups that follow."""
     tables = [table for table in (images.table, more.table) if table is not None]
-    jpegs = more.jpegs
-    if images.table is not None:
-        jpegs = [_longer(old, new) for old, new in zip(images.jpegs, jpegs, strict=True)]
-    return more._replace(
+    return _with_late(images, more)._replace(
         table=join_tables(tables),
-        jpegs=jpegs,
-        late=images.late | more.late,
-        damaged=images.damaged | more.damaged,
-        damaged_late=images.damaged_late | more.damaged_late,
+        jpegs=_longer_jpegs(images, more),
     )
+
+
+def _longer_jpegs(images: Images, more: Images) -> list[bytes | None]:
+    if images.table is None:
+        return more.jpegs
+    pairs = zip(images.jpegs, more.jpegs, strict=True)
+    return [_longer(old, new) for old, new in pairs]
 
 
 def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
@@ -131,12 +132,18 @@ def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
 
 def _finish(images: Images, tail: Images) -> Images:
     """Images with their metadata."""
-    return images._replace(
+    return _with_late(images, tail)._replace(
         tails=tail.jpegs,
         tail_table=tail.table,
-        late=images.late | tail.late,
-        damaged=images.damaged | tail.damaged,
-        damaged_late=images.damaged_late | tail.damaged_late,
+    )
+
+
+def _with_late(images: Images, more: Images) -> Images:
+    """Images with the late values of another range, and with what is damaged there."""
+    return images._replace(
+        late=images.late | more.late,
+        damaged=images.damaged | more.damaged,
+        damaged_late=images.damaged_late | more.damaged_late,
     )
 
 
@@ -211,33 +218,45 @@ def _add_late(
     plain: scatter.Groups,
 ) -> scatter.Groups:
     """Groups with a row for each late field, after the row of the group that it is in."""
-    width = index.num_units + len(table.late) * index.num_samples
     starts = [*plain.starts, *late_starts(index, table).values()]
-    sizes = np.zeros((len(starts), width), np.uint32)
-    _fill(sizes, 0, table.sizes)
-    header_sizes = np.zeros((len(starts), width), np.uint16)
-    _fill(header_sizes, 0, table.header_sizes)
-    offsets = np.zeros((1, width), np.uint64)
-    _fill(offsets, 0, table.offsets[None])
-    first = index.num_units
-    for row, (_, values) in enumerate(table.late.values(), len(table.rows)):
-        _fill(sizes[row:], first, values.stored[None])
-        first += index.num_samples
+    width = index.num_units + len(table.late) * index.num_samples
+    shape = (len(starts), width)
+    header_sizes = _widen(table.header_sizes, shape)
+    offsets = _widen(table.offsets[None], (1, width))
+    late_rows = [row for row, _ in table.late.values()]
     # Rows of groups, then those of late fields; sorted by group, the former come first.
-    rows = np.argsort([*table.rows, *(row for row, _ in table.late.values())], kind="stable")
-    places = np.array(starts, np.int64)[rows]
+    rows = np.argsort([*table.rows, *late_rows], kind="stable")
     return scatter.Groups(
-        sizes[rows], places, plain.base, offsets[0], header_sizes[rows], table.headers
+        _all_sizes(index, table, shape)[rows],
+        np.array(starts, np.int64)[rows],
+        plain.base,
+        offsets[0],
+        header_sizes[rows],
+        table.headers,
     )
 
 
-def _fill(
-    columns: npt.NDArray[Any],
-    first: int,
-    rows: npt.NDArray[Any],
-) -> None:
-    """Put rows into the first rows of some columns."""
-    columns[: len(rows), first : first + rows.shape[1]] = rows
+def _all_sizes(
+    index: ShardIndex,
+    table: GroupTable,
+    shape: tuple[int, int],
+) -> npt.NDArray[Any]:
+    """Sizes of pieces, then a row for each late field, whose values have columns of their own."""
+    sizes = _widen(table.sizes, shape)
+    first = index.num_units
+    for row, (_, values) in enumerate(table.late.values(), len(table.rows)):
+        stop = first + index.num_samples
+        sizes[row, first:stop] = values.stored
+        first = stop
+    return sizes
+
+
+def _widen(columns: npt.NDArray[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
+    """Columns in the first corner of an array that is 0 elsewhere."""
+    wide = np.zeros(shape, columns.dtype)
+    rows, width = columns.shape
+    wide[:rows, :width] = columns
+    return wide
 
 
 def _sort_items(
@@ -247,18 +266,38 @@ def _sort_items(
 ) -> Images:
     """Items of a range as pieces and late values."""
     units = index.num_units
-    samples = index.num_samples
+    late = _late_items(index, table, items)
+    damaged = frozenset(unit for unit in items.damaged if unit < units)
+    damaged_late = _damaged_late(index, tuple(late), items)
+    jpegs = items.values[:units] if late else items.values
+    return Images(0, table, None, jpegs, [], late, damaged, damaged_late)
+
+
+def _late_items(
+    index: ShardIndex,
+    table: GroupTable,
+    items: scatter.Items,
+) -> dict[str, list[bytes | None]]:
+    """The values of each late field by sample."""
     late = {}
-    names = tuple(table.late)
-    for place, (name, (_, values)) in enumerate(table.late.items()):
-        first = units + place * samples
-        found = items.values[first : first + samples]
+    start = index.num_units
+    for name, (_, values) in table.late.items():
+        stop = start + index.num_samples
+        found = items.values[start:stop]
         # An empty value has no item, as an absent one has none.
         for row in np.flatnonzero(values.sizes == 0).tolist():
             found[row] = b""
         late[name] = found
-    damaged = frozenset(unit for unit in items.damaged if unit < units)
-    places = [divmod(item - units, samples) for item in items.damaged if item >= units]
-    damaged_late = frozenset((names[place], row) for place, row in places)
-    jpegs = items.values[:units] if late else items.values
-    return Images(0, table, None, jpegs, [], late, damaged, damaged_late)
+        start = stop
+    return late
+
+
+def _damaged_late(
+    index: ShardIndex,
+    names: tuple[str, ...],
+    items: scatter.Items,
+) -> frozenset[tuple[str, int]]:
+    """The late values that are damaged, by field and sample."""
+    units = index.num_units
+    places = [divmod(item - units, index.num_samples) for item in items.damaged if item >= units]
+    return frozenset((names[place], row) for place, row in places)
