@@ -64,7 +64,7 @@ def make_index(samples: Samples, schema: Schema) -> ShardIndex:
     orientations = [unit.orientation if unit else 0 for unit in units]
     nothing = (0,) * (len(schema.groups) + 1)
     return ShardIndex(
-        Head(len(samples), 0, 0, 0, nothing, nothing),
+        Head(len(samples), 0, 0, 0, nothing, nothing, 0),
         schema,
         counts=_list_lengths(samples, schema.lists),
         dims=np.array(dims, "<u2").reshape(-1, 2),

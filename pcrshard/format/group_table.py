@@ -21,12 +21,10 @@ from ..errors import CorruptIndex, FormatError
 from ..jpeg.markers import EOI
 from .columns import ABSENT, Columns, encode_array
 from .shard_head import BLOCK, Buffer, name_file, require, round512
-from .shard_index import I64, U32, ShardIndex, TablePlace
+from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 
 # A piece's header is at most so long, so that a table of a few bytes cannot ask for gigabytes.
 MAX_HEADER_BYTES = 4096
-# Headers of a shard repeat each other; higher levels take twice the time for 2 % of them.
-_LEVEL = 12
 # Checksum of the table, bytes of the compressed headers.
 _START = struct.Struct("<II")
 
@@ -83,7 +81,7 @@ class GroupTable:
     @functools.cached_property
     def encoded(self) -> bytes:
         """The bytes of SPEC 3.1."""
-        packed = zstd.compress(self.headers, _LEVEL) if self.headers else b""
+        packed = zstd.compress(self.headers, COMPRESSION_LEVEL) if self.headers else b""
         columns: list[npt.NDArray[Any]] = [self.sizes, self.crcs, self.offsets]
         for _, values in self.late.values():
             columns += values

@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import zstd
 from ..checksum import crc32c
 from ..errors import CorruptIndex, FormatError, TruncatedShard
 from .columns import Columns, encode_array, encode_byte_strings
@@ -25,6 +26,7 @@ from .shard_head import (
     BLOCK,
     HEAD_STOP,
     MAGIC,
+    MAX_EXPANSION,
     Buffer,
     Head,
     decode_head,
@@ -54,6 +56,8 @@ __all__ = [
     "round512",
 ]
 
+# Higher levels take twice the time for 2 % of the bytes.
+COMPRESSION_LEVEL = 12
 MAX_STREAMS = 16
 MAX_FIELDS = 256
 MAX_LISTED = 64
@@ -261,13 +265,22 @@ def count_units(schema: Schema, counts: NDArray[np.uint8]) -> I64:
     return units
 
 
-def encode_body(schema: Schema, index: ShardIndex) -> bytes:
-    """Schema and columns (SPEC 2.2, 2.3); ``index.head`` is not used."""
+def encode_body(index: ShardIndex) -> tuple[bytes, int]:
+    """Schema and columns (SPEC 2.2, 2.3), and the bytes of the columns before compression.
+
+    ``index.head`` is not used.
+    """
+    columns = _encode_columns(index)
+    packed = zstd.compress(columns, COMPRESSION_LEVEL)
+    smaller = len(packed) < len(columns) <= MAX_EXPANSION * len(packed)
+    return index.schema.encode() + (packed if smaller else columns), len(columns)
+
+
+def _encode_columns(index: ShardIndex) -> bytes:
     columns = (index.counts, index.dims, index.orientation)
-    parts = [schema.encode()]
-    parts += [encode_array(column) for column in columns]
+    parts = [encode_array(column) for column in columns]
     parts.append(encode_byte_strings([key.encode() for key in index.keys]))
-    parts += [encode_byte_strings(index.fields[name]) for name in schema.fields]
+    parts += [encode_byte_strings(index.fields[name]) for name in index.schema.fields]
     return b"".join(parts)
 
 
@@ -291,8 +304,10 @@ def decode_index(
     """
     try:
         return _decode_body(head, body)
-    except FormatError as error:
+    except TruncatedShard as error:
         raise name_file(error, url) from error
+    except FormatError as error:
+        raise name_file(CorruptIndex(str(error)), url) from error
 
 
 def _decode_body(head: Head, body: Buffer) -> ShardIndex:
@@ -303,10 +318,17 @@ def _decode_body(head: Head, body: Buffer) -> ShardIndex:
     schema = decode_schema(body[: head.schema_bytes])
     require(len(schema.groups) == head.num_groups, "script and num_groups differ")
 
-    index = _decode_columns(head, schema, body)
+    index = _decode_columns(head, schema, _unpack(head, body[head.schema_bytes :]))
     _check_columns(index)
     _check_tables(index)
     return index
+
+
+def _unpack(head: Head, stored: bytes) -> bytes:
+    """The columns as they were before compression."""
+    if len(stored) == head.columns_bytes:
+        return stored
+    return zstd.decompress(stored, head.columns_bytes)
 
 
 def _decode_columns(
@@ -314,7 +336,7 @@ def _decode_columns(
     schema: Schema,
     body: bytes,
 ) -> ShardIndex:
-    columns = Columns(body, head.schema_bytes)
+    columns = Columns(body, 0)
     count = head.num_samples
     counts = columns.array("<u1", count, len(schema.lists))
     units = int(counts.sum(dtype=np.int64)) + count * (len(schema.streams) - len(schema.lists))

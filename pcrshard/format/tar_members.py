@@ -129,7 +129,7 @@ def lay_out(
     Raises:
         EncodeError: A group is larger than a plain tar header can say.
     """
-    body = encode_body(index.schema, index)
+    body, columns_bytes = encode_body(index)
     schema_bytes = len(index.schema.encode())
     # Offsets do not change the length of a table, so it is known before they are.
     stops, offsets = _place_members(index, tables, stem, round512(HEAD_STOP + len(body)))
@@ -140,7 +140,15 @@ def lay_out(
     table_bytes = [0] * (index.num_groups + 1)
     for table in laid_out:
         table_bytes[table.rows[-1]] = len(table.encoded)
-    head = Head(len(index.keys), schema_bytes, len(body), crc32c(body), stops, tuple(table_bytes))
+    head = Head(
+        len(index.keys),
+        schema_bytes,
+        len(body),
+        crc32c(body),
+        stops,
+        tuple(table_bytes),
+        columns_bytes,
+    )
     return replace(index, head=head), laid_out, head.encode() + body
 
 
