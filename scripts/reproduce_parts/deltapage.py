@@ -254,7 +254,8 @@ link was measured here.
 """
 CHAIN_TEXT = """All versions of a run in one `DeltaStore`, weights alone, with keyframes (every 10
 versions) and the manifest. The bound is 1 %, or what Algorithm 1 chose on a delta in the middle of
-the run (first seed). The mean change, of accuracy in points, is over every fourth version or more of them.
+the run (first seed). The mean change, of accuracy in points, is over every fourth version or more
+of them.
 """
 RESUME_TEXT = """Weights and optimizer of all epochs in one store with the default bounds (weights
 1 %, momentum and first moments 10 % of the deviation, second moments 10 % of each value). The
