@@ -112,7 +112,7 @@ def table2(runs):
                 [
                     f"{run['name']}, seed {run['seed']}",
                     pair["epoch"],
-                    f"{pair['similarity']['moved']:.1%}",
+                    f"{pair['similarity']['moved']:.2%}",
                     f"{at(ours['table'], 0.01)['ratio']:.1f}x",
                     f"{ours['chosen']['ratio']:.1f}x",
                     f"{ours['bound']:.1%}",
