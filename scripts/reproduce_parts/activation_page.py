@@ -97,8 +97,8 @@ def _lite(runs):
     if any(run["spec"]["network"].startswith("lite0") for run in runs):
         return """`lite0` is EfficientNet-Lite0 with its pretrained weights, fine-tuned at 224x224
 on 255 flowers, tested on 600."""
-    return """Fine-tuning EfficientNet-Lite0 at 224x224 is part of the command and was not run: there
-was no processor time for it."""
+    return """Fine-tuning EfficientNet-Lite0 at 224x224 is part of the command, and was not run:
+there was no processor time for it."""
 
 
 def _training(runs):
@@ -117,7 +117,7 @@ def _training(runs):
 Trainings from scratch on the hand signs, split by hundreds of file numbers ({scratch["train"]} to
 train on, {scratch["test"]} to test on), SGD with momentum, one rise and fall of the rate, batches
 of 32; the mean of the last {LAST} epochs counts, because at higher rates accuracy swings by points
-from one epoch to the next. Runs of one seed have the same weights at the start, the same order and
+from one epoch to the next (it was five, until the curves of the first seed were there). Runs of one seed have the same weights at the start, the same order and
 the same crops. {_lite(runs)}
 Gaps are means over paired seeds with 95 % intervals by Student's t; the
 ratio is that of the last step, all saved bytes counted.
