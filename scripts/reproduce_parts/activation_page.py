@@ -117,8 +117,8 @@ def _training(runs):
 Trainings from scratch on the hand signs, split by hundreds of file numbers ({scratch["train"]} to
 train on, {scratch["test"]} to test on), SGD with momentum, one rise and fall of the rate, batches
 of 32; the mean of the last {LAST} epochs counts, because at higher rates accuracy swings by points
-from one epoch to the next (it was five, until the curves of the first seed were there). Runs of one seed have the same weights at the start, the same order and
-the same crops. {_lite(runs)}
+from one epoch to the next (it was five, until the curves of the first seed were there). Runs of
+one seed have the same weights at the start, the same order and the same crops. {_lite(runs)}
 Gaps are means over paired seeds with 95 % intervals by Student's t; the
 ratio is that of the last step, all saved bytes counted.
 
