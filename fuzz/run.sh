@@ -12,4 +12,5 @@ ${CC:-clang} -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-r
     -I../pcrshard/native/src -o "$work/fuzz_native" fuzz_native.c ../pcrshard/native/src/*.c -lm
 # A busy machine needs a longer FUZZ_TIMEOUT, in seconds by the clock.
 exec nice "$work/fuzz_native" -max_total_time="$seconds" -timeout="${FUZZ_TIMEOUT:-10}" \
-    -rss_limit_mb=2048 -max_len=14000 -artifact_prefix="$work/findings/" -print_final_stats=1 "$work/corpus"
+    -rss_limit_mb=2048 -max_len=14000 -artifact_prefix="$work/findings/" -print_final_stats=1 \
+    "$work/corpus"
