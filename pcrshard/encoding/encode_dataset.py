@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 
 from .. import storage
 from ..errors import EncodeError
-from ..format.dataset_index import DatasetIndex
+from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import shard_name
 from ..jpeg.pixels import check_native_core
 from ..redaction import get_logger, redact_url
@@ -322,13 +322,28 @@ def _finish(
         if not entries:
             report = storage.join(dst, SKIPPED)
             raise EncodeError(f"every image was skipped; the reasons are in {report}")
-        script = options.fmt.scan_script
         num_classes = max(result.num_classes for result in results)
-        index = DatasetIndex(script.name, script.num_groups, entries, classes, num_classes)
+        index = _make_index(options, entries, classes, num_classes)
         journal.unite(found)
         write_dataset_index(dst, index, options=journal.options)
         journal.clean_up()
     return index
+
+
+def _make_index(
+    options: EncodeOptions,
+    entries: tuple[ShardEntry, ...],
+    classes: tuple[str, ...],
+    num_classes: int,
+) -> DatasetIndex:
+    script = options.fmt.scan_script
+    return DatasetIndex(
+        script.name,
+        script.num_groups,
+        entries,
+        classes,
+        num_classes,
+    )
 
 
 def _write_reports(journal: Journal, rows: list[Unlayered]) -> None:

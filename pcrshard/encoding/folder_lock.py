@@ -57,11 +57,7 @@ class FolderLock:
 
     def _open(self, start: int, length: int) -> bool:
         """Open the file and lock it; false if it was removed meanwhile."""
-        try:
-            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            what = f"cannot write: {type(error).__name__}: {error}"
-            raise StorageError(what, url=self.path) from error
+        self._handle = self._open_file()
         try:
             fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
         except OSError as error:
@@ -72,11 +68,24 @@ class FolderLock:
                 "%s: this file system has no locks; let no other encode write there", self.path
             )
             return True
+        if self._is_there():
+            return True
+        os.close(self._handle)
+        return False
+
+    def _open_file(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(self.path, flags, 0o666)
+        except OSError as error:
+            what = f"cannot write: {type(error).__name__}: {error}"
+            raise StorageError(what, url=self.path) from error
+
+    def _is_there(self) -> bool:
+        """Whether the open file still has its name."""
         with contextlib.suppress(FileNotFoundError):
             # By name: to open the file once more and close it would end the lock.
-            if os.path.samestat(os.fstat(self._handle), os.stat(self.path)):
-                return True
-        os.close(self._handle)
+            return os.path.samestat(os.fstat(self._handle), os.stat(self.path))
         return False
 
     @contextlib.contextmanager

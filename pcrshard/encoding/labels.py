@@ -39,12 +39,7 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
         StorageError: A label cannot be read.
     """
     labels = [dict(sample.known).get(LABEL_FIELD) for sample in samples]
-    stored = {
-        number: ref
-        for number, sample in enumerate(samples)
-        for ref in sample.refs
-        if ref.name == LABEL_FIELD
-    }
+    stored = _stored_labels(samples)
     values = _read_fields(list(stored.values()), options)
     for number, label in zip(stored, values, strict=True):
         labels[number] = label.strip()
@@ -54,6 +49,16 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
             "class folders, a column 'label', or a field 'cls'"
         )
     return labels
+
+
+def _stored_labels(samples: Sequence[SampleRef]) -> dict[int, FieldRef]:
+    """Where the labels of tars are, by the position of their sample."""
+    return {
+        number: ref
+        for number, sample in enumerate(samples)
+        for ref in sample.refs
+        if ref.name == LABEL_FIELD
+    }
 
 
 def _read_fields(refs: Sequence[FieldRef], options: StorageOptions) -> Iterator[bytes]:
@@ -106,16 +111,21 @@ def read_classes(url: str, *, options: StorageOptions = None) -> tuple[str, ...]
         EncodeError: The file is not UTF-8, or a line is empty or comes twice.
         StorageError: It cannot be read.
     """
-    try:
-        text = storage.read_bytes(url, options=options).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise EncodeError(f"expected class names in UTF-8: {error}", url=url) from error
+    text = _read_text(url, options)
     classes = tuple(line.strip() for line in text.rstrip().split("\n"))
     try:
         check_classes(classes)
     except EncodeError as error:
         raise EncodeError(str(error), url=url) from error
     return classes
+
+
+def _read_text(url: str, options: StorageOptions) -> str:
+    data = storage.read_bytes(url, options=options)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EncodeError(f"expected class names in UTF-8: {error}", url=url) from error
 
 
 def renumber(source: Source, classes: tuple[str, ...]) -> Source:

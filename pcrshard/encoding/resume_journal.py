@@ -206,14 +206,16 @@ class Journal:
         """
         # An object store has no folder before it has something in it.
         if not self._goes_on and storage.is_folder(self.dst, options=self.options):
-            there = {name for name, _ in storage.list_files(self.dst, options=self.options)}
-            if found := sorted(there.intersection(names)):
-                raise EncodeError(
-                    f"already holds {found[0]}, of no run that this goes on with: "
-                    "use another folder",
-                    url=self.dst,
-                )
+            self._check_free(names)
         self.save()
+
+    def _check_free(self, names: Iterable[str]) -> None:
+        there = {name for name, _ in storage.list_files(self.dst, options=self.options)}
+        if found := sorted(there.intersection(names)):
+            raise EncodeError(
+                f"already holds {found[0]}, of no run that this goes on with: use another folder",
+                url=self.dst,
+            )
 
     def _read_all(self) -> dict[str, _Saved]:
         """Every journal in the folder by its URL."""
@@ -276,14 +278,17 @@ class Journal:
             EncodeError: One has.
         """
         if self._lock is None and self._saved:
-            raw = json.loads(storage.read_bytes(self.url, options=self.options))
-            if raw.get("run") != self._run:
-                raise EncodeError(
-                    "another encode is writing to this folder; wait for it, then use --resume",
-                    url=self.dst,
-                )
+            self._check_run()
         self._write(self.url, self.results)
         self._saved = time.monotonic()
+
+    def _check_run(self) -> None:
+        raw = json.loads(storage.read_bytes(self.url, options=self.options))
+        if raw.get("run") != self._run:
+            raise EncodeError(
+                "another encode is writing to this folder; wait for it, then use --resume",
+                url=self.dst,
+            )
 
     def _write(self, url: str, results: Results) -> None:
         shards = {str(number): result for number, result in sorted(results.items())}

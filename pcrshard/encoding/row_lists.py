@@ -6,7 +6,7 @@ import csv
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import storage
@@ -111,7 +111,7 @@ def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Ite
 def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
     """The names of the columns, if this row is a header; the path is ``path`` in any case."""
     names = [cell.strip() for cell in cells]
-    path = next((name for name in _PATH_COLUMNS if name in names), None)
+    path = _first_of(_PATH_COLUMNS, names)
     if path is None:
         if needs_header and "." not in names[0]:
             raise ValueError(
@@ -119,12 +119,16 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
                 f"or a path first, got {', '.join(map(redact_url, names))}"
             )
         return []
-    label = next((name for name in _LABEL_COLUMNS if name in names), None)
+    label = _first_of(_LABEL_COLUMNS, names)
     renamed = {
         path: "path",
         label: "label",
     }
     return [renamed.get(name, name) for name in names]
+
+
+def _first_of(usual: Sequence[str], names: Sequence[str]) -> str | None:
+    return next((name for name in usual if name in names), None)
 
 
 def _check_digits(label: str) -> None:
@@ -138,17 +142,26 @@ def _rows_to_source(rows: list[Row], path: str) -> Source:
     numbers = {name: number for number, name in enumerate(classes)}
     samples = []
     for key, row in zip(unique_keys(row["path"] for row in rows), rows, strict=True):
-        url = row.pop("path")
-        if folder and "://" not in url and not url.startswith("/"):
-            url = storage.join(folder, url)
-        known = []
-        if "label" in row:
-            label = row.pop("label")
-            known.append(("cls", str(numbers.get(label, label)).encode()))
-        if row:
-            known.append(("json", json.dumps(row).encode()))
-        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
+        url = _resolve(folder, row.pop("path"))
+        known = tuple(_known_fields(row, numbers))
+        samples.append(SampleRef(key, (FieldRef("jpg", url),), known))
     return Source(samples, classes)
+
+
+def _resolve(folder: str, url: str) -> str:
+    """A path as it is meant in a list that lies in a folder."""
+    if folder and "://" not in url and not url.startswith("/"):
+        return storage.join(folder, url)
+    return url
+
+
+def _known_fields(row: Row, numbers: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+    """The label of a row by its number, and all else that the row has."""
+    if "label" in row:
+        label = row.pop("label")
+        yield "cls", str(numbers.get(label, label)).encode()
+    if row:
+        yield "json", json.dumps(row).encode()
 
 
 def _class_names(rows: list[Row], path: str) -> tuple[str, ...]:
@@ -167,10 +180,13 @@ def _class_names(rows: list[Row], path: str) -> tuple[str, ...]:
 def _check_row(row: Row) -> None:
     """Make sure that the row has a path to a file, and that a label is a number or a name."""
     path = row.get("path")
-    label = row.get("label", 0)
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         shown = redact_url(path) if isinstance(path, str) else path
         raise EncodeError(f"expected a path to a file, got {shown!r}")
+    _check_label(row.get("label", 0))
+
+
+def _check_label(label: object) -> None:
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
     if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from .. import storage
@@ -53,10 +53,16 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
     """Legal, distinct keys for file names: no dots in the last part, no way out of a folder."""
     keys: dict[str, None] = {}
     for path in paths:
-        stem = _legal_key(path)
-        numbered = (f"{stem}_{number}" for number in itertools.count(1))
-        keys[next(key for key in itertools.chain([stem], numbered) if key not in keys)] = None
+        key = _free_key(_legal_key(path), keys)
+        keys[key] = None
     return list(keys)
+
+
+def _free_key(stem: str, taken: Container[str]) -> str:
+    """A key that is not taken: the stem, or the stem and a number."""
+    numbered = (f"{stem}_{number}" for number in itertools.count(1))
+    candidates = itertools.chain([stem], numbered)
+    return next(key for key in candidates if key not in taken)
 
 
 def _legal_key(path: str) -> str:
@@ -106,6 +112,11 @@ def _split_of(name: str) -> str | None:
     folder, slash, _ = name.partition("/")
     if slash:
         return folder if folder.lower() in _SPLITS else None
+    return _split_of_tar(name)
+
+
+def _split_of_tar(name: str) -> str | None:
+    """The split that a tar is named for, if it is one."""
     stem, extension = posixpath.splitext(name)
     if extension != ".tar":
         return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .. import storage
 from ..errors import EncodeError
-from ..format.names import JPEG_EXTENSIONS, check_name
+from ..format.names import check_name, is_jpeg_field
 from ..format.shard_format import FieldNames, ShardFormat
 from .labels import check_classes
 from .sources import CONVERTIBLE, FieldRef, SampleRef
@@ -88,11 +88,6 @@ class EncodeOptions:
             raise EncodeError(f"expected reencode_quality of 1 to 100, got {self.reencode_quality}")
 
 
-def is_jpeg_name(name: str) -> bool:
-    """Whether a field of this name holds a JPEG."""
-    return name.rpartition(".")[2] in JPEG_EXTENSIONS
-
-
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
     """Name the image ``jpg`` where a sample has another image but no JPEG, if it is re-encoded.
 
@@ -109,7 +104,7 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
 
 
 def _is_jpeg_file(ref: FieldRef) -> bool:
-    return is_jpeg_name(ref.name) and not _own_extension(ref)
+    return is_jpeg_field(ref.name) and not _own_extension(ref)
 
 
 def _own_extension(ref: FieldRef) -> str:
@@ -126,7 +121,7 @@ def _keep_name(sample: SampleRef) -> SampleRef:
 
 def _convert_name(sample: SampleRef) -> SampleRef:
     names = [ref.name for ref in sample.refs]
-    if any(map(is_jpeg_name, names)) or CONVERTIBLE.isdisjoint(names):
+    if any(map(is_jpeg_field, names)) or CONVERTIBLE.isdisjoint(names):
         return sample
     refs = list(sample.refs)
     first = next(i for i, name in enumerate(names) if name in CONVERTIBLE)
@@ -144,20 +139,26 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
     refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
     known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
     names = refs | known
-    streams = tuple(filter(is_jpeg_name, names))
-    others = tuple(itertools.filterfalse(is_jpeg_name, names))
-    if not streams and {"pcr", "scan01"} <= names.keys():
+    streams = tuple(filter(is_jpeg_field, names))
+    others = tuple(itertools.filterfalse(is_jpeg_field, names))
+    if not streams:
+        _check_without_jpeg(names, options)
+    if unknown := set(options.fmt.preview_fields).difference(others):
+        raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
+    return FieldNames(streams, others)
+
+
+def _check_without_jpeg(names: Iterable[str], options: EncodeOptions) -> None:
+    """Refuse a source without a JPEG, unless its images are to be kept as they are."""
+    if {"pcr", "scan01"} <= {*names}:
         raise EncodeError(
             "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
         )
-    if not streams and options.on_error != "keep":
+    if options.on_error != "keep":
         raise EncodeError(
             f"expected a JPEG field, found {sorted(names)}; --on-error keep stores other images "
             "as they are, --reencode-quality Q converts PNG, WebP, BMP (lossy)"
         )
-    if unknown := set(options.fmt.preview_fields).difference(others):
-        raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
-    return FieldNames(streams, others)
 
 
 def plan_shards(
@@ -248,8 +249,7 @@ def idle_share(num_shards: int, ranks: int) -> float:
 
 def advise(num_shards: int) -> str:
     """What to say of a number of shards that leaves ranks of usual jobs idle; often nothing."""
-    shares = {ranks: idle_share(num_shards, ranks) for ranks in _USUAL_RANKS}
-    idle = [f"{share:.0%} on {ranks}" for ranks, share in shares.items() if share > _MOST_IDLE]
+    idle = _list_idle(num_shards)
     if not idle:
         return ""
     noun = "shard leaves" if num_shards == 1 else "shards leave"
@@ -257,6 +257,11 @@ def advise(num_shards: int) -> str:
         f"{num_shards} {noun} ranks idle where each reads whole shards, as in WebDataset: "
         f"{', '.join(idle)}; --for-ranks R --for-workers W takes a number that they divide"
     )
+
+
+def _list_idle(num_shards: int) -> list[str]:
+    shares = {ranks: idle_share(num_shards, ranks) for ranks in _USUAL_RANKS}
+    return [f"{share:.0%} on {ranks}" for ranks, share in shares.items() if share > _MOST_IDLE]
 
 
 def default_num_shards(num_samples: int) -> int:

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import CorruptJpeg, FormatError, PCRError
+from ..format.names import is_jpeg_field
 from ..format.shard_format import FieldNames
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.other_formats import to_jpeg
 from .labels import check_label, count_classes
 from .resume_journal import ShardResult, Unlayered
-from .shard_plan import EncodeOptions, is_jpeg_name
+from .shard_plan import EncodeOptions
 from .shard_tables import EncodedSample
 from .shard_writer import encode_sample, write_shard
 from .sources import SampleRef, StorageOptions
@@ -146,7 +147,7 @@ def _encode(
         if isinstance(value, PCRError):
             raise value
         fields[ref.name] = value
-        if is_jpeg_name(ref.name):
+        if is_jpeg_field(ref.name):
             fields[ref.name] = _prepare(value, options)
     script = options.fmt.scan_script
     encoded = encode_sample(fields | dict(sample.known), script, note.instead)

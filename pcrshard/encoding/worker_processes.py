@@ -55,11 +55,7 @@ def worker_pool(
     if given is not None or workers <= 1:
         yield given
         return
-    # A forked worker starts at once, a spawned one imports everything again; but threads and torch
-    # do not survive a fork.
-    is_safe = threading.active_count() == 1 and "torch" not in sys.modules
-    context = multiprocessing.get_context("fork" if is_safe else "spawn")
-    pool = WorkerProcesses(workers, context)
+    pool = WorkerProcesses(workers, _fastest_context())
     try:
         yield pool
         pool.shutdown()
@@ -69,6 +65,13 @@ def worker_pool(
     except BaseException:
         pool.stop()
         raise
+
+
+def _fastest_context() -> BaseContext:
+    # A forked worker starts at once, a spawned one imports everything again; but threads and torch
+    # do not survive a fork.
+    is_safe = threading.active_count() == 1 and "torch" not in sys.modules
+    return multiprocessing.get_context("fork" if is_safe else "spawn")
 
 
 class WorkerProcesses(Executor):

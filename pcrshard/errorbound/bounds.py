@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -125,9 +126,13 @@ def parse_bound(described: Any) -> Bound | None:
     kind = _KINDS[described["kind"]]
     arguments = {name: value for name, value in described.items() if name != "kind"}
     names = {field.name for field in fields(kind)}
-    if arguments.keys() != names or not all(type(x) in (int, float) for x in arguments.values()):
+    if arguments.keys() != names or not _are_numbers(arguments.values()):
         raise ValueError(f"expected numbers {sorted(names)}, got {described!r}")
     return kind(**arguments)
+
+
+def _are_numbers(values: Iterable[object]) -> bool:
+    return all(type(value) in (int, float) for value in values)
 
 
 def _linear(
@@ -171,12 +176,18 @@ def _typical(words: Words, float_type: FloatType) -> float:
 
     Zeros are left out: a sparse tensor is judged by its other values.
     """
-    stride = max(1, len(words) // _SAMPLE)
-    magnitudes = np.abs(_finite(float_type.widen(words[::stride])))
-    magnitudes = magnitudes[magnitudes > 0]
+    magnitudes = _some_magnitudes(words, float_type)
     if len(magnitudes) == 0:
         return math.inf
     return float(np.median(magnitudes)) / _MEDIAN_OF_NORMAL
+
+
+def _some_magnitudes(words: Words, float_type: FloatType) -> Values:
+    """Magnitudes of a sample of the finite values that are not 0."""
+    stride = max(1, len(words) // _SAMPLE)
+    sample = float_type.widen(words[::stride])
+    magnitudes = np.abs(_finite(sample))
+    return magnitudes[magnitudes > 0]
 
 
 def _finite(values: Values) -> Values:

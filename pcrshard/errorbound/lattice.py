@@ -120,14 +120,19 @@ def powers_of_two(denominator: int) -> Values:
     """
     exponents = np.arange(denominator, dtype=np.float64) / denominator * math.log(2)
     # exp(x / 4) ** 4: sixteen terms of the series are exact to float64 for x / 4 below 0.18.
-    quarter = exponents / 4
-    total = np.ones(denominator)
-    for term in range(16, 0, -1):
-        total = 1 + total * quarter / term
-    squared = total * total
+    root = _exp(exponents / 4)
+    squared = root * root
     powers: Values = squared * squared
     powers.flags.writeable = False
     return powers
+
+
+def _exp(exponents: Values) -> Values:
+    """Sixteen terms of the exponential series."""
+    total = np.ones(len(exponents))
+    for term in range(16, 0, -1):
+        total = 1 + total * exponents / term
+    return total
 
 
 def log_lattice(error_bound: float, margin: float) -> LogLattice | None:
@@ -139,12 +144,18 @@ def log_lattice(error_bound: float, margin: float) -> LogLattice | None:
     if error_bound <= 2 * margin:
         return None
     step = 2 * math.log2(1 + error_bound - margin)
-    denominator = 1024
-    while step * denominator < _MIN_NUMERATOR:
-        denominator *= 2
+    denominator = _fine_enough(step)
     if denominator > _MAX_DENOMINATOR:
         return None
     return LogLattice(int(step * denominator), denominator, error_bound)
+
+
+def _fine_enough(step: float) -> int:
+    """A denominator that a step needs, so that its numerator is near enough."""
+    denominator = 1024
+    while step * denominator < _MIN_NUMERATOR:
+        denominator *= 2
+    return denominator
 
 
 def lattice_from(kind: Any, numbers: Any) -> Lattice:

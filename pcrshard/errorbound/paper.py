@@ -18,6 +18,7 @@ from .byte_codes import compress, decompress
 
 Factors = NDArray[np.int32]
 Weights = NDArray[Any]
+Index = NDArray[np.int64]
 CODERS = ("rle+lzma", "rle+zstd", "lzma", "zstd")
 _ZSTD_LEVEL = 19
 
@@ -92,10 +93,15 @@ def run_lengths(data: bytes) -> bytes:
     # A run of more than 255 bytes becomes several.
     pieces = -(-lengths // 255)
     run_values = np.repeat(values[starts], pieces)
-    run_sizes = np.full(int(pieces.sum()), 255, np.uint8)
+    return run_values.tobytes() + _cut_lengths(lengths, pieces).tobytes()
+
+
+def _cut_lengths(lengths: Index, pieces: Index) -> NDArray[np.uint8]:
+    """Each length as so many pieces: all of 255 but the last."""
+    sizes = np.full(int(pieces.sum()), 255, np.uint8)
     last = np.cumsum(pieces) - 1
-    run_sizes[last] = lengths - 255 * (pieces - 1)
-    return run_values.tobytes() + run_sizes.tobytes()
+    sizes[last] = lengths - 255 * (pieces - 1)
+    return sizes
 
 
 def expand_runs(runs: bytes) -> bytes:

@@ -109,9 +109,7 @@ def check_error(
     for start in range(0, len(original), _BLOCK):
         block = original[start : start + _BLOCK]
         back = restored[start : start + _BLOCK]
-        different = block != back
-        share = _error_share(float_type.widen(block), float_type.widen(back), lattice)
-        share = np.where(different, share, 0.0)
+        share = _error_share(block, back, float_type, lattice)
         largest = float(share.max(initial=0.0))
         if not largest <= 1:
             where = start + int(np.argmax(~(share <= 1)))
@@ -123,11 +121,16 @@ def check_error(
 
 
 def _error_share(
-    values: Values,
-    restored: Values,
+    original: Words,
+    restored: Words,
+    float_type: FloatType,
     lattice: Lattice,
 ) -> Values:
+    """The error of each value as a share of what is allowed; 0 where no bit differs."""
+    values = float_type.widen(original)
+    wide = float_type.widen(restored)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.abs(restored - values) / lattice.tolerance(np.abs(values))
+        share = np.abs(wide - values) / lattice.tolerance(np.abs(values))
     # A NaN here is a special value that was not kept.
-    return np.where(np.isnan(share), np.inf, share)
+    share = np.where(np.isnan(share), np.inf, share)
+    return np.where(original != restored, share, 0.0)

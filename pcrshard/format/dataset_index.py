@@ -103,12 +103,16 @@ class DatasetIndex:
 
     def __repr__(self) -> str:
         held = "" if self.scan is None else f", a staged copy of scans 1 to {self.scan}"
-        names = [*self.classes[:3], "..."] if len(self.classes) > 3 else self.classes
         return (
             f"<DatasetIndex: {self.num_samples} samples in {len(self.shards)} shards\n"
             f" script {self.script}, {self.num_groups} scans{held}\n"
-            f" {len(self.classes)} classes named: {', '.join(names) or 'none'}>"
+            f" {len(self.classes)} classes named: {self._some_classes() or 'none'}>"
         )
+
+    def _some_classes(self) -> str:
+        """The first names of classes."""
+        names = [*self.classes[:3], "..."] if len(self.classes) > 3 else self.classes
+        return ", ".join(names)
 
     @property
     def num_samples(self) -> int:

@@ -103,12 +103,18 @@ def parse_script(name: str, text: str) -> ScanScript:
     >>> parse_script("two", text).num_groups
     2
     """
-    lines = (line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines())
-    script = ScanScript(name, tuple(filter(None, lines)))
+    script = ScanScript(name, _without_comments(text))
     if not 1 <= script.num_groups <= MAX_GROUPS:
         raise ValueError(f"expected 1 to {MAX_GROUPS} scan groups, got {script.num_groups}")
     _check_sent(script)
     return script
+
+
+def _without_comments(text: str) -> tuple[str, ...]:
+    """The lines of a script that say something."""
+    lines = (line.partition("#")[0] for line in text.splitlines())
+    groups = (line.strip().rstrip("; ") for line in lines)
+    return tuple(filter(None, groups))
 
 
 def _check_sent(script: ScanScript) -> None:
@@ -116,17 +122,26 @@ def _check_sent(script: ScanScript) -> None:
     sent: dict[tuple[int, int], int] = {}
     for scan in script.scans:
         for key in scan.coefficients:
-            legal = scan.ah == sent[key] == scan.al + 1 if key in sent else scan.ah == 0
-            if not legal:
-                raise ValueError(
-                    f"scan {scan} does not follow on from what was sent of coefficient {key[1]}"
-                )
+            _check_step(scan, key[1], sent.get(key))
             sent[key] = scan.al
     for component, i in itertools.product(range(3), range(64)):
         if sent.get((component, i), _UNSENT):
             raise ValueError(
                 f"coefficient {i} of component {component} is not sent to its last bit"
             )
+
+
+def _check_step(
+    scan: ScanHeader,
+    coefficient: int,
+    sent: int | None,
+) -> None:
+    """The first scan of a coefficient begins anew, each other one adds the next bit."""
+    legal = scan.ah == 0 if sent is None else scan.ah == sent == scan.al + 1
+    if not legal:
+        raise ValueError(
+            f"scan {scan} does not follow on from what was sent of coefficient {coefficient}"
+        )
 
 
 def scans_for(

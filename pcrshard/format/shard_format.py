@@ -52,10 +52,7 @@ class ShardFormat:
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
         for field, scan in self.late.items():
-            try:
-                check_scan(scan, most)
-            except (ScanUnavailable, TypeError) as error:
-                raise EncodeError(f"late field {field!r}: {error}") from error
+            _check_late(field, scan, most)
 
     @property
     def scan_script(self) -> ScanScript:
@@ -93,7 +90,22 @@ class ShardFormat:
 
     def _first_scan(self, field: str) -> int:
         """The position of the first scan that has a field; 0 if every one has it."""
+        scan = self._late_scan(field)
+        return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
+
+    def _late_scan(self, field: str) -> Scan | None:
+        """What is asked for a field by its name, or else by its extension."""
         extension = field.rpartition(".")[2]
         default: Scan | None = 1 if is_other_image(field) else None
-        scan = self.late.get(field, self.late.get(extension, default))
-        return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
+        return self.late.get(field, self.late.get(extension, default))
+
+
+def _check_late(
+    field: str,
+    scan: Scan,
+    num_groups: int,
+) -> None:
+    try:
+        check_scan(scan, num_groups)
+    except (ScanUnavailable, TypeError) as error:
+        raise EncodeError(f"late field {field!r}: {error}") from error

@@ -160,12 +160,7 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
 
 
 def _parse_head(block: bytes) -> Head:
-    if block[:8] != MAGIC[: len(block)]:
-        raise NotAShard(
-            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
-        )
-    if len(block) < BLOCK:
-        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
+    _check_start(block)
     _, crc, version, *numbers = _HEAD.unpack_from(block)
     require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
     check_version(version)
@@ -178,6 +173,16 @@ def _parse_head(block: bytes) -> Head:
     stops = rows[: num_groups + 1]
     tables = rows[num_groups + 1 :]
     return Head(num_samples, schema_bytes, body_bytes, body_crc, stops, tables, columns_bytes)
+
+
+def _check_start(block: bytes) -> None:
+    """The magic is there, as far as the file goes, and then the whole head."""
+    if block[:8] != MAGIC[: len(block)]:
+        raise NotAShard(
+            "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
+        )
+    if len(block) < BLOCK:
+        raise TruncatedShard(f"expected {HEAD_STOP} bytes of head, got {BLOCK + len(block)}")
 
 
 def check_version(version: object) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -130,22 +130,28 @@ def decode_schema(data: bytes) -> Schema:
 
 def _check_types(schema: Schema) -> None:
     require(type(schema.base) is int, "expected base to be an integer")
-    for pairs in (schema.streams, schema.late):
-        legal = type(pairs) is tuple and all(type(pair) is tuple for pair in pairs)
-        require(legal and all(len(pair) == 2 for pair in pairs), "expected pairs in the schema")
+    _check_pairs(schema.streams)
+    _check_pairs(schema.late)
     late = tuple(name for name, _ in schema.late)
     require(all(type(scan) is int for _, scan in schema.late), "expected scans of late fields")
-    lists = (schema.groups, schema.fields, schema.preview_fields, late, *schema.streams)
-    for strings in ((schema.script, schema.layout), *lists):
-        legal = type(strings) is tuple and all(type(text) is str for text in strings)
-        require(legal, f"expected strings in the schema, got {strings!r}")
+    _check_strings((schema.script, schema.layout))
+    for strings in (schema.groups, schema.fields, schema.preview_fields, late, *schema.streams):
+        _check_strings(strings)
+
+
+def _check_pairs(pairs: Any) -> None:
+    legal = type(pairs) is tuple and all(type(pair) is tuple for pair in pairs)
+    require(legal and all(len(pair) == 2 for pair in pairs), "expected pairs in the schema")
+
+
+def _check_strings(strings: Any) -> None:
+    legal = type(strings) is tuple and all(type(text) is str for text in strings)
+    require(legal, f"expected strings in the schema, got {strings!r}")
 
 
 def check_schema(schema: Schema) -> None:
     """Check names and numbers of a schema (SPEC 2.2); raises :class:`CorruptIndex`."""
-    bases = {"compact": range(1), "preview": range(1, len(schema.groups) + 1)}
-    require(schema.layout in bases, f"unknown layout {schema.layout!r}")
-    require(schema.base in bases[schema.layout], "base does not fit layout")
+    _check_layout(schema)
     require(len(schema.streams) <= MAX_STREAMS, "expected at most 16 streams")
     _check_fields(schema)
     try:
@@ -153,6 +159,15 @@ def check_schema(schema: Schema) -> None:
             parse_group(group)
     except ValueError as error:
         raise CorruptIndex(f"scan script: {error}") from error
+
+
+def _check_layout(schema: Schema) -> None:
+    bases = {
+        "compact": range(1),
+        "preview": range(1, len(schema.groups) + 1),
+    }
+    require(schema.layout in bases, f"unknown layout {schema.layout!r}")
+    require(schema.base in bases[schema.layout], "base does not fit layout")
 
 
 def _check_fields(schema: Schema) -> None:
@@ -378,12 +393,16 @@ def _check_columns(index: ShardIndex) -> None:
     listed = count(index.counts > MAX_LISTED) == 0
     require(listed, f"expected at most {MAX_LISTED} images in a list")
     require(not count(index.orientation > 8), "an orientation is above 8")
-    if count(index.dims) == index.dims.size:
-        return
+    if count(index.dims) != index.dims.size:
+        _check_missing(index)
+
+
+def _check_missing(index: ShardIndex) -> None:
+    """Only images of streams may be missing, and then both of their sides are 0."""
     both = (index.dims != 0).all(axis=1)
     require((both == (index.dims != 0).any(axis=1)).all(), "a height or a width is 0")
-    streams = np.tile([codec == IMAGE_LIST for _, codec in index.schema.streams], index.num_samples)
-    in_list = np.repeat(streams, index.unit_counts.ravel())
+    is_list = [codec == IMAGE_LIST for _, codec in index.schema.streams]
+    in_list = np.repeat(np.tile(is_list, index.num_samples), index.unit_counts.ravel())
     require(not (in_list & ~both).any(), "an image of a list is missing")
 
 

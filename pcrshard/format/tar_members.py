@@ -137,19 +137,17 @@ def lay_out(
     if len(first.offsets):
         first = replace(first, offsets=offsets)
     laid_out = (first, *others)
-    table_bytes = [0] * (index.num_groups + 1)
-    for table in laid_out:
-        table_bytes[table.rows[-1]] = len(table.encoded)
-    head = Head(
-        len(index.keys),
-        schema_bytes,
-        len(body),
-        crc32c(body),
-        stops,
-        tuple(table_bytes),
-        columns_bytes,
-    )
+    sizes = (_table_bytes(laid_out, index.num_groups), columns_bytes)
+    head = Head(len(index.keys), schema_bytes, len(body), crc32c(body), stops, *sizes)
     return replace(index, head=head), laid_out, head.encode() + body
+
+
+def _table_bytes(tables: Sequence[GroupTable], num_groups: int) -> tuple[int, ...]:
+    """The size of the table of each group and the tail; 0 where it has none of its own."""
+    sizes = [0] * (num_groups + 1)
+    for table in tables:
+        sizes[table.rows[-1]] = len(table.encoded)
+    return tuple(sizes)
 
 
 def _place_members(
@@ -163,14 +161,18 @@ def _place_members(
     stops = [0] * (index.num_groups + 1)
     offsets = np.zeros(index.num_units, np.uint64)
     for member in plan_members(index, tables, stem):
-        if member.size >= MAX_MEMBER_BYTES:
-            raise EncodeError(
-                f"{member.name} of {member.size} bytes is larger than 8 GiB; "
-                "use fewer samples per shard"
-            )
+        _check_size(member)
         start = pos + len(member.header())
         pos = round512(start + member.size)
         stops[member.row] = pos
         if member.pieces and member.row < base:
             offsets[member.pieces[0][1]] = start
     return (*[stops[base - 1]] * base, *stops[base:]), offsets
+
+
+def _check_size(member: Member) -> None:
+    if member.size >= MAX_MEMBER_BYTES:
+        raise EncodeError(
+            f"{member.name} of {member.size} bytes is larger than 8 GiB; "
+            "use fewer samples per shard"
+        )

@@ -310,7 +310,7 @@ def abandon_writes() -> None:
     """Remove what this process has begun to write; it is about to end without further ado."""
     for process, temporary in tuple(_begun):
         if process == os.getpid():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(temporary)
 
 
