@@ -204,5 +204,7 @@ def _run_on(
                 result = future.result()
                 yield running.pop(future), result
     finally:
-        for future in running:
+        # Our own pool does it itself when it is shut down; Python 3.11 shows a traceback where a
+        # cancelled task is still in a pool whose workers have ended.
+        for future in [] if isinstance(pool, WorkerProcesses) else running:
             future.cancel()
