@@ -144,28 +144,32 @@ def _decode_together(
     parts: Sequence[bytes],
 ) -> GroupTable:
     """Tables of groups without late fields, each of which has the same columns."""
-    units = index.num_units
-    fixed_bytes = _START.size + units * _UNIT_BYTES
-    for part in parts:
-        require(len(part) >= fixed_bytes, "a table is too short")
-        require(part[:4] == crc32c(memoryview(part)[4:]).to_bytes(4, "little"), "wrong checksum")
-    fixed = np.frombuffer(b"".join([part[:fixed_bytes] for part in parts]), np.uint8)
-    rows = fixed.reshape(len(parts), fixed_bytes)
-    sizes, crcs, header_sizes = _cut_columns(rows[:, _START.size :], units)
-    packed_bytes = [len(part) - fixed_bytes for part in parts]
-    require(packed_bytes == rows[:, 4:8].copy().view("<u4")[:, 0].tolist(), "other lengths")
+    fixed_bytes = _START.size + index.num_units * _UNIT_BYTES
+    fixed = b"".join([_checked_columns(part, fixed_bytes) for part in parts])
+    rows = np.frombuffer(fixed, np.uint8).reshape(len(parts), fixed_bytes)
+    sizes, crcs, header_sizes = _cut_columns(rows[:, _START.size :], index.num_units)
     require(int(header_sizes.max(initial=0)) <= MAX_HEADER_BYTES, "a header is too long")
-    header_bytes = header_sizes.sum(axis=1, dtype=np.int64).tolist()
-    headers = [
-        _unpack_headers(part[fixed_bytes:], num_bytes)
-        for part, num_bytes in zip(parts, header_bytes, strict=True)
-    ]
-    span = range(places[0].rows.start, places[-1].rows.stop)
-    offsets = np.zeros(0, np.uint64)
-    table = GroupTable(span, sizes, crcs, header_sizes, b"".join(headers), offsets, {})
+    table = GroupTable(
+        range(places[0].rows.start, places[-1].rows.stop),
+        sizes,
+        crcs,
+        header_sizes,
+        _join_headers([part[fixed_bytes:] for part in parts], header_sizes),
+        offsets=np.zeros(0, np.uint64),
+        late={},
+    )
     _check_pieces(index, table)
     _check_plain_stops(index, table, places)
     return table
+
+
+def _checked_columns(part: bytes, fixed_bytes: int) -> bytes:
+    """The columns of a table whose checksum and length are right."""
+    require(len(part) >= fixed_bytes, "a table is too short")
+    crc, packed_bytes = _START.unpack_from(part)
+    require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
+    require(len(part) == fixed_bytes + packed_bytes, "bytes are left after the headers")
+    return part[:fixed_bytes]
 
 
 def _cut_columns(rows: npt.NDArray[np.uint8], units: int) -> tuple[U32, U32, U16]:
@@ -173,6 +177,11 @@ def _cut_columns(rows: npt.NDArray[np.uint8], units: int) -> tuple[U32, U32, U16
     sizes = rows[:, : 4 * units].copy().view("<u4")
     crcs = rows[:, 4 * units : 8 * units].copy().view("<u4")
     return sizes, crcs, rows[:, 8 * units :].copy().view("<u2")
+
+
+def _join_headers(packed: Sequence[bytes], header_sizes: U16) -> bytes:
+    num_bytes = header_sizes.sum(axis=1, dtype=np.int64).tolist()
+    return b"".join(map(_unpack_headers, packed, num_bytes))
 
 
 def _check_plain_stops(
