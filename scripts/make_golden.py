@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from pcrshard import Shard, ShardFormat
+from pcrshard import Shard, ShardFormat, zstd
 from pcrshard.checksum import crc32c
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.format.shard_head import BLOCK, HEAD_STOP, MAGIC, decode_head, round512
@@ -120,7 +120,10 @@ class Vector:
         }
         body = self.shard[HEAD_STOP : HEAD_STOP + head.body_bytes]
         self.schema = msgpack.unpackb(body[: head.schema_bytes])
-        self.columns = bytearray(body[head.schema_bytes :])
+        stored = body[head.schema_bytes :]
+        if len(stored) < head.columns_bytes:
+            stored = zstd.decompress(stored, head.columns_bytes)
+        self.columns = bytearray(stored)
 
     def column(self, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
         """A writable view of a column of two gray samples."""
@@ -133,10 +136,12 @@ class Vector:
         head = (
             self.head
             | {"schema_bytes": len(schema), "body_crc": crc32c(body), "body_bytes": len(body)}
+            | {"columns_bytes": len(self.columns)}
             | claims
         )
-        names = ("version", "samples", "groups", "schema_bytes", "body_crc", "body_bytes")
-        block = head["magic"] + bytes(4) + struct.pack("<IIIIIQ", *(head[name] for name in names))
+        names = ["version", "samples", "groups", "schema_bytes", "body_crc", "body_bytes"]
+        names.append("columns_bytes")
+        block = head["magic"] + bytes(4) + struct.pack("<IIIIIQQ", *(head[name] for name in names))
         block += struct.pack(f"<{len(head['stops'])}Q", *head["stops"])
         block += struct.pack(f"<{len(head['tables'])}I", *head["tables"])
         block = bytearray(
@@ -175,6 +180,13 @@ def head_vectors() -> Iterator[tuple[str, bytes]]:
     yield "prefix-stops--unaligned--CorruptIndex", good.build(stops=[stops[0] + 1, *stops[1:]])
     yield "prefix-stops--falling--CorruptIndex", good.build(stops=[stops[1], stops[0], *stops[2:]])
     yield "prefix-stops--2-to-63--CorruptIndex", good.build(stops=[*stops[:-1], 1 << 63])
+    stored = len(good.columns)
+    yield "columns-bytes--fewer-than-stored--CorruptIndex", good.build(columns_bytes=stored - 1)
+    yield "columns-bytes--65-times--CorruptIndex", good.build(columns_bytes=65 * stored)
+    yield "columns-frame--no-frame--CorruptIndex", good.build(columns_bytes=2 * stored)
+    bomb = Vector()
+    bomb.columns[:] = frame_that_claims(1 << 40).ljust(stored, b"\0")
+    yield "columns-frame--a-bomb--CorruptIndex", bomb.build(columns_bytes=2 * stored)
     tables = good.head["tables"]
     yield "table-bytes--beyond-its-group--CorruptIndex", good.build(tables=[4096, *tables[1:]])
     base = Vector("preview")

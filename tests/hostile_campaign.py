@@ -94,6 +94,8 @@ def shards(count, seed, folder):
         shard = Shard(str(path))
         for scan in (1, 5, "full"):
             for sample in shard.samples(scan):
+                if "jpg" not in sample:
+                    raise PCRError("the field has another name now")
                 decode_image(sample["jpg"])
 
     for _ in range(count):

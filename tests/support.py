@@ -14,7 +14,8 @@ import pytest
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.encoding.resume_journal import JOURNAL
-from pcrshard.format.group_table import decode_table, join_tables, piece_starts
+from pcrshard.format.group_table import decode_table, join_tables
+from pcrshard.format.piece_places import piece_starts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

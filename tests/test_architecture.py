@@ -62,7 +62,7 @@ DOORS = {
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.stores", "testing"},
     "matplotlib": {"fidelity.plots"},
-    "msgpack": {"format.shard_index", "checkpoint.file_frame"},
+    "msgpack": {"format.schema", "checkpoint.file_frame"},
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},

@@ -196,6 +196,7 @@ def write_version(
     options: storage.Options | None = None,
     workers: int = 1,
     progress: Progress | None = None,
+    durable: bool = True,
 ) -> Written:
     """Write a version as a file that appears whole or not at all.
 
@@ -206,6 +207,7 @@ def write_version(
         options: fsspec storage options.
         workers: Threads.
         progress: Called with the tensors that are encoded.
+        durable: Whether a local file must survive a power cut.
 
     Raises:
         StorageError: The disk is full, or the store refuses.
@@ -215,7 +217,7 @@ def write_version(
     entries = _placed([entry for entry, _ in encoded])
     head = _header(version, parent, entries).pack()
     # The temporary file of an upload need not survive a power cut.
-    durable = storage.is_local(url)
+    durable = durable and storage.is_local(url)
     with storage.atomic_write(url, options=options, durable=durable) as file:
         file.write(head)
         for _, parts in encoded:
@@ -231,6 +233,7 @@ def copy_version(
     parent: tuple[int, bytes] | None,
     *,
     options: storage.Options | None = None,
+    durable: bool = True,
 ) -> Written:
     """Write a file's version under another number, which takes no coding.
 
@@ -240,13 +243,14 @@ def copy_version(
         number: The version's number in the copy.
         parent: The same parent as in the source, with its number in the new place.
         options: fsspec storage options.
+        durable: Whether a local file must survive a power cut.
 
     Raises:
         CorruptCheckpoint: A payload of the source does not match its checksum.
         StorageError: A file cannot be read or written.
     """
     head = dataclasses.replace(source.header, number=number, parent=parent).pack()
-    durable = storage.is_local(url)
+    durable = durable and storage.is_local(url)
     with storage.atomic_write(url, options=options, durable=durable) as file:
         file.write(head)
         for _, payload in source.payloads(source.header.tensors):

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .release import add_release_commands
 from .store_commands import (
     Run,
@@ -21,7 +23,8 @@ from .store_commands import (
 )
 
 if TYPE_CHECKING:
-    from ..checkpoint import VersionRecord
+    from ..checkpoint import DeltaStore, VersionRecord
+    from ..checkpoint.tensor_codec import Held
     from ..checkpoint.version_file import TensorEntry
 
 
@@ -49,6 +52,12 @@ def _add_reading(inner: Any) -> None:
 
     show = _add(inner, "show", _show, "Show the tensors of a version: form, size, bound.")
     show.add_argument("version", type=int, help="number of the version")
+    show.add_argument("--figure", metavar="PNG", help="draw ratio and error of each tensor")
+    show.add_argument(
+        "--original",
+        metavar="FILE",
+        help="safetensors file with what was saved: the largest error is measured",
+    )
 
     verify = _add(inner, "verify", _verify, "Read every byte, and restore every version.")
     verify.add_argument("versions", type=int, nargs="*", help="numbers (default: all)")
@@ -114,12 +123,17 @@ def _record_row(record: VersionRecord) -> Sequence[str]:
 
 
 def _show(args: argparse.Namespace) -> int:
-    file = open_store(args).open_file(args.version)
+    store = open_store(args)
+    file = store.open_file(args.version)
     rows = [_tensor_figures(entry) for entry in file.header.tensors]
+    if args.original:
+        _add_errors(store, args, rows)
+    if args.figure:
+        _draw(store, args, rows)
     if args.json:
         print(json.dumps({"version": args.version, "tensors": rows}))
         return 0
-    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "escapes")
+    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "escapes", "error")
     print(text_table(header, [_tensor_row(row) for row in rows]))
     return 0
 
@@ -152,7 +166,51 @@ def _tensor_row(figures: dict[str, Any]) -> Sequence[str]:
         ratio(figures["raw_bytes"], figures["stored_bytes"]),
         "lossless" if lossless else f"{figures['error_bound']:.3g}{relative}",
         str(figures["escapes"]),
+        f"{figures['error']:.3f} of bound" if "error" in figures else "-",
     )
+
+
+def _add_errors(
+    store: DeltaStore,
+    args: argparse.Namespace,
+    rows: Sequence[dict[str, Any]],
+) -> None:
+    """The measured error of each tensor that the original file has."""
+    from ..checkpoint.safetensors_file import measure_errors
+
+    errors = measure_errors(store.read(args.version), args.original)
+    for row in rows:
+        if row["path"] in errors:
+            row["error"] = errors[row["path"]]
+
+
+def _draw(
+    store: DeltaStore,
+    args: argparse.Namespace,
+    rows: Sequence[dict[str, Any]],
+) -> None:
+    """The figure; without measured errors it shows what is allowed."""
+    from .store_figure import plot_tensors
+
+    drawn = list(rows)
+    if not args.original:
+        state = store.read(args.version).tensors
+        drawn = [row | {"bound_std": _bound_share(row, state[row["path"]])} for row in rows]
+    stored = sum(row["stored_bytes"] for row in rows)
+    raw = sum(row["raw_bytes"] for row in rows)
+    title = f"Version {args.version}: {ratio(raw, stored)} smaller"
+    plot_tensors(drawn, args.figure, title=title)
+
+
+def _bound_share(row: dict[str, Any], held: Held) -> float:
+    """What error is allowed, as a share of the deviation, or of each value."""
+    if row["bound_kind"] != "linear":
+        return float(row["error_bound"])
+    from ..errorbound import FLOAT_TYPES
+
+    values = FLOAT_TYPES[held.spec.dtype].widen(held.restore())
+    deviation = float(values[np.isfinite(values)].std())
+    return float(row["error_bound"] / deviation) if deviation else 0.0
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -7,11 +7,12 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 
+from .. import storage
 from ..errors import EncodeError
 from ..format.names import check_name, is_jpeg_field
 from ..format.shard_format import FieldNames, ShardFormat
 from .labels import check_classes
-from .sources import CONVERTIBLE, SampleRef
+from .sources import CONVERTIBLE, FieldRef, SampleRef
 
 ON_ERROR = ("raise", "keep", "reencode", "skip")
 # The split that takes a folder's splits for classes.
@@ -97,10 +98,34 @@ def _check_quality(quality: int | None) -> None:
 
 
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
-    """Name the image ``jpg`` where a sample has another image but no JPEG, if it is re-encoded."""
-    if options.reencode_quality is None:
-        return samples
-    return [_convert_name(sample) for sample in samples]
+    """Name the image ``jpg`` where a sample has another image but no JPEG, if it is re-encoded.
+
+    Where files are kept, and none of a folder is a JPEG by its name, each image has the name of its
+    own extension instead; beside JPEGs it stays ``jpg``, so that a job finds all images in one
+    field.
+    """
+    if options.reencode_quality is not None:
+        return list(map(_convert_name, samples))
+    refs = [ref for sample in samples for ref in sample.refs]
+    if options.on_error == "keep" and not any(map(_is_jpeg_file, refs)):
+        return list(map(_keep_name, samples))
+    return samples
+
+
+def _is_jpeg_file(ref: FieldRef) -> bool:
+    return is_jpeg_field(ref.name) and not _own_extension(ref)
+
+
+def _own_extension(ref: FieldRef) -> str:
+    """The extension of a file that is an image but no JPEG by its name; nothing for others."""
+    path, _ = storage.split_query(ref.url)
+    extension = path.rpartition(".")[2].lower()
+    return extension if extension in CONVERTIBLE else ""
+
+
+def _keep_name(sample: SampleRef) -> SampleRef:
+    refs = [ref._replace(name=_own_extension(ref) or ref.name) for ref in sample.refs]
+    return sample._replace(refs=tuple(refs))
 
 
 def _convert_name(sample: SampleRef) -> SampleRef:

@@ -14,8 +14,9 @@ from ..checksum import crc32c
 from ..errors import EncodeError
 from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, LateValues
+from ..format.schema import Schema
 from ..format.shard_head import Head
-from ..format.shard_index import U32, Schema, ShardIndex
+from ..format.shard_index import U32, ShardIndex
 from .encode_jpeg import EncodedImage
 
 
@@ -66,7 +67,7 @@ def make_index(samples: Samples, schema: Schema) -> ShardIndex:
     orientations = [unit.orientation if unit else 0 for unit in units]
     nothing = (0,) * (len(schema.groups) + 1)
     return ShardIndex(
-        Head(len(samples), 0, 0, 0, nothing, nothing),
+        Head(len(samples), 0, 0, 0, nothing, nothing, 0),
         schema,
         counts=_list_lengths(samples, schema.lists),
         dims=np.array(dims, "<u2").reshape(-1, 2),

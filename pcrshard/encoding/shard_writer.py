@@ -27,12 +27,12 @@ from ..format.names import (
     valid_key,
 )
 from ..format.scan_script import STANDARD, ScanScript
+from ..format.schema import Schema
 from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_head import round512
 from ..format.shard_index import (
     MAX_LISTED,
     MAX_PIECE_BYTES,
-    Schema,
 )
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg

@@ -18,9 +18,12 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
+from .. import storage
 from ..errors import EncodeError
 from ..redaction import get_logger
 
@@ -55,10 +58,13 @@ def worker_pool(
     pool = WorkerProcesses(workers, _fastest_context())
     try:
         yield pool
-    except BaseException:
+        pool.shutdown()
+    except Exception:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
-    pool.shutdown()
+    except BaseException:
+        pool.stop()
+        raise
 
 
 def _fastest_context() -> BaseContext:
@@ -79,10 +85,12 @@ class WorkerProcesses(Executor):
     def __init__(self, workers: int, context: BaseContext) -> None:
         self._workers = workers
         self._context = context
+        self._told, self._tell = context.Pipe(duplex=False)
         self._pool = self._open()
 
     def _open(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self._workers, self._context, _prepare_worker)
+        told = (self._told,)
+        return ProcessPoolExecutor(self._workers, self._context, _prepare_worker, told)
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Run ``fn`` in a worker."""
@@ -100,6 +108,12 @@ class WorkerProcesses(Executor):
         """End the workers."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
+    def stop(self) -> None:
+        """End the workers at once, whatever they do; what they have begun to write is removed."""
+        # No worker takes it out of the pipe, so that all see it.
+        self._tell.send_bytes(b"stop")
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
 
 @contextlib.contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
@@ -111,17 +125,22 @@ def _ctrl_c_waits() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _prepare_worker() -> None:
-    """End this worker when its parent is killed, and without a word at a Ctrl-C."""
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+def _prepare_worker(told: Connection) -> None:
+    """End this worker when its parent is killed, or says so.
+
+    A Ctrl-C, which comes to all processes of a terminal, is the parent's matter. As an exception it
+    could come anywhere: in a destructor, which shows it, or beside a lock that is then never free.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_when_told, args=(told,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _end_when_told(told: Connection) -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
+    assert parent is not None, "this is a worker"
+    wait_for_any([parent.sentinel, told])
+    storage.abandon_writes()
     os._exit(1)
 
 
@@ -185,5 +204,7 @@ def _run_on(
                 result = future.result()
                 yield running.pop(future), result
     finally:
-        for future in running:
+        # Our own pool does it itself when it is shut down; Python 3.11 shows a traceback where a
+        # cancelled task is still in a pool whose workers have ended.
+        for future in [] if isinstance(pool, WorkerProcesses) else running:
             future.cancel()

@@ -17,6 +17,7 @@ from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
 from .shard_head import (
     HEAD_STOP,
+    MAX_EXPANSION,
     MAX_SAMPLES,
     MIN_SAMPLE_BYTES,
     VERSION,
@@ -224,7 +225,7 @@ def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
 
 def _check_samples(entry: ShardEntry) -> None:
     """No more samples than a shard may have, and than its index has room for (SPEC 2.3)."""
-    most = min(MAX_SAMPLES, (entry.index_stop - HEAD_STOP) // MIN_SAMPLE_BYTES)
+    most = min(MAX_SAMPLES, (entry.index_stop - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES)
     fits = 1 <= entry.num_samples <= most
     require(fits, f"expected 1 to {most} samples in a shard of these stops")
 

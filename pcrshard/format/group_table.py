@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,17 +22,15 @@ from ..errors import CorruptIndex, FormatError
 from ..jpeg.markers import EOI
 from .columns import ABSENT, Columns, encode_array
 from .shard_head import BLOCK, Buffer, name_file, require, round512
-from .shard_index import I64, U32, ShardIndex, TablePlace
+from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 
 # A piece's header is at most so long, so that a table of a few bytes cannot ask for gigabytes.
 MAX_HEADER_BYTES = 4096
-# Headers of a shard repeat each other; higher levels take twice the time for 2 % of them.
-_LEVEL = 12
+U16 = npt.NDArray[np.uint16]
+# Size, checksum and size of the header of a unit.
+_UNIT_BYTES = 4 + 4 + 2
 # Checksum of the table, bytes of the compressed headers.
 _START = struct.Struct("<II")
-
-
-U16 = npt.NDArray[np.uint16]
 
 
 class LateValues(NamedTuple):
@@ -90,7 +89,7 @@ class GroupTable:
     @functools.cached_property
     def encoded(self) -> bytes:
         """The bytes of SPEC 3.1."""
-        packed = zstd.compress(self.headers, _LEVEL) if self.headers else b""
+        packed = zstd.compress(self.headers, COMPRESSION_LEVEL) if self.headers else b""
         columns: list[npt.NDArray[Any]] = [self.sizes, self.crcs, self.offsets]
         for _, values in self.late.values():
             columns += values
@@ -114,6 +113,90 @@ def join_tables(tables: Sequence[GroupTable]) -> GroupTable:
         first.offsets,
         {name: late for table in tables for name, late in table.late.items()},
     )
+
+
+def decode_tables(
+    index: ShardIndex,
+    places: Sequence[TablePlace],
+    parts: Sequence[Buffer],
+    *,
+    url: str | None = None,
+) -> GroupTable:
+    """Parse and check the tables of successive groups, as one table.
+
+    Args:
+        index: The shard's index.
+        places: Which tables they are.
+        parts: The bytes of each; copied.
+        url: Named in errors.
+
+    Raises:
+        CorruptIndex: As of :func:`decode_table`.
+    """
+    is_plain = not index.schema.late and places[0].rows[-1] >= index.schema.base
+    if is_plain:
+        # One by one ten tables cost three times as much; which of them is wrong is found there.
+        with suppress(FormatError):
+            return _decode_together(index, places, [bytes(part) for part in parts])
+    pairs = zip(places, parts, strict=True)
+    return join_tables([decode_table(index, place, part, url=url) for place, part in pairs])
+
+
+def _decode_together(
+    index: ShardIndex,
+    places: Sequence[TablePlace],
+    parts: Sequence[bytes],
+) -> GroupTable:
+    """Tables of groups without late fields, each of which has the same columns."""
+    fixed_bytes = _START.size + index.num_units * _UNIT_BYTES
+    fixed = b"".join([_checked_columns(part, fixed_bytes) for part in parts])
+    rows = np.frombuffer(fixed, np.uint8).reshape(len(parts), fixed_bytes)
+    sizes, crcs, header_sizes = _cut_columns(rows[:, _START.size :], index.num_units)
+    require(int(header_sizes.max(initial=0)) <= MAX_HEADER_BYTES, "a header is too long")
+    table = GroupTable(
+        range(places[0].rows.start, places[-1].rows.stop),
+        sizes,
+        crcs,
+        header_sizes,
+        _join_headers([part[fixed_bytes:] for part in parts], header_sizes),
+        offsets=np.zeros(0, np.uint64),
+        late={},
+    )
+    _check_pieces(index, table)
+    _check_plain_stops(index, table, places)
+    return table
+
+
+def _checked_columns(part: bytes, fixed_bytes: int) -> bytes:
+    """The columns of a table whose checksum and length are right."""
+    require(len(part) >= fixed_bytes, "a table is too short")
+    crc, packed_bytes = _START.unpack_from(part)
+    require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
+    require(len(part) == fixed_bytes + packed_bytes, "bytes are left after the headers")
+    return part[:fixed_bytes]
+
+
+def _cut_columns(rows: npt.NDArray[np.uint8], units: int) -> tuple[U32, U32, U16]:
+    """Sizes, checksums and sizes of headers, (R, U) each."""
+    sizes = rows[:, : 4 * units].copy().view("<u4")
+    crcs = rows[:, 4 * units : 8 * units].copy().view("<u4")
+    return sizes, crcs, rows[:, 8 * units :].copy().view("<u2")
+
+
+def _join_headers(packed: Sequence[bytes], header_sizes: U16) -> bytes:
+    num_bytes = header_sizes.sum(axis=1, dtype=np.int64).tolist()
+    return b"".join(map(_unpack_headers, packed, num_bytes))
+
+
+def _check_plain_stops(
+    index: ShardIndex,
+    table: GroupTable,
+    places: Sequence[TablePlace],
+) -> None:
+    totals = table.own_bytes.sum(axis=1).tolist()
+    stops = [round512(place.stop + total) for place, total in zip(places, totals, strict=True)]
+    expected = index.head.prefix_stops[table.rows.start : table.rows.stop]
+    require(tuple(stops) == expected, "groups end elsewhere")
 
 
 def decode_table(
@@ -193,7 +276,10 @@ def _read_late(columns: Columns, count: int) -> LateValues:
 
 
 def _decode_headers(header_sizes: U16, packed: bytes) -> bytes:
-    num_bytes = _header_bytes(header_sizes)
+    return _unpack_headers(packed, _header_bytes(header_sizes))
+
+
+def _unpack_headers(packed: bytes, num_bytes: int) -> bytes:
     if num_bytes == 0:
         require(not packed, "bytes of headers, but no header")
         return b""
@@ -248,8 +334,8 @@ def _check_late(
 def _stream_units(index: ShardIndex, stream: int) -> I64:
     """(S,) the first unit of each sample in a stream."""
     before = index.unit_counts[:, :stream].sum(axis=1)
-    first: I64 = np.array(index.first_units[:-1], np.int64)
-    return first + before
+    units: I64 = np.array(index.first_units[:-1]) + before
+    return units
 
 
 def _check_stops(
@@ -299,45 +385,3 @@ def _check_apart(
     apart = (starts >= floor[: len(starts)]).all()
     require(on_blocks and apart, "base members overlap")
     return int(ends[-1]) if len(ends) else first
-
-
-def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
-    """(R, U) absolute start of each piece's own bytes.
-
-    The table begins with group 1, or with one after the base groups.
-    """
-    own = table.own_bytes
-    starts = own.cumsum(axis=1) - own + group_starts(index, table.rows)[:, None]
-    if len(table.offsets):
-        base = slice(index.schema.base)
-        before = own[base].cumsum(axis=0) - own[base]
-        starts[base] = table.offsets.astype(np.int64) + before
-    return starts
-
-
-def group_starts(index: ShardIndex, rows: range) -> I64:
-    """(R,) absolute start of each group's pieces; 0 for base groups, whose pieces lie apart."""
-    places = index.table_places(rows.start, rows.stop)
-    starts = {place.rows[-1]: place.stop for place in places}
-    base = index.schema.base
-    return np.array([0 if row < base else starts[row] for row in rows], np.int64)
-
-
-def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
-    """Absolute start of the values of each late field, which lie one after the other."""
-    starts = {}
-    ends = _piece_stops(index, table)
-    for name, (row, values) in table.late.items():
-        starts[name] = ends[row]
-        ends[row] += values.num_bytes
-    return starts
-
-
-def _piece_stops(index: ShardIndex, table: GroupTable) -> dict[int, int]:
-    """Where the late values of each row begin: after its pieces; base groups have a member."""
-    stops = group_starts(index, table.rows) + table.own_bytes.sum(axis=1)
-    by_row = dict(zip(table.rows, stops.tolist(), strict=True))
-    for row in table.rows:
-        if row < index.schema.base:
-            by_row[row] = index.head.prefix_stops[row] - round512(table.late_bytes(row))
-    return by_row

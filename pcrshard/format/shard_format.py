@@ -10,7 +10,7 @@ from ..errors import CorruptIndex, EncodeError, ScanUnavailable
 from .names import is_other_image
 from .scan import Scan, check_scan
 from .scan_script import Q95, STANDARD, ScanScript
-from .shard_index import IMAGE, IMAGE_LIST, Schema, check_schema
+from .schema import IMAGE, IMAGE_LIST, Schema, check_schema
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
 

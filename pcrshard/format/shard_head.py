@@ -30,10 +30,13 @@ MAX_SCHEMA_BYTES = 1 << 16
 # The fewest bytes that a sample has in the columns (SPEC 2.3): a key of one character and its
 # length.
 MIN_SAMPLE_BYTES = 5
+# Compressed columns may claim so many times their own bytes.
+MAX_EXPANSION = 64
 
 Buffer = bytes | bytearray | memoryview
-# Magic, checksum, version, samples, groups, schema bytes, checksum of the body, body bytes.
-_HEAD = struct.Struct("<8sIIIIIIQ")
+# Magic, checksum, version, samples, groups, schema bytes, checksum of the body, its bytes, those of
+# the columns.
+_HEAD = struct.Struct("<8sIIIIIIQQ")
 
 
 def round512(size: int) -> int:
@@ -45,7 +48,8 @@ class Head(NamedTuple):
     """What must be known of a shard before the rest of its index is read.
 
     ``prefix_stops`` has an absolute stop for each of scans 1..N and then for ``"full"``;
-    ``table_bytes`` the size of the table that each group, and then the tail, begins with.
+    ``table_bytes`` the size of the table that each group, and then the tail, begins with;
+    ``columns_bytes`` that of the columns, which are compressed if they have fewer in the body.
     """
 
     num_samples: int
@@ -54,6 +58,7 @@ class Head(NamedTuple):
     body_crc32c: int
     prefix_stops: tuple[int, ...]
     table_bytes: tuple[int, ...]
+    columns_bytes: int
 
     @property
     def num_groups(self) -> int:
@@ -99,6 +104,7 @@ class Head(NamedTuple):
             self.schema_bytes,
             self.body_crc32c,
             self.body_bytes,
+            self.columns_bytes,
         )
         groups = _groups(self.num_groups)
         groups.pack_into(head, _HEAD.size, *self.prefix_stops, *self.table_bytes)
@@ -158,7 +164,7 @@ def _parse_head(block: bytes) -> Head:
     _, crc, version, *numbers = _HEAD.unpack_from(block)
     require(crc == crc32c(block[:8] + bytes(4) + block[12:]), "head checksum does not match")
     check_version(version)
-    num_samples, num_groups, schema_bytes, body_crc, body_bytes = numbers
+    num_samples, num_groups, schema_bytes, body_crc, body_bytes, columns_bytes = numbers
     _check_count("num_groups", num_groups, MAX_GROUPS)
     groups = _groups(num_groups)
     rows = groups.unpack_from(block, _HEAD.size)
@@ -173,6 +179,7 @@ def _parse_head(block: bytes) -> Head:
         body_crc,
         stops,
         tables,
+        columns_bytes,
     )
 
 
@@ -202,8 +209,13 @@ def check_version(version: object) -> None:
 def _check_head(head: Head) -> None:
     _check_count("num_samples", head.num_samples, MAX_SAMPLES)
     _check_count("schema_bytes", head.schema_bytes, MAX_SCHEMA_BYTES)
-    if head.schema_bytes + head.num_samples * MIN_SAMPLE_BYTES > head.body_bytes:
-        raise CorruptIndex(f"body_bytes {head.body_bytes} cannot hold {head.num_samples} samples")
+    stored_bytes = head.body_bytes - head.schema_bytes
+    if not head.num_samples * MIN_SAMPLE_BYTES <= head.columns_bytes:
+        raise CorruptIndex(
+            f"columns_bytes {head.columns_bytes} cannot hold {head.num_samples} samples"
+        )
+    if not stored_bytes <= head.columns_bytes <= MAX_EXPANSION * stored_bytes:
+        raise CorruptIndex(f"columns_bytes {head.columns_bytes} do not fit {stored_bytes} stored")
     stops = head.prefix_stops
     if head.schema_bytes > head.body_bytes or head.index_stop > stops[0]:
         raise CorruptIndex(f"body_bytes {head.body_bytes} do not fit")

@@ -19,8 +19,9 @@ from ..errors import EncodeError
 from ..jpeg.markers import EOI
 from .group_table import GroupTable
 from .names import numbered
+from .schema import Schema
 from .shard_head import BLOCK, HEAD_STOP, Head, round512
-from .shard_index import Schema, ShardIndex, encode_body
+from .shard_index import ShardIndex, encode_body
 
 TRAILER = bytes(2 * BLOCK)
 MAX_MEMBER_BYTES = 1 << 33
@@ -133,7 +134,7 @@ def lay_out(
     Raises:
         EncodeError: A group is larger than a plain tar header can say.
     """
-    body = encode_body(index.schema, index)
+    body, columns_bytes = encode_body(index)
     schema_bytes = len(index.schema.encode())
     # Offsets do not change the length of a table, so it is known before they are.
     stops, offsets = _place_members(index, tables, stem, round512(HEAD_STOP + len(body)))
@@ -141,14 +142,14 @@ def lay_out(
     if len(first.offsets):
         first = replace(first, offsets=offsets)
     laid_out = (first, *others)
-    table_bytes = _table_bytes(laid_out, index.num_groups)
     head = Head(
         len(index.keys),
         schema_bytes,
         len(body),
         crc32c(body),
         stops,
-        table_bytes,
+        _table_bytes(laid_out, index.num_groups),
+        columns_bytes,
     )
     return replace(index, head=head), laid_out, head.encode() + body
 

@@ -10,13 +10,12 @@ import numpy.typing as npt
 
 from ..format.group_table import (
     GroupTable,
-    decode_table,
-    group_starts,
+    decode_tables,
     join_tables,
-    late_starts,
 )
+from ..format.piece_places import group_starts, late_starts
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import ShardIndex, TablePlace
+from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..native import scatter
 from ..storage import Window
@@ -183,8 +182,9 @@ class _Road:
             before: Tables of the groups before them, whose checksums run on.
         """
         index = self.index
-        places = index.table_places(rows.start, rows.stop)
-        table = join_tables([self._read_table(place) for place in places])
+        places = list(index.table_places(rows.start, rows.stop))
+        parts = [self.source.read(place.start, place.stop) for place in places]
+        table = decode_tables(index, places, parts, url=self.url)
         late = [values.crcs for _, values in table.late.values()]
         seeds = None
         if before is not None:
@@ -200,10 +200,6 @@ class _Road:
             seeds=seeds,
         )
         return _sort_items(index, table, items)
-
-    def _read_table(self, place: TablePlace) -> GroupTable:
-        data = self.source.read(place.start, place.stop)
-        return decode_table(self.index, place, data, url=self.url)
 
 
 def _groups(index: ShardIndex, table: GroupTable) -> scatter.Groups:

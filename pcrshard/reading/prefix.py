@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from .. import native
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
-from ..format.group_table import piece_starts
 from ..format.names import is_other_image, numbered
+from ..format.piece_places import piece_starts
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI

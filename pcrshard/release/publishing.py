@@ -191,9 +191,11 @@ class _Offers:
         """Write the file; gives its size. The store's own one is copied if it is the same."""
         own = self._store.open_file(record.number)
         if own.parent_id == (None if before is None else before.id):
-            return copy_version(path, own, record.number, own.header.parent).num_bytes
+            parent = own.header.parent
+            return copy_version(path, own, record.number, parent, durable=False).num_bytes
         reference = None if before is None else self._read(before)
-        return write_version(path, self._read(record), reference).num_bytes
+        version = self._read(record)
+        return write_version(path, version, reference, durable=False).num_bytes
 
     def _read(self, record: VersionRecord) -> HeldVersion:
         if self._last is None or self._last.id != record.id:

@@ -1,6 +1,7 @@
 """The one door to bytes: exact ranged reads, whole files and folders, local and through fsspec."""
 
 from .files import (
+    abandon_writes,
     atomic_write,
     exists,
     file_bytes,
@@ -42,6 +43,7 @@ __all__ = [
     "Retry",
     "Urls",
     "Window",
+    "abandon_writes",
     "atomic_write",
     "collect",
     "exists",

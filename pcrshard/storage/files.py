@@ -29,6 +29,8 @@ _WILDCARD = re.compile(r"[*?[]")
 _HTTP_WILDCARD = re.compile(r"[*[]")
 _TEMPORARY = ".pcrshard-"
 _HEADER_BLOCK = 1 << 20
+# Temporary files by the process that has begun them; a forked one knows those of its parent, too.
+_begun: set[tuple[int, str]] = set()
 # What stores of different kinds tell of a version of a file.
 _VERSION_NAMES = (
     "size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "md5Hash",
@@ -279,6 +281,8 @@ def atomic_write(
     local = is_local(url)
     folder = (os.path.dirname(path) or ".") if local else tempfile.gettempdir()
     temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
+    begun = (os.getpid(), temporary)
+    _begun.add(begun)
     with mapped_errors(url, "write"):
         os.makedirs(folder, exist_ok=True)
         # Its mode follows the umask, as the final file's should.
@@ -299,6 +303,15 @@ def atomic_write(
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
+        _begun.discard(begun)
+
+
+def abandon_writes() -> None:
+    """Remove what this process has begun to write; it is about to end without further ado."""
+    for process, temporary in tuple(_begun):
+        if process == os.getpid():
+            with suppress(OSError):
+                os.unlink(temporary)
 
 
 def write_at(

@@ -17,7 +17,7 @@ from .lab import ROOT
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 import bench_activation as bench
 
-BATCHES = (4, 8, 16, 32, 64)
+BATCHES = (8, 16, 32, 64)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -15,7 +15,8 @@ Most runs shared two cores with other work; seconds of a clock are not given for
 PAPER = {"AlexNet": 13.5, "VGG-16": 11.1, "ResNet-18": 10.7, "ResNet-50": 11.0}
 ALL = {"AlexNet": 9, "VGG-16": 9, "ResNet-18": 8, "ResNet-50": 8}
 MOST_GAP = 0.003
-JUDGED = "0.1 std, images too"
+JUDGED = ("0.05 std", "0.1 std, images too")
+SHOWN = "0.1 std, images too"
 
 
 def text(reports, runs):
@@ -92,6 +93,14 @@ def _signed(gap, scale, digits):
     return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
+def _lite(runs):
+    if any(run["spec"]["network"].startswith("lite0") for run in runs):
+        return """`lite0` is EfficientNet-Lite0 with its pretrained weights, fine-tuned at 224x224
+on 255 flowers, tested on 600."""
+    return """Fine-tuning EfficientNet-Lite0 at 224x224 is part of the command, and was not run:
+there was no processor time for it."""
+
+
 def _training(runs):
     header = [
         "network",
@@ -108,9 +117,9 @@ def _training(runs):
 Trainings from scratch on the hand signs, split by hundreds of file numbers ({scratch["train"]} to
 train on, {scratch["test"]} to test on), SGD with momentum, one rise and fall of the rate, batches
 of 32; the mean of the last {LAST} epochs counts, because at higher rates accuracy swings by points
-from one epoch to the next. Runs of one seed have the same weights at the start, the same order and
-the same crops. `lite0` is EfficientNet-Lite0 with its pretrained weights, fine-tuned at 224x224 on
-255 flowers, tested on 600. Gaps are means over paired seeds with 95 % intervals by Student's t; the
+from one epoch to the next (it was five, until the curves of the first seed were there). Runs of
+one seed have the same weights at the start, the same order and the same crops. {_lite(runs)}
+Gaps are means over paired seeds with 95 % intervals by Student's t; the
 ratio is that of the last step, all saved bytes counted.
 
 {markdown(header, _training_rows(runs))}
@@ -131,7 +140,7 @@ def _ratios(ratios):
             rows.append([network, case, saved, *(f"{row[column]:.2f}x" for column in columns)])
     kinds = []
     for network, found in ratios["networks"].items():
-        case = found["cases"][JUDGED]
+        case = found["cases"][SHOWN]
         stored = sum(part for _, part in case["kinds"].values())
         for kind, (raw, part) in sorted(case["kinds"].items(), key=lambda item: -item[1][1]):
             if part > 0.01 * stored:
@@ -149,7 +158,7 @@ def _ratios(ratios):
         "images kept",
         "inputs of convolutions",
     ]
-    second = ["network", f"what, at {JUDGED}", "share of raw", "share of stored", "ratio"]
+    second = ["network", f"what, at {SHOWN}", "share of raw", "share of stored", "ratio"]
     return f"""## Table 1: times less at 224x224
 
 One forward and backward pass over ImageNet photographs at full shapes and widths, `zstd`. No
@@ -241,10 +250,8 @@ def _memory(memory):
              *(f"{memory['peaks'][batch][name]['peak_bytes'] / 1e6:.0f} MB"
                for name in ("plain", "zstd"))]
         )  # fmt: skip
-    fits = [
-        [name, row["batch_size"], f"{row['samples_per_second']:.1f}"]
-        for name, row in memory["largest_batches"].items()
-    ]
+    # Its images a second are by the clock, which other work has slowed down by chance.
+    fits = [[name, row["batch_size"]] for name, row in memory["largest_batches"].items()]
     first = ["", "peak", "below plain", "compressed bytes", "CPU time"]
     second = ["batch", "images/CPU s", "int8", "zstd", "bits", "peak, plain", "peak, zstd"]
     parts = [f"""## Memory and time
@@ -268,29 +275,37 @@ By batch (Fig. 11), CPU time over plain, rounds interleaved:
         budget = memory["budget_bytes"] / 1e6
         parts.append(f"""The largest batch that `find_batch_size` finds within {budget:.0f} MB:
 
-{markdown(["", "images", "images/s"], fits)}
+{markdown(["", "images"], fits)}
 """)
     return "\n".join(parts)
 
 
 def _targets(reports, runs):
+    rows = _accuracy_targets(runs)
+    for network, found in reports.get("ratios", {"networks": {}})["networks"].items():
+        for case in ("0.05 std, images too", "0.1 std, images too"):
+            row = found["cases"][case]
+            for what, value, least in (
+                ("all saved bytes", row["ratio"], ALL[network]),
+                ("inputs of convolutions", row["ratio_of_conv_inputs"], PAPER[network]),
+            ):
+                name = f"{network}, {case}, {what}: at least {least}x"
+                rows.append([name, f"{value:.2f}x", _met(value >= least)])
+    return rows + _noise_targets(reports) + _memory_targets(reports)
+
+
+def _accuracy_targets(runs):
     rows = []
     for network in _networks(runs):
-        gap = gap_of(runs, network, JUDGED)
-        if gap is not None:
-            seeds = len(paired(runs, network, JUDGED)[0])
+        for arm in JUDGED:
+            gap = gap_of(runs, network, arm)
+            if gap is None:
+                continue
+            seeds = len(paired(runs, network, arm)[0])
             within = abs(gap[0]) <= MOST_GAP and gap[1] <= 0 <= gap[2] and seeds >= 3
-            what = f"{network}, {JUDGED}: gap at most 0.3 points and not significant, {seeds} seeds"
+            what = f"{network}, {arm}: gap at most 0.3 points and not significant, {seeds} seeds"
             rows.append([what, _signed(gap, 100, 2), _met(within)])
-    for network, found in reports.get("ratios", {"networks": {}})["networks"].items():
-        row = found["cases"][JUDGED]
-        for what, value, least in (
-            ("all saved bytes", row["ratio"], ALL[network]),
-            ("inputs of convolutions", row["ratio_of_conv_inputs"], PAPER[network]),
-        ):
-            name = f"{network}, {JUDGED}, {what}: at least {least}x"
-            rows.append([name, f"{value:.2f}x", _met(value >= least)])
-    return rows + _noise_targets(reports) + _memory_targets(reports)
+    return rows
 
 
 def _noise_targets(reports):

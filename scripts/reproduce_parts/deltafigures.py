@@ -47,7 +47,7 @@ def at(table, bound):
 def draw_similarity(runs, path):
     """Figure 1."""
     groups = by_network(runs)
-    fig, axes = figure(len(groups), height=3.6 if len(groups) < 4 else 3.1)
+    fig, axes = figure(len(groups), height=3.6 if len(groups) < 4 else 2.6)
     for ax, (name, group) in zip(axes[0], groups.items(), strict=True):
         found = last_pair(group[0])["similarity"]
         points = np.array(found["points"])
@@ -57,10 +57,12 @@ def draw_similarity(runs, path):
         ax.set_xlim(-reach, reach)
         ax.set_ylim(-reach, reach)
         ax.set_box_aspect(1)
-        ax.locator_params(nbins=3)
+        tick = float(f"{0.6 * reach:.0e}")
+        ax.set_xticks([-tick, 0, tick], [f"{-tick:g}", "0", f"{tick:g}"])
+        ax.set_yticks([-tick, 0, tick], [f"{-tick:g}", "0", f"{tick:g}"])
         ax.tick_params(labelsize=8)
         line = f"y = {found['slope']:.3f} x"
-        ax.set_title(f"{name}\n{line}\nSSIM {found['ssim']:.4f}", fontsize=10)
+        ax.set_title(f"{name}\n{line}\n1 - SSIM = {1 - found['ssim']:.0e}", fontsize=9)
     axes[0][0].set_ylabel("last epoch", fontsize=10)
     fig.supxlabel("the epoch before", fontsize=10)
     finish(fig, path)
@@ -107,6 +109,11 @@ def draw_coders(runs, path):
             ax.plot([place - 0.45, place + 0.45], [bound, bound], "k--", lw=1, label=label)
         ax.set_xticks(range(len(groups)), [name.replace(", ", ",\n") for name in groups])
         ax.set_title(title)
+        ax.set_yscale("log")
+        ticks = [20, 50, 100, 200, 500, 1000]
+        ax.set_yticks(ticks, [str(tick) for tick in ticks])
+        ax.set_ylim(20, 1100)
+        ax.minorticks_off()
         ax.grid(axis="x", visible=False)
     axes[0][0].set_ylabel("ratio of the codes")
     fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
@@ -188,7 +195,10 @@ def draw_epochs(runs, path):
             axes[0][1].plot(moved, ratios, ".", color=f"C{number}", ms=4)
     axes[0][0].set_ylabel("ratio at 1 % of the deviation")
     axes[0][0].set_xlabel("epoch")
+    axes[0][0].locator_params(axis="x", integer=True)
     axes[0][1].set_xscale("log")
+    axes[0][1].set_xticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"])
+    axes[0][1].minorticks_off()
     axes[0][1].set_xlabel("change of an epoch, % of the deviation")
     axes[0][0].legend(fontsize=9)
     finish(fig, path)

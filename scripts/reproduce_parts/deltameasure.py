@@ -60,30 +60,36 @@ class Notes:
     def __init__(self, lab, run):
         self.path = os.path.join(run.folder, "measured.json")
         self.existing = lab.existing
-        self.values = {}
-        if os.path.exists(self.path) and not lab.fresh:
-            with open(self.path) as file:
-                self.values = json.load(file)
+        if lab.fresh and os.path.exists(self.path):
+            os.remove(self.path)
+
+    def _read(self):
+        if not os.path.exists(self.path):
+            return {}
+        with open(self.path) as file:
+            return json.load(file)
 
     def get(self, key, work):
-        """The result for a key, measured if it is not there."""
-        if key not in self.values:
-            if self.existing:
-                raise NotMeasuredError(f"{key} in {self.path}")
-            begun = time.process_time()
-            self.values[key] = work()
-            print(f"  {key}: {time.process_time() - begun:.0f} CPU s", flush=True)
-            write(self.path, json.dumps(self.values) + "\n")
-        return self.values[key]
+        """The result for a key, measured if it is not there; other processes may add theirs."""
+        known = self._read()
+        if key in known:
+            return known[key]
+        if self.existing:
+            raise NotMeasuredError(f"{key} in {self.path}")
+        begun = time.process_time()
+        result = work()
+        print(f"  {key}: {time.process_time() - begun:.0f} CPU s", flush=True)
+        write(self.path, json.dumps(self._read() | {key: result}) + "\n")
+        return result
 
 
 def pairs_of(run):
     """Epochs whose delta to the epoch before is judged, the last one first."""
     last = run.recipe.epochs - 1
     middle = run.recipe.epochs // 2
-    if run.seed > 0 or run.recipe.optimizer == "adamw":
-        return [last]
     early = run.recipe.epochs // 4
+    if run.seed > 0 or run.recipe.optimizer == "adamw" or run.recipe.test_every > 1:
+        return [last]
     return [last, middle, early] if run.recipe.network == "vgg" else [last, middle]
 
 

@@ -5,7 +5,8 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.cli import checkpoint
@@ -70,6 +71,25 @@ def test_show_tells_what_happened_to_each_tensor(run, store):
     )  # fmt: skip
     error = (store.load(1)["w"] - state(1)["w"]).abs().max()
     assert 0 < error <= weight["error_bound"]
+
+
+def test_show_measures_and_draws(run, store, tmp_path):
+    """With the original: each error as a share of its bound; the figure is a picture."""
+    save_file(state(2), tmp_path / "original.safetensors")
+    options = ("--original", tmp_path / "original.safetensors", "--figure", tmp_path / "a.png")
+    _, figures = run("show", store.url, 2, *options, "--json")
+    weight, bias = figures["tensors"]
+    assert 0.5 < weight["error"] <= 1
+    assert bias["error"] == 0
+    _, text = run("show", store.url, 2, *options)
+    assert f"{weight['error']:.3f} of bound" in text
+    run("show", store.url, 1, "--figure", tmp_path / "b.png")
+    contents = []
+    for name in ("a.png", "b.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert picture.size[0] == 1100
+            contents.append(picture.tobytes())
+    assert contents[0] != contents[1]
 
 
 def test_verify_finds_damage(run, store, tmp_path):

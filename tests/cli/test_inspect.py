@@ -117,3 +117,13 @@ def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "3 images, against full fidelity; 3 small ones by fewer scales" in text
     assert f"recommended: scan {report['recommended']}" in text
+
+
+def test_classes_are_counted_without_reading_images(dataset, capsys):
+    """The samples of each class, by name; the images may even be damaged."""
+    assert main(["info", str(dataset), "--classes", "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["samples_per_class"]
+    assert list(counts) == ["cat", "dog"]
+    assert sum(counts.values()) == 24
+    assert main(["info", str(dataset), "--classes"]) == 0
+    assert f"{counts['cat']:9d}  cat" in capsys.readouterr().out

@@ -1,9 +1,12 @@
 """One shard as a task: bad images are named or skipped, others converted, memory bounded."""
 
+import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -12,10 +15,13 @@ from encode_support import (
     read_samples,
     save_image,
 )
+from PIL import Image
 from slurm import cluster_fixture  # noqa: F401
-from support import run_encode
+from support import ROOT, run_encode
 
-from pcrshard.encoding.resume_journal import JOURNAL, SKIPPED
+from pcrshard import Shard, open_dataset
+from pcrshard.cli.main import main
+from pcrshard.encoding.resume_journal import JOURNAL, KEPT, SKIPPED
 from pcrshard.errors import (
     CorruptJpeg,
     EncodeError,
@@ -190,3 +196,103 @@ def test_each_odd_file_is_kept_or_refused_in_one_line(data_folder, tmp_path):
         if p.name.startswith("valid-")
     }
     assert len(good & read_samples(tmp_path / "dst").keys()) > 80
+
+
+def odd_source(folder):
+    """A JPEG, one of 12 bits' worth of noise, a PNG that calls itself JPEG, a PNG, and a text."""
+    folder.mkdir()
+    png = io.BytesIO()
+    Image.new("RGB", (20, 30), "red").save(png, "PNG")
+    files = {
+        "good.jpg": make_jpeg(1, 20, 30),
+        "broken.jpg": make_jpeg(2, 20, 30)[:200],
+        "liar.jpg": png.getvalue(),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return files
+
+
+def test_files_are_kept_as_they_are(tmp_path):
+    """What cannot be rearranged is stored byte for byte, listed by its reason, and there from scan
+    1 on.
+    """
+    files = odd_source(tmp_path / "src")
+    run_encode(tmp_path / "src", tmp_path / "dst", on_error="keep", num_shards=1)
+    rows = [json.loads(line) for line in (tmp_path / "dst" / KEPT).read_text().splitlines()]
+    assert {(row["key"], row["outcome"]) for row in rows} == {("broken", "kept"), ("liar", "kept")}
+    assert "got a PNG file" in next(row["reason"] for row in rows if row["key"] == "liar")
+    assert not (tmp_path / "dst" / SKIPPED).exists()
+    index, (url,) = open_dataset(str(tmp_path / "dst"))
+    for scan in (1, "full"):
+        kept = {s["__key__"]: s["jpg"] for s in Shard(url).samples(scan)}
+        assert kept["broken"] == files["broken.jpg"]
+        assert kept["liar"] == files["liar.jpg"]
+    assert index.num_samples == 3
+
+
+def test_files_are_encoded_again(tmp_path):
+    """What can be decoded becomes a JPEG; what cannot is left out, and both are listed."""
+    odd_source(tmp_path / "src")
+    run_encode(tmp_path / "src", tmp_path / "dst", on_error="reencode", num_shards=1)
+    rows = [json.loads(line) for line in (tmp_path / "dst" / KEPT).read_text().splitlines()]
+    assert [(row["key"], row["outcome"]) for row in rows] == [("liar", "reencoded")]
+    rows = [json.loads(line) for line in (tmp_path / "dst" / SKIPPED).read_text().splitlines()]
+    assert [row["key"] for row in rows] == ["broken"]
+    samples = {s["__key__"]: s for s in Shard(str(tmp_path / "dst" / "data-000000.tar")).samples()}
+    image = Image.open(io.BytesIO(samples["liar"]["jpg"]))
+    assert (image.format, image.size) == ("JPEG", (20, 30))
+
+
+def test_another_treatment_makes_a_shard_again(tmp_path):
+    """A run that goes on with ``keep`` after ``skip`` stores what the first one left out."""
+    odd_source(tmp_path / "src")
+    run_encode(tmp_path / "src", tmp_path / "dst", on_error="skip", num_shards=1)
+    assert open_dataset(str(tmp_path / "dst"))[0].num_samples == 1
+    run_encode(tmp_path / "src", tmp_path / "dst", on_error="keep", num_shards=1, resume=True)
+    assert open_dataset(str(tmp_path / "dst"))[0].num_samples == 3
+    assert (tmp_path / "dst" / SKIPPED).read_text() == ""
+
+
+def test_a_webdataset_of_anything_comes_back(tmp_path):
+    """PNG, FLAC and other fields convert without loss: the exported tar has the same members."""
+    png = io.BytesIO()
+    Image.new("L", (9, 9)).save(png, "PNG")
+    members = {
+        "a.png": png.getvalue(),
+        "a.cls": b"3",
+        "b.flac": b"fLaC" + bytes(50),
+        "b.jpg": b"no JPEG at all",
+        "b.jpg.txt": b"",
+        "c.jpg": make_jpeg(1, 10, 10),
+    }
+    (tmp_path / "src").mkdir()
+    with tarfile.open(tmp_path / "src" / "data-000000.tar", "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    run_encode(tmp_path / "src", tmp_path / "dst", on_error="keep", num_shards=1)
+    assert main(["export", str(tmp_path / "dst"), str(tmp_path / "out"), "--format", "wds"]) == 0
+    with tarfile.open(tmp_path / "out" / "data-000000.tar") as tar:
+        found = {info.name: tar.extractfile(info).read() for info in tar}
+    assert found.keys() == members.keys()
+    changed = {name for name in members if found[name] != members[name]}
+    assert changed == {"c.jpg"}  # progressive now
+
+
+@pytest.mark.long
+def test_every_odd_file_is_kept(tmp_path):
+    """Of a crawl's odd files none is refused: each comes back byte for byte, or with its pixels."""
+    odd = pathlib.Path(os.environ.get("PCRSHARD_DATA", ROOT.parent / "shared" / "data")) / "odd"
+    if not odd.is_dir():
+        pytest.skip("NO FOLDER OF ODD FILES HERE")
+    files = {path.name: path.read_bytes() for path in odd.iterdir() if path.suffix != ".md"}
+    run_encode(odd, tmp_path / "dst", on_error="keep")
+    command = ["verify", str(tmp_path / "dst"), "--against", str(odd)]
+    assert main(command) == 0
+    assert main(["export", str(tmp_path / "dst"), str(tmp_path / "out")]) == 0
+    out = [path.read_bytes() for path in (tmp_path / "out").iterdir()]
+    kept = len((tmp_path / "dst" / KEPT).read_text().splitlines())
+    assert len(out) >= 214
+    assert sum(data in files.values() for data in out) >= kept

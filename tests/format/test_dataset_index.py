@@ -51,7 +51,7 @@ def dataset_json(**changes):
         dataset_json(shard={"name": "x\n.tar"}),
         dataset_json(shard={"name": 300 * "x" + ".tar"}),
         dataset_json(shard={"num_samples": 0}, num_samples=0),
-        dataset_json(shard={"num_samples": 103}, num_samples=103),
+        dataset_json(shard={"num_samples": 6554}, num_samples=6554),
         dataset_json(shard={"index_stop": 2048}),
         dataset_json(shard={"index_stop": 1024}),
         dataset_json(shard={"index_stop": 1500}),
@@ -85,8 +85,8 @@ def test_a_bad_dataset_index_is_refused(data):
 
 def test_a_shard_may_have_as_many_samples_as_its_index_has_room_for():
     """A claim is possible up to the bytes that the index of the shard can have."""
-    whole = dataset_json(shard={"num_samples": 102}, num_samples=102)
-    assert DatasetIndex.decode(whole).num_samples == 102
+    whole = dataset_json(shard={"num_samples": 6553}, num_samples=6553)
+    assert DatasetIndex.decode(whole).num_samples == 6553
     stops = {"prefix_stops": [1 << 40] * 3, "shard_bytes": 1 << 40, "num_samples": 1 << 24}
     stops["index_stop"] = 1 << 40
     largest = DatasetIndex.decode(dataset_json(shard=stops, num_samples=1 << 24))

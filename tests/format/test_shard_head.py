@@ -11,7 +11,7 @@ from pcrshard import Shard, open_dataset
 from pcrshard.errors import CorruptIndex, NotAShard, PCRError, TruncatedShard, UnsupportedVersion
 from pcrshard.format.shard_head import HEAD_STOP, Head, is_tar, read_head, round512
 
-HEAD = Head(3, 100, 400, 7, (2048, 2048, 4096), (8, 8, 8))
+HEAD = Head(3, 100, 400, 7, (2048, 2048, 4096), (8, 8, 8), 900)
 
 
 def first_bytes(url: str) -> bytes:
@@ -73,6 +73,9 @@ def test_a_newer_version_asks_for_a_newer_reader(monkeypatch):
         {"num_samples": 0},
         {"schema_bytes": 401},
         {"body_bytes": 2000},
+        {"columns_bytes": 299},
+        {"columns_bytes": 64 * 300 + 1},
+        {"num_samples": 200},
         {"prefix_stops": (2048, 2047, 4096)},
         {"prefix_stops": (4096, 2048, 4096)},
         {"prefix_stops": (2048, 2048, 1 << 63)},

@@ -21,7 +21,7 @@ def test_crc32c_is_castagnoli():
 def test_an_index_survives_encoding(shard_urls):
     """What is written is what is read."""
     index = Shard(shard_urls[0]).index
-    again = decode_index(decode_head(index.head.encode()), encode_body(index.schema, index))
+    again = decode_index(decode_head(index.head.encode()), encode_body(index)[0])
     assert (again.head, again.schema, again.keys, again.fields) == (
         index.head,
         index.schema,
@@ -36,7 +36,7 @@ def test_an_index_survives_encoding(shard_urls):
 def test_any_changed_byte_of_an_index_is_found(shard_urls, position, change):
     """No byte of an index can change unnoticed."""
     index = Shard(shard_urls[0]).index
-    data = bytearray(index.head.encode() + encode_body(index.schema, index))
+    data = bytearray(index.head.encode() + encode_body(index)[0])
     data[position % len(data)] ^= change
     with pytest.raises(PCRError):
         decode_index(decode_head(bytes(data[:512])), bytes(data[512:]))

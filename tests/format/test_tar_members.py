@@ -69,7 +69,7 @@ def test_an_index_is_laid_out_again_as_it_was(shard):
         data = file.read()
     tables = tables_of(shard)
     blank = [dataclasses.replace(table, offsets=table.offsets * 0) for table in tables]
-    head = Head(3, 0, 0, 0, (0,) * 11, (0,) * 11)
+    head = Head(3, 0, 0, 0, (0,) * 11, (0,) * 11, 0)
     index, laid_out, written = lay_out(
         dataclasses.replace(shard.index, head=head), blank, "data-000000"
     )

@@ -698,3 +698,22 @@ def test_datasets_3_and_its_loading_script(datasets_3, dataset, carded, tmp_path
     assert got["resumed"] == keys(samples)
     assert got["names"] == ["cat", "dog"]
     assert got["card"] == [24, ["cat", "dog"]]
+
+
+def test_lists_late_fields_and_kept_files(tmp_path):
+    """Rows have lists of images, late fields from their scan on, and kept files as images."""
+    png = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(png, "PNG")
+    fmt = pcrshard.ShardFormat(late={"txt": 5})
+    with pcrshard.ShardWriter(str(tmp_path), fmt=fmt) as writer:
+        for i in range(3):
+            views = [make_jpeg(j, 9, 9) for j in range(i)]
+            sample = {"__key__": f"k{i}", "cls": i, "txt": "late", "views.jpg": views}
+            writer.write(sample | {"jpg": make_jpeg(i, 20, 30), "png": png.getvalue()})
+    assert set(load_dataset(str(tmp_path), scan=0).features) == {"__key__", "cls"}
+    rows = list(load_dataset(str(tmp_path), scan=2))
+    assert [len(row["views.jpg"]) for row in rows] == [0, 1, 2]
+    assert rows[2]["views.jpg"][1].size == (9, 9)
+    assert rows[0]["png"].size == (9, 9)
+    assert "txt" not in rows[0]
+    assert [row["txt"] for row in load_dataset(str(tmp_path), scan=5)] == ["late"] * 3

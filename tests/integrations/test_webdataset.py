@@ -17,6 +17,7 @@ from webdataset import cache, tariterators
 import pcrshard
 from pcrshard import JpegHandler, ScanLevel, pcr_scan
 from pcrshard.errors import CorruptPiece, NotAShard, PCRError, ScanUnavailable
+from pcrshard.testing import make_jpeg
 
 warnings.filterwarnings("ignore", message="WebDataset.shardshuffle=", category=UserWarning)
 
@@ -395,3 +396,28 @@ def test_tab_completion_shows_what_is_public():
         "import pcrshard; assert sorted(dir(pcrshard)) == sorted(pcrshard.__all__), dir(pcrshard)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_labels_lists_and_late_fields(tmp_path):
+    """Scan 0 gives labels without pixels, a list gives numbered fields, and a late field comes with
+    its scan: each sample as a stock tar of these members would give it.
+    """
+    fmt = pcrshard.ShardFormat(late={"npy": 5})
+    with pcrshard.ShardWriter(str(tmp_path), fmt=fmt) as writer:
+        for i in range(3):
+            views = [make_jpeg(j, 9, 9) for j in range(i)]
+            sample = {"__key__": f"k{i}", "cls": i, "npy": b"array", "views.jpg": views}
+            writer.write(sample | {"jpg": make_jpeg(i, 20, 30)})
+    url = str(tmp_path / "data-000000.tar")
+
+    def fields(scan):
+        samples = wds.WebDataset([url], shardshuffle=False).pcr_scan(scan, index=str(tmp_path))
+        return [{name for name in sample if not name.startswith("__")} for sample in samples]
+
+    assert fields(0) == [{"cls"}] * 3
+    assert fields(2) == [
+        {"cls", "jpg"},
+        {"cls", "jpg", "views.0.jpg"},
+        {"cls", "jpg", "views.0.jpg", "views.1.jpg"},
+    ]
+    assert fields(5)[0] == {"cls", "jpg", "npy"}

@@ -68,7 +68,7 @@ def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
 
     shard = boasting / "a-000000.tar"
     tar = bytes(257) + b"ustar" + bytes(250)
-    head = Head(1 << 23, 100, 1 << 30, 0, (1 << 40,) * 3, (8,) * 3)
+    head = Head(1 << 23, 100, 1 << 30, 0, (1 << 40,) * 3, (8,) * 3, 1 << 30)
     for found, text in ((head, "cut|not the one"), (head._replace(body_crc32c=1), "not the one")):
         shard.write_bytes(tar + found.encode())
         with pytest.raises(CorruptIndex, match=text):

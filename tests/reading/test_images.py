@@ -6,7 +6,8 @@ import pytest
 from pcrshard import Shard, ShardFormat
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import CorruptIndex, CorruptPiece
-from pcrshard.format.group_table import decode_table, late_starts
+from pcrshard.format.group_table import decode_table
+from pcrshard.format.piece_places import late_starts
 from pcrshard.testing import CountingFS, make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)

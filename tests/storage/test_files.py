@@ -29,6 +29,20 @@ def test_atomic_write(tmp_path, url):
     assert temporaries(tmp_path) == []
 
 
+def test_writes_that_are_abandoned(tmp_path):
+    """A process that ends at once leaves no temporary file; another one's is not touched."""
+    with pytest.raises(StorageError), storage.atomic_write(str(tmp_path / "f")):
+        child = os.fork()
+        if child == 0:
+            storage.abandon_writes()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(temporaries(tmp_path)) == 1
+        storage.abandon_writes()
+        assert temporaries(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_written_file_has_the_usual_mode(tmp_path):
     """Shards are readable by whom the user's umask says, not by the owner alone as temporary files
     are.

@@ -1,13 +1,23 @@
 """What a batch holds: fields by their extension, pixels as the decoder gives them, missing ones."""
 
+import io
 import random
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter
-from pcrshard.errors import FormatError
+from pcrshard import (
+    EncodeOptions,
+    EpochOptions,
+    ImageDecoder,
+    PCRDataset,
+    ShardFormat,
+    ShardWriter,
+    encode,
+)
+from pcrshard.errors import FormatError, ScanUnavailable
 from pcrshard.jpeg.crops import Draws
 from pcrshard.testing import make_jpeg
 
@@ -297,3 +307,50 @@ def test_the_largest_labels_are_kept(tmp_path, number):
     samples = [sample | {"cls": number} for sample in numbered(2)]
     (batch,) = PCRDataset(write(tmp_path, samples), 2, epoch=KEPT)
     assert batch["cls"].tolist() == [number, number]
+
+
+def mixed_folder(folder, **late):
+    """Four samples: an image, a list of views, an array."""
+    with ShardWriter(str(folder), samples_per_shard=2, fmt=ShardFormat(late=late)) as writer:
+        for i in range(4):
+            sample = {"__key__": f"k{i}", "cls": i, "npy": b"array", "jpg": make_jpeg(i, 20, 30)}
+            if i:
+                sample["views.jpg"] = [make_jpeg(j, 16, 16) for j in range(i)]
+            writer.write(sample)
+    return str(folder)
+
+
+def test_late_fields_follow_the_scan(tmp_path):
+    """A late field is in the batches from its scan on; asked for below it, the error says so."""
+    folder = mixed_folder(tmp_path / "pcr", npy=5)
+    fields = ("cls", "npy")
+    batch = next(iter(PCRDataset(folder, 4, scan=5, fields=fields, epoch=KEPT).loader()))
+    assert batch[1] == [b"array"] * 4
+    with pytest.raises(ScanUnavailable, match=r"'npy' is stored from scan 5 on, .* at scan 2"):
+        next(iter(PCRDataset(folder, 4, scan=2, fields=fields).loader()))
+
+
+def test_lists_of_images_are_lists_of_tensors(tmp_path):
+    """Each sample has its views, decoded to one size, in their order, however many they are."""
+    folder = mixed_folder(tmp_path / "pcr")
+    batch = next(iter(PCRDataset(folder, 4, scan=2, image=8, epoch=KEPT).loader()))
+    assert [len(views) for views in batch["views.jpg"]] == [0, 1, 2, 3]
+    assert {tuple(view.shape) for views in batch["views.jpg"] for view in views} == {(3, 8, 8)}
+    assert batch["jpg"].shape == (4, 3, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["jpg", "png"])
+def test_images_that_were_kept_are_decoded(tmp_path, name):
+    """A PNG in a JPEG's place, or a dataset of nothing but PNGs, trains like any other."""
+    png = io.BytesIO()
+    Image.new("RGB", (30, 20), (200, 10, 10)).save(png, "PNG")
+    (tmp_path / "src").mkdir()
+    for i in range(4):
+        data = make_jpeg(i, 20, 30) if name == "jpg" and i else png.getvalue()
+        (tmp_path / "src" / f"{i}.{name}").write_bytes(data)
+    encode(str(tmp_path / "src"), str(tmp_path / "pcr"), EncodeOptions(on_error="keep"), workers=1)
+    dataset = PCRDataset(str(tmp_path / "pcr"), 4, scan=1, image=8, epoch=KEPT)
+    images = next(iter(dataset.loader()))[name]
+    assert images.shape == (4, 3, 8, 8)
+    reds = (images[:, 0] == 200).all(dim=(1, 2)) & (images[:, 1] == 10).all(dim=(1, 2))
+    assert int(reds.sum()) == (1 if name == "jpg" else 4)

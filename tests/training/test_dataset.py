@@ -441,9 +441,11 @@ def test_samples_that_are_not_there(folder, key, error):
 
 
 def test_a_scan_of_zero_is_no_default(folder):
-    """A wrong scan is an error for one sample, too."""
+    """Scan 0 is labels without pixels, and a wrong scan is an error, for one sample, too."""
+    dataset = PCRDataset(folder, 4)
+    assert dataset.sample(1, 0).keys() == dataset.sample(1, 1).keys() - {"jpg"}
     with pytest.raises((ScanUnavailable, ValueError), match="scan"):
-        PCRDataset(folder, 4).sample(1, 0)
+        dataset.sample(1, -1)
 
 
 def test_shards_by_position_and_key(folder):

@@ -1,0 +1,51 @@
+"""Where pieces and late values are in a shard (SPEC.md section 3); pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .group_table import GroupTable
+from .shard_head import round512
+from .shard_index import I64, ShardIndex
+
+
+def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
+    """(R, U) absolute start of each piece's own bytes.
+
+    The table begins with group 1, or with one after the base groups.
+    """
+    own = table.own_bytes
+    starts = own.cumsum(axis=1) - own + group_starts(index, table.rows)[:, None]
+    if len(table.offsets):
+        base = slice(index.schema.base)
+        before = own[base].cumsum(axis=0) - own[base]
+        starts[base] = table.offsets.astype(np.int64) + before
+    return starts
+
+
+def group_starts(index: ShardIndex, rows: range) -> I64:
+    """(R,) absolute start of each group's pieces; 0 for base groups, whose pieces lie apart."""
+    places = index.table_places(rows.start, rows.stop)
+    starts = {place.rows[-1]: place.stop for place in places}
+    base = index.schema.base
+    return np.array([0 if row < base else starts[row] for row in rows], np.int64)
+
+
+def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
+    """Absolute start of the values of each late field, which lie one after the other."""
+    starts = {}
+    ends = _piece_stops(index, table)
+    for name, (row, values) in table.late.items():
+        starts[name] = ends[row]
+        ends[row] += values.num_bytes
+    return starts
+
+
+def _piece_stops(index: ShardIndex, table: GroupTable) -> dict[int, int]:
+    """Where the late values of each row begin: after its pieces; base groups have a member."""
+    stops = group_starts(index, table.rows) + table.own_bytes.sum(axis=1)
+    by_row = dict(zip(table.rows, stops.tolist(), strict=True))
+    for row in table.rows:
+        if row < index.schema.base:
+            by_row[row] = index.head.prefix_stops[row] - round512(table.late_bytes(row))
+    return by_row
