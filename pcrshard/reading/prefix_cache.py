@@ -57,10 +57,9 @@ def is_cache(folder: str) -> bool:
 
 
 class Cached(NamedTuple):
-    """What the cache holds of a shard.
+    """What the cache holds of a shard; ``last_use`` is in seconds since 1970.
 
-    ``stops`` are the prefix stops of the shard, that of scan 0 first; ``last_use`` is in seconds
-    since 1970.
+    ``stops`` are the prefix stops of the shard, that of scan 0 first.
     """
 
     url: str
