@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -71,11 +72,10 @@ def is_compiled(model: nn.Module) -> bool:
 
 def inside_compiled_call() -> bool:
     """Whether the caller was called by code that ``torch.compile`` made."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if "_functorch" in frame.f_code.co_filename and "aot" in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if "_functorch" in file and "aot" in file:
             return True
-        if frame.f_back is None:
-            return False
         frame = frame.f_back
     return False

@@ -114,7 +114,15 @@ class Hooks:
         if self.trace is not None:
             name = self.trace.name
         shape = tuple(tensor.shape)
-        self.rows.append(Row(name, "exact", shape, tensor.dtype, num_bytes, num_bytes))
+        row = Row(
+            name,
+            "exact",
+            shape,
+            tensor.dtype,
+            raw_bytes=num_bytes,
+            stored_bytes=num_bytes,
+        )
+        self.rows.append(row)
         if self.trace is not None:
             self.trace.saves(tensor, ordinal)
         blob = self._make(tensor, ordinal)

@@ -73,9 +73,13 @@ def flatten(state: Any) -> Flattened:
     """
     flattener = _Flattener()
     tree = flattener.pack(state, (), in_optimizer=False)
-    copies = snapshot([leaf.tensor for leaf in flattener.leaves])
-    pairs = zip(flattener.leaves, copies, strict=True)
-    return Flattened(tree, [dataclasses.replace(leaf, tensor=copy) for leaf, copy in pairs])
+    return Flattened(tree, _copied(flattener.leaves))
+
+
+def _copied(leaves: list[Leaf]) -> list[Leaf]:
+    copies = snapshot([leaf.tensor for leaf in leaves])
+    pairs = zip(leaves, copies, strict=True)
+    return [dataclasses.replace(leaf, tensor=copy) for leaf, copy in pairs]
 
 
 class _Flattener:

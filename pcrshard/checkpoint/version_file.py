@@ -209,7 +209,13 @@ def _parse_described(raw: dict[str, Any], path: str) -> Described:
     require(all(_is_count(size) for size in sizes), f"{path}: expected three sizes")
     require(_is_count(raw["count"]), f"{path}: expected a count")
     coder = check_coder(raw["coder"], lattice)
-    return Described(spec, lattice, coder, raw["count"], (sizes[0], sizes[1], sizes[2]))
+    return Described(
+        spec,
+        lattice,
+        coder,
+        raw["count"],
+        (sizes[0], sizes[1], sizes[2]),
+    )
 
 
 def _check_ratio(described: Described, path: str) -> None:

@@ -82,9 +82,12 @@ def _cut_groups(
         if len(groups[row]) == (row == 0):
             header_sizes[row] += _header_bytes(progressive, ranges)
         groups[row].append(part)
+    return [b"".join(group) for group in groups], _shared(header_sizes)
+
+
+def _shared(header_sizes: Sequence[int]) -> tuple[int, ...]:
     # A longer one, of a camera's making, is stored with its piece.
-    shared = tuple(size if size <= MAX_HEADER_BYTES else 0 for size in header_sizes)
-    return [b"".join(group) for group in groups], shared
+    return tuple(size if size <= MAX_HEADER_BYTES else 0 for size in header_sizes)
 
 
 def _header_bytes(progressive: bytes, ranges: Sequence[Range]) -> int:

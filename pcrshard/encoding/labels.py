@@ -115,8 +115,8 @@ def read_classes(url: str, *, options: StorageOptions = None) -> tuple[str, ...]
         EncodeError: The file is not UTF-8, or a line is empty or comes twice.
         StorageError: It cannot be read.
     """
-    text = _read_text(url, options)
-    classes = tuple(line.strip() for line in text.rstrip().split("\n"))
+    lines = _read_text(url, options).rstrip().split("\n")
+    classes = tuple(map(str.strip, lines))
     _check_listed(classes, url)
     return classes
 

@@ -383,10 +383,9 @@ def write_report(
 
 def _parse_journal(data: bytes) -> _Saved:
     raw = json.loads(data)
-    shards = raw["shards"].items()
     return _Saved(
         str(raw["fingerprint"]),
-        {int(number): _result_from_json(result) for number, result in shards},
+        {int(number): _result_from_json(result) for number, result in raw["shards"].items()},
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..errors import CorruptJpeg, FormatError, PCRError
+from ..format.dataset_index import ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.shard_format import FieldNames
 from ..jpeg.markers import SOI, map_jpeg
@@ -58,10 +59,10 @@ def encode_shard(task: ShardTask) -> ShardResult:
         EncodeError: A label has no name, although classes have names.
         StorageError: Bytes could not be read or written.
     """
-    names, options, src_options, dst_options = task.recipe
+    options = task.recipe.options
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
-    for sample, values in _read(task.samples, src_options):
+    for sample, values in _read(task.samples, task.recipe.src_options):
         source = sample.refs[0].url if sample.refs else ""
         note = _Note(options, sample.key, source)
         try:
@@ -69,12 +70,20 @@ def encode_shard(task: ShardTask) -> ShardResult:
         except PCRError as error:
             note.skip(error)
         rows += note.rows
-    entry = None
-    if encoded:
-        shard_names = _with_kept(names, encoded)
-        entry = write_shard(task.url, encoded, options.fmt, names=shard_names, options=dst_options)
+    entry = _write(task, encoded) if encoded else None
     counted = count_classes(sample.fields for sample in encoded)
     return ShardResult(entry, tuple(rows), counted)
+
+
+def _write(task: ShardTask, encoded: Sequence[EncodedSample]) -> ShardEntry:
+    names, options, _, dst_options = task.recipe
+    return write_shard(
+        task.url,
+        encoded,
+        options.fmt,
+        names=_with_kept(names, encoded),
+        options=dst_options,
+    )
 
 
 @dataclasses.dataclass

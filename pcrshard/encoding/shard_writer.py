@@ -208,8 +208,15 @@ def write_shard(
         _write_members(file, members, samples, index.schema)
         file.write(TRAILER)
     head = index.head
-    stops = (head.prefix_stops, head.index_stop)
-    return ShardEntry(name, len(samples), head.crc32c, file.size, file.crc, *stops)
+    return ShardEntry(
+        name,
+        len(samples),
+        head.crc32c,
+        file.size,
+        file.crc,
+        head.prefix_stops,
+        head.index_stop,
+    )
 
 
 class _Checksummed:

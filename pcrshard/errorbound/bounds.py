@@ -165,10 +165,17 @@ def _deviation(words: Words, float_type: FloatType) -> float:
         with np.errstate(over="ignore"):
             # Not a dot product: BLAS would start threads of its own.
             squares += float(np.square(values).sum())
-    if count == 0:
-        return 0.0
+    return _root_of_variance(count, total, squares) if count else 0.0
+
+
+def _root_of_variance(
+    count: int,
+    total: float,
+    squares: float,
+) -> float:
     mean = total / count
-    return math.sqrt(max(squares / count - mean * mean, 0.0))
+    variance = squares / count - mean * mean
+    return math.sqrt(max(variance, 0.0))
 
 
 def _typical(words: Words, float_type: FloatType) -> float:

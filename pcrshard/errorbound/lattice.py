@@ -174,10 +174,14 @@ def _are_numbers(numbers: Any) -> bool:
     return isinstance(numbers, list) and all(type(number) in (int, float) for number in numbers)
 
 
+def _is_positive(number: float) -> bool:
+    return 0 < number < math.inf
+
+
 def _parse_lattice(kind: Any, numbers: list[Any]) -> Lattice | None:
-    if not numbers or not 0 < numbers[-1] < math.inf:
+    if not numbers or not _is_positive(numbers[-1]):
         return None
-    if kind == LinearLattice.kind and len(numbers) == 2 and 0 < numbers[0] < math.inf:
+    if kind == LinearLattice.kind and len(numbers) == 2 and _is_positive(numbers[0]):
         return LinearLattice(float(numbers[0]), float(numbers[1]))
     if kind == LogLattice.kind and len(numbers) == 3:
         return _parse_log_lattice(numbers)

@@ -112,12 +112,15 @@ def check_error(
         share = _error_share(block, back, float_type, lattice)
         largest = float(share.max(initial=0.0))
         if not largest <= 1:
-            where = start + int(np.argmax(~(share <= 1)))
-            raise ErrorBoundViolated(
-                f"expected an error of at most one bound, got {largest:g} bounds at value {where}"
-            )
+            raise _violation(largest, start + int(np.argmax(~(share <= 1))))
         worst = max(worst, largest)
     return worst
+
+
+def _violation(share: float, where: int) -> ErrorBoundViolated:
+    return ErrorBoundViolated(
+        f"expected an error of at most one bound, got {share:g} bounds at value {where}"
+    )
 
 
 def _error_share(

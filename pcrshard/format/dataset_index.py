@@ -180,7 +180,13 @@ class DatasetIndex:
         names = read_list(text, lists["classes"]) if "classes" in lists else ()
         counted = _check_count(raw.get("num_classes", 0))
         classes = tuple(map(_check_class, names))
-        index = cls(str(raw["script"]), num_groups, shards, classes, counted)
+        index = cls(
+            str(raw["script"]),
+            num_groups,
+            shards,
+            classes,
+            counted,
+        )
         index._check(raw["num_samples"])
         return index
 

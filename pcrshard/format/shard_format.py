@@ -66,12 +66,12 @@ class ShardFormat:
             EncodeError: There are too many fields, or their names are too long.
         """
         late = self._late_fields(names)
-        streams = [(stream, IMAGE) for stream in names.streams]
+
         schema = Schema(
             self.scan_script.name,
             self.scan_script.groups,
             self.layout,
-            streams=(*streams, *((field, IMAGE_LIST) for field in names.lists)),
+            streams=_streams(names),
             fields=tuple(field for field in names.others if field not in late),
             late=tuple(late.items()),
         )
@@ -101,6 +101,13 @@ class ShardFormat:
         extension = field.rpartition(".")[2]
         default = 1 if is_other_image(field) else None
         return self.late.get(field, self.late.get(extension, default))
+
+
+def _streams(names: FieldNames) -> tuple[tuple[str, str], ...]:
+    """Each field of images, and whether it has one or a list of them."""
+    single = [(field, IMAGE) for field in names.streams]
+    lists = [(field, IMAGE_LIST) for field in names.lists]
+    return (*single, *lists)
 
 
 def _check_late(

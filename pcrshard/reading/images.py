@@ -15,7 +15,7 @@ from ..format.group_table import (
 )
 from ..format.piece_places import group_starts, late_starts
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_index import ShardIndex
+from ..format.shard_index import U32, ShardIndex
 from ..jpeg.markers import EOI
 from ..native import scatter
 from ..storage import Window
@@ -186,9 +186,7 @@ class _Road:
         parts = [self.source.read(place.start, place.stop) for place in places]
         table = decode_tables(index, places, parts, url=self.url)
         late = [values.crcs for _, values in table.late.values()]
-        seeds = None
-        if before is not None:
-            seeds = np.concatenate([before.crcs[-1], *map(np.zeros_like, late)])
+        seeds = None if before is None else _seeds(before, late)
         ends = index.head.stops
         items = self.source.scatter(
             ends[rows.start],
@@ -202,12 +200,23 @@ class _Road:
         return _sort_items(index, table, items)
 
 
+def _seeds(before: GroupTable, late: list[U32]) -> U32:
+    """Where checksums go on from: pieces from those before them, late values from 0."""
+    starts = [np.zeros_like(crcs) for crcs in late]
+    return np.concatenate([before.crcs[-1], *starts])
+
+
 def _groups(index: ShardIndex, table: GroupTable) -> scatter.Groups:
     """Where the items of a range are: units first, then the values of late fields."""
     starts = group_starts(index, table.rows)
     base = min(len(table.rows), index.schema.base) if len(table.offsets) else 0
     plain = scatter.Groups(
-        table.sizes, starts, base, table.offsets, table.header_sizes, table.headers
+        table.sizes,
+        starts,
+        base,
+        table.offsets,
+        table.header_sizes,
+        table.headers,
     )
     return _add_late(index, table, plain) if table.late else plain
 

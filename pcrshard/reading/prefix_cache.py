@@ -139,9 +139,8 @@ class PrefixCache:
                             fetch(done, view[done:])
                             self.fetched_bytes += stop - done
                             described = encode_entry(entry, redact_url(url), stops)
-                            self._store(
-                                entry, described, _bounds(done, stops[1:], stop), view, cancel
-                            )
+                            bounds = _bounds(done, stops[1:], stop)
+                            self._store(entry, described, bounds, view, cancel)
                 self.hit_bytes += done
             yield view
 
