@@ -354,7 +354,7 @@ def table_vectors() -> Iterator[tuple[str, bytes]]:
     yield "sizes--later-of-a-missing-unit--CorruptIndex", changed("sizes", "<u4", 1, 1, 3)
     yield "empty-crc--of-a-tail--CorruptIndex", changed("crcs", "<u4", 0, 5, 10)
     yield "header-sizes--above-the-piece--CorruptIndex", changed("header_sizes", "<u2", 0, 4000)
-    yield "header-sizes--above-4096--CorruptIndex", changed("header_sizes", "<u2", 0, 5000)
+    yield "header-sizes--above-512--CorruptIndex", changed("header_sizes", "<u2", 0, 513)
     yield "header-sizes--in-the-tail--CorruptIndex", changed("header_sizes", "<u2", 0, 1, 10)
     yield (
         "header-sizes--in-a-base-group--CorruptIndex",

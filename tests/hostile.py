@@ -31,6 +31,7 @@ from pcrshard.encoding.encode_jpeg import EncodedImage, encode_jpeg
 from pcrshard.encoding.shard_writer import EncodedSample, write_shard
 from pcrshard.errors import PCRError
 from pcrshard.format.dataset_index import ShardEntry
+from pcrshard.format.group_table import MAX_HEADER_BYTES
 from pcrshard.format.shard_head import Head
 from pcrshard.jpeg.crops import Draws
 from pcrshard.jpeg.image_decoder import ImageDecoder
@@ -171,7 +172,8 @@ _jpeg_case("png_allowed", lambda: png(5700, 5700), lambda data: to_jpeg(data, 90
 def entries(count: int, samples: int) -> bytes:
     """A dataset index of so many shards, each of which claims so many samples."""
     shards = [
-        ShardEntry(f"{i}.tar", samples, 7, 1 << 50, 8, (1 << 50, 1 << 50)) for i in range(count)
+        ShardEntry(f"{i}.tar", samples, 7, 1 << 50, 8, (1 << 50, 1 << 50), 1 << 50)
+        for i in range(count)
     ]
     return DatasetIndex("x", 1, tuple(shards)).encode()
 
@@ -236,7 +238,7 @@ def index_compressed(folder):
 
 @case
 def shard_of_many_samples(folder):
-    head = Head(1 << 24, 1 << 16, 1 << 40, 0, (1 << 41, 1 << 41))
+    head = Head(1 << 24, 1 << 16, 1 << 40, 0, (1 << 41, 1 << 41), (8, 8), 1 << 41)
     (folder / "a.tar").write_bytes(bytes(257) + b"ustar" + bytes(250) + head.encode() + bytes(4096))
     list(Shard(str(folder / "a.tar")).samples())
 
@@ -260,8 +262,11 @@ def _shard_case(name: str, make, use) -> None:
     """A shard of as many copies of a JPEG as there is room for, all of which are decoded."""
 
     def decode_all(folder):
-        image = EncodedImage((make().removesuffix(EOI), *[b""] * 10), 8, 8, 0)
-        samples = [EncodedSample(f"{i:04}", {"jpg": image}, {}) for i in range(4096)]
+        piece = make().removesuffix(EOI)
+        # As much as may be shared is, so that the shard has room for many.
+        shared = min(len(piece) - 1, MAX_HEADER_BYTES)
+        image = EncodedImage((piece, *[b""] * 10), (shared, *[0] * 9), 8, 8, 0)
+        samples = [EncodedSample(f"{i:04}", {"jpg": image}, {}, {}) for i in range(1 << 16)]
         count = len(samples)
         url = folder / "a.tar"
         while not url.exists() or url.stat().st_size > MAX_BYTES:

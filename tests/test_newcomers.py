@@ -127,7 +127,7 @@ def test_a_crawl(tmp_path):
     (crawl / ".DS_Store").write_bytes(b"\0")
     os.symlink("nowhere.jpg", crawl / "b" / "broken-link.jpg")
     said = pcrshard("encode", "crawl", "pcr", cwd=tmp_path, status=1)
-    assert "--resume --on-error skip" in said
+    assert "--resume --on-error keep" in said
     said = pcrshard("encode", "crawl", "pcr", "--resume", "--on-error", "skip", cwd=tmp_path)
     assert "4 images were skipped" in said
     assert "index.html" in said

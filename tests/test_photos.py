@@ -6,6 +6,7 @@ import pathlib
 import tarfile
 
 import pytest
+from support import run_tool
 
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.errors import PCRError
@@ -77,7 +78,10 @@ def test_odd_files_are_lossless_or_refused_by_name(data_folder, djpeg):
             refused.add(path.name)
             continue
         *groups, tail = image.pieces
-        assert djpeg(join_pieces(groups, tail)) == djpeg(jpeg), path.name
+        # djpeg warns of stray bytes that are passed over, and decodes all the same.
+        expected = run_tool("djpeg", "-pnm", data=jpeg).stdout
+        assert run_tool("djpeg", "-pnm", data=join_pieces(groups, tail)).stdout == expected
+        assert djpeg(join_pieces(groups, tail)) is not None, path.name
     names = {path.name for path in _odd_files(data_folder)}
     assert {name for name in names if name.startswith(("broken-", "notjpeg-"))} <= refused
     accepted = names - refused

@@ -121,7 +121,7 @@ def _tell_unlayered(dst: str) -> None:
             first = next(row for row in rows if row.outcome == outcome)
             done = {"kept": "kept as they are", "reencoded": "encoded again"}.get(outcome, outcome)
             print(
-                f"{count} files were {done}, listed in {storage.join(dst, name)}; "
+                f"{count} images were {done}, listed in {storage.join(dst, name)}; "
                 f"the first: {first.source}: {first.reason}"
             )
 

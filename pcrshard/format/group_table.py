@@ -24,8 +24,9 @@ from .columns import ABSENT, Columns, encode_array
 from .shard_head import BLOCK, Buffer, name_file, require, round512
 from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 
-# A piece's header is at most so long, so that a table of a few bytes cannot ask for gigabytes.
-MAX_HEADER_BYTES = 4096
+# A piece's header is at most so long, so that a table of a few bytes cannot ask for gigabytes, nor
+# for minutes of decoding: what an image may claim grows with its bytes.
+MAX_HEADER_BYTES = 512
 U16 = npt.NDArray[np.uint16]
 # Size, checksum and size of the header of a unit.
 _UNIT_BYTES = 4 + 4 + 2

@@ -79,5 +79,5 @@ def test_a_bandwidth_gives_a_rate(index):
 
 def test_scans_that_are_not_there_are_refused(index):
     """The message has both numbers."""
-    with pytest.raises(ScanUnavailable, match="1 to 10"):
+    with pytest.raises(ScanUnavailable, match="0 to 10"):
         plan_costs(index, [11], Geometry(4, 1, 1))

@@ -120,7 +120,7 @@ def test_splits_are_found_over_http(root):
     ("scan", "error"),
     [
         (11, ScanUnavailable),
-        (0, ValueError),
+        (-1, ValueError),
         ("5", TypeError),
         (2.0, TypeError),
         (pcrshard.ScanLevel(11), ScanUnavailable),

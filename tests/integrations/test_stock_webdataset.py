@@ -73,9 +73,7 @@ def test_a_preview_shard_shows_images(scan, preview, tmp_path):
     records = read_by_stock(path)
     assert [record["key"] for record in records] == list(shard.index.keys)
     assert all(list(record["fields"]) == ["cls", "jpg"] for record in records)
-    assert [record["size"] for record in records] == [
-        [w, h] for h, w in shard.index.dims[:, 0].tolist()
-    ]
+    assert [record["size"] for record in records] == [[w, h] for h, w in shard.index.dims.tolist()]
 
 
 def test_preview_images_are_the_base_scans(preview):

@@ -216,7 +216,7 @@ WRONG = {
         "stage",
     ),
     "a cache": (lambda urls: dataset_of(urls, cache_dir=".").pcr_scan(2), TypeError, "cache_dir"),
-    "scan 0": (lambda urls: dataset_of(urls).pcr_scan(0), ValueError, "1 or more"),
+    "scan -1": (lambda urls: dataset_of(urls).pcr_scan(-1), ValueError, "0 or more"),
     "a string": (lambda urls: dataset_of(urls).pcr_scan("5"), TypeError, "scan number"),
     "a float": (lambda urls: pcr_scan(2.5), TypeError, "scan number"),
     "scan 11": (lambda urls: list(dataset_of(urls).pcr_scan(11)), ScanUnavailable, "0 to 10"),

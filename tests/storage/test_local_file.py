@@ -11,6 +11,7 @@ from pcrshard.native import scatter
 from pcrshard.storage import is_local, open_local, plain_path
 from pcrshard.storage.local_file import LocalFile
 
+NINETY = scatter.Groups(np.array([[90]], np.uint32), np.array([10], np.int64))
 NOTHING = scatter.Groups(np.zeros((1, 0), np.uint32), np.zeros(1, np.int64))
 pytestmark = pytest.mark.skipif(not hasattr(os, "pread"), reason=f"NO pread ON {sys.platform}")
 
@@ -49,7 +50,7 @@ def test_a_file_that_shrinks_while_it_is_open(path):
             with pytest.raises(
                 TruncatedShard, match="expected bytes 10 to 100: the file ends at 50"
             ):
-                file.scatter(10, 100, NOTHING)
+                file.scatter(10, 100, NINETY)
 
 
 @pytest.mark.parametrize("name", ["missing", "."])

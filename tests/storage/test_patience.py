@@ -20,7 +20,7 @@ def test_what_grows_is_waited_for():
     """A long list is no error, however long it takes in all."""
     before = threading.active_count()
     assert collect(slowly(8, 0.1), "s3://b/a", retry=Retry(deadline=0.4)) == list(range(8))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_silence_is_an_error_that_names_the_source():
@@ -51,7 +51,7 @@ def test_a_thread_that_was_given_up_ends_with_its_next_entry():
     end = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert reached == []
 
 

@@ -182,8 +182,12 @@ def rewrite_key(path, key):
     data = path.read_bytes()
     head = decode_head(data[512:1024])
     index = decode_index(head, data[1024 : 1024 + head.body_bytes])
-    body = encode_body(index.schema, dataclasses.replace(index, keys=(key, *index.keys[1:])))
-    head = head._replace(body_bytes=len(body), body_crc32c=crc32c(body))
+    renamed = dataclasses.replace(index, keys=(key, *index.keys[1:]))
+    body, columns_bytes = encode_body(renamed)
+    assert round512(len(body)) == round512(head.body_bytes)
+    head = head._replace(
+        body_bytes=len(body), body_crc32c=crc32c(body), columns_bytes=columns_bytes
+    )
     rest = data[round512(1024 + head.body_bytes) :]
     path.write_bytes(
         (data[:512] + head.encode() + body).ljust(round512(1024 + len(body)), b"\0") + rest
