@@ -149,7 +149,7 @@ def _jpeg_case(name: str, make, use=_decode) -> None:
 _jpeg_case("arithmetic_gigapixel", lambda: arithmetic(40_000, 40_000))
 _jpeg_case("arithmetic_large", lambda: arithmetic(16_384, 16_384))
 _jpeg_case("arithmetic_few_bytes", lambda: arithmetic(6000, 6000))
-_jpeg_case("arithmetic_allowed", lambda: arithmetic(430, 430))
+_jpeg_case("arithmetic_allowed", lambda: arithmetic(340, 340))
 _jpeg_case("arithmetic_scans", lambda: arithmetic_scans(8000, 60_000))
 _jpeg_case("arithmetic_few_scans", lambda: arithmetic_scans(6000, 110))
 _jpeg_case("arithmetic_allowed_scans", lambda: arithmetic_scans(700, 110))
@@ -191,7 +191,7 @@ def with_unknown(value: bytes) -> bytes:
 
 @case
 def index_of_many_samples(folder):
-    PCRDataset(write_index(folder, entries(5500, 1 << 24)), 100)
+    PCRDataset(write_index(folder, entries(4700, 1 << 24)), 100)
 
 
 @case
@@ -292,7 +292,7 @@ def _crop(jpeg: bytes) -> None:
 
 
 for _name, _use in (("whole", decode_image), ("smooth", _smooth), ("crop", _crop)):
-    _shard_case(f"shard_of_arithmetic_{_name}", lambda: arithmetic(430, 430), _use)
+    _shard_case(f"shard_of_arithmetic_{_name}", lambda: arithmetic(340, 340), _use)
     _shard_case(f"shard_of_scans_{_name}", lambda: arithmetic_scans(700, 110), _use)
     _shard_case(f"shard_of_flat_{_name}", lambda: flat(900, 900), _use)
     _shard_case(f"shard_of_chroma_{_name}", lambda: chroma_only(1000), _use)

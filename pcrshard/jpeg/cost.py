@@ -15,7 +15,7 @@ MEMORY_FLOOR_BYTES = 1 << 20
 # What a file may claim, so that a shard of many small ones does not take minutes: a block of 8x8
 # pixels for each bit, as Huffman coding needs, or a small picture.
 BLOCKS_PER_BYTE = 8
-FREE_BLOCKS = 1 << 11
+FREE_BLOCKS = 1 << 10
 # Blocks times scans: libjpeg goes over every block once for each scan, however short. The native
 # core has the same limit for each byte.
 MAX_BLOCK_VISITS = 1 << 26
