@@ -29,7 +29,7 @@ ALLOWED = {
 
 @pytest.mark.parametrize("name", hostile.CASES)
 def test_less_than_a_megabyte_never_costs_gigabytes(name):
-    """Any input below 1 MB takes at most 600 MB and seconds of CPU, and what is refused is named."""
+    """An input below 1 MB takes at most 600 MB, and seconds of CPU; what is refused is named."""
     result = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "hostile.py"), name],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
