@@ -3,7 +3,7 @@ bytes, in CPU time.
 
 Each measurement is a process of its own, so that no case inherits the memory of another. Its first
 pass is the regime "fresh", the passes after it "steady". Imports and a tiny shard come before, so
-that "fresh" is about memory, not about loading code. Asserts the JPEG bytes' sizes and that exactly
+that "fresh" is about memory, not about loading code. Asserts the JPEG bytes' sizes and that at most
 prefix_stop bytes are read. "plain" is what one would write without pcrshard's reader: the bare
 read, the pieces of each image joined, and one CRC-32C of each.
 """
@@ -145,7 +145,7 @@ def child(folder, case, scan, how):
     stops = sum(stop for _, _, stop, _ in files)
     requested = bytes_read(work)
     if how not in ("bare", "plain"):
-        assert requested == stops, f"read {requested} bytes, prefix stops add up to {stops}"
+        assert requested <= stops, f"read {requested} bytes, prefix stops add up to {stops}"
     print(json.dumps(figures | {"bytes": stops, "requested": requested}))
 
 

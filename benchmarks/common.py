@@ -38,16 +38,20 @@ def parse_args(doc, rounds):
 
 
 @contextlib.contextmanager
-def photos():
-    """A temporary folder with ``photos/SET/CLASS/FILE.jpg`` in it; removed at the end."""
+def photos(*others):
+    """A temporary folder with ``photos/SET/CLASS/FILE.jpg`` in it; removed at the end.
+
+    ``others`` are tars to unpack beside them: ``classify``.
+    """
     data = os.environ.get("PCRSHARD_DATA") or os.path.join(os.path.dirname(ROOT), "shared", "data")
     path = os.path.join(data, "photos.tar")
     if not os.path.exists(path):
         print("needs photos.tar: set PCRSHARD_DATA to the folder that holds it", file=sys.stderr)
         raise SystemExit(2)
     with tempfile.TemporaryDirectory(prefix="pcrshard-bench-") as folder:
-        with tarfile.open(path) as tar:
-            tar.extractall(folder, filter="data")
+        for name in ("photos", *others):
+            with tarfile.open(os.path.join(data, f"{name}.tar")) as tar:
+                tar.extractall(folder, filter="data")
         yield folder
 
 
