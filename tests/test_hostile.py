@@ -27,7 +27,20 @@ ALLOWED = {
 } - {"shard_of_many_samples"}
 
 
-@pytest.mark.parametrize("name", hostile.CASES)
+# Shards of thousands of expensive images take seconds each; one of a kind is enough every day.
+EVERY_DAY = {"shard_of_flat_whole", "shard_of_arithmetic_crop", "shard_of_many_samples"}
+
+
+def _is_long(name):
+    return name.startswith("shard_") and name not in EVERY_DAY
+
+
+CASES = [
+    pytest.param(name, marks=[pytest.mark.long] if _is_long(name) else []) for name in hostile.CASES
+]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_less_than_a_megabyte_never_costs_gigabytes(name):
     """An input below 1 MB takes at most 600 MB, and seconds of CPU; what is refused is named."""
     result = subprocess.run(

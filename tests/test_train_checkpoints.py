@@ -80,6 +80,7 @@ def kill_all(process):
     process.communicate()
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_bit_for_bit(train, tmp_path):
     """Warned by SIGUSR1 in an epoch, later killed while it writes; without a bound nothing differs.
 
@@ -148,6 +149,7 @@ def test_every_epoch_is_within_its_bound(train, tmp_path):
     assert "is finished; nothing is left to do" in again.communicate(timeout=100)[0]
 
 
+@pytest.mark.long
 def test_two_ranks(train, tmp_path):
     """Rank 0 writes, both go on from there: after a kill the losses are those of a whole run."""
     exact = ("batch_size=4", "checkpoint_bound=null")
