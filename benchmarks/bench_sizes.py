@@ -16,8 +16,8 @@ SCANS = (1, 2, 5, 10, "full")
 LIMITS = {1: 15, 2: 6.8, 5: 2.05, 10: 1.0}
 OVERHEADS = {
     "imagenet": {1: 0.03, 2: 0.02, 5: 0.01},
-    "ham224": {1: 0.06, 2: 0.04, 5: 0.04},
-    "flowers": {1: 0.06, 2: 0.04, 5: 0.04},
+    "classify/ham224": {1: 0.06, 2: 0.04, 5: 0.04},
+    "classify/flowers": {1: 0.06, 2: 0.04, 5: 0.04},
 }
 
 
@@ -74,7 +74,8 @@ def main():
         for task in ("ham224", "flowers", "signs"):
             options = pcrshard.EncodeOptions(samples_per_shard=1024)
             source = os.path.join(folder, "classify", task, "train")
-            results[task] = measure(source, os.path.join(folder, "shards", task), options)
+            name = f"classify/{task}"
+            results[name] = measure(source, os.path.join(folder, "shards", name), options)
     rows = [
         [name, row["images"], row["shards"], f"{row['source_bytes'] / 1e6:.2f}"]
         + [f"{row['prefix_bytes'][str(scan)] / row['source_bytes']:.3f}" for scan in SCANS]
