@@ -21,6 +21,7 @@ NAMES = (
     "remote",
     "training",
     "huggingface",
+    "neighbours",
     "scripts",
     "slurm",
     "activations",
