@@ -17,7 +17,9 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^## (\d\. \w[^\n]*)$|^```(shell|bash|python)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^## (\d\. \w[^\n]*)$|^```(shell|bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def steps() -> list[tuple[str, str, str]]:
