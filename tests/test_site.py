@@ -1,5 +1,6 @@
 """The documentation site: what is in it, where its links lead, and that it can be built."""
 
+import json
 import os
 import re
 import shutil
@@ -108,3 +109,12 @@ def test_the_site_is_built(tmp_path):
     )
     assert result.returncode == 0, result.stderr[-3000:] + result.stdout[-1000:]
     assert "pcrshard.PCRDataset" in (copy / "site" / "docs" / "api.html").read_text()
+
+
+def test_the_newcomers_page_is_the_one_that_was_timed():
+    """Each step of the figures is a section of docs/start.md."""
+    report = json.loads((ROOT / "docs" / "evidence" / "newcomer.json").read_text())
+    sections = re.findall(r"^## (\d\. .+)$", PAGES[ROOT / "docs" / "start.md"], re.MULTILINE)
+    assert [row["step"] for row in report["steps"]] == sections[: len(report["steps"])]
+    text = PAGES[ROOT / "docs" / "evidence" / "newcomer.md"]
+    assert all(f"| {row['seconds']} |" in text for row in report["steps"])
