@@ -20,7 +20,8 @@ enum {
     PCR_SEGMENT_PAD = 64, /* zero bytes after the entropy data, for unconditional 8-byte loads */
     PCR_ROW_PAD = 64,     /* bytes before and after a sample row, for vector loads */
     PCR_SMOOTHED = 10,    /* coefficients that block smoothing looks at, the DC first */
-    PCR_SMOOTH_REACH = 2  /* blocks on each side that it looks at */
+    PCR_SMOOTH_REACH = 2, /* blocks on each side that it looks at */
+    PCR_SMOOTH_LARGEST = 2730 /* DC of which 12 add up in 16 bits */
 };
 #define PCR_DEFAULT_MAX_PIXELS ((int64_t)1 << 28)
 
@@ -127,9 +128,9 @@ typedef struct {
     uint64_t *mask;
 } pcr_smoothing;
 
-/* Smooths a row of blocks; smooth.h has the parameters. */
-typedef void (*pcr_smooth_fn)(const pcr_smoothing *how, const int16_t *const *rows, int count,
-                              int16_t *dc, int16_t *ac, uint64_t *any);
+/* Estimates the coefficients of a row of blocks; smooth.h has the parameters. */
+typedef void (*pcr_smooth_fn)(const pcr_smoothing *how, int count, const uint64_t *mask,
+                              const int16_t *ac);
 
 typedef struct pcr_filter pcr_filter;
 

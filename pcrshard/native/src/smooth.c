@@ -1,8 +1,6 @@
 /* Where and how block smoothing applies, and the rows that it reads and makes. */
 #include "smooth.h"
 
-enum { WIDE_FROM = 16, MAX_EXACT_DC = 4095 };
-
 static size_t align(size_t n) { return (n + 63) / 64 * 64; }
 
 /* Blocks of a row, in whole chunks. */
@@ -74,7 +72,7 @@ static int largest_dc(const pcr_component *comp) {
 /* The weights of the DC's mean are the largest: 432 together, signs aside. */
 static bool is_too_large(const pcr_component *comp) {
     int largest = largest_dc(comp), quant = 0;
-    if (largest > MAX_EXACT_DC) return true;
+    if (largest > PCR_SMOOTH_LARGEST) return true;
     for (int k = 0; k < PCR_SMOOTHED; k++) quant = pcr_max(quant, comp->quant[k]);
     return (int64_t)432 * largest * comp->quant[0] + 128 * quant >= 1 << 21;
 }
@@ -84,7 +82,7 @@ static void plan_component(pcr_decoder *dec, int c) {
     pcr_smoothing *how = &dec->plan.planes[c].smoothing;
     how->blend = !any_known(comp, 1, PCR_SMOOTHED);
     how->known = any_known(comp, 1, 64);
-    how->wide = any_known(comp, WIDE_FROM, 64);
+    how->wide = any_known(comp, PCR_SMOOTH_WIDE, 64);
     how->on = comp->needed && (comp->dc_only ? how->blend : any_inexact(comp));
     if (!how->on) return;
     how->exact = is_too_large(comp);
@@ -131,21 +129,6 @@ static void copy_dcs(const pcr_component *comp, const pcr_plane *plane, int y, i
     for (x = pcr_max(x, end); x < stop; x++) to[x] = from[last];
 }
 
-/* Coefficients that are known replace the estimates. */
-static void put_known(const pcr_smoothing *how, const uint64_t *mask, const int16_t *known,
-                      int count) {
-    static const int16_t zeros[64];
-    for (int i = 0; i < count; i++) {
-        const int16_t *from = mask[i] ? known + 64 * (size_t)i : zeros;
-        int16_t *to = how->ac + 64 * (size_t)i;
-        for (int k = 0; k < PCR_SMOOTHED; k++) to[k] = from[k] ? from[k] : to[k];
-        memcpy(to + PCR_SMOOTHED, from + PCR_SMOOTHED,
-               sizeof *to * (WIDE_FROM - PCR_SMOOTHED));
-        if (how->wide) memcpy(to + WIDE_FROM, from + WIDE_FROM, sizeof *to * (64 - WIDE_FROM));
-        how->mask[i] |= mask[i];
-    }
-}
-
 void pcr_smooth_row(const pcr_decoder *dec, int c, int block_row) {
     const pcr_component *comp = &dec->comp[c];
     const pcr_plane *plane = &dec->plan.planes[c];
@@ -154,10 +137,6 @@ void pcr_smooth_row(const pcr_decoder *dec, int c, int block_row) {
     near_rows(dec, comp, block_row, near);
     for (int r = 0; r < PCR_SMOOTH_ROWS; r++) copy_dcs(comp, plane, near[r], how->rows[r]);
     const pcr_smooth_fn smooth = how->exact ? pcr_smooth_exact : dec->kernels->smooth;
-    smooth(how, (const int16_t *const *)how->rows, (int)padded_count(plane), how->dc, how->ac,
-           how->mask);
     size_t first = (size_t)block_row * (size_t)comp->stride + (size_t)plane->block_x0;
-    int count = plane->block_x1 - plane->block_x0;
-    if (!how->blend) memcpy(how->dc, comp->dc + first, (size_t)count * sizeof *how->dc);
-    if (how->known) put_known(how, comp->mask + first, comp->ac + 64 * first, count);
+    smooth(how, plane->block_x1 - plane->block_x0, comp->mask + first, comp->ac + 64 * first);
 }

@@ -8,14 +8,12 @@
 /* The bits of coefficients 1 to 9 in a block's mask. */
 #define PCR_SMOOTHED_AC (UINT64_C(0x1FF) << 54)
 
-enum { PCR_SMOOTH_CHUNK = 16, PCR_SMOOTH_ROWS = 5 };
+enum { PCR_SMOOTH_CHUNK = 16, PCR_SMOOTH_ROWS = 5, PCR_SMOOTH_WIDE = 16 };
 
-/* rows: DCs of the block row and of two rows on either side, readable from -PCR_SMOOTH_REACH to
- * count + PCR_SMOOTH_REACH. count: a multiple of PCR_SMOOTH_CHUNK. dc: smoothed, where how->blend.
- * ac: coefficients 1 to 9 of each block, of which `any` says whether one of them is not 0. */
+/* From how->rows to how->dc, how->mask and how->ac of `count` blocks, in whole chunks; mask and ac
+ * are what is known of them. */
 #define PCR_SMOOTH_PARAMETERS \
-    const pcr_smoothing *how, const int16_t *const rows[PCR_SMOOTH_ROWS], int count, int16_t *dc, \
-    int16_t *ac, uint64_t *any
+    const pcr_smoothing *how, int count, const uint64_t *mask, const int16_t *ac
 
 /* In 64 bits, for streams that claim what no encoder writes. */
 void pcr_smooth_exact(PCR_SMOOTH_PARAMETERS);
