@@ -97,7 +97,7 @@ def test_the_site_is_built(tmp_path):
         [PYTHON, "-c", "import furo, myst_parser, sphinx_copybutton"], check=False
     )
     if probe.returncode:
-        pytest.skip("SPHINX AND FURO ARE NOT INSTALLED: scripts/site installs them")
+        pytest.skip("SPHINX AND FURO ARE NOT INSTALLED: scripts/setup installs them")
     copy = tmp_path / "copy"
     for name in ("docs", "scripts", "pcrshard"):
         shutil.copytree(ROOT / name, copy / name)
