@@ -9,11 +9,10 @@ from argparse import Namespace
 from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex
-from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..upkeep.croissant import croissant
 from ..upkeep.dataset_card import About, dataset_card
-from .arguments import Command, argument, flag, value
+from .arguments import Command, argument, flag, open_source, value
 from .progress import ProgressBar
 
 CARD_FILES = ("README.md", "croissant.json")
@@ -40,7 +39,7 @@ def _folder(args: Namespace) -> str:
 
 
 def _texts(args: Namespace, folder: str) -> tuple[str, str]:
-    index, urls = open_dataset(folder)
+    index, urls = open_source(folder)
     schema = Shard(urls[0], entry=index.shards[0]).index.schema
     name = args.name or os.path.basename(os.path.realpath(folder))
     about = About(name, args.url or f"hf://datasets/USER/{name}", args.license or "")
