@@ -28,6 +28,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4
+smartquotes = False  # messages and commands are searched for as they are
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
