@@ -22,6 +22,7 @@ from .format.shard_index import ShardIndex
 from .jpeg.image_decoder import ImageDecoder
 from .jpeg.pixels import decode_image
 from .jpeg.split import join_scans, split_scans
+from .jpeg.views import View
 from .reading.dataset_folder import open_dataset
 from .reading.options import ReadOptions
 from .reading.prefix_cache import PrefixCache
@@ -58,6 +59,7 @@ __all__ = [
     "ShardFormat",
     "ShardIndex",
     "ShardWriter",
+    "View",
     "__version__",
     "compress_activations",
     "decode_image",

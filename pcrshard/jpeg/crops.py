@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Literal
 
 # Height and width in pixels.
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
 Interval = tuple[float, float]
+# How a crop is chosen; None is the whole image.
+Crop = Literal["random", "center"] | None
 _MASK = (1 << 64) - 1
 
 

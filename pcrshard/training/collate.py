@@ -242,7 +242,7 @@ def _decode(
     key: Key,
     out: Pixels | None,
     pieces: list[memoryview],
-) -> Pixels:
+) -> Any:
     # Each image of a sample has the same draws, whichever others are read: an image and its mask
     # are cropped alike.
     return image(pieces, Draws(*key), out)

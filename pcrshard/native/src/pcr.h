@@ -55,6 +55,13 @@ typedef struct {
     int32_t smooth;         /* whether to smooth between blocks where coefficients are unknown */
 } pcr_request;
 
+/* One of several pictures of the same stream. */
+typedef struct {
+    pcr_request request;
+    uint8_t *out;
+    size_t out_size;
+} pcr_view;
+
 /* One scan of a script: T.81 B.2.3's Ns, Csj (as component indexes), Ss, Se, Ah, Al. */
 typedef struct {
     int32_t num_components;
@@ -75,6 +82,9 @@ int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pi
                     const pcr_request *request, int32_t *height, int32_t *width);
 int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_request *request, uint8_t *out, size_t out_size);
+/* pcr_decode of each view; the coefficients are decoded once. max_pixels is the first view's. */
+int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+                     const pcr_view *views, size_t num_views);
 /* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of
  * out. crops: (y, x, height, width) of each, or NULL for the request's. codes: what became of each;
  * one that fails does not stop the others. These two arrays need not be aligned. */
