@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import native
+from ..native.pool import Boxes, Draw, draw_boxes
 from .crops import (
     Box,
     Interval,
@@ -157,6 +158,24 @@ class ImageDecoder:
             if mirrored and decoded[i]:
                 self._mirror(out[i])
         return list(map(bool, decoded))
+
+    def draw_boxes(
+        self,
+        state: int,
+        ids: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+    ) -> Boxes | None:
+        """(N, 5) int32, the crop and the flip of each of many images; ``None`` if there are none.
+
+        Args:
+            state: That of ``Draws(seed, epoch)``.
+            ids: (N,) the last part of each image's key.
+            sizes: (N, 2) height and width of each image.
+        """
+        if self.crop is None and self.flip == 0:
+            return None
+        how = Draw(self.crop, self.scale, self.ratio, self.flip)
+        return draw_boxes(state, ids, sizes, [how])[:, 0]
 
     def batch_shape(self, count: int) -> tuple[int, ...]:
         """(N, 3, H, W) or (N, H, W, 3) of so many images, one channel for gray."""

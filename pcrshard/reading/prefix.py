@@ -196,6 +196,12 @@ class Prefix:
             if (units or is_list) and (select is None or select(key, field)):
                 images = [self._image(unit, decode) for unit in units]
                 sample[field] = images if is_list else images[0]
+        return sample | self.other_fields(row, select)
+
+    def other_fields(self, row: int, select: Select | None = None) -> Sample:
+        """A sample without the images that the scans hold; see :meth:`sample`."""
+        key = self.index.keys[row]
+        sample: Sample = {"__key__": key}
         for field, values in self.fields.items():
             value = values[row]
             if value is not None and (select is None or select(key, field)):

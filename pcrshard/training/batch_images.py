@@ -1,0 +1,173 @@
+"""The images of a batch that the native core decodes: where they are, and the memory they go to."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
+
+from .. import memory, native
+from ..jpeg.crops import Draws
+from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.pixels import Pixels
+from ..native.pool import Batch, Pool
+from ..reading.prefix import Prefix
+from .shard_set import Row
+
+# An image that a sample does not have, or that is stored as a file.
+_NO_UNIT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class FieldImages:
+    """The images of one field of a batch.
+
+    Attributes:
+        pixels: All of them, one after the other, (images, 3, H, W) or as the decoder's layout says.
+        first: (samples + 1) positions in ``pixels``: where those of each sample begin.
+        is_list: Whether the field has a list of images in each sample.
+        decoding: Their decoding, if the native core does it.
+    """
+
+    pixels: torch.Tensor
+    first: list[int]
+    is_list: bool
+    decoding: Batch | None
+
+    def decoded(self) -> list[bool]:
+        """For each sample whether all of its images were decoded; waits for them."""
+        if self.decoding is None:
+            return [False] * (len(self.first) - 1)
+        each: list[bool] = self.decoding.wait().tolist()
+        if not self.is_list:
+            return each
+        return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
+
+    def of_sample(self, position: int) -> Pixels | list[Pixels]:
+        """The pixels of a sample: of one image, or of a list of them."""
+        array: Pixels = self.pixels.numpy()
+        start, stop = self.first[position : position + 2]
+        return list(array[start:stop]) if self.is_list else array[start]
+
+    def put(self, position: int, pixels: Any) -> None:
+        """Take over what was decoded elsewhere; what does not fit stays where it is."""
+        if not self.is_list and isinstance(pixels, np.ndarray):
+            self.pixels[position] = torch.from_numpy(pixels)
+
+
+def begin_images(
+    rows: list[Row],
+    fields: list[str],
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool | None,
+    *,
+    pin: bool,
+) -> dict[str, FieldImages]:
+    """Begin to decode the images of a batch.
+
+    Args:
+        rows: The samples.
+        fields: Their image fields.
+        image: How to decode; it has a size.
+        key: Seed and epoch, from which each sample draws.
+        pool: Decodes; without one there is only the memory.
+        pin: Whether the memory is to be copied to a GPU.
+    """
+    return {field: _begin_field(rows, field, image, key, pool, pin) for field in fields}
+
+
+def _begin_field(
+    rows: list[Row],
+    field: str,
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool | None,
+    pin: bool,
+) -> FieldImages:
+    is_list = any(field in prefix.index.schema.lists for _, prefix, _ in rows)
+    units = [_units(prefix, row, field, is_list) for _, prefix, row in rows]
+    first = [0, *itertools.accumulate(map(len, units))]
+    pixels = _take_memory(image.batch_shape(first[-1]), pin)
+    decoding = None
+    if pool is not None:
+        decoding = _decode(rows, units, image, key, pool, pixels.numpy())
+    return FieldImages(pixels, first, is_list, decoding)
+
+
+def _units(
+    prefix: Prefix,
+    row: int,
+    field: str,
+    is_list: bool,
+) -> list[int]:
+    """Which units of a prefix a sample's images are; one, if its field has no list."""
+    if prefix.has_one_image and prefix.streams[0] == field:
+        return [row]
+    found = list(dict(prefix.units(row)).get(field, ()))
+    return found if is_list or found else [_NO_UNIT]
+
+
+def _decode(
+    rows: list[Row],
+    units: list[list[int]],
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool,
+    out: Pixels,
+) -> Batch:
+    ids = np.array([row[0] for row in rows], np.int64)
+    counts = list(map(len, units))
+    table, sizes, held = _table(rows, units)
+    return pool.decode(
+        table,
+        out,
+        boxes=image.draw_boxes(Draws(*key).state, np.repeat(ids, counts), sizes),
+        layout=image.layout,
+        colour=image.colour,
+        keep=held,
+    )
+
+
+def _table(
+    rows: list[Row],
+    units: list[list[int]],
+) -> tuple[native.Table, NDArray[np.int32], list[Any]]:
+    """Where images are in memory, their heights and widths, and what must be held meanwhile."""
+    places = collections.defaultdict(list)
+    wanted = collections.defaultdict(list)
+    count = 0
+    for (_, prefix, _), own in zip(rows, units, strict=True):
+        for unit in own:
+            if unit != _NO_UNIT:
+                places[prefix].append(count)
+                wanted[prefix].append(unit)
+            count += 1
+    # An empty stream is not decoded: an image that is missing or damaged.
+    table = native.empty_table(count, 1)
+    sizes = np.ones((count, 2), np.int32)
+    for prefix, at in places.items():
+        table[at] = prefix.table(wanted[prefix])
+        sizes[at] = np.maximum(prefix.index.dims[wanted[prefix]], 1)
+    return table, sizes, [prefix.images for prefix in places]
+
+
+def _take_memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:
+    """Memory for a batch, which is used again when nothing refers to it any more."""
+    if get_worker_info() is not None:
+        # A worker shares memory with the loader, and torch would copy there what lies elsewhere.
+        # torch's own collation does the same.
+        new_shared: Any = torch.UntypedStorage._new_shared
+        storage = new_shared(math.prod(shape))
+        return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+    if pin:
+        # torch uses it again only after the copies that it began from it.
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+    return torch.from_numpy(memory.borrow_array(math.prod(shape))).view(shape)
