@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -96,10 +95,10 @@ class Pool:
             raise MemoryError(f"cannot start {threads} threads")
         self.threads = threads
         self._pid = os.getpid()
-        self._handle = ffi.gc(handle, partial(_in_process, self._pid, lib.pcr_pool_free))
+        self._handle = ffi.gc(handle, lib.pcr_pool_free)
         # What the threads read and write, until it was waited for.
         self._under_way: dict[Any, Any] = {}
-        self._stop = weakref.finalize(self, _stop, self._pid, self._handle, self._under_way)
+        self._stop = weakref.finalize(self, _stop, self._handle, self._under_way)
 
     def __enter__(self) -> Self:
         return self
@@ -208,12 +207,6 @@ class Batch:
         return ~self._codes.astype(bool)
 
 
-def _in_process(pid: int, function: Callable[[Any], None], handle: Any) -> None:
-    """Call a function in the process that made a pool; a child has none of its threads."""
-    if os.getpid() == pid:
-        function(handle)
-
-
-def _stop(pid: int, handle: Any, under_way: dict[Any, Any]) -> None:
-    _in_process(pid, lib.pcr_pool_stop, handle)
+def _stop(handle: Any, under_way: dict[Any, Any]) -> None:
+    lib.pcr_pool_stop(handle)
     under_way.clear()  # no thread uses it any more

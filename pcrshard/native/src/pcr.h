@@ -113,8 +113,8 @@ void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_
 void pcr_draw_boxes(uint64_t state, const int64_t *ids, const int32_t *sizes, size_t count,
                     const pcr_draw *views, size_t num_views, int32_t *boxes);
 
-/* Threads with a decoder each; without any, pcr_pool_wait decodes. NULL: no memory or no thread. A
- * pool is of no use in a forked child, and must not even be freed there. */
+/* Threads with a decoder each; without any, pcr_pool_wait decodes. NULL: no memory or no thread. In
+ * a forked child a pool is of no use; to stop and to free it does nothing there. */
 pcr_pool *pcr_pool_new(int num_threads, int backend);
 /* Ends the threads after the images that they decode, once; batches that are not done stay so. */
 void pcr_pool_stop(pcr_pool *pool);

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "pcr_internal.h"
 
@@ -22,6 +23,7 @@ struct pcr_pool {
     int num_threads; /* that run */
     int num_workers; /* at least one, whose decoder wait() uses where there is no thread */
     worker *workers;
+    pid_t process; /* a forked child has none of the threads */
 };
 
 static bool is_done(const pcr_batch *batch) { return batch->done == batch->num_images; }
@@ -91,6 +93,7 @@ static bool start_threads(pcr_pool *pool, int count) {
 pcr_pool *pcr_pool_new(int num_threads, int backend) {
     pcr_pool *pool = calloc(1, sizeof *pool);
     if (!pool) return NULL;
+    pool->process = getpid();
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->more, NULL);
     pthread_cond_init(&pool->finished, NULL);
@@ -102,6 +105,7 @@ pcr_pool *pcr_pool_new(int num_threads, int backend) {
 }
 
 void pcr_pool_stop(pcr_pool *pool) {
+    if (pool->process != getpid()) return;
     pthread_mutex_lock(&pool->lock);
     pool->stop = true;
     pthread_cond_broadcast(&pool->more);
@@ -111,6 +115,7 @@ void pcr_pool_stop(pcr_pool *pool) {
 }
 
 void pcr_pool_free(pcr_pool *pool) {
+    if (pool->process != getpid()) return;
     pthread_cond_destroy(&pool->finished);
     pthread_cond_destroy(&pool->more);
     pthread_mutex_destroy(&pool->lock);
