@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import math
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from .. import memory, native
@@ -52,9 +50,9 @@ class FieldImages:
 
     def of_sample(self, position: int) -> Pixels | list[Pixels]:
         """The pixels of a sample: of one image, or of a list of them."""
-        array: Pixels = self.pixels.numpy()
         start, stop = self.first[position : position + 2]
-        return list(array[start:stop]) if self.is_list else array[start]
+        own: Pixels = self.pixels[start:stop].numpy()
+        return list(own) if self.is_list else own[0]
 
     def put(self, position: int, pixels: Any) -> None:
         """Take over what was decoded elsewhere; what does not fit stays where it is."""
@@ -92,8 +90,12 @@ def _begin_field(
     pool: Pool | None,
     pin: bool,
 ) -> FieldImages:
-    is_list = any(field in prefix.index.schema.lists for _, prefix, _ in rows)
-    units = [_units(prefix, row, field, is_list) for _, prefix, row in rows]
+    prefixes = {prefix for _, prefix, _ in rows}
+    is_list = any(field in prefix.index.schema.lists for prefix in prefixes)
+    alone = {each for each in prefixes if each.has_one_image and each.streams[0] == field}
+    units = [
+        [row] if prefix in alone else _units(prefix, row, field, is_list) for _, prefix, row in rows
+    ]
     first = [0, *itertools.accumulate(map(len, units))]
     pixels = _take_memory(image.batch_shape(first[-1]), pin)
     decoding = None
@@ -109,8 +111,6 @@ def _units(
     is_list: bool,
 ) -> list[int]:
     """Which units of a prefix a sample's images are; one, if its field has no list."""
-    if prefix.has_one_image and prefix.streams[0] == field:
-        return [row]
     found = list(dict(prefix.units(row)).get(field, ()))
     return found if is_list or found else [_NO_UNIT]
 
@@ -124,39 +124,38 @@ def _decode(
     out: Pixels,
 ) -> Batch:
     ids = np.array([row[0] for row in rows], np.int64)
-    counts = list(map(len, units))
-    table, sizes, held = _table(rows, units)
+    groups = _group(rows, units)
+    # An empty stream is not decoded: an image that is missing or damaged.
+    table = native.empty_table(len(out), 1)
+    sizes = np.ones((len(out), 2), np.int32)
+    for prefix, (places, wanted) in groups.items():
+        table[places] = prefix.table(wanted)
+        sizes[places] = np.maximum(prefix.index.dims[wanted], 1)
     return pool.decode(
         table,
         out,
-        boxes=image.draw_boxes(Draws(*key).state, np.repeat(ids, counts), sizes),
+        boxes=image.draw_boxes(Draws(*key).state, ids.repeat(list(map(len, units))), sizes),
         layout=image.layout,
         colour=image.colour,
-        keep=held,
+        keep=[prefix.images for prefix in groups],
     )
 
 
-def _table(
+def _group(
     rows: list[Row],
     units: list[list[int]],
-) -> tuple[native.Table, NDArray[np.int32], list[Any]]:
-    """Where images are in memory, their heights and widths, and what must be held meanwhile."""
-    places = collections.defaultdict(list)
-    wanted = collections.defaultdict(list)
-    count = 0
+) -> dict[Prefix, tuple[list[int], list[int]]]:
+    """By prefix, the place of each image in the batch, and its unit."""
+    groups: dict[Prefix, tuple[list[int], list[int]]] = {}
+    place = 0
     for (_, prefix, _), own in zip(rows, units, strict=True):
+        places, wanted = groups.setdefault(prefix, ([], []))
         for unit in own:
             if unit != _NO_UNIT:
-                places[prefix].append(count)
-                wanted[prefix].append(unit)
-            count += 1
-    # An empty stream is not decoded: an image that is missing or damaged.
-    table = native.empty_table(count, 1)
-    sizes = np.ones((count, 2), np.int32)
-    for prefix, at in places.items():
-        table[at] = prefix.table(wanted[prefix])
-        sizes[at] = np.maximum(prefix.index.dims[wanted[prefix]], 1)
-    return table, sizes, [prefix.images for prefix in places]
+                places.append(place)
+                wanted.append(unit)
+            place += 1
+    return groups
 
 
 def _take_memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:

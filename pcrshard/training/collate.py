@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -110,23 +111,28 @@ class Collator:
         key: tuple[int, int],
         images: Images,
     ) -> Any:
-        samples = self._samples(rows, key, images)
+        decoded = [field.decoded() for field in images.values()]
+        done = list(map(all, zip(*decoded, strict=True))) if images else [False] * len(rows)
+        # Where everything is decoded, nobody looks at the pixels of a sample.
+        whole = all(done) and self.transform is None and not any(map(_is_list, images.values()))
+        columns: dict[str, Any] = {}
+        if whole:
+            columns = {name: field.pixels for name, field in images.items()}
+            samples = [prefix.other_fields(row, self._select) for _, prefix, row in rows]
+        else:
+            samples = self._samples(rows, key, images, done)
         if self.transform is not None:
             return default_collate([self.transform(sample) for sample in samples])
-        self._check_fields(rows, samples)
-        names = self.fields or dict.fromkeys(name for sample in samples for name in sample)
-        columns = {name: self._column(name, samples, images.get(name)) for name in names}
-        return tuple(columns.values()) if self.fields else columns
+        return self._collate(rows, samples, columns, images)
 
     def _samples(
         self,
         rows: Rows,
         key: tuple[int, int],
         images: Images,
+        done: list[bool],
     ) -> list[Sample]:
         """The samples of a batch; what the core could not decode is decoded here."""
-        decoded = [field.decoded() for field in images.values()]
-        done = list(map(all, zip(*decoded, strict=True))) if images else [False] * len(rows)
         samples = []
         for position, row in enumerate(rows):
             if done[position]:
@@ -137,6 +143,24 @@ class Collator:
                 field.put(position, sample.get(name))
             samples.append(sample)
         return samples
+
+    def _collate(
+        self,
+        rows: Rows,
+        samples: list[Sample],
+        columns: dict[str, Any],
+        images: Images,
+    ) -> Any:
+        """A batch of samples, and of columns that they do not hold."""
+        self._check_fields(rows, samples, columns)
+        names: Iterable[str] = itertools.chain(("__key__",), columns, *samples)
+        batch = {
+            name: columns[name]
+            if name in columns
+            else self._column(name, samples, images.get(name))
+            for name in dict.fromkeys(self.fields or names)
+        }
+        return tuple(batch[name] for name in self.fields) if self.fields else batch
 
     def _decoded(
         self,
@@ -169,10 +193,16 @@ class Collator:
     def _select(self, key: str, field: str) -> bool:
         return self.fields is None or self.transform is not None or field in self.fields
 
-    def _check_fields(self, rows: Rows, samples: list[Sample]) -> None:
+    def _check_fields(
+        self,
+        rows: Rows,
+        samples: list[Sample],
+        columns: dict[str, Any],
+    ) -> None:
         """Name a field that is asked for and not there, and those that are."""
+        wanted = [name for name in self.fields or () if name not in columns]
         for (_, prefix, place), sample in zip(rows, samples, strict=True):
-            for name in self.fields or ():
+            for name in wanted:
                 if name not in sample:
                     _refuse_late(prefix, name)
                     there = ", ".join(prefix.sample(place))
@@ -195,7 +225,9 @@ class Collator:
         if image and images is not None and not (missing or images.is_list):
             return images.pixels
         convert = torch.from_numpy if image else _CONVERSIONS.get(extension)
-        values = [_convert(convert, name, sample) for sample in samples]
+        values = [sample.get(name) for sample in samples]
+        if convert is not None:
+            values = _convert(convert, name, samples)
         if missing:
             return values
         if image and image.shape and not isinstance(value, list):
@@ -262,14 +294,29 @@ def _extension(field: str) -> str:
 
 
 def _convert(
-    convert: Callable[[Any], Any] | None,
+    convert: Callable[[Any], Any],
+    name: str,
+    samples: list[Sample],
+) -> list[Any]:
+    """The values of a field by a conversion; an error names the sample."""
+    with suppress(KeyError, TypeError, ValueError, RecursionError):
+        return [convert(sample[name]) for sample in samples]
+    return [_convert_one(convert, name, sample) for sample in samples]
+
+
+def _convert_one(
+    convert: Callable[[Any], Any],
     name: str,
     sample: Sample,
 ) -> Any:
-    if convert is None or name not in sample:
-        return sample.get(name)
+    if name not in sample:
+        return None
     try:
         value = sample[name]
         return list(map(convert, value)) if isinstance(value, list) else convert(value)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error
+
+
+def _is_list(images: FieldImages) -> bool:
+    return images.is_list
