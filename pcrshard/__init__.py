@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from .fidelity.tuner import ScanTuner
     from .integrations.webdataset import pcr_decode, pcr_scan
     from .integrations.webdataset_decode import JpegHandler
-    from .training.dataset import EpochOptions, PCRDataset
+    from .training.dataset import PCRDataset
+    from .training.epoch_order import EpochOptions
 
 __all__ = [
     "BandwidthTuner",
@@ -81,7 +82,7 @@ _LAZY = {
     "pcr_decode": "integrations.webdataset",
     "JpegHandler": "integrations.webdataset_decode",
     "PCRDataset": "training.dataset",
-    "EpochOptions": "training.dataset",
+    "EpochOptions": "training.epoch_order",
     "ScanTuner": "fidelity.tuner",
 }
 

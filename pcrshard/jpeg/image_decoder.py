@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import native
+from ..native.pool import MAX_VIEWS, Boxes, Draw, draw_boxes
 from .crops import (
     Box,
     Crop,
@@ -106,6 +107,8 @@ class ImageDecoder:
         if self.views and given:
             raise ValueError(f"expected {' and '.join(given)} in each View, not beside views")
         _ = self.kinds  # Each says what is wrong with it.
+        if len(self.pictures) > MAX_VIEWS:
+            raise ValueError(f"expected at most {MAX_VIEWS} views, got {len(self.pictures)}")
 
     @cached_property
     def kinds(self) -> list[ImageDecoder]:
@@ -128,6 +131,11 @@ class ImageDecoder:
         """The decoder of each picture that an image gives, in the order in which they draw."""
         kinds = zip(self.kinds, self.views, strict=True)
         return [kind for kind, view in kinds for _ in range(view.count)] or [self]
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether all images give arrays of one shape, or of one for each view."""
+        return self.size is not None or bool(self.views)
 
     @property
     def shape(self) -> Size | None:
@@ -252,6 +260,44 @@ class ImageDecoder:
             if mirrored and decoded[i]:
                 self._mirror(out[i])
         return list(map(bool, decoded))
+
+    def draw_boxes(
+        self,
+        state: int,
+        ids: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+    ) -> Boxes | None:
+        """(N, V, 5) int32, crop and flip of each picture of many images; ``None`` if whole.
+
+        Args:
+            state: That of ``Draws(seed, epoch)``.
+            ids: (N,) the last part of each image's key.
+            sizes: (N, 2) height and width of each image.
+        """
+        if self.flip == 0 and not any(picture.crop for picture in self.pictures):
+            return None
+        how = [Draw(each.crop, each.scale, each.ratio, each.flip) for each in self.pictures]
+        return draw_boxes(state, ids, sizes, how)
+
+    def geometry(
+        self,
+        boxes: Boxes | None,
+        sizes: NDArray[np.int32],
+    ) -> Any:
+        """The geometry of many images, as of one, from :meth:`draw_boxes`; none if not asked for.
+
+        Args:
+            boxes: (N, V, 5), or ``None`` for whole images.
+            sizes: (N, 2) height and width of each image.
+        """
+        if not self.return_geometry:
+            return None
+        where = Geometry.of_boxes(boxes, sizes, len(self.pictures))
+        if not self.views:
+            return where.take(0)
+        stops = np.cumsum([view.count for view in self.views]).tolist()
+        starts = [0, *stops]
+        return [where.take(slice(*ends)) for ends in zip(starts, stops, strict=False)]
 
     def batch_shape(self, count: int) -> tuple[int, ...]:
         """(N, 3, H, W) or (N, H, W, 3) of so many images, one channel for gray."""

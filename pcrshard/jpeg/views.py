@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..native import Layout, NativeError, pictures
 from .crops import Box, Crop, Interval, Size
@@ -65,6 +66,26 @@ class Geometry(NamedTuple):
         return cls(np.array(box, np.int64), np.array(flipped), np.array(size, np.int64))
 
     @classmethod
+    def of_boxes(
+        cls,
+        boxes: NDArray[np.int32] | None,
+        sizes: NDArray[np.int32],
+        count: int,
+    ) -> Self:
+        """Of ``count`` pictures of each of N images, from (N, count, 5) of crop and flip."""
+        size = np.repeat(sizes.astype(np.int64)[:, None], count, axis=1)
+        crop = np.concatenate([np.zeros_like(size), size], axis=2)
+        if boxes is None:
+            return cls(crop, np.zeros(crop.shape[:2], bool), size)
+        # A crop of no pixels stands for the whole image.
+        drawn = boxes[..., 2:3] > 0
+        return cls(np.where(drawn, boxes[..., :4], crop), boxes[..., 4] > 0, size)
+
+    def take(self, which: int | slice) -> Geometry:
+        """Of some of the pictures of each of N images."""
+        return Geometry(*(part[:, which] for part in self))
+
+    @classmethod
     def stack(cls, parts: Iterable[Self]) -> Self:
         """Of several pictures, along a new first dimension."""
         return cls(*map(np.stack, zip(*parts, strict=True)))
@@ -77,11 +98,38 @@ def stack_geometry(parts: Sequence[Any]) -> Any:
     return list(map(Geometry.stack, zip(*parts, strict=True)))
 
 
+def at_image(geometry: Any, place: int) -> Any:
+    """The geometry of one image of several."""
+    if isinstance(geometry, Geometry):
+        return Geometry(*(np.asarray(part[place]) for part in geometry))
+    return [at_image(each, place) for each in geometry]
+
+
+def geometry_field(name: str) -> str:
+    """The field of a sample that has the geometry of the image in another."""
+    return f"{name}.geometry"
+
+
 class Picture(NamedTuple):
     """What a decoder with ``return_geometry`` gives: pixels, and where they are from."""
 
     pixels: Any
     geometry: Any
+
+
+def unfold(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample with each :class:`Picture` of it as two fields: its pixels and its geometry."""
+    fields: dict[str, Any] = {}
+    for name, value in sample.items():
+        if isinstance(value, Picture):
+            fields[name] = value.pixels
+            fields[geometry_field(name)] = value.geometry
+        elif isinstance(value, list) and all(isinstance(each, Picture) for each in value):
+            fields[name] = [each.pixels for each in value]
+            fields[geometry_field(name)] = [each.geometry for each in value]
+        else:
+            fields[name] = value
+    return fields
 
 
 def decode_views(

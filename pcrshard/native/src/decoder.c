@@ -84,6 +84,34 @@ int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces
     return code;
 }
 
+static void swap(uint8_t *a, uint8_t *b, int size) {
+    for (int i = 0; i < size; i++) {
+        uint8_t byte = a[i];
+        a[i] = b[i], b[i] = byte;
+    }
+}
+
+/* Left for right, in place; step: bytes of a pixel that stay as they are. */
+static void mirror_row(uint8_t *row, int width, int step) {
+    int left = 0, right = width - 1;
+    if (step == 1)
+        for (; right - left >= 15; left += 8, right -= 8) {
+            uint64_t first, last;
+            memcpy(&first, row + left, 8), memcpy(&last, row + right - 7, 8);
+            first = __builtin_bswap64(first), last = __builtin_bswap64(last);
+            memcpy(row + left, &last, 8), memcpy(row + right - 7, &first, 8);
+        }
+    for (; left < right; left++, right--)
+        swap(row + (ptrdiff_t)left * step, row + (ptrdiff_t)right * step, step);
+}
+
+static void mirror(const pcr_plan_state *plan, uint8_t *out) {
+    int planes = plan->request.layout == PCR_LAYOUT_CHW ? plan->channels : 1;
+    int step = plan->channels / planes;
+    for (int row = 0; row < plan->out_h * planes; row++)
+        mirror_row(out + (size_t)row * (size_t)plan->out_w * (size_t)step, plan->out_w, step);
+}
+
 /* Everything about a view but its pixels. */
 static int plan_view(pcr_decoder *dec, const pcr_view *view) {
     const pcr_plan_state *plan = &dec->plan;
@@ -139,6 +167,7 @@ int pcr_decode_views(pcr_decoder *dec, const pcr_piece *pieces, size_t num_piece
     for (size_t i = 0; i < num_views && !code; i++) {
         code = plan_view(dec, &views[i]);
         if (!code) code = pcr_output(dec, views[i].out);
+        if (!code && views[i].request.flip) mirror(&dec->plan, views[i].out);
     }
     pcr_trim(dec);
     drop(&dec->output, PCR_KEEP_BYTES);
