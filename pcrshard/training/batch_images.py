@@ -18,9 +18,43 @@ from ..jpeg.pixels import Pixels
 from ..native.pool import Batch, Pool
 from ..reading.prefix import Prefix
 from .shard_set import Row
+from .shared_ring import RingPixels, SharedRing
 
 # An image that a sample does not have, or that is stored as a file.
 _NO_UNIT = -1
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """Memory for batches, which is used again when nothing refers to it any more.
+
+    Attributes:
+        pin: Whether batches are to be copied to a GPU.
+        ring: In a child process, what its parent can see.
+    """
+
+    pin: bool = False
+    ring: SharedRing | None = None
+
+    def take(
+        self,
+        shape: tuple[int, ...],
+        *,
+        is_list: bool = False,
+    ) -> tuple[torch.Tensor, RingPixels | None]:
+        """Memory of a shape, and what to send in its place; nothing of a list is sent so."""
+        if self.ring is not None and not is_list and (found := self.ring.take(shape)):
+            return found
+        size = math.prod(shape)
+        if get_worker_info() is not None:
+            # A worker shares memory with the loader, and torch would copy there what lies
+            # elsewhere. torch's own collation does the same.
+            new_shared: Any = torch.UntypedStorage._new_shared
+            return torch.empty(0, dtype=torch.uint8).set_(new_shared(size)).view(shape), None
+        if self.pin:
+            # torch uses it again only after the copies that it began from it.
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True), None
+        return torch.from_numpy(memory.borrow_array(size)).view(shape), None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +66,19 @@ class FieldImages:
         first: (samples + 1) positions in ``pixels``: where those of each sample begin.
         is_list: Whether the field has a list of images in each sample.
         decoding: Their decoding, if the native core does it.
+        sent: What a child process sends in place of the pixels, if its parent can see them.
     """
 
     pixels: torch.Tensor
     first: list[int]
     is_list: bool
     decoding: Batch | None
+    sent: RingPixels | None
+
+    @property
+    def column(self) -> Any:
+        """The pixels in a batch."""
+        return self.pixels if self.sent is None else self.sent
 
     def decoded(self) -> list[bool]:
         """For each sample whether all of its images were decoded; waits for them."""
@@ -66,8 +107,7 @@ def begin_images(
     image: ImageDecoder,
     key: tuple[int, int],
     pool: Pool | None,
-    *,
-    pin: bool,
+    target: BatchMemory,
 ) -> dict[str, FieldImages]:
     """Begin to decode the images of a batch.
 
@@ -77,9 +117,9 @@ def begin_images(
         image: How to decode; it has a size.
         key: Seed and epoch, from which each sample draws.
         pool: Decodes; without one there is only the memory.
-        pin: Whether the memory is to be copied to a GPU.
+        target: Where they go.
     """
-    return {field: _begin_field(rows, field, image, key, pool, pin) for field in fields}
+    return {field: _begin_field(rows, field, image, key, pool, target) for field in fields}
 
 
 def _begin_field(
@@ -88,7 +128,7 @@ def _begin_field(
     image: ImageDecoder,
     key: tuple[int, int],
     pool: Pool | None,
-    pin: bool,
+    target: BatchMemory,
 ) -> FieldImages:
     prefixes = {prefix for _, prefix, _ in rows}
     is_list = any(field in prefix.index.schema.lists for prefix in prefixes)
@@ -97,11 +137,11 @@ def _begin_field(
         [row] if prefix in alone else _units(prefix, row, field, is_list) for _, prefix, row in rows
     ]
     first = [0, *itertools.accumulate(map(len, units))]
-    pixels = _take_memory(image.batch_shape(first[-1]), pin)
+    pixels, sent = target.take(image.batch_shape(first[-1]), is_list=is_list)
     decoding = None
     if pool is not None:
         decoding = _decode(rows, units, image, key, pool, pixels.numpy())
-    return FieldImages(pixels, first, is_list, decoding)
+    return FieldImages(pixels, first, is_list, decoding, sent)
 
 
 def _units(
@@ -156,17 +196,3 @@ def _group(
                 wanted.append(unit)
             place += 1
     return groups
-
-
-def _take_memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:
-    """Memory for a batch, which is used again when nothing refers to it any more."""
-    if get_worker_info() is not None:
-        # A worker shares memory with the loader, and torch would copy there what lies elsewhere.
-        # torch's own collation does the same.
-        new_shared: Any = torch.UntypedStorage._new_shared
-        storage = new_shared(math.prod(shape))
-        return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
-    if pin:
-        # torch uses it again only after the copies that it began from it.
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-    return torch.from_numpy(memory.borrow_array(math.prod(shape))).view(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from ..jpeg.pixels import Pixels
 from ..native import pool as native_pool
 from ..native.pool import Pool
 from ..reading.prefix import Decode, Prefix, Sample
-from .batch_images import FieldImages, begin_images
+from .batch_images import BatchMemory, FieldImages, begin_images
 from .shard_set import Row
 
 Key = tuple[int, int, int]
@@ -78,8 +79,7 @@ class Collator:
         rows: Rows,
         epoch: int,
         pool: Pool | None = None,
-        *,
-        pin: bool = False,
+        target: BatchMemory = BatchMemory(),
     ) -> Callable[[], Any]:
         """Begin the batch of these rows in an epoch.
 
@@ -87,17 +87,25 @@ class Collator:
             rows: The samples, whose prefixes must be open until the batch is finished.
             epoch: Number of the epoch.
             pool: Decodes images meanwhile; see :meth:`open_pool`.
-            pin: Whether batches are to be copied to a GPU.
+            target: Where images go.
 
         Returns:
             What finishes it, and returns it.
         """
         key = (self.seed, epoch)
+        if self.transform is not None:
+            target = BatchMemory()  # torch copies what a transform returns
         fields = self._image_fields(rows)
         images: Images = {}
         if self.image is not None and fields:
-            images = begin_images(rows, fields, self.image, key, pool, pin=pin)
+            images = begin_images(rows, fields, self.image, key, pool, target)
         return partial(self._finish, rows, key, images)
+
+    def batch_bytes(self, count: int) -> int:
+        """Bytes of the images of a batch, if they have one size."""
+        if self.image is None or self.image.shape is None:
+            return 0
+        return math.prod(self.image.batch_shape(count))
 
     def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
         """Threads that decode the images of batches; ``None`` where the core cannot."""
@@ -117,7 +125,7 @@ class Collator:
         whole = all(done) and self.transform is None and not any(map(_is_list, images.values()))
         columns: dict[str, Any] = {}
         if whole:
-            columns = {name: field.pixels for name, field in images.items()}
+            columns = {name: field.column for name, field in images.items()}
             samples = [prefix.other_fields(row, self._select) for _, prefix, row in rows]
         else:
             samples = self._samples(rows, key, images, done)
@@ -223,9 +231,9 @@ class Collator:
         is_image = extension in JPEG_EXTENSIONS or isinstance(value, np.ndarray)
         image = self.image if is_image else None
         if image and images is not None and not (missing or images.is_list):
-            return images.pixels
+            return images.column
         convert = torch.from_numpy if image else _CONVERSIONS.get(extension)
-        values = [sample.get(name) for sample in samples]
+        values: list[Any] = [sample.get(name) for sample in samples]
         if convert is not None:
             values = _convert(convert, name, samples)
         if missing:
