@@ -10,18 +10,56 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from .. import memory, native
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.pixels import Pixels
 from ..jpeg.views import Geometry, at_image, geometry_field
 from ..native.pool import Batch, Pool
 from ..reading.prefix import Prefix
 from .shard_set import Row
+from .shared_ring import RingPixels, RingViews, SharedRing, carve
 
 # An image that a sample does not have, or that is stored as a file.
 _NO_UNIT = -1
+# The places in a batch, and the units, of each prefix's images.
+Groups = dict[Prefix, tuple[list[int], list[int]]]
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """Memory for batches, which is used again when nothing refers to it any more.
+
+    Attributes:
+        pin: Whether batches are to be copied to a GPU.
+        ring: In a child process, what its parent can see.
+    """
+
+    pin: bool = False
+    ring: SharedRing | None = None
+
+    def take(
+        self,
+        shape: tuple[int, ...],
+        *,
+        is_list: bool = False,
+    ) -> tuple[torch.Tensor, RingPixels | None]:
+        """Memory of a shape, and what to send in its place; nothing of a list is sent so."""
+        if self.ring is not None and not is_list and (found := self.ring.take(shape)):
+            return found
+        size = math.prod(shape)
+        if get_worker_info() is not None:
+            # A worker shares memory with the loader, and torch would copy there what lies
+            # elsewhere. torch's own collation does the same.
+            new_shared: Any = torch.UntypedStorage._new_shared
+            return torch.empty(0, dtype=torch.uint8).set_(new_shared(size)).view(shape), None
+        if self.pin:
+            # torch uses it again only after the copies that it began from it.
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True), None
+        return torch.from_numpy(memory.borrow_array(size)).view(shape), None
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +74,7 @@ class FieldImages:
         first: (samples + 1) positions in the arrays: where those of each sample begin.
         is_list: Whether the field has a list of images in each sample.
         decoding: Their decoding, if the native core does it.
+        sent: What a child process sends in place of the pixels, if its parent can see them.
     """
 
     arrays: list[torch.Tensor]
@@ -44,6 +83,12 @@ class FieldImages:
     first: list[int]
     is_list: bool
     decoding: Batch | None
+    sent: RingPixels | RingViews | None
+
+    @property
+    def column(self) -> Any:
+        """The pixels in a batch."""
+        return self.pixels if self.sent is None else self.sent
 
     @property
     def pixels(self) -> Any:
@@ -53,8 +98,8 @@ class FieldImages:
     def columns(self, name: str) -> dict[str, Any]:
         """The field and its geometry, as a batch has them."""
         if self.geometry is None:
-            return {name: self.pixels}
-        return {name: self.pixels, geometry_field(name): as_tensors(self.geometry)}
+            return {name: self.column}
+        return {name: self.column, geometry_field(name): as_tensors(self.geometry)}
 
     def decoded(self) -> list[bool]:
         """For each sample whether all of its images were decoded; waits for them."""
@@ -135,8 +180,7 @@ def begin_images(
     image: ImageDecoder,
     key: tuple[int, int],
     pool: Pool | None,
-    *,
-    pin: bool,
+    target: BatchMemory,
 ) -> dict[str, FieldImages]:
     """Begin to decode the images of a batch.
 
@@ -146,9 +190,9 @@ def begin_images(
         image: How to decode; it has a size.
         key: Seed and epoch, from which each sample draws.
         pool: Decodes; without one there is only the memory.
-        pin: Whether the memory is to be copied to a GPU.
+        target: Where they go.
     """
-    return {field: _begin_field(rows, field, image, key, pool, pin) for field in fields}
+    return {field: _begin_field(rows, field, image, key, pool, target) for field in fields}
 
 
 def _begin_field(
@@ -157,7 +201,7 @@ def _begin_field(
     image: ImageDecoder,
     key: tuple[int, int],
     pool: Pool | None,
-    pin: bool,
+    target: BatchMemory,
 ) -> FieldImages:
     prefixes = {prefix for _, prefix, _ in rows}
     is_list = any(field in prefix.index.schema.lists for prefix in prefixes)
@@ -166,12 +210,27 @@ def _begin_field(
         [row] if prefix in alone else _units(prefix, row, field, is_list) for _, prefix, row in rows
     ]
     first = [0, *itertools.accumulate(map(len, units))]
-    arrays = [_take_memory(shape, pin) for shape in image.batch_shapes(first[-1])]
+    arrays, sent = _take(target, image, first[-1], is_list)
     decoding = None
     geometry = None
     if pool is not None:
         decoding, geometry = _decode(rows, units, image, key, pool, arrays)
-    return FieldImages(arrays, bool(image.views), geometry, first, is_list, decoding)
+    return FieldImages(arrays, bool(image.views), geometry, first, is_list, decoding, sent)
+
+
+def _take(
+    target: BatchMemory,
+    image: ImageDecoder,
+    count: int,
+    is_list: bool,
+) -> tuple[list[torch.Tensor], RingPixels | RingViews | None]:
+    """Memory for so many images, of each view one after the other, and what is sent for it."""
+    shapes = image.batch_shapes(count)
+    if not image.views:
+        pixels, sent = target.take(shapes[0], is_list=is_list)
+        return [pixels], sent
+    whole, sent = target.take((sum(map(math.prod, shapes)),), is_list=is_list)
+    return carve(whole, shapes), None if sent is None else RingViews(sent, shapes)
 
 
 def _units(
@@ -194,23 +253,14 @@ def _decode(
     arrays: list[torch.Tensor],
 ) -> tuple[Batch, Any]:
     """The decoding, and where the pixels are from if that is asked for."""
-    count = sum(map(len, units))
-    ids = np.array([row[0] for row in rows], np.int64)
+    counts = list(map(len, units))
     groups = _group(rows, units)
-    # An empty stream is not decoded: an image that is missing or damaged.
-    table = native.empty_table(count, 1)
-    sizes = np.ones((count, 2), np.int32)
-    for prefix, (places, wanted) in groups.items():
-        table[places] = prefix.table(wanted)
-        sizes[places] = np.maximum(prefix.index.dims[wanted], 1)
-    boxes = image.draw_boxes(Draws(*key).state, ids.repeat(list(map(len, units))), sizes)
-    pixels = [array.numpy() for array in arrays]
-    if image.views:
-        # Pictures of one view lie side by side, those of an image one after the other.
-        pixels = [array[:, place] for array in pixels for place in range(array.shape[1])]
+    table, sizes = _table(groups, sum(counts))
+    ids = np.array([row[0] for row in rows], np.int64)
+    boxes = image.draw_boxes(Draws(*key).state, ids.repeat(counts), sizes)
     decoding = pool.decode(
         table,
-        pixels,
+        _pictures(arrays, image),
         boxes=boxes,
         layout=image.layout,
         colour=image.colour,
@@ -220,12 +270,31 @@ def _decode(
     return decoding, image.geometry(boxes, sizes)
 
 
+def _table(groups: Groups, count: int) -> tuple[native.Table, NDArray[np.int32]]:
+    """Where the images are, and their heights and widths."""
+    # An empty stream is not decoded: an image that is missing or damaged.
+    table = native.empty_table(count, 1)
+    sizes = np.ones((count, 2), np.int32)
+    for prefix, (places, wanted) in groups.items():
+        table[places] = prefix.table(wanted)
+        sizes[places] = np.maximum(prefix.index.dims[wanted], 1)
+    return table, sizes
+
+
+def _pictures(arrays: list[torch.Tensor], image: ImageDecoder) -> list[Pixels]:
+    """The memory of each picture of all images: of a view they lie side by side."""
+    pixels = [array.numpy() for array in arrays]
+    if not image.views:
+        return pixels
+    return [array[:, place] for array in pixels for place in range(array.shape[1])]
+
+
 def _group(
     rows: list[Row],
     units: list[list[int]],
-) -> dict[Prefix, tuple[list[int], list[int]]]:
+) -> Groups:
     """By prefix, the place of each image in the batch, and its unit."""
-    groups: dict[Prefix, tuple[list[int], list[int]]] = {}
+    groups: Groups = {}
     place = 0
     for (_, prefix, _), own in zip(rows, units, strict=True):
         places, wanted = groups.setdefault(prefix, ([], []))
@@ -235,17 +304,3 @@ def _group(
                 wanted.append(unit)
             place += 1
     return groups
-
-
-def _take_memory(shape: tuple[int, ...], pin: bool) -> torch.Tensor:
-    """Memory for a batch, which is used again when nothing refers to it any more."""
-    if get_worker_info() is not None:
-        # A worker shares memory with the loader, and torch would copy there what lies elsewhere.
-        # torch's own collation does the same.
-        new_shared: Any = torch.UntypedStorage._new_shared
-        storage = new_shared(math.prod(shape))
-        return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
-    if pin:
-        # torch uses it again only after the copies that it began from it.
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-    return torch.from_numpy(memory.borrow_array(math.prod(shape))).view(shape)

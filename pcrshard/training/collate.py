@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..jpeg.views import geometry_field, unfold
 from ..native import pool as native_pool
 from ..native.pool import Pool
 from ..reading.prefix import Decode, Prefix, Sample
-from .batch_images import FieldImages, begin_images, picture_column
+from .batch_images import BatchMemory, FieldImages, begin_images, picture_column
 from .shard_set import Row
 
 Key = tuple[int, int, int]
@@ -76,8 +77,7 @@ class Collator:
         rows: Rows,
         epoch: int,
         pool: Pool | None = None,
-        *,
-        pin: bool = False,
+        target: BatchMemory = BatchMemory(),
     ) -> Callable[[], Any]:
         """Begin the batch of these rows in an epoch.
 
@@ -85,17 +85,25 @@ class Collator:
             rows: The samples, whose prefixes must be open until the batch is finished.
             epoch: Number of the epoch.
             pool: Decodes images meanwhile; see :meth:`open_pool`.
-            pin: Whether batches are to be copied to a GPU.
+            target: Where images go.
 
         Returns:
             What finishes it, and returns it.
         """
         key = (self.seed, epoch)
+        if self.transform is not None:
+            target = BatchMemory()  # torch copies what a transform returns
         fields = self._image_fields(rows)
         images: Images = {}
         if self.image is not None and fields:
-            images = begin_images(rows, fields, self.image, key, pool, pin=pin)
+            images = begin_images(rows, fields, self.image, key, pool, target)
         return partial(self._finish, rows, key, images)
+
+    def batch_bytes(self, count: int) -> int:
+        """Bytes of the images of a batch, if they have one size."""
+        if self.image is None or not self.image.is_sized:
+            return 0
+        return sum(map(math.prod, self.image.batch_shapes(count)))
 
     def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
         """Threads that decode the images of batches; ``None`` where the core cannot."""
@@ -226,8 +234,8 @@ class Collator:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = any(name not in sample for sample in samples)
         if images is not None and not (missing or images.is_list):
-            return images.pixels
-        values = [sample.get(name) for sample in samples]
+            return images.column
+        values: list[Any] = [sample.get(name) for sample in samples]
         if self.image is not None:
             pictures = picture_column(values, self.image)
             if pictures is not None:

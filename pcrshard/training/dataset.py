@@ -23,6 +23,7 @@ from .epoch_progress import MAX_SEGMENTS, EpochProgress, State, check_batches
 from .epoch_sequence import Batches, Ints
 from .loader import Ahead, PCRLoader, refuse_batching, run_ahead
 from .shard_set import Row, ShardSet, read_batches
+from .shared_ring import open_pixels
 
 _VERSION = 1
 _NO_EPOCH = -1
@@ -158,6 +159,7 @@ class PCRDataset(IterableDataset[Any]):
         *,
         threads: int | None = None,
         prefetch_batches: int = 2,
+        isolate: bool = False,
         pin: bool = False,
         **options: Any,
     ) -> PCRLoader:
@@ -169,11 +171,13 @@ class PCRDataset(IterableDataset[Any]):
                 loop's own thread, when it asks for a batch. By default one less than the CPUs of
                 this rank, and 0 with workers. Pixels, order and state are the same for any number.
             prefetch_batches: Batches that threads decode ahead.
+            isolate: Read and decode in one child process with these threads, for a training loop
+                whose Python keeps the GIL. Batches lie in memory that both processes see.
             pin: Make batches in pinned memory, if CUDA is there.
             options: Other arguments of ``DataLoader``: ``prefetch_factor``,
                 ``persistent_workers``, ``multiprocessing_context``...
         """
-        ahead = run_ahead(num_workers, threads, prefetch_batches, pin=pin)
+        ahead = run_ahead(num_workers, threads, prefetch_batches, isolate=isolate, pin=pin)
         return PCRLoader(self, ahead, num_workers=num_workers, **options)
 
     def hand_out(
@@ -195,14 +199,15 @@ class PCRDataset(IterableDataset[Any]):
             self.set_epoch(self.epoch + 1)
         epoch = self.epoch
         self._progress = self._progress.begun(len(self))
-        self._ahead = ahead
+        self._ahead = ahead.with_ring(self.collate.batch_bytes(self.batch_size))
+        ring = self._ahead.memory.ring
         try:
             coming = iter(batches())
         finally:
             self._ahead = Ahead()
         for given, batch in enumerate(coming, 1):
             self._progress = self._progress.gave(given)
-            yield batch
+            yield open_pixels(batch, ring)
         self.set_epoch(epoch + 1)
 
     def state_dict(self, batches: int | None = None) -> State:
@@ -328,7 +333,7 @@ class PCRDataset(IterableDataset[Any]):
     ) -> Iterator[Any]:
         # The threads are started with the first batch, and end with this generator.
         with self.collate.open_pool(ahead.threads) as pool:
-            begin = partial(self.collate.begin, epoch=epoch, pool=pool, pin=ahead.pin)
+            begin = partial(self.collate.begin, epoch=epoch, pool=pool, target=ahead.memory)
             coming = read_batches(self.shards, batches, self.scan, begin, ahead.batches)
             for batch in coming:
                 self._progress = self._progress.gave(self._progress.done + 1)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from .batch_images import BatchMemory
 from .cpus import decoding_threads
 from .epoch_progress import State
+from .shared_ring import SharedRing
 
 if TYPE_CHECKING:
     from .dataset import PCRDataset
@@ -34,17 +36,27 @@ def refuse_batching(caller: FrameType) -> None:
 
 @dataclass(frozen=True)
 class Ahead:
-    """How batches are decoded in the process that uses them.
+    """How the process that reads batches decodes them.
 
     Attributes:
         threads: Threads that decode; 0 for the one that asks.
         batches: Batches that are decoded ahead.
-        pin: Whether batches are in pinned memory.
+        isolate: Whether a child process reads and decodes.
+        memory: Where batches go.
     """
 
     threads: int = 0
     batches: int = 0
-    pin: bool = False
+    isolate: bool = False
+    memory: BatchMemory = field(default_factory=BatchMemory)
+
+    def with_ring(self, slot_bytes: int) -> Ahead:
+        """With memory that a child process fills, for one iteration."""
+        if not self.isolate:
+            return self
+        # What is decoded ahead, what waits in the queue, and what the training loop has.
+        ring = SharedRing(slot_bytes, 2 * self.batches + 3)
+        return replace(self, memory=replace(self.memory, ring=ring))
 
 
 def run_ahead(
@@ -52,6 +64,7 @@ def run_ahead(
     threads: int | None,
     batches: int,
     *,
+    isolate: bool,
     pin: bool,
 ) -> Ahead:
     """What the arguments of :meth:`PCRDataset.loader` mean.
@@ -61,16 +74,18 @@ def run_ahead(
     """
     if threads is None:
         threads = 0 if num_workers else decoding_threads()
-    if threads and num_workers:
+    if num_workers and (threads or isolate):
         raise ValueError(
-            f"expected threads or workers, got threads={threads} and num_workers={num_workers}"
+            f"expected threads or workers, got threads={threads}, isolate={isolate} and "
+            f"num_workers={num_workers}"
         )
     if threads < 0 or batches < 1:
         raise ValueError(
             "expected threads of at least 0 and prefetch_batches of at least 1, "
             f"got {threads} and {batches}"
         )
-    return Ahead(threads, batches if threads else 0, pin and torch.cuda.is_available())
+    memory = BatchMemory(pin and torch.cuda.is_available())
+    return Ahead(threads, batches if threads else 0, isolate, memory)
 
 
 class PCRLoader(DataLoader[Any]):
@@ -83,6 +98,7 @@ class PCRLoader(DataLoader[Any]):
         dataset: PCRDataset,
         ahead: Ahead,
         *,
+        num_workers: int,
         pin_memory: bool = False,
         **options: Any,
     ) -> None:
@@ -91,8 +107,18 @@ class PCRLoader(DataLoader[Any]):
                 "expected in_order=True: batches that come as they are ready cannot be resumed "
                 "exactly"
             )
-        pin = ahead.pin or pin_memory
-        super().__init__(dataset, batch_size=None, pin_memory=pin, **options)
+        if ahead.isolate:
+            if options.get("persistent_workers"):
+                raise ValueError("expected no persistent_workers with isolate=True")
+            num_workers = 1
+            options.setdefault("prefetch_factor", max(ahead.batches, 1))
+        super().__init__(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            pin_memory=ahead.memory.pin or pin_memory,
+            **options,
+        )
         self.ahead = ahead
 
     def __len__(self) -> int:

@@ -16,9 +16,12 @@ from pcrshard import (
     PCRDataset,
     ScanLevel,
     ShardWriter,
+    View,
     encode,
 )
 from pcrshard.errors import PCRError
+from pcrshard.jpeg.crops import Draws
+from pcrshard.jpeg.views import Geometry
 from pcrshard.testing import make_jpeg
 
 SAMPLES, ROWS = 48, 6
@@ -212,3 +215,99 @@ def test_a_level_counts_from_the_batches_that_are_not_begun(folders):
         seen.add(str(found))
     assert len(seen) == 1
     assert str(batches(folders["images"], 2, scan=1)) not in seen
+
+
+# --- views and geometry
+
+VIEWS = [View(24, 2, scale=(0.25, 1)), View((9, 12), 3, scale=(0.05, 0.25))]
+
+
+def by_hand(folder, decoder, batch, name="jpg"):
+    """What the decoder gives for each image of a batch alone, from the same draws."""
+    dataset = PCRDataset(folder, 1, scan=3)
+    keys = {dataset.sample(key, 3)["__key__"]: key for key in batch["__key__"]}
+    ids = {f"k{i:03d}": i for i in range(SAMPLES)}
+    return [decoder(dataset.sample(key, 3)[name], Draws(OPTIONS.seed, 0, ids[key])) for key in keys]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"threads": 0},
+        {"threads": 2},
+        {"num_workers": 1},
+        pytest.param({"threads": 1, "isolate": True}, id="isolated"),
+    ],
+)
+def test_views_of_a_batch_are_those_of_each_image(folders, how):
+    """However batches are made, there is a tensor of each view, equal to single calls, and its
+    geometry.
+    """
+    decoder = ImageDecoder(views=VIEWS, flip=0.5, return_geometry=True, smoothing=True)
+    dataset = PCRDataset(folders["images"], 8, scan=3, image=decoder, epoch=OPTIONS)
+    loader = dataset.loader(**how)
+    batch = next(iter(loader))
+    assert [tuple(view.shape) for view in batch["jpg"]] == [(8, 2, 3, 24, 24), (8, 3, 3, 9, 12)]
+    assert [type(view) for view in batch["jpg.geometry"]] == [Geometry, Geometry]
+    for place, alone in enumerate(by_hand(folders["images"], decoder, batch)):
+        for view in range(2):
+            assert np.array_equal(batch["jpg"][view][place], alone.pixels[view])
+            for got, expected in zip(
+                batch["jpg.geometry"][view], alone.geometry[view], strict=True
+            ):
+                assert np.array_equal(got[place], expected)
+
+
+@pytest.mark.parametrize("kind", ["some kept", "no JPEG", "lists", "some missing", "pairs"])
+@pytest.mark.parametrize("views", [(), VIEWS])
+def test_every_kind_of_sample_has_views_and_geometry(folders, kind, views):
+    """Kept files, lists of images, missing images and pairs of them come as with threads or
+    without; where one image of one size is there, it is in a tensor.
+    """
+    options = {"views": views} if views else {"size": 16, "crop": "random"}
+    decoder = ImageDecoder(flip=0.5, return_geometry=True, **options)
+    batches = []
+    for threads in (0, 2):
+        dataset = PCRDataset(folders[kind], 8, scan=2, image=decoder, epoch=OPTIONS)
+        batches.append(list(dataset.loader(threads=threads)))
+    assert list(map(plain, batches[0])) == list(map(plain, batches[1]))
+    batch = batches[0][0]
+    name = {"no JPEG": "png", "lists": "views.jpg", "pairs": "left.jpg"}.get(kind, "jpg")
+    pixels = batch[name]
+    geometry = batch[f"{name}.geometry"]
+    if kind in ("some kept", "no JPEG", "pairs"):
+        first = pixels[0] if views else pixels
+        where = geometry[0] if views else geometry
+        assert where.crop.shape == (*first.shape[: 2 if views else 1], 4)
+        assert (where.crop[..., 2:] <= where.size).all()
+    else:
+        assert len(pixels) == len(geometry) == 8
+
+
+def test_geometry_is_a_field_like_others(folders):
+    """A tuple of fields may have the geometry, with the pixels or without."""
+    decoder = ImageDecoder(16, "random", return_geometry=True)
+    fields = ("jpg.geometry", "cls")
+    dataset = PCRDataset(folders["images"], 8, image=decoder, fields=fields, epoch=OPTIONS)
+    where, classes = next(iter(dataset.loader(threads=1)))
+    assert where.crop.shape == (8, 4)
+    assert classes.shape == (8,)
+    plain_decoder = ImageDecoder(16, "random")
+    dataset = PCRDataset(folders["images"], 8, image=plain_decoder, fields=fields, epoch=OPTIONS)
+    with pytest.raises(KeyError, match=r"no field 'jpg\.geometry'"):
+        next(iter(dataset.loader(threads=1)))
+
+
+def test_a_transform_gets_the_geometry(folders):
+    """A function of the user's can crop what belongs to an image as the image is cropped."""
+    decoder = ImageDecoder(16, "random", return_geometry=True)
+    dataset = PCRDataset(
+        folders["images"],
+        8,
+        image=decoder,
+        transform=lambda sample: {"crop": sample["jpg.geometry"].crop, "image": sample["jpg"]},
+        epoch=OPTIONS,
+    )
+    batch = next(iter(dataset.loader(threads=1)))
+    assert batch["crop"].shape == (8, 4)
+    assert batch["image"].shape == (8, 3, 16, 16)
