@@ -1,6 +1,7 @@
 """Builds the optional native code; everything else is in setup.cfg."""
 
 import os
+import sysconfig
 
 import setuptools
 
@@ -9,7 +10,7 @@ scatter = setuptools.Extension(
     ["pcrshard/native/scattermodule.c"],
     depends=["pcrshard/native/src/avx2.h", "pcrshard/native/src/crc32c.h"],
     extra_compile_args=["-std=c11", "-O3", "-Werror=implicit-function-declaration"],
-    py_limited_api=True,
+    py_limited_api=not sysconfig.get_config_var("Py_GIL_DISABLED"),
     optional=True,
 )
 

@@ -22,6 +22,7 @@ from .format.shard_index import ShardIndex
 from .jpeg.image_decoder import ImageDecoder
 from .jpeg.pixels import decode_image
 from .jpeg.split import join_scans, split_scans
+from .jpeg.views import View
 from .reading.dataset_folder import open_dataset
 from .reading.options import ReadOptions
 from .reading.prefix_cache import PrefixCache
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from .fidelity.tuner import ScanTuner
     from .integrations.webdataset import pcr_decode, pcr_scan
     from .integrations.webdataset_decode import JpegHandler
-    from .training.dataset import EpochOptions, PCRDataset
+    from .training.dataset import PCRDataset
+    from .training.epoch_order import EpochOptions
 
 __all__ = [
     "BandwidthTuner",
@@ -58,6 +60,7 @@ __all__ = [
     "ShardFormat",
     "ShardIndex",
     "ShardWriter",
+    "View",
     "__version__",
     "compress_activations",
     "decode_image",
@@ -79,7 +82,7 @@ _LAZY = {
     "pcr_decode": "integrations.webdataset",
     "JpegHandler": "integrations.webdataset_decode",
     "PCRDataset": "training.dataset",
-    "EpochOptions": "training.dataset",
+    "EpochOptions": "training.epoch_order",
     "ScanTuner": "fidelity.tuner",
 }
 

@@ -360,7 +360,7 @@ def test_public_names_are_these():
         "BandwidthTuner", "DatasetIndex", "DeltaStore", "EncodeOptions", "EpochOptions",
         "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions",
         "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
-        "__version__", "compress_activations", "decode_image", "encode", "join_scans",
+        "View", "__version__", "compress_activations", "decode_image", "encode", "join_scans",
         "open_dataset", "pcr_decode", "pcr_scan", "shards",
         "split_by_node", "split_scans", "stage",
     ]  # fmt: skip

@@ -290,11 +290,15 @@ def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | NDArray[A
     Returns:
         (images, 1) of address and size.
     """
+    there = [row for row, image in enumerate(images) if image is not None]
     table = empty_table(len(images), 1)
-    for row, image in enumerate(images):
-        if image is not None:
-            table[row] = (int(ffi.cast("uintptr_t", ffi.from_buffer(image))), sizes[row])
+    table["data"][there, 0] = [_address_of(images[row]) for row in there]
+    table["size"][there, 0] = np.asarray(sizes)[there]
     return table
+
+
+def _address_of(data: Any) -> int:
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
 
 
 def decode_batch(

@@ -185,13 +185,13 @@ INLINE void load_pair(__m256i rows[8], const int16_t *dc, const int16_t *left, c
     __m256i zigzag[8];
     for (int i = 0; i < groups; i++) {
         __m256i q = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)quant + i));
-        __m256i pair = _mm256_inserti128_si256(
-            _mm256_castsi128_si256(_mm_load_si128((const __m128i *)left + i)),
-            _mm_load_si128((const __m128i *)right + i), 1);
+        __m128i one = _mm_load_si128((const __m128i *)left + i);
+        __m128i other = _mm_load_si128((const __m128i *)right + i);
         if (i == 0) {
-            pair = _mm256_insert_epi16(pair, dc[0], 0);
-            pair = _mm256_insert_epi16(pair, dc[1], 8);
+            one = _mm_insert_epi16(one, dc[0], 0);
+            other = _mm_insert_epi16(other, dc[1], 0);
         }
+        __m256i pair = _mm256_inserti128_si256(_mm256_castsi128_si256(one), other, 1);
         zigzag[i] = _mm256_mullo_epi16(pair, q);
     }
     unzigzag(rows, zigzag, level);

@@ -198,6 +198,7 @@ struct pcr_decoder {
     uint32_t mcus_to_restart;
     int rows_needed; /* MCU rows of the frame whose coefficients will be looked at */
     bool want_all;   /* rescan: keep every coefficient */
+    bool keep_rows;  /* several views: rows are looked at more than once */
     bool streaming;  /* sequential, one scan: coefficients live for two MCU rows */
     int rows_decoded;
     pcr_plan_state plan;

@@ -50,7 +50,9 @@ INLINE __m256i estimate_half(__m256i sum, const pcr_smoothing *how, int k) {
     __m256 size = _mm256_cvtepi32_ps(_mm256_abs_epi32(sum));
     size = _mm256_add_ps(_mm256_mul_ps(size, _mm256_set1_ps(how->slope[k])),
                          _mm256_set1_ps(how->offset[k]));
-    __m256i whole = _mm256_min_epi32(_mm256_cvttps_epi32(size), _mm256_set1_epi32(how->limit[k]));
+    __m256i whole = _mm256_cvttps_epi32(size);
+    /* Nothing is known of what is blended. */
+    if (!how->blend) whole = _mm256_min_epi32(whole, _mm256_set1_epi32(how->limit[k]));
     return _mm256_sign_epi32(whole, sum);
 }
 
@@ -131,26 +133,29 @@ INLINE void transpose(__m256i x[8]) {
     }
 }
 
-/* The estimates as the first 16 coefficients of each block. */
-INLINE void scatter(int16_t *ac, const __m256i in[PCR_SMOOTHED], bool blend) {
-    __m256i x[8] = {_mm256_setzero_si256(), in[1], in[2], in[3], in[4], in[5], in[6], in[7]};
-    uint32_t last[16];
-    transpose(x);
+/* 8 coefficients of each of 16 blocks, which lie in x as transpose() leaves them. */
+INLINE void put_eight(int16_t *ac, const __m256i x[8]) {
     for (int i = 0; i < 8; i++) {
         _mm_store_si128((__m128i *)(ac + 64 * i), _mm256_castsi256_si128(x[i]));
         _mm_store_si128((__m128i *)(ac + 64 * (i + 8)), _mm256_extracti128_si256(x[i], 1));
     }
-    if (!blend) {
-        for (int i = 0; i < 16; i++)
-            _mm_store_si128((__m128i *)(ac + 64 * i + 8), _mm_setzero_si128());
-        return;
+}
+
+/* The estimates as the first 16 coefficients of each block. */
+INLINE void scatter(int16_t *ac, const __m256i in[PCR_SMOOTHED]) {
+    const __m256i zero = _mm256_setzero_si256();
+    const wide pairs = pair(in[8], in[9]);
+    const __m256i two[4] = {
+        _mm256_unpacklo_epi32(pairs.low, zero), _mm256_unpackhi_epi32(pairs.low, zero),
+        _mm256_unpacklo_epi32(pairs.high, zero), _mm256_unpackhi_epi32(pairs.high, zero)};
+    __m256i x[8] = {zero, in[1], in[2], in[3], in[4], in[5], in[6], in[7]};
+    transpose(x);
+    put_eight(ac, x);
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = _mm256_unpacklo_epi64(two[i], zero);
+        x[2 * i + 1] = _mm256_unpackhi_epi64(two[i], zero);
     }
-    const wide rest = pair(in[8], in[9]);
-    _mm256_storeu_si256((__m256i *)last, _mm256_permute2x128_si256(rest.low, rest.high, 0x20));
-    _mm256_storeu_si256((__m256i *)(last + 8),
-                        _mm256_permute2x128_si256(rest.low, rest.high, 0x31));
-    for (int i = 0; i < 16; i++)
-        _mm_store_si128((__m128i *)(ac + 64 * i + 8), _mm_cvtsi32_si128((int32_t)last[i]));
+    put_eight(ac + 8, x);
 }
 
 INLINE void put_masks(uint64_t *mask, const __m256i in[PCR_SMOOTHED]) {
@@ -183,15 +188,17 @@ INLINE void put_known(const pcr_smoothing *how, int count, const uint64_t *mask,
 }
 
 void pcr_smooth_avx2(PCR_SMOOTH_PARAMETERS) {
+    /* A copy that no store can change. */
+    const pcr_smoothing plan = *how;
     for (int at = 0; at < count; at += PCR_SMOOTH_CHUNK) {
         __m256i out[PCR_SMOOTHED];
-        if (how->blend)
-            blend(how, at, out);
+        if (plan.blend)
+            blend(&plan, at, out);
         else
-            predict(how, at, out);
-        _mm256_storeu_si256((__m256i *)(how->dc + at), out[0]);
-        put_masks(how->mask + at, out);
-        scatter(how->ac + 64 * (size_t)at, out, how->blend);
+            predict(&plan, at, out);
+        _mm256_storeu_si256((__m256i *)(plan.dc + at), out[0]);
+        put_masks(plan.mask + at, out);
+        scatter(plan.ac + 64 * (size_t)at, out);
     }
     if (how->known) put_known(how, count, mask, ac);
 }
