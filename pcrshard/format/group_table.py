@@ -28,6 +28,9 @@ from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 # for minutes of decoding: what an image may claim grows with its bytes.
 MAX_HEADER_BYTES = 512
 U16 = npt.NDArray[np.uint16]
+_U16 = np.dtype("<u2")
+_U32 = np.dtype("<u4")
+_NO_OFFSETS = np.zeros(0, np.uint64)
 # Size, checksum and size of the header of a unit.
 _UNIT_BYTES = 4 + 4 + 2
 # Checksum of the table, bytes of the compressed headers.
@@ -149,22 +152,26 @@ def _decode_together(
     parts: Sequence[bytes],
 ) -> GroupTable:
     """Tables of groups without late fields, each of which has the same columns."""
-    fixed_bytes = _START.size + index.num_units * _UNIT_BYTES
+    units = index.num_units
+    fixed_bytes = _START.size + units * _UNIT_BYTES
     fixed = b"".join([_checked_columns(part, fixed_bytes) for part in parts])
     rows = np.frombuffer(fixed, np.uint8).reshape(len(parts), fixed_bytes)
-    sizes, crcs, header_sizes = _cut_columns(rows[:, _START.size :], index.num_units)
-    require(int(header_sizes.max(initial=0)) <= MAX_HEADER_BYTES, "a header is too long")
+    sizes = _cut(rows, 0, 4 * units).view(_U32)
+    header_sizes = _cut(rows, 8 * units, 10 * units).view(_U16)
+    require(not np.count_nonzero(header_sizes > MAX_HEADER_BYTES), "a header is too long")
+    header_bytes = np.add.reduce(header_sizes, 1, np.int64)
     table = GroupTable(
         range(places[0].rows.start, places[-1].rows.stop),
         sizes,
-        crcs,
+        _cut(rows, 4 * units, 8 * units).view(_U32),
         header_sizes,
-        _join_headers([part[fixed_bytes:] for part in parts], header_sizes),
-        offsets=np.zeros(0, np.uint64),
+        _join_headers(parts, fixed_bytes, header_bytes.tolist()),
+        _NO_OFFSETS,
         late={},
     )
     _check_pieces(index, table)
-    _check_plain_stops(index, table, places)
+    own_bytes = np.add.reduce(sizes, 1, np.int64) - header_bytes
+    _check_plain_stops(index, places, own_bytes.tolist())
     return table
 
 
@@ -177,27 +184,36 @@ def _checked_columns(part: bytes, fixed_bytes: int) -> bytes:
     return part[:fixed_bytes]
 
 
-def _cut_columns(rows: npt.NDArray[np.uint8], units: int) -> tuple[U32, U32, U16]:
-    """Sizes, checksums and sizes of headers, (R, U) each."""
-    sizes = rows[:, : 4 * units].copy().view("<u4")
-    crcs = rows[:, 4 * units : 8 * units].copy().view("<u4")
-    return sizes, crcs, rows[:, 8 * units :].copy().view("<u2")
+def _cut(
+    rows: npt.NDArray[np.uint8],
+    start: int,
+    stop: int,
+) -> npt.NDArray[np.uint8]:
+    """A column of successive tables, contiguous; of a single one it is a view."""
+    return np.ascontiguousarray(rows[:, _START.size + start : _START.size + stop])
 
 
-def _join_headers(packed: Sequence[bytes], header_sizes: U16) -> bytes:
-    num_bytes = header_sizes.sum(axis=1, dtype=np.int64).tolist()
-    return b"".join(map(_unpack_headers, packed, num_bytes))
+def _join_headers(
+    parts: Sequence[bytes],
+    start: int,
+    num_bytes: Sequence[int],
+) -> bytes:
+    headers = [
+        _unpack_headers(part[start:], size) for part, size in zip(parts, num_bytes, strict=True)
+    ]
+    return b"".join(headers)
 
 
 def _check_plain_stops(
     index: ShardIndex,
-    table: GroupTable,
     places: Sequence[TablePlace],
+    own_bytes: Sequence[int],
 ) -> None:
-    totals = table.own_bytes.sum(axis=1).tolist()
-    stops = [round512(place.stop + total) for place, total in zip(places, totals, strict=True)]
-    expected = index.head.prefix_stops[table.rows.start : table.rows.stop]
-    require(tuple(stops) == expected, "groups end elsewhere")
+    """Each group ends where its table and its pieces end."""
+    rows = places[0].rows.start
+    expected = index.head.prefix_stops[rows : rows + len(places)]
+    for place, size, stop in zip(places, own_bytes, expected, strict=True):
+        require(round512(place.stop + size) == stop, "a group ends elsewhere")
 
 
 def decode_table(
@@ -300,15 +316,21 @@ def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
     require(not count(table.header_sizes > table.sizes), "a header is longer than its piece")
     if table.rows[-1] == index.num_groups:
         _check_tail(table)
+    # Mostly every image is there, and has pieces in every group.
+    if not index.is_complete or count(table.sizes) != table.sizes.size:
+        _check_empty(index, table)
+    for name, (_, values) in table.late.items():
+        _check_late(index, name, values)
+
+
+def _check_empty(index: ShardIndex, table: GroupTable) -> None:
+    """Images that are not there have no pieces; the others have a first one."""
     empty = table.sizes == 0
     missing = index.dims[:, 0] == 0
     if table.rows.start == 0:
-        whole = count(missing != empty[0]) == 0
+        whole = np.count_nonzero(missing != empty[0]) == 0
         require(whole, "dims and pieces differ")
-    if count(missing):
-        require(empty[:, missing].all(), "an image that is not there has pieces")
-    for name, (_, values) in table.late.items():
-        _check_late(index, name, values)
+    require(empty[:, missing].all(), "an image that is not there has pieces")
 
 
 def _check_tail(table: GroupTable) -> None:

@@ -6,6 +6,7 @@ Bytes in, bytes out; no I/O. Nothing is used before its type and its length are 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -40,7 +41,7 @@ class Schema:
     late: tuple[tuple[str, int], ...] = ()
     preview_fields: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def lists(self) -> tuple[str, ...]:
         """The streams that have a list of images in each sample."""
         return tuple(field for field, codec in self.streams if codec == IMAGE_LIST)

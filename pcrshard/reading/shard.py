@@ -12,7 +12,7 @@ from .. import storage
 from ..errors import CorruptIndex, FormatError, ScanUnavailable, TruncatedShard
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_head import HEAD_STOP, Buffer, Head, read_head
+from ..format.shard_head import BLOCK, HEAD_STOP, Buffer, Head, head_checksum, read_head
 from ..format.shard_index import ShardIndex, decode_index
 from ..redaction import get_logger, redact_url
 from ..storage import Window
@@ -34,9 +34,13 @@ _RETRY = Retry()
 Opened = AbstractContextManager[LocalFile | Window]
 
 
-def _describes(entry: ShardEntry, head: Head) -> bool:
-    """Whether a shard is the one that a dataset index describes."""
-    found = (head.crc32c, head.num_samples, head.stops)
+def _describes(
+    entry: ShardEntry,
+    head: Head,
+    crc: int,
+) -> bool:
+    """Whether a shard, whose head has this checksum, is the one that a dataset index describes."""
+    found = (crc, head.num_samples, head.stops)
     known = (entry.head_crc32c, entry.num_samples, entry.stops)
     return found == known
 
@@ -301,7 +305,8 @@ class Shard:
 
     def _read_head(self, view: Buffer) -> Head:
         head = read_head(view, url=self.url)
-        if self.entry is not None and not _describes(self.entry, head):
+        crc = head_checksum(view[BLOCK:HEAD_STOP])
+        if self.entry is not None and not _describes(self.entry, head, crc):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
                 "or the index is old",
