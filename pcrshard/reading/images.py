@@ -130,7 +130,7 @@ def _grow(images: Images, more: Images) -> Images:
 def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
     if old is None or new is None:
         return old
-    return old[: -len(EOI)] + new
+    return b"".join([memoryview(old)[: -len(EOI)], new])
 
 
 def _finish(images: Images, tail: Images) -> Images:
