@@ -31,6 +31,9 @@ from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
 _RETRY = Retry()
+# A first table of photographs has mostly less, and so much more for each sample.
+_TABLE_BYTES = 1024
+_TABLE_ROW_BYTES = 64
 Opened = AbstractContextManager[LocalFile | Window]
 
 
@@ -255,9 +258,17 @@ class Shard:
         if self.cache is not None:
             return self._open_cached(self.cache, scan, cancel)
         if storage.is_local(self.url):
-            return storage.open_local(self.url)
+            return self._open_local(scan)
         start = 0 if self.entry else HEAD_STOP
         return self._open_range(start, self.prefix_stop(scan), cancel)
+
+    def _open_local(self, scan: Scan) -> Opened:
+        if self.entry is None:
+            return storage.open_local(self.url)  # nobody knows yet how long the prefix is
+        stop = self.entry.prefix_stop(scan)
+        table_bytes = _TABLE_BYTES + self.entry.num_samples * _TABLE_ROW_BYTES
+        first = min(stop, self.entry.index_stop + BLOCK + table_bytes)
+        return storage.open_local(self.url, first, stop)
 
     @contextmanager
     def _open_range(
