@@ -153,25 +153,21 @@ def _decode_together(
 ) -> GroupTable:
     """Tables of groups without late fields, each of which has the same columns."""
     units = index.num_units
-    fixed_bytes = _START.size + units * _UNIT_BYTES
-    fixed = b"".join([_checked_columns(part, fixed_bytes) for part in parts])
-    rows = np.frombuffer(fixed, np.uint8).reshape(len(parts), fixed_bytes)
-    sizes = _cut(rows, 0, 4 * units).view(_U32)
-    header_sizes = _cut(rows, 8 * units, 10 * units).view(_U16)
-    require(not np.count_nonzero(header_sizes > MAX_HEADER_BYTES), "a header is too long")
-    header_bytes = np.add.reduce(header_sizes, 1, np.int64)
+    stop = _START.size + units * _UNIT_BYTES
+    columns = b"".join([_checked_columns(part, stop) for part in parts])
+    rows = np.frombuffer(columns, np.uint8).reshape(len(parts), stop)[:, _START.size :]
+    header_sizes = np.ascontiguousarray(rows[:, 8 * units :]).view(_U16)
     table = GroupTable(
         range(places[0].rows.start, places[-1].rows.stop),
-        sizes,
-        _cut(rows, 4 * units, 8 * units).view(_U32),
+        np.ascontiguousarray(rows[:, : 4 * units]).view(_U32),
+        np.ascontiguousarray(rows[:, 4 * units : 8 * units]).view(_U32),
         header_sizes,
-        _join_headers(parts, fixed_bytes, header_bytes.tolist()),
+        _join_headers(header_sizes, [part[stop:] for part in parts]),
         _NO_OFFSETS,
         late={},
     )
     _check_pieces(index, table)
-    own_bytes = np.add.reduce(sizes, 1, np.int64) - header_bytes
-    _check_plain_stops(index, places, own_bytes.tolist())
+    _check_plain_stops(index, places, table)
     return table
 
 
@@ -184,35 +180,15 @@ def _checked_columns(part: bytes, fixed_bytes: int) -> bytes:
     return part[:fixed_bytes]
 
 
-def _cut(
-    rows: npt.NDArray[np.uint8],
-    start: int,
-    stop: int,
-) -> npt.NDArray[np.uint8]:
-    """A column of successive tables, contiguous; of a single one it is a view."""
-    return np.ascontiguousarray(rows[:, _START.size + start : _START.size + stop])
-
-
-def _join_headers(
-    parts: Sequence[bytes],
-    start: int,
-    num_bytes: Sequence[int],
-) -> bytes:
-    headers = [
-        _unpack_headers(part[start:], size) for part, size in zip(parts, num_bytes, strict=True)
-    ]
-    return b"".join(headers)
-
-
 def _check_plain_stops(
     index: ShardIndex,
     places: Sequence[TablePlace],
-    own_bytes: Sequence[int],
+    table: GroupTable,
 ) -> None:
     """Each group ends where its table and its pieces end."""
-    rows = places[0].rows.start
-    expected = index.head.prefix_stops[rows : rows + len(places)]
-    for place, size, stop in zip(places, own_bytes, expected, strict=True):
+    own_bytes = np.add.reduce(table.sizes, 1, np.int64) - _header_bytes(table.header_sizes)
+    ends = index.head.prefix_stops[table.rows.start : table.rows.stop]
+    for place, size, stop in zip(places, own_bytes.tolist(), ends, strict=True):
         require(round512(place.stop + size) == stop, "a group ends elsewhere")
 
 
@@ -293,7 +269,21 @@ def _read_late(columns: Columns, count: int) -> LateValues:
 
 
 def _decode_headers(header_sizes: U16, packed: bytes) -> bytes:
-    return _unpack_headers(packed, _header_bytes(header_sizes))
+    return _join_headers(header_sizes.reshape(1, -1), [packed])
+
+
+def _join_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
+    """The headers of tables, none of which may be too long; a row of sizes for each table."""
+    legal = np.count_nonzero(header_sizes > MAX_HEADER_BYTES) == 0
+    require(legal, f"expected headers of at most {MAX_HEADER_BYTES} bytes")
+    num_bytes = _header_bytes(header_sizes).tolist()
+    return b"".join(map(_unpack_headers, packed, num_bytes))
+
+
+def _header_bytes(header_sizes: U16) -> I64:
+    """Bytes of the headers in each row."""
+    num_bytes: I64 = np.add.reduce(header_sizes, 1, np.int64)
+    return num_bytes
 
 
 def _unpack_headers(packed: bytes, num_bytes: int) -> bytes:
@@ -301,13 +291,6 @@ def _unpack_headers(packed: bytes, num_bytes: int) -> bytes:
         require(not packed, "bytes of headers, but no header")
         return b""
     return zstd.decompress(packed, num_bytes)
-
-
-def _header_bytes(header_sizes: U16) -> int:
-    """Bytes of all headers, none of which may be too long."""
-    largest = int(header_sizes.max(initial=0))
-    require(largest <= MAX_HEADER_BYTES, f"a header of {largest} bytes")
-    return int(header_sizes.sum(dtype=np.int64))
 
 
 def _check_pieces(index: ShardIndex, table: GroupTable) -> None:

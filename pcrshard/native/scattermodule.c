@@ -358,9 +358,9 @@ static PyObject *scatter_read(PyObject *module, PyObject *args) {
     PyObject *source;
     groups g;
     buffers b = {0};
-    if (!PyArg_ParseTuple(args, "OLLnny*y*nz*z*y*y*z*z*y*:read", &source, &start, &stop, &g.num_items,
-                          &g.num_ended, &b.sizes, &b.starts, &g.base, &b.offsets, &b.header_sizes,
-                          &b.headers, &b.ending, &b.crcs, &b.seeds, &b.ahead))
+    if (!PyArg_ParseTuple(args, "OLLnny*y*nz*z*y*y*z*z*y*:read", &source, &start, &stop,
+                          &g.num_items, &g.num_ended, &b.sizes, &b.starts, &g.base, &b.offsets,
+                          &b.header_sizes, &b.headers, &b.ending, &b.crcs, &b.seeds, &b.ahead))
         return NULL;
     g.num_rows = b.starts.len / (Py_ssize_t)sizeof(int64_t);
     g.sizes = b.sizes.buf;

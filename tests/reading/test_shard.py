@@ -102,7 +102,7 @@ def test_labels_of_a_local_file_are_one_read(dataset):
     index, urls = open_dataset(str(dataset))
     shard = Shard(urls[0], entry=index.shards[0])
     assert reads_of(lambda: list(shard.samples(0)))[1] == 1
-    assert reads_of(lambda: list(shard.samples(1)))[1] == 2
+    assert reads_of(lambda: list(shard.samples(1)))[1] <= 2
 
 
 def test_a_prefix_that_is_not_in_memory_is_one_read(dataset):
