@@ -18,7 +18,7 @@ from .crops import (
     center_crop,
     random_resized_crop,
 )
-from .pixels import Jpeg, Pixels, decode_image, image_size
+from .pixels import SMOOTHING, Jpeg, Pixels, decode_image, image_size
 
 Crop = Literal["random", "center"] | None
 Layout = native.Layout
@@ -48,7 +48,7 @@ class ImageDecoder:
         colour: ``rgb`` or ``gray``.
         scale: Range of the random crop's share of the area.
         ratio: Range of the random crop's width over its height.
-        smoothing: Smooth between blocks of unfinished images, through libjpeg-turbo.
+        smoothing: Smooth between blocks of unfinished images, as libjpeg-turbo does.
         flip: Probability of a mirror image, left for right.
     """
 
@@ -58,7 +58,7 @@ class ImageDecoder:
     colour: Literal["rgb", "gray"] = "rgb"
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
-    smoothing: bool = False
+    smoothing: bool = SMOOTHING
     flip: float = 0.0
 
     def __post_init__(self) -> None:
@@ -146,12 +146,15 @@ class ImageDecoder:
             For each image whether it was decoded, to the same pixels as by :meth:`__call__`, which
             says what is wrong with the others.
         """
-        if self.smoothing:
-            return [False] * len(out)
         draws = list(map(self._draw, rngs, *sizes.T.tolist()))
         crops = np.array([crop for crop, _ in draws], np.int32) if self.crop else None
         decoded = native.decode_batch(
-            table, out, crops=crops, layout=self.layout, colour=self.colour
+            table,
+            out,
+            crops=crops,
+            layout=self.layout,
+            colour=self.colour,
+            smoothing=self.smoothing,
         )
         for i, (_, mirrored) in enumerate(draws):
             if mirrored and decoded[i]:

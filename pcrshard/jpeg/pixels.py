@@ -35,6 +35,9 @@ from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
 from .segments import is_other_format
 
 Pixels = NDArray[np.uint8]
+# Whether images are smoothed where nothing else is asked for.
+SMOOTHING = False
+
 # A JPEG, or its pieces in order.
 Jpeg = bytes | Sequence[Buffer]
 
@@ -198,7 +201,7 @@ def decode_image(
     size: int | Size | None = None,
     layout: native.Layout = "hwc",
     colour: Literal["rgb", "gray"] = "rgb",
-    smoothing: bool = False,
+    smoothing: bool = SMOOTHING,
     out: Pixels | None = None,
 ) -> Pixels:
     """Decode a JPEG at any scan, and crop and resize it on the way.
@@ -214,9 +217,10 @@ def decode_image(
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
         colour: ``rgb``, or ``gray`` for one channel.
-        smoothing: Whether to smooth between the blocks of an unfinished image as libjpeg does,
-            which is slower. Without the native core, and for images that it does not support (CMYK,
-            arithmetic coding), it is always done.
+        smoothing: Whether to smooth between the blocks of an unfinished image, as libjpeg-turbo
+            does: coefficients that are not known yet are estimated from the blocks around. Without
+            the native core, and for images that it does not support (CMYK, arithmetic coding), it
+            is always done.
         out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
 
     Returns:
@@ -235,7 +239,7 @@ def decode_image(
     if is_other_format(pieces[0]):
         pixels = decode_by_pillow(b"".join(pieces), colour)
         return _arrange(crop_and_resize(pixels, crop, size), layout, out)
-    if native.available and not smoothing:
+    if native.available:
         plane = colour == "gray" and layout == "hwc"
         try:
             pixels = native.decode(
@@ -244,6 +248,7 @@ def decode_image(
                 size=size,
                 layout=layout,
                 colour=colour,
+                smoothing=smoothing,
                 out=out[..., 0] if plane and out is not None else out,
             )
             return pixels[..., None] if plane else pixels

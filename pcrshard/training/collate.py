@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from .. import memory, native
-from ..errors import FormatError, PCRError, ScanUnavailable
+from ..errors import PCRError, ScanUnavailable
 from ..format.names import JPEG_EXTENSIONS
 from ..format.scan import FULL, check_scan, is_integer
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.pixels import Pixels
+from ..reading.field_values import CONVERSIONS, INTEGERS, Convert, convert, extension
 from ..reading.prefix import Decode, Prefix, Sample
 from .shard_set import Row
 
@@ -31,22 +31,6 @@ Rows = list[Row]
 Positions = dict[Prefix, list[int]]
 # A size is a decoder of whole images.
 ImageChoice = ImageDecoder | int | tuple[int, int] | None
-_INTEGERS = ("cls", "cls2", "index", "inx", "id")
-
-
-def _integer(data: bytes) -> int:
-    """A number that a tensor of int64 can hold."""
-    number = int(data)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"expected a number of 64 bits, got {number}")
-    return number
-
-
-_CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(_INTEGERS, _integer),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
-}
 
 
 @dataclass(frozen=True)
@@ -149,7 +133,7 @@ class Collator:
         return self.fields is None or self.transform is not None or field in self.fields
 
     def _select_others(self, key: str, field: str) -> bool:
-        return self._select(key, field) and _extension(field) not in JPEG_EXTENSIONS
+        return self._select(key, field) and extension(field) not in JPEG_EXTENSIONS
 
     def _check_fields(self, rows: Rows, samples: list[Sample]) -> None:
         """Name a field that is asked for and not there, and those that are."""
@@ -170,19 +154,19 @@ class Collator:
     ) -> Any:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = any(name not in sample for sample in samples)
-        extension = _extension(name)
+        last = extension(name)
         value = samples[0].get(name)
-        is_image = extension in JPEG_EXTENSIONS or isinstance(value, np.ndarray)
+        is_image = last in JPEG_EXTENSIONS or isinstance(value, np.ndarray)
         image = self.image if is_image else None
         if image and batch is not None and not missing:
             return batch
-        convert = torch.from_numpy if image else _CONVERSIONS.get(extension)
-        values = [_convert(convert, name, sample) for sample in samples]
+        to_value: Convert | None = torch.from_numpy if image else CONVERSIONS.get(last)
+        values = [convert(to_value, name, sample) for sample in samples]
         if missing:
             return values
         if image and image.shape and not isinstance(value, list):
             return torch.stack(values)
-        return torch.tensor(values) if extension in _INTEGERS else values
+        return torch.tensor(values) if last in INTEGERS else values
 
 
 def as_decoder(image: ImageChoice) -> ImageDecoder | None:
@@ -246,21 +230,3 @@ def _decode(
     # Each image of a sample has the same draws, whichever others are read: an image and its mask
     # are cropped alike.
     return image(pieces, Draws(*key), out)
-
-
-def _extension(field: str) -> str:
-    return field.rpartition(".")[2]
-
-
-def _convert(
-    convert: Callable[[Any], Any] | None,
-    name: str,
-    sample: Sample,
-) -> Any:
-    if convert is None or name not in sample:
-        return sample.get(name)
-    try:
-        value = sample[name]
-        return list(map(convert, value)) if isinstance(value, list) else convert(value)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error

@@ -197,12 +197,33 @@ INLINE void load_pair(__m256i rows[8], const int16_t *dc, const int16_t *left, c
     unzigzag(rows, zigzag, level);
 }
 
+/* Down the columns, of which only the first four are not zero, and transposed. */
+INLINE void columns_low(__m256i x[8]) {
+    __m256i out[8], rows[4], even[4];
+    half_low(out, _mm256_unpacklo_epi16(x[0], x[2]), _mm256_unpacklo_epi16(x[1], x[3]), 11);
+    for (int i = 0; i < 4; i++) rows[i] = _mm256_packs_epi32(out[2 * i], out[2 * i + 1]);
+    for (int i = 0; i < 4; i += 2) {
+        __m256i low = _mm256_unpacklo_epi16(rows[i], rows[i + 1]);
+        __m256i high = _mm256_unpackhi_epi16(rows[i], rows[i + 1]);
+        even[i] = _mm256_unpacklo_epi16(low, high);
+        even[i + 1] = _mm256_unpackhi_epi16(low, high);
+    }
+    x[0] = _mm256_unpacklo_epi64(even[0], even[2]);
+    x[1] = _mm256_unpackhi_epi64(even[0], even[2]);
+    x[2] = _mm256_unpacklo_epi64(even[1], even[3]);
+    x[3] = _mm256_unpackhi_epi64(even[1], even[3]);
+}
+
 INLINE void block_pair(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left,
                        const int16_t *right, const uint16_t *quant, int level) {
     __m256i rows[8];
     load_pair(rows, dc, left, right, quant, level);
-    transform(rows, level, 11);
-    transpose(rows);
+    if (level == LEVEL_LOW) {
+        columns_low(rows);
+    } else {
+        transform(rows, level, 11);
+        transpose(rows);
+    }
     transform(rows, level, 18);
     store_columns(dst, stride, rows);
 }

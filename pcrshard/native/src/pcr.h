@@ -52,6 +52,7 @@ typedef struct {
     int32_t layout, colour; /* PCR_LAYOUT_*, PCR_OUT_* */
     int32_t scale;          /* DCT scaling: 0 picks it, 1, 2, 4, 8 force 1/scale */
     int64_t max_pixels;     /* 0: 2^28 */
+    int32_t smooth;         /* whether to smooth between blocks where coefficients are unknown */
 } pcr_request;
 
 /* One scan of a script: T.81 B.2.3's Ns, Csj (as component indexes), Ss, Se, Ah, Al. */
