@@ -25,13 +25,10 @@ def test_keys_are_the_paths():
 
 def numbered_samples(*counts, name="images"):
     """Samples of a tar with so many numbered images each, the last one first."""
+    label = FieldRef("cls", "t.tar", 90, 91)
+    images = [FieldRef(f"{name}.{i}.jpg", "t.tar", i, i + 1) for i in range(max(counts))]
     return [
-        SampleRef(
-            f"s{row}",
-            (*(FieldRef(f"{name}.{i}.jpg", "t.tar", i, i + 1) for i in reversed(range(count))),)
-            + (FieldRef("cls", "t.tar", 90, 91),),
-        )
-        for row, count in enumerate(counts)
+        SampleRef(f"s{row}", (*reversed(images[:count]), label)) for row, count in enumerate(counts)
     ]
 
 
@@ -65,7 +62,7 @@ def test_a_list_with_a_gap_is_no_list():
     assert gather_lists([gap, other]) == [gap, other]
     with pytest.raises(EncodeError, match=r"'images.jpg' without a gap.*got \[0, 2\].*s0"):
         gather_lists([gap, other], ["images.jpg"])
-    with pytest.raises(EncodeError, match="such as 'views.0.jpg' for the list 'views.jpg'"):
+    with pytest.raises(EncodeError, match=r"such as 'views.0.jpg' for the list 'views.jpg'"):
         gather_lists([gap, other], ["views.jpg"])
     named = other._replace(refs=(*other.refs, FieldRef("images.jpg", "t.tar", 0, 1)))
     assert gather_lists([whole, named]) == [whole, named]
