@@ -47,8 +47,7 @@ def decode_in_pools(images, shared):
     outs = np.zeros((6, len(images), SIDE, SIDE, 3), np.uint8)
     with Pool(2) as own, Pool(0) as none:
         batches = [
-            pool.decode(table, out)
-            for pool, out in zip((own, shared, none) * 2, outs, strict=True)
+            pool.decode(table, out) for pool, out in zip((own, shared, none) * 2, outs, strict=True)
         ]
         decoded = [batch.wait() for batch in reversed(batches)]
     left = Pool(2)

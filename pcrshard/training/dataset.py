@@ -18,7 +18,7 @@ from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
 from .collate import Collator, ImageChoice, as_decoder
-from .epoch_order import EpochOptions, Order, epoch_order, mixture, worker_batches
+from .epoch_order import EpochOptions, Order, epoch_order, mixture, num_batches, worker_batches
 from .epoch_progress import MAX_SEGMENTS, EpochProgress, State, check_batches
 from .epoch_sequence import Batches, Ints
 from .loader import Ahead, PCRLoader, refuse_batching, run_ahead
@@ -99,6 +99,7 @@ class PCRDataset(IterableDataset[Any]):
         self._finished = SharedIntegers([_NO_EPOCH])
         self._progress = EpochProgress()
         self._ahead = Ahead()  # of the iteration that a loader begins
+        self._known_order: dict[Any, Order] = {}
         self._order(self._progress)  # raises if there is not one global batch
 
     @property
@@ -143,7 +144,7 @@ class PCRDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Batches that the next iteration gives this rank."""
-        return len(self._batches())
+        return num_batches(self._order(self.progress), self.rank.world, self.rank.rank)
 
     def set_epoch(self, epoch: int) -> None:
         """Read this epoch next; call it before each iteration, on all ranks.
@@ -379,15 +380,24 @@ class PCRDataset(IterableDataset[Any]):
         return worker_batches(self._order(self.progress), world, rank, workers, worker)
 
     def _order(self, start: EpochProgress) -> Order:
-        """The steps from a start on."""
-        return epoch_order(
-            np.diff(self.shards.starts),
-            self.geometry,
-            self.options,
-            epoch=start.epoch,
-            history=start.segments,
-            sequence=self._mixture(start.epoch),
-        )
+        """The steps from a start on; the last one is kept, because several ask for it."""
+        place = (start.epoch, str(start.segments))
+        known = self._known_order.get(place)
+        if known is None:
+            known = epoch_order(
+                np.diff(self.shards.starts),
+                self.geometry,
+                self.options,
+                epoch=start.epoch,
+                history=start.segments,
+                sequence=self._mixture(start.epoch),
+            )
+            self._known_order.clear()
+            self._known_order[place] = known
+        return known
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known_order": {}}  # spawned workers make their own
 
     def _mixture(self, epoch: int) -> Ints | None:
         """What an epoch consists of, if the datasets have weights."""

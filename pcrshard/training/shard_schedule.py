@@ -104,7 +104,8 @@ def schedule(
         return Schedule(*np.zeros((3, 0), np.int64))
 
     shards = shards_of(np.concatenate(batches), sizes)
-    order = shards.argsort(kind="stable")
+    # NumPy sorts 16 bits by counting, several times faster than 64.
+    order = shards.astype(np.min_scalar_type(len(sizes))).argsort(kind="stable")
     shards = shards[order]
     batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])[order]
     begins = run_begins(shards)

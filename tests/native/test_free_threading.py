@@ -17,9 +17,7 @@ from pcrshard.testing import make_jpeg
 THREADS = 8
 
 
-@pytest.mark.skipif(
-    not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL"
-)
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL")
 def test_the_gil_stays_off():
     """An extension that does not say that it needs no GIL switches it on for the whole process."""
     script = "import pcrshard.native.pool, pcrshard.native.scatter, sys; "
