@@ -1,8 +1,9 @@
 """Four threads that call the native code at once on the same inputs; see threads.sh.
 
-``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends, also by
-pools of threads, of which one is shared, transcodes them, takes them apart by scattered reads from one file and from memory, and quantises; every thread
-must get the same. With ``--race`` all decode into the same memory, which a sanitizer must find.
+``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends and by pools
+of threads, of which one is shared, transcodes them, takes them apart by scattered reads from one
+file and from memory, and quantises; every thread must get the same. With ``--race`` all decode into
+the same memory, which a sanitizer must find.
 """
 
 import concurrent.futures
