@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import default_collate
 
 from ..errors import PCRError, ScanUnavailable
-from ..format.scan import FULL, check_scan, is_integer
+from ..format.scan import FULL, Scan, check_scan, is_integer
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import geometry_field, unfold
@@ -30,7 +30,8 @@ Rows = list[Row]
 # The images of a batch, by field.
 Images = dict[str, FieldImages]
 # A size is a decoder of whole images.
-ImageChoice = ImageDecoder | int | tuple[int, int] | None
+OneImage = ImageDecoder | int | tuple[int, int] | None
+ImageChoice = OneImage | Callable[[int], OneImage]
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,20 @@ class Collator:
         transform: Called with each sample in place of the conversions here; torch collates what it
             returns.
         seed: Seed of the draws of crops, with the epoch and the sample's id.
+        image_of: Tells the decoder of each epoch; ``image`` is that of epoch 0 then.
     """
 
     image: ImageDecoder | None
     fields: Sequence[str] | None
     transform: Callable[[Sample], Any] | None
     seed: int
+    image_of: Callable[[int], OneImage] | None = None
+
+    def of_epoch(self, epoch: int) -> Collator:
+        """What makes the batches of an epoch."""
+        if self.image_of is None:
+            return self
+        return replace(self, image=as_decoder(self.image_of(epoch)))
 
     def __post_init__(self) -> None:
         if isinstance(self.fields, str):
@@ -82,6 +91,20 @@ class Collator:
         if self.image is not None and fields:
             images = begin_images(rows, fields, self.image, key, pool, target)
         return partial(self._finish, rows, key, images)
+
+    def begin_scans(
+        self,
+        rows: Rows,
+        scans: Sequence[Scan],
+        epoch: int,
+        pool: Pool | None,
+    ) -> Callable[[], dict[Scan, Any]]:
+        """Begin the batch of these rows at several scans."""
+        begun = {}
+        for scan in scans:
+            lower = [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
+            begun[scan] = self.begin(lower, epoch, pool)
+        return lambda: {scan: finish() for scan, finish in begun.items()}
 
     def batch_bytes(self, count: int) -> int:
         """Bytes of the images of a batch, if they have one size."""
@@ -231,7 +254,24 @@ class Collator:
         return torch.tensor(values) if last in INTEGERS and not missing else values
 
 
-def as_decoder(image: ImageChoice) -> ImageDecoder | None:
+def make_collator(
+    image: ImageChoice,
+    fields: Sequence[str] | None,
+    transform: Callable[[Sample], Any] | None,
+    seed: int,
+) -> Collator:
+    """A collator of these fields, this transform and this seed.
+
+    Raises:
+        TypeError: ``image`` is neither a decoder, nor a size, nor ``None``, nor a function that
+            gives such a thing for an epoch.
+    """
+    if isinstance(image, ImageDecoder) or not callable(image):
+        return Collator(as_decoder(image), fields, transform, seed)
+    return Collator(as_decoder(image(0)), fields, transform, seed, image)
+
+
+def as_decoder(image: OneImage) -> ImageDecoder | None:
     """The decoder that ``image=`` stands for.
 
     Raises:
