@@ -107,7 +107,7 @@ def schedule(
     # NumPy sorts 16 bits by counting, several times faster than 64.
     order = shards.astype(np.min_scalar_type(len(sizes))).argsort(kind="stable")
     shards = shards[order]
-    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])[order]
+    batch = np.repeat(np.arange(len(batches)), list(map(len, batches)))[order]
     begins = run_begins(shards)
     if keep is not None:
         begins |= np.diff(batch, prepend=0) > check_whole("keep", keep, 0) + 1
