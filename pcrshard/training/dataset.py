@@ -66,8 +66,8 @@ class PCRDataset(IterableDataset[Any]):
         ValueError: The numbers do not fit together.
     """
 
-    _progress = EpochProgress()
     _ahead = Ahead()  # of the iteration that a loader begins
+    _known_order: tuple[Any, Order] | None = None
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class PCRDataset(IterableDataset[Any]):
         # with workers of any start method: a persistent worker learns of set_epoch through them.
         self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
         self._finished = SharedIntegers([_NO_EPOCH])
-        self._known_order: dict[Any, Order] = {}
+        self._progress = EpochProgress()
         self._order(self._progress)  # raises if there is not one global batch
 
     @property
@@ -374,9 +374,8 @@ class PCRDataset(IterableDataset[Any]):
     def _order(self, start: EpochProgress) -> Order:
         """The steps from a start on; the last one is kept, because several ask for it."""
         place = (start.epoch, str(start.segments))
-        known = self._known_order.get(place)
-        if known is None:
-            known = epoch_order(
+        if self._known_order is None or self._known_order[0] != place:
+            order = epoch_order(
                 np.diff(self.shards.starts),
                 self.geometry,
                 self.options,
@@ -384,12 +383,11 @@ class PCRDataset(IterableDataset[Any]):
                 history=start.segments,
                 sequence=self._mixture(start.epoch),
             )
-            self._known_order.clear()
-            self._known_order[place] = known
-        return known
+            self._known_order = (place, order)
+        return self._known_order[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_known_order": {}}  # spawned workers make their own
+        return self.__dict__ | {"_known_order": None}  # spawned workers make their own
 
     def _mixture(self, epoch: int) -> Ints | None:
         """What an epoch consists of, if the datasets have weights."""

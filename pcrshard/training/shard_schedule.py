@@ -106,7 +106,7 @@ def schedule(
     shards = shards_of(np.concatenate(batches), sizes)
     order = _order_of(shards, len(sizes))
     shards = shards[order]
-    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])[order]
+    batch = np.repeat(np.arange(len(batches)), list(map(len, batches)))[order]
     begins = run_begins(shards)
     if keep is not None:
         begins |= np.diff(batch, prepend=0) > check_whole("keep", keep, 0) + 1
