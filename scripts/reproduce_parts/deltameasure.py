@@ -24,7 +24,6 @@ MAX_LOSS = 0.002
 EPSILONS = (0.001, 0.01, 0.1)
 SZ_PERCENTS = (1, 5, 10)
 FIXED = RelativeStd(0.01)
-MOMENTUM = RelativeStd(0.1)
 # Relative: what chaos makes of next to nothing.
 NUDGE = 1e-6
 
@@ -286,7 +285,7 @@ def _resume(run, data):
     recipe = run.recipe
     epochs = [recipe.epochs // 2 - 1, recipe.epochs - 2]
     with tempfile.TemporaryDirectory(prefix="pcrshard-delta-") as folder:
-        store = DeltaStore(folder, bound=FIXED, optimizer_bound=MOMENTUM, order="forward")
+        store = DeltaStore(folder, order="forward")
         with store:
             for epoch in range(recipe.epochs):
                 store.save(run.state(epoch))
