@@ -9,8 +9,7 @@ from pcrshard import DeltaStore
 from pcrshard.errorbound import PointwiseRelative, RelativeStd
 
 # The optimizer's state needs fewer digits than the weights (docs/checkpoints.md).
-MOMENTUM_SHARE = 40
-SECOND_MOMENT_SHARE = 20
+OPTIMIZER_SHARE = 60
 
 
 class Checkpoints:
@@ -66,8 +65,8 @@ def bounds(share):
         return {"bound": None, "optimizer_bound": None, "second_moment_bound": None}
     return {
         "bound": RelativeStd(share),
-        "optimizer_bound": RelativeStd(share * MOMENTUM_SHARE),
-        "second_moment_bound": PointwiseRelative(share * SECOND_MOMENT_SHARE),
+        "optimizer_bound": RelativeStd(share * OPTIMIZER_SHARE),
+        "second_moment_bound": PointwiseRelative(share * OPTIMIZER_SHARE),
     }
 
 

@@ -87,9 +87,10 @@ def pairs_of(run):
     last = run.recipe.epochs - 1
     middle = run.recipe.epochs // 2
     early = run.recipe.epochs // 4
-    if run.seed > 0 or run.recipe.optimizer == "adamw" or run.recipe.test_every > 1:
+    if run.seed > 0 or run.recipe.test_every > 1:
         return [last]
-    return [last, middle, early] if run.recipe.network == "vgg" else [last, middle]
+    is_long = run.recipe.network == "vgg" and run.recipe.optimizer == "sgd"
+    return [last, middle, early] if is_long else [last, middle]
 
 
 def measure(lab, run):
