@@ -70,7 +70,7 @@ DOORS = {
     "submitit": {"encoding.clusters"},
     "tqdm": {"cli.progress"},
     "transformers": {"integrations.transformers_checkpoint"},
-    "turbojpeg": {"jpeg.pixels"},
+    "turbojpeg": {"jpeg.libjpeg_turbo"},
     "webdataset": {"integrations.webdataset"},
     "wrapt": {"__init__"},
     "zstandard": {"zstd"},

@@ -80,7 +80,8 @@ int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
 void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                       size_t num_images, const int32_t *crops, const pcr_request *request,
                       uint8_t *out, size_t out_size, int32_t *codes);
-/* Lossless transcode; the result belongs to the decoder and lives until its next call. */
+/* Lossless transcode to the scans of a script: progressive, or sequential where the first scan has
+ * all coefficients (ss 0, se 63). The result belongs to the decoder, until its next call. */
 int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
                size_t *out_size);
