@@ -6,8 +6,13 @@
  * nothing of Python.
  */
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* free-threaded CPython has no limited API yet */
 #define Py_LIMITED_API 0x030B0000
+#endif
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* preadv */
+#endif
 #include <Python.h>
 
 #include <errno.h>
@@ -443,7 +448,13 @@ static int prepare(PyObject *module) {
     return 0;
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)prepare}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)prepare},
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* nothing is shared once prepare() has run */
+#endif
+    {0, NULL},
+};
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_scatter",
