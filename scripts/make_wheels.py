@@ -19,6 +19,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GLIBC = "2.17"
+MANYLINUX = ("manylinux2014", "manylinux_2_17")  # the old name and the new one
 # Whatever else is installed here: a wheel must need neither.
 EMPTY_PATH = "/usr/sbin:/sbin"
 MODULES = ("_core", "_scatter")
@@ -87,12 +88,24 @@ def make_wheel(
     run(sys.executable, "-c", build, cwd=folder, env=environment)
     (plain,) = folder.glob("made/*.whl")
     check_content(plain)
-    repair = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder / "repaired")
-    run(*repair, "--plat", f"manylinux_{GLIBC.replace('.', '_')}_{machine}", plain)
-    (wheel,) = folder.glob("repaired/*.whl")
+    check_symbols(plain, machine)
+    tags = ".".join(f"{version}_{machine}" for version in MANYLINUX)
+    words = ("-m", "wheel", "tags", "--remove", "--platform-tag", tags)
+    run(sys.executable, *words, plain)
+    (wheel,) = folder.glob("made/*.whl")
     shutil.move(wheel, out / wheel.name)
     print(out / wheel.name)
     return out / wheel.name
+
+
+def check_symbols(wheel: pathlib.Path, machine: str) -> None:
+    """That auditwheel finds no symbol younger than glibc 2.17, and no library but the system's."""
+    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words = " ".join(said.split())
+    tag = f"{MANYLINUX[-1]}_{machine}"
+    if f'following platform tag: "{tag}"' not in words:
+        raise SystemExit(f"expected a wheel for {tag}, auditwheel says: {said}")
 
 
 def unpack(sdist: pathlib.Path, folder: pathlib.Path) -> None:
@@ -136,7 +149,9 @@ def make_environment(folder: pathlib.Path, what: pathlib.Path, **variables: str)
     run(sys.executable, "-m", "venv", folder)
     python = folder / "bin" / "python"
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    prebuilt = ("--only-binary", ":all:") if what.suffix == ".whl" else ()
+    # PyTurboJPEG comes as Python sources only, which need no compiler.
+    binary = ("--only-binary", ":all:", "--no-binary", "PyTurboJPEG")
+    prebuilt = binary if what.suffix == ".whl" else ()
     run(*pip, *prebuilt, what, env={**os.environ, **variables})
     return python
 
@@ -151,7 +166,7 @@ def hidden(*command: str | pathlib.Path) -> list[str | pathlib.Path]:
     library = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
     covered = [f"/usr/lib/{library}/libturbojpeg.so.0", "/etc/ld.so.cache"]
     mounts = " && ".join(
-        f"mount --bind /dev/null {path}" for path in filter(os.path.exists, covered)
+        f"/usr/bin/mount --bind /dev/null {path}" for path in filter(os.path.exists, covered)
     )
     unshare = [
         "/usr/bin/unshare",

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 
 import pcrshard
+from pcrshard.jpeg.markers import SOI
 from pcrshard.jpeg.pixels import system
 from pcrshard.native import scatter
 
@@ -52,7 +53,9 @@ def read(golden: pathlib.Path) -> None:
 def write(golden: pathlib.Path, work: pathlib.Path) -> None:
     """Encode images, and get their pixels back."""
     source = work / "source"
-    for number, path in enumerate(sorted((golden / "sources").iterdir())):
+    found = sorted((golden / "sources").iterdir())
+    jpegs = [path for path in found if path.read_bytes().startswith(SOI)]
+    for number, path in enumerate(jpegs):
         target = source / f"class{number % 2}" / f"{number}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
