@@ -67,6 +67,7 @@ DOORS = {
     "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},
     "safetensors": {"checkpoint.safetensors_file"},
+    "shtab": {"cli.main"},
     "submitit": {"encoding.clusters"},
     "tqdm": {"cli.progress"},
     "transformers": {"integrations.transformers_checkpoint"},

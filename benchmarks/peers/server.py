@@ -53,11 +53,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with self.server.link.lock:
             self.server.link.requests += 1
         if "list-type" in url.query:
-            return self.list(urllib.parse.parse_qs(url.query))
+            self.list(urllib.parse.parse_qs(url.query))
+            return
         if not os.path.isfile(path):
             self.send_response(404)
             self.send_header("Content-Length", "0")
-            return self.end_headers()
+            self.end_headers()
+            return
         size = os.path.getsize(path)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start = int(asked[1]) if asked else 0

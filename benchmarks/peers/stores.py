@@ -6,6 +6,7 @@ methods, because each peer runs in an environment of its own.
 """
 
 import io
+import itertools
 import os
 import random
 import tarfile
@@ -32,6 +33,7 @@ class Peer:
     packages = ()
     streams = False  # whether it reads from a server
     caches = False
+    started = None  # what one epoch leaves for the next, where starting it again takes seconds
 
     def __init__(self, decoder="plain", **options):
         self.decode = DECODERS.get(decoder)
@@ -56,14 +58,17 @@ class PCRShard(Peer):
         listed = os.path.join(folder, "..", "pcr.jsonl")
         with open(listed, "w") as file:
             for path, label in images:
-                file.write(json.dumps({"path": path, "label": label}) + "\n")
+                json.dump({"path": path, "label": label}, file)
+                file.write("\n")
         options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES)
         pcrshard.encode(listed, folder, options, workers=1)
 
     def epoch(self, folder, workers, cache=None):
         import pcrshard
 
-        read = pcrshard.ReadOptions(cache=cache and pcrshard.PrefixCache(*cache))
+        read = pcrshard.ReadOptions(
+            **dict(zip(("cache_dir", "cache_bytes"), cache or (), strict=False))
+        )
         epoch = pcrshard.EpochOptions(seed=1)
         dataset = pcrshard.PCRDataset(
             folder,
@@ -75,7 +80,7 @@ class PCRShard(Peer):
         )
         how = {"threads": workers} if self.options.get("threads") else {"num_workers": workers}
         for batch in dataset.loader(**how):
-            yield batch["jpg"] if isinstance(batch, dict) else batch
+            yield batch["jpg"]
 
 
 class PCRInWebDataset(PCRShard):
@@ -87,10 +92,10 @@ class PCRInWebDataset(PCRShard):
         import pcrshard
 
         _, urls = pcrshard.open_dataset(folder)
-        crop = pcrshard.JpegHandler(pcrshard.ImageDecoder(SIDE, "random", layout="hwc"))
+        decoder = pcrshard.ImageDecoder(SIDE, "random", layout="hwc")
         dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
-        dataset = dataset.pcr_scan(self.options["scan"]).shuffle(500).decode(crop)
-        dataset = dataset.to_tuple("jpg", "cls")
+        dataset = dataset.pcr_scan(self.options["scan"]).shuffle(500).to_tuple("jpg", "cls")
+        dataset = dataset.map_tuple(lambda jpeg: decoder(jpeg, random), int)
         yield from torch_loader(dataset, workers)
 
 
@@ -134,15 +139,15 @@ class StaticResize(WebDataset):
     def stored(self, path):
         from PIL import Image
 
-        with Image.open(path) as picture:
-            picture = picture.convert("RGB")
-            scale = 256 / min(picture.size)
-            if scale < 1:
-                size = tuple(max(256, round(side * scale)) for side in picture.size)
-                picture = picture.resize(size, Image.Resampling.BICUBIC)
-            out = io.BytesIO()
-            picture.save(out, "JPEG", quality=90)
-            return out.getvalue()
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+        scale = 256 / min(picture.size)
+        if scale < 1:
+            size = tuple(max(256, round(side * scale)) for side in picture.size)
+            picture = picture.resize(size, Image.Resampling.BICUBIC)
+        out = io.BytesIO()
+        picture.save(out, "JPEG", quality=90)
+        return out.getvalue()
 
 
 def names(folder, pattern):
@@ -254,7 +259,7 @@ class Streaming(Peer):
         return Images(**where, **limit, shuffle=True, batch_size=BATCH, shuffle_seed=1)
 
     def location(self, folder, server):
-        return server and server.replace("http://", "s3://bucket@") or folder
+        return "s3://bucket/" if server else folder
 
     def epoch(self, folder, workers, cache=None):
         yield from torch_loader(self.dataset(folder, cache), workers)
@@ -325,12 +330,14 @@ class HuggingFace(Peer):
     packages = ("datasets", "torch", "pillow")
     streams = True
 
+    def __init__(self, kind="parquet"):
+        super().__init__(kind=kind)
+        self.form = {"parquet": "parquet", "webdataset": "tar"}[kind]
+
     def prepare(self, images, folder):
         import datasets
 
-        features = datasets.Features(
-            {"image": datasets.Image(), "label": datasets.Value("int64")}
-        )
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
         for number, group in enumerate(groups(images)):
             columns = {
                 "image": [{"bytes": read(path), "path": None} for path, _ in group],
@@ -342,7 +349,7 @@ class HuggingFace(Peer):
     def epoch(self, folder, workers, cache=None):
         import datasets
 
-        kind = self.options.get("kind", "parquet")
+        kind = self.options["kind"]
         pattern = {"parquet": "data-{:06d}.parquet", "webdataset": "data-{:06d}.tar"}[kind]
         urls = names(folder, pattern)
         dataset = datasets.load_dataset(kind, data_files=urls, split="train", streaming=True)
@@ -379,6 +386,11 @@ class TFRecord(Peer):
                     writer.write(tf.train.Example(features=features).SerializeToString())
 
     def epoch(self, folder, workers, cache=None):
+        self.started = self.started or self.start(folder, workers)
+        for pixels, label in self.started:
+            yield pixels.numpy(), label
+
+    def start(self, folder, workers):
         import tensorflow as tf
 
         kinds = {
@@ -405,8 +417,7 @@ class TFRecord(Peer):
         options = tf.data.Options()
         options.threading.private_threadpool_size = workers
         options.threading.max_intra_op_parallelism = 1
-        for pixels, label in dataset.with_options(options):
-            yield pixels.numpy(), label
+        return dataset.with_options(options)
 
 
 class Grain(Peer):
@@ -427,14 +438,22 @@ class Grain(Peer):
             writer.close()
 
     def epoch(self, folder, workers, cache=None):
+        # Its processes take seconds to start: they go on into the next epoch.
+        self.started = self.started or self.start(folder, workers)
+        batches, size = self.started
+        yield from itertools.islice(batches, size // BATCH)
+
+    def start(self, folder, workers):
         import grain
         import grain.python as gp
 
         source = gp.ArrayRecordDataSource(names(folder, "data-{:06d}.array_record"))
-        dataset = grain.MapDataset.source(source).shuffle(seed=1).map(GrainDecode(self.decode))
+        dataset = grain.MapDataset.source(source).shuffle(seed=1).repeat()
+        dataset = dataset.map(GrainDecode(self.decode))
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
         dataset = dataset.batch(BATCH)
-        yield from dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        loader = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        return iter(loader), len(source)
 
 
 class GrainDecode:
@@ -470,14 +489,11 @@ class SPDL(Files):
             y, x, h, w = draw_box(random, height, width)
             crop = f"crop={w}:{h}:{x}:{y},scale={SIDE}:{SIDE}:flags=bilinear,format=pix_fmts=rgb24"
             frames = spdl.io.decode_packets(packets, filter_desc=crop)
-            return spdl.io.convert_frames(frames), label
+            return spdl.io.to_numpy(spdl.io.convert_frames(frames)), label
 
         def collate(items):
-            buffers, labels = zip(*items, strict=True)
-            return spdl.io.to_numpy(spdl.io.convert_array(buffers)) if False else (
-                np.stack([spdl.io.to_numpy(buffer) for buffer in buffers]),
-                labels,
-            )
+            pixels, labels = zip(*items, strict=True)
+            return np.stack(pixels), labels
 
         builder = PipelineBuilder().add_source(files).pipe(decode, concurrency=workers)
         pipeline = builder.aggregate(BATCH).pipe(collate).add_sink(4).build(num_threads=workers + 1)
@@ -493,6 +509,13 @@ class DALI(WebDataset):
     streams = False
 
     def epoch(self, folder, workers, cache=None):
+        self.started = self.started or self.start(folder, workers)
+        size = self.started.epoch_size("reader")
+        for _ in range(size // BATCH):
+            (images,) = self.started.run()
+            yield (images.as_array(),)
+
+    def start(self, folder, workers):
         from nvidia.dali import fn, pipeline_def, types
 
         urls = names(folder, "data-{:06d}.tar")
@@ -518,10 +541,7 @@ class DALI(WebDataset):
 
         made = pipeline()
         made.build()
-        size = made.epoch_size("reader")
-        for _ in range(size // BATCH):
-            (images,) = made.run()
-            yield (images.as_array(),)
+        return made
 
 
 class FFCV(Peer):
@@ -543,6 +563,10 @@ class FFCV(Peer):
         writer.from_indexed_dataset(PictureList(images))
 
     def epoch(self, folder, workers, cache=None):
+        self.started = self.started or self.start(folder, workers)
+        yield from self.started
+
+    def start(self, folder, workers):
         from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
         from ffcv.loader import Loader, OrderOption
 
@@ -550,7 +574,7 @@ class FFCV(Peer):
             "image": [RandomResizedCropRGBImageDecoder((SIDE, SIDE))],
             "label": [IntDecoder()],
         }
-        yield from Loader(
+        return Loader(
             os.path.join(folder, "data.ffcv"),
             batch_size=BATCH,
             num_workers=workers,
