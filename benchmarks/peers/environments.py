@@ -26,11 +26,12 @@ ENVIRONMENTS = {
     "litdata": [
         "torch==2.13.0",
         "litdata==0.2.76",
+        "boto3",
         "pillow",
         "simplejpeg==1.9.0",
         "opencv-python-headless",
     ],
-    "hf": ["torch==2.13.0", "datasets==5.2.0", "pillow", "aiohttp"],
+    "hf": ["torch==2.13.0", "datasets==5.2.0", "pillow", "aiohttp", "requests"],
     "tensorflow": ["tensorflow-cpu==2.21.0"],
     "grain": ["grain==0.2.18", "pillow", "simplejpeg==1.9.0", "opencv-python-headless"],
     "spdl": ["spdl==0.8.0", "spdl-io==0.8.0", "numpy"],

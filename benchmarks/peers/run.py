@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,7 @@ class Bench:
 
             target = os.path.join(self.data, "photographs")
             with photos() as folder:
-                shutil.copytree(os.path.join(folder, "photos", "imagenet"), target)
+                shutil.copytree(f"{folder}/photos/imagenet", target, dirs_exist_ok=True)
             files = jpeg_files(target)
             labels = sorted({os.path.dirname(path) for path in files})
             images = [(path, labels.index(os.path.dirname(path))) for path in files]
@@ -166,7 +167,7 @@ class Bench:
                 print(f"{name:26} {said['peak_bytes'] / 1e6:7.0f} MB", flush=True)
 
     def link(self):
-        for rate in RATES:
+        for rate in self.args.rates:
             for name in self.args.peers:
                 if not PEERS[name].streams:
                     continue
@@ -218,6 +219,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", help="only these, separated by semicolons")
     parser.add_argument("--workers", type=int, nargs="*", default=WORKERS)
+    parser.add_argument("--rates", type=float, nargs="*", default=RATES, help="bytes a second")
     args = parser.parse_args()
     args.environments = args.environments or os.path.join(args.cache, "environments")
     args.json = args.json or os.path.join(args.cache, "peers.json")
@@ -231,6 +233,7 @@ def main():
         if "prepare" in questions:
             bench.prepare()
         for _ in range(args.rounds):
+            random.shuffle(args.peers)  # whoever comes after whom, and what a time limit cuts off
             for question in questions:
                 if question != "prepare":
                     getattr(bench, question)()

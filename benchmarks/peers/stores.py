@@ -13,7 +13,7 @@ import tarfile
 
 from images import BATCH, DECODERS, SIDE, crop_picture, torch_loader
 
-SHARD_IMAGES = 260
+SHARD_IMAGES = 65
 
 
 def read(path):
@@ -236,7 +236,7 @@ class Streaming(Peer):
         from streaming import MDSWriter
 
         columns = {"jpg": "bytes", "cls": "int"}
-        with MDSWriter(out=folder, columns=columns, size_limit=32 << 20) as writer:
+        with MDSWriter(out=folder, columns=columns, size_limit=7 << 20) as writer:
             for path, label in images:
                 writer.write({"jpg": read(path), "cls": label})
 
@@ -285,7 +285,7 @@ class LitData(Peer):
             fn=litdata_sample,
             inputs=images,
             output_dir=folder,
-            chunk_bytes="32MB",
+            chunk_bytes="7MB",
             num_workers=1,
             verbose=False,
         )
@@ -301,7 +301,12 @@ class LitData(Peer):
                 return decode(sample["jpg"]), sample["cls"]
 
         limit = {"max_cache_size": cache[1]} if cache else {}
+        if "://" in folder:
+            limit["cache_dir"] = fresh_folder()
         return Images(folder, shuffle=True, seed=1, **limit)
+
+    def location(self, folder, server):
+        return "s3://bucket/" if server else folder
 
     def epoch(self, folder, workers, cache=None):
         import litdata
