@@ -31,6 +31,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
 LINKED = [
     *(ROOT / f"{name}.md" for name in ("SPEC", "CONTRIBUTING", "CHANGELOG", "DECISIONS")),
     ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "peers.md",
     *(ROOT / "docs" / "evidence" / f"{name}.md" for name in ("README", "checkpoints")),
 ]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -96,7 +96,7 @@ def main():
                     continue
                 try:
                     rate = measure(name, items, workers)
-                except Exception as error:  # noqa: BLE001  # a decoder that is not there
+                except Exception as error:  # a decoder that is not there
                     said["failures"][name] = f"{protocol}: {type(error).__name__}: {error}"
                     print(name, said["failures"][name])
                     continue

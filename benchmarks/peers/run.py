@@ -14,6 +14,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,21 +95,25 @@ class Bench:
             **options.pop("environment", {}),
         }
         command = [python, os.path.join(HERE, "worker.py"), name, action, json.dumps(options)]
+        worker = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                env=environment,
-                timeout=LIMIT_S,
-                check=False,
-            )
-            lines = done.stdout.strip().splitlines()
-            if done.returncode == 0 and lines:
+            out, error = worker.communicate(timeout=LIMIT_S)
+            lines = out.strip().splitlines()
+            if worker.returncode == 0 and lines:
                 return json.loads(lines[-1])
-            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            reason = (error.strip().splitlines() or ["no output"])[-1]
         except subprocess.TimeoutExpired:
             reason = f"not finished in {LIMIT_S} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)  # with the processes that it started
         print(f"  {name}: {reason}")
         self.results["failures"][f"{name}, {action}"] = reason
         return None

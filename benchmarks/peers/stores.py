@@ -6,7 +6,6 @@ methods, because each peer runs in an environment of its own.
 """
 
 import io
-import itertools
 import os
 import random
 import tarfile
@@ -443,22 +442,14 @@ class Grain(Peer):
             writer.close()
 
     def epoch(self, folder, workers, cache=None):
-        # Its processes take seconds to start: they go on into the next epoch.
-        self.started = self.started or self.start(folder, workers)
-        batches, size = self.started
-        yield from itertools.islice(batches, size // BATCH)
-
-    def start(self, folder, workers):
         import grain
         import grain.python as gp
 
         source = gp.ArrayRecordDataSource(names(folder, "data-{:06d}.array_record"))
-        dataset = grain.MapDataset.source(source).shuffle(seed=1).repeat()
-        dataset = dataset.map(GrainDecode(self.decode))
+        dataset = grain.MapDataset.source(source).shuffle(seed=1).map(GrainDecode(self.decode))
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
         dataset = dataset.batch(BATCH)
-        loader = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-        return iter(loader), len(source)
+        yield from dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
 
 
 class GrainDecode:
