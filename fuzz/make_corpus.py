@@ -47,9 +47,11 @@ def disorder(jpeg: bytes, rng: random.Random) -> bytes:
 
 
 def seeds(jpeg: bytes, rng: random.Random) -> list[bytes]:
-    """The stream with four requests, cut, with a few bits flipped, and in disorder."""
+    """The stream with six requests, cut, with a few bits flipped, without its last scans, and in
+    disorder.
+    """
     out = []
-    for variant in range(4):
+    for variant in (0, 1, 2, 3, 8, 11):
         options = bytes([rng.randrange(256), variant, *rng.randbytes(6)])
         out.append(options + jpeg)
     out.append(bytes(8) + jpeg[: rng.randrange(2, len(jpeg) + 1)])
@@ -57,6 +59,11 @@ def seeds(jpeg: bytes, rng: random.Random) -> list[bytes]:
     for _ in range(4):
         flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
     out.append(bytes([0, 3, *rng.randbytes(6)]) + bytes(flipped))
+    found = parts(jpeg)
+    scans = [i for i, part in enumerate(found) if part[1] == 0xDA]
+    for last in scans[:-1]:
+        options = bytes([rng.randrange(256), rng.choice((8, 9, 10, 11)), *rng.randbytes(6)])
+        out.append(options + b"\xff\xd8" + b"".join(found[: last + 1]))
     out += [rng.randbytes(8) + disorder(jpeg, rng) for _ in range(6)]
     return out
 

@@ -10,7 +10,7 @@ build() {
     name=$1
     shift
     "$@" -std=c11 -O1 -g -I"$here/../pcrshard/native/src" -o "$work/$name" "$here/replay.c" \
-        "$here/fuzz_native.c" "$here"/../pcrshard/native/src/*.c -lm
+        "$here/fuzz_native.c" "$here"/../pcrshard/native/src/*.c -lm -pthread
 }
 build here gcc -fsanitize=undefined,address -fno-sanitize-recover=all
 build bits32 gcc -m32

@@ -9,7 +9,8 @@ work=${FUZZ_WORK:-found}
 mkdir -p "$work/corpus" "$work/findings"
 [ $# -eq 0 ] || python3 make_corpus.py "$work/corpus" "$@"
 ${CC:-clang} -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-    -I../pcrshard/native/src -o "$work/fuzz_native" fuzz_native.c ../pcrshard/native/src/*.c -lm
+    -I../pcrshard/native/src -o "$work/fuzz_native" fuzz_native.c \
+    ../pcrshard/native/src/*.c -lm -pthread
 # A busy machine needs a longer FUZZ_TIMEOUT, in seconds by the clock.
 exec nice "$work/fuzz_native" -max_total_time="$seconds" -timeout="${FUZZ_TIMEOUT:-10}" \
     -rss_limit_mb=2048 -max_len=14000 -artifact_prefix="$work/findings/" -print_final_stats=1 \

@@ -1,8 +1,9 @@
 """Four threads that call the native code at once on the same inputs; see threads.sh.
 
-``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends, transcodes
-them, takes them apart by scattered reads from one file and from memory, and quantises; every thread
-must get the same. With ``--race`` all decode into the same memory, which a sanitizer must find.
+``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends, also by
+pools of threads, of which one is shared, transcodes them, takes them apart by scattered reads from
+one file and from memory, and quantises; every thread must get the same. With ``--race`` all decode
+into the same memory, which a sanitizer must find.
 """
 
 import concurrent.futures
@@ -21,6 +22,7 @@ from pcrshard.errors import PCRError
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.native import fused_quantiser, scatter
+from pcrshard.native.pool import Pool
 
 THREADS = 4
 SIDE = 64
@@ -36,6 +38,25 @@ def decode(images, out=None):
         decoded = native.decode_batch(table, pixels, backend=backend)
         digest.update(decoded.tobytes() + pixels[decoded].tobytes())
     return digest.hexdigest()
+
+
+def decode_in_pools(images, shared):
+    """Pixels of all images, several times, by a pool of this thread's and by one of all; one pool
+    is closed while it decodes.
+    """
+    table = native.image_table(images, [len(image) for image in images])
+    outs = np.zeros((6, len(images), SIDE, SIDE, 3), np.uint8)
+    with Pool(2) as own, Pool(0) as none:
+        batches = [
+            pool.decode(table, out) for pool, out in zip((own, shared, none) * 2, outs, strict=True)
+        ]
+        decoded = [batch.wait() for batch in reversed(batches)]
+    left = Pool(2)
+    left.decode(table, np.zeros((len(images), SIDE, SIDE, 3), np.uint8))
+    left.close()
+    assert all(np.array_equal(decoded[0], each) for each in decoded)
+    assert all(np.array_equal(outs[0][decoded[0]], out[decoded[0]]) for out in outs)
+    return hashlib.sha256(outs[0][decoded[0]].tobytes()).hexdigest()
 
 
 def rescan(images):
@@ -96,6 +117,8 @@ def main(arguments):
         file.flush()
         for function in (decode, rescan, quantise):
             together(function, images)
+        with Pool(3) as shared:
+            together(decode_in_pools, images, shared)
         together(take_apart, images, file.fileno())
     seconds = time.monotonic() - begin
     print(f"{len(images)} files by {THREADS} threads: no race in {seconds:.0f} s")

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from .jpeg.image_decoder import ImageDecoder
     from .jpeg.pixels import decode_image
     from .jpeg.split import join_scans, split_scans
+    from .jpeg.views import View
     from .reading.dataset_folder import open_dataset
     from .reading.options import ReadOptions
     from .reading.prefix_cache import PrefixCache
     from .reading.scan_level import ScanLevel
     from .reading.shard import Shard
     from .storage.retry import Retry
-    from .training.dataset import EpochOptions, PCRDataset
+    from .training.dataset import PCRDataset
+    from .training.epoch_order import EpochOptions
     from .training.shard_lists import shards, split_by_node
     from .upkeep.stage import stage
 
@@ -58,6 +60,7 @@ __all__ = [
     "ShardFormat",
     "ShardIndex",
     "ShardWriter",
+    "View",
     "__version__",
     "compress_activations",
     "decode_image",
@@ -78,7 +81,7 @@ _HOMES = {
     "DatasetIndex": "format.dataset_index",
     "DeltaStore": "checkpoint.store",
     "EncodeOptions": "encoding.encode_dataset",
-    "EpochOptions": "training.dataset",
+    "EpochOptions": "training.epoch_order",
     "ImageDecoder": "jpeg.image_decoder",
     "JpegHandler": "integrations.webdataset_decode",
     "PCRDataset": "training.dataset",
@@ -91,6 +94,7 @@ _HOMES = {
     "ShardFormat": "format.shard_format",
     "ShardIndex": "format.shard_index",
     "ShardWriter": "encoding.shard_writer",
+    "View": "jpeg.views",
     "compress_activations": "activation.compressor",
     "decode_image": "jpeg.pixels",
     "encode": "encoding.encode_dataset",

@@ -34,7 +34,8 @@ from ..jpeg.other_formats import compress
 from ..jpeg.pixels import Pixels, decode_image
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
-from ..training.dataset import EpochOptions, PCRDataset
+from ..training.dataset import PCRDataset
+from ..training.epoch_order import EpochOptions
 from ..training.loader import PCRLoader
 
 _CROP = 256

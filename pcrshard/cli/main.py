@@ -15,6 +15,7 @@ from ..errors import PCRError
 from ..redaction import PIPE, RedactingStream
 from . import checkpoint
 from .arguments import Command, argument, at_least, value
+from .card import CARD
 from .encode import ENCODE
 from .inspect import FIDELITY, INFO, PLAN
 from .reading import CACHE, EXPORT, STAGE, VERIFY
@@ -170,4 +171,7 @@ COMPLETION = Command(
     _complete,
     [argument("shell", "whose completion", choices=("bash", "zsh", "tcsh"))],
 )
-COMMANDS = (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, DEMO, COMPLETION)
+COMMANDS = (
+    *(ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, CARD, DEMO),
+    COMPLETION,
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgpack
@@ -40,7 +40,7 @@ class Schema:
     late: tuple[tuple[str, int], ...] = ()
     preview_fields: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def lists(self) -> tuple[str, ...]:
         """The streams that have a list of images in each sample."""
         return tuple(field for field, codec in self.streams if codec == IMAGE_LIST)

@@ -36,7 +36,8 @@ from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, Scan, check_scan_type
-from ..jpeg.image_decoder import Crop, ImageDecoder, Layout, Side
+from ..jpeg.crops import Crop
+from ..jpeg.image_decoder import ImageDecoder, Layout, Side
 from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..format.names import is_jpeg_field
-from ..jpeg.pixels import decode_image
+from ..jpeg.pixels import SMOOTHING, decode_image
 
 _COLOURS: dict[str, Literal["gray", "rgb"]] = {
     "l": "gray",
@@ -27,9 +27,10 @@ class JpegHandler:
         imagespec: As in WebDataset, but that gray is the JPEG's own luma: ``l8``, ``rgb8`` give
             (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1; ``torchl8``, ``torchrgb8``,
             ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (H, W) and (3, H, W).
+        smoothing: Smooth between blocks of unfinished images, as WebDataset's own handlers do.
     """
 
-    def __init__(self, imagespec: str) -> None:
+    def __init__(self, imagespec: str, *, smoothing: bool = SMOOTHING) -> None:
         spec = "torchrgb" if imagespec == "torch" else imagespec
         name = spec.removeprefix("torch").removesuffix("8")
         if name not in _COLOURS:
@@ -37,18 +38,21 @@ class JpegHandler:
                 f"expected an imagespec like 'rgb8', 'torchrgb', 'l8', got {imagespec!r}"
             )
         self.imagespec = imagespec
+        self.smoothing = smoothing
         self.colour = _COLOURS[name]
         self.torch = spec.startswith("torch")
         self.floating = not spec.endswith("8")
 
     def __repr__(self) -> str:
-        return f"JpegHandler({self.imagespec!r})"
+        option = f", smoothing={self.smoothing}" if self.smoothing != SMOOTHING else ""
+        return f"JpegHandler({self.imagespec!r}{option})"
 
     def __call__(self, key: str, data: bytes) -> Any:
         """Decode ``data`` if the field ``key`` is a JPEG, else return ``None``."""
         if not is_jpeg_field(key.lower()):
             return None
-        image = decode_image(data, colour=self.colour, layout="chw" if self.torch else "hwc")
+        layout: Literal["chw", "hwc"] = "chw" if self.torch else "hwc"
+        image = decode_image(data, colour=self.colour, layout=layout, smoothing=self.smoothing)
         if self.colour == "gray":
             image = image.squeeze(0 if self.torch else 2)
         if not self.torch:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Literal
 
 # Height and width in pixels.
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
 Interval = tuple[float, float]
+# How a crop is chosen; None is the whole image.
+Crop = Literal["random", "center"] | None
 _MASK = (1 << 64) - 1
 
 
@@ -16,23 +19,24 @@ class Draws:
     """A few draws that belong to a key, such as (seed, epoch, sample).
 
     SplitMix64 (Steele, Lea, Flood 2014). One is made for every sample: to seed a ``random.Random``
-    costs more than all draws of a crop.
+    costs more than all draws of a crop. The native core draws the same of ``state``:
+    :func:`pcrshard.native.pool.draw_boxes`.
 
     >>> Draws(0, 1, 2).randint(1, 6) == Draws(0, 1, 2).randint(1, 6)
     True
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ("state",)
 
     def __init__(self, *key: int) -> None:
-        self._state = 0
+        self.state = 0
         for part in key:
-            self._state = _mix(self._state + part)
+            self.state = _mix(self.state + part)
 
     def random(self) -> float:
         """In [0, 1), 53 bits."""
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
-        return (_mix(self._state) >> 11) * 2.0**-53
+        self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
+        return (_mix(self.state) >> 11) * 2.0**-53
 
     def uniform(self, a: float, b: float) -> float:
         """From ``a`` to ``b``."""

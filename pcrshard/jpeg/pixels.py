@@ -34,6 +34,9 @@ from .split import cut_tail, join_pieces
 from .standard_tables import STANDARD_TABLES
 
 Pixels = NDArray[np.uint8]
+# Whether images are smoothed where nothing else is asked for.
+SMOOTHING = False
+
 # A JPEG, or its pieces in order.
 Jpeg = bytes | Sequence[Buffer]
 
@@ -173,7 +176,7 @@ def decode_image(
     size: int | Size | None = None,
     layout: native.Layout = "hwc",
     colour: Literal["rgb", "gray"] = "rgb",
-    smoothing: bool = False,
+    smoothing: bool = SMOOTHING,
     out: Pixels | None = None,
 ) -> Pixels:
     """Decode a JPEG at any scan, and crop and resize it on the way.
@@ -189,9 +192,10 @@ def decode_image(
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
         colour: ``rgb``, or ``gray`` for one channel.
-        smoothing: Whether to smooth between the blocks of an unfinished image as libjpeg does,
-            which is slower. Without the native core, and for images that it does not support
-            (arithmetic coding), it is always done.
+        smoothing: Whether to smooth between the blocks of an unfinished image, as libjpeg-turbo
+            does: coefficients that are not known yet are estimated from the blocks around. Without
+            the native core, and for images that it does not support (arithmetic coding), it
+            is always done.
         out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
 
     Returns:
@@ -211,7 +215,7 @@ def decode_image(
     if is_other_format(pieces[0]):
         pixels = decode_by_pillow(b"".join(pieces), colour)
         return _arrange(crop_and_resize(pixels, crop, size), layout, out)
-    if native.available and not smoothing:
+    if native.available:
         plane = colour == "gray" and layout == "hwc"
         try:
             pixels = native.decode(
@@ -220,6 +224,7 @@ def decode_image(
                 size=size,
                 layout=layout,
                 colour=colour,
+                smoothing=smoothing,
                 out=out[..., 0] if plane and out is not None else out,
             )
             return pixels[..., None] if plane else pixels
@@ -250,9 +255,16 @@ def _decode_and_resize(
     smoothing: bool,
 ) -> Pixels:
     """(H, W, C) pixels of what the core does not give as RGB or gray."""
-    if len(find_frame(jpeg).components) == _CMYK_COMPONENTS and native.available and not smoothing:
+    if len(find_frame(jpeg).components) == _CMYK_COMPONENTS and native.available:
         try:
-            return from_cmyk(native.decode([jpeg], crop=crop, size=size, colour="cmyk"), colour)
+            pixels = native.decode(
+                [jpeg],
+                crop=crop,
+                size=size,
+                colour="cmyk",
+                smoothing=smoothing,
+            )
+            return from_cmyk(pixels, colour)
         except native.NativeError as error:
             _refuse_damage(error)
     if size:

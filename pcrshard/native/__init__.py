@@ -157,6 +157,7 @@ def _make_request(
     crop: Box | None = None,
     scale: int = 0,
     max_pixels: int = 0,
+    smoothing: bool = False,
 ) -> Any:
     """What to decode; a number that is 0 is left to the core."""
     if layout not in _LAYOUTS or colour not in _CHANNELS or scale not in _SCALES:
@@ -168,6 +169,7 @@ def _make_request(
         {
             "scale": scale,
             "max_pixels": max_pixels,
+            "smooth": smoothing,
         },
     )
     request.layout = _LAYOUTS[layout]
@@ -223,12 +225,13 @@ def decode(
     out: Image | None = None,
     scale: int = 0,
     max_pixels: int = 2**28,
+    smoothing: bool = False,
     backend: Backend = "auto",
 ) -> Image:
     """Decode a JPEG that may end after any scan, without holding the GIL.
 
-    Without ``size`` the pixels are those of libjpeg-turbo (accurate DCT, fancy upsampling, no block
-    smoothing), bit for bit. With it the crop is resized by antialiased bilinear interpolation,
+    Without ``size`` the pixels are those of libjpeg-turbo (accurate DCT, fancy upsampling), bit for
+    bit. With it the crop is resized by antialiased bilinear interpolation,
     after DCT-domain scaling where the crop stays at least as large as the target.
 
     Args:
@@ -241,6 +244,8 @@ def decode(
         out: C-contiguous uint8 array of the result's shape to decode into.
         scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; with 0 the core chooses.
         max_pixels: Larger images are refused.
+        smoothing: Smooth between the blocks of an unfinished image, as libjpeg-turbo does by
+            default (since 3.0.1: earlier ones differ at the upper and lower edges).
         backend: ``portable`` forces the plain C code.
 
     Raises:
@@ -248,7 +253,7 @@ def decode(
             but not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
         ValueError: A crop, size or ``out`` does not fit.
     """
-    request = _make_request(layout, colour, size, crop, scale, max_pixels)
+    request = _make_request(layout, colour, size, crop, scale, max_pixels, smoothing)
     stream = _Stream(pieces, backend)
 
     if size is None or out is None:
@@ -285,11 +290,15 @@ def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | NDArray[A
     Returns:
         (images, 1) of address and size.
     """
+    there = [row for row, image in enumerate(images) if image is not None]
     table = empty_table(len(images), 1)
-    for row, image in enumerate(images):
-        if image is not None:
-            table[row] = (int(ffi.cast("uintptr_t", ffi.from_buffer(image))), sizes[row])
+    table["data"][there, 0] = [_address_of(images[row]) for row in there]
+    table["size"][there, 0] = np.asarray(sizes)[there]
     return table
+
+
+def _address_of(data: Any) -> int:
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
 
 
 def decode_batch(
@@ -299,6 +308,7 @@ def decode_batch(
     crops: NDArray[np.int32] | None = None,
     layout: Layout = "hwc",
     colour: Colour = "rgb",
+    smoothing: bool = False,
     backend: Backend = "auto",
 ) -> NDArray[np.bool_]:
     """:func:`decode` of many streams, in one call without the GIL.
@@ -309,6 +319,7 @@ def decode_batch(
         crops: (N, 4) int32, (y, x, height, width) of each.
         layout: Of ``out``.
         colour: As for :func:`decode`.
+        smoothing: As for :func:`decode`.
         backend: ``portable`` forces the plain C code.
 
     Returns:
@@ -321,7 +332,7 @@ def decode_batch(
     size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
     shape = _shape(layout, size, colour)
     target = _target(out, (count, *shape))
-    request = _make_request(layout, colour, size)
+    request = _make_request(layout, colour, size, smoothing=smoothing)
     pieces = np.ascontiguousarray(table)
     streams = (_decoder(backend), _address(pieces), num_pieces, count)
     codes = np.empty(count, np.int32)

@@ -6,12 +6,12 @@
  * nothing of Python.
  */
 #define PY_SSIZE_T_CLEAN
-#include <pyconfig.h>
-#ifndef Py_GIL_DISABLED /* free-threaded CPython has no limited API yet */
-#define Py_LIMITED_API 0x030B0000
-#endif
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* preadv */
+#endif
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* free-threaded Python has no limited interface yet */
+#define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
 
@@ -450,8 +450,8 @@ static int prepare(PyObject *module) {
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)prepare},
-#ifdef Py_mod_gil
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* nothing is shared once prepare() has run */
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* nothing is shared but tables that are written at import */
 #endif
     {0, NULL},
 };

@@ -196,6 +196,12 @@ class Prefix:
             if (units or is_list) and (select is None or select(key, field)):
                 images = [self._image(unit, decode) for unit in units]
                 sample[field] = images if is_list else images[0]
+        return sample | self.other_fields(row, select)
+
+    def other_fields(self, row: int, select: Select | None = None) -> Sample:
+        """A sample without the images that the scans hold; see :meth:`sample`."""
+        key = self.index.keys[row]
+        sample: Sample = {"__key__": key}
         for field, values in self.fields.items():
             value = values[row]
             if value is not None and (select is None or select(key, field)):
@@ -233,17 +239,24 @@ class Prefix:
         """Whether each sample has one image at most, so that its unit is its position."""
         return len(self.streams) == 1 and not self.index.schema.lists
 
-    def table(self, rows: list[int]) -> native.Table:
-        """Where the images of some samples are in memory, for the native core.
+    def table(self, units: list[int]) -> native.Table:
+        """Where some images are in memory, for the native core; it is valid until :meth:`close`.
 
-        Where :attr:`has_one_image` holds. The table is valid until :meth:`close`.
+        Where :attr:`has_one_image` holds, the unit of a sample is its row.
 
         Returns:
-            (len(rows), 1) addresses and sizes; size 0 for an image that is missing or damaged.
+            (len(units), 1) addresses and sizes; size 0 for an image that is missing or damaged.
         """
-        jpegs = self._open_jpegs()
-        usable = [None if row in self.images.damaged else jpegs[row] for row in rows]
-        return native.image_table(usable, self._ends[rows])
+        self._open_jpegs()
+        return self._table[units]
+
+    @cached_property
+    def _table(self) -> native.Table:
+        """That of all images."""
+        usable = list(self._open_jpegs())
+        for unit in self.images.damaged:
+            usable[unit] = None
+        return native.image_table(usable, self._ends)
 
     @cached_property
     def _sizes(self) -> NDArray[np.uint32]:

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 
-from .. import memory, native
-from ..errors import FormatError, PCRError, ScanUnavailable
-from ..format.names import JPEG_EXTENSIONS
+from ..errors import PCRError, ScanUnavailable
 from ..format.scan import FULL, check_scan, is_integer
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.pixels import Pixels
+from ..jpeg.views import geometry_field, unfold
+from ..native import pool as native_pool
+from ..native.pool import Pool
+from ..reading.field_values import CONVERSIONS, INTEGERS, Convert, convert, extension
 from ..reading.prefix import Decode, Prefix, Sample
+from .batch_images import BatchMemory, FieldImages, begin_images, picture_column
 from .shard_set import Row
 
 Key = tuple[int, int, int]
 Rows = list[Row]
-# Positions in a batch.
-Positions = dict[Prefix, list[int]]
+# The images of a batch, by field.
+Images = dict[str, FieldImages]
 # A size is a decoder of whole images.
 ImageChoice = ImageDecoder | int | tuple[int, int] | None
-_INTEGERS = ("cls", "cls2", "index", "inx", "id")
-
-
-def _integer(data: bytes) -> int:
-    """A number that a tensor of int64 can hold."""
-    number = int(data)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"expected a number of 64 bits, got {number}")
-    return number
-
-
-_CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(_INTEGERS, _integer),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
-}
 
 
 @dataclass(frozen=True)
@@ -72,89 +56,152 @@ class Collator:
                 f"expected a sequence of field names, got {self.fields!r}; write ({self.fields!r},)"
             )
 
-    def __call__(self, rows: Rows, epoch: int) -> Any:
-        """The batch of these rows in an epoch."""
-        keys = [(self.seed, epoch, number) for number, _, _ in rows]
-        batch = self._image_batch(rows)
-        decoded = [False] * len(rows)
-        out: Iterable[Pixels | None] = [None] * len(rows)
-        if batch is not None:
-            out = batch.numpy()
-            decoded = self._decode_batch(rows, keys, batch.numpy())
-        samples = list(map(self._sample, rows, keys, out, decoded))
-
-        if self.transform is not None:
-            return default_collate([self.transform(sample) for sample in samples])
-        self._check_fields(rows, samples)
-        names = self.fields or dict.fromkeys(name for sample in samples for name in sample)
-        columns = {name: self._column(name, samples, batch) for name in names}
-        return tuple(columns.values()) if self.fields else columns
-
-    def _sample(
-        self,
-        row: Row,
-        key: Key,
-        out: Pixels | None,
-        decoded: bool,
-    ) -> Sample:
-        """A sample with its images decoded, into ``out`` if given, unless that was done."""
-        _, prefix, place = row
-        if decoded:
-            return prefix.sample(place, select=self._select_others) | {prefix.streams[0]: out}
-        decode: Decode | None = None
-        if self.image is not None:
-            decode = partial(_decode, self.image, key, out)
-        sample = prefix.sample(place, select=self._select, decode=decode)
-        return sample if decode is None else _decode_kept(prefix, sample, decode)
-
-    def _decode_batch(
+    def begin(
         self,
         rows: Rows,
-        keys: list[Key],
-        out: Pixels,
-    ) -> list[bool]:
-        """Decode at once what the native core can; says which."""
+        epoch: int,
+        pool: Pool | None = None,
+        target: BatchMemory = BatchMemory(),
+    ) -> Callable[[], Any]:
+        """Begin the batch of these rows in an epoch.
+
+        Args:
+            rows: The samples, whose prefixes must be open until the batch is finished.
+            epoch: Number of the epoch.
+            pool: Decodes images meanwhile; see :meth:`open_pool`.
+            target: Where images go.
+
+        Returns:
+            What finishes it, and returns it.
+        """
+        key = (self.seed, epoch)
+        if self.transform is not None:
+            target = BatchMemory()  # torch copies what a transform returns
+        fields = self._image_fields(rows)
+        images: Images = {}
+        if self.image is not None and fields:
+            images = begin_images(rows, fields, self.image, key, pool, target)
+        return partial(self._finish, rows, key, images)
+
+    def batch_bytes(self, count: int) -> int:
+        """Bytes of the images of a batch, if they have one size."""
+        if self.image is None or not self.image.is_sized:
+            return 0
+        return sum(map(math.prod, self.image.batch_shapes(count)))
+
+    def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
+        """Threads that decode the images of batches; ``None`` where the core cannot."""
         # A subclass may do more than decode.
-        if type(self.image) is not ImageDecoder or not native.available:
-            return [False] * len(rows)
+        plain = type(self.image) is ImageDecoder
+        return Pool(threads) if plain and native_pool.available else nullcontext()
 
-        # An empty stream is not decoded: an image that is missing or damaged.
-        table = native.empty_table(len(rows), 1)
-        sizes = np.ones((len(rows), 2), np.int64)
-        for prefix, at in _by_prefix(rows).items():
-            places = [rows[position][2] for position in at]
-            table[at] = prefix.table(places)
-            sizes[at] = np.maximum(prefix.index.dims[places], 1)
-        return self.image.decode_batch(table, sizes, list(itertools.starmap(Draws, keys)), out)
+    def _finish(
+        self,
+        rows: Rows,
+        key: tuple[int, int],
+        images: Images,
+    ) -> Any:
+        decoded = [field.decoded() for field in images.values()]
+        done = list(map(all, zip(*decoded, strict=True))) if images else [False] * len(rows)
+        # Where everything is decoded, nobody looks at the pixels of a sample.
+        whole = all(done) and self.transform is None and not any(map(_is_list, images.values()))
+        columns: dict[str, Any] = {}
+        if whole:
+            for name, field in images.items():
+                columns |= {k: v for k, v in field.columns(name).items() if self._is_wanted(k)}
+            samples = [prefix.other_fields(row, self._select) for _, prefix, row in rows]
+        else:
+            samples = self._samples(rows, key, images, done)
+        if self.transform is not None:
+            return default_collate([self.transform(sample) for sample in samples])
+        return self._collate(rows, samples, columns, images)
 
-    def _image_batch(self, rows: Rows) -> torch.Tensor | None:
-        """Memory for the images of a batch, if all have one size and a sample has one at most."""
-        image = self.image
-        streams = {stream for _, prefix, _ in rows for stream in prefix.streams}
-        if image is None or image.shape is None or self.transform:
-            return None
-        alone = len(streams) == 1 and all(prefix.has_one_image for _, prefix, _ in rows)
-        if not alone or not self._select("", *streams):
-            return None
-        shape = image.batch_shape(len(rows))
-        if get_worker_info() is None:
-            return torch.from_numpy(memory.borrow_array(math.prod(shape))).view(shape)
-        # A worker shares memory with the loader, and torch would copy there what lies elsewhere.
-        # torch's own collation does the same.
-        new_shared: Any = torch.UntypedStorage._new_shared
-        storage = new_shared(math.prod(shape))
-        return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+    def _samples(
+        self,
+        rows: Rows,
+        key: tuple[int, int],
+        images: Images,
+        done: list[bool],
+    ) -> list[Sample]:
+        """The samples of a batch; what the core could not decode is decoded here."""
+        samples = []
+        for position, row in enumerate(rows):
+            if done[position]:
+                samples.append(self._decoded(row, position, images))
+                continue
+            sample = self._sample(row, key)
+            for name, field in images.items():
+                field.put(position, sample.get(name))
+            samples.append(sample)
+        return samples
+
+    def _collate(
+        self,
+        rows: Rows,
+        samples: list[Sample],
+        columns: dict[str, Any],
+        images: Images,
+    ) -> Any:
+        """A batch of samples, and of columns that they do not hold."""
+        self._check_fields(rows, samples, columns)
+        names: Iterable[str] = itertools.chain(("__key__",), columns, *samples)
+        batch = {
+            name: columns[name]
+            if name in columns
+            else self._column(name, samples, images.get(name))
+            for name in dict.fromkeys(self.fields or names)
+        }
+        return tuple(batch[name] for name in self.fields) if self.fields else batch
+
+    def _decoded(
+        self,
+        row: Row,
+        position: int,
+        images: Images,
+    ) -> Sample:
+        """A sample whose images the native core has decoded."""
+        _, prefix, place = row
+        others = prefix.other_fields(place, self._select)
+        pixels: Sample = {}
+        for name, field in images.items():
+            pixels |= field.of_sample(name, position)
+        return {"__key__": others["__key__"], **pixels, **others}
+
+    def _sample(self, row: Row, key: tuple[int, int]) -> Sample:
+        """A sample with its images decoded here, one by one."""
+        number, prefix, place = row
+        decode: Decode | None = None
+        if self.image is not None:
+            decode = partial(_decode, self.image, (*key, number))
+        sample = prefix.sample(place, select=self._select, decode=decode)
+        if self.image is None or decode is None:
+            return sample
+        sample = _decode_kept(prefix, sample, decode)
+        return unfold(sample) if self.image.return_geometry else sample
+
+    def _image_fields(self, rows: Rows) -> list[str]:
+        """The image fields of a batch whose images have one size."""
+        if self.image is None or not self.image.is_sized:
+            return []
+        streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
+        return [stream for stream in streams if self._select("", stream)]
 
     def _select(self, key: str, field: str) -> bool:
-        return self.fields is None or self.transform is not None or field in self.fields
+        return self._is_wanted(field) or self._is_wanted(geometry_field(field))
 
-    def _select_others(self, key: str, field: str) -> bool:
-        return self._select(key, field) and _extension(field) not in JPEG_EXTENSIONS
+    def _is_wanted(self, name: str) -> bool:
+        return self.fields is None or self.transform is not None or name in self.fields
 
-    def _check_fields(self, rows: Rows, samples: list[Sample]) -> None:
+    def _check_fields(
+        self,
+        rows: Rows,
+        samples: list[Sample],
+        columns: dict[str, Any],
+    ) -> None:
         """Name a field that is asked for and not there, and those that are."""
+        wanted = [name for name in self.fields or () if name not in columns]
         for (_, prefix, place), sample in zip(rows, samples, strict=True):
-            for name in self.fields or ():
+            for name in wanted:
                 if name not in sample:
                     _refuse_late(prefix, name)
                     there = ", ".join(prefix.sample(place))
@@ -166,23 +213,22 @@ class Collator:
         self,
         name: str,
         samples: list[Sample],
-        batch: torch.Tensor | None,
+        images: FieldImages | None,
     ) -> Any:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = any(name not in sample for sample in samples)
-        extension = _extension(name)
-        value = samples[0].get(name)
-        is_image = extension in JPEG_EXTENSIONS or isinstance(value, np.ndarray)
-        image = self.image if is_image else None
-        if image and batch is not None and not missing:
-            return batch
-        convert = torch.from_numpy if image else _CONVERSIONS.get(extension)
-        values = [_convert(convert, name, sample) for sample in samples]
-        if missing:
-            return values
-        if image and image.shape and not isinstance(value, list):
-            return torch.stack(values)
-        return torch.tensor(values) if extension in _INTEGERS else values
+        if images is not None and not (missing or images.is_list):
+            return images.column
+        values: list[Any] = [sample.get(name) for sample in samples]
+        if self.image is not None:
+            pictures = picture_column(values, self.image)
+            if pictures is not None:
+                return pictures
+        last = extension(name)
+        to_value = CONVERSIONS.get(last)
+        if to_value is not None:
+            values = _convert(to_value, name, samples)
+        return torch.tensor(values) if last in INTEGERS and not missing else values
 
 
 def as_decoder(image: ImageChoice) -> ImageDecoder | None:
@@ -229,38 +275,26 @@ def _decode_kept(
     return sample
 
 
-def _by_prefix(rows: Rows) -> Positions:
-    """The positions in a batch of each prefix's samples."""
-    groups = collections.defaultdict(list)
-    for position, (_, prefix, _) in enumerate(rows):
-        groups[prefix].append(position)
-    return groups
-
-
 def _decode(
     image: ImageDecoder,
     key: Key,
-    out: Pixels | None,
     pieces: list[memoryview],
-) -> Pixels:
+) -> Any:
     # Each image of a sample has the same draws, whichever others are read: an image and its mask
     # are cropped alike.
-    return image(pieces, Draws(*key), out)
-
-
-def _extension(field: str) -> str:
-    return field.rpartition(".")[2]
+    return image(pieces, Draws(*key))
 
 
 def _convert(
-    convert: Callable[[Any], Any] | None,
+    to_value: Convert,
     name: str,
-    sample: Sample,
-) -> Any:
-    if convert is None or name not in sample:
-        return sample.get(name)
-    try:
-        value = sample[name]
-        return list(map(convert, value)) if isinstance(value, list) else convert(value)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error
+    samples: list[Sample],
+) -> list[Any]:
+    """The values of a field by a conversion; an error names the sample."""
+    with suppress(KeyError, TypeError, ValueError, RecursionError):
+        return [to_value(sample[name]) for sample in samples]
+    return [convert(to_value, name, sample) for sample in samples]
+
+
+def _is_list(images: FieldImages) -> bool:
+    return images.is_list

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,47 +18,15 @@ from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
 from .collate import Collator, ImageChoice, as_decoder
-from .epoch_order import Geometry, Order, Rules, epoch_order, mixture, worker_batches
+from .epoch_order import EpochOptions, Order, epoch_order, mixture, worker_batches
 from .epoch_progress import MAX_SEGMENTS, EpochProgress, State, check_batches
 from .epoch_sequence import Batches, Ints
-from .loader import PCRLoader, refuse_batching
+from .loader import Ahead, PCRLoader, refuse_batching, run_ahead
 from .shard_set import Row, ShardSet, read_batches
+from .shared_ring import open_pixels
 
 _VERSION = 1
 _NO_EPOCH = -1
-
-
-@dataclass(frozen=True)
-class EpochOptions(Rules):
-    """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
-
-    Attributes:
-        seed: Seed of orders and crops.
-        shuffle_shards: Shards that are mixed at a time in a lane; 0 keeps the order of the dataset.
-        last: What becomes of samples that fill no global batch: ``drop``, ``pad`` or ``short``.
-        phases: Lanes per slot; best a multiple of the number of DataLoader workers.
-        slots: For an elastic job, the largest number of ranks that it will have. The order is then
-            the same for any world size at the same global batch. By default the world size.
-        weights: Share of each dataset in an epoch; by default each sample comes once.
-        samples: Samples in an epoch with ``weights``; by default as many as the datasets have.
-    """
-
-    phases: int = 4
-    slots: int | None = None
-    weights: tuple[float, ...] | None = None
-    samples: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples is not None and self.weights is None:
-            raise ValueError(
-                f"expected weights with samples={self.samples}: without them each sample comes once"
-            )
-
-    def geometry(self, batch_size: int, world: int) -> Geometry:
-        """How batches of a world of ranks cut an epoch up."""
-        slots = world if self.slots is None else self.slots
-        return Geometry(batch_size * world, slots, self.phases)
 
 
 def _at_scan(rows: list[Row], scan: Scan) -> list[Row]:
@@ -131,6 +98,7 @@ class PCRDataset(IterableDataset[Any]):
         self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
         self._finished = SharedIntegers([_NO_EPOCH])
         self._progress = EpochProgress()
+        self._ahead = Ahead()  # of the iteration that a loader begins
         self._order(self._progress)  # raises if there is not one global batch
 
     @property
@@ -185,32 +153,44 @@ class PCRDataset(IterableDataset[Any]):
         """
         self._restart(self.progress.set_epoch(epoch))
 
-    def loader(self, num_workers: int = 0, **options: Any) -> PCRLoader:
+    def loader(
+        self,
+        num_workers: int = 0,
+        *,
+        threads: int | None = None,
+        prefetch_batches: int = 2,
+        isolate: bool = False,
+        pin: bool = False,
+        **options: Any,
+    ) -> PCRLoader:
         """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch itself.
 
         Args:
-            num_workers: Worker processes.
-            options: Other arguments of ``DataLoader``: ``pin_memory``, ``prefetch_factor``,
+            num_workers: Worker processes, in place of threads.
+            threads: Threads that decode in this process, without the GIL; 0 decodes in the training
+                loop's own thread, when it asks for a batch. By default one less than the CPUs of
+                this rank, and 0 with workers. Pixels, order and state are the same for any number.
+            prefetch_batches: Batches that threads decode ahead.
+            isolate: Read and decode in one child process with these threads, for a training loop
+                whose Python keeps the GIL. Batches lie in memory that both processes see.
+            pin: Make batches in pinned memory, if CUDA is there.
+            options: Other arguments of ``DataLoader``: ``prefetch_factor``,
                 ``persistent_workers``, ``multiprocessing_context``...
         """
-        if not options.get("in_order", True):
-            raise ValueError(
-                "expected in_order=True: batches that come as they are ready cannot be resumed "
-                "exactly"
-            )
-        return PCRLoader(
-            self,
-            batch_size=None,
-            num_workers=num_workers,
-            **options,
-        )
+        ahead = run_ahead(num_workers, threads, prefetch_batches, isolate=isolate, pin=pin)
+        return PCRLoader(self, ahead, num_workers=num_workers, **options)
 
-    def hand_out(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    def hand_out(
+        self,
+        batches: Callable[[], Iterable[Any]],
+        ahead: Ahead = Ahead(),
+    ) -> Iterator[Any]:
         """Count the batches that a loader gives, and set the next epoch after the last one.
 
         Args:
             batches: Begins the loader's iteration; called after the epoch is set, because it may
                 start workers.
+            ahead: How this process decodes them, if it does.
         """
         self._check_rank()  # here, too: a spawned worker does not know its parent's process group
         # A loop that stops after len() batches, as Lightning's does, never sees the end of the
@@ -219,9 +199,15 @@ class PCRDataset(IterableDataset[Any]):
             self.set_epoch(self.epoch + 1)
         epoch = self.epoch
         self._progress = self._progress.begun(len(self))
-        for given, batch in enumerate(batches(), 1):
+        self._ahead = ahead.with_ring(self.collate.batch_bytes(self.batch_size))
+        ring = self._ahead.memory.ring
+        try:
+            coming = iter(batches())
+        finally:
+            self._ahead = Ahead()
+        for given, batch in enumerate(coming, 1):
             self._progress = self._progress.gave(given)
-            yield batch
+            yield open_pixels(batch, ring)
         self.set_epoch(epoch + 1)
 
     def state_dict(self, batches: int | None = None) -> State:
@@ -288,10 +274,15 @@ class PCRDataset(IterableDataset[Any]):
         """
         highest = FULL if FULL in scans else max(map(int, scans))
 
-        def take(rows: list[Row]) -> dict[Scan, Any]:
-            return {scan: self.collate(_at_scan(rows, scan), epoch) for scan in scans}
+        with self.collate.open_pool(0) as pool:
 
-        return read_batches(shards or self.shards, batches, highest, take)
+            def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
+                begun = {
+                    scan: self.collate.begin(_at_scan(rows, scan), epoch, pool) for scan in scans
+                }
+                return lambda: {scan: finish() for scan, finish in begun.items()}
+
+            yield from read_batches(shards or self.shards, batches, highest, begin)
 
     def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
         """One sample by id or key, as stored.
@@ -331,13 +322,22 @@ class PCRDataset(IterableDataset[Any]):
                 f"epoch {epoch} is read again, in the same order: call set_epoch({epoch + 1})",
                 stacklevel=2,
             )
-        return self._read(batches[progress.done :], epoch, worker)
+        return self._read(batches[progress.done :], epoch, worker, self._ahead)
 
-    def _read(self, batches: Batches, epoch: int, worker: int) -> Iterator[Any]:
-        take = partial(self.collate, epoch=epoch)
-        for batch in read_batches(self.shards, batches, self.scan, take):
-            self._progress = self._progress.gave(self._progress.done + 1)
-            yield batch
+    def _read(
+        self,
+        batches: Batches,
+        epoch: int,
+        worker: int,
+        ahead: Ahead,
+    ) -> Iterator[Any]:
+        # The threads are started with the first batch, and end with this generator.
+        with self.collate.open_pool(ahead.threads) as pool:
+            begin = partial(self.collate.begin, epoch=epoch, pool=pool, target=ahead.memory)
+            coming = read_batches(self.shards, batches, self.scan, begin, ahead.batches)
+            for batch in coming:
+                self._progress = self._progress.gave(self._progress.done + 1)
+                yield batch
         self._progress = self._progress.ended()
         if worker == 0:
             self._finished[0] = epoch

@@ -41,7 +41,16 @@ from .epoch_sequence import (
     shuffled_passes,
 )
 
-__all__ = ["Geometry", "Order", "Rules", "advance", "epoch_order", "mixture", "worker_batches"]
+__all__ = [
+    "EpochOptions",
+    "Geometry",
+    "Order",
+    "Rules",
+    "advance",
+    "epoch_order",
+    "mixture",
+    "worker_batches",
+]
 
 Segment = Sequence[int]
 
@@ -70,6 +79,39 @@ class Geometry:
                 "expected global_batch to be a multiple of slots, "
                 f"got {self.global_batch} and {self.slots}"
             )
+
+
+@dataclass(frozen=True)
+class EpochOptions(Rules):
+    """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
+
+    Attributes:
+        seed: Seed of orders and crops.
+        shuffle_shards: Shards that are mixed at a time in a lane; 0 keeps the order of the dataset.
+        last: What becomes of samples that fill no global batch: ``drop``, ``pad`` or ``short``.
+        phases: Lanes per slot; best a multiple of the number of DataLoader workers.
+        slots: For an elastic job, the largest number of ranks that it will have. The order is then
+            the same for any world size at the same global batch. By default the world size.
+        weights: Share of each dataset in an epoch; by default each sample comes once.
+        samples: Samples in an epoch with ``weights``; by default as many as the datasets have.
+    """
+
+    phases: int = 4
+    slots: int | None = None
+    weights: tuple[float, ...] | None = None
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is not None and self.weights is None:
+            raise ValueError(
+                f"expected weights with samples={self.samples}: without them each sample comes once"
+            )
+
+    def geometry(self, batch_size: int, world: int) -> Geometry:
+        """How batches of a world of ranks cut an epoch up."""
+        slots = world if self.slots is None else self.slots
+        return Geometry(batch_size * world, slots, self.phases)
 
 
 @dataclass(frozen=True, eq=False)

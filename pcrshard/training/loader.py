@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader
 
+from .batch_images import BatchMemory
+from .cpus import decoding_threads
 from .epoch_progress import State
+from .shared_ring import SharedRing
 
 if TYPE_CHECKING:
     from .dataset import PCRDataset
@@ -29,17 +34,99 @@ def refuse_batching(caller: FrameType) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """How the process that reads batches decodes them.
+
+    Attributes:
+        threads: Threads that decode; 0 for the one that asks.
+        batches: Batches that are decoded ahead.
+        isolate: Whether a child process reads and decodes.
+        memory: Where batches go.
+    """
+
+    threads: int = 0
+    batches: int = 0
+    isolate: bool = False
+    memory: BatchMemory = field(default_factory=BatchMemory)
+
+    def with_ring(self, slot_bytes: int) -> Ahead:
+        """With memory that a child process fills, for one iteration."""
+        if not self.isolate:
+            return self
+        # What is decoded ahead, what waits in the queue, and what the training loop has.
+        ring = SharedRing(slot_bytes, 2 * self.batches + 3)
+        return replace(self, memory=replace(self.memory, ring=ring))
+
+
+def run_ahead(
+    num_workers: int,
+    threads: int | None,
+    batches: int,
+    *,
+    isolate: bool,
+    pin: bool,
+) -> Ahead:
+    """What the arguments of :meth:`PCRDataset.loader` mean.
+
+    Raises:
+        ValueError: They do not fit together.
+    """
+    if threads is None:
+        threads = 0 if num_workers else decoding_threads()
+    if num_workers and (threads or isolate):
+        raise ValueError(
+            f"expected threads or workers, got threads={threads}, isolate={isolate} and "
+            f"num_workers={num_workers}"
+        )
+    if threads < 0 or batches < 1:
+        raise ValueError(
+            "expected threads of at least 0 and prefetch_batches of at least 1, "
+            f"got {threads} and {batches}"
+        )
+    memory = BatchMemory(pin and torch.cuda.is_available())
+    return Ahead(threads, batches if threads else 0, isolate, memory)
+
+
 class PCRLoader(DataLoader[Any]):
     """A ``DataLoader`` that counts the batches it has given; from :meth:`PCRDataset.loader`."""
 
     dataset: PCRDataset
+
+    def __init__(
+        self,
+        dataset: PCRDataset,
+        ahead: Ahead,
+        *,
+        num_workers: int,
+        pin_memory: bool = False,
+        **options: Any,
+    ) -> None:
+        if not options.get("in_order", True):
+            raise ValueError(
+                "expected in_order=True: batches that come as they are ready cannot be resumed "
+                "exactly"
+            )
+        if ahead.isolate:
+            if options.get("persistent_workers"):
+                raise ValueError("expected no persistent_workers with isolate=True")
+            num_workers = 1
+            options.setdefault("prefetch_factor", max(ahead.batches, 1))
+        super().__init__(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            pin_memory=ahead.memory.pin or pin_memory,
+            **options,
+        )
+        self.ahead = ahead
 
     def __len__(self) -> int:
         # DataLoader's own remembers the length of one epoch, and warns when the next one has more.
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class
-        return self.dataset.hand_out(super().__iter__)
+        return self.dataset.hand_out(super().__iter__, self.ahead)
 
     def state_dict(self) -> State:
         """Where the training loop is: after the last batch that it got."""

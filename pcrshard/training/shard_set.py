@@ -6,10 +6,12 @@ import itertools
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -29,6 +31,9 @@ from .shard_schedule import Schedule, schedule
 
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
+Loads = Generator[tuple[tuple[int, int], Future[Prefix]], None, None]
+# Finishes what was begun.
+Finish = Callable[[], Result]
 
 
 class Place(NamedTuple):
@@ -213,36 +218,75 @@ def read_batches(
     shards: ShardSet,
     batches: Batches,
     scan: ScanChoice,
-    take: Callable[[list[Row]], Result],
+    begin: Callable[[list[Row]], Finish[Result]],
+    ahead: int = 0,
 ) -> Iterator[Result]:
     """Read batches of samples in the order of a plan.
+
+    What goes wrong with a batch is raised when it is its turn.
 
     Args:
         shards: What the ids mean.
         batches: Ids of each batch, (samples,) int64.
         scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is read at each shard.
-        take: Makes a batch of the (id, prefix, row) of its samples; the prefixes may be closed
-            after it returns.
+        begin: Begins a batch of the (id, prefix, row) of its samples; what it returns finishes it.
+            The prefixes may be closed after that.
+        ahead: Batches that are begun before the one before them is finished. There are none before
+            the first batch, which nothing shall delay, and one more with each batch.
 
     Yields:
-        What ``take`` gave.
+        The finished batches.
 
     Raises:
         ScanUnavailable, FormatError, StorageError: A shard cannot be read.
     """
     needed = shards.schedule(batches)
-    starting = np.bincount(needed.first, minlength=len(batches))
+    starting = np.bincount(needed.first, minlength=len(batches)).tolist()
+    loads = _load_ahead(shards, needed, scan)
+    held = HeldPrefixes()
+    with closing(held), closing(loads):
+        scheduled = zip(batches, starting, strict=True)
+        coming = _begin_batches(shards, scheduled, scan, begin, loads, held)
+        begun: deque[Finish[Result]] = deque()
+        for number in range(len(batches)):
+            missing = min(number, ahead) + 1 - len(begun)
+            begun.extend(itertools.islice(coming, missing))
+            yield begun.popleft()()
+            held.release(number)
+
+
+def _load_ahead(
+    shards: ShardSet,
+    needed: Schedule,
+    scan: ScanChoice,
+) -> Loads:
+    """Load the shards of a schedule in its order; with each, the last batch that needs it."""
     requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
     load = partial(_load, shards, scan)
     options = shards.options
-    loads = prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
-    held = HeldPrefixes()
-    with closing(held), closing(loads):
-        for number, ids in enumerate(batches):
-            for (shard, last), future in itertools.islice(loads, starting[number]):
+    return prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
+
+
+def _begin_batches(
+    shards: ShardSet,
+    scheduled: Iterable[tuple[Ints, int]],
+    scan: ScanChoice,
+    begin: Callable[[list[Row]], Finish[Result]],
+    loads: Loads,
+    held: HeldPrefixes,
+) -> Iterator[Finish[Result]]:
+    """Begin batches of (ids, shards that they are the first to need)."""
+    try:
+        for ids, starting in scheduled:
+            for (shard, last), future in itertools.islice(loads, starting):
                 held.add(shard, last, future.result(), current_scan(scan))
-            yield take(held.rows(shards.places(ids)))
-            held.release(number)
+            yield begin(held.rows(shards.places(ids)))
+    except Exception as error:  # whatever it is, the batches before this one come first
+        yield partial(_fail, error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
 
 
 def _load(

@@ -55,6 +55,17 @@ def test_a_handler_travels_to_workers():
     assert np.array_equal(handler(".JPG", jpeg), JpegHandler("rgb8")(".jpg", jpeg))
 
 
+def test_smoothed_images_are_webdatasets(shard_urls):
+    """With ``smoothing`` an unfinished image is what WebDataset's own handler shows of it."""
+    sample = next(iter(Shard(shard_urls[0]).samples(1)))
+    theirs = np.asarray(wds.autodecode.ImageHandler("rgb8")(".jpg", sample["jpg"])).astype(int)
+    smooth = JpegHandler("rgb8", smoothing=True)
+    assert repr(smooth) == "JpegHandler('rgb8', smoothing=True)"
+    assert np.abs(pickle.loads(pickle.dumps(smooth))(".jpg", sample["jpg"]) - theirs).max() <= 3
+    plain = JpegHandler("rgb8", smoothing=False)(".jpg", sample["jpg"])
+    assert np.abs(plain - theirs).max() > 3
+
+
 def test_arrays_need_neither_webdataset_nor_torch():
     """The handler is of use in a program that has NumPy only."""
     code = (

@@ -81,6 +81,7 @@ def test_a_batch_is_a_dict(dataset):
         ({"layout": "hwc"}, (6, 16, 16, 3)),
         ({"colour": "gray"}, (6, 1, 16, 16)),
         ({"colour": "gray", "layout": "hwc"}, (6, 16, 16, 1)),
+        ({"smoothing": True}, (6, 3, 16, 16)),
     ],
 )
 def test_pixels_are_the_decoders(dataset, options, shape):

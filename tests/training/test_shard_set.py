@@ -25,6 +25,11 @@ fsspec.register_implementation("counting", CountingFS, clobber=True)
 SHARDS, ROWS = 12, 5
 
 
+def at_once(take):
+    """Begin and finish a batch in one: nothing runs ahead."""
+    return lambda rows: lambda: take(rows)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """12 shards of 5 samples; ``cls`` is the sample's id."""
@@ -119,7 +124,9 @@ def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
     for worker in range(workers):
         batches = plan(workers=workers, worker=worker)
         CountingFS.requests.clear()
-        assert list(read_batches(shards, batches, 2, classes)) == [ids.tolist() for ids in batches]
+        assert list(read_batches(shards, batches, 2, at_once(classes))) == [
+            ids.tolist() for ids in batches
+        ]
         wanted = {
             shards.urls[shards.place(number).shard].removeprefix("counting://")
             for ids in batches
@@ -138,7 +145,7 @@ def test_memory_is_bounded(folder, held, prefetch):
     """No more prefixes are in memory than the plan's peak and those that are fetched ahead."""
     batches = plan()
     shards = ShardSet([str(folder)], ReadOptions(prefetch=prefetch))
-    for _ in read_batches(shards, batches, 1, classes):
+    for _ in read_batches(shards, batches, 1, at_once(classes)):
         time.sleep(0.002)
     assert held.prefixes == {}
     peak = schedule(batches, [ROWS] * SHARDS).peak()
@@ -155,7 +162,7 @@ def test_samples_that_come_twice_are_read_again_not_held(folder):
     shards = ShardSet([f"counting://{folder}"], ReadOptions(prefetch=0))
     CountingFS.requests.clear()
     batches = np.split(ids, len(ids) // ROWS)
-    assert sum(1 for _ in read_batches(shards, batches, 1, classes)) == len(batches)
+    assert sum(1 for _ in read_batches(shards, batches, 1, at_once(classes))) == len(batches)
     assert collections.Counter(os.path.basename(path) for path, _, _ in CountingFS.requests) == {
         "data-000000.tar": 2,
         "data-000001.tar": 1,
@@ -179,7 +186,7 @@ def test_a_level_counts_from_the_next_shard(folder, prefetch):
         for number, prefix, _ in rows:
             begun.setdefault(shards.place(number).shard, set()).add(prefix.scan)
 
-    for done, _ in enumerate(read_batches(shards, batches, level, scans), 1):
+    for done, _ in enumerate(read_batches(shards, batches, level, at_once(scans)), 1):
         level.value = {change: 6, 2 * change: 1}.get(done, level.value)
     assert begun == {shard: {scan} for shard, scan in expected.items()}
     assert set(expected.values()) == {1, 2, 6}
@@ -190,7 +197,7 @@ def test_a_higher_level_fetches_the_difference(folder):
     level, shards = ScanLevel(1), ShardSet([f"counting://{folder}"], ReadOptions(prefetch=4))
     batches = [np.array([0]), np.array([ROWS])]
     CountingFS.requests.clear()
-    batch = read_batches(shards, batches, level, lambda rows: rows[0][1].scan)
+    batch = read_batches(shards, batches, level, at_once(lambda rows: rows[0][1].scan))
     assert next(batch) == 1
     deadline = time.monotonic() + 5
     while len(CountingFS.requests) < 2 and time.monotonic() < deadline:
@@ -216,7 +223,7 @@ def test_leaving_early_leaves_nothing(folder, prefetch, leave):
 
     batches = plan()
     reading = read_batches(
-        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 3, take
+        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 3, at_once(take)
     )
     if leave == "take fails":
         with pytest.raises(RuntimeError, match="stop"):
@@ -244,9 +251,9 @@ def test_memory_is_used_again(folder, monkeypatch):
 
     monkeypatch.setattr(mmap, "mmap", counting)
     shards = ShardSet([str(folder)], ReadOptions(prefetch=0))
-    list(read_batches(shards, plan(window=1), "full", classes))
+    list(read_batches(shards, plan(window=1), "full", at_once(classes)))
     before = len(allocated)
-    list(read_batches(shards, plan(window=1), "full", classes))
+    list(read_batches(shards, plan(window=1), "full", at_once(classes)))
     assert len(allocated) - before < SHARDS  # buffers of other sizes may have taken some places
 
 
@@ -317,12 +324,12 @@ def test_errors_name_their_place(damaged, prefetch):
     """
     shards = ShardSet([str(damaged)], ReadOptions(prefetch=prefetch))
     order = [np.arange(i * ROWS, (i + 1) * ROWS) for i in range(SHARDS)]
-    reading = read_batches(shards, order, 5, classes)
+    reading = read_batches(shards, order, 5, at_once(classes))
     assert next(reading) == list(range(ROWS))
     with pytest.raises(CorruptPiece, match=r"data-000001\.tar.*k007.*scan=3"):
         next(reading)
-    assert len(list(read_batches(shards, order[:9], 2, classes))) == 9
-    reading = read_batches(shards, order[7:], 2, classes)
+    assert len(list(read_batches(shards, order[:9], 2, at_once(classes)))) == 9
+    reading = read_batches(shards, order[7:], 2, at_once(classes))
     assert [next(reading), next(reading)] == [order[7].tolist(), order[8].tolist()]
     with pytest.raises((StorageError, FileNotFoundError), match=r"data-000009\.tar"):
         next(reading)
@@ -331,12 +338,14 @@ def test_errors_name_their_place(damaged, prefetch):
 def test_damage_can_be_ignored(damaged):
     """Without checks the bytes are given as they are."""
     shards = ShardSet([str(damaged)], ReadOptions(check=False))
-    assert list(read_batches(shards, [np.array([7])], 5, classes)) == [[7]]
+    assert list(read_batches(shards, [np.array([7])], 5, at_once(classes))) == [[7]]
 
 
 def test_a_scan_that_is_not_there(folder):
     """A level that is set too high is an error of the shard where it was found."""
-    reading = read_batches(ShardSet([str(folder)], ReadOptions()), plan(), ScanLevel(11), classes)
+    reading = read_batches(
+        ShardSet([str(folder)], ReadOptions()), plan(), ScanLevel(11), at_once(classes)
+    )
     with pytest.raises(ScanUnavailable, match=r"data-\d+\.tar"):
         next(reading)
 
@@ -348,7 +357,10 @@ def test_a_level_that_goes_too_high(folder, prefetch):
     """
     level = ScanLevel(2)
     reading = read_batches(
-        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), plan(window=1), level, classes
+        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)),
+        plan(window=1),
+        level,
+        at_once(classes),
     )
     next(reading)
     time.sleep(0.1)
@@ -361,7 +373,10 @@ def test_no_batches_read_nothing(folder):
     """A worker that has nothing to do asks for nothing."""
     CountingFS.requests.clear()
     assert (
-        list(read_batches(ShardSet([f"counting://{folder}"], ReadOptions()), [], 1, classes)) == []
+        list(
+            read_batches(ShardSet([f"counting://{folder}"], ReadOptions()), [], 1, at_once(classes))
+        )
+        == []
     )
     assert [os.path.basename(path) for path, _, _ in CountingFS.requests] in ([], ["pcr.json"])
 
@@ -396,9 +411,9 @@ def test_a_cache_is_used(folder, tmp_path):
         [f"counting://{folder}"],
         ReadOptions(cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 30),
     )
-    list(read_batches(shards, plan(), 2, classes))
+    list(read_batches(shards, plan(), 2, at_once(classes)))
     CountingFS.requests.clear()
-    list(read_batches(shards, plan(), 2, classes))
+    list(read_batches(shards, plan(), 2, at_once(classes)))
     assert CountingFS.requests == []
 
 

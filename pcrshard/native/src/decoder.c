@@ -84,20 +84,98 @@ int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces
     return code;
 }
 
-int pcr_decode(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-               const pcr_request *request, uint8_t *out, size_t out_size) {
-    bool found = false;
-    int code = open_stream(dec, pieces, num_pieces, request);
+static void swap(uint8_t *a, uint8_t *b, int size) {
+    for (int i = 0; i < size; i++) {
+        uint8_t byte = a[i];
+        a[i] = b[i], b[i] = byte;
+    }
+}
+
+/* Left for right, in place; step: bytes of a pixel that stay as they are. */
+static void mirror_row(uint8_t *row, int width, int step) {
+    int left = 0, right = width - 1;
+    if (step == 1)
+        for (; right - left >= 15; left += 8, right -= 8) {
+            uint64_t first, last;
+            memcpy(&first, row + left, 8), memcpy(&last, row + right - 7, 8);
+            first = __builtin_bswap64(first), last = __builtin_bswap64(last);
+            memcpy(row + left, &last, 8), memcpy(row + right - 7, &first, 8);
+        }
+    for (; left < right; left++, right--)
+        swap(row + (ptrdiff_t)left * step, row + (ptrdiff_t)right * step, step);
+}
+
+static void mirror(const pcr_plan_state *plan, uint8_t *out) {
+    int planes = plan->request.layout == PCR_LAYOUT_CHW ? plan->channels : 1;
+    int step = plan->channels / planes;
+    for (int row = 0; row < plan->out_h * planes; row++)
+        mirror_row(out + (size_t)row * (size_t)plan->out_w * (size_t)step, plan->out_w, step);
+}
+
+/* Everything about a view but its pixels. */
+static int plan_view(pcr_decoder *dec, const pcr_view *view) {
+    const pcr_plan_state *plan = &dec->plan;
+    int code = pcr_plan_geometry(dec, &view->request);
     if (code) return code;
-    size_t need = (size_t)dec->plan.out_h * (size_t)dec->plan.out_w * (size_t)dec->plan.channels;
-    if (out_size != need)
-        return pcr_fail(dec, PCR_USAGE, "expected room for %zu bytes, got %zu", need, out_size);
-    code = pcr_parse_to_scan(dec, &found);
+    size_t need = (size_t)plan->out_h * (size_t)plan->out_w * (size_t)plan->channels;
+    if (view->out_size != need)
+        return pcr_fail(dec, PCR_USAGE, "expected room for %zu bytes, got %zu", need,
+                        view->out_size);
+    return pcr_plan_colour(dec);
+}
+
+/* What one view needs of the coefficients is read. */
+static int plan_views(pcr_decoder *dec, const pcr_view *views, size_t num_views) {
+    bool needed[PCR_MAX_COMPONENTS] = {false}, more[PCR_MAX_COMPONENTS] = {false};
+    int rows = 0;
+    for (size_t i = 0; i < num_views; i++) {
+        int code = plan_view(dec, &views[i]);
+        if (code) return code;
+        rows = pcr_max(rows, dec->rows_needed);
+        /* A size that the caller asks for is no claim of the stream. */
+        if (!dec->plan.request.out_h) dec->output_bytes += views[i].out_size;
+        for (int c = 0; c < dec->num_components; c++) {
+            needed[c] |= dec->comp[c].needed;
+            more[c] |= dec->comp[c].needed && !dec->comp[c].dc_only;
+        }
+    }
+    dec->rows_needed = rows;
+    for (int c = 0; c < dec->num_components; c++)
+        dec->comp[c].needed = needed[c], dec->comp[c].dc_only = !more[c];
+    return pcr_check_memory(dec, dec->output_bytes);
+}
+
+static int open_views(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                      const pcr_view *views, size_t num_views) {
+    bool found = false;
+    pcr_start_stream(dec, pieces, num_pieces);
+    dec->want_all = false;
+    dec->keep_rows = num_views > 1;
+    if (num_views == 0) return pcr_fail(dec, PCR_USAGE, "expected at least one view, got none");
+    if (views->request.max_pixels > 0) dec->max_pixels = views->request.max_pixels;
+    int code = pcr_parse_frame(dec);
+    if (!code) code = pcr_check_payable(dec);
+    if (!code) code = pcr_parse_to_scan(dec, &found);
     if (!code && !found) code = pcr_fail(dec, PCR_CORRUPT, "expected at least one scan, got none");
-    if (!code) code = pcr_plan_colour(dec);
+    return code ? code : plan_views(dec, views, num_views);
+}
+
+int pcr_decode_views(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                     const pcr_view *views, size_t num_views) {
+    int code = open_views(dec, pieces, num_pieces, views, num_views);
     if (!code) code = pcr_read_scans(dec);
-    if (!code) code = pcr_output(dec, out);
+    for (size_t i = 0; i < num_views && !code; i++) {
+        code = plan_view(dec, &views[i]);
+        if (!code) code = pcr_output(dec, views[i].out);
+        if (!code && views[i].request.flip) mirror(&dec->plan, views[i].out);
+    }
     pcr_trim(dec);
     drop(&dec->output, PCR_KEEP_BYTES);
     return code;
+}
+
+int pcr_decode(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+               const pcr_request *request, uint8_t *out, size_t out_size) {
+    pcr_view view = {.request = *request, .out = out, .out_size = out_size};
+    return pcr_decode_views(dec, pieces, num_pieces, &view, 1);
 }

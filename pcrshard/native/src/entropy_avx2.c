@@ -5,6 +5,7 @@
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
+#include "smooth.h"
 
 PCR_AVX2_BEGIN
 
@@ -59,6 +60,7 @@ const pcr_kernels pcr_kernels_avx2 = {
     .ac_first = avx2_ac_first,
     .ac_refine = avx2_ac_refine,
     .sequential = avx2_sequential,
+    .smooth = pcr_smooth_avx2,
     .idct8 = pcr_idct8_avx2,
     .idct4 = pcr_idct4_avx2,
     .idct2 = pcr_idct2_avx2,

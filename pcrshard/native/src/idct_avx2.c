@@ -185,24 +185,45 @@ INLINE void load_pair(__m256i rows[8], const int16_t *dc, const int16_t *left, c
     __m256i zigzag[8];
     for (int i = 0; i < groups; i++) {
         __m256i q = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)quant + i));
-        __m256i pair = _mm256_inserti128_si256(
-            _mm256_castsi128_si256(_mm_load_si128((const __m128i *)left + i)),
-            _mm_load_si128((const __m128i *)right + i), 1);
+        __m128i one = _mm_load_si128((const __m128i *)left + i);
+        __m128i other = _mm_load_si128((const __m128i *)right + i);
         if (i == 0) {
-            pair = _mm256_insert_epi16(pair, dc[0], 0);
-            pair = _mm256_insert_epi16(pair, dc[1], 8);
+            one = _mm_insert_epi16(one, dc[0], 0);
+            other = _mm_insert_epi16(other, dc[1], 0);
         }
+        __m256i pair = _mm256_inserti128_si256(_mm256_castsi128_si256(one), other, 1);
         zigzag[i] = _mm256_mullo_epi16(pair, q);
     }
     unzigzag(rows, zigzag, level);
+}
+
+/* Down the columns, of which only the first four are not zero, and transposed. */
+INLINE void columns_low(__m256i x[8]) {
+    __m256i out[8], rows[4], even[4];
+    half_low(out, _mm256_unpacklo_epi16(x[0], x[2]), _mm256_unpacklo_epi16(x[1], x[3]), 11);
+    for (int i = 0; i < 4; i++) rows[i] = _mm256_packs_epi32(out[2 * i], out[2 * i + 1]);
+    for (int i = 0; i < 4; i += 2) {
+        __m256i low = _mm256_unpacklo_epi16(rows[i], rows[i + 1]);
+        __m256i high = _mm256_unpackhi_epi16(rows[i], rows[i + 1]);
+        even[i] = _mm256_unpacklo_epi16(low, high);
+        even[i + 1] = _mm256_unpackhi_epi16(low, high);
+    }
+    x[0] = _mm256_unpacklo_epi64(even[0], even[2]);
+    x[1] = _mm256_unpackhi_epi64(even[0], even[2]);
+    x[2] = _mm256_unpacklo_epi64(even[1], even[3]);
+    x[3] = _mm256_unpackhi_epi64(even[1], even[3]);
 }
 
 INLINE void block_pair(uint8_t *dst, size_t stride, const int16_t *dc, const int16_t *left,
                        const int16_t *right, const uint16_t *quant, int level) {
     __m256i rows[8];
     load_pair(rows, dc, left, right, quant, level);
-    transform(rows, level, 11);
-    transpose(rows);
+    if (level == LEVEL_LOW) {
+        columns_low(rows);
+    } else {
+        transform(rows, level, 11);
+        transpose(rows);
+    }
     transform(rows, level, 18);
     store_columns(dst, stride, rows);
 }

@@ -3,6 +3,7 @@
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
+#include "smooth.h"
 
 #define PCR_NAME(x) portable_##x
 
@@ -50,6 +51,7 @@ const pcr_kernels pcr_kernels_portable = {
     .ac_first = portable_ac_first,
     .ac_refine = portable_ac_refine,
     .sequential = portable_sequential,
+    .smooth = pcr_smooth_portable,
     .idct8 = pcr_idct8_portable,
     .idct4 = pcr_idct4_portable,
     .idct2 = pcr_idct2_portable,

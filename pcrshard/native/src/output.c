@@ -3,6 +3,7 @@
 #include "pcr_internal.h"
 #include "pixels.h"
 #include "resize.h"
+#include "smooth.h"
 
 static size_t align(size_t n) { return (n + 63) / 64 * 64; }
 
@@ -22,7 +23,8 @@ static int reserve_rows(pcr_decoder *dec) {
     size_t row = row_bytes(plan), out_row = align((size_t)plan->out_w) + 2 * PCR_ROW_PAD, size = 0;
     size_t temp = row > out_row ? row : out_row;
     for (int c = 0; c < dec->num_components; c++)
-        if (in_use(dec, c)) size += ring_bytes(&plan->planes[c]) + row;
+        if (in_use(dec, c))
+            size += ring_bytes(&plan->planes[c]) + row + pcr_smoothing_bytes(&plan->planes[c]);
     int code = pcr_reserve(dec, &dec->rows, size + PCR_MAX_COMPONENTS * temp);
     if (code) return code;
     uint8_t *at = dec->rows.data;
@@ -33,6 +35,8 @@ static int reserve_rows(pcr_decoder *dec) {
         at += ring_bytes(plane);
         plane->upsampled = at + PCR_ROW_PAD;
         at += row;
+        pcr_place_smoothing(plane, at);
+        at += pcr_smoothing_bytes(plane);
     }
     for (int c = 0; c < PCR_MAX_COMPONENTS; c++, at += temp) plan->temp[c] = at + PCR_ROW_PAD;
     return PCR_OK;
@@ -60,20 +64,33 @@ static void pad_ends(const pcr_plane *plane, int block_row) {
     }
 }
 
+/* Transforms the next row of blocks of a component. */
+static void transform_row(pcr_decoder *dec, int c) {
+    const pcr_plane *plane = &dec->plan.planes[c];
+    const pcr_component *comp = &dec->comp[c];
+    const pcr_smoothing *smooth = &plane->smoothing;
+    const pcr_idct_fn idct = choose_idct(dec->kernels, plane->size);
+    int count = plane->block_x1 - plane->block_x0;
+    uint8_t *dst = sample_at(plane, plane->next_block * plane->size,
+                             plane->block_x0 * plane->size);
+    if (smooth->on) {
+        pcr_smooth_row(dec, c, plane->next_block);
+        idct(dst, plane->stride, smooth->dc, smooth->mask, smooth->ac, comp->quant, count);
+        return;
+    }
+    size_t first = (size_t)(plane->next_block % comp->rows) * (size_t)comp->stride +
+        (size_t)plane->block_x0;
+    idct(dst, plane->stride, comp->dc + first, comp->mask + first, comp->ac + 64 * first,
+         comp->quant, count);
+}
+
 /* Transforms block rows until row `y` of the component is in the ring. */
 static int ensure_samples(pcr_decoder *dec, int c, int y) {
     pcr_plane *plane = &dec->plan.planes[c];
-    const pcr_component *comp = &dec->comp[c];
     for (; plane->next_block <= y / plane->size; plane->next_block++) {
-        int code = pcr_ensure_rows(dec, plane->next_block / comp->v);
+        int code = pcr_ensure_rows(dec, plane->next_block / dec->comp[c].v);
         if (code) return code;
-        size_t first = (size_t)(plane->next_block % comp->rows) * (size_t)comp->stride +
-            (size_t)plane->block_x0;
-        uint8_t *dst = sample_at(plane, plane->next_block * plane->size,
-                                 plane->block_x0 * plane->size);
-        choose_idct(dec->kernels, plane->size)(dst, plane->stride, comp->dc + first,
-                                               comp->mask + first, comp->ac + 64 * first,
-                                               comp->quant, plane->block_x1 - plane->block_x0);
+        transform_row(dec, c);
         if (plane->kind == PCR_UP_H2V1 || plane->kind == PCR_UP_H2V2)
             pad_ends(plane, plane->next_block);
     }
@@ -236,6 +253,7 @@ static int output_resized(pcr_decoder *dec, uint8_t *out) {
 }
 
 int pcr_output(pcr_decoder *dec, uint8_t *out) {
+    pcr_plan_smoothing(dec);
     int code = reserve_rows(dec);
     if (code) return code;
     return dec->plan.request.out_h ? output_resized(dec, out) : output_whole(dec, out);

@@ -28,6 +28,10 @@ enum {
 enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1, PCR_OUT_CMYK = 2 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
 
+enum { PCR_MAX_VIEWS = 64 };
+
+enum { PCR_CROP_NONE = 0, PCR_CROP_CENTER = 1, PCR_CROP_RANDOM = 2 };
+
 enum { PCR_FLOAT32 = 0, PCR_BFLOAT16 = 1 };
 
 typedef struct pcr_decoder pcr_decoder;
@@ -52,7 +56,17 @@ typedef struct {
     int32_t layout, colour; /* PCR_LAYOUT_*, PCR_OUT_* */
     int32_t scale;          /* DCT scaling: 0 picks it, 1, 2, 4, 8 force 1/scale */
     int64_t max_pixels;     /* 0: 2^28 */
+    int32_t flip;           /* not 0: mirrored, left for right */
+    int32_t smooth;         /* whether to smooth between blocks where coefficients are unknown */
 } pcr_request;
+
+/* One of several pictures of the same stream; of a batch's images, whose n-th has it at n steps
+ * after out. */
+typedef struct {
+    pcr_request request;
+    uint8_t *out;
+    size_t out_size, step;
+} pcr_view;
 
 /* One scan of a script: T.81 B.2.3's Ns, Csj (as component indexes), Ss, Se, Ah, Al. */
 typedef struct {
@@ -60,6 +74,30 @@ typedef struct {
     int32_t component[4];
     int32_t ss, se, ah, al;
 } pcr_scan_spec;
+
+/* How a crop and a flip are drawn: see jpeg/crops.py. */
+typedef struct {
+    int32_t crop;    /* PCR_CROP_* */
+    double scale[2]; /* range of the crop's share of the area */
+    double ratio[2]; /* range of its width over its height */
+    double flip;     /* probability */
+} pcr_draw;
+
+/* A batch of images for the threads of a pool; it and its memory must live until it is done. */
+typedef struct pcr_batch pcr_batch;
+struct pcr_batch {
+    const pcr_piece *pieces; /* num_pieces of each image */
+    size_t num_pieces, num_images;
+    const pcr_view *views; /* pictures of each image, PCR_MAX_VIEWS at most */
+    size_t num_views;
+    /* (y, x, height, width, flip) of each view of each image; NULL: as the views say */
+    const int32_t *boxes;
+    int32_t *codes;  /* what became of each; one that fails does not stop the others */
+    size_t taken, done; /* the pool's, as what follows */
+    pcr_batch *following;
+};
+
+typedef struct pcr_pool pcr_pool;
 
 pcr_decoder *pcr_decoder_new(int backend);
 void pcr_decoder_free(pcr_decoder *decoder);
@@ -74,12 +112,33 @@ int pcr_output_size(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pi
                     const pcr_request *request, int32_t *height, int32_t *width);
 int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_request *request, uint8_t *out, size_t out_size);
+/* pcr_decode of each view; the coefficients are decoded once. max_pixels is the first view's. */
+int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
+                     const pcr_view *views, size_t num_views);
 /* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of
  * out. crops: (y, x, height, width) of each, or NULL for the request's. codes: what became of each;
  * one that fails does not stop the others. These two arrays need not be aligned. */
 void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                       size_t num_images, const int32_t *crops, const pcr_request *request,
                       uint8_t *out, size_t out_size, int32_t *codes);
+/* The boxes that images draw, (count, num_views, 5) of (y, x, height, width, flip); a whole image
+ * is four zeros. state: of a draw's key but for the last part, which is an image's id. sizes:
+ * (height, width) of each. */
+void pcr_draw_boxes(uint64_t state, const int64_t *ids, const int32_t *sizes, size_t count,
+                    const pcr_draw *views, size_t num_views, int32_t *boxes);
+
+/* Threads with a decoder each; without any, pcr_pool_wait decodes. NULL: no memory or no thread. In
+ * a forked child a pool is of no use; to stop and to free it does nothing there. */
+pcr_pool *pcr_pool_new(int num_threads, int backend);
+/* Ends the threads after the images that they decode, once; batches that are not done stay so. */
+void pcr_pool_stop(pcr_pool *pool);
+/* After pcr_pool_stop, when nobody waits. */
+void pcr_pool_free(pcr_pool *pool);
+/* Batches are decoded in the order in which they were added. */
+void pcr_pool_add(pcr_pool *pool, pcr_batch *batch);
+/* Whether the batch is done; waits for it for so long at most, or until the pool is stopped. */
+int pcr_pool_wait(pcr_pool *pool, pcr_batch *batch, int milliseconds);
+
 /* Lossless transcode to the scans of a script: progressive, or sequential where the first scan has
  * all coefficients (ss 0, se 63). The result belongs to the decoder, until its next call. */
 int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,

@@ -18,7 +18,10 @@ enum {
     PCR_VISITS_PER_BIT = 64, /* work cap: block visits per bit of input */
     PCR_FAST_BITS = 10, /* 4 such codes and one of 16 bits fit in 56: see read_ac */
     PCR_SEGMENT_PAD = 64, /* zero bytes after the entropy data, for unconditional 8-byte loads */
-    PCR_ROW_PAD = 64      /* bytes before and after a sample row, for vector loads */
+    PCR_ROW_PAD = 64,     /* bytes before and after a sample row, for vector loads */
+    PCR_SMOOTHED = 10,    /* coefficients that block smoothing looks at, the DC first */
+    PCR_SMOOTH_REACH = 2, /* blocks on each side that it looks at */
+    PCR_SMOOTH_LARGEST = 2730 /* DC of which 12 add up in 16 bits */
 };
 #define PCR_DEFAULT_MAX_PIXELS ((int64_t)1 << 28)
 
@@ -111,6 +114,24 @@ typedef void (*pcr_upsample_fn)(uint8_t *dst, const uint8_t *near, const uint8_t
 /* Rows in, pixels out; dst[0] alone for interleaved output. */
 typedef void (*pcr_colour_fn)(uint8_t *const *dst, const uint8_t *const *src, int count);
 
+/* Block smoothing of one component: what is estimated, and memory for a row of blocks. */
+typedef struct {
+    bool on;
+    bool blend; /* no AC coefficient is known: the DC changes, too */
+    bool known; /* some are, and replace the estimates */
+    bool wide;  /* some are above the first 16 */
+    bool exact; /* values are too large for 32 bits */
+    uint16_t quant[PCR_SMOOTHED];
+    int32_t limit[PCR_SMOOTHED]; /* of an estimate: what the bits known would show otherwise */
+    float slope[PCR_SMOOTHED], offset[PCR_SMOOTHED]; /* the estimate of a sum */
+    int16_t *rows[5], *dc, *ac;
+    uint64_t *mask;
+} pcr_smoothing;
+
+/* Estimates the coefficients of a row of blocks; smooth.h has the parameters. */
+typedef void (*pcr_smooth_fn)(const pcr_smoothing *how, int count, const uint64_t *mask,
+                              const int16_t *ac);
+
 typedef struct pcr_filter pcr_filter;
 
 enum { PCR_UP_NONE, PCR_UP_H2V1, PCR_UP_H2V2, PCR_UP_H1V2, PCR_UP_REPLICATE };
@@ -126,6 +147,7 @@ typedef struct {
     int next_block; /* row of blocks to transform next */
     size_t stride;
     uint8_t *data, *upsampled;
+    pcr_smoothing smoothing;
 } pcr_plane;
 
 /* What a request means for this frame; pixel ranges are half-open, in the DCT-scaled image. */
@@ -144,6 +166,7 @@ typedef struct {
     /* Copies bytes up to the first 0xFF or the end; dst must have 32 bytes of room beyond. */
     size_t (*copy_plain)(uint8_t *dst, const uint8_t *src, size_t size);
     pcr_span_fn dc_first, dc_refine, ac_first, ac_refine, sequential;
+    pcr_smooth_fn smooth;
     pcr_idct_fn idct8, idct4, idct2, idct1;
     pcr_upsample_fn up_h2v1, up_h2v2, up_h1v2;
     pcr_colour_fn ycc_rgb_hwc, ycc_rgb_chw, interleave3;
@@ -175,6 +198,7 @@ struct pcr_decoder {
     uint32_t mcus_to_restart;
     int rows_needed; /* MCU rows of the frame whose coefficients will be looked at */
     bool want_all;   /* rescan: keep every coefficient */
+    bool keep_rows;  /* several views: rows are looked at more than once */
     bool streaming;  /* sequential, one scan: coefficients live for two MCU rows */
     int rows_decoded;
     pcr_plan_state plan;

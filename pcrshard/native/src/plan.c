@@ -98,8 +98,9 @@ static int plan_plane(pcr_decoder *dec, int c) {
     plane->ring_blocks = upright ? 2 : 1;
     plane->stride = ((size_t)(plane->block_x1 - plane->block_x0 + 1) * (size_t)size + 63) / 64 *
         64 + 2 * PCR_ROW_PAD;
-    int last = pcr_min((plan->y1 - 1) / plane->up_v + upright, plane->height - 1);
-    dec->rows_needed = pcr_max(dec->rows_needed, last / size / comp->v + 1);
+    int last = pcr_min((plan->y1 - 1) / plane->up_v + upright, plane->height - 1) / size;
+    if (plan->request.smooth && dec->progressive) last += PCR_SMOOTH_REACH;
+    dec->rows_needed = pcr_max(dec->rows_needed, pcr_min(last / comp->v + 1, dec->mcus_h));
     return PCR_OK;
 }
 

@@ -190,7 +190,7 @@ static int skip_entropy_data(pcr_decoder *dec) {
 static int read_scan(pcr_decoder *dec) {
     int code = charge(dec);
     if (!code && dec->num_scans == 1) {
-        dec->streaming = !dec->progressive && !dec->want_all &&
+        dec->streaming = !dec->progressive && !dec->want_all && !dec->keep_rows &&
             dec->scan.num_components == dec->num_components;
         code = allocate(dec);
     }

@@ -1,0 +1,171 @@
+"""Several pictures of one image, and where in the image each was taken from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..native import Layout, NativeError, pictures
+from .crops import Box, Crop, Interval, Size
+from .pixels import Jpeg, Pixels, as_pieces, decode_image
+from .segments import is_other_format
+
+
+@dataclass(frozen=True)
+class View:
+    """Pictures of one kind that an image gives, as DINO, SwAV and SimCLR take them.
+
+    Attributes:
+        size: Side, or (height, width).
+        count: How many.
+        scale: Range of a random crop's share of the area.
+        ratio: Range of a random crop's width over its height.
+        crop: ``random``, ``center`` or ``None``, as for :class:`pcrshard.ImageDecoder`.
+    """
+
+    size: int | Size
+    count: int = 1
+    scale: Interval = (0.08, 1.0)
+    ratio: Interval = (3 / 4, 4 / 3)
+    crop: Crop = "random"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"expected at least one picture of a View, got count={self.count}")
+
+
+class Geometry(NamedTuple):
+    """Where in the image the pixels are from, so that boxes and masks can follow them.
+
+    Of one picture the shapes are these; of V pictures of a View, and of N images of a batch, there
+    are dimensions before them: (N, V, 4), (N, V) and (N, V, 2).
+
+    Attributes:
+        crop: (4,) int64, (y, x, height, width) in pixels of the image.
+        flipped: () bool, whether the crop is mirrored, left for right.
+        size: (2,) int64, height and width of the image.
+    """
+
+    crop: Any
+    flipped: Any
+    size: Any
+
+    @classmethod
+    def of_draw(
+        cls,
+        crop: Box | None,
+        flipped: bool,
+        size: Size,
+    ) -> Self:
+        """Of one picture; without a crop it shows the whole image."""
+        box = (0, 0, *size) if crop is None else crop
+        return cls(np.array(box, np.int64), np.array(flipped), np.array(size, np.int64))
+
+    @classmethod
+    def of_boxes(
+        cls,
+        boxes: NDArray[np.int32] | None,
+        sizes: NDArray[np.int32],
+        count: int,
+    ) -> Self:
+        """Of ``count`` pictures of each of N images, from (N, count, 5) of crop and flip."""
+        size = np.repeat(sizes.astype(np.int64)[:, None], count, axis=1)
+        crop = np.concatenate([np.zeros_like(size), size], axis=2)
+        if boxes is None:
+            return cls(crop, np.zeros(crop.shape[:2], bool), size)
+        # A crop of no pixels stands for the whole image.
+        drawn = boxes[..., 2:3] > 0
+        return cls(np.where(drawn, boxes[..., :4], crop), boxes[..., 4] > 0, size)
+
+    def take(self, which: int | slice) -> Geometry:
+        """Of some of the pictures of each of N images."""
+        return Geometry(*(part[:, which] for part in self))
+
+    @classmethod
+    def stack(cls, parts: Iterable[Self]) -> Self:
+        """Of several pictures, along a new first dimension."""
+        return cls(*map(np.stack, zip(*parts, strict=True)))
+
+
+def stack_geometry(parts: Sequence[Any]) -> Any:
+    """The geometry of a batch, from that of each image: a list of them where there are views."""
+    if isinstance(parts[0], Geometry):
+        return Geometry.stack(parts)
+    return list(map(Geometry.stack, zip(*parts, strict=True)))
+
+
+def at_image(geometry: Any, place: int) -> Any:
+    """The geometry of one image of several."""
+    if isinstance(geometry, Geometry):
+        return Geometry(*(np.asarray(part[place]) for part in geometry))
+    return [at_image(each, place) for each in geometry]
+
+
+def geometry_field(name: str) -> str:
+    """The field of a sample that has the geometry of the image in another."""
+    return f"{name}.geometry"
+
+
+class Picture(NamedTuple):
+    """What a decoder with ``return_geometry`` gives: pixels, and where they are from."""
+
+    pixels: Any
+    geometry: Any
+
+
+def unfold(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample with each :class:`Picture` of it as two fields: its pixels and its geometry."""
+    fields: dict[str, Any] = {}
+    for name, value in sample.items():
+        if isinstance(value, Picture):
+            fields[name] = value.pixels
+            fields[geometry_field(name)] = value.geometry
+        elif isinstance(value, list) and all(isinstance(each, Picture) for each in value):
+            fields[name] = [each.pixels for each in value]
+            fields[geometry_field(name)] = [each.geometry for each in value]
+        else:
+            fields[name] = value
+    return fields
+
+
+def decode_views(
+    jpeg: Jpeg,
+    crops: Sequence[Box | None],
+    outs: Sequence[Pixels],
+    *,
+    layout: Layout,
+    colour: Literal["rgb", "gray"],
+    smoothing: bool,
+) -> None:
+    """Decode several crops of an image, each to its array: :func:`decode_image` of each.
+
+    The native core decodes the coefficients once.
+
+    Raises:
+        CorruptJpeg: It cannot be decoded.
+    """
+    pieces = as_pieces(jpeg)
+    if pictures.available and not is_other_format(pieces[0]):
+        try:
+            pictures.decode_views(
+                pieces, outs, crops, layout=layout, colour=colour, smoothing=smoothing
+            )
+        except NativeError:
+            pass  # Not for the core, or damaged: below is said what, or it is decoded.
+        else:
+            return
+    for crop, out in zip(crops, outs, strict=True):
+        size = out.shape[:2] if layout == "hwc" else out.shape[1:3]
+        decode_image(
+            pieces,
+            crop=crop,
+            size=size,
+            layout=layout,
+            colour=colour,
+            smoothing=smoothing,
+            out=out,
+        )

@@ -1,0 +1,306 @@
+"""The images of a batch that the native core decodes: where they are, and the memory they go to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
+
+from .. import memory, native
+from ..jpeg.crops import Draws
+from ..jpeg.image_decoder import ImageDecoder
+from ..jpeg.pixels import Pixels
+from ..jpeg.views import Geometry, at_image, geometry_field
+from ..native.pool import Batch, Pool
+from ..reading.prefix import Prefix
+from .shard_set import Row
+from .shared_ring import RingPixels, RingViews, SharedRing, carve
+
+# An image that a sample does not have, or that is stored as a file.
+_NO_UNIT = -1
+# The places in a batch, and the units, of each prefix's images.
+Groups = dict[Prefix, tuple[list[int], list[int]]]
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """Memory for batches, which is used again when nothing refers to it any more.
+
+    Attributes:
+        pin: Whether batches are to be copied to a GPU.
+        ring: In a child process, what its parent can see.
+    """
+
+    pin: bool = False
+    ring: SharedRing | None = None
+
+    def take(
+        self,
+        shape: tuple[int, ...],
+        *,
+        is_list: bool = False,
+    ) -> tuple[torch.Tensor, RingPixels | None]:
+        """Memory of a shape, and what to send in its place; nothing of a list is sent so."""
+        if self.ring is not None and not is_list and (found := self.ring.take(shape)):
+            return found
+        size = math.prod(shape)
+        if get_worker_info() is not None:
+            # A worker shares memory with the loader, and torch would copy there what lies
+            # elsewhere. torch's own collation does the same.
+            new_shared: Any = torch.UntypedStorage._new_shared
+            return torch.empty(0, dtype=torch.uint8).set_(new_shared(size)).view(shape), None
+        if self.pin:
+            # torch uses it again only after the copies that it began from it.
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True), None
+        return torch.from_numpy(memory.borrow_array(size)).view(shape), None
+
+
+@dataclass(frozen=True, eq=False)
+class FieldImages:
+    """The images of one field of a batch.
+
+    Attributes:
+        arrays: The pixels of all of them, one after the other, (images, 3, H, W) or as the
+            decoder's layout says; (images, V, 3, H, W) of each of its views.
+        has_views: Whether the decoder has any.
+        geometry: Where they are from, if that is asked for: a Geometry, or one of each view.
+        first: (samples + 1) positions in the arrays: where those of each sample begin.
+        is_list: Whether the field has a list of images in each sample.
+        decoding: Their decoding, if the native core does it.
+        sent: What a child process sends in place of the pixels, if its parent can see them.
+    """
+
+    arrays: list[torch.Tensor]
+    has_views: bool
+    geometry: Any
+    first: list[int]
+    is_list: bool
+    decoding: Batch | None
+    sent: RingPixels | RingViews | None
+
+    @property
+    def column(self) -> Any:
+        """The pixels in a batch."""
+        return self.pixels if self.sent is None else self.sent
+
+    @property
+    def pixels(self) -> Any:
+        """A tensor, or one of each view."""
+        return self.arrays if self.has_views else self.arrays[0]
+
+    def columns(self, name: str) -> dict[str, Any]:
+        """The field and its geometry, as a batch has them."""
+        if self.geometry is None:
+            return {name: self.column}
+        return {name: self.column, geometry_field(name): as_tensors(self.geometry)}
+
+    def decoded(self) -> list[bool]:
+        """For each sample whether all of its images were decoded; waits for them."""
+        if self.decoding is None:
+            return [False] * (len(self.first) - 1)
+        each: list[bool] = self.decoding.wait().tolist()
+        if not self.is_list:
+            return each
+        return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
+
+    def of_sample(self, name: str, position: int) -> dict[str, Any]:
+        """The field and its geometry of a sample: of one image, or of a list of them."""
+        start, stop = self.first[position : position + 2]
+        own = [array[start:stop].numpy() for array in self.arrays]
+        images = list(map(list, zip(*own, strict=True))) if self.has_views else list(own[0])
+        found = {name: images if self.is_list else images[0]}
+        if self.geometry is not None:
+            places = [at_image(self.geometry, place) for place in range(start, stop)]
+            found[geometry_field(name)] = places if self.is_list else places[0]
+        return found
+
+    def put(self, position: int, pixels: Any) -> None:
+        """Take over what was decoded elsewhere; what does not fit stays where it is."""
+        own = pixels if self.has_views else [pixels]
+        if self.is_list or own is None or not all(isinstance(each, np.ndarray) for each in own):
+            return
+        for array, each in zip(self.arrays, own, strict=True):
+            array[position] = torch.from_numpy(each)
+
+
+def as_tensors(value: Any) -> Any:
+    """Arrays as tensors: of an image, its views, its geometry, or a list of images."""
+    if isinstance(value, Geometry):
+        return Geometry(*map(torch.as_tensor, value))
+    if isinstance(value, list):
+        return list(map(as_tensors, value))
+    return torch.from_numpy(value)
+
+
+def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
+    """The pixels or the geometry of a field, of all samples.
+
+    Args:
+        values: Those of each sample, ``None`` if it has none.
+        image: What decoded them.
+
+    Returns:
+        A tensor or a Geometry, or one of each view, if each sample has one image of one size; else
+        a list with tensors. ``None`` if these are other values.
+    """
+    if not any(map(_has_pictures, values)):
+        return None
+    tensors = [None if value is None else as_tensors(value) for value in values]
+    shown = tensors if not image.views else [value and value[0] for value in tensors]
+    if all(isinstance(value, Geometry) for value in shown):
+        return _stack(tensors)
+    one = image.is_sized and all(isinstance(value, torch.Tensor) for value in shown)
+    return _stack(tensors) if one else tensors
+
+
+def _has_pictures(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_pictures, value))
+    return isinstance(value, np.ndarray | Geometry)
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    """Along a new first dimension, view by view."""
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack(list(values))
+    parts = [_stack(part) for part in zip(*values, strict=True)]
+    return Geometry(*parts) if isinstance(values[0], Geometry) else parts
+
+
+def begin_images(
+    rows: list[Row],
+    fields: list[str],
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool | None,
+    target: BatchMemory,
+) -> dict[str, FieldImages]:
+    """Begin to decode the images of a batch.
+
+    Args:
+        rows: The samples.
+        fields: Their image fields.
+        image: How to decode; it has a size.
+        key: Seed and epoch, from which each sample draws.
+        pool: Decodes; without one there is only the memory.
+        target: Where they go.
+    """
+    return {field: _begin_field(rows, field, image, key, pool, target) for field in fields}
+
+
+def _begin_field(
+    rows: list[Row],
+    field: str,
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool | None,
+    target: BatchMemory,
+) -> FieldImages:
+    prefixes = {prefix for _, prefix, _ in rows}
+    is_list = any(field in prefix.index.schema.lists for prefix in prefixes)
+    alone = {each for each in prefixes if each.has_one_image and each.streams[0] == field}
+    units = [
+        [row] if prefix in alone else _units(prefix, row, field, is_list) for _, prefix, row in rows
+    ]
+    first = [0, *itertools.accumulate(map(len, units))]
+    arrays, sent = _take(target, image, first[-1], is_list)
+    decoding = None
+    geometry = None
+    if pool is not None:
+        decoding, geometry = _decode(rows, units, image, key, pool, arrays)
+    return FieldImages(arrays, bool(image.views), geometry, first, is_list, decoding, sent)
+
+
+def _take(
+    target: BatchMemory,
+    image: ImageDecoder,
+    count: int,
+    is_list: bool,
+) -> tuple[list[torch.Tensor], RingPixels | RingViews | None]:
+    """Memory for so many images, of each view one after the other, and what is sent for it."""
+    shapes = image.batch_shapes(count)
+    if not image.views:
+        pixels, sent = target.take(shapes[0], is_list=is_list)
+        return [pixels], sent
+    whole, sent = target.take((sum(map(math.prod, shapes)),), is_list=is_list)
+    return carve(whole, shapes), None if sent is None else RingViews(sent, shapes)
+
+
+def _units(
+    prefix: Prefix,
+    row: int,
+    field: str,
+    is_list: bool,
+) -> list[int]:
+    """Which units of a prefix a sample's images are; one, if its field has no list."""
+    found = list(dict(prefix.units(row)).get(field, ()))
+    return found if is_list or found else [_NO_UNIT]
+
+
+def _decode(
+    rows: list[Row],
+    units: list[list[int]],
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool,
+    arrays: list[torch.Tensor],
+) -> tuple[Batch, Any]:
+    """The decoding, and where the pixels are from if that is asked for."""
+    counts = list(map(len, units))
+    groups = _group(rows, units)
+    table, sizes = _table(groups, sum(counts))
+    ids = np.array([row[0] for row in rows], np.int64)
+    boxes = image.draw_boxes(Draws(*key).state, ids.repeat(counts), sizes)
+    decoding = pool.decode(
+        table,
+        _pictures(arrays, image),
+        boxes=boxes,
+        layout=image.layout,
+        colour=image.colour,
+        smoothing=image.smoothing,
+        keep=[prefix.images for prefix in groups],
+    )
+    return decoding, image.geometry(boxes, sizes)
+
+
+def _table(groups: Groups, count: int) -> tuple[native.Table, NDArray[np.int32]]:
+    """Where the images are, and their heights and widths."""
+    # An empty stream is not decoded: an image that is missing or damaged.
+    table = native.empty_table(count, 1)
+    sizes = np.ones((count, 2), np.int32)
+    for prefix, (places, wanted) in groups.items():
+        table[places] = prefix.table(wanted)
+        sizes[places] = np.maximum(prefix.index.dims[wanted], 1)
+    return table, sizes
+
+
+def _pictures(arrays: list[torch.Tensor], image: ImageDecoder) -> list[Pixels]:
+    """The memory of each picture of all images: of a view they lie side by side."""
+    pixels = [array.numpy() for array in arrays]
+    if not image.views:
+        return pixels
+    return [array[:, place] for array in pixels for place in range(array.shape[1])]
+
+
+def _group(
+    rows: list[Row],
+    units: list[list[int]],
+) -> Groups:
+    """By prefix, the place of each image in the batch, and its unit."""
+    groups: Groups = {}
+    place = 0
+    for (_, prefix, _), own in zip(rows, units, strict=True):
+        places, wanted = groups.setdefault(prefix, ([], []))
+        for unit in own:
+            if unit != _NO_UNIT:
+                places.append(place)
+                wanted.append(unit)
+            place += 1
+    return groups

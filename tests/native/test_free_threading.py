@@ -1,0 +1,74 @@
+"""Python without a GIL: it stays off, and threads may share what a job reads with."""
+
+import concurrent.futures
+import os
+import random
+import subprocess
+import sys
+import sysconfig
+
+import numpy as np
+import pytest
+
+from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ReadOptions, ShardWriter
+from pcrshard.jpeg.crops import Draws
+from pcrshard.testing import make_jpeg
+
+THREADS = 8
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL")
+def test_the_gil_stays_off():
+    """An extension that does not say that it needs no GIL switches it on for the whole process."""
+    script = "import pcrshard.native.pool, pcrshard.native.scatter, sys; "
+    script += "sys.exit(sys._is_gil_enabled())"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    command = [sys.executable, "-W", "error", "-c", script]
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
+
+
+def test_threads_share_a_dataset_a_cache_and_a_decoder(tmp_path):
+    """Eight threads that read the same shards through one small cache, each in an order of its own,
+    and decode by one decoder, get the pixels of one thread alone.
+    """
+    with ShardWriter(str(tmp_path / "shards"), samples_per_shard=8) as writer:
+        for i in range(64):
+            writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
+    cache = ReadOptions(cache_dir=str(tmp_path / "cache"), cache_bytes=100_000)
+    decoder = ImageDecoder(24, "random", flip=0.5)
+    dataset = PCRDataset(
+        str(tmp_path / "shards"), 8, image=decoder, read=cache, epoch=EpochOptions(seed=1)
+    )
+
+    def read(seed):
+        rng = random.Random(seed)
+        found = {}
+        for shard in rng.sample(range(8), 8):
+            scan = rng.choice([1, 3, "full"])
+            with dataset.shards.open(shard).load(scan) as prefix:
+                list(prefix.at(1).samples(decode=lambda pieces: decoder(pieces, Draws(1))))
+            with dataset.shards.open(shard).load(2) as prefix:
+                for row in rng.sample(range(8), 8):
+                    pixels = prefix.sample(row, decode=lambda pieces: decoder(pieces, Draws(1)))
+                    found[pixels["cls"]] = pixels["jpg"].tobytes()
+        return found
+
+    expected = read(0)
+    assert len(expected) == 64
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        assert all(found == expected for found in pool.map(read, range(1, THREADS + 1)))
+
+
+def test_threads_have_loaders_of_their_own(tmp_path):
+    """Threads that each iterate a dataset, with threads that decode, do not disturb each other."""
+    with ShardWriter(str(tmp_path), samples_per_shard=8) as writer:
+        for i in range(48):
+            writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
+
+    def read(_):
+        dataset = PCRDataset(str(tmp_path), 6, image=ImageDecoder(24, "random", flip=0.5))
+        batches = [batch["jpg"].numpy().copy() for batch in dataset.loader(threads=2)]
+        return np.concatenate(batches).tobytes()
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        assert len(set(pool.map(read, range(THREADS)))) == 1

@@ -1,0 +1,250 @@
+"""Batches decoded by threads: the pixels of each image alone, whatever happens to the threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pcrshard import native
+from pcrshard.jpeg.crops import Draws, center_crop, random_resized_crop
+from pcrshard.native.pool import Draw, Pool, draw_boxes
+from pcrshard.testing import make_jpeg
+
+JPEGS = [
+    make_jpeg(i, 40 + 7 * i, 61 - 5 * i, "L" if i == 3 else "RGB", quality=85) for i in range(6)
+]
+TABLE = native.image_table(JPEGS, list(map(len, JPEGS)))
+
+
+def num_threads() -> int:
+    """Threads of this process, as the system counts them."""
+    return len(os.listdir("/proc/self/task"))
+
+
+# --- draws
+
+intervals = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted)
+draws = st.builds(
+    Draw,
+    st.sampled_from(["random", "center", None]),
+    intervals.map(tuple),
+    st.tuples(st.floats(0.2, 1), st.floats(1, 5)),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+
+
+def drawn_in_python(rng: Draws, height: int, width: int, how: Draw) -> list[int]:
+    """What :mod:`pcrshard.jpeg.crops` draws."""
+    box = (0, 0, 0, 0)
+    if how.crop == "center":
+        box = center_crop(height, width)
+    elif how.crop == "random":
+        box = random_resized_crop(rng, height, width, scale=how.scale, ratio=how.ratio)
+    return [*box, how.flip > 0 and rng.random() < how.flip]
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**63 - 1),
+    st.lists(st.tuples(st.integers(1, 65535), st.integers(1, 65535)), min_size=1, max_size=5),
+    st.lists(draws, min_size=1, max_size=3),
+)
+def test_the_core_draws_the_crops_of_python(seed, sample, sizes, views) -> None:
+    """A job that moves to a machine without a compiler has the same crops and flips."""
+    ids = (np.arange(len(sizes), dtype=np.uint64) + np.uint64(sample)).astype(np.int64)
+    boxes = draw_boxes(Draws(seed, 3).state, ids, np.array(sizes, np.int32), views)
+    for number, size, found in zip(ids.tolist(), sizes, boxes.tolist(), strict=True):
+        rng = Draws(seed, 3, number)
+        assert found == [drawn_in_python(rng, *size, how) for how in views]
+
+
+# --- pixels
+
+
+def boxes_of(flip: int) -> np.ndarray:
+    """A crop of each image."""
+    return np.array([(i, 2 * i, 20 + i, 25 - i, flip) for i in range(6)], np.int32)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+@pytest.mark.parametrize("width", [18, 37])
+@pytest.mark.parametrize("flip", [0, 1])
+def test_threads_give_the_pixels_of_each_image(
+    threads: int, layout: native.Layout, width: int, flip: int
+) -> None:
+    """Pixels do not depend on how many threads there are, and a flipped image is a mirror image."""
+    out = np.empty((6, 16, width, 3) if layout == "hwc" else (6, 3, 16, width), np.uint8)
+    with Pool(threads) as pool:
+        assert pool.decode(TABLE, out, boxes=boxes_of(flip), layout=layout).wait().all()
+    for jpeg, box, found in zip(JPEGS, boxes_of(0).tolist(), out, strict=True):
+        alone = native.decode([jpeg], crop=tuple(box[:4]), size=(16, width), layout=layout)
+        axis = 1 if layout == "hwc" else 2
+        assert np.array_equal(found, np.flip(alone, axis) if flip else alone)
+
+
+def test_many_batches_are_decoded_in_their_order() -> None:
+    """A loop may ask for many batches ahead, and wait for them in any order."""
+    outs = np.zeros((20, 6, 9, 9, 3), np.uint8)
+    with Pool(2) as pool:
+        batches = [pool.decode(TABLE, out) for out in outs]
+        assert batches[-1].wait().all()
+        assert batches[0].wait().all()
+        for out in outs[:-1]:
+            assert np.array_equal(out, outs[-1])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
+    """A damaged or empty image is told; the others of the batch are there."""
+    images = [JPEGS[0], JPEGS[0][:200], b"", JPEGS[1]]
+    table = native.image_table(images, list(map(len, images)))
+    out = np.empty((4, 8, 8, 3), np.uint8)
+    with Pool(threads) as pool:
+        assert pool.decode(table, out).wait().tolist() == [True, False, False, True]
+        assert pool.decode(table[:0], out[:0]).wait().tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("out", "boxes"),
+    [
+        (np.empty((5, 8, 8, 3), np.uint8), None),
+        (np.empty((6, 8, 8, 4), np.uint8), None),
+        (np.empty((6, 8, 16, 3), np.uint8)[:, :, ::2], None),
+        (np.empty((6, 8, 8, 3), np.uint8), boxes_of(0)[:5]),
+        (np.empty((6, 8, 8, 3), np.uint8), boxes_of(0)[:, :4]),
+        (np.empty((6, 8, 8, 3), np.uint8), boxes_of(0).astype(np.int64)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(out: np.ndarray, boxes: np.ndarray | None) -> None:
+    """A batch of another shape is an error, not memory written elsewhere."""
+    with Pool(1) as pool, pytest.raises(ValueError, match="expected"):
+        pool.decode(TABLE, out, boxes=boxes)
+    with pytest.raises(ValueError, match="at least 0"):
+        Pool(-1)
+
+
+# --- the threads
+
+
+def start(pool: Pool, batches: int = 50) -> None:
+    """Give a pool work for a while, and keep nothing of it."""
+    for _ in range(batches):
+        pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+
+
+def test_threads_end_with_the_pool() -> None:
+    """A loop that is left early leaves no thread; memory of batches is not freed under them."""
+    before = num_threads()
+    for _ in range(20):
+        pool = Pool(3)
+        start(pool)
+        assert num_threads() == before + 3
+        pool.close()
+        pool.close()
+        assert num_threads() == before
+        pool = Pool(2)
+        start(pool)
+        del pool
+        assert num_threads() == before
+
+
+def test_a_closed_pool_says_so() -> None:
+    """Nobody waits for ever for threads that have ended."""
+    pool = Pool(1)
+    start(pool)
+    batch = pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+    pool.close()
+    with pytest.raises(RuntimeError, match="not closed"):
+        batch.wait()
+    with pytest.raises(RuntimeError, match="not closed"):
+        start(pool)
+
+
+def test_a_wait_ends_when_another_thread_closes_the_pool() -> None:
+    """An interpreter that exits closes pools that daemon threads wait for."""
+    pool = Pool(1)
+    start(pool, 2000)
+    last = pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+    seen: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            last.wait()
+        except RuntimeError as error:
+            seen.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.02)
+    pool.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert "not closed" in str(seen[0])
+
+
+def test_a_forked_child_is_told_and_ends() -> None:
+    """A child has none of the threads: it gets an error, and exits without waiting for them."""
+    pool = Pool(2)
+    start(pool, 200)
+    batch = pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+    child = os.fork()
+    if child == 0:
+        try:
+            batch.wait()
+        except RuntimeError:
+            pool.close()
+            del batch, pool
+            with Pool(1) as own:
+                own.decode(TABLE, np.empty((6, 8, 8, 3), np.uint8)).wait()
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert batch.wait().all()
+    pool.close()
+
+
+LEFT = """
+import numpy, os, sys
+from pcrshard import native
+from pcrshard.native.pool import Pool
+from pcrshard.testing import make_jpeg
+jpeg = make_jpeg(0, 400, 400)
+table = native.image_table([jpeg] * 64, [len(jpeg)] * 64)
+pool = Pool(2)
+batches = [pool.decode(table, numpy.empty((64, 64, 64, 3), numpy.uint8)) for _ in range(500)]
+print("ready", flush=True)
+if sys.argv[1] == "wait":
+    batches[-1].wait()
+"""
+
+
+def test_an_interpreter_exits_in_the_middle() -> None:
+    """A script may end while threads decode: it ends at once, without a word."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT, "exit"], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"ready\n", b"")
+
+
+def test_ctrl_c_interrupts_a_wait() -> None:
+    """Ctrl-C reaches the interpreter while it waits for threads, and they end with it."""
+    command = [sys.executable, "-c", LEFT, "wait"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(0.1)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 5
+    assert process.returncode == -signal.SIGINT
+    assert errors.decode().splitlines()[-1] == "KeyboardInterrupt"

@@ -1,0 +1,140 @@
+"""Block smoothing against libjpeg-turbo's own, bit for bit: Pillow never switches it off."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracle import STANDARD, scan_ends
+from PIL import Image, features
+
+from pcrshard import native
+from pcrshard.testing import make_jpeg
+
+EOI = b"\xff\xd9"
+BACKENDS = ("auto", "portable")
+Progressive = list[tuple[str, bytes, list[bytes]]]
+
+
+@pytest.fixture(autouse=True)
+def _new_enough() -> None:
+    """Before 3.0.1 libjpeg-turbo took wrong neighbours at the edges."""
+    version = features.version("libjpeg_turbo") or "0"
+    if tuple(map(int, version.split(".")[:3])) < (3, 0, 1):
+        pytest.skip(f"Pillow has libjpeg-turbo {version}, not 3.0.1 or later")
+
+
+def pillow(jpeg: bytes, mode: str = "RGB", scale: int = 1) -> np.ndarray:
+    """What Pillow shows of a stream that may end early, at 1/scale of its size."""
+    image = Image.open(io.BytesIO(jpeg + EOI))
+    if mode == "L" or scale > 1:
+        image.draft(mode, (image.width // scale, image.height // scale))
+    pixels = np.asarray(image)
+    gray = mode == "RGB" and pixels.ndim == 2
+    return np.repeat(pixels[..., None], 3, 2) if gray else pixels
+
+
+def prefixes(jpeg: bytes) -> list[bytes]:
+    """The stream in the standard script, cut after every scan."""
+    whole = native.rescan(jpeg, STANDARD[native.read_header([jpeg]).num_components])
+    return [whole[:end] for end in scan_ends(whole)]
+
+
+def smooth(stream: bytes, **options: object) -> np.ndarray:
+    """The pixels, which both backends agree on."""
+    fast, plain = (
+        native.decode([stream], smoothing=True, backend=backend, **options)  # type: ignore[arg-type]
+        for backend in BACKENDS
+    )
+    assert np.array_equal(fast, plain)
+    return fast
+
+
+def test_every_scan_of_photographs_matches_libjpeg(progressive: Progressive) -> None:
+    """Whoever trains on smoothed images sees what every viewer shows of them."""
+    for name, _, streams in progressive[::4]:
+        for scan, stream in enumerate(streams, 1):
+            expected = pillow(stream)
+            assert np.array_equal(smooth(stream), expected), (name, scan)
+            if scan == 1:
+                assert not np.array_equal(native.decode([stream]), expected), name
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
+def test_small_images_match_libjpeg(subsampling: str) -> None:
+    """Images of few blocks, where neighbours are missing, are smoothed as libjpeg does it."""
+    rng = np.random.default_rng(0)
+    for height, width in ((1, 1), (8, 9), (16, 17), (17, 33), (24, 8), (33, 40), (49, 7), (65, 60)):
+        pixels = rng.integers(0, 256, (height, width, 3)).cumsum(0).astype(np.uint8)
+        image = Image.fromarray(pixels).convert("L" if subsampling == "gray" else "RGB")
+        file = io.BytesIO()
+        sampled = {} if subsampling == "gray" else {"subsampling": subsampling}
+        image.save(file, "JPEG", quality=60, **sampled)
+        for scan, stream in enumerate(prefixes(file.getvalue()), 1):
+            assert np.array_equal(smooth(stream), pillow(stream)), (height, width, scan)
+
+
+def test_gray_and_scaled_images_match_libjpeg(progressive: Progressive) -> None:
+    """Smoothing happens before the transform, whatever its size, and to the luma alone, too."""
+    for name, _, streams in progressive[2::14]:
+        for stream in streams[:5:2]:
+            assert np.array_equal(smooth(stream, colour="gray"), pillow(stream, "L")), name
+            for scale in (2, 4, 8):
+                got = smooth(stream, scale=scale)
+                assert np.array_equal(got, pillow(stream, scale=scale)), (name, scale)
+
+
+def test_a_crop_is_a_part_of_the_whole(progressive: Progressive) -> None:
+    """A crop is smoothed by the blocks around it, which are not in it."""
+    rng = np.random.default_rng(1)
+    for name, _, streams in progressive[1::9]:
+        stream = streams[rng.integers(0, 3)]
+        whole = native.decode([stream], smoothing=True)
+        for _ in range(10):
+            y, x = (int(rng.integers(0, side)) for side in whole.shape[:2])
+            height = int(rng.integers(1, whole.shape[0] - y + 1))
+            width = int(rng.integers(1, whole.shape[1] - x + 1))
+            got = smooth(stream, crop=(y, x, height, width))
+            assert np.array_equal(got, whole[y : y + height, x : x + width]), (name, y, x)
+
+
+def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
+    """Whatever of the odd files is decoded has libjpeg's pixels."""
+    compared = 0
+    for path in odd_files:
+        jpeg = path.read_bytes()
+        try:
+            if native.read_header([jpeg]).progressive:
+                got = smooth(jpeg)
+                assert np.array_equal(got, pillow(jpeg)), path.name
+                compared += 1
+        except native.NativeError:
+            continue
+    assert compared > 20
+
+
+@pytest.mark.parametrize(("dc", "ac"), [(255, 255), (925, 925), (65535, 65535), (65535, 1)])
+def test_large_quantisers_match_libjpeg(dc: int, ac: int) -> None:
+    """Values that no encoder writes are smoothed to the same pixels as by libjpeg."""
+    tables = b"".join(
+        bytes([16 | slot]) + dc.to_bytes(2, "big") + ac.to_bytes(2, "big") * 63 for slot in (0, 1)
+    )
+    for scan, stream in enumerate(prefixes(make_jpeg(3, 90, 120, quality=95)), 1):
+        at = stream.index(b"\xff\xdb")
+        stop = at + 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+        segment = b"\xff\xdb" + (2 + len(tables)).to_bytes(2, "big") + tables
+        changed = stream[:at] + segment + stream[stop:]
+        assert np.array_equal(smooth(changed), pillow(changed)), scan
+
+
+def test_a_batch_is_smoothed(progressive: Progressive) -> None:
+    """Images that are decoded together are smoothed as each is alone."""
+    streams = [streams[0] for _, _, streams in progressive[:5]]
+    table = native.image_table(streams, [len(stream) for stream in streams])
+    out = np.empty((5, 64, 48, 3), np.uint8)
+    assert native.decode_batch(table, out, smoothing=True).all()
+    for row, stream in zip(out, streams, strict=True):
+        assert np.array_equal(row, native.decode([stream], size=(64, 48), smoothing=True))
+        assert not np.array_equal(row, native.decode([stream], size=(64, 48)))

@@ -1,0 +1,313 @@
+"""Batches that threads decode: the same as without, whatever a sample holds, and never written to
+while somebody has them.
+"""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pcrshard import (
+    EncodeOptions,
+    EpochOptions,
+    ImageDecoder,
+    PCRDataset,
+    ScanLevel,
+    ShardWriter,
+    View,
+    encode,
+)
+from pcrshard.errors import PCRError
+from pcrshard.jpeg.crops import Draws
+from pcrshard.jpeg.views import Geometry
+from pcrshard.testing import make_jpeg
+
+SAMPLES, ROWS = 48, 6
+OPTIONS = EpochOptions(seed=5)
+
+
+def png(number):
+    """A small picture that is no JPEG."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((20, 30, 3), number, np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+def jpeg(number):
+    return make_jpeg(number, 20 + number % 3, 24 + number % 5)
+
+
+MAKERS = {
+    "images": lambda i: {"jpg": jpeg(i)},
+    "pairs": lambda i: {"left.jpg": jpeg(i), "right.jpg": jpeg(i + 100), "txt": f"{i}"},
+    "some missing": lambda i: {"jpg": jpeg(i)} if i % 5 else {"cls": i},
+    "lists": lambda i: {"views.jpg": [jpeg(i + k) for k in range(i % 3)], "jpg": jpeg(i)},
+}
+# Files that cannot be layered are kept.
+FILES = {
+    "some kept": lambda i: ("jpg", png(i) if i % 7 == 3 else jpeg(i)),
+    "no JPEG": lambda i: ("png", png(i)),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A dataset of each kind."""
+    made = {}
+    for name, make in FILES.items():
+        made[name] = str(tmp_path_factory.mktemp("kept"))
+        source = tmp_path_factory.mktemp("files")
+        for i in range(SAMPLES):
+            extension, data = make(i)
+            (source / f"{i:03d}.{extension}").write_bytes(data)
+        how = EncodeOptions(on_error="keep", samples_per_shard=ROWS)
+        encode(str(source), made[name], how, workers=1)
+    for name, make in MAKERS.items():
+        made[name] = str(tmp_path_factory.mktemp("kind"))
+        with ShardWriter(made[name], samples_per_shard=ROWS) as writer:
+            for i in range(SAMPLES):
+                writer.write({"__key__": f"k{i:03d}", "cls": i, **make(i)})
+    return made
+
+
+def plain(value):
+    """A batch as lists and bytes, which can be compared."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return tuple(value.shape), bytes(np.ascontiguousarray(value))
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return list(map(plain, value)) if isinstance(value, list | tuple) else value
+
+
+def batches(folder, threads, epochs=1, **options):
+    """All batches of some epochs, by so many threads."""
+    choices = {"scan": 3, "image": ImageDecoder(16, "random", flip=0.5)} | options
+    loader = PCRDataset(folder, 5, epoch=OPTIONS, **choices).loader(threads=threads)
+    return [plain(batch) for _ in range(epochs) for batch in loader]
+
+
+def alone(folder, **options):
+    """The same, image by image: by a subclass that the core does not know."""
+
+    class Own(ImageDecoder):
+        pass
+
+    return batches(folder, 0, image=Own(16, "random", flip=0.5), **options)
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, *FILES])
+def test_threads_change_nothing(folders, kind):
+    """Whatever samples hold, a batch is the same with threads, without, and image by image."""
+    expected = alone(folders[kind], epochs=2)
+    assert len(expected) == 2 * (SAMPLES // 5)
+    for threads in (0, 1, 3):
+        assert batches(folders[kind], threads, epochs=2) == expected
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        ImageDecoder(),
+        ImageDecoder(12),
+        ImageDecoder((9, 14), "center", layout="hwc"),
+        ImageDecoder(16, "random", colour="gray", scale=(0.3, 0.5), ratio=(0.5, 2.0)),
+        ImageDecoder(16, flip=0.5, smoothing=True),
+        None,
+    ],
+)
+def test_every_decoder_works_with_threads(folders, image):
+    """Those that the core cannot do in batches, too."""
+    expected = batches(folders["images"], 0, image=image)
+    assert batches(folders["images"], 2, image=image) == expected
+
+
+def shrink(sample):
+    """A transform of a user's, which also writes to what it gets."""
+    sample["jpg"] //= 2
+    return sample["jpg"], int(sample["cls"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transform": shrink},
+        {"fields": ("jpg", "cls")},
+        {"fields": ("cls",)},
+        {"scan": "full"},
+        {"scan": 1},
+    ],
+)
+def test_options_work_with_threads(folders, options):
+    """A transform gets pixels that threads have decoded; fields that nobody wants are left out."""
+    expected = alone(folders["images"], **options)
+    assert batches(folders["images"], 2, **options) == expected
+
+
+def test_a_batch_that_is_kept_is_not_written_to(folders):
+    """Memory is used again, but only when nothing refers to the batch any more."""
+    dataset = PCRDataset(folders["images"], 4, scan=2, image=16, epoch=OPTIONS, fields=("jpg",))
+    loader = dataset.loader(threads=2, prefetch_batches=3)
+    expected = [images.clone() for (images,) in loader]
+    dataset.set_epoch(0)
+    kept = []
+    rows = []
+    for images, *_ in loader:
+        rows.append(images[1])
+        kept.append(images)
+    del images
+    kept[3:] = []
+    for _ in range(2):
+        for _batch in loader:
+            pass
+    assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=False))
+    assert all(torch.equal(row, whole[1]) for row, whole in zip(rows, expected, strict=True))
+
+
+def test_memory_is_used_again(folders):
+    """A loop that keeps nothing goes round in a few batches of memory."""
+    dataset = PCRDataset(folders["images"], 4, scan=2, image=64, epoch=OPTIONS, fields=("jpg",))
+    loader = dataset.loader(threads=2, prefetch_batches=2)
+    places = [images.data_ptr() for _ in range(4) for (images,) in loader]
+    assert len(places) == 48
+    assert len(set(places)) <= 6
+
+
+def test_an_error_comes_with_its_batch(folders, tmp_path):
+    """A damaged image names shard and key, after all batches before it; what runs ahead is no
+    reason to lose them.
+    """
+    shards = tmp_path / "shards"
+    with ShardWriter(str(shards), samples_per_shard=ROWS) as writer:
+        for i in range(SAMPLES):
+            writer.write({"__key__": f"k{i:03d}", "jpg": jpeg(i), "cls": i})
+    dataset = PCRDataset(str(shards), 4, image=16, epoch=EpochOptions(shuffle_shards=0, phases=1))
+    expected = [batch["cls"].tolist() for batch in dataset]
+    path = sorted(shards.glob("*.tar"))[4]
+    data = bytearray(path.read_bytes())
+    piece = dataset.sample("k026", 10)["jpg"][-22:-4]
+    data[data.index(piece)] ^= 255
+    path.write_bytes(data)
+    for threads in (0, 2):
+        seen = []
+        dataset.set_epoch(0)
+        loader = dataset.loader(threads=threads, prefetch_batches=4)
+        with pytest.raises(PCRError, match=r"data-000004\.tar.*k026"):
+            seen.extend(batch["cls"].tolist() for batch in loader)
+        assert seen == expected[:6]
+        assert loader.state_dict()["segments"][-1][-1] == 6
+
+
+def test_a_level_counts_from_the_batches_that_are_not_begun(folders):
+    """A scan that changes while the loop runs holds from so many batches on as are decoded ahead,
+    for any number of threads.
+    """
+    seen = set()
+    for threads in (1, 3):
+        level = ScanLevel(1)
+        dataset = PCRDataset(folders["images"], 6, scan=level, image=16, epoch=OPTIONS)
+        found = []
+        for number, batch in enumerate(dataset.loader(threads=threads)):
+            found.append(plain(batch))
+            if number == 2:
+                level.value = "full"
+        seen.add(str(found))
+    assert len(seen) == 1
+    assert str(batches(folders["images"], 2, scan=1)) not in seen
+
+
+# --- views and geometry
+
+VIEWS = [View(24, 2, scale=(0.25, 1)), View((9, 12), 3, scale=(0.05, 0.25))]
+
+
+def by_hand(folder, decoder, batch, name="jpg"):
+    """What the decoder gives for each image of a batch alone, from the same draws."""
+    dataset = PCRDataset(folder, 1, scan=3)
+    keys = {dataset.sample(key, 3)["__key__"]: key for key in batch["__key__"]}
+    ids = {f"k{i:03d}": i for i in range(SAMPLES)}
+    return [decoder(dataset.sample(key, 3)[name], Draws(OPTIONS.seed, 0, ids[key])) for key in keys]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"threads": 0},
+        {"threads": 2},
+        {"num_workers": 1},
+        pytest.param({"threads": 1, "isolate": True}, id="isolated"),
+    ],
+)
+def test_views_of_a_batch_are_those_of_each_image(folders, how):
+    """However batches are made, there is a tensor of each view, equal to single calls, and its
+    geometry.
+    """
+    decoder = ImageDecoder(views=VIEWS, flip=0.5, return_geometry=True, smoothing=True)
+    dataset = PCRDataset(folders["images"], 8, scan=3, image=decoder, epoch=OPTIONS)
+    loader = dataset.loader(**how)
+    batch = next(iter(loader))
+    assert [tuple(view.shape) for view in batch["jpg"]] == [(8, 2, 3, 24, 24), (8, 3, 3, 9, 12)]
+    assert [type(view) for view in batch["jpg.geometry"]] == [Geometry, Geometry]
+    for place, alone in enumerate(by_hand(folders["images"], decoder, batch)):
+        for view in range(2):
+            assert np.array_equal(batch["jpg"][view][place], alone.pixels[view])
+            for got, expected in zip(
+                batch["jpg.geometry"][view], alone.geometry[view], strict=True
+            ):
+                assert np.array_equal(got[place], expected)
+
+
+@pytest.mark.parametrize("kind", ["some kept", "no JPEG", "lists", "some missing", "pairs"])
+@pytest.mark.parametrize("views", [(), VIEWS])
+def test_every_kind_of_sample_has_views_and_geometry(folders, kind, views):
+    """Kept files, lists of images, missing images and pairs of them come as with threads or
+    without; where one image of one size is there, it is in a tensor.
+    """
+    options = {"views": views} if views else {"size": 16, "crop": "random"}
+    decoder = ImageDecoder(flip=0.5, return_geometry=True, **options)
+    batches = []
+    for threads in (0, 2):
+        dataset = PCRDataset(folders[kind], 8, scan=2, image=decoder, epoch=OPTIONS)
+        batches.append(list(dataset.loader(threads=threads)))
+    assert list(map(plain, batches[0])) == list(map(plain, batches[1]))
+    batch = batches[0][0]
+    name = {"no JPEG": "png", "lists": "views.jpg", "pairs": "left.jpg"}.get(kind, "jpg")
+    pixels = batch[name]
+    geometry = batch[f"{name}.geometry"]
+    if kind in ("some kept", "no JPEG", "pairs"):
+        first = pixels[0] if views else pixels
+        where = geometry[0] if views else geometry
+        assert where.crop.shape == (*first.shape[: 2 if views else 1], 4)
+        assert (where.crop[..., 2:] <= where.size).all()
+    else:
+        assert len(pixels) == len(geometry) == 8
+
+
+def test_geometry_is_a_field_like_others(folders):
+    """A tuple of fields may have the geometry, with the pixels or without."""
+    decoder = ImageDecoder(16, "random", return_geometry=True)
+    fields = ("jpg.geometry", "cls")
+    dataset = PCRDataset(folders["images"], 8, image=decoder, fields=fields, epoch=OPTIONS)
+    where, classes = next(iter(dataset.loader(threads=1)))
+    assert where.crop.shape == (8, 4)
+    assert classes.shape == (8,)
+    plain_decoder = ImageDecoder(16, "random")
+    dataset = PCRDataset(folders["images"], 8, image=plain_decoder, fields=fields, epoch=OPTIONS)
+    with pytest.raises(KeyError, match=r"no field 'jpg\.geometry'"):
+        next(iter(dataset.loader(threads=1)))
+
+
+def test_a_transform_gets_the_geometry(folders):
+    """A function of the user's can crop what belongs to an image as the image is cropped."""
+    decoder = ImageDecoder(16, "random", return_geometry=True)
+    dataset = PCRDataset(
+        folders["images"],
+        8,
+        image=decoder,
+        transform=lambda sample: {"crop": sample["jpg.geometry"].crop, "image": sample["jpg"]},
+        epoch=OPTIONS,
+    )
+    batch = next(iter(dataset.loader(threads=1)))
+    assert batch["crop"].shape == (8, 4)
+    assert batch["image"].shape == (8, 3, 16, 16)

@@ -1,0 +1,201 @@
+"""One child process that decodes: the same batches, in memory that is never written to too early,
+and nothing left behind, however it ends.
+"""
+
+import gc
+import itertools
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from support import wait_for
+
+from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter
+from pcrshard.errors import PCRError
+from pcrshard.testing import make_jpeg
+from pcrshard.training.shared_ring import SharedRing
+
+OPTIONS = EpochOptions(seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """8 shards of 6."""
+    path = str(tmp_path_factory.mktemp("isolate"))
+    with ShardWriter(path, samples_per_shard=6) as writer:
+        for i in range(48):
+            jpeg = make_jpeg(i, 20 + i % 3, 24 + i % 5)
+            writer.write({"__key__": f"k{i:03d}", "jpg": jpeg, "cls": i})
+    return path
+
+
+def dataset(folder, **options):
+    choices = {"scan": 3, "image": ImageDecoder(16, "random", flip=0.5), "fields": ("jpg", "cls")}
+    return PCRDataset(folder, 4, epoch=OPTIONS, **(choices | options))
+
+
+def same(found, expected):
+    return all(
+        torch.equal(a, b) and torch.equal(m, n)
+        for (a, m), (b, n) in itertools.zip_longest(found, expected)
+    )
+
+
+def copies(loader):
+    return [(images.clone(), labels) for images, labels in loader]
+
+
+def descriptors():
+    """What this process has open, and how many children and segments there are."""
+    children = multiprocessing.active_children()
+    return len(os.listdir("/proc/self/fd")), len(children), len(os.listdir("/dev/shm"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_gives_the_same_batches(folder, method):
+    """Over several epochs, by any start method, and after a resume."""
+    expected = copies(dataset(folder).loader(threads=0))
+    whole = dataset(folder)
+    loader = whole.loader(threads=2, isolate=True, multiprocessing_context=method)
+    assert loader.num_workers == 1
+    seen = copies(itertools.islice(loader, 5))
+    state = loader.state_dict()
+    resumed = dataset(folder)
+    resumed.load_state_dict(state)
+    loader = resumed.loader(threads=1, isolate=True)
+    assert same(seen + copies(loader), expected)
+    assert resumed.epoch == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fields": None},
+        {"image": None, "fields": ("cls",)},
+        {"image": ImageDecoder(), "fields": ("cls",)},
+        {"transform": lambda sample: (torch.from_numpy(sample["jpg"]), int(sample["cls"]))},
+    ],
+)
+def test_options_work_in_a_child(folder, options):
+    """Dicts, labels alone and transforms come as they do without a child."""
+    expected = list(dataset(folder, **options).loader(threads=0))
+    found = list(dataset(folder, **options).loader(threads=1, isolate=True))
+    assert str(found) == str(expected)
+
+
+def test_batches_that_are_kept_are_not_written_to(folder):
+    """All batches of an epoch may be kept, which are more than the ring has slots; and rows of
+    them, after the loader is gone.
+    """
+    expected = copies(dataset(folder).loader(threads=0))
+    kept = list(dataset(folder).loader(threads=2, isolate=True))
+    rows = [images[2] for images, _ in kept]
+    assert same(kept, expected)
+    del kept
+    gc.collect()
+    assert all(torch.equal(row, images[2]) for row, (images, _) in zip(rows, expected, strict=True))
+
+
+def test_a_ring_is_used_again():
+    """A slot is free again when the last tensor of it is gone, and never before."""
+    ring = SharedRing(12, 2)
+    first, sent = ring.take((3, 4))
+    first[:] = 7
+    opened = ring.open(sent)
+    row = opened[1]
+    assert ring.take((13,)) is None
+    assert ring.take((12,)) is not None
+    assert ring.take((1,)) is None
+    del opened
+    assert ring.take((1,)) is None
+    assert row.tolist() == [7] * 4
+    del row
+    assert ring.take((1,)) is not None
+
+
+def leave_early(loader):
+    next(iter(loader))
+
+
+def fail(loader):
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader:
+            _ = 1 / 0
+
+
+def go_through(loader):
+    list(loader)
+
+
+@pytest.mark.parametrize("end", [leave_early, fail, go_through])
+def test_nothing_is_left(folder, end):
+    """However an iteration ends, its child, descriptors and segments are gone."""
+    end(dataset(folder).loader(threads=2, isolate=True))
+    gc.collect()
+    before = descriptors()
+    for _ in range(3):
+        end(dataset(folder).loader(threads=2, isolate=True))
+        gc.collect()
+        deadline = time.monotonic() + 5
+        while descriptors() != before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert descriptors() == before
+
+
+def test_an_error_of_the_child_names_the_sample(folder):
+    """What is wrong is said as without a child."""
+
+    class Refusing(ImageDecoder):
+        def __call__(self, jpeg, rng, out=None):
+            raise PCRError("no", key="k007")
+
+    with pytest.raises(PCRError, match="k007"):
+        list(dataset(folder, image=Refusing(16)).loader(threads=1, isolate=True))
+
+
+def test_a_child_is_no_worker(folder):
+    """Both at once would be two ways to say how many processes there are."""
+    with pytest.raises(ValueError, match="threads or workers"):
+        dataset(folder).loader(2, isolate=True)
+    with pytest.raises(ValueError, match="persistent_workers"):
+        dataset(folder).loader(threads=1, isolate=True, persistent_workers=True)
+
+
+KILLED = """
+import multiprocessing, os, signal, sys
+from pcrshard import ImageDecoder, PCRDataset
+loader = PCRDataset(sys.argv[1], 4, image=16).loader(threads=2, isolate=True)
+batches = iter(loader)
+next(batches)
+[child] = multiprocessing.active_children()
+print(child.pid, flush=True)
+os.kill(child.pid if sys.argv[2] == "child" else os.getpid(), int(sys.argv[3]))
+list(batches)
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "number", "status", "word"),
+    [
+        ("child", signal.SIGKILL, 1, "DataLoader worker|ConnectionResetError"),
+        ("parent", signal.SIGKILL, -9, ""),
+        ("parent", signal.SIGINT, -2, "KeyboardInterrupt"),
+    ],
+)
+def test_a_kill_ends_both(folder, who, number, status, word):
+    """Whichever process is killed, the other one ends soon, and nothing stays in /dev/shm."""
+    before = os.listdir("/dev/shm")
+    command = [sys.executable, "-c", KILLED, folder, who, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert re.search(word, done.stderr)
+    child = int(done.stdout)
+    wait_for(lambda: not os.path.exists(f"/proc/{child}"), 20)
+    assert not os.path.exists(f"/proc/{child}")
+    assert os.listdir("/dev/shm") == before
