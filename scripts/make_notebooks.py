@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 PHOTOS = """
 import numpy as np, os
 from sklearn.datasets import load_sample_images
-from pcrshard.jpeg.pixels import compress
+from pcrshard.jpeg.other_formats import compress
 
 rng = np.random.default_rng(0)
 # Two photographs that scikit-learn ships; put your own folder of JPEGs here instead.

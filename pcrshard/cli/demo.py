@@ -30,7 +30,8 @@ from ..fidelity.costs import (
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.pixels import Pixels, compress, decode_image
+from ..jpeg.other_formats import compress
+from ..jpeg.pixels import Pixels, decode_image
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..training.dataset import PCRDataset

@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
@@ -108,10 +108,29 @@ def build_parser() -> ArgumentParser:
         required=True,
         metavar="COMMAND",
     )
-    for command in (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, CARD, DEMO):
+    for command in COMMANDS:
         command.add_to(commands)
     checkpoint.register(commands)
     return parser
+
+
+def _complete(args: Namespace) -> None:
+    import shtab
+
+    parser = build_parser()
+    for action in _all_arguments(parser):
+        # A dataset, a source, a target: whatever has no words of its own may be a file.
+        if not action.option_strings and action.choices is None:
+            vars(action)["complete"] = shtab.FILE
+    print(shtab.complete(parser, args.shell))
+
+
+def _all_arguments(parser: ArgumentParser) -> Iterator[Action]:
+    """The arguments of a parser and of its commands."""
+    for action in parser._actions:
+        yield action
+        for command in action.choices.values() if isinstance(action.choices, dict) else ():
+            yield from _all_arguments(command)
 
 
 def _demo(args: Namespace) -> None:
@@ -144,4 +163,15 @@ DEMO = Command(
             "--epochs", "epochs of each training (default: %(default)s)", "EPOCHS", at_least(1), 6
         ),
     ],
+)
+COMPLETION = Command(
+    "completion",
+    "Print what makes a shell complete the commands, their options and files.",
+    "pcrshard completion bash",
+    _complete,
+    [argument("shell", "whose completion", choices=("bash", "zsh", "tcsh"))],
+)
+COMMANDS = (
+    *(ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, CARD, DEMO),
+    COMPLETION,
 )

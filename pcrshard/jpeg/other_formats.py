@@ -37,10 +37,9 @@ def crop_and_resize(
     if size is None:
         return np.ascontiguousarray(pixels[y:bottom, x:right])
 
-    from PIL import Image
-
-    picture = Image.fromarray(pixels.squeeze(axis=2) if channels == 1 else pixels)
-    resized = picture.resize(size[::-1], Image.Resampling.BILINEAR, box=(x, y, right, bottom))
+    image = _pillow()
+    picture = image.fromarray(pixels.squeeze(axis=2) if channels == 1 else pixels)
+    resized = picture.resize(size[::-1], image.Resampling.BILINEAR, box=(x, y, right, bottom))
     return np.array(resized).reshape(*size, channels)
 
 
@@ -52,7 +51,7 @@ def size_by_pillow(image: bytes) -> Size:
 
 
 def decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
-    """Decode what is no JPEG, or what TurboJPEG does not: CMYK to RGB, rare sampling factors."""
+    """Decode what is no JPEG, or what libjpeg-turbo leaves to others: rare sampling factors."""
     with _open_image(jpeg) as picture:
         if mode == "cmyk":
             if picture.mode != "CMYK":
@@ -85,6 +84,13 @@ def _pillow() -> Any:
     except ImportError as error:
         raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
     return Image
+
+
+def compress(pixels: Pixels, quality: int) -> bytes:
+    """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
+    out = io.BytesIO()
+    _pillow().fromarray(pixels).save(out, "JPEG", quality=quality)
+    return out.getvalue()
 
 
 def to_jpeg(

@@ -1,26 +1,23 @@
 """The one door to pixels: lossless transcoding and decoding, conversion of other formats.
 
 Sources are judged and transcoded by the native core alone, so that a dataset does not depend on the
-machine. Pixels are decoded by the core where it was built. libjpeg-turbo, through PyTurboJPEG,
-decodes elsewhere, and whatever the core does not support. PyTurboJPEG exposes no lossless
-transform, so ``tjTransform`` of the same library is called here.
+machine. Pixels are decoded by the core where it was built. libjpeg-turbo, where it is installed, or
+Pillow decode elsewhere, and whatever the core does not support.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
-import turbojpeg
 from numpy.typing import NDArray
 
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from ..memory import Buffer
+from . import libjpeg_turbo
 from .cost import check_cost
 from .crops import Box, Size
 from .markers import (
@@ -32,7 +29,9 @@ from .markers import (
     map_jpeg,
 )
 from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
-from .segments import is_other_format
+from .segments import Frame, is_other_format
+from .split import cut_tail, join_pieces
+from .standard_tables import STANDARD_TABLES
 
 Pixels = NDArray[np.uint8]
 # Whether images are smoothed where nothing else is asked for.
@@ -43,12 +42,6 @@ Jpeg = bytes | Sequence[Buffer]
 
 _BYTES = bytes | bytearray | memoryview
 
-_FORMATS = {
-    "rgb": turbojpeg.TJPF_RGB,
-    "gray": turbojpeg.TJPF_GRAY,
-    "cmyk": turbojpeg.TJPF_CMYK,
-}
-_UNSUPPORTED = ("subsampling", "Unsupported", "not supported", "not implemented", "sorry")
 # Bytes that are taken for each pixel: by Pillow's picture for a resize; by PyTurboJPEG's array
 # for each colour.
 _PICTURE_PIXEL_BYTES = 4
@@ -58,41 +51,11 @@ _PIXEL_BYTES = {
     "cmyk": 4,
 }
 _DHT = b"\xff\xc4"
-_NEEDS_PILLOW = ("Unsupported color conversion", "subsampling")
-
-
-class _TurboJPEG(turbojpeg.TurboJPEG):  # type: ignore[misc]  # PyTurboJPEG is untyped
-    """PyTurboJPEG that raises where it would warn, for corrupt data too.
-
-    Both methods use private methods of the base class, by their mangled names.
-    """
-
-    @cached_property
-    def library(self) -> ctypes.CDLL:
-        """The same library, for what PyTurboJPEG does not expose."""
-        library = ctypes.CDLL(self._TurboJPEG__find_turbojpeg())
-        library.tjInitTransform.restype = ctypes.c_void_p
-        library.tjGetErrorStr2.restype = ctypes.c_char_p
-        return library
-
-    def message(self, handle: int) -> str:
-        """What went wrong in the last call with a handle."""
-        text: bytes = self.library.tjGetErrorStr2(ctypes.c_void_p(handle))
-        return text.decode(errors="replace")
-
-    def _TurboJPEG__report_error(self, handle: int) -> None:  # noqa: N802
-        raise OSError(self.message(handle))
-
-
-@cache
-def _turbojpeg() -> _TurboJPEG:
-    try:
-        return _TurboJPEG()
-    except (RuntimeError, OSError) as error:
-        raise MissingDependency(
-            "libturbojpeg is not installed: "
-            "`apt-get install libturbojpeg0` or `conda install libjpeg-turbo`"
-        ) from error
+_CMYK_COMPONENTS = 4
+# ITU-R BT.601, in 1/65536.
+_LUMA = np.array([19595, 38470, 7471], np.uint32)
+# T.81 B.2.3: as many blocks of several components may follow each other.
+_MAX_MCU_BLOCKS = 10
 
 
 def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
@@ -115,9 +78,7 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
         MissingDependency: The native core was not built.
     """
     check_native_core()
-    if find_frame(jpeg).arithmetic:
-        # Only libjpeg reads it. The core judges the Huffman-coded JPEG that libjpeg makes of it.
-        jpeg = _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE)
+    jpeg = _huffman_coded(jpeg)
     try:
         return native.rescan(add_missing_tables(jpeg), scans)
     except native.NativeError as error:
@@ -125,6 +86,21 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
         raise UnsupportedJpeg(f"native core: {error}") from error
     except ValueError as error:
         raise UnsupportedJpeg(f"the scan script does not fit this image: {error}") from error
+
+
+def _huffman_coded(jpeg: bytes) -> bytes:
+    """A JPEG that the core reads: libjpeg-turbo makes it of an arithmetic-coded one.
+
+    Raises:
+        UnsupportedJpeg: It is arithmetic-coded, and there is no libjpeg-turbo.
+    """
+    if not find_frame(jpeg).arithmetic:
+        return jpeg
+    check_cost(jpeg, 0)
+    try:
+        return libjpeg_turbo.make_progressive(jpeg)
+    except MissingDependency as error:
+        raise UnsupportedJpeg(str(error)) from error
 
 
 def check_native_core() -> None:
@@ -145,15 +121,7 @@ def check_native_core() -> None:
 
 def add_missing_tables(jpeg: bytes) -> bytes:
     """A JPEG with the standard Huffman tables, where it has none at all."""
-    return jpeg if _DHT in jpeg else SOI + _standard_tables() + jpeg[len(SOI) :]
-
-
-@cache
-def _standard_tables() -> bytes:
-    """The Huffman tables of T.81 annex K.3, which frames of Motion JPEG leave out."""
-    jpeg = compress(np.zeros((8, 8, 3), np.uint8), 75)
-    (*tables, _), *_ = map_jpeg(jpeg).scan_ranges
-    return b"".join(jpeg[start:stop] for start, stop in tables)
+    return jpeg if _DHT in jpeg else SOI + STANDARD_TABLES + jpeg[len(SOI) :]
 
 
 def _refuse_damage(error: native.NativeError) -> None:
@@ -163,35 +131,42 @@ def _refuse_damage(error: native.NativeError) -> None:
 
 
 def make_baseline(jpeg: bytes) -> bytes:
-    """Rearrange a JPEG losslessly into a sequential one, with its metadata."""
-    return _transform(jpeg, 0)
+    """Rearrange a JPEG losslessly into a sequential one, with its metadata.
 
+    Args:
+        jpeg: A JPEG that the core or libjpeg-turbo reads.
 
-def _transform(jpeg: bytes, options: int) -> bytes:
+    Returns:
+        A baseline JPEG (extended sequential where its tables need 16 bits) with the same
+        coefficients and optimal Huffman tables, without restart markers.
+
+    Raises:
+        CorruptJpeg: It is damaged.
+        MissingDependency: There is neither the native core nor libjpeg-turbo.
+        UnsupportedJpeg: It cannot be read here, or would take too much memory or time for its size.
+    """
     # The coefficients of the source, and those of the result.
     check_cost(jpeg, 0)
-    turbo = _turbojpeg()
-    transform = turbojpeg.TransformStruct(options=options)
-    output = ctypes.c_void_p()
-    size = ctypes.c_ulong()
-    # A handle for each image: a used one keeps the last image's Huffman tables, and a baseline
-    # transform would write by them.
-    handle = turbo.library.tjInitTransform()
-    pointer = ctypes.c_void_p(handle)
-    pointers = map(ctypes.byref, (output, size, transform))
+    if not native.available:
+        return libjpeg_turbo.make_baseline(jpeg)
+
+    found = map_jpeg(jpeg)
+    source = add_missing_tables(_huffman_coded(jpeg))
     try:
-        source = (jpeg, ctypes.c_ulong(len(jpeg)))
-        failed = turbo.library.tjTransform(
-            pointer, *source, 1, *pointers, turbojpeg.TJFLAG_LIMITSCANS
-        )
-        if not failed:
-            return ctypes.string_at(output, size.value)
-        message = turbo.message(handle)
-    finally:
-        turbo.library.tjFree(output)
-        turbo.library.tjDestroy(pointer)
-    unsupported = any(word in message for word in _UNSUPPORTED)
-    raise (UnsupportedJpeg if unsupported else CorruptJpeg)(f"libjpeg-turbo: {message}")
+        sequential = native.rescan(source, _sequential_scans(found.frame))
+    except native.NativeError as error:
+        _refuse_damage(error)
+        raise UnsupportedJpeg(f"native core: {error}") from error
+    return join_pieces([sequential.removesuffix(EOI)], cut_tail(jpeg, found))
+
+
+def _sequential_scans(frame: Frame) -> list[ScanHeader]:
+    """One scan of all components, or one of each where their blocks are too many for an MCU."""
+    indexes = tuple(range(len(frame.components)))
+    blocks = sum(component.h * component.v for component in frame.components)
+    fits = blocks <= _MAX_MCU_BLOCKS
+    groups = [indexes] if fits else [(index,) for index in indexes]
+    return [ScanHeader(group, 0, 63, 0, 0) for group in groups]
 
 
 def decode_image(
@@ -219,7 +194,7 @@ def decode_image(
         colour: ``rgb``, or ``gray`` for one channel.
         smoothing: Whether to smooth between the blocks of an unfinished image, as libjpeg-turbo
             does: coefficients that are not known yet are estimated from the blocks around. Without
-            the native core, and for images that it does not support (CMYK, arithmetic coding), it
+            the native core, and for images that it does not support (arithmetic coding), it
             is always done.
         out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
 
@@ -229,6 +204,7 @@ def decode_image(
 
     Raises:
         CorruptJpeg: It cannot be decoded.
+        MissingDependency: It needs libjpeg-turbo or Pillow, and neither is installed.
         TypeError: It is a path, or something else that holds no bytes.
         UnsupportedJpeg: It would take too much memory or time for its size.
         ValueError: The crop, the size or ``out`` does not fit.
@@ -255,8 +231,7 @@ def decode_image(
         except native.NativeError as error:
             _refuse_damage(error)
 
-    whole = _complete(b"".join(pieces))
-    pixels = _decode_and_resize(whole, colour, crop, size)
+    pixels = _decode_and_resize(_complete(pieces), colour, crop, size, smoothing)
     return _arrange(pixels, layout, out)
 
 
@@ -274,14 +249,46 @@ def image_size(image: Jpeg) -> Size:
 
 def _decode_and_resize(
     jpeg: bytes,
-    colour: str,
+    colour: Literal["rgb", "gray"],
     crop: Box | None,
     size: Size | None,
+    smoothing: bool,
 ) -> Pixels:
-    """(H, W, C) pixels by libjpeg-turbo and Pillow."""
+    """(H, W, C) pixels of what the core does not give as RGB or gray."""
+    if len(find_frame(jpeg).components) == _CMYK_COMPONENTS and native.available:
+        try:
+            pixels = native.decode(
+                [jpeg],
+                crop=crop,
+                size=size,
+                colour="cmyk",
+                smoothing=smoothing,
+            )
+            return from_cmyk(pixels, colour)
+        except native.NativeError as error:
+            _refuse_damage(error)
     if size:
         check_cost(jpeg, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
     return crop_and_resize(decode(jpeg, colour), crop, size)
+
+
+def from_cmyk(pixels: Pixels, colour: Literal["rgb", "gray"]) -> Pixels:
+    """RGB or gray of CMYK as Pillow makes it, without a colour profile.
+
+    Args:
+        pixels: (H, W, 4) uint8, as files have it: 255 is no ink.
+        colour: What to make.
+
+    Returns:
+        (H, W, 3) or (H, W, 1) uint8.
+    """
+    light = pixels[..., 3:].astype(np.uint32)
+    product = (255 - pixels[..., :3]) * light + 128
+    rgb = light - ((product + (product >> 8)) >> 8)
+    if colour == "rgb":
+        return rgb.astype(np.uint8)
+    luma = (rgb @ _LUMA + (1 << 15)) >> 16
+    return luma.astype(np.uint8)[..., None]
 
 
 def as_pieces(jpeg: Any) -> list[Any]:
@@ -303,7 +310,8 @@ def as_pieces(jpeg: Any) -> list[Any]:
     return pieces
 
 
-def _complete(jpeg: bytes) -> bytes:
+def _complete(pieces: Sequence[Buffer]) -> bytes:
+    jpeg = b"".join(pieces)
     return jpeg if jpeg.endswith(EOI) else jpeg + EOI
 
 
@@ -325,8 +333,10 @@ def _put(pixels: Pixels, out: Pixels) -> Pixels:
     return out
 
 
-def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
+def decode(jpeg: bytes, mode: Literal["rgb", "gray", "cmyk"] = "rgb") -> Pixels:
     """Decode a JPEG through libjpeg-turbo, the reference; :func:`decode_image` is the fast way.
+
+    Where the library is not installed, Pillow decodes, which has libjpeg-turbo inside.
 
     Args:
         jpeg: A JPEG that ends with EOI.
@@ -339,32 +349,58 @@ def decode(jpeg: bytes, mode: str = "rgb") -> Pixels:
 
     Raises:
         CorruptJpeg: It cannot be decoded.
+        MissingDependency: Neither libjpeg-turbo nor Pillow is installed.
         UnsupportedJpeg: It would take too much memory or time for its size.
     """
     check_cost(jpeg, _PIXEL_BYTES[mode])
-    turbo = _turbojpeg()
-    how = {
-        "pixel_format": _FORMATS[mode],
-        "flags": turbojpeg.TJFLAG_LIMITSCANS,
-    }
+    if mode != "cmyk" and len(find_frame(jpeg).components) == _CMYK_COMPONENTS:
+        return from_cmyk(decode(jpeg, "cmyk"), mode)
+    if libjpeg_turbo.available():
+        pixels = libjpeg_turbo.decode(jpeg, mode)
+        if pixels is not None:
+            return pixels
     try:
-        return np.asarray(turbo.decode(jpeg, **how))
-    except OSError as error:
-        if any(word in str(error) for word in _NEEDS_PILLOW):
-            return decode_by_pillow(jpeg, mode)
-        raise CorruptJpeg(f"libjpeg-turbo: {error}") from error
+        return decode_by_pillow(jpeg, mode)
+    except MissingDependency as error:
+        raise MissingDependency(
+            f"decoding {_kind(jpeg)} needs libturbojpeg or Pillow: "
+            f"{libjpeg_turbo.HOW_TO_INSTALL}, or `pip install Pillow`"
+        ) from error
 
 
-def compress(pixels: Pixels, quality: int) -> bytes:
-    """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
-    return bytes(_turbojpeg().encode(pixels, quality, turbojpeg.TJPF_RGB, turbojpeg.TJSAMP_420))
+def _kind(jpeg: bytes) -> str:
+    frame = find_frame(jpeg)
+    if frame.arithmetic:
+        return "an arithmetic-coded JPEG"
+    if len(frame.components) == _CMYK_COMPONENTS:
+        return "a CMYK JPEG"
+    return "this JPEG by libjpeg"
+
+
+def decode_finished(jpeg: bytes, mode: Literal["rgb", "cmyk"]) -> Pixels:
+    """:func:`decode` of a JPEG with all its scans, by the native core where nothing else can.
+
+    Raises:
+        CorruptJpeg: It cannot be decoded.
+        MissingDependency: It needs libjpeg-turbo or Pillow, and neither is installed.
+        UnsupportedJpeg: It would take too much memory or time for its size.
+    """
+    try:
+        return decode(jpeg, mode)
+    except MissingDependency:
+        try:
+            return native.decode([jpeg], colour=mode)
+        except native.NativeError as error:
+            _refuse_damage(error)
+        raise
 
 
 def system() -> dict[str, str]:
     """The decoders of this machine, for ``pcrshard info --system``."""
     core = "not built: install a C compiler, then reinstall pcrshard"
+    turbo = f"not installed, needed for arithmetic coding: {libjpeg_turbo.HOW_TO_INSTALL}"
     return {
         "native core": native.backend() if native.available else core,
-        "libturbojpeg": str(_turbojpeg().library._name),
+        "libturbojpeg": libjpeg_turbo.library_name() if libjpeg_turbo.available() else turbo,
         "numpy": np.__version__,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, ShardIndex, round512
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
-from ..jpeg.pixels import add_missing_tables, decode, decode_image
+from ..jpeg.pixels import add_missing_tables, decode_finished, decode_image
 from ..jpeg.split import mend_headers
 from ..reading.prefix import Prefix, Sample
 from ..reading.shard import Shard
@@ -246,11 +246,11 @@ def _compare_pixels(
     jpeg: bytes,
 ) -> Iterator[str]:
     parts = map_jpeg(source)
-    mode = "cmyk" if parts.colour in ("cmyk", "ycck") else "rgb"
+    mode: Literal["cmyk", "rgb"] = "cmyk" if parts.colour in ("cmyk", "ycck") else "rgb"
     mended = mend_headers(source, parts)
-    got = decode(jpeg, mode)
+    got = decode_finished(jpeg, mode)
     try:
-        expected = decode(mended, mode)
+        expected = decode_finished(mended, mode)
     except CorruptJpeg:
         # libjpeg warns of stray bytes that encode has passed over; the native core does not, and
         # gives the same pixels.

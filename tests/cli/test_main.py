@@ -17,6 +17,7 @@ from pcrshard.cli.main import build_parser, main
 
 COMMANDS = [
     "encode", "info", "verify", "export", "stage", "plan", "cache", "fidelity", "card", "demo",
+    "completion",
 ]  # fmt: skip
 
 
@@ -30,6 +31,30 @@ def test_help_has_an_example(command, capsys):
     (example,) = re.findall(rf"example:\n  pcrshard ({command} .*)", text)
     build_parser().parse_args(example.split())
     assert "==SUPPRESS==" not in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["ver"], {"verify"}),
+        (["encode", "--on-"], {"--on-error"}),
+        (["encode", "--on-error", "k"], {"keep"}),
+        (["info", "photo"], {"photos"}),
+    ],
+)
+def test_a_shell_completes(typed, expected, capsys, tmp_path):
+    """Commands, options, their words, and files, by a real bash."""
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "complete.sh").write_text(capsys.readouterr().out)
+    (tmp_path / "photos").mkdir()
+    words = " ".join(["pcrshard", *typed])
+    program = (
+        f"source complete.sh; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; "
+        '_shtab_pcrshard; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    command = ["bash", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert set(done.stdout.split()) == expected, done.stderr
 
 
 def test_version_and_usage(capsys):

@@ -8,7 +8,8 @@ from PIL import Image
 
 from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
 from pcrshard.jpeg.markers import map_jpeg
-from pcrshard.jpeg.other_formats import to_jpeg
+from pcrshard.jpeg.other_formats import compress, to_jpeg
+from pcrshard.jpeg.pixels import decode_image
 from pcrshard.testing import make_jpeg, make_pixels
 
 
@@ -29,6 +30,12 @@ def test_other_formats_convert(fmt, mode):
     assert (frame.height, frame.width) == (20, 30)
     with pytest.raises(CorruptJpeg, match="Pillow"):
         to_jpeg(out.getvalue()[:20], 90, None)
+
+
+def test_compress_is_close_to_the_pixels():
+    """The demo's crops are what they were cut from."""
+    pixels = make_pixels(1, 64, 64)
+    assert np.abs(decode_image(compress(pixels, 98)).astype(int) - pixels).mean() < 6
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float32])

@@ -38,6 +38,18 @@ def random_script(rng: random.Random, components: int) -> list[Any]:
     return script
 
 
+def test_sequential_is_jpegtrans_byte_for_byte(photos: Photos) -> None:
+    """A scan of everything gives the very baseline file that jpegtran writes."""
+    if shutil.which("jpegtran") is None:
+        pytest.skip("no jpegtran: install libjpeg-turbo-progs")
+    for name, source in photos[1::3]:
+        command = ["jpegtran", "-copy", "none", "-optimize"]
+        expected = subprocess.run(command, input=source, capture_output=True, check=True).stdout
+        everything = tuple(range(native.read_header([source]).num_components))
+        assert native.rescan(source, [(everything, 0, 63, 0, 0)]) == expected, name
+        assert native.rescan(expected, STANDARD[len(everything)], "portable")
+
+
 def test_standard_script_is_jpegtrans_byte_for_byte(photos: Photos) -> None:
     """With libjpeg's own script the output is the very file that jpegtran writes."""
     if shutil.which("jpegtran") is None:

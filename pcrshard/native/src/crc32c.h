@@ -62,7 +62,7 @@ static inline uint32_t pcr_crc32c_serial(uint64_t crc, const uint8_t *data, size
 
 PCR_AVX2_END
 
-#define PCR_VPCLMUL __attribute__((target("avx2,pclmul,sse4.2,vpclmulqdq")))
+#define PCR_VPCLMUL __attribute__((target("avx2,pclmul,sse4.2,crc32,vpclmulqdq")))
 
 /* Moves x in front of as many bytes as the factors stand for, and adds what is there already. Each
  * 128-bit lane is a polynomial: its first half is multiplied by x^(8 * bytes + 31), its second half
@@ -106,7 +106,7 @@ static inline uint32_t pcr_crc32c_avx2(const uint32_t (*table)[256], uint32_t cr
     enum { RUN = 256 };
     uint64_t wide = crc;
     (void)table;
-    if (size >= 512 && __builtin_cpu_supports("vpclmulqdq"))
+    if (size >= 512 && pcr_processor() & PCR_VPCLMULQDQ)
         return pcr_crc32c_wide(crc, data, size);
     for (; size >= 3 * RUN; data += 3 * RUN, size -= 3 * RUN) {
         uint64_t second = 0, third = 0;

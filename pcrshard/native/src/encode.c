@@ -114,14 +114,14 @@ static inline void write_bits(pcr_writer *writer, uint32_t value, int count) {
 }
 
 void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens,
-                      const pcr_encoder_table tables[2]) {
+                      const pcr_encoder_table tables[PCR_NUM_TABLES]) {
     writer->bits = 0;
     writer->count = 0;
     /* A token is at most 32 bits; each byte of them may need stuffing. */
     if (!pcr_writer_reserve(writer, 8 * tokens->size + 16)) return;
     for (size_t i = 0; i < tokens->size; i++) {
         uint32_t token = tokens->data[i];
-        uint32_t table = token >> 5 & 3, symbol = token >> 8 & 255;
+        uint32_t table = token >> 5 & 7, symbol = token >> 8 & 255;
         if (table != PCR_TOKEN_RAW)
             write_bits(writer, tables[table].code[symbol], tables[table].length[symbol]);
         write_bits(writer, token >> 16, (int)(token & 31));

@@ -6,7 +6,10 @@
 #include "pcr_internal.h"
 
 enum {
-    PCR_TOKEN_RAW = 2,        /* table field of bits without a symbol */
+    PCR_DC_TABLES = 0,        /* tables 0 and 1 */
+    PCR_AC_TABLES = 2,        /* tables 2 and 3 */
+    PCR_NUM_TABLES = 4,
+    PCR_TOKEN_RAW = 4,        /* table field of bits without a symbol */
     /* What 8 bits a sample can need: T.81 tables F.1 and F.2. Whatever the script, more is damage,
      * and libjpeg could not write it as baseline. */
     PCR_MAX_AC = 1023,
@@ -18,7 +21,7 @@ enum {
 typedef struct {
     uint32_t *data;
     size_t size, capacity;
-    uint32_t frequency[2][257];
+    uint32_t frequency[PCR_NUM_TABLES][257];
     bool failed;   /* out of memory */
     bool overflow; /* a value above PCR_MAX_AC or PCR_MAX_DC_DIFFERENCE */
 } pcr_tokens;
@@ -39,7 +42,7 @@ typedef struct {
 } pcr_encoder_table;
 
 /* tokens.c */
-/* Huffman table of a component, as libjpeg chooses it: 1 for Cb and Cr, 0 for all others. */
+/* Which of two Huffman tables a component has, as libjpeg chooses it: 1 for Cb and Cr, else 0. */
 int pcr_table_of(const pcr_decoder *dec, int component);
 /* The symbols of one scan, and how often each occurs. */
 void pcr_tokenise(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens);
@@ -48,6 +51,6 @@ void pcr_tokenise(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *token
 void pcr_optimal_table(pcr_encoder_table *table, const uint32_t frequency[257]);
 bool pcr_writer_reserve(pcr_writer *writer, size_t more);
 void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens,
-                      const pcr_encoder_table tables[2]);
+                      const pcr_encoder_table tables[PCR_NUM_TABLES]);
 
 #endif

@@ -139,7 +139,8 @@ void pcr_pool_add(pcr_pool *pool, pcr_batch *batch);
 /* Whether the batch is done; waits for it for so long at most, or until the pool is stopped. */
 int pcr_pool_wait(pcr_pool *pool, pcr_batch *batch, int milliseconds);
 
-/* Lossless transcode; the result belongs to the decoder and lives until its next call. */
+/* Lossless transcode to the scans of a script: progressive, or sequential where the first scan has
+ * all coefficients (ss 0, se 63). The result belongs to the decoder, until its next call. */
 int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
                size_t *out_size);

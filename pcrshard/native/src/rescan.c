@@ -1,5 +1,5 @@
-/* Lossless transcoding to progressive with any scan script; the markers are those of jpegtran -copy
- * none. */
+/* Lossless transcoding to progressive with any scan script, or to sequential; the markers are those
+ * of jpegtran -copy none. */
 #include <stdlib.h>
 
 #include "encode.h"
@@ -24,15 +24,22 @@ static int check_components(pcr_decoder *dec, const pcr_scan_spec *spec, size_t 
     return PCR_OK;
 }
 
+/* A scan of all coefficients is a sequential one, and so are all others then. */
+static bool is_sequential(const pcr_scan_spec *script, size_t num_scans) {
+    return num_scans && script[0].ss == 0 && script[0].se == 63;
+}
+
 /* One scan against what came before it (T.81 G.1.1.1); precision[] as in pcr_component. */
-static int check_spec(pcr_decoder *dec, const pcr_scan_spec *spec, size_t index,
+static int check_spec(pcr_decoder *dec, const pcr_scan_spec *spec, size_t index, bool sequential,
                       int8_t precision[4][64]) {
     int code = check_components(dec, spec, index);
     if (code) return code;
     if (spec->ss < 0 || spec->se > 63 || spec->ss > spec->se || spec->al < 0 || spec->al > 13)
         return bad_script(dec, index, "0 <= Ss <= Se <= 63 and 0 <= Al <= 13");
-    if (spec->ss == 0 ? spec->se != 0 : spec->num_components != 1)
+    if (spec->ss == 0 ? spec->se != 0 && !sequential : spec->num_components != 1)
         return bad_script(dec, index, "DC alone, or AC of one component");
+    if (sequential && (spec->ss || spec->se != 63))
+        return bad_script(dec, index, "all coefficients, as in the first scan");
     for (int i = 0; i < spec->num_components; i++) {
         int8_t *seen = precision[spec->component[i]];
         if (spec->ss && seen[0] < 0) return bad_script(dec, index, "DC before AC");
@@ -55,7 +62,7 @@ static int check_script(pcr_decoder *dec, const pcr_scan_spec *script, size_t nu
         return pcr_fail(dec, PCR_USAGE, "expected at most %d scans, got %zu", PCR_MAX_SCANS,
                         num_scans);
     for (size_t i = 0; i < num_scans; i++) {
-        int code = check_spec(dec, &script[i], i, precision);
+        int code = check_spec(dec, &script[i], i, is_sequential(script, num_scans), precision);
         if (code) return code;
     }
     for (int c = 0; c < dec->num_components; c++)
@@ -122,14 +129,16 @@ static void put_colour_markers(const pcr_decoder *dec, pcr_writer *writer) {
     put_byte(writer, dec->colour == PCR_COLOUR_YCCK ? 2 : 0);
 }
 
-static void put_frame(const pcr_decoder *dec, pcr_writer *writer) {
+static void put_frame(const pcr_decoder *dec, pcr_writer *writer, bool sequential) {
     unsigned written = 0;
+    bool baseline = sequential; /* T.81 table B.4: 8 bits for each step of the quantiser */
     for (int c = 0; c < dec->num_components; c++) {
         const pcr_component *comp = &dec->comp[c];
         bool wide = false;
         if (written >> comp->tq & 1) continue;
         written |= 1u << comp->tq;
         for (int k = 0; k < 64; k++) wide |= comp->quant[k] > 255;
+        baseline &= !wide;
         put_marker(writer, 0xDB, wide ? 131 : 67);
         put_byte(writer, wide << 4 | comp->tq);
         for (int k = 0; k < 64; k++) {
@@ -137,7 +146,7 @@ static void put_frame(const pcr_decoder *dec, pcr_writer *writer) {
             put_byte(writer, comp->quant[k]);
         }
     }
-    put_marker(writer, 0xC2, 8 + 3 * dec->num_components);
+    put_marker(writer, baseline ? 0xC0 : sequential ? 0xC1 : 0xC2, 8 + 3 * dec->num_components);
     put_byte(writer, 8);
     put_word(writer, dec->height);
     put_word(writer, dec->width);
@@ -162,7 +171,8 @@ static void put_scan_header(const pcr_decoder *dec, pcr_writer *writer, const pc
     for (int i = 0; i < spec->num_components; i++) {
         int table = pcr_table_of(dec, spec->component[i]);
         put_byte(writer, dec->comp[spec->component[i]].id);
-        put_byte(writer, spec->ss ? table : spec->ah ? 0 : table << 4);
+        int dc = spec->ss || spec->ah ? 0 : table, ac = spec->se ? table : 0;
+        put_byte(writer, dc << 4 | ac);
     }
     put_byte(writer, spec->ss);
     put_byte(writer, spec->se);
@@ -171,15 +181,18 @@ static void put_scan_header(const pcr_decoder *dec, pcr_writer *writer, const pc
 
 static void encode_scan(pcr_decoder *dec, pcr_writer *writer, const pcr_scan_spec *spec,
                         pcr_tokens *tokens) {
-    pcr_encoder_table tables[2];
+    pcr_encoder_table tables[PCR_NUM_TABLES];
     unsigned written = 0;
     pcr_tokenise(dec, spec, tokens);
     for (int i = 0; i < spec->num_components && !(spec->ss == 0 && spec->ah); i++) {
         int slot = pcr_table_of(dec, spec->component[i]);
         if (written >> slot & 1) continue;
         written |= 1u << slot;
-        pcr_optimal_table(&tables[slot], tokens->frequency[slot]);
-        put_huffman(writer, &tables[slot], spec->ss > 0, slot);
+        for (int class = spec->ss > 0; class <= (spec->se > 0); class++) {
+            int table = 2 * class + slot;
+            pcr_optimal_table(&tables[table], tokens->frequency[table]);
+            put_huffman(writer, &tables[table], class, slot);
+        }
     }
     put_scan_header(dec, writer, spec);
     pcr_write_tokens(writer, tokens, tables);
@@ -208,7 +221,7 @@ int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
     pcr_writer writer = {.data = dec->output.data, .capacity = dec->output.capacity};
     put_marker(&writer, 0xD8, 0);
     put_colour_markers(dec, &writer);
-    put_frame(dec, &writer);
+    put_frame(dec, &writer, is_sequential(script, num_scans));
     for (size_t i = 0; i < num_scans && !tokens.failed; i++)
         encode_scan(dec, &writer, &script[i], &tokens);
     put_marker(&writer, 0xD9, 0);

@@ -1,7 +1,13 @@
-/* The symbols of a progressive scan (T.81 G.1.2), in the choices that libjpeg's jcphuff.c makes. */
+/* The symbols of a scan: progressive (T.81 G.1.2), in the choices that libjpeg's jcphuff.c makes,
+ * or sequential (T.81 F.1.2). */
 #include <stdlib.h>
 
 #include "encode.h"
+
+/* Of a block: DC, 63 values with at most 3 runs of zeros among them, and the end. */
+enum { MAX_BLOCK_TOKENS = 68 };
+/* Coefficients 1 to 63 in a block's mask. */
+#define ALL_AC (~UINT64_C(0) >> 1)
 
 typedef struct {
     pcr_tokens *tokens;
@@ -44,6 +50,8 @@ static void put_bits(pcr_tokens *tokens, const uint8_t *bits, int count) {
     }
 }
 
+static inline int first_set(uint64_t mask) { return __builtin_clzll(mask); }
+
 static inline int bit_length(uint32_t x) { return x ? 32 - __builtin_clz(x) : 0; }
 
 /* A signed value's category and bits, T.81 F.1.2.1. */
@@ -74,31 +82,48 @@ static void dc_block(pcr_tokens *tokens, const pcr_scan_spec *spec, int dc, int3
     *pred = dc;
 }
 
-/* DC of one or several components. Blocks beyond the image repeat the block before them in the MCU,
- * as libjpeg's transcoder does (jctrans.c). */
-static void tokenise_dc(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
+/* Coefficients 1 to 63 of a sequential block. */
+static void sequential_ac(pcr_tokens *tokens, const int16_t *block, uint64_t mask, int table) {
+    int next = 1;
+    for (; mask; mask &= ~(UINT64_C(1) << (63 - first_set(mask)))) {
+        int k = first_set(mask);
+        if (PCR_UNLIKELY(abs(block[k]) > PCR_MAX_AC)) tokens->overflow = true;
+        for (; k - next > 15; next += 16) put(tokens, 0, 0, 0xF0, table);
+        put_value(tokens, block[k], k - next, table);
+        next = k + 1;
+    }
+    if (next <= 63) put(tokens, 0, 0, 0, table);
+}
+
+/* DC of one or several components, and in a sequential scan all else. Blocks beyond the image have
+ * the DC of the block before them in the MCU, as libjpeg's transcoder does (jctrans.c). */
+static void tokenise_mcus(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
     int32_t pred[PCR_MAX_COMPONENTS] = {0};
     const pcr_component *only = &dec->comp[spec->component[0]];
     bool alone = spec->num_components == 1;
     int rows = alone ? only->blocks_h : dec->mcus_h, cols = alone ? only->blocks_w : dec->mcus_w;
     for (int row = 0; row < rows && !tokens->failed; row++) {
-        reserve(tokens, (size_t)cols * PCR_MAX_MCU_BLOCKS);
         for (int col = 0; col < cols && !tokens->failed; col++) {
+            reserve(tokens, PCR_MAX_MCU_BLOCKS * MAX_BLOCK_TOKENS);
+            if (tokens->failed) return;
             for (int i = 0; i < spec->num_components; i++) {
                 const pcr_component *comp = &dec->comp[spec->component[i]];
                 int h = alone ? 1 : comp->h, v = alone ? 1 : comp->v, dc = 0;
+                int table = pcr_table_of(dec, spec->component[i]);
                 for (int b = 0; b < h * v; b++) {
                     int y = row * v + b / h, x = col * h + b % h;
-                    if (y < comp->blocks_h && x < comp->blocks_w)
-                        dc = comp->dc[(size_t)y * (size_t)comp->stride + (size_t)x];
-                    dc_block(tokens, spec, dc, &pred[i], pcr_table_of(dec, spec->component[i]));
+                    bool inside = y < comp->blocks_h && x < comp->blocks_w;
+                    size_t at = inside ? (size_t)y * (size_t)comp->stride + (size_t)x : 0;
+                    if (inside) dc = comp->dc[at];
+                    dc_block(tokens, spec, dc, &pred[i], PCR_DC_TABLES + table);
+                    if (spec->se)
+                        sequential_ac(tokens, comp->ac + 64 * at,
+                                      inside ? comp->mask[at] & ALL_AC : 0, PCR_AC_TABLES + table);
                 }
             }
         }
     }
 }
-
-static inline int first_set(uint64_t mask) { return __builtin_clzll(mask); }
 
 static void ac_first_block(band_state *state, const pcr_scan_spec *spec, const int16_t *block,
                            uint64_t mask) {
@@ -159,7 +184,8 @@ static void ac_refine_block(band_state *state, const pcr_scan_spec *spec, const 
 static void tokenise_ac(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
     const pcr_component *comp = &dec->comp[spec->component[0]];
     const uint64_t band = (~UINT64_C(0) >> spec->ss) & (~UINT64_C(0) << (63 - spec->se));
-    band_state state = {.tokens = tokens, .table = pcr_table_of(dec, spec->component[0])};
+    int table = PCR_AC_TABLES + pcr_table_of(dec, spec->component[0]);
+    band_state state = {.tokens = tokens, .table = table};
     for (int y = 0; y < comp->blocks_h; y++) {
         size_t first = (size_t)y * (size_t)comp->stride;
         for (size_t i = first; i < first + (size_t)comp->blocks_w; i++) {
@@ -179,7 +205,7 @@ void pcr_tokenise(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *token
     tokens->size = 0;
     memset(tokens->frequency, 0, sizeof tokens->frequency);
     if (spec->ss == 0)
-        tokenise_dc(dec, spec, tokens);
+        tokenise_mcus(dec, spec, tokens);
     else
         tokenise_ac(dec, spec, tokens);
 }

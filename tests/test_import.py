@@ -1,0 +1,45 @@
+"""What `import pcrshard` brings, and what an installation has."""
+
+import pathlib
+import subprocess
+import sys
+
+from support import ROOT
+
+import pcrshard
+
+
+def test_the_import_brings_nothing_heavy():
+    """Programs that only name a dataset do not wait for numpy, fsspec or a C library."""
+    program = (
+        "import sys; import pcrshard; "
+        "print({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))"
+    )
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    brought = {name for name in eval(said) if not name.startswith(("_", "distutils"))}
+    # coverage tools and the finder of editable installations begin with an underscore
+    assert brought <= {"pcrshard", "wrapt"}
+
+
+def test_every_public_name_is_found():
+    """A name that is loaded when it is used is there, and the same object each time."""
+    for name in pcrshard.__all__:
+        assert getattr(pcrshard, name) is getattr(pcrshard, name)
+    assert set(dir(pcrshard)) == set(pcrshard.__all__)
+
+
+def test_types_are_shipped():
+    """A type checker of a user sees ours."""
+    folder = pathlib.Path(pcrshard.__file__).parent
+    assert (folder / "py.typed").exists()
+    assert (folder / "native" / "_core.pyi").exists()
+
+
+def test_the_version_is_in_one_place():
+    """A release changes one line."""
+    version = f'"{pcrshard.__version__}"'
+    files = [*ROOT.glob("*.cfg"), *ROOT.glob("*.toml"), *ROOT.glob("*.py")]
+    files += [*(ROOT / "pcrshard").rglob("*.py"), *(ROOT / "scripts").glob("*")]
+    holders = [path.name for path in files if path.is_file() and version in path.read_text()]
+    assert holders == ["_version.py"]
