@@ -41,6 +41,7 @@ ROOMS = {
     "errorbound": set(),
     "checkpoint": {"errorbound", "storage"},
     "release": {"checkpoint", "storage"},
+    "simulation": {"training", "reading", "format", "jpeg"},
     "activation": {"errorbound", "native"},
     "testing": {"jpeg"},
 }  # fmt: skip
@@ -67,6 +68,7 @@ DOORS = {
     "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},
     "safetensors": {"checkpoint.safetensors_file"},
+    "simpy": {"simulation.epoch"},
     "submitit": {"encoding.clusters"},
     "tqdm": {"cli.progress"},
     "transformers": {"integrations.transformers_checkpoint"},
