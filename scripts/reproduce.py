@@ -4,6 +4,8 @@ ours.
     python scripts/reproduce.py                  all experiments; what is there already is kept
     python scripts/reproduce.py sizes autotune   some of them
     python scripts/reproduce.py deltadnn         docs/evidence/checkpoints.md
+    python scripts/reproduce.py imagenet         docs/evidence/imagenet.md
+    python scripts/reproduce.py clusters         docs/evidence/clusters.md; needs root, for its links
     python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
 
 Results are written as each experiment and each training run ends, so that a run that was stopped
@@ -17,7 +19,17 @@ import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from reproduce_parts import accuracy, activation, costs, deltadnn, rates, scanscripts, tuning
+from reproduce_parts import (
+    accuracy,
+    activation,
+    clusters,
+    costs,
+    deltadnn,
+    imagenet,
+    rates,
+    scanscripts,
+    tuning,
+)
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
 
@@ -47,7 +59,9 @@ ORDER = [
 ]
 
 # Commands that write a page of their own.
-PAGES = {activation.NAME: activation.reproduce, deltadnn.NAME: deltadnn.reproduce}
+PAGES = {
+    part.NAME: part.reproduce for part in (activation, deltadnn, imagenet, clusters)
+}
 
 HEAD = f"""# Evidence
 

@@ -25,8 +25,8 @@ ROWS = "imagenet-rows.jsonl"
 # Four blocks are the photographs of shared/data.
 BLOCK = 65
 EARLY = 4
-# Of the crops that are not the main one.
-MAIN_CROP = 224
+# Of other crops than the main one, every other point.
+OTHER_CROPS = (160, 288)
 SOME = (1, 2, 4, 5, 6, 8, 10)
 # (network, crop, smoothing), those first whose figures are read first.
 CASES = (
@@ -84,7 +84,7 @@ def _see(classify, photograph, crop, smoothing):
 def _wanted(crop, smoothing):
     """The points of a case: all at the main crop, every other one at the others."""
     kept = [point for point in points() if not smoothing or unfinished(point)]
-    if crop == MAIN_CROP:
+    if crop not in OTHER_CROPS:
         return kept
     return [point for point in kept if point.scan in (*SOME, "full")]
 
@@ -113,7 +113,7 @@ def measure(lab):
         if (*case, block) in known:
             continue
         if case[0] not in networks:
-            networks[case[0]] = lites.Classifier(lites.pretrained(case[0]))
+            networks[case[0]] = lites.Classifier(lites.pretrained(case[0]), fused=not lab.quick)
         row = _measure_block(networks[case[0]], blocks[block], case, block)
         with open(os.path.join(lab.out, ROWS), "a") as file:
             file.write(json.dumps(row) + "\n")
@@ -134,7 +134,7 @@ def decode_cost(lab):
     """CPU milliseconds to decode, crop and resize a photograph at each point: the least of three
     rounds, because others' work makes it longer and nothing makes it shorter.
     """
-    chosen = photographs(lab)[: 3 if lab.quick else CPU_IMAGES]
+    chosen = photographs(lab)[: 1 if lab.quick else CPU_IMAGES]
     files = [stored(photograph.path.read_bytes()) for photograph in chosen]
     found = {}
     for smoothing in (False, True):
@@ -157,10 +157,10 @@ def _decode_seconds(decoder, files, name):
 
 def agreement(lab):
     """Share of photographs whose best guess is the same in float32 as in the rows' numbers."""
-    if lites.fast_type() == torch.float32:
+    if lab.quick or lites.fast_type() == torch.float32:
         return None
-    chosen = photographs(lab)[: 2 if lab.quick else 100]
-    decoder = pcrshard.ImageDecoder(64 if lab.quick else 224, "center")
+    chosen = photographs(lab)[:100]
+    decoder = pcrshard.ImageDecoder(224, "center")
     images = np.stack([decoder(photograph.path.read_bytes(), None) for photograph in chosen])
     best = [
         lites.Classifier(lites.pretrained("lite0"), number)(images).argmax(1)

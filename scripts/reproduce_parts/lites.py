@@ -48,10 +48,11 @@ def device():
 class Classifier:
     """A network that only looks: uint8 pictures (N, 3, H, W) to scores."""
 
-    def __init__(self, network, number=None):
-        self.number = number or fast_type()
+    def __init__(self, network, number=None, *, fused=True):
+        self.number = number or (fast_type() if fused else torch.float32)
         self.device = device()
         self.network = network.eval().to(self.device, self.number)
+        self.fuses = fused
         self.fused = {}
 
     def __call__(self, images):
@@ -70,7 +71,7 @@ class Classifier:
 
         TorchScript is what has this fusion; its successor needs a compiler at run time.
         """
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or not self.fuses:
             return self.network
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -327,7 +327,8 @@ async def _proxy(send, target, storage):
 
 def calibrate(lab, scans):
     """Seconds of an image at each scan, of a received byte, of handing a batch over, and until
-    workers read; nothing of it looks at the set-ups.
+    workers read; nothing of it looks at the set-ups. By the clock, because what idles on the other
+    half of a core makes decoding slower, too.
     """
     folder = dataset(lab)
     found = {"image_seconds": {str(scan): apart(_image_seconds, folder, scan) for scan in scans}}
@@ -348,14 +349,14 @@ def calibrate(lab, scans):
 
 
 def _image_seconds(folder, scan):
-    """CPU time, decoded in this process from local shards; the least of two epochs."""
+    """Decoded in this process from local shards; the least of two epochs."""
     found, loader = open_rank(folder, Setup("", scan))
     costs = []
     for epoch in range(2):
         found.set_epoch(epoch)
-        begun = time.process_time()
+        begun = time.monotonic()
         images = sum(BATCH for _ in loader)
-        costs.append((time.process_time() - begun) / images)
+        costs.append((time.monotonic() - begun) / images)
     return min(costs)
 
 
