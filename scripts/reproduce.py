@@ -28,10 +28,12 @@ from reproduce_parts import (
     imagenet,
     rates,
     scanscripts,
+    transfer,
     tuning,
 )
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
+from reproduce_parts.summary import summary
 
 EXPERIMENTS = [
     *costs.EXPERIMENTS,
@@ -60,7 +62,7 @@ ORDER = [
 
 # Commands that write a page of their own.
 PAGES = {
-    part.NAME: part.reproduce for part in (activation, deltadnn, imagenet, clusters)
+    part.NAME: part.reproduce for part in (activation, deltadnn, imagenet, transfer, clusters)
 }
 
 HEAD = f"""# Evidence
@@ -76,7 +78,8 @@ Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew t
 another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
 metadata), *ham224* (7 kinds of skin lesions).
 
-Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md).
+Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md), and so have
+[activations](activations.md).
 """
 
 
@@ -96,6 +99,10 @@ def perform(lab, experiment):
             return
         report = lab.save(experiment.name, results)
     experiment.draw(report["results"], lab.figure(experiment.name))
+
+
+def _write_readme(lab, experiments):
+    write_readme(lab, [experiments[name] for name in ORDER], f"{HEAD}\n{summary(lab)}")
 
 
 def main(arguments=None):
@@ -131,7 +138,8 @@ def main(arguments=None):
             PAGES[name](lab)
             continue
         perform(lab, experiments[name])
-        write_readme(lab, [experiments[name] for name in ORDER], HEAD)
+        _write_readme(lab, experiments)
+    _write_readme(lab, experiments)
     print(f"figures and tables: {lab.out}")
 
 

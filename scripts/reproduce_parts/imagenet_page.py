@@ -122,7 +122,7 @@ def text(rows, parts, sizes):
     sections = [_head(rows, parts, sizes)]
     for network in networks:
         sections.append(_network_text(cases, network, main, parts, sizes["bytes"]))
-    sections.append(_crops_text(cases))
+    sections += [FIGURES, _crops_text(cases)]
     return flow("\n".join(sections))
 
 
@@ -180,8 +180,10 @@ def _network_text(cases, network, crop, parts, sizes):
 {markdown(header, rows)}
 
 {_findings(marks, smoothed, sizes, full)}
+"""
 
-![Accuracy against bytes](imagenet-bytes.png)
+
+FIGURES = """![Accuracy against bytes](imagenet-bytes.png)
 
 ![Accuracy against decode time](imagenet-decode.png)
 """
@@ -220,13 +222,15 @@ def _findings(marks, smoothed, sizes, full):
 
 
 def _not_shown(marks, smoothed):
-    later = [name for name in smoothed if not name.endswith(" 1")]
-    shown = [name for name in later if gap(smoothed[name], marks[name])[1] > 0]
     if not smoothed:
         return "What did not show: smoothing was not measured with this network yet."
+    later = [name for name in smoothed if not name.endswith(" 1")]
+    shown = [name for name in later if gap(smoothed[name], marks[name])[1] > 0]
+    worse = [name for name in later if gap(smoothed[name], marks[name])[2] < 0]
+    hurts = f", and to hurt at {', '.join(worse)}" if worse else ""
     if shown:
-        return f"Beyond scan 1, smoothing is shown to help at {', '.join(shown)} only."
-    return "What did not show: that smoothing helps at any scan but the first."
+        return f"Beyond scan 1, smoothing is shown to help at {', '.join(shown)} only{hurts}."
+    return f"What did not show: that smoothing helps at any scan but the first{hurts}."
 
 
 def _crops_text(cases):
@@ -234,12 +238,7 @@ def _crops_text(cases):
     if len(crops) < 2:
         return "## Other crops\n\nNot measured yet.\n"
     rows = []
-    kept = None
-    for (network, crop, smoothing), marks in sorted(cases.items()):
-        if smoothing:
-            continue
-        if crop != MAIN:
-            kept = list(marks)
+    kept = next(list(marks) for (_, crop, _), marks in cases.items() if crop != MAIN)
     for (network, crop, smoothing), marks in sorted(cases.items()):
         if not smoothing:
             cells = [f"{100 * share(marks[name])[0]:.1f}" for name in kept]

@@ -45,6 +45,12 @@ def device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def scaled(images, number):
+    """Pixels as the networks want them."""
+    found = ((images.float() - MIDDLE) / SCALE).to(number)
+    return found.contiguous(memory_format=torch.channels_last)
+
+
 class Classifier:
     """A network that only looks: uint8 pictures (N, 3, H, W) to scores."""
 
@@ -57,13 +63,11 @@ class Classifier:
 
     def __call__(self, images):
         """(N, classes) float32."""
-        pixels = torch.as_tensor(images).to(self.device)
-        scaled = ((pixels.float() - MIDDLE) / SCALE).to(self.number)
-        scaled = scaled.contiguous(memory_format=torch.channels_last)
-        if scaled.shape not in self.fused:
-            self.fused[scaled.shape] = self._fuse(scaled)
+        pixels = scaled(torch.as_tensor(images).to(self.device), self.number)
+        if pixels.shape not in self.fused:
+            self.fused[pixels.shape] = self._fuse(pixels)
         with torch.inference_mode():
-            scores = self.fused[scaled.shape](scaled)
+            scores = self.fused[pixels.shape](pixels)
         return scores.float().cpu()
 
     def _fuse(self, example):

@@ -41,7 +41,7 @@ def photographs(lab):
     numbers = {name: number for number, name in enumerate(synsets())}
     found = {}
     for folder in (lab.photos()["imagenet"], os.environ.get("PCRSHARD_IMAGENET")):
-        if folder is None:
+        if not folder:
             continue
         for path in sorted(pathlib.Path(folder).rglob("n*_*.*")):
             match = re.match(r"n\d{8}", path.name)
