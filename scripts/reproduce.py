@@ -5,7 +5,8 @@ ours.
     python scripts/reproduce.py sizes autotune   some of them
     python scripts/reproduce.py deltadnn         docs/evidence/checkpoints.md
     python scripts/reproduce.py imagenet         docs/evidence/imagenet.md
-    python scripts/reproduce.py clusters         docs/evidence/clusters.md; needs root, for its links
+    python scripts/reproduce.py transfer         docs/evidence/transfer.md
+    python scripts/reproduce.py clusters         docs/evidence/clusters.md; needs root for links
     python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
 
 Results are written as each experiment and each training run ends, so that a run that was stopped
@@ -61,9 +62,7 @@ ORDER = [
 ]
 
 # Commands that write a page of their own.
-PAGES = {
-    part.NAME: part.reproduce for part in (activation, deltadnn, imagenet, transfer, clusters)
-}
+PAGES = {part.NAME: part.reproduce for part in (activation, deltadnn, imagenet, transfer, clusters)}
 
 HEAD = f"""# Evidence
 

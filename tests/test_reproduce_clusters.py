@@ -1,4 +1,4 @@
-"""scripts/reproduce.py clusters --quick: a real cluster of two processes, its simulation, a page."""
+"""scripts/reproduce.py clusters --quick: a real cluster, its simulation, a page."""
 
 import json
 import os
@@ -43,4 +43,5 @@ def test_a_real_cluster_and_its_simulation(tmp_path):
     for picture in ("validation", "paper", "s3"):
         assert (out / f"clusters-{picture}.png").exists()
         assert f"(clusters-{picture}.png)" in page
-    assert subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout.count("sim") == 0
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
+    assert "pcrsim" not in left.stdout

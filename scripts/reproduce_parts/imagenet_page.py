@@ -120,8 +120,7 @@ def text(rows, parts, sizes):
     main = MAIN if MAIN in crops else crops[0]
     networks = [name for name in ("lite0", "lite2") if (name, main, False) in cases]
     sections = [_head(rows, parts, sizes)]
-    for network in networks:
-        sections.append(_network_text(cases, network, main, parts, sizes["bytes"]))
+    sections += [_network_text(cases, network, main, parts, sizes["bytes"]) for network in networks]
     sections += [FIGURES, _crops_text(cases)]
     return flow("\n".join(sections))
 

@@ -150,7 +150,9 @@ def measure_task(lab, task):
         classify = fit(*sets[kind, "train"], classes)
         for tested in {kind: 0, full: 0, **dict.fromkeys(known if kind == full else ())}:
             rows[f"{_name(kind)} > {_name(tested)}"] = _marks(classify, sets[tested, "val"])
-    together = [torch.cat(part) for part in zip(*(sets[kind, "train"] for kind in plain))]
+    together = [
+        torch.cat(part) for part in zip(*(sets[kind, "train"] for kind in plain), strict=True)
+    ]
     classify = fit(*together, classes)
     for tested in plain:
         rows[f"{MIXED} > {_name(tested)}"] = _marks(classify, sets[tested, "val"])

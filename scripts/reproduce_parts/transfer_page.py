@@ -51,7 +51,9 @@ def _tasks_table(results):
             times = row["bytes"][FULL] / row["bytes"][scan]
             cells = [_percent(row, name), _difference(row, name, best) if scan != FULL else ""]
             own = _percent(row, f"{scan} > {scan}")
-            rows.append([task, scan, f"{times:.1f}x", *cells, own, _percent(row, f"mixed > {scan}")])
+            rows.append(
+                [task, scan, f"{times:.1f}x", *cells, own, _percent(row, f"mixed > {scan}")]
+            )
     header = ["task", "trained on", "fewer bytes", "tested at full (%)", "minus full's"]
     return markdown([*header, "tested at its scan (%)", "mixed, tested there (%)"], rows)
 
