@@ -31,7 +31,10 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
 LINKED = [
     *(ROOT / f"{name}.md" for name in ("SPEC", "CONTRIBUTING", "CHANGELOG", "DECISIONS")),
     ROOT / "docs" / "benchmarks.md",
-    *(ROOT / "docs" / "evidence" / f"{name}.md" for name in ("README", "checkpoints")),
+    *(
+        ROOT / "docs" / "evidence" / f"{name}.md"
+        for name in ("README", "checkpoints", "imagenet", "clusters")
+    ),
 ]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

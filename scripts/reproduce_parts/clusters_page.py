@@ -221,10 +221,11 @@ def _s3_text(results):
     return f"""## ImageNet on 64 H100 from S3
 
 Eight machines of eight H100, each of which trains 2,800 images of ResNet-50 a second (a given
-figure, not a measured one), 192 cores that decode as this machine's do, 100 Gbit/s a machine, eight
-workers a rank; S3 by Amazon's guidance (90 MB/s a request, 30 ms to the first byte, 300 ms for one
-in a hundred) and list prices (0.0004 $ for 1,000 requests; 0.09 $ a GB that leaves the region).
-Thousands of images a second over an epoch that begins with nothing read:
+figure, not a measured one), 192 cores that decode as one of this machine's does ([decode
+rates](README.md)), 100 Gbit/s a machine, eight workers a rank; S3 by Amazon's guidance (90 MB/s a
+request, 30 ms to the first byte, 300 ms for one in a hundred) and list prices (0.0004 $ for 1,000
+requests; 0.09 $ a GB that leaves the region). Thousands of images a second over an epoch that
+begins with nothing read:
 
 {markdown(header, rows)}
 

@@ -121,7 +121,10 @@ def text(rows, parts, sizes):
     networks = [name for name in ("lite0", "lite2") if (name, main, False) in cases]
     sections = [_head(rows, parts, sizes)]
     sections += [_network_text(cases, network, main, parts, sizes["bytes"]) for network in networks]
-    sections += [FIGURES, _crops_text(cases)]
+    sections.append("![Accuracy against bytes](imagenet-bytes.png)\n")
+    if parts.get("cpu"):
+        sections.append("![Accuracy against decode time](imagenet-decode.png)\n")
+    sections.append(_crops_text(cases))
     return flow("\n".join(sections))
 
 
@@ -182,18 +185,22 @@ def _network_text(cases, network, crop, parts, sizes):
 """
 
 
-FIGURES = """![Accuracy against bytes](imagenet-bytes.png)
-
-![Accuracy against decode time](imagenet-decode.png)
-"""
-
-
 def _cheapest(marks, sizes, full, store):
     """The first point of a store whose mean is within TOLERANCE of the source's, or ``None``."""
     for point in points():
         if point.store == store and gap(marks[point.name], full)[0] >= -TOLERANCE:
             return point.name, sizes[point.name]
     return None
+
+
+def _rival(marks, sizes):
+    """The best prefix of no more bytes than the resized file, against it."""
+    name = "resized full"
+    fewer = [point.name for point in points() if sizes[point.name] <= sizes[name]]
+    rival = max((point for point in fewer if point != name), key=lambda point: share(marks[point]))
+    change = gap(marks[rival], marks[name])
+    kept = "resizing keeps more" if change[2] < 0 else "no difference is shown"
+    return f"of the prefixes of no more bytes `{rival}` is best, {_points_of_gap(change)}, {kept}"
 
 
 def _findings(marks, smoothed, sizes, full):
@@ -208,10 +215,15 @@ def _findings(marks, smoothed, sizes, full):
                 f"`{best[0]}` is the first of its script within a point of the source's top-1, "
                 f"for {times:.2f} times fewer bytes"
             )
+    scripts = gap(marks["q95 4"], marks["standard 4"])
+    times = sizes["standard 4"] / sizes["q95 4"]
+    lines.append(
+        f"`q95 4` against `standard 4`, of {times:.2f} times its bytes: {_points_of_gap(scripts)}"
+    )
     small = gap(marks["resized full"], full)
     lines.append(
         f"resized once, {sizes['source full'] / sizes['resized full']:.1f} times fewer bytes give "
-        f"{_points_of_gap(small)} points, but one resolution for ever"
+        f"{_points_of_gap(small)} points, but one resolution for ever: {_rival(marks, sizes)}"
     )
     if smoothed:
         first = Point("standard", 1).name
@@ -226,7 +238,8 @@ def _not_shown(marks, smoothed):
     later = [name for name in smoothed if not name.endswith(" 1")]
     shown = [name for name in later if gap(smoothed[name], marks[name])[1] > 0]
     worse = [name for name in later if gap(smoothed[name], marks[name])[2] < 0]
-    hurts = f", and to hurt at {', '.join(worse)}" if worse else ""
+    chance = "of so many intervals some miss by chance"
+    hurts = f"; it is shown to hurt at {', '.join(worse)} ({chance})" if worse else ""
     if shown:
         return f"Beyond scan 1, smoothing is shown to help at {', '.join(shown)} only{hurts}."
     return f"What did not show: that smoothing helps at any scan but the first{hurts}."
