@@ -4,6 +4,9 @@ ours.
     python scripts/reproduce.py                  all experiments; what is there already is kept
     python scripts/reproduce.py sizes autotune   some of them
     python scripts/reproduce.py deltadnn         docs/evidence/checkpoints.md
+    python scripts/reproduce.py imagenet         docs/evidence/imagenet.md
+    python scripts/reproduce.py transfer         docs/evidence/transfer.md
+    python scripts/reproduce.py clusters         docs/evidence/clusters.md; needs root for links
     python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
 
 Results are written as each experiment and each training run ends, so that a run that was stopped
@@ -17,9 +20,21 @@ import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from reproduce_parts import accuracy, activation, costs, deltadnn, rates, scanscripts, tuning
+from reproduce_parts import (
+    accuracy,
+    activation,
+    clusters,
+    costs,
+    deltadnn,
+    imagenet,
+    rates,
+    scanscripts,
+    transfer,
+    tuning,
+)
 from reproduce_parts.lab import ROOT, Lab
 from reproduce_parts.report import COMMAND, write_readme
+from reproduce_parts.summary import summary
 
 EXPERIMENTS = [
     *costs.EXPERIMENTS,
@@ -47,7 +62,7 @@ ORDER = [
 ]
 
 # Commands that write a page of their own.
-PAGES = {activation.NAME: activation.reproduce, deltadnn.NAME: deltadnn.reproduce}
+PAGES = {part.NAME: part.reproduce for part in (activation, deltadnn, imagenet, transfer, clusters)}
 
 HEAD = f"""# Evidence
 
@@ -62,7 +77,8 @@ Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew t
 another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
 metadata), *ham224* (7 kinds of skin lesions).
 
-Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md).
+Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md), and so have
+[activations](activations.md).
 """
 
 
@@ -82,6 +98,10 @@ def perform(lab, experiment):
             return
         report = lab.save(experiment.name, results)
     experiment.draw(report["results"], lab.figure(experiment.name))
+
+
+def _write_readme(lab, experiments):
+    write_readme(lab, [experiments[name] for name in ORDER], f"{HEAD}\n{summary(lab)}")
 
 
 def main(arguments=None):
@@ -117,7 +137,8 @@ def main(arguments=None):
             PAGES[name](lab)
             continue
         perform(lab, experiments[name])
-        write_readme(lab, [experiments[name] for name in ORDER], HEAD)
+        _write_readme(lab, experiments)
+    _write_readme(lab, experiments)
     print(f"figures and tables: {lab.out}")
 
 

@@ -41,6 +41,7 @@ ROOMS = {
     "errorbound": set(),
     "checkpoint": {"errorbound", "storage"},
     "release": {"checkpoint", "storage"},
+    "simulation": {"training", "reading", "format", "jpeg"},
     "activation": {"errorbound", "native"},
     "testing": {"jpeg"},
 }  # fmt: skip
@@ -69,6 +70,7 @@ DOORS = {
     "ray": {"integrations.ray"},
     "safetensors": {"checkpoint.safetensors_file"},
     "shtab": {"cli.main"},
+    "simpy": {"simulation.epoch"},
     "submitit": {"encoding.clusters"},
     "tqdm": {"cli.progress"},
     "transformers": {"integrations.transformers_checkpoint"},

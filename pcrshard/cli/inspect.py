@@ -11,10 +11,10 @@ from typing import Any
 from .. import __version__
 from ..errors import EncodeError, PCRError
 from ..fidelity import measure, plots
-from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
+from ..fidelity.costs import PlanCost, plan_costs, plan_table, scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
-from ..jpeg import pixels
+from ..jpeg import libjpeg_turbo
 from ..native import scatter
 from ..reading.dataset_folder import check_claims, count_classes, open_dataset
 from ..reading.shard import Shard
@@ -36,6 +36,7 @@ from .arguments import (
     value,
 )
 from .progress import ProgressBar
+from .simulate import ARGUMENTS, simulate, simulation_table
 
 Report = dict[str, Any]
 
@@ -46,7 +47,7 @@ def _info(args: Namespace) -> None:
             "pcrshard": __version__,
             "scattered reads": scatter.available,
         }
-        print_json(ours | pixels.system())
+        print_json(ours | libjpeg_turbo.system())
     elif args.src is None:
         raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
     else:
@@ -128,8 +129,31 @@ def _scan_name(index: DatasetIndex, position: int) -> Scan:
 def _plan(args: Namespace) -> None:
     index, urls = open_dataset(args.src)
     check_claims(index, urls)
-    step = _global_batch(args, index.num_samples)
-    costs = plan_costs(
+    samples = args.samples if args.simulate and args.samples else index.num_samples
+    step = _global_batch(args, samples)
+    rows: list[Report]
+    if args.simulate:
+        args.batch = step // args.ranks
+        rows = simulate(args, index, urls)
+        shown = simulation_table(rows)
+    else:
+        costs = _plan_costs(args, index, step)
+        rows = [cost._asdict() for cost in costs]
+        shown = plan_table(costs)
+    if args.json:
+        print_json(rows)
+        return
+    print(f"{sizes(index)}, {samples // step} steps of {step}")
+    print(shown)
+    if args.phases % max(args.workers, 1):
+        print(
+            f"{args.workers} workers do not divide {args.phases} phases: "
+            f"shards are read by several workers; try --phases {args.workers}"
+        )
+
+
+def _plan_costs(args: Namespace, index: DatasetIndex, step: int) -> list[PlanCost]:
+    return plan_costs(
         index,
         [args.scan] if args.scan else None,
         Geometry(step, args.ranks, args.phases),
@@ -137,16 +161,6 @@ def _plan(args: Namespace) -> None:
         workers=max(args.workers, 1),
         bandwidth=args.bandwidth,
     )
-    if args.json:
-        print_json([cost._asdict() for cost in costs])
-        return
-    print(f"{sizes(index)}, {costs[0].steps} steps of {step}")
-    print(plan_table(costs))
-    if args.phases % max(args.workers, 1):
-        print(
-            f"{args.workers} workers do not divide {args.phases} phases: "
-            f"shards are read by several workers; try --phases {args.workers}"
-        )
 
 
 def _global_batch(args: Namespace, num_samples: int) -> int:
@@ -168,7 +182,7 @@ def _global_batch(args: Namespace, num_samples: int) -> int:
 PLAN = Command(
     "plan",
     "What an epoch of PCRDataset will read, before any job runs: bytes, requests, memory,"
-    " images a second.",
+    " images a second; with --simulate, what a cluster will do.",
     "pcrshard plan s3://bucket/train-pcr --scan 5 --ranks 8 --workers 4 --bandwidth 200",
     _plan,
     [
@@ -194,6 +208,7 @@ PLAN = Command(
             4,
         ),
         value("--bandwidth", "of the storage, for all ranks together", "MB/s", megabytes),
+        *ARGUMENTS,
         JSON,
     ],
 )

@@ -13,6 +13,7 @@ import numpy as np
 import turbojpeg
 from numpy.typing import NDArray
 
+from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 
 Pixels = NDArray[np.uint8]
@@ -151,3 +152,14 @@ def decode(jpeg: bytes, mode: str) -> Pixels | None:
             return None
         raise CorruptJpeg(f"libjpeg-turbo: {error}") from error
     return np.asarray(pixels)
+
+
+def system() -> dict[str, str]:
+    """The decoders of this machine, for ``pcrshard info --system``."""
+    core = "not built: install a C compiler, then reinstall pcrshard"
+    turbo = f"not installed, needed for arithmetic coding: {HOW_TO_INSTALL}"
+    return {
+        "native core": native.backend() if native.available else core,
+        "libturbojpeg": library_name() if available() else turbo,
+        "numpy": np.__version__,
+    }

@@ -393,14 +393,3 @@ def decode_finished(jpeg: bytes, mode: Literal["rgb", "cmyk"]) -> Pixels:
         except native.NativeError as error:
             _refuse_damage(error)
         raise
-
-
-def system() -> dict[str, str]:
-    """The decoders of this machine, for ``pcrshard info --system``."""
-    core = "not built: install a C compiler, then reinstall pcrshard"
-    turbo = f"not installed, needed for arithmetic coding: {libjpeg_turbo.HOW_TO_INSTALL}"
-    return {
-        "native core": native.backend() if native.available else core,
-        "libturbojpeg": libjpeg_turbo.library_name() if libjpeg_turbo.available() else turbo,
-        "numpy": np.__version__,
-    }

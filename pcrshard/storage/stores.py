@@ -22,6 +22,9 @@ Options = Mapping[str, Any] | None
 T = TypeVar("T")
 _HTTP = re.compile("https?://")
 ANY_NETWORK = Retry()
+# fsspec forgets its file systems in a forked process, and then waits a second for each session of
+# its parent to be closed by a thread that is not there; so they are kept, as fsspec keeps its own.
+_used: set[Any] = set()
 
 
 def resolve(url: str, options: Options) -> tuple[Any, str]:
@@ -42,6 +45,8 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         message = f"cannot open this kind of URL: {error}"
         raise StorageError(message, url=url) from harmless(error, url)
+    if not (options or {}).get("skip_instance_cache"):
+        _used.add(fs)
     return fs, str(path)
 
 

@@ -91,7 +91,8 @@ class Lab:
             options = pcrshard.EncodeOptions(
                 samples_per_shard=per_shard, fmt=pcrshard.ShardFormat(script)
             )
-            pcrshard.encode(source, target, options, workers=1)
+            # A run that was stopped has left some shards.
+            pcrshard.encode(source, target, options, workers=1, resume=True)
         return target
 
     def index(self, name, split=None, script="standard"):

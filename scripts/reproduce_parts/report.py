@@ -104,6 +104,18 @@ def verdict(interval_, what=("higher", "lower"), scale=100):
     return f"{text}: {what[0] if low > 0 else what[1] if high < 0 else 'no difference shown'}"
 
 
+def flow(text):
+    """Markdown whose paragraphs are one line each, so that ``wrap_prose`` can fill them."""
+    done = []
+    for line in text.split("\n"):
+        apart = not line or line.startswith(("|", "!", "#", "- ", "```"))
+        if apart or not done or not done[-1] or done[-1].startswith(("|", "!", "#")):
+            done.append(line)
+        else:
+            done[-1] += f" {line}"
+    return "\n".join(done)
+
+
 def wrap_prose(text):
     """Markdown with the lines of its paragraphs filled to 100 columns; tables stay as they are."""
     return "\n".join(

@@ -19,7 +19,7 @@ PROGRAM = """
 import json, pathlib, sys
 sys.modules.update(dict.fromkeys(sys.argv[2].split(","), None))  # as if it were not installed
 import pcrshard
-from pcrshard.jpeg.pixels import system
+from pcrshard.jpeg.libjpeg_turbo import system
 folder = pathlib.Path(sys.argv[1])
 out = sys.argv[3]
 said = {"system": system()}

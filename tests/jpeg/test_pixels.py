@@ -9,6 +9,7 @@ from PIL import Image
 
 from pcrshard.errors import CorruptJpeg
 from pcrshard.format.scan_script import STANDARD, scans_for
+from pcrshard.jpeg import libjpeg_turbo
 from pcrshard.jpeg.image_decoder import ImageDecoder
 from pcrshard.jpeg.markers import EOI, map_jpeg
 from pcrshard.jpeg.pixels import (
@@ -17,7 +18,6 @@ from pcrshard.jpeg.pixels import (
     decode_image,
     make_baseline,
     make_progressive,
-    system,
 )
 from pcrshard.testing import make_jpeg
 
@@ -118,7 +118,7 @@ def test_decodes_to_arrays(mode, kind, shape):
 
 def test_system_names_the_decoder():
     """A bug report says which library decoded."""
-    assert "turbojpeg" in system()["libturbojpeg"]
+    assert "turbojpeg" in libjpeg_turbo.system()["libturbojpeg"]
 
 
 @pytest.mark.parametrize("path", ["photo.jpg", pathlib.Path("photo.jpg")])

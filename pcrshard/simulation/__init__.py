@@ -1,0 +1,1 @@
+"""Clusters by simulation: what an epoch would take on machines that are not at hand."""

@@ -1,0 +1,290 @@
+"""An epoch as events: requests, bytes, decoding, steps that wait for each other."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import MissingDependency
+from ..training.epoch_order import Geometry, Rules
+from ..training.epoch_sequence import Counts
+from .cluster import Cluster, Job, Work
+from .queues import Barrier, Cores, Environment, Event, Pipe
+from .reads import Place, WorkerReads, epoch_reads
+
+Process = Generator[Event, Any, None]
+# A prefix is sent in so many parts, between which others are served.
+_PARTS = 16
+_LEAST_PART = 1 << 15
+
+
+class Trace(NamedTuple):
+    """What happened in an epoch.
+
+    Attributes:
+        images: Images of all ranks.
+        step_ends: Seconds at which each step ended on all ranks.
+        first_batch: Seconds until the last rank had its first batch.
+        waited: Seconds that ranks waited for batches, all together.
+        requests: Requests to the storage.
+        sent_bytes: Bytes that the storage sent.
+        cached_bytes: Bytes that came from caches.
+    """
+
+    images: int
+    step_ends: list[float]
+    first_batch: float
+    waited: float
+    requests: int
+    sent_bytes: int
+    cached_bytes: int
+
+
+def _environment() -> Environment:
+    try:
+        import simpy
+    except ImportError as error:
+        raise MissingDependency(
+            "simpy is not installed: pip install 'pcrshard[simulate]'"
+        ) from error
+    return simpy.Environment()
+
+
+class _Cache:
+    """The shards on one machine's disk, the one longest unused first."""
+
+    def __init__(self, max_bytes: float) -> None:
+        self.max_bytes = max_bytes
+        self.held: OrderedDict[int, float] = OrderedDict()
+        self.num_bytes = 0.0
+
+    def has(self, shard: int) -> bool:
+        if shard not in self.held:
+            return False
+        self.held.move_to_end(shard)
+        return True
+
+    def keep(self, shard: int, num_bytes: float) -> None:
+        if num_bytes > self.max_bytes or shard in self.held:
+            return
+        self.held[shard] = num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > self.max_bytes:
+            _, freed = self.held.popitem(last=False)
+            self.num_bytes -= freed
+
+
+class _Machine:
+    """A node while it is simulated."""
+
+    def __init__(self, environment: Environment, cluster: Cluster, cache: _Cache) -> None:
+        self.cores = Cores(environment, cluster.node.cores)
+        self.link = Pipe(cluster.node.bandwidth)
+        self.disk = Pipe(cluster.node.cache_bandwidth)
+        self.cache = cache
+
+
+class Simulation:
+    """A job on a cluster, epoch by epoch; caches stay filled between them.
+
+    Args:
+        cluster: The machines.
+        job: The job.
+        work: What its images cost.
+        sizes: (shards,) samples of each shard.
+        prefixes: (shards,) bytes of each shard's prefix.
+        rules: The rules of the job's order.
+        phases: Lanes of each rank.
+        seed: What latencies are drawn from.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        job: Job,
+        work: Work,
+        sizes: Counts,
+        prefixes: Sequence[int],
+        *,
+        rules: Rules = Rules(),
+        phases: int = 4,
+        seed: int = 0,
+    ) -> None:
+        self.cluster = cluster
+        self.job = job
+        self.work = work
+        self.sizes = sizes
+        self.prefixes = prefixes
+        self.rules = rules
+        self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, phases)
+        self.rng = random.Random(seed)
+        self.start_seconds = job.start_seconds
+        nodes = range(cluster.num_nodes(job.accelerators))
+        self.caches = [_Cache(cluster.node.cache_bytes) for _ in nodes]
+
+    def run(self, epoch: int = 0, steps: int | None = None) -> Trace:
+        """Simulate an epoch, or its first steps.
+
+        Raises:
+            MissingDependency: simpy is not installed.
+            ValueError: The dataset has no global batch.
+        """
+        reads = epoch_reads(self.sizes, self.geometry, self.rules, self.job.workers, epoch, steps)
+        trace = _Epoch(self, dict(reads)).run()
+        # Workers stay, and so do their connections.
+        self.start_seconds = 0.0
+        return trace
+
+
+class _Epoch:
+    """One epoch while it is simulated."""
+
+    def __init__(self, of: Simulation, reads: dict[Place, WorkerReads]) -> None:
+        self.environment = _environment()
+        self.of = of
+        self.storage = Pipe(of.cluster.storage.bandwidth)
+        self.machines = [_Machine(self.environment, of.cluster, cache) for cache in of.caches]
+        self.barrier = Barrier(self.environment, of.job.accelerators)
+        self.workers = {
+            place: _Worker(self, self.machines[place[0] // of.cluster.node.accelerators], each)
+            for place, each in reads.items()
+        }
+        self.images = sum(sum(each.images) for each in reads.values())
+        self.step_ends: list[float] = []
+        self.first_batch = 0.0
+        self.waited = 0.0
+        self.requests = 0
+        self.sent_bytes = 0
+        self.cached_bytes = 0
+
+    def run(self) -> Trace:
+        for rank in range(self.of.job.accelerators):
+            self.environment.process(self._rank(rank))
+        if self.of.job.workers:
+            for worker in self.workers.values():
+                self.environment.process(worker.run())
+        self.environment.run()
+        return Trace(
+            self.images,
+            self.step_ends,
+            self.first_batch,
+            self.waited,
+            self.requests,
+            self.sent_bytes,
+            self.cached_bytes,
+        )
+
+    def _rank(self, rank: int) -> Process:
+        """The steps of a rank: a batch, what the accelerator does, and the others."""
+        environment = self.environment
+        job = self.of.job
+        each = max(job.workers, 1)
+        workers = [self.workers[rank, number] for number in range(each)]
+        yield environment.timeout(self.of.start_seconds)
+        for step in range(sum(len(worker.reads.images) for worker in workers)):
+            worker = workers[step % each]
+            begun = environment.now
+            yield from worker.hand_over(step // each)
+            self._note_batch(step, begun)
+            yield environment.timeout(worker.reads.images[step // each] / job.rate)
+            yield self.barrier.wait()
+            if rank == 0:
+                self.step_ends.append(environment.now + job.sync_seconds)
+            yield environment.timeout(job.sync_seconds)
+
+    def _note_batch(self, step: int, begun: float) -> None:
+        now = self.environment.now
+        self.waited += now - begun
+        if step == 0:
+            self.first_batch = max(self.first_batch, now)
+
+    def fetch(self, machine: _Machine, shard: int) -> Process:
+        """A prefix, from the cache of the machine or from the storage."""
+        num_bytes = self.of.prefixes[shard]
+        if machine.cache.has(shard):
+            self.cached_bytes += num_bytes
+            yield from self._send(num_bytes, [machine.disk])
+        else:
+            self.requests += 1
+            self.sent_bytes += num_bytes
+            storage = self.of.cluster.storage
+            yield self.environment.timeout(storage.draw_latency(self.of.rng))
+            stream = Pipe(storage.stream_bandwidth)
+            yield from self._send(num_bytes, [self.storage, machine.link, stream])
+            machine.cache.keep(shard, num_bytes)
+
+    def _send(self, num_bytes: int, pipes: Sequence[Pipe]) -> Process:
+        """Bytes through pipes, part by part: a part enters when the one before is through."""
+        part = max(_LEAST_PART, -(-num_bytes // _PARTS))
+        left = num_bytes
+        arrived = self.environment.now
+        while left > 0:
+            size = min(part, left)
+            left -= size
+            yield self._until(pipes[0].pass_through(self.environment.now, size))
+            # Nobody has more than one part in the others' queues.
+            yield self._until(arrived)
+            arrived = self.environment.now
+            for pipe in pipes[1:]:
+                arrived = pipe.pass_through(arrived, size)
+        yield self._until(arrived)
+
+    def _until(self, moment: float) -> Event:
+        return self.environment.timeout(max(0.0, moment - self.environment.now))
+
+
+class _Worker:
+    """A DataLoader worker, or what a rank does by itself without one."""
+
+    def __init__(self, epoch: _Epoch, machine: _Machine, reads: WorkerReads) -> None:
+        self.epoch = epoch
+        self.machine = machine
+        self.reads = reads
+        self.loads: list[Event] = []
+        self.begun = 0
+        self.asked = epoch.of.job.ahead
+        self.made = [epoch.environment.event() for _ in reads.images]
+        self.more = epoch.environment.event()
+
+    def hand_over(self, number: int) -> Process:
+        """The rank takes a batch when it is made, and asks for another."""
+        if not self.epoch.of.job.workers:
+            yield from self.make(number)
+            return
+        yield self.made[number]
+        self.asked += 1
+        self.more.succeed()
+        self.more = self.epoch.environment.event()
+
+    def run(self) -> Process:
+        """Batch after batch, as they are asked for."""
+        yield self.epoch.environment.timeout(self.epoch.of.start_seconds)
+        for number in range(len(self.reads.images)):
+            while self.asked <= number:
+                yield self.more
+            yield from self.make(number)
+            self.made[number].succeed()
+
+    def make(self, number: int) -> Process:
+        """One batch: the prefixes that it needs first, then its images."""
+        depth = self.epoch.of.job.prefetch
+        work = self.epoch.of.work
+        while self.begun < self.reads.needed[number]:
+            wanted = min(self.begun + depth + 1, len(self.reads.shards))
+            for request in range(len(self.loads), wanted):
+                self.loads.append(self.epoch.environment.process(self._load(request)))
+            yield self.loads[self.begun]
+            num_bytes = self.epoch.of.prefixes[self.reads.shards[self.begun]]
+            self.begun += 1
+            # Python receives while it does not decode: one thread of a process runs at a time.
+            yield self.machine.cores.work(num_bytes * work.byte_seconds)
+        yield self.machine.cores.work(self.reads.images[number] * work.image_seconds)
+
+    def _load(self, request: int) -> Process:
+        """A prefix, when one of the threads is free: request i runs after i - threads has ended."""
+        threads = max(self.epoch.of.job.prefetch, 1)
+        if request >= threads:
+            yield self.loads[request - threads]
+        yield from self.epoch.fetch(self.machine, self.reads.shards[request])

@@ -1,0 +1,61 @@
+"""What each worker of each rank reads in an epoch, and when: the order of a real job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..training.epoch_order import Geometry, Rules, epoch_order, worker_batches
+from ..training.epoch_sequence import Counts
+from ..training.shard_schedule import schedule
+
+# A rank and one of its workers.
+Place = tuple[int, int]
+
+
+class WorkerReads(NamedTuple):
+    """The batches of one worker, and its requests in their order.
+
+    Attributes:
+        images: Images of each batch.
+        needed: How many requests the worker has made when it begins each batch.
+        shards: The shard of each request.
+    """
+
+    images: list[int]
+    needed: list[int]
+    shards: list[int]
+
+
+def epoch_reads(
+    sizes: Counts,
+    geometry: Geometry,
+    rules: Rules,
+    workers: int,
+    epoch: int = 0,
+    steps: int | None = None,
+) -> Iterator[tuple[Place, WorkerReads]]:
+    """What is read, worker by worker of all ranks.
+
+    Args:
+        sizes: (shards,) samples of each shard.
+        geometry: The geometry of the job, with a rank for each slot.
+        rules: The rules of the job's order.
+        workers: DataLoader workers of a rank; 0 is the rank itself.
+        epoch: The number of the epoch.
+        steps: Only so many steps.
+    """
+    order = epoch_order(sizes, geometry, rules, epoch=epoch)
+    world = geometry.slots
+    each = max(workers, 1)
+    for rank in range(world):
+        for worker in range(each):
+            batches = worker_batches(order, world, rank, each, worker)
+            if steps is not None:
+                batches = batches[: len(range(worker, steps, each))]
+            plan = schedule(batches, sizes)
+            needed = np.searchsorted(plan.first, np.arange(len(batches)), side="right")
+            images = [len(ids) for ids in batches]
+            yield (rank, worker), WorkerReads(images, needed.tolist(), plan.shards.tolist())

@@ -1,0 +1,82 @@
+"""The first screen of docs/evidence/README.md: what was found, in a sentence each."""
+
+import json
+import os
+
+from . import transfer_page
+from .imagenet_page import MAIN, gap, gathered, share
+from .report import flow, markdown
+
+SHOWN = ("standard 1", "standard 2", "standard 5", "standard 6", "q95 4", "q95 6", "q95 8")
+
+
+def summary(lab):
+    """Markdown of what is there."""
+    parts = [part(lab) for part in (_imagenet, _transfer, _clusters)]
+    found = [part for part in parts if part]
+    return flow("## In one screen\n\n" + "\n\n".join(found) + "\n") if found else ""
+
+
+def _imagenet(lab):
+    path = os.path.join(lab.out, "imagenet-rows.jsonl")
+    sizes = lab.load("imagenet-bytes")
+    if not os.path.exists(path) or sizes is None:
+        return ""
+    with open(path) as file:
+        cases = gathered(map(json.loads, file))
+    networks = [name for name in ("lite0", "lite2") if (name, MAIN, False) in cases]
+    if not networks:
+        return ""
+    in_bytes = sizes["results"]["bytes"]
+    rows = []
+    for name in (*SHOWN, "resized full", "source full"):
+        times = in_bytes["source full"] / in_bytes[name]
+        cells = []
+        for network in networks:
+            marks = cases[network, MAIN, False]
+            cells.append(_accuracy(marks[name], marks["source full"]))
+        rows.append([name, f"{in_bytes[name] / 1e3:.1f}", f"{times:.1f}x", *cells])
+    names = [f"{network.title()}, top-1 % (minus source)" for network in networks]
+    count = len(cases[networks[0], MAIN, False]["source full"])
+    return (
+        f"**[ImageNet networks that were never trained on scans](imagenet.md)**, 224 pixels, "
+        f"{count} photographs; the intervals of the differences are 95 %.\n\n"
+        + markdown(["", "kB", "fewer bytes", *names], rows)
+    )
+
+
+def _accuracy(marks, full):
+    mean, low, high = (100 * each for each in gap(marks, full))
+    return f"{100 * share(marks)[0]:.1f} ({mean:+.1f} [{low:+.1f}, {high:+.1f}])"
+
+
+def _transfer(lab):
+    report = lab.load("transfer")
+    if report is None:
+        return ""
+    found = []
+    for task, row in report["results"].items():
+        kept = transfer_page.cheapest(row)
+        if kept is None:
+            found.append(f"{task}: no scan within a point")
+        else:
+            found.append(f"{task}: scan {kept[0]}, {kept[1]:.1f}x fewer bytes")
+    return (
+        "**[The same network on other tasks](transfer.md)**, its last layer trained anew: the "
+        f"lowest scan within a point of full fidelity's accuracy is {'; '.join(found)}."
+    )
+
+
+def _clusters(lab):
+    report = lab.load("clusters-validation")
+    if report is None:
+        return ""
+    rows = report["results"]["rows"]
+    ratios = [
+        row["simulated"]["images_per_second"] / row["real"]["images_per_second"] for row in rows
+    ]
+    near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
+    return (
+        f"**[Clusters by simulation](clusters.md)**: {near} of {len(rows)} real set-ups within "
+        f"5 % of the measured images a second, from {min(ratios):.2f} to {max(ratios):.2f} times."
+    )

@@ -1,0 +1,61 @@
+"""``pcrshard plan --simulate``: from options to a table."""
+
+import json
+
+import pytest
+
+from pcrshard import open_dataset
+from pcrshard.cli.main import main
+
+pytest.importorskip("simpy")
+SIMULATE = ["--simulate", "100000", "--batch", "6", "--phases", "1", "--workers", "1"]
+
+
+def plan(capsys, dataset, *more):
+    assert main(["plan", str(dataset), *SIMULATE, *more, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, capsys):
+    """Each scan has a row; what a slow storage sends in a second decides."""
+    rows = plan(capsys, dataset, "--bandwidth", "0.1", "--decode", "100000")
+    assert [row["scan"] for row in rows] == [*range(1, 11), "full"]
+    index, _ = open_dataset(dataset)
+    for row in rows:
+        expected = 24 / (index.prefix_bytes(row["scan"]) / 1e5)
+        assert row["images_per_second"] == pytest.approx(expected, rel=0.05)
+        assert row["stall"] > 0.9
+
+
+def test_more_samples_than_there_are_cost_more(dataset, capsys):
+    """A sample of a dataset stands for all of it: requests and dollars of so many images."""
+    one = ("--scan", "2", "--decode", "1000", "--prices", "0.4,0.09")
+    few = plan(capsys, dataset, *one)[0]
+    many = plan(capsys, dataset, *one, "--samples", "2400", "--ranks", "4")[0]
+    assert many["requests"] >= 100 * few["requests"]
+    assert many["dollars"] == pytest.approx(
+        many["requests"] * 0.4e-3 + many["sent_bytes"] * 0.09e-9
+    )
+
+
+def test_caches_and_latency_are_options(dataset, capsys):
+    """The second epoch reads from a cache that holds everything; latency makes the first wait."""
+    command = ("--scan", "2", "--latency", "20,80", "--per-node", "2", "--cores", "4")
+    assert plan(capsys, dataset, *command)[0]["first_batch"] > 0.01
+    assert plan(capsys, dataset, *command, "--cache", "1")[0]["requests"] == 0
+
+
+def test_the_table_is_for_people(dataset, capsys):
+    """One line a scan, with stalls in per cent."""
+    assert main(["plan", str(dataset), *SIMULATE, "--scan", "5"]) == 0
+    text = capsys.readouterr().out
+    assert "step p99" in text
+    assert " % " in text
+
+
+@pytest.mark.parametrize("latency", ["a", "-1", "1,nan"])
+def test_what_is_no_number_is_refused(dataset, capsys, latency):
+    """Wrong usage, in one line."""
+    with pytest.raises(SystemExit):
+        main(["plan", str(dataset), *SIMULATE, "--latency", latency])
+    assert "expected" in capsys.readouterr().err
