@@ -23,6 +23,7 @@ from PIL import Image
 from pcrshard import ImageDecoder, PCRDataset, ReadOptions, ShardWriter, decode_image
 from pcrshard.jpeg.crops import Draws, random_resized_crop
 from pcrshard.jpeg.markers import frame_size
+from pcrshard.training.epoch_progress import EpochProgress
 
 SCAN, SIZE, BATCH = 5, 224, 64
 COPIES, SHARDS = 4, 8
@@ -125,7 +126,7 @@ def lay_out(dataset):
     prefixes = [
         shard.load(SCAN) for shard in map(dataset.shards.open, range(len(dataset.shards.urls)))
     ]
-    order = dataset._order()
+    order = dataset._order(EpochProgress())
     plan = []
     for step in range(order.steps):
         batch = []

@@ -26,7 +26,8 @@ from pcrshard.encoding.shard_writer import (
     write_dataset_index,
     write_shard,
 )
-from pcrshard.format.group_table import decode_table, join_tables, piece_starts
+from pcrshard.format.group_table import decode_table, join_tables
+from pcrshard.format.piece_places import piece_starts
 from pcrshard.format.shard_index import decode_head, decode_index
 
 SCANS = (1, 2, 5, 10)

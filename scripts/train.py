@@ -194,13 +194,15 @@ class Run:
             cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip, **smooth
         )
         self.dataset = make_dataset(cfg, cfg.data.train, self.level, random, training=True)
-        workers = {"num_workers": cfg.workers, "pin_memory": device.type == "cuda"}
-        self.loader = self.dataset.loader(**workers, persistent_workers=cfg.workers > 0)
+        how = {"num_workers": cfg.workers, "pin": device.type == "cuda"}
+        if not cfg.workers:
+            how["threads"] = cfg.decoders
+        self.loader = self.dataset.loader(**how, persistent_workers=cfg.workers > 0)
         self.val = None
         if cfg.data.val:
             centre = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
             val = make_dataset(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False)
-            self.val = val.loader(**workers)
+            self.val = val.loader(**how)
         self.prepare = Batches(cfg, device)
         classes = count_classes(cfg, self.dataset, self.val and self.val.dataset)
         self.net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
@@ -424,7 +426,7 @@ def is_finished(cfg):
 
 
 # Settings that do not change what comes out.
-HOW = ("out", "workers", "threads", "bandwidth", "progress", "save_every", "stop_after")
+HOW = ("out", "workers", "decoders", "threads", "bandwidth", "progress", "save_every", "stop_after")
 
 
 @hydra.main(config_path="../conf/train", config_name="config", version_base="1.3")

@@ -14,26 +14,10 @@ from support import ROOT
 from pcrshard import __version__
 from pcrshard.cli import main as cli
 
-NAMES = (
-    "guide",
-    "native",
-    "plan",
-    "remote",
-    "training",
-    "huggingface",
-    "scripts",
-    "slurm",
-    "activations",
-    "checkpoints",
-)
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
-# Pages without blocks that run.
-LINKED = [
-    *(ROOT / f"{name}.md" for name in ("SPEC", "CONTRIBUTING", "CHANGELOG", "DECISIONS")),
-    ROOT / "docs" / "benchmarks.md",
-    *(ROOT / "docs" / "evidence" / f"{name}.md" for name in ("README", "checkpoints")),
-]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EVERY = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages with blocks that run.
+PAGES = [page for page in EVERY if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -93,7 +77,7 @@ def test_links_lead_somewhere():
     """Relative links and pictures exist."""
     found = [
         (page, target)
-        for page in [*PAGES, *LINKED]
+        for page in EVERY
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
     ]
     assert len(found) > 40

@@ -28,7 +28,7 @@ ALLOWED = {
 
 
 # Shards of thousands of expensive images take seconds each; one of a kind is enough every day.
-EVERY_DAY = {"shard_of_flat_whole", "shard_of_arithmetic_crop", "shard_of_many_samples"}
+EVERY_DAY = {"shard_of_flat_whole", "shard_of_many_samples"}
 
 
 def _is_long(name):

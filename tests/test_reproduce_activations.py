@@ -8,6 +8,8 @@ import sys
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.long
+
 for package in ("torch", "matplotlib", "hydra", "cv2"):
     pytest.importorskip(package)
 

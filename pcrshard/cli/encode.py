@@ -47,6 +47,7 @@ _TAKEN = (
     "reencode_quality",
     "resize_short",
     "prefix_keys",
+    "lists",
     "stratify",
     "for_ranks",
     "for_workers",
@@ -158,6 +159,11 @@ def _late(text: str) -> tuple[str, Scan]:
     return field, scan_argument(scan)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """The type of ``--lists``."""
+    return () if text == "none" else tuple(text.split(","))
+
+
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals):
@@ -260,6 +266,13 @@ _SOURCES = [
         int,
     ),
     flag("--prefix-keys", "put the tar's name before its keys"),
+    value(
+        "--lists",
+        "make lists of numbered images of tars: images.jpg of images.0.jpg, images.1.jpg; none for "
+        "no list (default: those whose number differs from sample to sample)",
+        "A,B",
+        _names,
+    ),
     value(
         "--split",
         "of a folder with train, val, test: all encodes each into DST/SPLIT, a name encodes that "

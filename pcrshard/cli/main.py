@@ -15,6 +15,7 @@ from ..errors import PCRError
 from ..redaction import PIPE, RedactingStream
 from . import checkpoint
 from .arguments import Command, argument, at_least, value
+from .card import CARD
 from .encode import ENCODE
 from .inspect import FIDELITY, INFO, PLAN
 from .reading import CACHE, EXPORT, STAGE, VERIFY
@@ -107,7 +108,7 @@ def build_parser() -> ArgumentParser:
         required=True,
         metavar="COMMAND",
     )
-    for command in (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, DEMO):
+    for command in (ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, CARD, DEMO):
         command.add_to(commands)
     checkpoint.register(commands)
     return parser

@@ -30,6 +30,7 @@ from .resume_journal import (
     read_report,
     write_report,
 )
+from .sample_refs import gather_lists
 from .shard_plan import (
     NO_SPLIT,
     EncodeOptions,
@@ -205,7 +206,8 @@ def _list(
     source = list_source(src, prefix_keys=options.prefix_keys, options=src_options)
     if options.split != NO_SPLIT and (options.split or source.splits):
         source = _take_split(src, source, options, src_options)
-    source = source._replace(samples=convert_names(source.samples, options))
+    samples = gather_lists(convert_names(source.samples, options), options.lists)
+    source = source._replace(samples=samples)
     return renumber(source, options.classes)
 
 

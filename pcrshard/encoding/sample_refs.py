@@ -9,7 +9,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .. import storage
-from ..format.names import is_metadata
+from ..errors import EncodeError
+from ..format.names import is_metadata, numbered, place_in_list
+from ..format.shard_index import MAX_LISTED
 from ..redaction import links_of
 
 StorageOptions = storage.Options
@@ -19,12 +21,16 @@ _SPLITS = TRAINING | _OTHERS
 
 
 class FieldRef(NamedTuple):
-    """Where a field's bytes are: ``[start, stop)`` of a file, to its end if stop is ``None``."""
+    """Where a field's bytes are: ``[start, stop)`` of a file, to its end if stop is ``None``.
+
+    ``place`` is that of an image in a list, whose name is ``name``; ``None`` for a field alone.
+    """
 
     name: str
     url: str
     start: int = 0
     stop: int | None = None
+    place: int | None = None
 
 
 class SampleRef(NamedTuple):
@@ -81,6 +87,81 @@ def _legal_parts(path: str) -> list[str]:
     *folders, name = [part for part in parts if part not in ("", ".", "..")]
     stem = posixpath.splitext(name)[0]
     return [*folders, stem.replace(".", "_") or "_"]
+
+
+def gather_lists(
+    samples: list[SampleRef],
+    wanted: Sequence[str] | None = None,
+) -> list[SampleRef]:
+    """Make lists of numbered images: of ``images.0.jpg``, ``images.1.jpg`` the list ``images.jpg``.
+
+    Args:
+        samples: What a tar has.
+        wanted: Which lists to make; by default those that are plainly meant: of samples that have
+            different numbers of images, which are counted from 0 without a gap.
+
+    Raises:
+        EncodeError: A list that is wanted is not there, or has a gap.
+    """
+    found = _find_lists(samples)
+    if wanted is None:
+        fields = {ref.name for sample in samples for ref in sample.refs}
+        names = {name for name, rows in found.items() if _is_plain(rows) and name not in fields}
+    else:
+        names = set(wanted)
+        for name in wanted:
+            _check_list(name, samples, found.get(name))
+    return [_gather(sample, names) for sample in samples] if names else samples
+
+
+def _find_lists(samples: Sequence[SampleRef]) -> dict[str, list[list[int]]]:
+    """For each list that fields are numbered for, which places each sample has."""
+    found: dict[str, list[list[int]]] = {}
+    for row, sample in enumerate(samples):
+        for place in map(place_in_list, (ref.name for ref in sample.refs)):
+            if place is not None:
+                rows = found.setdefault(place[0], [[] for _ in samples])
+                rows[row].append(place[1])
+    return found
+
+
+def _is_plain(rows: Sequence[Sequence[int]]) -> bool:
+    lengths = {len(places) for places in rows}
+    return len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED and all(map(_is_counted, rows))
+
+
+def _is_counted(places: Sequence[int]) -> bool:
+    return sorted(places) == list(range(len(places)))
+
+
+def _check_list(
+    name: str,
+    samples: Sequence[SampleRef],
+    rows: Sequence[Sequence[int]] | None,
+) -> None:
+    if rows is None:
+        raise EncodeError(
+            f"expected numbered fields such as {numbered(name, 0)!r} for the list {name!r}, "
+            "found none"
+        )
+    for sample, places in zip(samples, rows, strict=True):
+        if not _is_counted(places) or name in [ref.name for ref in sample.refs]:
+            raise EncodeError(
+                f"expected images 0, 1, ... of the list {name!r} without a gap and no field of "
+                f"that name, got {sorted(places)}",
+                key=sample.key,
+            )
+
+
+def _gather(sample: SampleRef, names: Container[str]) -> SampleRef:
+    refs = []
+    for ref in sample.refs:
+        place = place_in_list(ref.name)
+        if place is not None and place[0] in names:
+            refs.append(ref._replace(name=place[0], place=place[1]))
+        else:
+            refs.append(ref)
+    return sample._replace(refs=tuple(sorted(refs, key=lambda ref: ref.place or 0)))
 
 
 def find_splits(names: Iterable[str]) -> dict[str, list[str]]:

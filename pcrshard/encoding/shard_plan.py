@@ -52,6 +52,9 @@ class EncodeOptions:
             names is numbered by their places here.
         split: Which split of a source to encode that has several (``train``, ``val``...); labels
             are numbered by the classes of all. ``none`` takes the folders for classes.
+        lists: Which numbered fields of tars become lists of images: ``("images.jpg",)`` for
+            ``images.0.jpg``, ``images.1.jpg``... By default those whose number differs from sample
+            to sample, and that are counted from 0 without a gap; ``()`` for none.
         stratify: Whether every shard gets the same share of each class (field ``cls``), to one
             sample; reads the labels of tars before.
         for_ranks: Processes that will train; they and ``for_workers`` together divide the number
@@ -70,6 +73,7 @@ class EncodeOptions:
     prefix_keys: bool = False
     classes: tuple[str, ...] = ()
     split: str | None = None
+    lists: tuple[str, ...] | None = None
     stratify: bool = False
     for_ranks: int = 1
     for_workers: int = 1
@@ -145,16 +149,17 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
         EncodeError: There is no JPEG field, and other images are not kept, or one of the fields to
             preview is not there.
     """
-    refs = dict.fromkeys(ref.name for sample in samples for ref in sample.refs)
+    refs = [ref for sample in samples for ref in sample.refs]
     known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
-    names = refs | known
-    streams = tuple(filter(is_jpeg_field, names))
+    names = dict.fromkeys(ref.name for ref in refs) | known
+    lists = dict.fromkeys(ref.name for ref in refs if ref.place is not None)
+    streams = tuple(name for name in names if is_jpeg_field(name) and name not in lists)
     others = tuple(itertools.filterfalse(is_jpeg_field, names))
-    if not streams:
+    if not (streams or lists):
         _check_without_jpeg(names, options)
     if unknown := set(options.fmt.preview_fields).difference(others):
         raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
-    return FieldNames(streams, others)
+    return FieldNames(streams, others, tuple(lists))
 
 
 def _check_without_jpeg(names: Iterable[str], options: EncodeOptions) -> None:

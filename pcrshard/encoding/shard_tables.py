@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import itertools
+import json
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from ..format.columns import ABSENT
 from ..format.group_table import GroupTable, LateValues
 from ..format.schema import Schema
 from ..format.shard_head import Head
-from ..format.shard_index import U32, ShardIndex
+from ..format.shard_index import MAX_PIECE_BYTES, U32, ShardIndex
 from .encode_jpeg import EncodedImage
 
 
@@ -36,9 +38,40 @@ class EncodedSample(NamedTuple):
     lists: dict[str, list[EncodedImage]]
 
 
+BYTES = bytes | bytearray | memoryview
 Samples = Sequence[EncodedSample]
 Unit = EncodedImage | None
 Units = Sequence[Unit]
+
+
+def field_bytes(name: str, value: object) -> bytes:
+    """The bytes of a field that is no JPEG.
+
+    Raises:
+        EncodeError: It is of no such type, or too large.
+    """
+    if isinstance(value, BYTES):
+        _check_size(name, len(value))
+        return bytes(value)
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, numbers.Integral):
+            return str(int(value)).encode()
+        if isinstance(value, list | dict | float) and _is_json(name):
+            return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise EncodeError(f"cannot store field {name!r}: {error}") from error
+    raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
+
+
+def _is_json(name: str) -> bool:
+    return name.rpartition(".")[2] in ("json", "jsn")
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MAX_PIECE_BYTES:
+        raise EncodeError(f"field {name!r} of {size} bytes is larger than {MAX_PIECE_BYTES}")
 
 
 def list_units(samples: Samples, schema: Schema) -> Units:

@@ -155,9 +155,11 @@ def _encode(
     for ref, value in zip(sample.refs, values, strict=True):
         if isinstance(value, PCRError):
             raise value
-        fields[ref.name] = value
-        if is_jpeg_field(ref.name):
-            fields[ref.name] = _prepare(value, options)
+        file = _prepare(value, options) if is_jpeg_field(ref.name) else value
+        if ref.place is None:
+            fields[ref.name] = file
+        else:
+            fields.setdefault(ref.name, []).append(file)
     script = options.fmt.scan_script
     encoded = encode_sample(fields | dict(sample.known), script, note.instead)
     check_label(encoded.key, encoded.fields, options.classes)

@@ -8,10 +8,8 @@ and :class:`ShardWriter` does so for a stream of samples. A whole dataset is enc
 from __future__ import annotations
 
 import itertools
-import json
-import numbers
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Self
 
 from .. import storage
@@ -22,6 +20,7 @@ from ..format.names import (
     check_name,
     is_jpeg_field,
     is_metadata,
+    numbered,
     shard_name,
     valid_field,
     valid_key,
@@ -30,17 +29,20 @@ from ..format.scan_script import STANDARD, ScanScript
 from ..format.schema import Schema
 from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_head import round512
-from ..format.shard_index import (
-    MAX_LISTED,
-    MAX_PIECE_BYTES,
-)
+from ..format.shard_index import MAX_LISTED
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
-from .encode_jpeg import EncodedImage, encode_jpeg
+from .encode_jpeg import EncodedImage, OnUnlayered, encode_each, encode_jpeg
 from .labels import count_classes
-from .shard_tables import EncodedSample, Samples, Units, list_units, make_index, make_tables
-
-_Bytes = bytes | bytearray | memoryview
-OnUnlayered = Callable[[bytes, PCRError], bytes | None]
+from .shard_tables import (
+    BYTES,
+    EncodedSample,
+    Samples,
+    Units,
+    field_bytes,
+    list_units,
+    make_index,
+    make_tables,
+)
 
 
 def encode_sample(
@@ -70,13 +72,16 @@ def encode_sample(
         if name.startswith("__"):
             continue
         _check_field_name(key, name)
+        if is_jpeg_field(name) and isinstance(value, list | tuple):
+            _encode_list(encoded, name, value, script, on_unlayered)
+            continue
         try:
             _encode_field(encoded, name, value, script)
         except EncodeError as error:
             raise EncodeError(str(error), key=key) from error
         except PCRError as error:
             named = type(error)(str(error), key=f"{key}.{name}")
-            file = bytes(value) if isinstance(value, _Bytes) else None
+            file = bytes(value) if isinstance(value, BYTES) else None
             if on_unlayered is None or file is None:
                 raise named from error
             instead = on_unlayered(file, named)
@@ -115,13 +120,30 @@ def _encode_field(
     script: ScanScript,
 ) -> None:
     if not is_jpeg_field(name):
-        encoded.fields[name] = _to_bytes(name, value)
-    elif not isinstance(value, list | tuple):
-        encoded.images[name] = _encode_image(name, value, script)
-    elif len(value) > MAX_LISTED:
-        raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {len(value)}")
+        encoded.fields[name] = field_bytes(name, value)
     else:
-        encoded.lists[name] = [_encode_image(name, image, script) for image in value]
+        encoded.images[name] = encode_jpeg(_image_bytes(name, value), script)
+
+
+def _encode_list(
+    encoded: EncodedSample,
+    name: str,
+    value: Sequence[object],
+    script: ScanScript,
+    on_unlayered: OnUnlayered | None,
+) -> None:
+    """Add a list of images, or their files under numbered names where one is kept as it is."""
+    key = encoded.key
+    if len(value) > MAX_LISTED:
+        count = len(value)
+        raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {count}", key=key)
+    files = {numbered(name, i): _image_bytes(name, image) for i, image in enumerate(value)}
+    named = {f"{key}.{field}": file for field, file in files.items()}
+    images = encode_each(named, script, on_unlayered)
+    if images is None:
+        encoded.fields.update(files)
+    else:
+        encoded.lists[name] = images
 
 
 def _checked_key(key: object) -> str:
@@ -137,39 +159,10 @@ def _checked_key(key: object) -> str:
     return key
 
 
-def _encode_image(
-    name: str,
-    value: object,
-    script: ScanScript,
-) -> EncodedImage:
-    if not isinstance(value, _Bytes):
+def _image_bytes(name: str, value: object) -> bytes:
+    if not isinstance(value, BYTES):
         raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}")
-    return encode_jpeg(bytes(value), script)
-
-
-def _to_bytes(name: str, value: object) -> bytes:
-    if isinstance(value, _Bytes):
-        _check_size(name, len(value))
-        return bytes(value)
-    try:
-        if isinstance(value, str):
-            return value.encode()
-        if isinstance(value, numbers.Integral):
-            return str(int(value)).encode()
-        if isinstance(value, list | dict | float) and _is_json(name):
-            return json.dumps(value).encode()
-    except (TypeError, ValueError) as error:
-        raise EncodeError(f"cannot store field {name!r}: {error}") from error
-    raise EncodeError(f"expected bytes, str or int in field {name!r}, got {type(value).__name__}")
-
-
-def _is_json(name: str) -> bool:
-    return name.rpartition(".")[2] in ("json", "jsn")
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > MAX_PIECE_BYTES:
-        raise EncodeError(f"field {name!r} of {size} bytes is larger than {MAX_PIECE_BYTES}")
+    return bytes(value)
 
 
 def write_shard(

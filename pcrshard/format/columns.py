@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .shard_head import require
 
 ABSENT = 0xFFFFFFFF
+_DTYPES = {name: np.dtype(name) for name in ("<u1", "<u2", "<u4", "<u8")}
 
 
 class Columns:
@@ -36,21 +37,30 @@ class Columns:
 
     def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
         """An array of this shape; a view of the body."""
-        start = self.take(math.prod(shape) * np.dtype(dtype).itemsize)
-        return np.ndarray(shape, dtype, self.body, start)
+        kind = _DTYPES[dtype]
+        start = self.take(math.prod(shape) * kind.itemsize)
+        return np.ndarray(shape, kind, self.body, start)
+
+    def present(self, count: int, most: int) -> tuple[bytes, ...]:
+        """So many values, none of which may be absent or longer than ``most`` bytes."""
+        sizes = self.array("<u4", count).tolist()
+        require(max(sizes, default=0) <= most, f"a value has more than {most} bytes")
+        return self._read(sizes, sum(sizes))
 
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
         """So many values, ``None`` for one that is absent."""
         sizes = self.array("<u4", count).tolist()
-        # Every key is there and most fields are, so nothing is looked at twice without need.
-        if ABSENT not in sizes:
-            return self._read(sizes)
-        values = self._read([0 if size == ABSENT else size for size in sizes])
+        total = sum(sizes)
+        # Most fields are there in each sample, so nothing is looked at twice without need.
+        if total < ABSENT:
+            return self._read(sizes, total)
+        stored = [0 if size == ABSENT else size for size in sizes]
+        values = self._read(stored, sum(stored))
         pairs = zip(values, sizes, strict=True)
         return tuple(None if size == ABSENT else value for value, size in pairs)
 
-    def _read(self, sizes: list[int]) -> tuple[bytes, ...]:
-        start = self.take(sum(sizes))
+    def _read(self, sizes: list[int], total: int) -> tuple[bytes, ...]:
+        start = self.take(total)
         return tuple(map(io.BytesIO(memoryview(self.body)[start : self.pos]).read, sizes))
 
 

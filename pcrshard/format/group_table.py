@@ -28,6 +28,9 @@ from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 # for minutes of decoding: what an image may claim grows with its bytes.
 MAX_HEADER_BYTES = 512
 U16 = npt.NDArray[np.uint16]
+_U16 = np.dtype("<u2")
+_U32 = np.dtype("<u4")
+_NO_OFFSETS = np.zeros(0, np.uint64)
 # Size, checksum and size of the header of a unit.
 _UNIT_BYTES = 4 + 4 + 2
 # Checksum of the table, bytes of the compressed headers.
@@ -149,22 +152,22 @@ def _decode_together(
     parts: Sequence[bytes],
 ) -> GroupTable:
     """Tables of groups without late fields, each of which has the same columns."""
-    fixed_bytes = _START.size + index.num_units * _UNIT_BYTES
-    fixed = b"".join([_checked_columns(part, fixed_bytes) for part in parts])
-    rows = np.frombuffer(fixed, np.uint8).reshape(len(parts), fixed_bytes)
-    sizes, crcs, header_sizes = _cut_columns(rows[:, _START.size :], index.num_units)
-    require(int(header_sizes.max(initial=0)) <= MAX_HEADER_BYTES, "a header is too long")
+    units = index.num_units
+    stop = _START.size + units * _UNIT_BYTES
+    columns = b"".join([_checked_columns(part, stop) for part in parts])
+    rows = np.frombuffer(columns, np.uint8).reshape(len(parts), stop)[:, _START.size :]
+    header_sizes = np.ascontiguousarray(rows[:, 8 * units :]).view(_U16)
     table = GroupTable(
         range(places[0].rows.start, places[-1].rows.stop),
-        sizes,
-        crcs,
+        np.ascontiguousarray(rows[:, : 4 * units]).view(_U32),
+        np.ascontiguousarray(rows[:, 4 * units : 8 * units]).view(_U32),
         header_sizes,
-        _join_headers([part[fixed_bytes:] for part in parts], header_sizes),
-        offsets=np.zeros(0, np.uint64),
+        _join_headers(header_sizes, [part[stop:] for part in parts]),
+        _NO_OFFSETS,
         late={},
     )
     _check_pieces(index, table)
-    _check_plain_stops(index, table, places)
+    _check_plain_stops(index, places, table)
     return table
 
 
@@ -177,27 +180,16 @@ def _checked_columns(part: bytes, fixed_bytes: int) -> bytes:
     return part[:fixed_bytes]
 
 
-def _cut_columns(rows: npt.NDArray[np.uint8], units: int) -> tuple[U32, U32, U16]:
-    """Sizes, checksums and sizes of headers, (R, U) each."""
-    sizes = rows[:, : 4 * units].copy().view("<u4")
-    crcs = rows[:, 4 * units : 8 * units].copy().view("<u4")
-    return sizes, crcs, rows[:, 8 * units :].copy().view("<u2")
-
-
-def _join_headers(packed: Sequence[bytes], header_sizes: U16) -> bytes:
-    num_bytes = header_sizes.sum(axis=1, dtype=np.int64).tolist()
-    return b"".join(map(_unpack_headers, packed, num_bytes))
-
-
 def _check_plain_stops(
     index: ShardIndex,
-    table: GroupTable,
     places: Sequence[TablePlace],
+    table: GroupTable,
 ) -> None:
-    totals = table.own_bytes.sum(axis=1).tolist()
-    stops = [round512(place.stop + total) for place, total in zip(places, totals, strict=True)]
-    expected = index.head.prefix_stops[table.rows.start : table.rows.stop]
-    require(tuple(stops) == expected, "groups end elsewhere")
+    """Each group ends where its table and its pieces end."""
+    own_bytes = np.add.reduce(table.sizes, 1, np.int64) - _header_bytes(table.header_sizes)
+    ends = index.head.prefix_stops[table.rows.start : table.rows.stop]
+    for place, size, stop in zip(places, own_bytes.tolist(), ends, strict=True):
+        require(round512(place.stop + size) == stop, "a group ends elsewhere")
 
 
 def decode_table(
@@ -277,7 +269,21 @@ def _read_late(columns: Columns, count: int) -> LateValues:
 
 
 def _decode_headers(header_sizes: U16, packed: bytes) -> bytes:
-    return _unpack_headers(packed, _header_bytes(header_sizes))
+    return _join_headers(header_sizes.reshape(1, -1), [packed])
+
+
+def _join_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
+    """The headers of tables, none of which may be too long; a row of sizes for each table."""
+    legal = np.count_nonzero(header_sizes > MAX_HEADER_BYTES) == 0
+    require(legal, f"expected headers of at most {MAX_HEADER_BYTES} bytes")
+    num_bytes = _header_bytes(header_sizes).tolist()
+    return b"".join(map(_unpack_headers, packed, num_bytes))
+
+
+def _header_bytes(header_sizes: U16) -> I64:
+    """Bytes of the headers in each row."""
+    num_bytes: I64 = np.add.reduce(header_sizes, 1, np.int64)
+    return num_bytes
 
 
 def _unpack_headers(packed: bytes, num_bytes: int) -> bytes:
@@ -287,28 +293,27 @@ def _unpack_headers(packed: bytes, num_bytes: int) -> bytes:
     return zstd.decompress(packed, num_bytes)
 
 
-def _header_bytes(header_sizes: U16) -> int:
-    """Bytes of all headers, none of which may be too long."""
-    largest = int(header_sizes.max(initial=0))
-    require(largest <= MAX_HEADER_BYTES, f"a header of {largest} bytes")
-    return int(header_sizes.sum(dtype=np.int64))
-
-
 def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
     """The rules of SPEC section 3.1 that tie a table to the index."""
     count = np.count_nonzero
     require(not count(table.header_sizes > table.sizes), "a header is longer than its piece")
     if table.rows[-1] == index.num_groups:
         _check_tail(table)
+    # Mostly every image is there, and has pieces in every group.
+    if not index.is_complete or count(table.sizes) != table.sizes.size:
+        _check_empty(index, table)
+    for name, (_, values) in table.late.items():
+        _check_late(index, name, values)
+
+
+def _check_empty(index: ShardIndex, table: GroupTable) -> None:
+    """Images that are not there have no pieces; the others have a first one."""
     empty = table.sizes == 0
     missing = index.dims[:, 0] == 0
     if table.rows.start == 0:
-        whole = count(missing != empty[0]) == 0
+        whole = np.count_nonzero(missing != empty[0]) == 0
         require(whole, "dims and pieces differ")
-    if count(missing):
-        require(empty[:, missing].all(), "an image that is not there has pieces")
-    for name, (_, values) in table.late.items():
-        _check_late(index, name, values)
+    require(empty[:, missing].all(), "an image that is not there has pieces")
 
 
 def _check_tail(table: GroupTable) -> None:

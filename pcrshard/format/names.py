@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 
@@ -16,6 +17,7 @@ MAX_KEY_BYTES = 1024
 
 _FIELD = re.compile(r"(?!__)[^\x00-\x20A-Z/\ud800-\udfff]+")
 _KEY = re.compile(r"(?:(?!\.\.?/)[^\x00\\/\ud800-\udfff]+/)*[^\x00\\/.\ud800-\udfff]+")
+_NUMBERED = re.compile(r"(|.*\.)(0|[1-9][0-9]?)\.([^.]+)")
 _KEYS = re.compile(rf"(?:{_KEY.pattern}\0)*{_KEY.pattern}")
 
 
@@ -47,6 +49,22 @@ def numbered(field: str, place: int) -> str:
     """
     name, dot, extension = field.rpartition(".")
     return f"{name}{dot}{place}.{extension}"
+
+
+@functools.lru_cache(maxsize=1024)
+def place_in_list(name: str) -> tuple[str, int] | None:
+    """The list of images that a field is numbered for, and its place; ``None`` for other fields.
+
+    >>> place_in_list("images.2.jpg")
+    ('images.jpg', 2)
+    >>> place_in_list("0.jpg")
+    ('jpg', 0)
+    >>> place_in_list("images.02.jpg")
+    """
+    match = _NUMBERED.fullmatch(name)
+    if match is None or not is_jpeg_field(name):
+        return None
+    return f"{match[1]}{match[3]}", int(match[2])
 
 
 def are_legal_keys(keys: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .group_table import GroupTable
-from .shard_head import round512
+from .shard_head import BLOCK, round512
 from .shard_index import I64, ShardIndex
 
 
@@ -25,10 +25,11 @@ def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
 
 def group_starts(index: ShardIndex, rows: range) -> I64:
     """(R,) absolute start of each group's pieces; 0 for base groups, whose pieces lie apart."""
-    places = index.table_places(rows.start, rows.stop)
-    starts = {place.rows[-1]: place.stop for place in places}
+    head = index.head
     base = index.schema.base
-    return np.array([0 if row < base else starts[row] for row in rows], np.int64)
+    ends = head.stops
+    starts = [0 if row < base else ends[row] + BLOCK + head.table_bytes[row] for row in rows]
+    return np.array(starts, np.int64)
 
 
 def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import CorruptIndex, EncodeError, ScanUnavailable
-from .names import is_other_image
+from .names import is_jpeg_field, is_other_image
 from .scan import Scan, check_scan
 from .scan_script import Q95, STANDARD, ScanScript
 from .schema import IMAGE, IMAGE_LIST, Schema, check_schema
@@ -99,7 +99,8 @@ class ShardFormat:
     def _late_scan(self, field: str) -> Scan | None:
         """What is asked for a field by its name, or else by its extension."""
         extension = field.rpartition(".")[2]
-        default = 1 if is_other_image(field) else None
+        # An image that is no stream is one that is kept as it is.
+        default = 1 if is_other_image(field) or is_jpeg_field(field) else None
         return self.late.get(field, self.late.get(extension, default))
 
 

@@ -5,6 +5,7 @@ Bytes in, bytes out; no I/O. The checksum is compared before any number is trust
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ class Head(NamedTuple):
     @property
     def crc32c(self) -> int:
         """The checksum of the head, by which a dataset index knows the shard."""
-        return int.from_bytes(self.encode()[8:12], "little")
+        return head_checksum(self.encode())
 
     def prefix_stop(self, scan: Scan) -> int:
         """End of the prefix that holds scans 1..scan, 0 for none; raises as check_scan."""
@@ -112,6 +113,12 @@ class Head(NamedTuple):
         return bytes(head)
 
 
+def head_checksum(block: Buffer) -> int:
+    """The checksum that the 512 bytes of a head state."""
+    return int.from_bytes(block[8:12], "little")
+
+
+@functools.cache
 def _groups(num_groups: int) -> struct.Struct:
     """Prefix stops and sizes of tables of the groups and the tail."""
     return struct.Struct(f"<{num_groups + 1}Q{num_groups + 1}I")

@@ -60,7 +60,6 @@ MAX_PIECE_BYTES = 0xFFFFFFFE
 
 U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
-Values = Sequence[bytes | None]
 
 
 class TablePlace(NamedTuple):
@@ -110,6 +109,11 @@ class ShardIndex:
     def num_units(self) -> int:
         """Images of all samples, with a place for each that is missing."""
         return len(self.orientation)
+
+    @functools.cached_property
+    def is_complete(self) -> bool:
+        """Whether every sample has an image of each stream."""
+        return bool(np.count_nonzero(self.dims) == self.dims.size)
 
     @functools.cached_property
     def unit_counts(self) -> I64:
@@ -230,7 +234,7 @@ def _decode_columns(
         counts,
         dims=columns.array("<u2", units, 2),
         orientation=columns.array("<u1", units),
-        keys=_decode_keys(columns.byte_strings(count)),
+        keys=_decode_keys(columns.present(count, MAX_KEY_BYTES)),
         fields={name: columns.byte_strings(count) for name in schema.fields},
     )
     require(columns.pos == len(body), "bytes are left after the last column")
@@ -239,19 +243,18 @@ def _decode_columns(
 
 def _num_units(schema: Schema, counts: NDArray[np.uint8]) -> int:
     """A unit for each sample and stream; of lists as many as they have images."""
-    listed = int(counts.sum(dtype=np.int64))
+    listed = int(counts.sum(dtype=np.int64)) if schema.lists else 0
     alone = len(schema.streams) - len(schema.lists)
     return listed + len(counts) * alone
 
 
-def _decode_keys(values: Values) -> tuple[str, ...]:
+def _decode_keys(values: Sequence[bytes]) -> tuple[str, ...]:
     # All at once, because one by one is most of what an index costs; a NUL more than those between
     # keys is in a key.
     try:
-        joined = b"\0".join([value or b"" for value in values]).decode()
+        joined = b"\0".join(values).decode()
         keys = tuple(joined.split("\0"))
-        legal = len(keys) == len(values) and are_legal_keys(joined)
-        if not legal or max(map(len, keys)) > MAX_KEY_BYTES // 4:
+        if len(keys) != len(values) or not are_legal_keys(joined):
             keys = _decode_each(values)
     except UnicodeDecodeError as error:
         raise CorruptIndex(f"a key is not UTF-8: {error}") from error
@@ -259,9 +262,9 @@ def _decode_keys(values: Values) -> tuple[str, ...]:
     return keys
 
 
-def _decode_each(values: Values) -> tuple[str, ...]:
-    """Keys that need a closer look: one that is not legal, or long ones."""
-    keys = tuple([(value or b"").decode() for value in values])
+def _decode_each(values: Sequence[bytes]) -> tuple[str, ...]:
+    """Keys of which one is not legal."""
+    keys = tuple([value.decode() for value in values])
     for key in keys:
         require(valid_key(key), f"key {key!r} is not legal")
     return keys
@@ -272,10 +275,12 @@ def _check_columns(index: ShardIndex) -> None:
     # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a
     # small shard costs.
     count = np.count_nonzero
-    listed = count(index.counts > MAX_LISTED) == 0
-    require(listed, f"expected at most {MAX_LISTED} images in a list")
-    require(not count(index.orientation > 8), "an orientation is above 8")
-    if count(index.dims) != index.dims.size:
+    if index.counts.size:
+        listed = count(index.counts > MAX_LISTED) == 0
+        require(listed, f"expected at most {MAX_LISTED} images in a list")
+    if count(index.orientation):
+        require(not count(index.orientation > 8), "an orientation is above 8")
+    if not index.is_complete:
         _check_missing(index)
 
 
@@ -291,12 +296,15 @@ def _check_missing(index: ShardIndex) -> None:
 def _check_tables(index: ShardIndex) -> None:
     """Each table lies in its group; base groups but the last have none of their own."""
     head = index.head
-    for place in index.table_places(0, index.num_groups + 1):
-        row = place.rows[-1]
-        if place.stop > head.prefix_stops[row]:
-            raise CorruptIndex(f"the table of group {row + 1} ends at {place.stop}, after it")
-    if index.schema.base:
-        _check_base(head, index.schema.base)
+    base = index.schema.base
+    # The base groups begin together, after the index.
+    starts = head.stops[:-1] if base < 2 else (head.index_stop,) * base + head.stops[base:-1]
+    rows = zip(starts, head.table_bytes, head.prefix_stops, strict=True)
+    for row, (start, size, stop) in enumerate(rows):
+        if start + BLOCK + size > stop and row >= base - 1:
+            raise CorruptIndex(f"the table of group {row + 1} ends after it, at {start + size}")
+    if base:
+        _check_base(head, base)
 
 
 def _check_base(head: Head, base: int) -> None:

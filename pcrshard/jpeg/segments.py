@@ -6,6 +6,7 @@ import struct
 from typing import NamedTuple, TypeVar
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
+from ..memory import Buffer
 
 SOI = b"\xff\xd8"
 EOI = b"\xff\xd9"
@@ -127,7 +128,7 @@ class Segment(NamedTuple):
     payload: bytes = b""
 
 
-def read_segment(jpeg: bytes, pos: int) -> Segment:
+def read_segment(jpeg: Buffer, pos: int) -> Segment:
     """The marker segment at ``pos``, which fill bytes may precede (T.81 B.1.1.2).
 
     Raises:
@@ -151,7 +152,7 @@ def read_segment(jpeg: bytes, pos: int) -> Segment:
 
 
 def _read_payload(
-    jpeg: bytes,
+    jpeg: Buffer,
     pos: int,
     code: int,
 ) -> tuple[int, bytes]:
@@ -164,7 +165,7 @@ def _read_payload(
         raise CorruptJpeg(
             f"segment FF{code:02X} claims {length} bytes, {left} are there", offset=pos - 2
         )
-    return pos + length, jpeg[pos + 2 : pos + length]
+    return pos + length, bytes(jpeg[pos + 2 : pos + length])
 
 
 def parse_frame(segment: Segment) -> Frame:

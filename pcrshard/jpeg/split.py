@@ -141,17 +141,16 @@ def join_pieces(pieces: Sequence[Buffer], tail: bytes = b"") -> bytes:
     """
     if not tail:
         return b"".join((*pieces, EOI))
-    first = bytes(pieces[0])
+    first = memoryview(pieces[0])  # a slice of bytes would be a copy of the whole image
     cut = _walk(first, 2, {APP0, APP14})
     end = _walk(tail, 0, {*APPLICATION, COM})
     if tail[end : end + 2] not in (b"", EOI):
         raise CorruptJpeg("expected APPn and COM segments in the tail, then EOI", offset=end)
-    rest = memoryview(first)[cut:]  # a slice of bytes would be a copy of the whole image
-    return b"".join((first[:cut], tail[:end], rest, *pieces[1:], EOI, tail[end + 2 :]))
+    return b"".join((first[:cut], tail[:end], first[cut:], *pieces[1:], EOI, tail[end + 2 :]))
 
 
 def _walk(
-    data: bytes,
+    data: Buffer,
     pos: int,
     codes: set[int],
 ) -> int:

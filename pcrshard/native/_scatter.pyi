@@ -19,6 +19,7 @@ def read(
     ending: bytes,
     crcs: npt.NDArray[np.uint32] | None,
     seeds: npt.NDArray[np.uint32] | None,
+    ahead: bytes | bytearray,
     /,
 ) -> tuple[list[bytes | None], list[int]]: ...
 def rows(

@@ -78,6 +78,7 @@ def read(
     num_ended: int | None = None,
     crcs: NDArray[np.uint32] | None = None,
     seeds: NDArray[np.uint32] | None = None,
+    ahead: bytes | bytearray = b"",
 ) -> Items:
     """Read the pieces of ``[start, stop)`` once, and put each into its object.
 
@@ -92,6 +93,7 @@ def read(
         crcs: (I,) uint32, contiguous. CRC-32C of each item without its ending; by default nothing
             is checked.
         seeds: (I,) uint32, contiguous. CRC-32C of what each item continues; by default nothing.
+        ahead: The first bytes of a file, which were read already.
 
     Returns:
         The items, and which of them are damaged.
@@ -104,9 +106,8 @@ def read(
     count = groups.sizes.shape[1]
     num_ended = count if num_ended is None else num_ended
     if available:
-        return Items(
-            *_scatter.read(source, start, stop, count, num_ended, *groups, ending, crcs, seeds)
-        )
+        rest = (ending, crcs, seeds, ahead)
+        return Items(*_scatter.read(source, start, stop, count, num_ended, *groups, *rest))
     joined = [b"".join(pieces) for pieces in _slices(source, start, stop, groups)]
     damaged = [] if crcs is None else _damaged(joined, crcs, seeds)
     endings = [ending] * num_ended + [b""] * (count - num_ended)

@@ -54,8 +54,9 @@ typedef struct { /* what scatter.py calls Groups; the arrays lie in an index, at
 } groups;
 
 typedef struct {
-    int fd;                /* -1: the range is in memory */
-    const uint8_t *memory; /* the byte at position */
+    int fd; /* of what is not in memory */
+    const uint8_t *memory;
+    int64_t memory_start, memory_stop; /* offsets in the file of what is */
     int64_t position, stop, laid_out;
     piece *pieces; /* in the order of the file */
     Py_ssize_t num_pieces;
@@ -70,11 +71,6 @@ typedef struct {
 
 static uint32_t crc_table[8][256]; /* written once, at import */
 static crc32c_fn crc32c = pcr_crc32c_portable;
-
-static void skip_to(scatter *s, int64_t edge) {
-    if (s->memory) s->memory += edge - s->position;
-    s->position = edge;
-}
 
 static void add_vector(scatter *s, uint8_t *base, int64_t size) {
     s->vectors[s->last++] = (struct iovec){base, (size_t)size};
@@ -92,11 +88,11 @@ static uint8_t *begin_piece(const piece *next) {
 static void plan_batch(scatter *s) {
     s->first = s->last = 0;
     if (s->done < s->num_pieces && s->pieces[s->done].apart)
-        skip_to(s, s->pieces[s->done].offset);
+        s->position = s->pieces[s->done].offset;
     int64_t at = s->position;
     while (s->last < MAX_VECTORS && at - s->position < BATCH_BYTES) {
         if (s->done == s->num_pieces) {
-            if (!s->last) skip_to(s, s->stop);
+            if (!s->last) s->position = s->stop;
             return;
         }
         const piece *next = s->pieces + s->done;
@@ -146,23 +142,23 @@ static int read_batch(scatter *s) {
     return 0;
 }
 
+/* Fills vectors with what is in memory. */
 static void copy_batch(scatter *s) {
-    for (; s->first < s->last; s->first++) {
+    while (s->first < s->last && s->position < s->memory_stop) {
         const struct iovec *vector = s->vectors + s->first;
-        if (vector->iov_base != s->gap) memcpy(vector->iov_base, s->memory, vector->iov_len);
-        s->memory += vector->iov_len;
-        s->position += (int64_t)vector->iov_len;
+        size_t size = (size_t)(s->memory_stop - s->position);
+        if (size > vector->iov_len) size = vector->iov_len;
+        const uint8_t *from = s->memory + (s->position - s->memory_start);
+        if (vector->iov_base != s->gap) memcpy(vector->iov_base, from, size);
+        advance(s, size);
     }
 }
 
 /* 0, ENDED where the file does, or errno; may be called again after EINTR. */
 static int run(scatter *s) { /* needs no interpreter */
     for (;;) {
-        int code = 0;
-        if (s->memory)
-            copy_batch(s);
-        else
-            code = read_batch(s);
+        copy_batch(s);
+        int code = read_batch(s);
         if (code) return code;
         check_batch(s);
         if (s->position >= s->stop) return 0;
@@ -309,7 +305,7 @@ static bool holds(const Py_buffer *array, Py_ssize_t count, size_t size) {
 }
 
 typedef struct { /* arguments of read that are released afterwards */
-    Py_buffer memory, sizes, starts, offsets, ending, crcs, seeds, header_sizes, headers;
+    Py_buffer memory, sizes, starts, offsets, ending, crcs, seeds, header_sizes, headers, ahead;
 } buffers;
 
 static void release(Py_buffer *buffer) {
@@ -342,15 +338,20 @@ static PyObject *read_into_objects(scatter *s, groups *g, const buffers *b) {
     return result;
 }
 
-/* Where the range is: a descriptor, or a buffer that holds it. */
+/* Where the range is: in a file, of which the first bytes may be in memory already, or in a buffer
+ * that holds it. */
 static bool take_source(scatter *s, PyObject *source, buffers *b) {
     if (PyLong_Check(source)) {
+        s->memory = b->ahead.buf;
+        s->memory_stop = b->ahead.len;
         s->fd = (int)PyLong_AsLong(source);
         return !PyErr_Occurred();
     }
     if (PyObject_GetBuffer(source, &b->memory, PyBUF_SIMPLE) < 0) return false;
     s->fd = -1;
     s->memory = b->memory.buf;
+    s->memory_start = s->position;
+    s->memory_stop = s->stop;
     if (b->memory.len == s->stop - s->position) return true;
     PyErr_SetString(PyExc_ValueError, "expected a buffer that holds the range");
     return false;
@@ -362,9 +363,9 @@ static PyObject *scatter_read(PyObject *module, PyObject *args) {
     PyObject *source;
     groups g;
     buffers b = {0};
-    if (!PyArg_ParseTuple(args, "OLLnny*y*nz*z*y*y*z*z*:read", &source, &start, &stop, &g.num_items,
-                          &g.num_ended, &b.sizes, &b.starts, &g.base, &b.offsets, &b.header_sizes,
-                          &b.headers, &b.ending, &b.crcs, &b.seeds))
+    if (!PyArg_ParseTuple(args, "OLLnny*y*nz*z*y*y*z*z*y*:read", &source, &start, &stop,
+                          &g.num_items, &g.num_ended, &b.sizes, &b.starts, &g.base, &b.offsets,
+                          &b.header_sizes, &b.headers, &b.ending, &b.crcs, &b.seeds, &b.ahead))
         return NULL;
     g.num_rows = b.starts.len / (Py_ssize_t)sizeof(int64_t);
     g.sizes = b.sizes.buf;
@@ -395,6 +396,7 @@ static PyObject *scatter_read(PyObject *module, PyObject *args) {
     release(&b.seeds);
     release(&b.header_sizes);
     release(&b.headers);
+    release(&b.ahead);
     return result;
 }
 
@@ -430,7 +432,7 @@ static PyObject *scatter_rows(PyObject *module, PyObject *args) {
 static PyMethodDef methods[] = {
     {"read", scatter_read, METH_VARARGS,
      "read(source, start, stop, num_items, num_ended, sizes, starts, base, offsets,\n"
-     "header_sizes, headers, ending, crcs, seeds)\n\n"
+     "header_sizes, headers, ending, crcs, seeds, ahead)\n\n"
      "See pcrshard.native.scatter.read. Arrays are contiguous: sizes, crcs and seeds of uint32,\n"
      "starts and offsets of int64, header_sizes of uint16."},
     {"rows", scatter_rows, METH_VARARGS,

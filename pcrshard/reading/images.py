@@ -130,7 +130,7 @@ def _grow(images: Images, more: Images) -> Images:
 def _longer(old: bytes | None, new: bytes | None) -> bytes | None:
     if old is None or new is None:
         return old
-    return old[: -len(EOI)] + new
+    return b"".join([memoryview(old)[: -len(EOI)], new])
 
 
 def _finish(images: Images, tail: Images) -> Images:
@@ -194,10 +194,16 @@ class _Road:
             _groups(index, table),
             ending=EOI if rows.start < index.num_groups else b"",
             num_ended=index.num_units,
-            crcs=np.concatenate([table.crcs[-1], *late]) if self.check else None,
+            crcs=_expected(table, late) if self.check else None,
             seeds=seeds,
         )
         return _sort_items(index, table, items)
+
+
+def _expected(table: GroupTable, late: list[U32]) -> U32:
+    """The checksums of pieces, and of late values."""
+    crcs: U32 = table.crcs[-1]
+    return np.concatenate([crcs, *late]) if late else crcs
 
 
 def _seeds(before: GroupTable, late: list[U32]) -> U32:

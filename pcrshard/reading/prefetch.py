@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -138,20 +139,32 @@ class _Loader(Generic[Item, Result]):
                 _run(self.load, item, self.cancel, future)
 
     def __enter__(self) -> Self:
+        # Also at the end of the interpreter, which may come before that of the caller's loop.
+        self._end = weakref.finalize(self, _end, self.cancel, self.pending, self.jobs, self.threads)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.cancel.set()
-        for _item, future in self.pending:
-            if not future.cancel():
-                future.add_done_callback(_close)
-        for _thread in self.threads:
-            self.jobs.put(None)
-        end = time.monotonic() + _JOIN_SECONDS  # of all of them
-        for thread in self.threads:
-            # This one may have collected an abandoned generator.
-            if thread is not current_thread():
-                thread.join(max(end - time.monotonic(), 0))
+        self._end()
+
+
+def _end(
+    cancel: Event,
+    pending: deque[tuple[Item, Future[Result]]],
+    jobs: SimpleQueue[tuple[Item, Future[Result]] | None],
+    threads: list[Thread],
+) -> None:
+    """End the threads, and close what nobody took."""
+    cancel.set()
+    for _item, future in pending:
+        if not future.cancel():
+            future.add_done_callback(_close)
+    for _thread in threads:
+        jobs.put(None)
+    end = time.monotonic() + _JOIN_SECONDS  # of all of them
+    for thread in threads:
+        # This one may have collected an abandoned generator.
+        if thread is not current_thread():
+            thread.join(max(end - time.monotonic(), 0))
 
 
 def _close(future: Future[Any]) -> None:

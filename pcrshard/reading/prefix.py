@@ -177,7 +177,7 @@ class Prefix:
         for unit, tail in enumerate(self.images.tails):
             jpeg = whole[unit]
             if tail is not None and jpeg is not None:
-                whole[unit] = join_pieces([jpeg[: -len(EOI)]], tail)
+                whole[unit] = join_pieces([memoryview(jpeg)[: -len(EOI)]], tail)
         return whole
 
     def sample(

@@ -12,7 +12,7 @@ from .. import storage
 from ..errors import CorruptIndex, FormatError, ScanUnavailable, TruncatedShard
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
-from ..format.shard_head import HEAD_STOP, Buffer, Head, read_head
+from ..format.shard_head import BLOCK, HEAD_STOP, Buffer, Head, head_checksum, read_head
 from ..format.shard_index import ShardIndex, decode_index
 from ..redaction import get_logger, redact_url
 from ..storage import Window
@@ -31,12 +31,19 @@ from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
 _RETRY = Retry()
+# A first table of photographs has mostly less, and so much more for each sample.
+_TABLE_BYTES = 1024
+_TABLE_ROW_BYTES = 64
 Opened = AbstractContextManager[LocalFile | Window]
 
 
-def _describes(entry: ShardEntry, head: Head) -> bool:
-    """Whether a shard is the one that a dataset index describes."""
-    found = (head.crc32c, head.num_samples, head.stops)
+def _describes(
+    entry: ShardEntry,
+    head: Head,
+    crc: int,
+) -> bool:
+    """Whether a shard, whose head has this checksum, is the one that a dataset index describes."""
+    found = (crc, head.num_samples, head.stops)
     known = (entry.head_crc32c, entry.num_samples, entry.stops)
     return found == known
 
@@ -251,9 +258,17 @@ class Shard:
         if self.cache is not None:
             return self._open_cached(self.cache, scan, cancel)
         if storage.is_local(self.url):
-            return storage.open_local(self.url)
+            return self._open_local(scan)
         start = 0 if self.entry else HEAD_STOP
         return self._open_range(start, self.prefix_stop(scan), cancel)
+
+    def _open_local(self, scan: Scan) -> Opened:
+        if self.entry is None:
+            return storage.open_local(self.url)  # nobody knows yet how long the prefix is
+        stop = self.entry.prefix_stop(scan)
+        table_bytes = _TABLE_BYTES + self.entry.num_samples * _TABLE_ROW_BYTES
+        first = min(stop, self.entry.index_stop + BLOCK + table_bytes)
+        return storage.open_local(self.url, first, stop)
 
     @contextmanager
     def _open_range(
@@ -301,7 +316,8 @@ class Shard:
 
     def _read_head(self, view: Buffer) -> Head:
         head = read_head(view, url=self.url)
-        if self.entry is not None and not _describes(self.entry, head):
+        crc = head_checksum(view[BLOCK:HEAD_STOP])
+        if self.entry is not None and not _describes(self.entry, head, crc):
             raise CorruptIndex(
                 f"the shard is not the one that {DATASET_INDEX} describes: it was replaced, "
                 "or the index is old",

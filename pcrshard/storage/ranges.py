@@ -134,14 +134,23 @@ def _fill(
 
 
 @contextmanager
-def open_local(url: str) -> Iterator[LocalFile]:
+def open_local(
+    url: str,
+    first: int = 0,
+    expected: int = 0,
+) -> Iterator[LocalFile]:
     """Open a local file for several reads of its parts.
+
+    Args:
+        url: Local path, or ``file:`` URL.
+        first: How many bytes to read at once; see :class:`LocalFile`.
+        expected: How many will be read.
 
     Raises:
         StorageError: It cannot be opened, or the system gives an error in the ``with`` block.
     """
     faults = (OSError, MemoryError, ValueError, OverflowError)
-    with mapped_errors(url, "read", faults), LocalFile(plain_path(url)) as file:
+    with mapped_errors(url, "read", faults), LocalFile(plain_path(url), first, expected) as file:
         yield file
 
 

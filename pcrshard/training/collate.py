@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
-from ..errors import FormatError, PCRError, ScanUnavailable
-from ..format.scan import FULL, check_scan, is_integer
+from ..errors import PCRError, ScanUnavailable
+from ..format.scan import FULL, Scan, check_scan, is_integer
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import geometry_field, unfold
 from ..native import pool as native_pool
 from ..native.pool import Pool
+from ..reading.field_values import CONVERSIONS, INTEGERS, Convert, convert, extension
 from ..reading.prefix import Decode, Prefix, Sample
 from .batch_images import BatchMemory, FieldImages, begin_images, picture_column
 from .shard_set import Row
@@ -30,23 +30,8 @@ Rows = list[Row]
 # The images of a batch, by field.
 Images = dict[str, FieldImages]
 # A size is a decoder of whole images.
-ImageChoice = ImageDecoder | int | tuple[int, int] | None
-_INTEGERS = ("cls", "cls2", "index", "inx", "id")
-
-
-def _integer(data: bytes) -> int:
-    """A number that a tensor of int64 can hold."""
-    number = int(data)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"expected a number of 64 bits, got {number}")
-    return number
-
-
-_CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(_INTEGERS, _integer),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
-}
+OneImage = ImageDecoder | int | tuple[int, int] | None
+ImageChoice = OneImage | Callable[[int], OneImage]
 
 
 @dataclass(frozen=True)
@@ -59,12 +44,20 @@ class Collator:
         transform: Called with each sample in place of the conversions here; torch collates what it
             returns.
         seed: Seed of the draws of crops, with the epoch and the sample's id.
+        image_of: Tells the decoder of each epoch; ``image`` is that of epoch 0 then.
     """
 
     image: ImageDecoder | None
     fields: Sequence[str] | None
     transform: Callable[[Sample], Any] | None
     seed: int
+    image_of: Callable[[int], OneImage] | None = None
+
+    def of_epoch(self, epoch: int) -> Collator:
+        """What makes the batches of an epoch."""
+        if self.image_of is None:
+            return self
+        return replace(self, image=as_decoder(self.image_of(epoch)))
 
     def __post_init__(self) -> None:
         if isinstance(self.fields, str):
@@ -98,6 +91,20 @@ class Collator:
         if self.image is not None and fields:
             images = begin_images(rows, fields, self.image, key, pool, target)
         return partial(self._finish, rows, key, images)
+
+    def begin_scans(
+        self,
+        rows: Rows,
+        scans: Sequence[Scan],
+        epoch: int,
+        pool: Pool | None,
+    ) -> Callable[[], dict[Scan, Any]]:
+        """Begin the batch of these rows at several scans."""
+        begun = {}
+        for scan in scans:
+            lower = [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
+            begun[scan] = self.begin(lower, epoch, pool)
+        return lambda: {scan: finish() for scan, finish in begun.items()}
 
     def batch_bytes(self, count: int) -> int:
         """Bytes of the images of a batch, if they have one size."""
@@ -240,14 +247,31 @@ class Collator:
             pictures = picture_column(values, self.image)
             if pictures is not None:
                 return pictures
-        extension = _extension(name)
-        convert = _CONVERSIONS.get(extension)
-        if convert is not None:
-            values = _convert(convert, name, samples)
-        return torch.tensor(values) if extension in _INTEGERS and not missing else values
+        last = extension(name)
+        to_value = CONVERSIONS.get(last)
+        if to_value is not None:
+            values = _convert(to_value, name, samples)
+        return torch.tensor(values) if last in INTEGERS and not missing else values
 
 
-def as_decoder(image: ImageChoice) -> ImageDecoder | None:
+def make_collator(
+    image: ImageChoice,
+    fields: Sequence[str] | None,
+    transform: Callable[[Sample], Any] | None,
+    seed: int,
+) -> Collator:
+    """A collator of these fields, this transform and this seed.
+
+    Raises:
+        TypeError: ``image`` is neither a decoder, nor a size, nor ``None``, nor a function that
+            gives such a thing for an epoch.
+    """
+    if isinstance(image, ImageDecoder) or not callable(image):
+        return Collator(as_decoder(image), fields, transform, seed)
+    return Collator(as_decoder(image(0)), fields, transform, seed, image)
+
+
+def as_decoder(image: OneImage) -> ImageDecoder | None:
     """The decoder that ``image=`` stands for.
 
     Raises:
@@ -301,33 +325,15 @@ def _decode(
     return image(pieces, Draws(*key))
 
 
-def _extension(field: str) -> str:
-    return field.rpartition(".")[2]
-
-
 def _convert(
-    convert: Callable[[Any], Any],
+    to_value: Convert,
     name: str,
     samples: list[Sample],
 ) -> list[Any]:
     """The values of a field by a conversion; an error names the sample."""
     with suppress(KeyError, TypeError, ValueError, RecursionError):
-        return [convert(sample[name]) for sample in samples]
-    return [_convert_one(convert, name, sample) for sample in samples]
-
-
-def _convert_one(
-    convert: Callable[[Any], Any],
-    name: str,
-    sample: Sample,
-) -> Any:
-    if name not in sample:
-        return None
-    try:
-        value = sample[name]
-        return list(map(convert, value)) if isinstance(value, list) else convert(value)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error
+        return [to_value(sample[name]) for sample in samples]
+    return [convert(to_value, name, sample) for sample in samples]
 
 
 def _is_list(images: FieldImages) -> bool:

@@ -17,20 +17,16 @@ from ..reading.prefix import Sample
 from ..reading.scan_level import ScanChoice, current_scan
 from ..reading.shared_integers import SharedIntegers
 from . import ranks
-from .collate import Collator, ImageChoice, as_decoder
-from .epoch_order import EpochOptions, Order, epoch_order, mixture, worker_batches
+from .collate import ImageChoice, make_collator
+from .epoch_order import EpochOptions, Order, epoch_order, mixture, num_batches, worker_batches
 from .epoch_progress import MAX_SEGMENTS, EpochProgress, State, check_batches
 from .epoch_sequence import Batches, Ints
 from .loader import Ahead, PCRLoader, refuse_batching, run_ahead
-from .shard_set import Row, ShardSet, read_batches
+from .shard_set import ShardSet, read_batches
 from .shared_ring import open_pixels
 
 _VERSION = 1
 _NO_EPOCH = -1
-
-
-def _at_scan(rows: list[Row], scan: Scan) -> list[Row]:
-    return [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
 
 
 class PCRDataset(IterableDataset[Any]):
@@ -49,7 +45,8 @@ class PCRDataset(IterableDataset[Any]):
             at each shard.
         image: Decodes image fields; the draws of its crops depend on seed, epoch and sample only.
             Without it they stay JPEG bytes. A size, such as 224 or (height, width), stands for
-            ``ImageDecoder(size)``: the whole image at that size, without crop or flip.
+            ``ImageDecoder(size)``: the whole image at that size, without crop or flip. A function
+            of the epoch's number gives one of these for each epoch, such as smaller images first.
         fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all.
         transform: Called with each sample, a dict, in place of the conversions listed under
             "Yields"; what it returns is collated by torch.
@@ -68,6 +65,9 @@ class PCRDataset(IterableDataset[Any]):
         TypeError: ``image`` or ``fields`` is none of these.
         ValueError: The numbers do not fit together.
     """
+
+    _ahead = Ahead()  # of the iteration that a loader begins
+    _known_order: tuple[Any, Order] | None = None
 
     def __init__(
         self,
@@ -88,17 +88,15 @@ class PCRDataset(IterableDataset[Any]):
         self.scan = scan
         self.shards.check_scan(scan)
         self.options = epoch
-        self.collate = Collator(as_decoder(image), fields, transform, epoch.seed)
+        self.collate = make_collator(image, fields, transform, epoch.seed)
         self._given_rank = rank
         self.rank = ranks.current(rank)
         self.geometry = epoch.geometry(batch_size, self.rank.world)
-
         # The start of the iteration, and the epoch that was last read to its end. Both are shared
         # with workers of any start method: a persistent worker learns of set_epoch through them.
         self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
         self._finished = SharedIntegers([_NO_EPOCH])
         self._progress = EpochProgress()
-        self._ahead = Ahead()  # of the iteration that a loader begins
         self._order(self._progress)  # raises if there is not one global batch
 
     @property
@@ -143,7 +141,7 @@ class PCRDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Batches that the next iteration gives this rank."""
-        return len(self._batches())
+        return num_batches(self._order(self.progress), self.rank.world, self.rank.rank)
 
     def set_epoch(self, epoch: int) -> None:
         """Read this epoch next; call it before each iteration, on all ranks.
@@ -199,7 +197,7 @@ class PCRDataset(IterableDataset[Any]):
             self.set_epoch(self.epoch + 1)
         epoch = self.epoch
         self._progress = self._progress.begun(len(self))
-        self._ahead = ahead.with_ring(self.collate.batch_bytes(self.batch_size))
+        self._ahead = ahead.with_ring(self.collate.of_epoch(epoch).batch_bytes(self.batch_size))
         ring = self._ahead.memory.ring
         try:
             coming = iter(batches())
@@ -273,15 +271,9 @@ class PCRDataset(IterableDataset[Any]):
             The batch at each scan.
         """
         highest = FULL if FULL in scans else max(map(int, scans))
-
-        with self.collate.open_pool(0) as pool:
-
-            def begin(rows: list[Row]) -> Callable[[], dict[Scan, Any]]:
-                begun = {
-                    scan: self.collate.begin(_at_scan(rows, scan), epoch, pool) for scan in scans
-                }
-                return lambda: {scan: finish() for scan, finish in begun.items()}
-
+        collate = self.collate.of_epoch(epoch)
+        with collate.open_pool(0) as pool:
+            begin = partial(collate.begin_scans, scans=scans, epoch=epoch, pool=pool)
             yield from read_batches(shards or self.shards, batches, highest, begin)
 
     def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
@@ -332,8 +324,9 @@ class PCRDataset(IterableDataset[Any]):
         ahead: Ahead,
     ) -> Iterator[Any]:
         # The threads are started with the first batch, and end with this generator.
-        with self.collate.open_pool(ahead.threads) as pool:
-            begin = partial(self.collate.begin, epoch=epoch, pool=pool, target=ahead.memory)
+        collate = self.collate.of_epoch(epoch)
+        with collate.open_pool(ahead.threads) as pool:
+            begin = partial(collate.begin, epoch=epoch, pool=pool, target=ahead.memory)
             coming = read_batches(self.shards, batches, self.scan, begin, ahead.batches)
             for batch in coming:
                 self._progress = self._progress.gave(self._progress.done + 1)
@@ -379,15 +372,22 @@ class PCRDataset(IterableDataset[Any]):
         return worker_batches(self._order(self.progress), world, rank, workers, worker)
 
     def _order(self, start: EpochProgress) -> Order:
-        """The steps from a start on."""
-        return epoch_order(
-            np.diff(self.shards.starts),
-            self.geometry,
-            self.options,
-            epoch=start.epoch,
-            history=start.segments,
-            sequence=self._mixture(start.epoch),
-        )
+        """The steps from a start on; the last one is kept, because several ask for it."""
+        place = (start.epoch, str(start.segments))
+        if self._known_order is None or self._known_order[0] != place:
+            order = epoch_order(
+                np.diff(self.shards.starts),
+                self.geometry,
+                self.options,
+                epoch=start.epoch,
+                history=start.segments,
+                sequence=self._mixture(start.epoch),
+            )
+            self._known_order = (place, order)
+        return self._known_order[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known_order": None}  # spawned workers make their own
 
     def _mixture(self, epoch: int) -> Ints | None:
         """What an epoch consists of, if the datasets have weights."""

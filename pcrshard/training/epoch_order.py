@@ -240,9 +240,23 @@ def worker_batches(
     if size % world:
         raise ValueError(f"expected world to divide global_batch={size}, got {world}")
 
-    rows = [order.step(index) for index in range(worker, order.steps, workers)]
-    batches = [row[rank * len(row) // world : (rank + 1) * len(row) // world] for row in rows]
-    return [batch for batch in batches if len(batch)]
+    full, rest = divmod(len(order.ids), size)
+    own = slice(rank * size // world, (rank + 1) * size // world)
+    batches = list(order.ids[: full * size].reshape(full, size)[worker::workers, own])
+    if rest and full % workers == worker and (last := _last_share(rest, world, rank)):
+        batches.append(order.step(full)[last.start : last.stop])
+    return batches
+
+
+def num_batches(order: Order, world: int, rank: int) -> int:
+    """Batches that a rank makes: those of :func:`worker_batches` of its one worker."""
+    full, rest = divmod(len(order.ids), order.geometry.global_batch)
+    return full + bool(_last_share(rest, world, rank))
+
+
+def _last_share(length: int, world: int, rank: int) -> range:
+    """The columns of a short last row that a rank gets."""
+    return range(rank * length // world, (rank + 1) * length // world)
 
 
 def _whole_sequence(

@@ -104,9 +104,9 @@ def schedule(
         return Schedule(*np.zeros((3, 0), np.int64))
 
     shards = shards_of(np.concatenate(batches), sizes)
-    order = shards.argsort(kind="stable")
+    order = _order_of(shards, len(sizes))
     shards = shards[order]
-    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])[order]
+    batch = np.repeat(np.arange(len(batches)), list(map(len, batches)))[order]
     begins = run_begins(shards)
     if keep is not None:
         begins |= np.diff(batch, prepend=0) > check_whole("keep", keep, 0) + 1
@@ -115,6 +115,12 @@ def schedule(
     by_use = order[start].argsort(kind="stable")
     last = np.append(start[1:], len(shards)) - 1
     return Schedule(shards[start][by_use], batch[start][by_use], batch[last][by_use])
+
+
+def _order_of(shards: Ints, num_shards: int) -> Ints:
+    """Where the samples of each shard are, in their order."""
+    # NumPy sorts 16 bits by counting, several times faster than 64.
+    return shards.astype(np.min_scalar_type(num_shards)).argsort(kind="stable")
 
 
 def account(

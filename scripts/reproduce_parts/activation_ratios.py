@@ -31,7 +31,8 @@ NETWORKS = {
 }
 SIZE = 224
 # Name of a case, and its share of the standard deviation.
-CASES = {"0.05 std, images too": 0.05, "0.1 std, images too": 0.1, "0.2 std, images too": 0.2}
+SHARES = (0.05, 0.08, 0.1, 0.2)
+CASES = {f"{share} std, images too": share for share in SHARES}
 
 
 def photographs(lab, count, size=SIZE):

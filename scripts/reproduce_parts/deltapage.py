@@ -258,7 +258,7 @@ the run (first seed). The mean change, of accuracy in points, is over every four
 of them.
 """
 RESUME_TEXT = """Weights and optimizer of all epochs in one store with the default bounds (weights
-1 %, momentum and first moments 10 % of the deviation, second moments 10 % of each value). The
+0.5 %, momentum and first moments 30 % of the deviation, second moments 30 % of each value). The
 epoch after a restored version is trained with the same pictures in the same order as in the exact
 run, and the table has its mean loss. The nudged run starts from the exact state with its weights
 changed by a millionth of themselves: a difference of that size is chaos, not the bound's.

@@ -59,7 +59,7 @@ RECIPES = (
     Recipe("VGG", "vgg"),
     Recipe("ResNet", "resnet"),
     Recipe("Lite0", "lite0", lr=0.01, epochs=12, size=128, images=480, test_every=3, seeds=(0,)),
-    Recipe("VGG, AdamW", "vgg", "adamw", lr=1e-3, epochs=12, seeds=(0, 1)),
+    Recipe("VGG, AdamW", "vgg", "adamw", lr=1e-3, epochs=20, seeds=(0, 1)),
 )
 QUICK_RECIPES = (
     Recipe("VGG", "small_vgg", epochs=3, size=32, seeds=(0, 1)),

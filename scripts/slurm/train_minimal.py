@@ -138,7 +138,7 @@ def main():
         image=pcrshard.ImageDecoder(args.size, "random"),
         epoch=pcrshard.EpochOptions(slots=args.slots),
     )
-    loader = dataset.loader(args.workers, pin_memory=cuda)
+    loader = dataset.loader(args.workers, pin=cuda)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 5, 2),

@@ -37,17 +37,17 @@ def test_lossless_versions_come_back_bit_for_bit(tmp_path, url, order):
 
 
 def test_bounds_hold_for_weights_and_moments(tmp_path):
-    """1 % of the deviation for weights, 10 % of each value for second moments, rest exact."""
+    """0.5 % of the deviation for weights, 30 % of each value for second moments, rest exact."""
     store = saved(tmp_path)
     for number in range(1, 7):
         exact = tiny_state(number)
         loaded = store.load(number)
         weight = exact["model"]["w"]
         error = (loaded["model"]["w"] - weight).abs().max()
-        assert 0 < error <= 1.1 * 0.01 * weight.std()
+        assert 0 < error <= 1.1 * 0.005 * weight.std()
         moment = exact["opt"]["state"][0]["exp_avg_sq"]
         share = (loaded["opt"]["state"][0]["exp_avg_sq"] / moment - 1).abs().max()
-        assert 0 < share <= 0.1
+        assert 0 < share <= 0.3
         assert torch.equal(loaded["model"]["b"], exact["model"]["b"])
         assert loaded["opt"]["param_groups"] == exact["opt"]["param_groups"]
 

@@ -16,7 +16,7 @@ from pcrshard import __version__, open_dataset
 from pcrshard.cli.main import build_parser, main
 
 COMMANDS = [
-    "encode", "info", "verify", "export", "stage", "plan", "cache", "fidelity", "demo",
+    "encode", "info", "verify", "export", "stage", "plan", "cache", "fidelity", "card", "demo",
 ]  # fmt: skip
 
 

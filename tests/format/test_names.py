@@ -11,6 +11,8 @@ from pcrshard.format.names import (
     are_legal_keys,
     check_name,
     is_metadata,
+    numbered,
+    place_in_list,
     shard_name,
     valid_field,
     valid_key,
@@ -97,6 +99,15 @@ def test_other_names_are_refused(name):
 def test_members_that_webdataset_passes_over(name, passed_over):
     """A sample may not be called what stock WebDataset takes for metadata."""
     assert is_metadata(name) is passed_over
+
+
+@pytest.mark.parametrize("field", ["jpg", "images.jpg", "a.b.jpeg"])
+def test_numbered_names_are_told_back(field):
+    """What export numbers, encode gathers; other names are not numbered."""
+    for place in (0, 9, 10, 63):
+        assert place_in_list(numbered(field, place)) == (field, place)
+    for other in (field, f"01.{field}", f"-1.{field}", "0.png", "images0.jpg", "0"):
+        assert place_in_list(other) is None
 
 
 def test_distinct():

@@ -37,6 +37,7 @@ from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import pcrshard  # noqa: E402
+from pcrshard.cli.main import main  # noqa: E402
 from pcrshard.errors import CorruptPiece, FormatError, PCRError, StorageError  # noqa: E402
 from pcrshard.integrations.huggingface import PcrBuilder, load_dataset  # noqa: E402
 from pcrshard.testing import make_jpeg  # noqa: E402
@@ -462,6 +463,8 @@ class _Hub(http.server.BaseHTTPRequestHandler):
             "/main/" if "/resolve/" in path else "/pets"
         )
         folder = self.server.folder
+        if "buckets/me/pets" in path:
+            return self.answer_bucket(path)
         if kind == "/datasets/me":
             files = [
                 {"type": "file", "oid": "0" * 40, "size": f.stat().st_size, "path": f.name}
@@ -489,6 +492,22 @@ class _Hub(http.server.BaseHTTPRequestHandler):
             {"Content-Range": f"bytes {first}-{stop}/{len(data)}"},
         )
 
+    def answer_bucket(self, path):
+        """A bucket is described, listed, and sends a reader on to its files."""
+        if "/resolve/" in path:
+            name = path.rpartition("/")[2]
+            return self.answer(b"", 302, {"Location": f"/files/{name}"})
+        day = "2026-01-01T00:00:00.000Z"
+        about = {"id": "me/pets", "private": False, "createdAt": day, "size": 1, "totalFiles": 5}
+        files = [
+            {"type": "file", "path": f.name, "size": f.stat().st_size, "xetHash": "0" * 64}
+            for f in self.server.folder.iterdir()
+        ]
+        if path.endswith("/tree"):
+            return self.answer(json.dumps(files).encode())
+        is_known = path == "/api/buckets/me/pets"
+        return self.answer(json.dumps(about).encode(), 200 if is_known else 404)
+
     def answer(self, body, status=200, headers=()):
         self.send_response(status)
         for name, value in {
@@ -502,14 +521,15 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
 
 def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
-    """hf:// takes one request of the prefix a shard, as any store.
+    """hf:// takes one request of the prefix a shard, as any store; so do its buckets.
 
-    The Hub is played by a server on loopback.
+    The Hub is played by a server on loopback: the client is real, its answers are ours.
     """
     program = (
         "import sys, pcrshard.hf;"
-        'rows = pcrshard.hf.load_dataset("hf://datasets/me/pets", scan=2);'
-        "print(sum(1 for _ in rows))"
+        "urls = ['hf://datasets/me/pets', 'hf://buckets/me/pets'];"
+        "rows = [pcrshard.hf.load_dataset(url, scan=2) for url in urls];"
+        "print([sum(1 for _ in each) for each in rows])"
     )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as hub:
         hub.folder, hub.log = dataset, []
@@ -530,10 +550,12 @@ def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
         )
         hub.shutdown()
         thread.join()
-    assert result.stdout.strip() == "24", result.stderr
+    assert result.stdout.strip() == "[24, 24]", result.stderr
     index, _ = pcrshard.open_dataset(str(dataset))
-    assert [name for name, _ in hub.log[:3]] == ["pcr.json", *[index.shards[0].name] * 2]
-    assert hub.log[3:] == [(entry.name, (0, entry.prefix_stop(2))) for entry in index.shards]
+    opened = ["pcr.json", *[index.shards[0].name] * 2]
+    assert [name for name, _ in hub.log[:6]] == opened * 2
+    prefixes = [(entry.name, (0, entry.prefix_stop(2))) for entry in index.shards]
+    assert hub.log[6:] == prefixes * 2
 
 
 # ------------------------------------------- stock datasets, the Hub's viewer, datasets before 4
@@ -552,15 +574,9 @@ def preview(synthetic_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def carded(preview, tmp_path_factory):
-    """A copy with the card that scripts/hf makes."""
+    """A copy with the files that `pcrshard card` writes."""
     folder = shutil.copytree(preview, tmp_path_factory.mktemp("carded") / "pets")
-    card = subprocess.run(
-        [sys.executable, SCRIPTS / "make_card.py", folder],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    (folder / "README.md").write_text(card)
+    assert main(["card", str(folder)]) == 0
     return folder
 
 
@@ -610,18 +626,6 @@ def test_without_a_card_pcr_json_is_taken_for_data(preview, tmp_path):
                 str(preview), split="train", streaming=True, cache_dir=str(tmp_path)
             )
         )
-
-
-def test_a_card_of_compact_shards_turns_the_viewer_off(dataset):
-    """Compact shards would show as rows of whole scan groups."""
-    card = subprocess.run(
-        [sys.executable, SCRIPTS / "make_card.py", dataset],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "viewer: false" in card
-    assert "configs:" not in card
 
 
 def test_current_datasets_run_no_script(dataset):

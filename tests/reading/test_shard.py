@@ -1,5 +1,6 @@
 """Reading prefixes: exact, checked, and never silently short."""
 
+import os
 import random
 import resource
 import shutil
@@ -65,26 +66,78 @@ def test_reads_exactly_the_prefix(dataset, scan):
             assert [(start, stop) for _, start, stop in CountingFS.requests] == expected
 
 
-def test_reads_local_files_with_no_byte_more(dataset):
-    """The system is asked for no byte behind the prefix on local disk, without read-ahead of our
-    own; nor for the headers and the padding of the tar in it, nor for anything twice.
-    """
+def reads_of(work):
+    """(bytes, calls) that some work asked the system to read."""
     if not sys.platform.startswith("linux"):
         pytest.skip("NO /proc/self/io HERE")
-    index, urls = open_dataset(str(dataset))
 
-    def bytes_read():
+    def count():
         with open("/proc/self/io", "rb", buffering=0) as file:
             data = file.read(4096)
-        return int(data.split()[1]), len(data)
+        numbers = dict(line.split(b": ") for line in data.splitlines())
+        return int(numbers[b"rchar"]), int(numbers[b"syscr"]), len(data)
 
+    work()
+    size, calls, own = count()
+    work()
+    after, calls_after, _ = count()
+    return after - size - own, calls_after - calls - 1  # the first look is itself a read
+
+
+def test_reads_local_files_with_no_byte_more(dataset):
+    """The system is asked for no byte behind the prefix on local disk, without read-ahead of our
+    own, and for nothing twice.
+    """
+    index, urls = open_dataset(str(dataset))
     for scan in (1, 5, FULL):
-        before, own = bytes_read()
-        list(Shard(urls[0], entry=index.shards[0]).samples(scan))
-        read = bytes_read()[0] - before - own
+        shard = Shard(urls[0], entry=index.shards[0])
+        size, _ = reads_of(lambda shard=shard, scan=scan: list(shard.samples(scan)))
         stop = index.shards[0].prefix_stop(scan)
         members = 12 if scan == FULL else scan + 1
-        assert stop - 1023 * members <= read < stop
+        assert stop - 1023 * members <= size <= stop
+
+
+def test_labels_of_a_local_file_are_one_read(dataset):
+    """Scan 0 asks the system once; with pixels the first read has index and first table, too."""
+    index, urls = open_dataset(str(dataset))
+    shard = Shard(urls[0], entry=index.shards[0])
+    assert reads_of(lambda: list(shard.samples(0)))[1] == 1
+    assert reads_of(lambda: list(shard.samples(1)))[1] <= 2
+
+
+def test_a_prefix_that_is_not_in_memory_is_one_read(dataset):
+    """On a network file system each read is a round trip; what is in memory is found at once."""
+    index, urls = open_dataset(str(dataset))
+    shard = Shard(urls[0], entry=index.shards[0])
+
+    def read_cold():
+        with open(urls[0], "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert len(list(shard.samples(5))) == len(shard)
+
+    size, calls = reads_of(read_cold)
+    stop = index.shards[0].prefix_stop(5)
+    assert size <= stop < 1 << 20
+    if calls > 2:  # a look, and one read
+        pytest.skip("NO DISK HERE: THE FILE IS STILL IN MEMORY")
+
+
+def test_a_long_prefix_of_a_local_file_is_read_in_one_pass(tmp_path):
+    """Index and first table are one read, each further table one, then the file is read to the
+    prefix's end, 256 KiB at a time.
+    """
+    image = encode_sample({"__key__": "a", "jpg": make_jpeg(1, 1200, 1200, quality=95)})
+    path = str(tmp_path / "a-000000.tar")
+    entry = write_shard(path, [image], ShardFormat())
+    for scan in (1, 2, 5, 10):
+        stop = entry.prefix_stop(scan)
+        shard = Shard(path, entry=entry)
+        size, calls = reads_of(lambda shard=shard, scan=scan: list(shard.samples(scan)))
+        assert size <= stop
+        # A batch ends with a group.
+        assert calls <= 1 + (scan - 1) + scan + stop // (256 << 10)
+    assert stop > 256 << 10
 
 
 @pytest.mark.parametrize("scan", SCANS)

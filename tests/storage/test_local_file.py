@@ -31,6 +31,33 @@ def test_reads_what_was_asked_for(path):
         assert file.read(7, 7) == b""
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_expected_is_asked_for_at_once(tmp_path, cached):
+    """Whether the file is in memory or still on its disk: the bytes are those of the file."""
+    data = np.random.default_rng(1).bytes(300_000)
+    path = tmp_path / "long"
+    path.write_bytes(data)
+    with open(path, "rb") as written:
+        os.fsync(written.fileno())
+        if not cached and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sizes = np.array([[1000, 69_000, 5], [100, 7, 129_000]], np.uint32)
+    places = scatter.Groups(sizes, np.array([100, 150_000], np.int64))
+    starts = [100, 1100, 70_100]
+    nexts = [150_000, 150_100, 150_107]
+    expected = [
+        data[start : start + size] + data[more : more + extra]
+        for start, size, more, extra in zip(starts, sizes[0], nexts, sizes[1], strict=True)
+    ]
+    for first, known in ((0, 0), (50, 60), (50, 290_000), (120_000, 1 << 40), (1 << 40, 1 << 40)):
+        with LocalFile(str(path), first, known) as file:
+            assert file.read(0, 10) == data[:10]
+            assert file.read(65_000, 66_000) == data[65_000:66_000]
+            assert file.scatter(0, 290_000, places).values == expected
+            with pytest.raises(TruncatedShard):
+                file.read(0, 300_001)
+
+
 def test_a_claim_beyond_the_end_takes_no_memory(path):
     """A length out of a damaged head is refused before anything of that length is made."""
     with LocalFile(str(path)) as file:

@@ -311,3 +311,36 @@ def test_a_transform_gets_the_geometry(folders):
     batch = next(iter(dataset.loader(threads=1)))
     assert batch["crop"].shape == (8, 4)
     assert batch["image"].shape == (8, 3, 16, 16)
+
+
+def larger(epoch):
+    """Smaller images first."""
+    return ImageDecoder(8 + 4 * epoch, "random")
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 0}, {"threads": 2}, {"threads": 1, "isolate": True}, {"num_workers": 1}]
+)
+def test_sizes_may_change_from_epoch_to_epoch(folders, options):
+    """Progressive resizing: a function of the epoch says how its images are decoded; a job that
+    goes on in the middle of an epoch has its size.
+    """
+    choices = {"scan": 2, "epoch": OPTIONS, "fields": ("jpg",)}
+    dataset = PCRDataset(folders["images"], 8, image=larger, **choices)
+    loader = dataset.loader(**options)
+    for epoch, size in enumerate((8, 12, 16)):
+        alike = PCRDataset(folders["images"], 8, image=larger(epoch), **choices)
+        alike.set_epoch(epoch)
+        expected = [images for (images,) in alike]
+        assert expected[0].shape == (8, 3, size, size)
+        assert [plain(images) for (images,) in loader] == list(map(plain, expected))
+    next(iter(loader))
+    resumed = PCRDataset(folders["images"], 8, image=larger, **choices)
+    resumed.load_state_dict(loader.state_dict())
+    assert {images.shape[-1] for (images,) in resumed.loader(**options)} == {20}
+
+
+def test_a_function_that_gives_no_decoder_is_refused(folders):
+    """A function of images is none of epochs, and is told where it belongs."""
+    with pytest.raises(TypeError, match=r"got 'pixels'; functions of your own go to transform="):
+        PCRDataset(folders["images"], 4, image=lambda _: "pixels")

@@ -499,7 +499,7 @@ def test_a_size_is_a_decoder(folder, size):
     assert torch.equal(images, expected)
 
 
-@pytest.mark.parametrize("image", ["224", True, 2.5, (1, 2, 3), lambda jpeg: jpeg])
+@pytest.mark.parametrize("image", ["224", True, 2.5, (1, 2, 3), lambda jpeg: "jpeg"])
 def test_what_is_no_decoder_is_refused(folder, image):
     """At once, and not in a worker."""
     with pytest.raises(TypeError, match="ImageDecoder, a size such as 224"):

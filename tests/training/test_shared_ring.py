@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -51,10 +50,11 @@ def copies(loader):
     return [(images.clone(), labels) for images, labels in loader]
 
 
-def descriptors():
-    """What this process has open, and how many children and segments there are."""
+def open_things():
+    """Threads and descriptors of this process, its children, and segments."""
     children = multiprocessing.active_children()
-    return len(os.listdir("/proc/self/fd")), len(children), len(os.listdir("/dev/shm"))
+    folders = ("/proc/self/task", "/proc/self/fd", "/dev/shm")
+    return len(children), *(len(os.listdir(folder)) for folder in folders)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -133,19 +133,69 @@ def go_through(loader):
     list(loader)
 
 
-@pytest.mark.parametrize("end", [leave_early, fail, go_through])
-def test_nothing_is_left(folder, end):
-    """However an iteration ends, its child, descriptors and segments are gone."""
-    end(dataset(folder).loader(threads=2, isolate=True))
+def fork(loader):
+    """A child of the training process, in the middle of an epoch: it is told, and ends."""
+    batches = iter(loader)
+    first, _ = next(batches)
+    second, _ = next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            list(batches)
+        except (RuntimeError, AssertionError):
+            os._exit(7)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == 7
+    assert len(list(batches)) == 10
+    assert first.shape == second.shape
+
+
+ENDS = [leave_early, fail, go_through, fork]
+
+
+def end_often(folder, end, isolate, times):
+    """However an iteration ends, its threads or child, descriptors and segments are gone."""
+    end(dataset(folder).loader(threads=2, isolate=isolate))
     gc.collect()
-    before = descriptors()
-    for _ in range(3):
-        end(dataset(folder).loader(threads=2, isolate=True))
+    before = open_things()
+    for _ in range(times):
+        end(dataset(folder).loader(threads=2, isolate=isolate))
         gc.collect()
-        deadline = time.monotonic() + 5
-        while descriptors() != before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert descriptors() == before
+        wait_for(lambda: open_things() == before, 5)
+        assert open_things() == before
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_left(folder, end, isolate):
+    """A loop may end in any way, several times."""
+    end_often(folder, end, isolate, 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_left_of_a_hundred(folder, end, isolate):
+    """Nor of a hundred loops."""
+    end_often(folder, end, isolate, 100)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_memory_does_not_grow(folder, isolate):
+    """Twenty epochs take the memory of a few."""
+    loader = dataset(folder, image=ImageDecoder(96, "random")).loader(threads=2, isolate=isolate)
+
+    def resident():
+        for _ in range(10):
+            for _batch in loader:
+                pass
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    first = resident()
+    assert resident() - first < 3 << 20
 
 
 def test_an_error_of_the_child_names_the_sample(folder):

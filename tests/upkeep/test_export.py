@@ -79,6 +79,66 @@ def test_an_exported_dataset_can_be_encoded_again(dataset, tmp_path):
     assert read_samples(tmp_path / "again", "full") == read_samples(dataset, "full")
 
 
+def read_stock(folder):
+    """What unmodified WebDataset makes of tars, by key."""
+    urls = sorted(map(str, folder.glob("*.tar")))
+    stock = wds.WebDataset(urls, shardshuffle=False, handler=wds.reraise_exception)
+    private = ("__url__", "__local_path__")
+    return {s["__key__"]: {k: v for k, v in s.items() if k not in private} for s in stock}
+
+
+def pixels_of(sample):
+    """A sample with decoded images."""
+    return {
+        name: np.asarray(Image.open(io.BytesIO(value))).tolist() if name.endswith("jpg") else value
+        for name, value in sample.items()
+    }
+
+
+@pytest.mark.parametrize("prefix", ["images.", ""])
+def test_numbered_images_of_a_webdataset_are_a_list_and_come_back(tmp_path, prefix):
+    """Stock WebDataset writes a, b, c with 3, 0 and 12 images; PCR has lists; export gives the same
+    fields to stock WebDataset again, and so does an export of an export.
+    """
+    (tmp_path / "src").mkdir()
+    with wds.TarWriter(str(tmp_path / "src" / "x.tar")) as writer:
+        for key, count in {"a": 3, "b": 0, "c": 12}.items():
+            images = {f"{prefix}{i}.jpg": make_jpeg(i, 24, 16) for i in reversed(range(count))}
+            writer.write({"__key__": key, **images, "json": b'{"n": 1}'})
+    encode(str(tmp_path / "src"), str(tmp_path / "pcr"), workers=1)
+    shown = read_samples(tmp_path / "pcr", 2)
+    assert {key: len(sample[f"{prefix}jpg"]) for key, sample in shown.items()} == {
+        "a": 3, "b": 0, "c": 12,
+    }  # fmt: skip
+
+    export(tmp_path / "pcr", tmp_path / "out", form="wds")
+    source = read_stock(tmp_path / "src")
+    exported = read_stock(tmp_path / "out")
+    assert exported.keys() == source.keys()
+    for key, sample in exported.items():
+        assert pixels_of(sample) == pixels_of(source[key])
+    encode(str(tmp_path / "out"), str(tmp_path / "again"), workers=1)
+    assert read_samples(tmp_path / "again", "full") == read_samples(tmp_path / "pcr", "full")
+
+
+def test_a_list_with_an_image_that_cannot_be_layered_is_kept_file_by_file(tmp_path):
+    """One odd image of a sample: its list comes back byte for byte, and others are lists."""
+    (tmp_path / "src").mkdir()
+    odd = {"images.0.jpg": make_jpeg(0, 24, 16), "images.1.jpg": b"GIF89a of another kind"}
+    with wds.TarWriter(str(tmp_path / "src" / "x.tar")) as writer:
+        writer.write({"__key__": "odd", **odd})
+        writer.write({"__key__": "plain", "images.0.jpg": make_jpeg(1, 24, 16)})
+    options = EncodeOptions(lists=("images.jpg",), on_error="keep")
+    encode(str(tmp_path / "src"), str(tmp_path / "pcr"), options, workers=1)
+    samples = read_samples(tmp_path / "pcr", 1)
+    assert len(samples["plain"]["images.jpg"]) == 1
+    assert samples["odd"] == {"__key__": "odd", "images.jpg": [], **odd}
+    (row,) = (tmp_path / "pcr" / "kept.jsonl").read_text().splitlines()
+    assert "odd.images.1.jpg" in row
+    export(tmp_path / "pcr", tmp_path / "out", form="wds")
+    assert read_stock(tmp_path / "out")["odd"] == {"__key__": "odd", **odd}
+
+
 def test_baseline_is_sequential_with_the_same_pixels(dataset, tmp_path):
     """Baseline files are SOF0, and Pillow sees the pixels of the progressive ones."""
     export(dataset, tmp_path, baseline=True)

@@ -1,0 +1,56 @@
+"""The door to NVIDIA DALI: batches for ``fn.external_source``.
+
+The order, the ranks and the workers are those of a :class:`PCRLoader`; DALI decodes and augments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Arrays = list[NDArray[Any]]
+
+
+class DaliSource:
+    """An epoch of batches each time it is iterated, each field a list of one array a sample.
+
+    ``fn.external_source(DaliSource(loader), num_outputs=2, batch=True, cycle="raise")``: at the end
+    of an epoch DALI raises ``StopIteration``, and after ``pipeline.reset()`` goes on with the next.
+
+    Args:
+        loader: Of a ``PCRDataset`` with ``fields=`` and without ``image=``, so that images stay
+            JPEG bytes, for ``fn.decoders.image``. DALI asks for some batches ahead: a state of the
+            loader counts these as read.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[tuple[Arrays, ...]]:
+        for batch in self.loader:
+            if not isinstance(batch, tuple | list):
+                raise TypeError(
+                    "expected batches that are tuples, got "
+                    f"{type(batch).__name__}: give PCRDataset fields=('jpg', 'cls')"
+                )
+            yield tuple(map(_arrays, batch))
+
+
+def _arrays(column: Any) -> Arrays:
+    """The values of a field; bytes become (size,) uint8, numbers (1,)."""
+    if isinstance(column, torch.Tensor):
+        numbers: NDArray[Any] = column.numpy()
+        return list(numbers[:, None] if numbers.ndim == 1 else numbers)
+    return [_array(value) for value in column]
+
+
+def _array(value: object) -> NDArray[Any]:
+    if isinstance(value, bytes):
+        return np.frombuffer(value, np.uint8)
+    if isinstance(value, str):
+        return np.frombuffer(value.encode(), np.uint8)
+    raise TypeError(f"expected bytes, text or a tensor, got {type(value).__name__}: leave it out")

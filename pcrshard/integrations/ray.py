@@ -1,0 +1,108 @@
+"""The door to Ray Data: ``ray.data.read_datasource(PCRDatasource("shards", scan=2))``.
+
+A read task reads some shards, each by one request of its prefix, so that a cluster reads only the
+bytes of the scan that it was asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from ..errors import MissingDependency
+from ..format.dataset_index import ShardEntry
+from ..format.scan import FULL, Scan
+from ..reading.dataset_folder import check_claims, open_dataset
+from ..reading.field_values import convert_all
+from ..reading.options import ReadOptions
+from ..reading.prefix import Sample
+
+try:
+    from ray.data import Datasource
+    from ray.data.block import Block, BlockAccessor, BlockMetadata
+    from ray.data.datasource import ReadTask
+except ImportError as missing:
+    raise MissingDependency("Ray Data is not installed: pip install 'ray[data]'") from missing
+
+Place = tuple[str, ShardEntry]
+BLOCK_ROWS = 64
+
+
+class PCRDatasource(Datasource):  # type: ignore[misc]
+    """Samples as rows, a column for each field: JPEGs as bytes, ``cls`` an int, ``json`` parsed.
+
+    Decode in ``map_batches``, next to the model: pixels are many times larger than scans.
+
+    Args:
+        url: Dataset folder or its ``pcr.json``, local or any fsspec URL that all nodes can read.
+        scan: Highest scan to read, 1-based, or ``"full"``.
+        fields: Columns; by default ``__key__`` and all fields of a sample.
+        read: Cache and network.
+
+    Raises:
+        ScanUnavailable: The dataset has no such scan.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        scan: Scan = FULL,
+        fields: Sequence[str] | None = None,
+        read: ReadOptions = ReadOptions(),
+    ) -> None:
+        super().__init__()
+        how: Any = {"storage_options": read.storage_options, "retry": read.retry}
+        self.index, urls = open_dataset(url, **how)
+        check_claims(self.index, urls, **how)
+        self.index.prefix_bytes(scan)  # raises for a scan that some shard does not have
+        self.scan = scan
+        self._places = list(zip(urls, self.index.shards, strict=True))
+        self._read = partial(_read, scan=scan, fields=fields, read=read)
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Bytes of the prefixes."""
+        return self.index.prefix_bytes(self.scan)
+
+    def get_read_tasks(
+        self,
+        parallelism: int,
+        per_task_row_limit: int | None = None,
+        data_context: object = None,
+    ) -> list[Any]:
+        """At most ``parallelism`` tasks, of whole shards."""
+        count = min(parallelism, len(self._places))
+        parts = [self._places[task::count] for task in range(count)]
+        return [self._task(part, per_task_row_limit) for part in parts]
+
+    def _task(self, places: list[Place], row_limit: int | None) -> Any:
+        metadata = BlockMetadata(
+            num_rows=sum(entry.num_samples for _, entry in places),
+            size_bytes=sum(entry.prefix_stop(self.scan) for _, entry in places),
+            input_files=[url for url, _ in places],
+            exec_stats=None,
+        )
+        return ReadTask(partial(self._read, places), metadata, per_task_row_limit=row_limit)
+
+
+def _read(
+    places: list[Place],
+    *,
+    scan: Scan,
+    fields: Sequence[str] | None,
+    read: ReadOptions,
+) -> Iterator[Block]:
+    """The blocks of some shards."""
+    for url, entry in places:
+        samples = map(convert_all, read.open(url, entry).samples(scan))
+        while rows := list(itertools.islice(samples, BLOCK_ROWS)):
+            yield _block(rows, fields)
+
+
+def _block(rows: list[Sample], fields: Sequence[str] | None) -> Block:
+    names = fields or dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return BlockAccessor.batch_to_block(columns)

@@ -1,0 +1,119 @@
+"""Samples by number, as Grain asks for them."""
+
+import pickle
+import random
+import threading
+
+import fsspec
+import pytest
+
+import pcrshard
+from pcrshard.errors import ScanUnavailable
+from pcrshard.integrations.grain import PCRSource
+from pcrshard.testing import CountingFS
+
+fsspec.register_implementation("counting", CountingFS, clobber=True)
+
+
+def expected(dataset, scan):
+    _, urls = pcrshard.open_dataset(dataset)
+    return [sample for url in urls for sample in pcrshard.Shard(url).samples(scan)]
+
+
+@pytest.fixture(scope="module")
+def grain():
+    """Grain itself; it warns on import where JAX is absent."""
+    return pytest.importorskip("grain", reason="GRAIN IS NOT INSTALLED: pip install grain")
+
+
+def test_grain_reads_every_sample_and_resumes(grain, dataset):
+    """A shuffled, decoded and batched epoch has each sample once, and goes on where it was."""
+    from grain.sources import RandomAccessDataSource
+
+    decoder = pcrshard.ImageDecoder(16, "random", layout="hwc")
+
+    class Decode(grain.transforms.RandomMap):
+        def random_map(self, sample, rng):
+            draws = random.Random(int(rng.integers(1 << 62)))
+            image = decoder(sample["jpg"], draws)
+            return {"image": image, "label": sample["cls"], "key": sample["__key__"]}
+
+    source = PCRSource(str(dataset), scan=2, fields=("jpg", "cls"))
+    assert isinstance(source, RandomAccessDataSource)
+    epoch = grain.MapDataset.source(source).seed(1).shuffle().random_map(Decode()).batch(4)
+    reader = iter(epoch.to_iter_dataset())
+    seen = [next(reader) for _ in range(2)]
+    state = reader.get_state()
+    rest = list(reader)
+    batches = [*seen, *rest]
+    assert batches[0]["image"].shape == (4, 16, 16, 3)
+    keys = [str(key) for batch in batches for key in batch["key"]]
+    assert sorted(keys) == sorted(sample["__key__"] for sample in expected(dataset, 2))
+    reader = iter(epoch.to_iter_dataset())
+    reader.set_state(state)
+    again = list(reader)
+    assert [batch["image"].tobytes() for batch in again] == [b["image"].tobytes() for b in rest]
+
+
+@pytest.mark.long
+def test_grain_reads_in_worker_processes(grain, dataset):
+    """The source travels to spawned workers, and a level that changes is followed there."""
+    level = pcrshard.ScanLevel(2)
+    source = PCRSource(str(dataset), scan=level, fields=("jpg",))
+    options = grain.multiprocessing.MultiprocessingOptions(num_workers=2)
+    epoch = grain.MapDataset.source(source).to_iter_dataset().mp_prefetch(options)
+    for scan in (2, 5):
+        level.value = scan
+        got = sorted(sample["jpg"] for sample in epoch)
+        assert got == sorted(sample["jpg"] for sample in expected(dataset, scan))
+
+
+def test_samples_are_those_of_the_shard(dataset):
+    """By number, at any scan, with labels as numbers."""
+    level = pcrshard.ScanLevel(2)
+    source = PCRSource(str(dataset), scan=level)
+    assert len(source) == 24
+    for scan in (2, "full", 1):  # up and down, with prefixes held
+        level.value = scan
+        samples = [source[number] for number in range(24)]
+        assert samples == [s | {"cls": int(s["cls"])} for s in expected(dataset, scan)]
+    assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
+    with pytest.raises(IndexError):
+        source[24]
+    with pytest.raises(ScanUnavailable):
+        PCRSource(str(dataset), scan=11)
+
+
+def test_threads_read_each_shard_once(dataset):
+    """Sixteen threads at once cost one request a shard, and what is held stays below its bound."""
+    source = PCRSource(f"counting://{dataset}", scan=2)
+    CountingFS.requests.clear()
+    barrier = threading.Barrier(16)
+
+    def read():
+        barrier.wait()
+        for number in range(24):
+            assert source[number]["jpg"]
+
+    threads = [threading.Thread(target=read) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(CountingFS.requests) == 4
+    tight = PCRSource(str(dataset), scan=2, held_bytes=1)
+    assert [tight[number]["__key__"] for number in (0, 23, 1, 22)] == [
+        source[number]["__key__"] for number in (0, 23, 1, 22)
+    ]
+
+
+def test_staged_kept_and_listed_samples(dataset, tmp_path):
+    """Staged copies, files that could not be layered, and lists of images are read, too."""
+    pcrshard.stage(str(dataset), str(tmp_path / "staged"), 2)
+    assert PCRSource(str(tmp_path / "staged"), scan=2)[3]["jpg"] == expected(dataset, 2)[3]["jpg"]
+    jpeg = expected(dataset, "full")[0]["jpg"]
+    with pcrshard.ShardWriter(str(tmp_path / "lists")) as writer:
+        writer.write({"__key__": "a", "views.jpg": [jpeg, jpeg], "png": b"\x89PNG", "cls": 1})
+    sample = PCRSource(str(tmp_path / "lists"), scan=2)[0]
+    assert [view[:2] for view in sample["views.jpg"]] == [b"\xff\xd8"] * 2
+    assert sample["png"] == b"\x89PNG"
