@@ -1,8 +1,9 @@
 """Decoding a whole image to RGB by each backend, at several scans: the native core with AVX2 and
-portable, and libjpeg-turbo as every wrapper runs it.
+portable, with block smoothing and without, and libjpeg-turbo as every wrapper runs it. And what
+smoothing costs in batches of random crops to 224 pixels.
 
 Asserts that both native backends give the same pixels, and libjpeg-turbo's where the image is
-complete.
+complete or smoothed. (Near the upper and lower edges versions of libjpeg-turbo differ.)
 """
 
 import glob
@@ -10,18 +11,24 @@ import os
 import time
 
 import numpy as np
-from common import parse_args, photos, print_table, save, show, summary
+from common import judge, parse_args, photos, print_table, save, show, summary
 
 import pcrshard
 from pcrshard import native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
+from pcrshard.jpeg.crops import Draws, random_resized_crop
 from pcrshard.jpeg.pixels import decode
 
 SCANS = (1, 2, 5, 10, "source")
+SMOOTHED = (1, 2, 5, 9)
 EVERY = 2  # each second image, to keep a round short
 BACKENDS = {
     "native": lambda jpeg: native.decode([jpeg]),
+    "native, smoothing": lambda jpeg: native.decode([jpeg], smoothing=True),
     "native, portable": lambda jpeg: native.decode([jpeg], backend="portable"),
+    "native, portable, smoothing": lambda jpeg: native.decode(
+        [jpeg], smoothing=True, backend="portable"
+    ),
     "libjpeg-turbo, smoothing": decode,
 }
 
@@ -29,15 +36,69 @@ BACKENDS = {
 def load(folder):
     """JPEGs of three-component photographs at each scan, and as they were."""
     source = os.path.join(folder, "photos", "imagenet")
-    jpegs = {scan: [] for scan in SCANS}
+    jpegs = {scan: [] for scan in (*SCANS, *SMOOTHED)}
     for path in sorted(glob.glob(f"{source}/*/*"))[::EVERY]:
         with open(path, "rb") as file:
             jpeg = file.read()
         image = encode_jpeg(jpeg)
         jpegs["source"].append(jpeg)
-        for scan in SCANS[:-1]:
+        for scan in {*SCANS[:-1], *SMOOTHED}:
             jpegs[scan].append(pcrshard.join_scans(image.pieces[0], image.pieces[1:scan]))
     return jpegs
+
+
+def check(jpeg, is_complete):
+    """What is said above."""
+    fast, smooth, portable, portable_smooth, reference = (
+        backend(jpeg) for backend in BACKENDS.values()
+    )
+    assert np.array_equal(fast, portable)
+    assert np.array_equal(smooth, portable_smooth)
+    assert not is_complete or np.array_equal(fast, smooth)
+    rows = slice(None) if is_complete else slice(34, -38)
+    assert np.array_equal(smooth[rows], reference[rows])
+
+
+def time_crops(jpegs, rounds):
+    """CPU ms per image of random crops to 224 pixels, by scan, without smoothing and with."""
+    times = {scan: ([], []) for scan in SMOOTHED}
+    count = len(jpegs[1])
+    out = np.empty((count, 3, 224, 224), np.uint8)
+    sizes = [native.read_header([jpeg]) for jpeg in jpegs[1]]
+    crops = [
+        random_resized_crop(Draws(1, number), header.height, header.width)
+        for number, header in enumerate(sizes)
+    ]
+    boxes = np.array(crops, np.int32)
+    for _ in range(rounds):
+        for scan, both in times.items():
+            table = native.image_table(jpegs[scan], [len(jpeg) for jpeg in jpegs[scan]])
+            for smoothing, own in zip((False, True), both, strict=True):
+                begin = time.process_time()
+                decoded = native.decode_batch(
+                    table, out, crops=boxes, layout="chw", smoothing=smoothing
+                )
+                own.append(1000 * (time.process_time() - begin) / count)
+                assert decoded.all()
+    return times
+
+
+def judge_crops(times):
+    """The table, the figures and the targets of :func:`time_crops`."""
+    rows = []
+    results = []
+    targets = []
+    for scan, (plain, smooth) in times.items():
+        ratio = summary([b / a for a, b in zip(plain, smooth, strict=True)])
+        rows.append([scan, show(summary(plain), 3), show(summary(smooth), 3), show(ratio)])
+        figures = {"crop_ms": summary(plain), "smoothed_crop_ms": summary(smooth)}
+        results.append({"scan": scan, **figures, "over_plain": ratio})
+        if scan in (1, 2):
+            what = f"smoothed over plain, crops to 224, scan {scan}"
+            targets.append(judge(what, ratio["median"], 1.3, at_most=True))
+    header = ["scan", "plain ms", "smoothed ms", "smoothed over plain"]
+    print_table("Random crops to 224 pixels, CPU ms per image, median [quartiles]", header, rows)
+    return results, targets
 
 
 def main():
@@ -46,9 +107,7 @@ def main():
         jpegs = load(folder)
     for scan, images in jpegs.items():
         for jpeg in images[::5]:
-            fast, portable, reference = (backend(jpeg) for backend in BACKENDS.values())
-            assert np.array_equal(fast, portable)
-            assert scan not in (10, "source") or np.array_equal(fast, reference)
+            check(jpeg, scan in (10, "source"))
     times = {(name, scan): [] for name in BACKENDS for scan in SCANS}
     for _ in range(args.rounds):
         for (name, scan), rounds in times.items():
@@ -67,7 +126,8 @@ def main():
         ["backend", *(f"scan {scan}" if scan != "source" else "source" for scan in SCANS)],
         rows,
     )
-    save(args, results, [])
+    crop_results, targets = judge_crops(time_crops(jpegs, 5 * args.rounds))
+    save(args, results + crop_results, targets)
 
 
 if __name__ == "__main__":

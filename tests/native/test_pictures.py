@@ -64,6 +64,15 @@ def test_odd_files_have_views(odd_files: list[Path]) -> None:
     assert decoded > 100
 
 
+def test_what_follows_a_baseline_scan_is_not_looked_at() -> None:
+    """Bytes after the last row are as little of a hindrance to views as to a single decode."""
+    jpeg = make_jpeg(1, 40, 50)[:-2] + b"\xff\xfe\x00\x09"
+    outs = [np.empty((24, 32, 3), np.uint8), np.empty((9, 7, 3), np.uint8)]
+    decode_views([jpeg], outs, [None, None])
+    for out in outs:
+        assert np.array_equal(out, native.decode([jpeg], size=out.shape[:2]))
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """A crop outside of the image and an array of another type are refused before anything is
     decoded.

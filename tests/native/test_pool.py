@@ -98,8 +98,9 @@ def test_many_batches_are_decoded_in_their_order() -> None:
     with Pool(2) as pool:
         batches = [pool.decode(TABLE, out) for out in outs]
         assert batches[-1].wait().all()
-        assert batches[0].wait().all()
-        for out in outs[:-1]:
+        # The last image of another batch may still be under way.
+        for batch, out in zip(batches[:-1], outs[:-1], strict=True):
+            assert batch.wait().all()
             assert np.array_equal(out, outs[-1])
 
 

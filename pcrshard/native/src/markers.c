@@ -252,7 +252,7 @@ void pcr_start_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_piec
     dec->pending_marker = 0;
     dec->visits = 0;
     dec->rows_decoded = 0;
-    dec->streaming = false;
+    dec->one_scan = dec->streaming = false;
     dec->max_pixels = PCR_DEFAULT_MAX_PIXELS;
     dec->output_bytes = 0;
     memset(dec->quant_present, 0, sizeof dec->quant_present);

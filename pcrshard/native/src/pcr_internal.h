@@ -199,7 +199,8 @@ struct pcr_decoder {
     int rows_needed; /* MCU rows of the frame whose coefficients will be looked at */
     bool want_all;   /* rescan: keep every coefficient */
     bool keep_rows;  /* several views: rows are looked at more than once */
-    bool streaming;  /* sequential, one scan: coefficients live for two MCU rows */
+    bool one_scan;   /* sequential, all components: what follows is not looked at */
+    bool streaming;  /* such a scan, whose coefficients live for two MCU rows */
     int rows_decoded;
     pcr_plan_state plan;
     pcr_buffer coefficients, segment, payload, filters, rows, output;

@@ -190,8 +190,9 @@ static int skip_entropy_data(pcr_decoder *dec) {
 static int read_scan(pcr_decoder *dec) {
     int code = charge(dec);
     if (!code && dec->num_scans == 1) {
-        dec->streaming = !dec->progressive && !dec->want_all && !dec->keep_rows &&
+        dec->one_scan = !dec->progressive && !dec->want_all &&
             dec->scan.num_components == dec->num_components;
+        dec->streaming = dec->one_scan && !dec->keep_rows;
         code = allocate(dec);
     }
     if (!code) code = prepare_components(dec);
@@ -200,7 +201,8 @@ static int read_scan(pcr_decoder *dec) {
     dec->next_restart = 0;
     dec->mcus_to_restart = (uint32_t)dec->restart_interval;
     if (scan_needed(dec)) code = decode_rows(dec, 0, scan_rows(&dec->scan, dec->rows_needed));
-    if (!code) code = check_left(dec);
+    if (code || dec->one_scan) return code;
+    code = check_left(dec);
     return code ? code : skip_entropy_data(dec);
 }
 
@@ -208,7 +210,7 @@ static int read_scan(pcr_decoder *dec) {
 int pcr_read_scans(pcr_decoder *dec) {
     for (bool found = true; found;) {
         int code = read_scan(dec);
-        if (code || dec->streaming) return code;
+        if (code || dec->one_scan) return code;
         code = pcr_parse_to_scan(dec, &found);
         if (code) return code;
     }
