@@ -158,7 +158,11 @@ def make_environment(folder: pathlib.Path, what: pathlib.Path, **variables: str)
 
 def bare_environment(python: pathlib.Path) -> dict[str, str]:
     """No compiler on the path, and nothing of this environment."""
-    return {"PATH": f"{python.parent}:{EMPTY_PATH}", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8"}
+    return {
+        "PATH": f"{python.parent}:{EMPTY_PATH}",
+        "HOME": str(python.parent.parent),
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 def hidden(*command: str | pathlib.Path) -> list[str | pathlib.Path]:

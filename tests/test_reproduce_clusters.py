@@ -9,6 +9,8 @@ import sys
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.long
+
 for package in ("torch", "matplotlib", "hydra", "cv2", "simpy", "aiohttp"):
     pytest.importorskip(package)
 

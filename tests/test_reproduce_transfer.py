@@ -8,6 +8,8 @@ import sys
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.long
+
 for package in ("torch", "matplotlib", "hydra", "cv2", "PIL"):
     pytest.importorskip(package)
 pytest.importorskip("efficientnet_lite_pytorch")

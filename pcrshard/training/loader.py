@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader
 from .batch_images import BatchMemory
 from .cpus import decoding_threads
 from .epoch_progress import State
+from .shard_set import check_process
 from .shared_ring import SharedRing
 
 if TYPE_CHECKING:
@@ -126,7 +129,7 @@ class PCRLoader(DataLoader[Any]):
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class
-        return self.dataset.hand_out(super().__iter__, self.ahead)
+        return self.dataset.hand_out(partial(_in_one_process, super().__iter__), self.ahead)
 
     def state_dict(self) -> State:
         """Where the training loop is: after the last batch that it got."""
@@ -135,3 +138,14 @@ class PCRLoader(DataLoader[Any]):
     def load_state_dict(self, state: State) -> None:
         """Continue after that batch; see :meth:`PCRDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
+
+
+def _in_one_process(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Begin batches for this process; a child of it would take its workers' batches away."""
+    return _checked(begin(), os.getpid())
+
+
+def _checked(batches: Iterator[Any], process: int) -> Iterator[Any]:
+    for batch in batches:
+        yield batch
+        check_process(process)

@@ -238,8 +238,10 @@ def read_batches(
         The finished batches.
 
     Raises:
+        RuntimeError: This is a forked child, which has none of the threads that read ahead.
         ScanUnavailable, FormatError, StorageError: A shard cannot be read.
     """
+    process = os.getpid()
     needed = shards.schedule(batches)
     starting = np.bincount(needed.first, minlength=len(batches)).tolist()
     loads = _load_ahead(shards, needed, scan)
@@ -249,10 +251,20 @@ def read_batches(
         coming = _begin_batches(shards, scheduled, scan, begin, loads, held)
         begun: deque[Finish[Result]] = deque()
         for number in range(len(batches)):
+            check_process(process)
             missing = min(number, ahead) + 1 - len(begun)
             begun.extend(itertools.islice(coming, missing))
             yield begun.popleft()()
             held.release(number)
+
+
+def check_process(process: int) -> None:
+    """Raise ``RuntimeError`` in a child of the process that began to read batches."""
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"expected the process {process}, in which this iteration was begun, got its child "
+            f"{os.getpid()}: begin the iteration there"
+        )
 
 
 def _load_ahead(

@@ -120,7 +120,7 @@ def test_links_are_listed_as_what_they_lead_to(tmp_path):
     (tmp_path / "also").symlink_to(tmp_path / "cat")
     (tmp_path / "self").symlink_to(tmp_path)
     (tmp_path / "cat" / "up").symlink_to(tmp_path)
-    (tmp_path / "nothing").symlink_to("/nonexistent")
+    (tmp_path / "nothing").symlink_to(tmp_path / "no such file")
     assert storage.list_files(str(tmp_path)) == [("also/1", 1), ("cat/1", 1), ("nothing", None)]
 
 
