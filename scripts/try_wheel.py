@@ -11,8 +11,8 @@ import sys
 import numpy as np
 
 import pcrshard
+from pcrshard.jpeg.libjpeg_turbo import system
 from pcrshard.jpeg.markers import SOI
-from pcrshard.jpeg.pixels import system
 from pcrshard.native import scatter
 
 COMMAND = pathlib.Path(sys.executable).with_name("pcrshard")
