@@ -31,7 +31,7 @@ Place = tuple[str, ShardEntry]
 BLOCK_ROWS = 64
 
 
-class PCRDatasource(Datasource):  # type: ignore[misc]
+class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
     """Samples as rows, a column for each field: JPEGs as bytes, ``cls`` an int, ``json`` parsed.
 
     Decode in ``map_batches``, next to the model: pixels are many times larger than scans.

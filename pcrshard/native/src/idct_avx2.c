@@ -141,24 +141,7 @@ INLINE void transform(__m256i x[8], int level, int shift) {
     for (int i = 0; i < 8; i++) x[i] = _mm256_packs_epi32(low[i], high[i]);
 }
 
-/* 8x8 transpose of 16-bit elements in each lane. */
-INLINE void transpose(__m256i x[8]) {
-    __m256i a[8], b[8];
-    for (int i = 0; i < 4; i++) {
-        a[2 * i] = _mm256_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
-        a[2 * i + 1] = _mm256_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; i++) {
-        for (int j = 0; j < 2; j++) {
-            b[4 * i + 2 * j] = _mm256_unpacklo_epi32(a[4 * i + j], a[4 * i + 2 + j]);
-            b[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(a[4 * i + j], a[4 * i + 2 + j]);
-        }
-    }
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = _mm256_unpacklo_epi64(b[i], b[4 + i]);
-        x[2 * i + 1] = _mm256_unpackhi_epi64(b[i], b[4 + i]);
-    }
-}
+#include "transpose_avx2.h"
 
 /* Columns of 16-bit samples around 0 to 8 rows of two blocks' bytes. */
 INLINE void store_columns(uint8_t *dst, size_t stride, const __m256i x[8]) {

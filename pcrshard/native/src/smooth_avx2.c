@@ -114,24 +114,7 @@ INLINE void predict(const pcr_smoothing *how, int at, __m256i out[PCR_SMOOTHED])
     for (int k = 6; k < PCR_SMOOTHED; k++) out[k] = _mm256_setzero_si256();
 }
 
-/* 8x8 transpose of 16-bit elements in each lane. */
-INLINE void transpose(__m256i x[8]) {
-    __m256i a[8], b[8];
-    for (int i = 0; i < 4; i++) {
-        a[2 * i] = _mm256_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
-        a[2 * i + 1] = _mm256_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; i++) {
-        for (int j = 0; j < 2; j++) {
-            b[4 * i + 2 * j] = _mm256_unpacklo_epi32(a[4 * i + j], a[4 * i + 2 + j]);
-            b[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(a[4 * i + j], a[4 * i + 2 + j]);
-        }
-    }
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = _mm256_unpacklo_epi64(b[i], b[4 + i]);
-        x[2 * i + 1] = _mm256_unpackhi_epi64(b[i], b[4 + i]);
-    }
-}
+#include "transpose_avx2.h"
 
 /* 8 coefficients of each of 16 blocks, which lie in x as transpose() leaves them. */
 INLINE void put_eight(int16_t *ac, const __m256i x[8]) {
