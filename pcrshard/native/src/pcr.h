@@ -115,12 +115,6 @@ int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
 /* pcr_decode of each view; the coefficients are decoded once. max_pixels is the first view's. */
 int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                      const pcr_view *views, size_t num_views);
-/* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of
- * out. crops: (y, x, height, width) of each, or NULL for the request's. codes: what became of each;
- * one that fails does not stop the others. These two arrays need not be aligned. */
-void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
-                      size_t num_images, const int32_t *crops, const pcr_request *request,
-                      uint8_t *out, size_t out_size, int32_t *codes);
 /* The boxes that images draw, (count, num_views, 5) of (y, x, height, width, flip); a whole image
  * is four zeros. state: of a draw's key but for the last part, which is an image's id. sizes:
  * (height, width) of each. */
