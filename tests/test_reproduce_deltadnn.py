@@ -97,6 +97,7 @@ def test_exact_resumes_are_exact(made):
         assert abs(row["restored_loss"] / row["exact_loss"] - 1) < 0.02
 
 
+@pytest.mark.long
 def test_what_is_there_is_not_made_again(made):
     """A second run trains and measures nothing, and writes the same page."""
     out, temporary, printed = made
