@@ -49,7 +49,7 @@ CACHED = (
 )
 CACHE_RATE = 20e6
 CACHE_BYTES = 41_350_000  # half of the photographs
-STOP_AFTER = 12  # batches, of 24
+STOP_AFTER = 48  # batches, of 97
 PLACES = (0.3, 0.5, 0.7)  # of a shard, and of the list of shards
 QUESTIONS = ("prepare", "cpu", "memory", "link", "cache", "resume", "corrupt")
 # They read as their plain twins do.
@@ -206,10 +206,7 @@ class Bench:
     def link(self):
         data = "data-link"
         streaming = [name for name in self.args.peers if PEERS[name].streams]
-        self.find_images(data)
-        for name in streaming:
-            if not os.path.exists(os.path.join(self.folder(name, data), "shards")):
-                self.write(name, data)
+        self.make_long(streaming)
         for rate in self.args.rates:
             for name in streaming:
                 said, sent = self.over_link(
@@ -225,6 +222,13 @@ class Bench:
                         f"first after {figures['first']:.2f} s",
                         flush=True,
                     )
+
+    def make_long(self, names, data="data-link"):
+        """More copies of the images, for who has not got them."""
+        self.find_images(data)
+        for name in names:
+            if not os.path.exists(os.path.join(self.folder(name, data), "shards")):
+                self.write(name, data)
 
     def over_link(self, name, action, rate, **options):
         """What a worker says whose data come over a link, and what the link carried."""
@@ -260,7 +264,9 @@ class Bench:
                 )
 
     def resume(self):
-        for name in filter(WAYS.__contains__, self.args.peers):
+        names = [name for name in self.args.peers if name in WAYS]
+        self.make_long(names)
+        for name in names:
             with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
                 whole = self.part(name, os.path.join(folder, "whole"), None)
                 state = os.path.join(folder, "state")
@@ -281,7 +287,7 @@ class Bench:
     def part(self, name, state, stop_after):
         """A part of an epoch over the link, or from disk for who reads no URLs."""
         options = {
-            "folder": self.folder(name),
+            "folder": self.folder(name, "data-link"),
             "workers": 2,
             "state": state,
             "stop_after": stop_after,
