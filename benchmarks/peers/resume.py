@@ -8,6 +8,7 @@ import collections
 import itertools
 import os
 import pickle
+import shutil
 import time
 
 from images import BATCH, decode_plain, label_of
@@ -36,7 +37,11 @@ def of_streaming(peer, folder, workers, state):
 
 
 def of_litdata(peer, folder, workers, state):
-    loader = peer.loader(peer.dataset(folder), workers)
+    """Its state is taken only by a dataset with the same path of the cache, which begins empty."""
+    cache = os.path.join(os.environ["PEERS_SCRATCH"], "litdata")
+    shutil.rmtree(cache, ignore_errors=True)
+    os.mkdir(cache)
+    loader = peer.loader(peer.dataset(folder, (cache, "100GB")), workers)
     if state is not None:
         loader.load_state_dict(state)
     return (labels.tolist() for _, labels in loader), loader.state_dict

@@ -218,7 +218,7 @@ class Bench:
                     print(
                         f"{rate / 1e6:3.0f} MB/s {name:26} "
                         f"{figures['images'] / figures['wall']:7.0f}/s "
-                        f"{figures['second_half']:7.0f}/s {figures['bytes'] / 1e6:7.1f} MB, "
+                        f"{figures['bytes'] / 1e6:7.1f} MB, "
                         f"first after {figures['first']:.2f} s",
                         flush=True,
                     )

@@ -76,23 +76,20 @@ def bytes_sent(server):
 
 
 def read_epoch(peer, folder, options):
-    """One epoch: what it took, when the first batch came, and how fast its second half was."""
+    """One epoch: what it took, and when the first batch came."""
     server = options.get("server")
     sent = bytes_sent(server)
     cpu = cpu_seconds()
     start = time.perf_counter()
+    first = None
     images = 0
-    came = []
     for batch in peer.epoch(folder, options["workers"], **options.get("more", {})):
+        first = first or time.perf_counter() - start
         images += len(pixels_of(batch))
-        came.append((time.perf_counter() - start, images))
-    wall = time.perf_counter() - start
-    half, before = next(each for each in came if each[1] >= images / 2)
     return {
         "images": images,
-        "wall": wall,
-        "first": came[0][0],
-        "second_half": (images - before) / (wall - half),
+        "wall": time.perf_counter() - start,
+        "first": first,
         "cpu": cpu_seconds() - cpu,
         "bytes": bytes_sent(server) - sent,
     }
