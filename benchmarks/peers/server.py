@@ -14,6 +14,7 @@ from email.utils import formatdate
 from xml.sax.saxutils import escape
 
 CHUNK = 1 << 16
+SENT = "__sent__"  # answers how many bytes of files were sent
 
 
 class Link:
@@ -49,6 +50,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, with_body):
         url = urllib.parse.urlsplit(self.path)
         name = urllib.parse.unquote(url.path).lstrip("/").removeprefix("bucket/")
+        if name == SENT:
+            self.tell(str(self.server.link.bytes).encode())
+            return
         path = os.path.join(self.server.folder, name)
         with self.server.link.lock:
             self.server.link.requests += 1
@@ -90,8 +94,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             f"<ListBucketResult><Name>bucket</Name><KeyCount>{len(found)}</KeyCount>"
             f"<IsTruncated>false</IsTruncated>{keys}</ListBucketResult>"
         ).encode()
+        self.tell(body, "application/xml")
+
+    def tell(self, body, kind="text/plain"):
         self.send_response(200)
-        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

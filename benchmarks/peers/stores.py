@@ -10,7 +10,16 @@ import os
 import random
 import tarfile
 
-from images import BATCH, DECODERS, SIDE, crop_picture, torch_loader
+from images import (
+    BATCH,
+    DECODERS,
+    FIXED,
+    SIDE,
+    SKIPPING,
+    crop_picture,
+    label_of,
+    torch_loader,
+)
 
 SHARD_IMAGES = 65
 
@@ -31,7 +40,6 @@ class Peer:
     environment = "torch"
     packages = ()
     streams = False  # whether it reads from a server
-    caches = False
     started = None  # what one epoch leaves for the next, where starting it again takes seconds
 
     def __init__(self, decoder="plain", **options):
@@ -47,7 +55,6 @@ class PCRShard(Peer):
     environment = "pcrshard"
     packages = ("pcrshard", "torch")
     streams = True
-    caches = True
 
     def prepare(self, images, folder):
         import json
@@ -62,7 +69,7 @@ class PCRShard(Peer):
         options = pcrshard.EncodeOptions(samples_per_shard=SHARD_IMAGES)
         pcrshard.encode(listed, folder, options, workers=1)
 
-    def epoch(self, folder, workers, cache=None):
+    def loader(self, folder, workers, cache=None):
         import pcrshard
 
         read = pcrshard.ReadOptions(
@@ -73,12 +80,15 @@ class PCRShard(Peer):
             folder,
             BATCH,
             scan=self.options["scan"],
-            image=pcrshard.ImageDecoder(SIDE, "random"),
+            image=pcrshard.ImageDecoder(SIDE, "center" if FIXED else "random"),
             read=read,
             epoch=epoch,
         )
         how = {"threads": workers} if self.options.get("threads") else {"num_workers": workers}
-        for batch in dataset.loader(**how):
+        return dataset.loader(**how)
+
+    def epoch(self, folder, workers, cache=None):
+        for batch in self.loader(folder, workers, cache):
             yield batch["jpg"]
 
 
@@ -91,10 +101,13 @@ class PCRInWebDataset(PCRShard):
         import pcrshard
 
         _, urls = pcrshard.open_dataset(folder)
-        decoder = pcrshard.ImageDecoder(SIDE, "random", layout="hwc")
-        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
-        dataset = dataset.pcr_scan(self.options["scan"]).shuffle(500).to_tuple("jpg", "cls")
-        dataset = dataset.map_tuple(lambda jpeg: decoder(jpeg, random), int)
+        decoder = pcrshard.ImageDecoder(SIDE, "center" if FIXED else "random", layout="hwc")
+        options = dict(zip(("cache_dir", "cache_bytes"), cache or (), strict=False))
+        handler = handler_of(wds)
+        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1, handler=handler)
+        dataset = dataset.pcr_scan(self.options["scan"], **options)
+        dataset = dataset.shuffle(500).to_tuple("jpg", "cls")
+        dataset = dataset.map_tuple(lambda jpeg: decoder(jpeg, random), int, handler=handler)
         yield from torch_loader(dataset, workers)
 
 
@@ -122,11 +135,18 @@ class WebDataset(Peer):
         urls = names(folder, "data-{:06d}.tar")
         options = {"cache_dir": cache[0], "cache_size": cache[1]} if cache else {}
         dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1, **options).shuffle(500)
+        handler = handler_of(wds)
         if self.options.get("pil"):
-            dataset = dataset.decode("pil").to_tuple("jpg", "cls").map_tuple(crop_picture, int)
+            dataset = dataset.decode("pil", handler=handler).to_tuple("jpg", "cls")
+            dataset = dataset.map_tuple(crop_picture, int)
         else:
-            dataset = dataset.to_tuple("jpg", "cls").map_tuple(self.decode, int)
+            dataset = dataset.to_tuple("jpg", "cls").map_tuple(self.decode, int, handler=handler)
         yield from torch_loader(dataset, workers)
+
+
+def handler_of(wds):
+    """What WebDataset does about samples that cannot be decoded."""
+    return wds.warn_and_continue if SKIPPING else wds.reraise_exception
 
 
 class StaticResize(WebDataset):
@@ -229,7 +249,6 @@ class Streaming(Peer):
     environment = "torchvision"
     packages = ("mosaicml-streaming", "torch", "torchvision", "simplejpeg")
     streams = True
-    caches = True
 
     def prepare(self, images, folder):
         from streaming import MDSWriter
@@ -249,7 +268,7 @@ class Streaming(Peer):
         class Images(StreamingDataset):
             def __getitem__(self, index):
                 sample = super().__getitem__(index)
-                return decode(sample["jpg"]), sample["cls"]
+                return decode(sample["jpg"]), label_of(sample["jpg"], sample["cls"])
 
         where = {"local": folder}
         if "://" in folder:
@@ -261,7 +280,9 @@ class Streaming(Peer):
         return "s3://bucket/" if server else folder
 
     def epoch(self, folder, workers, cache=None):
-        yield from torch_loader(self.dataset(folder, cache), workers)
+        # Who keeps shards for the next epoch keeps the dataset, too.
+        self.started = (cache and self.started) or self.dataset(folder, cache)
+        yield from torch_loader(self.started, workers)
 
 
 def fresh_folder():
@@ -275,7 +296,6 @@ class LitData(Peer):
     environment = "litdata"
     packages = ("litdata", "torch", "pillow", "simplejpeg", "opencv-python-headless")
     streams = True
-    caches = True
 
     def prepare(self, images, folder):
         import litdata
@@ -297,28 +317,29 @@ class LitData(Peer):
         class Images(litdata.StreamingDataset):
             def __getitem__(self, index):
                 sample = super().__getitem__(index)
-                return decode(sample["jpg"]), sample["cls"]
+                return decode(sample["jpg"]), label_of(sample["jpg"], sample["cls"])
 
         limit = {"max_cache_size": cache[1]} if cache else {}
         if "://" in folder:
-            limit["cache_dir"] = fresh_folder()
+            limit["cache_dir"] = cache[0] if cache else fresh_folder()
         return Images(folder, shuffle=True, seed=1, **limit)
 
     def location(self, folder, server):
         return "s3://bucket/" if server else folder
 
-    def epoch(self, folder, workers, cache=None):
+    def loader(self, dataset, workers):
         import litdata
         import torch
         from images import batches_of
 
         torch.set_num_threads(1)
-        yield from litdata.StreamingDataLoader(
-            self.dataset(folder, cache),
-            batch_size=BATCH,
-            num_workers=workers,
-            collate_fn=batches_of,
+        return litdata.StreamingDataLoader(
+            dataset, batch_size=BATCH, num_workers=workers, collate_fn=batches_of
         )
+
+    def epoch(self, folder, workers, cache=None):
+        self.started = (cache and self.started) or self.loader(self.dataset(folder, cache), workers)
+        yield from self.started
 
 
 def litdata_sample(image):
@@ -350,7 +371,8 @@ class HuggingFace(Peer):
             dataset = datasets.Dataset.from_dict(columns, features=features)
             dataset.to_parquet(os.path.join(folder, f"data-{number:06d}.parquet"))
 
-    def epoch(self, folder, workers, cache=None):
+    def dataset(self, folder):
+        """Its samples, and the name of the column with the image."""
         import datasets
 
         kind = self.options["kind"]
@@ -358,10 +380,13 @@ class HuggingFace(Peer):
         urls = names(folder, pattern)
         dataset = datasets.load_dataset(kind, data_files=urls, split="train", streaming=True)
         dataset = dataset.shuffle(seed=1, buffer_size=500)
-        image, label = {"parquet": ("image", "label"), "webdataset": ("jpg", "cls")}[kind]
+        return dataset, {"parquet": "image", "webdataset": "jpg"}[kind]
+
+    def epoch(self, folder, workers, cache=None):
+        dataset, image = self.dataset(folder)
 
         def crop(sample):
-            return {"pixels": crop_picture(sample[image]), "label": sample[label]}
+            return {"pixels": crop_picture(sample[image])}
 
         def collate(samples):
             return [sample["pixels"] for sample in samples]
@@ -411,7 +436,7 @@ class TFRecord(Peer):
             )
             y, x, _ = tf.unstack(begin)
             h, w, _ = tf.unstack(size)
-            box = tf.stack([y, x, h, w])
+            box = tf.stack([0, 0, shape[0], shape[1]] if FIXED else [y, x, h, w])
             pixels = tf.image.decode_and_crop_jpeg(sample["jpg"], box, channels=3)
             pixels = tf.image.resize(pixels, (SIDE, SIDE), antialias=True)
             return tf.cast(pixels, tf.uint8), sample["cls"]
@@ -441,7 +466,7 @@ class Grain(Peer):
                 writer.write(b"%06d" % label + read(path))
             writer.close()
 
-    def epoch(self, folder, workers, cache=None):
+    def dataset(self, folder, workers):
         import grain
         import grain.python as gp
 
@@ -449,7 +474,10 @@ class Grain(Peer):
         dataset = grain.MapDataset.source(source).shuffle(seed=1).map(GrainDecode(self.decode))
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
         dataset = dataset.batch(BATCH)
-        yield from dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        return dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+
+    def epoch(self, folder, workers, cache=None):
+        yield from self.dataset(folder, workers)
 
 
 class GrainDecode:
@@ -459,7 +487,7 @@ class GrainDecode:
         self.decode = decode
 
     def __call__(self, record):
-        return self.decode(record[6:]), int(record[:6])
+        return self.decode(record[6:]), label_of(record[6:], int(record[:6]))
 
 
 class SPDL(Files):
@@ -526,13 +554,12 @@ class DALI(WebDataset):
                 missing_component_behavior="error",
                 name="reader",
             )
-            images = fn.decoders.image_random_crop(
-                jpegs,
-                device="cpu",
-                output_type=types.RGB,
-                random_area=[0.08, 1.0],
-                random_aspect_ratio=[3 / 4, 4 / 3],
-            )
+            how = {"device": "cpu", "output_type": types.RGB}
+            if FIXED:
+                images = fn.decoders.image(jpegs, **how)
+            else:
+                area = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3]}
+                images = fn.decoders.image_random_crop(jpegs, **how, **area)
             return fn.resize(images, size=[SIDE, SIDE], interp_type=types.INTERP_LINEAR)
 
         made = pipeline()
@@ -563,12 +590,15 @@ class FFCV(Peer):
         yield from self.started
 
     def start(self, folder, workers):
-        from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+        from ffcv.fields import decoders
         from ffcv.loader import Loader, OrderOption
 
+        crop = decoders.RandomResizedCropRGBImageDecoder((SIDE, SIDE))
+        if FIXED:
+            crop = decoders.CenterCropRGBImageDecoder((SIDE, SIDE), 1.0)
         pipelines = {
-            "image": [RandomResizedCropRGBImageDecoder((SIDE, SIDE))],
-            "label": [IntDecoder()],
+            "image": [crop],
+            "label": [decoders.IntDecoder()],
         }
         return Loader(
             os.path.join(folder, "data.ffcv"),

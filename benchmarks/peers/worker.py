@@ -1,6 +1,6 @@
 """Runs one peer in its own environment; benchmarks/peers/run.py starts it.
 
-worker.py PEER prepare|epoch JSON-options; prints one line of JSON at the end.
+worker.py PEER prepare|epoch|part|pixels JSON-options; prints one line of JSON at the end.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import zlib
 
 warnings.simplefilter("ignore")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -60,45 +61,96 @@ class Peak(threading.Thread):
             self.bytes = max(self.bytes, memory_bytes())
 
 
-def count(batch):
-    pixels = batch[0] if isinstance(batch, tuple | list) else batch
-    return len(pixels)
+def pixels_of(batch):
+    return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+def bytes_sent(server):
+    """What the server has sent until now."""
+    if server is None:
+        return 0
+    import urllib.request
+
+    with urllib.request.urlopen(f"{server}/__sent__") as answer:
+        return int(answer.read())
 
 
 def read_epoch(peer, folder, options):
     """One epoch: what it took, and when the first batch came."""
+    server = options.get("server")
+    sent = bytes_sent(server)
     cpu = cpu_seconds()
     start = time.perf_counter()
     first = None
     images = 0
     for batch in peer.epoch(folder, options["workers"], **options.get("more", {})):
         first = first or time.perf_counter() - start
-        images += count(batch)
-        if options.get("stop_at") and images >= options["stop_at"]:
-            break
-    wall = time.perf_counter() - start
-    return {"images": images, "wall": wall, "first": first, "cpu": cpu_seconds() - cpu}
+        images += len(pixels_of(batch))
+    return {
+        "images": images,
+        "wall": time.perf_counter() - start,
+        "first": first,
+        "cpu": cpu_seconds() - cpu,
+        "bytes": bytes_sent(server) - sent,
+    }
+
+
+def read_pixels(peer, folder, options):
+    """A number for the pixels of each image, and what stopped the epoch."""
+    import numpy as np
+
+    found = []
+    error = None
+    try:
+        for batch in peer.epoch(folder, options["workers"]):
+            found += [zlib.crc32(np.ascontiguousarray(each)) for each in pixels_of(batch)]
+    except Exception as stopped:  # whatever a library raises is what is asked for
+        lines = str(stopped).strip().splitlines() or [""]
+        error = f"{type(stopped).__name__}: {lines[-1]}"
+    return {"pixels": found, "error": error}
+
+
+def prepare(name, options):
+    cpu = cpu_seconds()
+    start = time.perf_counter()
+    with open(options["images"]) as file:
+        images = [tuple(image) for image in json.load(file)]
+    PEERS[name].prepare(images, options["folder"])
+    return {"wall": time.perf_counter() - start, "cpu": cpu_seconds() - cpu}
+
+
+def epoch(name, options):
+    peer = PEERS[name]
+    folder = place(peer, options)
+    peak = Peak()
+    if options.get("memory"):
+        peak.start()
+    epochs = [read_epoch(peer, folder, options) for _ in range(options["epochs"])]
+    peak.ended.set()
+    return {"epochs": epochs, "peak_bytes": peak.bytes}
+
+
+def part(name, options):
+    from resume import read_part
+
+    return read_part(name, place(PEERS[name], options), options)
+
+
+def pixels(name, options):
+    return read_pixels(PEERS[name], place(PEERS[name], options), options)
+
+
+def place(peer, options):
+    os.environ["PEERS_LOCAL"] = options["folder"]
+    return peer.location(options["folder"], options.get("server"))
+
+
+ACTIONS = {"prepare": prepare, "epoch": epoch, "part": part, "pixels": pixels}
 
 
 def main():
     name, action, text = sys.argv[1:]
-    options = json.loads(text)
-    peer = PEERS[name]
-    if action == "prepare":
-        cpu = cpu_seconds()
-        start = time.perf_counter()
-        with open(options["images"]) as file:
-            peer.prepare([tuple(image) for image in json.load(file)], options["folder"])
-        said = {"wall": time.perf_counter() - start, "cpu": cpu_seconds() - cpu}
-    else:
-        os.environ["PEERS_LOCAL"] = options["folder"]
-        folder = peer.location(options["folder"], options.get("server"))
-        peak = Peak()
-        if options.get("memory"):
-            peak.start()
-        said = {"epochs": [read_epoch(peer, folder, options) for _ in range(options["epochs"])]}
-        peak.ended.set()
-        said["peak_bytes"] = peak.bytes
+    said = ACTIONS[action](name, json.loads(text))
     print("\n" + json.dumps(said), flush=True)
     os._exit(0)  # some peers leave threads that do not end
 

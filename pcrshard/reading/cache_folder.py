@@ -81,6 +81,13 @@ def warn_once(folder: str, message: str) -> None:
     log.log(level, "%s", message)
 
 
+def warn_going_on(folder: str, doing: str, error: OSError) -> None:
+    """Say once what cannot be done in a cache's folder; the read goes on without it."""
+    # Not the path, which is another one for each shard.
+    why = error.strerror or str(error)
+    warn_once(folder, f"cannot {doing} the cache {folder}, going on without: {why}")
+
+
 def _make_private(path: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(path, _PRIVATE)

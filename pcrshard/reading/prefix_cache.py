@@ -2,7 +2,7 @@
 
     FOLDER/entries/<url>/<identity>/00000000000000-00000000065536-1a2b3c4d
     FOLDER/entries/<url>/<identity>/entry.json      a checksum, and JSON
-    FOLDER/locks/{use,fetch}-00 ... -ff, usage
+    FOLDER/locks/{use,fetch}-<url>-<identity>, usage
     FOLDER/CACHEDIR.TAG
 
 An extent is one file: start, stop and CRC-32C of its bytes are its name, and it is renamed into
@@ -18,16 +18,15 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from .. import memory, storage
 from ..checksum import crc32c
 from ..memory import Buffer
 from ..redaction import get_logger, redact_url
-from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
-from . import cache_folder
+from . import cache_folder, cache_locks
 from .cache_extents import (
     ENTRY,
     Extent,
@@ -48,7 +47,6 @@ log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
 # An entry's folder, and the byte from which on nobody has a use for it.
 Own = tuple[str, int]
-_NUM_LOCKS = 256
 
 
 def is_cache(folder: str) -> bool:
@@ -129,10 +127,10 @@ class PrefixCache:
                 yield view
                 return
             # Held until everything is in memory; after that the files may go.
-            with self._lock(_stripe("use", entry), shared=True, cancel=cancel):
+            with cache_locks.hold_entry("use", entry, shared=True, cancel=cancel):
                 done = self._read(entry, view)
                 if done < stop:
-                    with self._lock(_stripe("fetch", entry), cancel=cancel):
+                    with cache_locks.hold_entry("fetch", entry, cancel=cancel):
                         # Another process may have fetched it meanwhile.
                         done = self._read(entry, view, done)
                         if done < stop:
@@ -169,7 +167,7 @@ class PrefixCache:
             StorageError: The folder is no cache, or not this user's.
         """
         cache_folder.check_marked(self.folder)
-        with self._lock("usage"):
+        with cache_locks.hold(self.folder, "usage"):
             freed = self._evict(lambda _: True)
             self._sweep()
         return freed
@@ -183,34 +181,6 @@ class PrefixCache:
         for url in list_folder(os.path.join(self.folder, "entries")):
             if url.is_dir():
                 yield from (found.path for found in list_folder(url.path) if found.is_dir())
-
-    @contextmanager
-    def _lock(
-        self,
-        name: str,
-        *,
-        shared: bool = False,
-        wait: bool = True,
-        cancel: Cancel = None,
-    ) -> Iterator[bool]:
-        """Hold a lock file; see :func:`pcrshard.storage.locks.hold_lock`.
-
-        Where none can be made, because the folder is read-only or full, the cache only reads,
-        which needs no lock.
-        """
-        folder = os.path.join(self.folder, "locks")
-        with ExitStack() as stack:
-            held = wait
-            try:
-                os.makedirs(folder, exist_ok=True)
-                path = os.path.join(folder, name)
-                lock = hold_lock(path, shared=shared, wait=wait, cancel=cancel)
-                held = stack.enter_context(lock)
-            except Cancelled:
-                raise
-            except OSError as error:
-                self._warn("lock", error)
-            yield held
 
     def _read(
         self,
@@ -253,7 +223,7 @@ class PrefixCache:
         try:
             drop_other_versions(entry)
             # One writer at a time, because what is counted must be there when another counts.
-            with self._lock("usage", cancel=cancel):
+            with cache_locks.hold(self.folder, "usage", cancel=cancel):
                 if not self._make_room(len(view) - bounds[0], (entry, len(view))):
                     return
                 os.makedirs(entry, exist_ok=True)
@@ -268,13 +238,7 @@ class PrefixCache:
         except Cancelled:
             raise
         except OSError as error:
-            self._warn("write to", error)
-
-    def _warn(self, doing: str, error: OSError) -> None:
-        # Not the path, which is another one for each shard.
-        why = error.strerror or str(error)
-        message = f"cannot {doing} the cache {self.folder}, going on without: {why}"
-        cache_folder.warn_once(self.folder, message)
+            cache_folder.warn_going_on(self.folder, "write to", error)
 
     def _make_room(self, size: int, own: Own) -> bool:
         """Count ``size`` bytes before they are written, and evict when they would be too many.
@@ -318,7 +282,7 @@ class PrefixCache:
                 break
             if folder in busy:
                 continue
-            with self._lock(_stripe("use", folder), wait=False) as free:
+            with cache_locks.hold_entry("use", folder, wait=False) as free:
                 if free or (folder == own[0] and extent.start >= own[1]):
                     freed += extent.num_bytes * unlink(extent.path)
                 else:
@@ -349,6 +313,7 @@ class PrefixCache:
                 with suppress(OSError):
                     os.rmdir(folder)
                     os.rmdir(os.path.dirname(folder))
+        cache_locks.sweep(self.folder)
 
 
 def _cached(folder: str) -> Cached | None:
@@ -367,12 +332,6 @@ def _bounds(
 ) -> list[int]:
     """Where extents of ``[start, stop)`` begin and end: at prefix stops."""
     return [start, *sorted({bound for bound in stops if start < bound < stop}), stop]
-
-
-def _stripe(name: str, entry: str) -> str:
-    """One of a fixed number of lock files: an entry's folder may go while others wait for it."""
-    *_, url, identity = entry.split(os.sep)
-    return f"{name}-{(int(url, 16) ^ int(identity, 16)) % _NUM_LOCKS:02x}"
 
 
 def _read_number(path: str) -> int | None:

@@ -1,9 +1,14 @@
-"""Locks among the processes of a node, by ``flock``."""
+"""Locks among the processes of a node, by ``flock``.
+
+The file of a lock may be removed by whoever holds it alone (:func:`remove_lock`). Who had opened it
+before gets the lock of a file that has no name any more, looks, and opens the new one.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,19 +44,56 @@ def hold_lock(
         OSError: The file cannot be made, or is a link.
         Cancelled: The wait was cancelled.
     """
-    handle = _open(path)
+    handle = _acquire(path, shared)
+    while wait and handle is None:
+        if (cancel or _NEVER).wait(_POLL_SECONDS):
+            raise Cancelled("the wait for a lock was cancelled")
+        handle = _acquire(path, shared)
     try:
-        held = _try(handle, shared)
-        while wait and not held:
-            if (cancel or _NEVER).wait(_POLL_SECONDS):
-                raise Cancelled("the wait for a lock was cancelled")
-            held = _try(handle, shared)
-        yield held
+        yield handle is not None
     finally:
-        # Closing is not enough: a process forked meanwhile, say a worker, has the same lock.
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+        if handle is not None:
+            _release(handle)
+
+
+def remove_lock(path: str) -> bool:
+    """Remove the file of a lock, unless somebody holds it.
+
+    Returns:
+        Whether it is gone.
+    """
+    with hold_lock(path, wait=False) as held:
+        if held:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+    return held
+
+
+def _acquire(path: str, shared: bool) -> int | None:
+    """The descriptor of a lock that is held from now on, ``None`` if another has it."""
+    handle = _open(path)
+    if _try(handle, shared) and _has_its_name(handle, path):
+        return handle
+    _release(handle)
+    return None
+
+
+def _release(handle: int) -> None:
+    # Closing is not enough: a process forked meanwhile, say a worker, has the same lock.
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
+
+
+def _has_its_name(handle: int, path: str) -> bool:
+    """Whether others who open the path find this file, and not a newer one or none."""
+    held = os.fstat(handle)
+    if stat.S_ISDIR(held.st_mode):
+        return True  # folders are not removed by us
+    try:
+        return os.path.samestat(held, os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: str) -> int:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pcrshard.storage.locks import hold_lock
+from pcrshard.storage.locks import hold_lock, remove_lock
 from pcrshard.storage.retry import Cancelled
 
 
@@ -33,6 +33,39 @@ def test_one_process_at_a_time(tmp_path):
     for process in processes:
         process.join()
     assert log.read_text().split() == ["in", "out"] * 60
+
+
+def _remove(path, ended):
+    while not ended.is_set():
+        remove_lock(path)
+
+
+def test_a_lock_that_is_removed_again_and_again_still_lets_in_one(tmp_path):
+    """Who had opened a lock's file before it was removed does not hold the lock of nothing."""
+    log = tmp_path / "log"
+    path = str(tmp_path / "lock")
+    context = multiprocessing.get_context("fork")
+    ended = context.Event()
+    remover = context.Process(target=_remove, args=(path, ended))
+    arguments = (path, str(log), 20)
+    processes = [context.Process(target=_count, args=arguments) for _ in range(3)]
+    for process in [remover, *processes]:
+        process.start()
+    for process in processes:
+        process.join()
+    ended.set()
+    remover.join()
+    assert log.read_text().split() == ["in", "out"] * 60
+
+
+def test_who_holds_a_lock_keeps_its_file(tmp_path):
+    """A lock in use is not removed; one that nobody holds is."""
+    path = str(tmp_path / "lock")
+    with hold_lock(path, shared=True):
+        assert not remove_lock(path)
+        assert os.path.exists(path)
+    assert remove_lock(path)
+    assert not os.path.exists(path)
 
 
 def test_readers_share_and_writers_do_not(tmp_path):
