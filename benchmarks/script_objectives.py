@@ -20,14 +20,19 @@ END = b"\xff\xd9"
 BATCH = 65
 
 
+# MS-SSIM and weight: even from 0.90 to 0.99, and something at both ends, for the tasks that need
+# less and those that need nearly all.
+LIKENESSES = {round(0.9 + i / 1000, 3): 1 for i in range(91)} | dict.fromkeys(
+    (0.80, 0.85, 0.9925, 0.995, 0.9975, 0.999), 4
+)
+# Probability over that of whole photographs, and weight.
+PROBABILITIES = {round(0.8 + i / 200, 3): 1 for i in range(40)}
+
+
 class Likeness:
     """MS-SSIM against the whole photograph."""
 
-    # MS-SSIM and weight: even from 0.90 to 0.99, and something at both ends, for the tasks that
-    # need less and those that need nearly all.
-    targets = {round(0.9 + i / 1000, 3): 1 for i in range(91)} | dict.fromkeys(
-        (0.80, 0.85, 0.9925, 0.995, 0.9975, 0.999), 4
-    )
+    targets = LIKENESSES
     # Standard is good from here on.
     good = 0.985
     name = "MS-SSIM"
@@ -57,7 +62,7 @@ class Recognition:
     photographs: a top-1 accuracy without steps, which a search can follow.
     """
 
-    targets = {round(0.8 + i / 200, 3): 1 for i in range(40)}
+    targets = PROBABILITIES
     good = np.inf
     name = "relative probability"
 

@@ -440,7 +440,9 @@ def search_sets(args):
     """Print the best script found."""
     objective = OBJECTIVES[args.objective]()
     with photos() as folder:
-        sets = [load_set(folder, name, args.every or SEARCHED[name], objective) for name in args.sets]
+        sets = [
+            load_set(folder, name, args.every or SEARCHED[name], objective) for name in args.sets
+        ]
     search = Search(sets, objective, args.scan_cost, args.regret, args.top)
     print(f"{len(search.photos)} photographs", file=sys.stderr)
     start = (

@@ -18,7 +18,7 @@ SIZE = 224
 FIRST = 14
 BATCH = 32
 # Augmented pictures of each training picture at each scan: crops and mirror images drawn anew.
-VIEWS = 3
+VIEWS = 2
 SMOOTHED = (1, 2)
 ADAMW = {"lr": 5e-4, "weight_decay": 0.02}
 
@@ -131,7 +131,7 @@ def _look_at(lab, task, split, view, smoothing):
     outputs = {scan: [] for scan in scans}
     labels = []
     for batches in dataset.views([part.numpy() for part in ids], scans, epoch=view):
-        for scan, (images, numbers) in batches.items():
+        for scan, (images, _) in batches.items():
             outputs[scan].append(through(look, images))
-        labels.append(numbers)
+        labels.append(batches[scans[0]][1])
     return {scan: torch.cat(found) for scan, found in outputs.items()}, torch.cat(labels)
