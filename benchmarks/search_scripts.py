@@ -693,7 +693,7 @@ def main():
     command = commands.add_parser(
         "test", help="what a network makes of scripts, on photographs that it was not searched on"
     )
-    command.set_defaults(run=test_scripts)
+    command.set_defaults(run=test_scripts, rounds=1)
     command.add_argument("scripts", nargs="+", metavar="FILE", help="scripts")
     command.add_argument(
         "--photographs", type=int, help="so many at most (default: half of the set)"

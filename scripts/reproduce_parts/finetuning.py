@@ -1,7 +1,7 @@
 """``reproduce.py finetuning``: a network of ImageNet trained on other tasks at each scan; the page
 is docs/evidence/finetuning.md.
 
-The last two blocks and what follows them are trained, on what the rest gives for two augmented
+The last block and what follows it are trained, on what the rest gives for two augmented
 pictures of each training picture at each scan. Rows are appended as runs end.
 """
 

@@ -245,8 +245,8 @@ takes some 3,000 of these pictures a second.
 """
     return flow(f"""# Fine-tuning at 224 pixels, scan by scan
 
-EfficientNet-Lite0 with the weights of ImageNet. The last two blocks, the convolution behind them
-and a new last layer are trained (1.5 of 3.4 million weights) by AdamW at a rate that falls to
+EfficientNet-Lite0 with the weights of ImageNet. The last block, the convolution behind it and a
+new last layer are trained (a million of 3.4 million weights) by AdamW at a rate that falls to
 nothing by a cosine, batch 32, statistics of batch normalisation as they were; the blocks before
 stay, so their output was computed once, for two augmented pictures (random crops, mirror images)
 of each training picture at each scan, read and decoded by `PCRDataset.views`. *Flowers* 4 epochs,

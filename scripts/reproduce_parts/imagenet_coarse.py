@@ -139,7 +139,7 @@ photographs; a constant guess gets {constant} % (dashed).
 """
 
 
-def _first(results, sizes, label):
+def first(results, sizes, label):
     """(point, times fewer bytes) of the cheapest scan within a point of the source."""
     marks = coarse_marks(results, label)
     within = [
@@ -159,7 +159,7 @@ def _loss(results, label):
 def _findings(results, sizes):
     found = []
     for label in LABELS:
-        best, times = _first(results, sizes, label)
+        best, times = first(results, sizes, label)
         found.append(f"{label}: `{best}`, {times:.1f}x fewer bytes than the source")
     spoilt = ", ".join(f"{100 * _loss(results, label):+.0f} for {label}" for label in LABELS)
     return (

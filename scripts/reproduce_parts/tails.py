@@ -14,8 +14,8 @@ from . import lites
 from .lab import SCANS
 
 SIZE = 224
-# The tail is the last two blocks, the layers behind them and a new last layer.
-FIRST = 14
+# The tail is the last block, the layers behind it and a new last layer.
+FIRST = 15
 BATCH = 32
 # Augmented pictures of each training picture at each scan: crops and mirror images drawn anew.
 VIEWS = 2
@@ -54,9 +54,11 @@ class Tail(nn.Module):
         return super().train(False)
 
     def forward(self, found):
-        for block in self.blocks:
-            found = block(found)
-        return self.last(self.head(found).mean((2, 3)))
+        number = lites.fast_type()
+        with torch.autocast(found.device.type, number, enabled=number != torch.float32):
+            for block in self.blocks:
+                found = block(found)
+            return self.last(self.head(found).mean((2, 3))).float()
 
 
 class Whole(nn.Module):
