@@ -125,8 +125,15 @@ def _fitted(points):
     if statistics.pstdev(y) > 0:
         row["slope"], row["intercept"] = statistics.linear_regression(x, y)
         row["r"] = statistics.correlation(x, y)
-        row["rank"] = statistics.correlation(x, y, method="ranked")
+        row["rank"] = statistics.correlation(_ranks(x), _ranks(y))
     return row
+
+
+def _ranks(values):
+    """Place of each value; equal ones share theirs."""
+    ordered = np.sort(values)
+    first = np.searchsorted(ordered, values, "left")
+    return ((first + np.searchsorted(ordered, values, "right")) / 2).tolist()
 
 
 def draw_correlation(results, path):

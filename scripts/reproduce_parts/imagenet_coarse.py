@@ -129,7 +129,8 @@ def text(results, sizes):
 The paper's Fig. 11 with a network that was trained on none of this: the same guesses of Lite0 at
 224 pixels, judged by coarser names of ImageNet's classes (classes 0 to 397 are animals, 151 to 268
 dogs). Accuracy in per cent, and minus the source's with 95 % intervals of pairs; {len(full[0])}
-photographs; a constant guess gets {constant} % (dashed).
+photographs; a constant guess gets {constant} % (dashed). On another processor than the rows
+above, single guesses differ.
 
 {markdown(["", "kB", *LABELS], rows)}
 
