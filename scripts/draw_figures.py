@@ -10,12 +10,15 @@ that a change can be reviewed, and so that a test can compare.
 import html
 import itertools
 import pathlib
+import random
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INK = "#1f2933"
 LINE = "#7b8794"
+COLUMNS = 6  # of the rooms
+SEARCHES = 12
 COLOURS = ("#dbeafe", "#bfdbfe", "#93c5fd", "#60a5fa", "#fde68a", "#bbf7d0", "#fecaca")
 
 
@@ -172,21 +175,72 @@ def direct(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     }
 
 
-def middle(names: set[str], places: dict[str, tuple[float, float]]) -> float:
-    """Above the middle of what a room imports."""
-    return sum(places[name][0] for name in names) / len(names)
+Places = dict[str, tuple[int, int]]  # the column and the level of each room
 
 
-def spread(wanted: dict[str, float]) -> dict[str, float]:
-    """Places in a row, as wanted, but 190 apart at least and within the picture."""
-    rooms = sorted(wanted, key=lambda room: wanted[room])
-    for _ in range(50):
-        for left, right in itertools.pairwise(rooms):
-            lack = 190 - (wanted[right] - wanted[left])
-            if lack > 0:
-                wanted[left] -= lack / 2
-                wanted[right] += lack / 2
-    return {room: min(max(round(wanted[room]), 20), 756) for room in rooms}
+def crossing(column: int, row: int, places: Places, arrow: tuple[str, str]) -> bool:
+    """Whether an arrow goes through the box at a place, or nearly so."""
+    (start, top), (stop, bottom) = places[arrow[0]], places[arrow[1]]
+    if not bottom < row < top:
+        return False
+    # Boxes are half as high as a level, so that an arrow is to keep clear of more than a point.
+    edges = ((row + share - bottom) / (top - bottom) for share in (-0.3, 0.3))
+    at = [stop + (start - stop) * edge for edge in edges]
+    return min(at) - 0.55 < column < max(at) + 0.55
+
+
+def ugliness(places: Places, arrows: list[tuple[str, str]]) -> float:
+    """Arrows behind boxes first, then arrows that cross, then their length."""
+    hidden = sum(
+        crossing(*place, places, arrow)
+        for place in places.values()
+        for arrow in arrows
+        if places[arrow[0]][1] - places[arrow[1]][1] > 1
+    )
+    meeting = sum(
+        (places[a][0] - places[c][0]) * (places[b][0] - places[d][0]) < 0
+        for (a, b), (c, d) in itertools.combinations(arrows, 2)
+        if places[a][1] == places[c][1] and places[b][1] == places[d][1]
+    )
+    length = sum(abs(places[a][0] - places[b][0]) for a, b in arrows)
+    return 100 * hidden + 5 * meeting + length
+
+
+def improved(places: Places, arrows: list[tuple[str, str]]) -> Places:
+    """Places in which no room wants to go to another column of its level."""
+    least = ugliness(places, arrows)
+    searching = True
+    while searching:
+        searching = False
+        for room, column in itertools.product(list(places), range(COLUMNS)):
+            moved = exchanged(places, room, column)
+            found = ugliness(moved, arrows)
+            if found < least:
+                places = moved
+                least = found
+                searching = True
+    return places
+
+
+def exchanged(places: Places, room: str, column: int) -> Places:
+    """The room in another column; who was there comes where it was."""
+    here, level = places[room]
+    back = {other: (here, level) for other, place in places.items() if place == (column, level)}
+    return {**places, **back, room: (column, level)}
+
+
+def placed(levels: dict[int, list[str]], arrows: list[tuple[str, str]]) -> Places:
+    """The best of some searches; the same in each run."""
+    chance = random.Random(1)
+    found = []
+    for _ in range(SEARCHES):
+        places = {
+            room: (column, level)
+            for level, rooms in levels.items()
+            for room, column in zip(rooms, chance.sample(range(COLUMNS), len(rooms)), strict=True)
+        }
+        found.append(improved(places, arrows))
+    return min(found, key=lambda places: ugliness(places, arrows))
 
 
 def architecture() -> Drawing:
@@ -202,20 +256,13 @@ def architecture() -> Drawing:
     top = max(levels)
     drawing = Drawing(900, 140 + 92 * (top + 1), "Which room knows which")
     drawing.box(30, 20, 840, 44, COLOURS[4], "cli: knows every room", 15)
-    arrows = direct(graph)
-    places: dict[str, tuple[float, float]] = {}
-    for level in sorted(levels):
-        wanted = {
-            room: middle(arrows[room], places) if level else 300 + 400 * number
-            for number, room in enumerate(levels[level])
-        }
-        for room, x in spread(wanted).items():
-            places[room] = (x, 100 + 92 * (top - level))
-    for room, names in arrows.items():
-        for name in sorted(names):
-            (x, y), (x2, y2) = places[room], places[name]
-            drawing.arrow(x + 62, y + 44, x2 + 62 + (x - x2) * 0.08, y2 - 2)
-    for room, (x, y) in places.items():
+    arrows = [(room, name) for room, names in direct(graph).items() for name in sorted(names)]
+    places = placed(levels, arrows)
+    at = {room: (20 + 147 * c, 100 + 92 * (top - level)) for room, (c, level) in places.items()}
+    for room, name in arrows:
+        (x, y), (x2, y2) = at[room], at[name]
+        drawing.arrow(x + 62, y + 44, x2 + 62 + (x - x2) * 0.08, y2 - 2)
+    for room, (x, y) in at.items():
         drawing.box(x, y, 124, 44, COLOURS[1], room, 15)
     bottom = 100 + 92 * (top + 1)
     drawing.text(30, bottom, "An arrow is an import; those that another one brings along are", 13)

@@ -90,6 +90,21 @@ def test_figures_are_drawn_from_what_is_written(tmp_path):
         assert path.read_text() == kept.read_text(), f"run python {script}"
 
 
+def test_arrows_of_the_architecture_pass_behind_no_room():
+    """Each arrow can be followed from the room that imports to the one that is imported."""
+    picture = (ROOT / "docs" / "images" / "architecture.svg").read_text()
+    boxes = re.findall(r'<rect x="(\d+)" y="(\d+)" width="124" height="(\d+)"', picture)
+    arrows = re.findall(r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)" stroke="#7b8794"', picture)
+    assert len(boxes) > 10
+    assert len(arrows) > 10
+    for x1, y1, x2, y2 in (map(float, arrow) for arrow in arrows):
+        for left, top, height in (map(int, box) for box in boxes):
+            for y in range(top, top + height + 1):
+                if y1 < y < y2:
+                    x = x1 + (x2 - x1) * (y - y1) / (y2 - y1)
+                    assert not left <= x <= left + 124, (x1, y1, x2, y2)
+
+
 @pytest.mark.long
 def test_the_site_is_built(tmp_path):
     """No warning, no broken reference, and nothing from another server."""

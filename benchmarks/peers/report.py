@@ -3,6 +3,7 @@
 Writes one figure a question into FOLDER, and prints the tables in Markdown.
 """
 
+import collections
 import json
 import os
 import statistics
@@ -40,6 +41,16 @@ class Runs:
             if run["question"] == question and conditions.items() <= run.items():
                 found.setdefault(run["peer"], []).append(run)
         return found
+
+    def counts(self, question):
+        """How many runs there are of each peer under each condition."""
+        conditions = ("peer", "workers", "rate", "data", "place", "form")
+        found = collections.Counter(
+            tuple(run.get(name) for name in conditions)
+            for run in self.data["runs"]
+            if run["question"] == question
+        )
+        return found.values()
 
     def medians(self, question, figure, **conditions):
         found = self.of(question, **conditions)
@@ -100,13 +111,15 @@ def draw_pairs(path, first, second, names, title, unit):
 
 def draw_outcomes(path, outcomes, places):
     """A square for each peer and place, in the colour of what came of it."""
-    peers = sorted(outcomes, key=lambda peer: (list(OUTCOMES).index(outcomes[peer][0]), peer))
+    order = list(OUTCOMES)
+    peers = sorted(outcomes, key=lambda peer: (min(map(order.index, outcomes[peer])), peer))
     figure, axes = pyplot.subplots(figsize=(8, 0.3 * len(peers) + 1.6), layout="constrained")
     for row, peer in enumerate(reversed(peers)):
         for column, outcome in enumerate(outcomes[peer]):
             axes.barh(row, 0.94, 0.8, left=column + 0.03, color=OUTCOMES[outcome])
     axes.set_yticks(range(len(peers)), reversed(peers))
-    axes.set_xticks([column + 0.5 for column in range(len(places))], [f"at {p}" for p in places])
+    axes.set_xticks([c + 0.5 for c in range(len(places))], [f"{p:.0%} in" for p in places])
+    axes.set_ylim(-0.6, len(peers) - 0.4)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     shown = {each for row in outcomes.values() for each in row}
@@ -119,6 +132,7 @@ def draw_outcomes(path, outcomes, places):
 
 
 def finish(figure, axes, path, title, unit, highest):
+    axes.margins(y=0.01)
     axes.set_xlim(0, highest * 1.12)
     axes.set_xlabel(unit)
     axes.set_title(title, fontsize=10)
@@ -128,9 +142,9 @@ def finish(figure, axes, path, title, unit, highest):
 
 
 def number(value):
-    if not isinstance(value, int | float):
+    if not isinstance(value, float):
         return str(value)
-    return f"{value:,.{0 if value >= 20 or value == 0 else 1 if value >= 10 else 2}f}"
+    return f"{value:,.{0 if value >= 20 or value < 0.005 else 1 if value >= 10 else 2}f}"
 
 
 def table(title, columns, best_first):
@@ -245,9 +259,9 @@ def report_corrupt(runs, folder):
         outcomes[peer] = [outcome(at[place]) if place in at else "not finished" for place in places]
     wrong = {peer: sum(run["wrong"] > 0 for run in each) for peer, each in found.items()}
     columns = {
-        "wrong pictures, of 3 places": wrong,
-        "stops": {p: sum(bool(run["error"]) for run in each) for p, each in found.items()},
-        "its words": {p: words(each) for p, each in found.items()},
+        "wrong pictures, of 3": wrong,
+        "stops, of 3": {p: sum(bool(run["error"]) for run in each) for p, each in found.items()},
+        "what it names": {p: named(each) for p, each in found.items()},
         "lost if skipped": {p: skipped(each) for p, each in found.items()},
     }
     table("A shard with 16 bytes inverted", columns, best_first=False)
@@ -256,13 +270,19 @@ def report_corrupt(runs, folder):
 
 def outcome(run):
     if run["error"]:
-        named = "shard=" in run["error"] and "key=" in run["error"]
-        return "stops, names shard and sample" if named else "stops, names no file"
+        return "stops, names shard and sample" if has_place(run) else "stops, names no file"
     return "wrong pictures, nothing said" if run["wrong"] else "same pictures"
 
 
-def words(runs):
-    return next((run["error"].replace("|", "/") for run in runs if run["error"]), "")
+def has_place(run):
+    return "shard=" in run["error"] and "key=" in run["error"]
+
+
+def named(runs):
+    stopped = [run for run in runs if run["error"]]
+    if not stopped:
+        return ""
+    return "shard, sample, scan" if all(map(has_place, stopped)) else "no file"
 
 
 def skipped(runs):
@@ -294,7 +314,7 @@ def main():
     ):
         if runs.of(question):
             report(runs, folder)
-            counts = {len(each) for each in runs.of(question).values()}
+            counts = runs.counts(question)
             print(f"\n{question}: {min(counts)} to {max(counts)} runs of a peer and condition")
 
 

@@ -88,7 +88,9 @@ class PCRShard(Peer):
         return dataset.loader(**how)
 
     def epoch(self, folder, workers, cache=None):
-        for batch in self.loader(folder, workers, cache):
+        # Who keeps shards for the next epoch keeps the loader, which knows which epoch is next.
+        self.started = (cache and self.started) or self.loader(folder, workers, cache)
+        for batch in self.started:
             yield batch["jpg"]
 
 
@@ -104,7 +106,8 @@ class PCRInWebDataset(PCRShard):
         decoder = pcrshard.ImageDecoder(SIDE, "center" if FIXED else "random", layout="hwc")
         options = dict(zip(("cache_dir", "cache_bytes"), cache or (), strict=False))
         handler = handler_of(wds)
-        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1, handler=handler)
+        seed = seed_of_epoch(cache)
+        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=seed, handler=handler)
         dataset = dataset.pcr_scan(self.options["scan"], **options)
         dataset = dataset.shuffle(500).to_tuple("jpg", "cls")
         dataset = dataset.map_tuple(lambda jpeg: decoder(jpeg, random), int, handler=handler)
@@ -134,7 +137,8 @@ class WebDataset(Peer):
 
         urls = names(folder, "data-{:06d}.tar")
         options = {"cache_dir": cache[0], "cache_size": cache[1]} if cache else {}
-        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=1, **options).shuffle(500)
+        seed = seed_of_epoch(cache)
+        dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=seed, **options).shuffle(500)
         handler = handler_of(wds)
         if self.options.get("pil"):
             dataset = dataset.decode("pil", handler=handler).to_tuple("jpg", "cls")
@@ -142,6 +146,11 @@ class WebDataset(Peer):
         else:
             dataset = dataset.to_tuple("jpg", "cls").map_tuple(self.decode, int, handler=handler)
         yield from torch_loader(dataset, workers)
+
+
+def seed_of_epoch(cache):
+    """Each epoch has an order of its own, where it matters which shards the last one left."""
+    return random.randrange(1 << 30) if cache else 1
 
 
 def handler_of(wds):
@@ -280,7 +289,6 @@ class Streaming(Peer):
         return "s3://bucket/" if server else folder
 
     def epoch(self, folder, workers, cache=None):
-        # Who keeps shards for the next epoch keeps the dataset, too.
         self.started = (cache and self.started) or self.dataset(folder, cache)
         yield from torch_loader(self.started, workers)
 

@@ -106,7 +106,7 @@ def read_pixels(peer, folder, options):
             found += [zlib.crc32(np.ascontiguousarray(each)) for each in pixels_of(batch)]
     except Exception as stopped:  # whatever a library raises is what is asked for
         lines = str(stopped).strip().splitlines() or [""]
-        error = f"{type(stopped).__name__}: {lines[-1]}"
+        error = f"{type(stopped).__name__}: {lines[-1]}".replace(f"{folder}/", "")
     return {"pixels": found, "error": error}
 
 
