@@ -208,17 +208,14 @@ def measure(lab):
 
 
 def _measure_link(lab, tasks):
-    """Real epochs behind a link, at the cheapest scan that loses little and at full fidelity;
-    nothing where links cannot be shaped.
-    """
+    """Real epochs behind a link; nothing where links cannot be shaped."""
     report = None if lab.fresh else lab.load(finetuning_link.NAME)
     found = report["results"] if report else {}
     for task in lab.tasks:
         if task.name in found or task.name not in tasks or lab.existing:
             continue
-        scan = finetuning_page.cheapest_scan(tasks[task.name])
         try:
-            found[task.name] = finetuning_link.measure_task(lab, task, scan)
+            found[task.name] = finetuning_link.measure_task(lab, task)
         except servers.Unavailable as reason:
             print(reason)
             break
