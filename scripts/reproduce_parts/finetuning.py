@@ -232,6 +232,7 @@ def reproduce(lab):
         return
     link = _measure_link(lab, tasks)
     finetuning_page.draw(tasks, lab.figure(NAME))
-    finetuning_page.draw_tunings(tasks, lab.figure(f"{NAME}-tunings"))
+    if any(TUNER in kinds for kinds in tasks.values()):
+        finetuning_page.draw_tunings(tasks, lab.figure(f"{NAME}-tunings"))
     page = finetuning_page.text(tasks, link)
     write(str(pathlib.Path(lab.out, f"{NAME}.md")), wrap_prose(page))
