@@ -274,8 +274,8 @@ Mean accuracy (%) by what was trained on, down, and what is tested on, across.
 {_cross_table(tasks)}
 
 What a remedy is worth, in points, to a network that was trained at full fidelity and is shown a
-scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan are measured with
-[a linear classifier](transfer.md).
+scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan are a part of
+`{COMMAND} transfer`, a linear classifier.
 
 {_tunings_text(tasks)}
 What was not done: training all layers, ResNet-18 from scratch, more than two crops of a picture,
