@@ -410,6 +410,7 @@ def climb(search, order, *, groups, limit, seconds, seed):
     """Random changes, of which those are kept that lower the score."""
     rng = random.Random(seed)
     best, until = search.score(order, groups, limit), time.process_time() + seconds
+    print(f"at the start: {best:.5f}", file=sys.stderr, flush=True)
     tries = 0
     while time.process_time() < until:
         trial = neighbour(rng, order, search.top)
@@ -420,7 +421,8 @@ def climb(search, order, *, groups, limit, seconds, seed):
             score = search.score(trial, groups, limit)
             if score <= best:
                 if score < best - 1e-6:
-                    print(f"{tries} tries: {score:.5f}", file=sys.stderr, flush=True)
+                    print(f"{tries} tries: {score:.5f}", file=sys.stderr)
+                    print(text_of(search, trial, groups), file=sys.stderr, flush=True)
                 order, best = trial, score
     return order
 
@@ -458,13 +460,20 @@ def search_sets(args):
         seconds=args.seconds,
         seed=args.seed,
     )
-    for group, size, quality in search.groups(order, args.groups):
+    print(text_of(search, order, args.groups))
+
+
+def text_of(search, order, groups):
+    """A script as a file, with what each group costs and gives."""
+    lines = []
+    for group, size, quality in search.groups(order, groups):
         scans = "; ".join(
             f"{','.join(map(str, c))}: {ss}-{se}, {ah}, {al}"
             for step in group
             for c, ss, se, ah, al in step.scans
         )
-        print(f"{scans};  # {size:.3f} of the source, {objective.name} {quality:.4f}")
+        lines.append(f"{scans};  # {size:.3f} of the source, {search.objective.name} {quality:.4f}")
+    return "\n".join(lines)
 
 
 def test_scripts(args):

@@ -240,9 +240,9 @@ def text(tasks, link):
 
 One epoch of each, every picture read over HTTP from nginx through a link that `tc` shapes to
 {rate:g} MB/s, decoded, put through the whole network and its tail trained; nothing is computed or
-replayed. The link is as slow as it is because the accelerator is one processor core: it is a
-quarter of what this core could use at full fidelity, as 10 MB/s are for an accelerator that
-takes some 3,000 of these pictures a second.
+replayed. The link is slow because the accelerator is: one processor core takes some 55 of these
+pictures a second, and one that takes 3,000 is in the same place behind 11 MB/s. Other work ran
+beside, so that what the processor limits (scan 2) is somewhat slower than it could be.
 
 {_link_table(link)}
 """
@@ -274,10 +274,19 @@ Mean accuracy (%) by what was trained on, down, and what is tested on, across.
 {_cross_table(tasks)}
 
 What a remedy is worth, in points, to a network that was trained at full fidelity and is shown a
-scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan are measured with
-[a linear classifier](transfer.md).
+scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan are a part of
+`{COMMAND} transfer`, a linear classifier.
 
-## Tuning again and again
+{_tunings_text(tasks)}
+What was not done: training all layers, ResNet-18 from scratch, more than two crops of a picture,
+more than three seeds.
+""")
+
+
+def _tunings_text(tasks):
+    if not any(TUNER in kinds for kinds in tasks.values()):
+        return ""
+    return f"""## Tuning again and again
 
 ScanTuner with threshold 0.9, before epoch 1 and every second epoch after, while the rate falls
 (the paper's Fig. 14); 3 trials of 64 pictures, one shard each. Every scan is a candidate that was
@@ -289,10 +298,7 @@ work.
 {_switches(tasks)}
 
 {_tunings_table(tasks)}
-
-What was not done: training all layers, ResNet-18 from scratch, more than two crops of a picture,
-more than three seeds.
-""")
+"""
 
 
 def _switches(tasks):
