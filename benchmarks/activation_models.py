@@ -96,6 +96,11 @@ def resnet18(width=64, classes=10, **options):
     return ResNet(Block, (2, 2, 2, 2), width, classes, **options)
 
 
+def resnet110(classes=10, **options):
+    """The deep network for 32x32 images (He et al. 2016, section 4.2)."""
+    return ResNet(Block, (18, 18, 18), 16, classes, **options)
+
+
 def resnet50(width=64, classes=10, **options):
     return ResNet(Bottleneck, (3, 4, 6, 3), width, classes, **options)
 

@@ -9,6 +9,7 @@ passes over real photographs at 224x224 with initial weights, not of trained net
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import time
 
 import torch
-from activation_models import UNet3d, alexnet, resnet18, resnet50, vgg16
+from activation_models import UNet3d, alexnet, resnet18, resnet50, resnet110, vgg16
 from common import jpeg_files, judge, machine, photos, print_table, read, save, show, summary
 from torch.nn import functional
 
@@ -48,6 +49,11 @@ MEMORY = {
     "checkpoint + zstd, inputs": ("frames", "zstd", False),
     "checkpoint + zstd, all": ("reentrant", "zstd", True),
 }
+# For 32x32 images: few wide layers, and many narrow ones.
+MEASURED = {
+    "ResNet-18": functools.partial(resnet18, 64),
+    "ResNet-110": resnet110,
+}
 
 
 BUDGET = 150_000_000
@@ -66,11 +72,11 @@ def loss_of(model, saver, images, labels):
         return functional.cross_entropy(model(images), labels)
 
 
-def make_step(name):
-    """A ResNet-18 of width 64, and a function that runs a step of so many images."""
+def make_step(name, network="ResNet-18"):
+    """A network for 32x32 images, and a function that runs a step of so many images."""
     recompute, codec, inside = MEMORY[name]
     torch.manual_seed(0)
-    model = resnet18(64, recompute=recompute)
+    model = MEASURED[network](recompute=recompute)
     saver = None if codec is None else compress_activations(model, codec=codec)
 
     def step(size):
@@ -91,9 +97,9 @@ def measure_batch(name):
     return dataclasses.asdict(find_batch_size(step, BUDGET, most=256, multiple=4))
 
 
-def measure_step(name, size):
+def measure_step(name, size, network="ResNet-18"):
     """Peak of the second step, the most bytes that were stored, and CPU seconds."""
-    step, saver = make_step(name)
+    step, saver = make_step(name, network)
     begun = time.process_time()
     with peak_memory() as peak:
         step(size)
@@ -113,16 +119,16 @@ def in_process(name, *options):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def step_in_process(name, size):
+def step_in_process(name, size, network="ResNet-18"):
     """:func:`measure_step` in a process of its own."""
-    return in_process(name, "--batch", str(size))
+    return in_process(name, "--batch", str(size), "--network", network)
 
 
-def bench_memory(size, measure=step_in_process):
-    rows = {name: measure(name, size) for name in MEMORY}
+def bench_memory(size, measure=step_in_process, network="ResNet-18"):
+    rows = {name: measure(name, size, network) for name in MEMORY}
     plain = rows["plain"]["peak_bytes"]
     print_table(
-        f"Peak memory of a step, ResNet-18 w64, batch {size}, 32x32",
+        f"Peak memory of a step, {network}, batch {size}, 32x32",
         ("", "peak MB", "below plain", "stored MB", "CPU s"),
         [
             (
@@ -254,6 +260,7 @@ def options():
     parser.add_argument("--networks", default=",".join(NETWORKS), help="for ratios and noise")
     parser.add_argument("--json", default="bench_activation.json", help="where the figures go")
     parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--network", default="ResNet-18", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -270,6 +277,7 @@ def print_ratios(ratios):
 
 def targets_of(results):
     memory = results["memory"]
+    deep = {name: row["peak_bytes"] for name, row in results["deep"].items()}
     plain = memory["plain"]["peak_bytes"]
     zstd = memory["zstd"]["peak_bytes"]
     both = memory["checkpoint + zstd, all"]["peak_bytes"]
@@ -281,6 +289,12 @@ def targets_of(results):
         judge(
             "with checkpoint, over the better of both",
             both / min(zstd, recompute),
+            1.0,
+            at_most=True,
+        ),
+        judge(
+            "the same of ResNet-110",
+            deep["checkpoint + zstd, all"] / min(deep["zstd"], deep["checkpoint"]),
             1.0,
             at_most=True,
         ),
@@ -301,11 +315,15 @@ def main():
     args = options()
     torch.set_num_threads(1)
     if args.row:
-        figures = measure_step(args.row, args.batch) if args.batch else measure_batch(args.row)
+        if args.batch:
+            figures = measure_step(args.row, args.batch, args.network)
+        else:
+            figures = measure_batch(args.row)
         print(json.dumps(figures))
         return
     print(f"load average {machine()['load_average']:.1f}")
     results = {"memory": bench_memory(args.batch)}
+    results["deep"] = bench_memory(args.batch, network="ResNet-110")
     results["overhead"] = bench_overhead(args.batch, args.rounds)
     results["batches"] = bench_batches()
     names = args.networks.split(",")

@@ -18,6 +18,7 @@ from pcrshard import native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.jpeg.crops import Draws, random_resized_crop
 from pcrshard.jpeg.pixels import decode
+from pcrshard.native.pool import Pool
 
 SCANS = (1, 2, 5, 10, "source")
 SMOOTHED = (1, 2, 5, 9)
@@ -69,15 +70,15 @@ def time_crops(jpegs, rounds):
         random_resized_crop(Draws(1, number), header.height, header.width)
         for number, header in enumerate(sizes)
     ]
-    boxes = np.array(crops, np.int32)
+    boxes = np.array([(*crop, 0) for crop in crops], np.int32)
     for _ in range(rounds):
         for scan, both in times.items():
             table = native.image_table(jpegs[scan], [len(jpeg) for jpeg in jpegs[scan]])
             for smoothing, own in zip((False, True), both, strict=True):
                 begin = time.process_time()
-                decoded = native.decode_batch(
-                    table, out, crops=boxes, layout="chw", smoothing=smoothing
-                )
+                with Pool(0) as pool:
+                    batch = pool.decode(table, out, boxes=boxes, layout="chw", smoothing=smoothing)
+                    decoded = batch.wait()
                 own.append(1000 * (time.process_time() - begin) / count)
                 assert decoded.all()
     return times

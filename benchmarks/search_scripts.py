@@ -29,12 +29,13 @@ from typing import NamedTuple
 
 import numpy as np
 from common import ROOT, jpeg_files, judge, photos, print_table, read, save
+from script_objectives import END, OBJECTIVES
 
 from pcrshard import native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.fidelity.msssim import Reference
 from pcrshard.format.scan_script import STANDARD, parse_scan, parse_script
-from pcrshard.jpeg.markers import frame_size, map_jpeg
+from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.jpeg.pixels import decode_image
 from pcrshard.jpeg.split import split_scans
 
@@ -42,7 +43,6 @@ from pcrshard.jpeg.split import split_scans
 SEARCHED = {"imagenet": 16, "cars": 9, "faces_1024": 4, "animal_faces_512": 4, "ham10000": 9}
 LIMITS = {0.95: 0.17, 0.965: 0.23, 0.98: 0.335}
 UNSENT = 6
-SIDE = 256  # The middle of a photograph tells as much about a script as all of it.
 # First and last coefficient of each band.
 BANDS = {
     "dc": ((0, 0),),
@@ -50,11 +50,6 @@ BANDS = {
     "chroma": ((1, 5), (6, 20), (21, 63)),
 }
 COMPONENTS = {"dc": ((0, 1, 2),), "luma": ((0,),), "chroma": ((2,), (1,))}
-# MS-SSIM and weight: even from 0.90 to 0.99, and something at both ends, for the tasks that need
-# less and those that need nearly all.
-TARGETS = {round(0.9 + i / 1000, 3): 1 for i in range(91)} | dict.fromkeys(
-    (0.80, 0.85, 0.9925, 0.995, 0.9975, 0.999), 4
-)
 
 
 class Step(NamedTuple):
@@ -103,16 +98,7 @@ class Photo:
                     ],
                     al,
                 )
-        height, width = frame_size(jpeg)
-        side = min(height, width, SIDE)
-        self.crop = ((height - side) // 2, (width - side) // 2, side, side)
-        self.reference = Reference(decode_image(jpeg, crop=self.crop))
-        pieces = encode_jpeg(jpeg, STANDARD).pieces[:-1]
-        qualities = [
-            self.reference.compare(decode_image(pieces[:k], crop=self.crop))
-            for k in range(1, len(pieces) + 1)
-        ]
-        self.standard = np.stack([np.cumsum([len(piece) for piece in pieces]), qualities])
+        self.standard = encode_jpeg(jpeg, STANDARD).pieces[:-1]
 
     def _cut(self, jpeg, runs, al):
         steps = [Step(*run, UNSENT, al) for run in runs]
@@ -127,15 +113,17 @@ class Photo:
             if step.ah == UNSENT and step.first == step.last:
                 self.pieces[step] = mine
 
-    def quality(self, state):
-        """MS-SSIM of a state: bits as first scans send them are bits as refinements send them."""
+    def prefix(self, state):
+        """The pieces of a state: bits as first scans send them are bits as refinements send
+        them.
+        """
         sent = [
             Step(plane, i, i, UNSENT, al)
             for plane, bits in zip(BANDS, state, strict=True)
             for i, al in enumerate(bits)
         ]
         parts = [piece for step in sent if step.al < UNSENT for piece in self.pieces[step]]
-        return self.reference.compare(decode_image([self.header, *parts], crop=self.crop))
+        return [self.header, *parts]
 
 
 START = tuple((UNSENT,) * len(bands) for bands in BANDS.values())
@@ -144,7 +132,8 @@ START = tuple((UNSENT,) * len(bands) for bands in BANDS.values())
 class Search:
     """Photographs of one or several sets; each set weighs the same."""
 
-    def __init__(self, sets, scan_cost, regret, top):
+    def __init__(self, sets, objective, scan_cost, regret, top):
+        self.objective = objective
         self.photos = [photo for photos_of_set in sets for photo in photos_of_set]
         self.weights = np.concatenate([np.full(len(s), 1 / len(s) / len(sets)) for s in sets])
         totals = np.concatenate(
@@ -156,11 +145,19 @@ class Search:
         self.rest = functools.cache(self._rest)
         self.quality = functools.cache(self._quality)
         self.header = float(self.byte_weights @ [len(photo.header) for photo in self.photos])
-        sizes, qualities = np.moveaxis([photo.standard for photo in self.photos], 1, 0)
-        self.standard = list(zip(self.byte_weights @ sizes, self.weights @ qualities, strict=True))
+        self.standard = [self._standard(count) for count in range(1, STANDARD.num_groups + 1)]
+
+    def _standard(self, count):
+        """(source bytes, quality) of a prefix of ``standard``."""
+        prefixes = [photo.standard[:count] for photo in self.photos]
+        sizes = [sum(map(len, pieces)) for pieces in prefixes]
+        return float(self.byte_weights @ sizes), self._judge(prefixes)
+
+    def _judge(self, prefixes):
+        return float(self.weights @ self.objective.values(prefixes))
 
     def _quality(self, state):
-        return float(self.weights @ [photo.quality(state) for photo in self.photos])
+        return self._judge([photo.prefix(state) for photo in self.photos])
 
     def _share(self, step):
         """Source bytes that a step costs, as a share."""
@@ -228,10 +225,11 @@ class Search:
         return order
 
     def groups(self, order, max_groups):
-        """Steps of each group, and source bytes and MS-SSIM up to its end."""
+        """Steps of each group, and source bytes and quality up to its end."""
         states = list(itertools.accumulate(order, after, initial=START))[1:]
         qualities = [self.quality(state) for state in states]
-        ends = cut(np.cumsum([self.share(step) for step in order]), qualities, max_groups)
+        sizes = np.cumsum([self.share(step) for step in order])
+        ends = cut(sizes, qualities, max_groups, self.objective.targets)
         groups, start, size = [], 0, self.header
         for end in ends:
             group = join(order[start : end + 1])
@@ -244,16 +242,17 @@ class Search:
         """Mean source bytes at the targets, with fines for scans and for a longer file."""
         groups = self.groups(order, max_groups)
         sizes = [
-            next(size for _, size, quality in groups if quality >= target) for target in TARGETS
+            next((size for _, size, quality in groups if quality >= target), groups[-1][1])
+            for target in self.objective.targets
         ]
-        mean = np.average(sizes, weights=list(TARGETS.values()))
+        mean = np.average(sizes, weights=list(self.objective.targets.values()))
         scans = sum(len(step.scans) for group, _, _ in groups for step in group)
-        # Standard is good from 0.985 on; what is more than 2 % worse there is no improvement.
+        # What is more than 2 % worse where standard is good is no improvement.
         _, sizes, qualities = zip(*groups, strict=True)
         excess = sum(
             max(0, np.interp(q, qualities, sizes) / share - 1.02)
             for share, q in self.standard
-            if q >= 0.985
+            if q >= self.objective.good
         )
         return mean + self.scan_cost * scans + 10 * max(0, groups[-1][1] - limit) + 3 * excess
 
@@ -308,11 +307,11 @@ def steps_from(state, top):
                     yield Step(plane, i, j, bits[i], al)
 
 
-def cut(sizes, qualities, max_groups):
+def cut(sizes, qualities, max_groups, targets):
     """Which steps end the groups, such that the mean bytes at the targets are least; dynamic
     programming, vectorised.
     """
-    wanted, weights = np.array(list(TARGETS)), np.array(list(TARGETS.values()))
+    wanted, weights = np.array(list(targets)), np.array(list(targets.values()))
     below = np.array(
         [0, *(weights[wanted <= reached].sum() for reached in np.maximum.accumulate(qualities))]
     )
@@ -411,6 +410,7 @@ def climb(search, order, *, groups, limit, seconds, seed):
     """Random changes, of which those are kept that lower the score."""
     rng = random.Random(seed)
     best, until = search.score(order, groups, limit), time.process_time() + seconds
+    print(f"at the start: {best:.5f}", file=sys.stderr, flush=True)
     tries = 0
     while time.process_time() < until:
         trial = neighbour(rng, order, search.top)
@@ -421,23 +421,31 @@ def climb(search, order, *, groups, limit, seconds, seed):
             score = search.score(trial, groups, limit)
             if score <= best:
                 if score < best - 1e-6:
-                    print(f"{tries} tries: {score:.5f}", file=sys.stderr, flush=True)
+                    print(f"{tries} tries: {score:.5f}", file=sys.stderr)
+                    print(text_of(search, trial, groups), file=sys.stderr, flush=True)
                 order, best = trial, score
     return order
 
 
-def load_set(folder, name):
+def load_set(folder, name, every, objective):
     """The photographs of a set that a search looks at, cut; those in YCbCr."""
-    files = jpeg_files(os.path.join(folder, "photos", name))[:: SEARCHED[name]]
-    return [Photo(jpeg) for jpeg in map(read, files) if map_jpeg(jpeg).colour == "ycc"]
+    found = []
+    for path in jpeg_files(os.path.join(folder, "photos", name))[::every]:
+        jpeg = read(path)
+        if map_jpeg(jpeg).colour == "ycc":
+            found.append(Photo(jpeg))
+            objective.add(jpeg, path)
+    return found
 
 
 def search_sets(args):
     """Print the best script found."""
+    objective = OBJECTIVES[args.objective]()
     with photos() as folder:
-        search = Search(
-            [load_set(folder, name) for name in args.sets], args.scan_cost, args.regret, args.top
-        )
+        sets = [
+            load_set(folder, name, args.every or SEARCHED[name], objective) for name in args.sets
+        ]
+    search = Search(sets, objective, args.scan_cost, args.regret, args.top)
     print(f"{len(search.photos)} photographs", file=sys.stderr)
     start = (
         steps_of(parse_script("start", read(args.start).decode()))
@@ -452,13 +460,60 @@ def search_sets(args):
         seconds=args.seconds,
         seed=args.seed,
     )
-    for group, size, quality in search.groups(order, args.groups):
+    print(text_of(search, order, args.groups))
+
+
+def text_of(search, order, groups):
+    """A script as a file, with what each group costs and gives."""
+    lines = []
+    for group, size, quality in search.groups(order, groups):
         scans = "; ".join(
             f"{','.join(map(str, c))}: {ss}-{se}, {ah}, {al}"
             for step in group
             for c, ss, se, ah, al in step.scans
         )
-        print(f"{scans};  # {size:.3f} of the source, MS-SSIM {quality:.4f}")
+        lines.append(f"{scans};  # {size:.3f} of the source, {search.objective.name} {quality:.4f}")
+    return "\n".join(lines)
+
+
+def test_scripts(args):
+    """What a network of ImageNet makes of every prefix of scripts, of photographs that no search
+    with ``--every 2`` has seen.
+    """
+    objective = OBJECTIVES["top1"]()
+    scripts = [
+        parse_script(os.path.basename(path).removesuffix(".txt"), read(path).decode())
+        for path in args.scripts
+    ]
+    with photos() as folder:
+        files = jpeg_files(os.path.join(folder, "photos", "imagenet"))[1::2][: args.photographs]
+        sources = [read(path) for path in files]
+    for path, jpeg in zip(files, sources, strict=True):
+        objective.add(jpeg, path)
+    rows = [row for script in scripts for row in test_script(objective, sources, script)]
+    header = ["script", "scan", "share", "top-1", "probability"]
+    cells = [
+        [r["script"], r["scan"], f"{r['share']:.4f}", f"{r['top1']:.3f}", f"{r['probability']:.4f}"]
+        for r in rows
+    ]
+    print_table(f"imagenet: {len(sources)} photographs", header, cells)
+    save(args, rows, [])
+
+
+def test_script(objective, sources, script):
+    """A row for each scan of a script."""
+    pieces = [encode_jpeg(source, script).pieces[:-1] for source in sources]
+    total = sum(map(len, sources))
+    rows = []
+    for count in range(1, script.num_groups + 1):
+        prefixes = [b"".join(parts[:count]) for parts in pieces]
+        pictures = [objective.decoder(prefix + END, None) for prefix in prefixes]
+        right, probability = objective.see(pictures)
+        share = sum(map(len, prefixes)) / total
+        marks = "".join("1" if each else "0" for each in right)
+        row = {"script": script.name, "scan": count, "share": share, "top1": float(right.mean())}
+        rows.append(row | {"probability": float(probability.mean()), "marks": marks})
+    return rows
 
 
 def measure_scripts(args):
@@ -576,6 +631,15 @@ def main():
         "sets", nargs="+", choices=SEARCHED, metavar="SET", help=f"one of {', '.join(SEARCHED)}"
     )
     command.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default="msssim",
+        help="how prefixes look, or what a network of ImageNet makes of them (default: msssim)",
+    )
+    command.add_argument(
+        "--every", type=int, help="look at each so many-th photograph (default: by the set)"
+    )
+    command.add_argument(
         "--groups", type=int, default=10, help="scan groups (default: %(default)s)"
     )
     command.add_argument(
@@ -634,6 +698,17 @@ def main():
     )
     command.add_argument(
         "--json", default="scripts.json", help="where to write the figures (default: %(default)s)"
+    )
+    command = commands.add_parser(
+        "test", help="what a network makes of scripts, on photographs that it was not searched on"
+    )
+    command.set_defaults(run=test_scripts, rounds=1)
+    command.add_argument("scripts", nargs="+", metavar="FILE", help="scripts")
+    command.add_argument(
+        "--photographs", type=int, help="so many at most (default: half of the set)"
+    )
+    command.add_argument(
+        "--json", default="scripts-top1.json", help="where to write (default: %(default)s)"
     )
     args = parser.parse_args()
     # Keep freed memory: the floats of a photograph would otherwise be mapped and unmapped for every

@@ -111,24 +111,32 @@ static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header
 static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pixels,
                         const pcr_request *request, size_t size) {
     pcr_piece three[12];
-    /* At odd addresses: callers align nothing. */
-    _Alignas(4) uint8_t crop_bytes[49], code_bytes[13];
-    int32_t codes[3];
+    int32_t boxes[3][5], codes[3];
     for (size_t i = 0; i < 3 * count; i++) three[i] = pieces[i % count];
     three[2 * count - 1].size = 0;
     for (int i = 0; i < 3; i++)
-        memcpy(crop_bytes + 1 + 16 * i,
-               (int32_t[]){request->crop_y, request->crop_x, request->crop_h, request->crop_w}, 16);
+        memcpy(boxes[i],
+               (int32_t[]){request->crop_y, request->crop_x, request->crop_h, request->crop_w,
+                           request->flip},
+               sizeof boxes[i]);
     uint8_t *out = malloc(3 * size);
     require(out != NULL, "no memory for a batch");
-    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
-    pcr_decode_batch(decoder, three, count, 3, (const int32_t *)(void *)(crop_bytes + 1), request,
-                     out, size, (int32_t *)(void *)(code_bytes + 1));
-    memcpy(codes, code_bytes + 1, sizeof codes);
+    pcr_view view = {.request = *request, .out = out, .out_size = size, .step = size};
+    pcr_batch batch = {.pieces = three,
+                       .num_pieces = count,
+                       .num_images = 3,
+                       .views = &view,
+                       .num_views = 1,
+                       .boxes = boxes[0],
+                       .codes = codes};
+    pcr_pool *pool = pcr_pool_new(0, PCR_BACKEND_AUTO);
+    pcr_pool_add(pool, &batch);
+    require(pcr_pool_wait(pool, &batch, 0), "a batch is not done");
     require(codes[0] == PCR_OK && memcmp(out, pixels, size) == 0, "the first of a batch differs");
     require(codes[2] == PCR_OK && memcmp(out + 2 * size, pixels, size) == 0,
             "the last of a batch differs");
-    pcr_decoder_free(decoder);
+    pcr_pool_stop(pool);
+    pcr_pool_free(pool);
     free(out);
 }
 

@@ -6,6 +6,7 @@ ours.
     python scripts/reproduce.py deltadnn         docs/evidence/checkpoints.md
     python scripts/reproduce.py imagenet         docs/evidence/imagenet.md
     python scripts/reproduce.py transfer         docs/evidence/transfer.md
+    python scripts/reproduce.py finetuning       docs/evidence/finetuning.md; needs root for links
     python scripts/reproduce.py clusters         docs/evidence/clusters.md; needs root for links
     python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
 
@@ -24,8 +25,10 @@ from reproduce_parts import (
     accuracy,
     activation,
     clusters,
+    correlation,
     costs,
     deltadnn,
+    finetuning,
     imagenet,
     rates,
     scanscripts,
@@ -42,6 +45,7 @@ EXPERIMENTS = [
     *tuning.EXPERIMENTS,
     *accuracy.EXPERIMENTS,
     *scanscripts.EXPERIMENTS,
+    *correlation.EXPERIMENTS,
 ]
 ORDER = [
     "sizes",
@@ -62,7 +66,10 @@ ORDER = [
 ]
 
 # Commands that write a page of their own.
-PAGES = {part.NAME: part.reproduce for part in (activation, deltadnn, imagenet, transfer, clusters)}
+PAGES = {
+    part.NAME: part.reproduce
+    for part in (activation, deltadnn, imagenet, transfer, finetuning, clusters)
+}
 
 HEAD = f"""# Evidence
 

@@ -2,6 +2,8 @@
 
 import doctest
 import importlib
+import itertools
+import operator
 import os
 import re
 import shutil
@@ -17,6 +19,13 @@ from pcrshard.errors import MissingDependency
 
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EVERY = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+# Blocks of Python that follow each other run in one interpreter, each with names of its own.
+RUN = """
+import sys
+for text in sys.argv[1:]:
+    print(text, file=sys.stderr)
+    exec(compile(text, "block", "exec"), {"__name__": "__main__"})
+"""
 # Pages with blocks that run.
 PAGES = [page for page in EVERY if BLOCK.search(page.read_text())]
 
@@ -37,16 +46,17 @@ def test_every_block_runs(page, synthetic_folder, tmp_path):
     }
     blocks = BLOCK.findall(page.read_text())
     assert blocks
-    for kind, text in blocks:
+    for kind, same in itertools.groupby(blocks, operator.itemgetter(0)):
+        texts = [text for _, text in same]
         command = (
-            ["bash", "-euo", "pipefail", "-c", text]
+            ["bash", "-euo", "pipefail", "-c", "\n".join(texts)]
             if kind == "bash"
-            else [sys.executable, "-c", text]
+            else [sys.executable, "-c", RUN, *texts]
         )
         result = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
-        assert result.returncode == 0, f"{text}\n{result.stderr}"
+        assert result.returncode == 0, f"{texts}\n{result.stderr}"
 
 
 def test_every_command_is_in_the_documentation(capsys):

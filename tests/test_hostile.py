@@ -27,12 +27,14 @@ ALLOWED = {
 } - {"shard_of_many_samples"}
 
 
-# Shards of thousands of expensive images take seconds each; one of a kind is enough every day.
-EVERY_DAY = {"shard_of_flat_whole", "shard_of_many_samples"}
+# Shards of thousands of expensive images and pictures of many pixels take seconds each; one of a
+# kind is enough every day.
+EVERY_DAY = {"shard_of_flat_whole", "shard_of_many_samples", "flat_huge", "arithmetic_few_bytes"}
+EXPENSIVE = ("shard_", "flat_", "arithmetic_", "dense")
 
 
 def _is_long(name):
-    return name.startswith("shard_") and name not in EVERY_DAY
+    return name.startswith(EXPENSIVE) and name not in EVERY_DAY
 
 
 CASES = [

@@ -54,7 +54,7 @@ def url_forms(count, host="127.0.0.1:1", schemes=("http", "memory")):
     return random.Random(0).sample(forms, min(count, len(forms)))
 
 
-FORMS = [pytest.param(20), pytest.param(200, marks=pytest.mark.long)]
+FORMS = [pytest.param(8), pytest.param(200, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("query", ["", *QUERIES])

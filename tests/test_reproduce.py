@@ -1,12 +1,11 @@
 """scripts/reproduce.py --quick writes every figure and table, and a second run keeps them."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
-from support import ROOT
+from support import ROOT, reproduce
 
 NAMES = [
     "sizes",
@@ -25,22 +24,6 @@ NAMES = [
     "scripts",
     "wait",
 ]
-
-
-def reproduce(out, temporary, *arguments):
-    environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        str(ROOT / "scripts" / "reproduce.py"),
-        *arguments,
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def check(out, names):
@@ -68,11 +51,11 @@ def needed():
 def test_some_experiments_write_figures_and_tables(tmp_path):
     """Training runs are made once, figures are drawn again, and what is missing is said to be."""
     out = tmp_path / "evidence"
-    reproduce(out, tmp_path, "--quick", "sizes", "decode", "epochs")
+    reproduce(out, "sizes", "decode", "epochs")
     check(out, ["sizes", "decode", "epochs"])
     assert "Not run yet: `python scripts/reproduce.py autotune`" in (out / "README.md").read_text()
     lines = (out / "runs.jsonl").read_text()
-    printed = reproduce(out, tmp_path, "--quick", "--existing", "time", "sweep", "rates")
+    printed = reproduce(out, "--existing", "time", "sweep", "rates")
     assert "seed" not in printed
     assert (out / "runs.jsonl").read_text() == lines
     check(out, ["sizes", "time", "sweep"])
@@ -91,5 +74,5 @@ def test_quick_runs_stay_out_of_the_evidence(tmp_path):
 def test_all_experiments_write_figures_and_tables(tmp_path):
     """The whole of it, in about half a minute of processor time."""
     out = tmp_path / "evidence"
-    reproduce(out, tmp_path, "--quick")
+    reproduce(out)
     check(out, NAMES)

@@ -1,12 +1,9 @@
 """scripts/reproduce.py activations --quick trains, measures, draws and writes its page."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from support import ROOT
+from support import reproduce
 
 pytestmark = pytest.mark.long
 
@@ -14,22 +11,11 @@ for package in ("torch", "matplotlib", "hydra", "cv2"):
     pytest.importorskip(package)
 
 
-def reproduce(out, *options):
-    """The command, on synthetic pictures."""
-    environment = os.environ | {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
-    script = str(ROOT / "scripts" / "reproduce.py")
-    command = [sys.executable, script, "activations", "--quick", "--out", str(out), *options]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """What a first run has written."""
     folder = tmp_path_factory.mktemp("reproduce") / "evidence"
-    reproduce(folder)
+    reproduce(folder, "activations")
     return folder
 
 
@@ -77,6 +63,6 @@ def test_a_second_run_keeps_what_is_there(out):
     kept = ("activations-runs.jsonl", "activations-ratios.json", "activations-memory.json")
     before = [(out / name).read_bytes() for name in kept]
     (out / "activations.md").unlink()
-    reproduce(out)
+    reproduce(out, "activations")
     assert [(out / name).read_bytes() for name in kept] == before
     assert (out / "activations.md").exists()

@@ -4,10 +4,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
-from support import ROOT
+from support import reproduce
 
 pytestmark = pytest.mark.long
 
@@ -22,18 +21,7 @@ for package in ("torch", "matplotlib", "hydra", "cv2", "simpy", "aiohttp"):
 def test_a_real_cluster_and_its_simulation(tmp_path):
     """What nginx was asked for is what the simulation asks for, byte for byte; rates are alike."""
     out = tmp_path / "evidence"
-    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    environment["PATH"] += ":/usr/sbin:/sbin"
-    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), "clusters", "--quick"]
-    done = subprocess.run(
-        [*command, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    reproduce(out, "clusters")
     (row,) = json.loads((out / "clusters-validation.json").read_text())["results"]["rows"]
     found = row["real"]
     model = row["simulated"]

@@ -46,6 +46,7 @@ def runs(out):
     return json.loads((out / "deltadnn.json").read_text())["results"]["runs"]
 
 
+@pytest.mark.long
 def test_every_figure_and_table_is_written(made):
     """The page has each table and figure, with numbers of these runs."""
     image = pytest.importorskip("PIL.Image")
@@ -64,6 +65,7 @@ def test_every_figure_and_table_is_written(made):
     assert f"**{ratio['ratio']:.2f}**" in page
 
 
+@pytest.mark.long
 def test_the_numbers_can_be_true(made):
     """Ours is smaller than SZ3 and lossless coders on the same network, coarser bounds are smaller,
     and no coder of the table beats the entropy by more than its memory can.
@@ -85,6 +87,7 @@ def test_the_numbers_can_be_true(made):
             assert fixed["ratio"] > sz3["ratio"] > rivals["lossless"]["LZMA"] > 1
 
 
+@pytest.mark.long
 def test_exact_resumes_are_exact(made):
     """What restored runs are compared with is the same run, to the last bit."""
     out, _, _ = made
@@ -97,6 +100,7 @@ def test_exact_resumes_are_exact(made):
         assert abs(row["restored_loss"] / row["exact_loss"] - 1) < 0.02
 
 
+@pytest.mark.long
 def test_what_is_there_is_not_made_again(made):
     """A second run trains and measures nothing, and writes the same page."""
     out, temporary, printed = made
@@ -109,6 +113,7 @@ def test_what_is_there_is_not_made_again(made):
     assert (out / "checkpoints.md").read_text() == page
 
 
+@pytest.mark.long
 def test_without_checkpoints_the_results_are_drawn_again(made, tmp_path):
     """--existing on a machine that has the JSON file only."""
     out, _, _ = made

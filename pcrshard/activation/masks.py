@@ -145,7 +145,7 @@ def pack_nonzero(flat: Tensor, codec: Codec) -> Nonzero | None:
     values = flat[taken]
     if values.numel() > _MOST_NONZERO * flat.numel():
         return None
-    squeeze = codec if codec.name == "zstd" else None
+    squeeze = codec if codec.name in ("zstd", "predicted") else None
     packed = Nonzero(_pack_booleans(taken, squeeze), values)
     return packed if packed.num_bytes < flat.nbytes else None
 
@@ -160,7 +160,7 @@ def pack_exactly(flat: Tensor, codec: Codec) -> Packed | TwoValues | None:
     Returns:
         ``None`` for other types, and where nothing would be saved.
     """
-    squeeze = codec if codec.name == "zstd" else None
+    squeeze = codec if codec.name in ("zstd", "predicted") else None
     if flat.dtype == torch.bool:
         return _pack_booleans(flat, squeeze)
     if flat.dtype.is_floating_point:

@@ -174,6 +174,13 @@ def _meaning(codes: Tensor, step: float, rounding: Rounding, dtype: torch.dtype)
     return code.abs_().sub_(1).mul_(step).clamp_(min=tiny).mul_(sign).to(dtype)
 
 
+def every_meaning(quantised: Quantised) -> Tensor:
+    """(256,) what each code, taken as an unsigned byte, stands for; on the codes' device."""
+    device = quantised.codes.device
+    codes = torch.arange(256, dtype=torch.uint8, device=device).view(torch.int8)
+    return _meaning(codes, quantised.step, quantised.rounding, quantised.dtype)
+
+
 def dequantise(quantised: Quantised) -> Tensor:
     """The values, (n,) of the type and on the device that they had.
 
@@ -196,8 +203,7 @@ def _dequantise_native(quantised: Quantised) -> Tensor:
     if quantised.dtype == torch.float32 and quantised.rounding == "nearest":
         native.dequantise(codes.data_ptr(), count, quantised.step, values.data_ptr())
         return values
-    every_code = torch.arange(256, dtype=torch.uint8).view(torch.int8)
-    table = _meaning(every_code, quantised.step, quantised.rounding, quantised.dtype)
+    table = every_meaning(quantised)
     size = values.element_size()
     native.look_up(codes.data_ptr(), count, size, table.data_ptr(), values.data_ptr())
     return values

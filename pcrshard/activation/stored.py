@@ -6,14 +6,24 @@ import dataclasses
 import threading
 import time
 import weakref
-from typing import Protocol
+from collections import deque
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .codecs import Codec, Payload, payload_bytes
 from .layout import Layout, restore
+from .prediction import Grid, Lines, grid_of, predict, sample
 from .sign_exact import Quantised, Rounding, dequantise, quantise
+
+# How many of the tensors that were coded last are remembered: the input of a block with a shortcut
+# is saved up to seven tensors before its output.
+_REMEMBERED = 8
+# Values of a channel below which its table of 256 costs more than it brings.
+_WORTH_A_TABLE = 1024
+# Of what others are predicted from, the most tensors that must be decoded one after the other.
+_MAX_DEPTH = 2
 
 
 @dataclasses.dataclass
@@ -71,6 +81,7 @@ class Coded:
         codec: How.
         count: Number of elements.
         device: Where the tensor was.
+        predicted: What was taken from the codes, if anything was.
     """
 
     quantised: Quantised
@@ -78,18 +89,106 @@ class Coded:
     codec: Codec
     count: int
     device: torch.device
+    predicted: Predicted | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that are held."""
+        """Bytes of memory that are held, without those of what it is predicted from."""
         escapes = (self.quantised.index, self.quantised.values)
         escaped = sum(part.nbytes for part in escapes if part is not None)
-        return payload_bytes(self.payload) + escaped
+        lines = 0 if self.predicted is None else self.predicted.lines.num_bytes
+        return payload_bytes(self.payload) + escaped + lines
 
     def decode(self) -> Tensor:
         """The values, within the error bound."""
+        return dequantise(dataclasses.replace(self.quantised, codes=self._codes()))
+
+    def _codes(self) -> Tensor:
         codes = self.codec.decode(self.payload, self.count, self.device)
-        return dequantise(dataclasses.replace(self.quantised, codes=codes))
+        if self.predicted is not None:
+            self.predicted.shift(codes, self.quantised, 1)
+        return codes
+
+    @property
+    def depth(self) -> int:
+        """How many tensors must be decoded one after the other before this one."""
+        if self.predicted is None:
+            return 0
+        return 1 + max(source.depth for source in self.predicted.sources)
+
+
+class Predicted(NamedTuple):
+    """Where codes are predicted from, and how."""
+
+    sources: tuple[Coded, ...]
+    lines: Lines
+
+    def shift(self, codes: Tensor, quantised: Quantised, sign: int) -> None:
+        """Adds to (n,) codes, in place, or takes from them what is predicted."""
+        tables = self.lines.tables([source.quantised for source in self.sources], quantised)
+        self.lines.shift(codes, [source._codes() for source in self.sources], tables, sign)
+
+
+class _Known(NamedTuple):
+    """A tensor that was coded before: some of its codes, and how it lies in memory."""
+
+    coded: Coded
+    some: Quantised
+    layout: Layout
+
+
+class Predictor:
+    """Remembers the tensors that were coded last: codes of the next are predicted from them.
+
+    Args:
+        remembers: Whether it does; otherwise nothing is predicted.
+    """
+
+    def __init__(self, *, remembers: bool) -> None:
+        self._known: deque[_Known] = deque(maxlen=_REMEMBERED if remembers else 0)
+
+    def forget(self) -> None:
+        """Lets go of them."""
+        self._known.clear()
+
+    def encode(
+        self,
+        flat: Tensor,
+        quantised: Quantised,
+        layout: Layout,
+        codec: Codec,
+    ) -> Coded:
+        """Codes what earlier tensors do not say of (n,) codes, which are changed in place."""
+        grid = grid_of(layout) if self._known.maxlen else None
+        if grid is None or grid.outer * grid.inner < _WORTH_A_TABLE:
+            return _code(quantised, codec)
+        some = dataclasses.replace(quantised, codes=sample(quantised.codes, grid))
+        predicted = self._ask(sample(flat, grid).float(), some, layout, grid)
+        if predicted is not None:
+            predicted.shift(quantised.codes, quantised, -1)
+        coded = _code(quantised, codec, predicted)
+        # What is not smaller than the tensor is not kept.
+        if coded.depth <= _MAX_DEPTH and coded.num_bytes < flat.nbytes:
+            self._known.append(_Known(coded, some, layout))
+        return coded
+
+    def _ask(
+        self,
+        values: Tensor,
+        some: Quantised,
+        layout: Layout,
+        grid: Grid,
+    ) -> Predicted | None:
+        """What the last tensor says, alone or with one before; ``None`` if it is little."""
+        alike = [known for known in reversed(self._known) if known.layout == layout]
+        if not alike or bool((values < 0).any()):
+            return None
+        last, *others = alike
+        for known in ((last,), *((last, other) for other in others)):
+            lines = predict(values, some, [each.some for each in known], grid)
+            if lines is not None:
+                return Predicted(tuple(each.coded for each in known), lines)
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +214,20 @@ def encode_floats(
     codec: Codec,
     rounding: Rounding = "nearest",
     generator: torch.Generator | None = None,
+    predictor: Predictor | None = None,
+    layout: Layout | None = None,
 ) -> Coded | None:
-    """Quantises and codes (n,) floats; ``None`` where nothing would be saved."""
+    """Quantises and codes (n,) floats; ``None`` where nothing would be saved.
+
+    Args:
+        flat: The floats.
+        error_bound: Largest absolute error of an element.
+        codec: What makes codes smaller.
+        rounding: How values become codes; only the nearest ones can be predicted.
+        generator: Where stochastic rounding draws from.
+        predictor: Knows the tensor before; with it the layout is needed.
+        layout: How the floats lie.
+    """
     quantised = quantise(flat, error_bound, rounding, generator)
     if quantised is None:
         return None
@@ -124,10 +235,19 @@ def encode_floats(
     if quantised.index is not None:
         # The list has them; here they would only widen the bits of their blocks.
         codes[quantised.index.long()] = 0
-    payload = codec.encode(codes)
-    without = dataclasses.replace(quantised, codes=codes.new_empty(0))
-    coded = Coded(without, payload, codec, flat.numel(), flat.device)
+    if predictor is None or layout is None:
+        coded = _code(quantised, codec)
+    else:
+        coded = predictor.encode(flat, quantised, layout, codec)
     return coded if coded.num_bytes < flat.nbytes else None
+
+
+def _code(quantised: Quantised, codec: Codec, predicted: Predicted | None = None) -> Coded:
+    """What is left of a tensor's codes, coded."""
+    codes = quantised.codes
+    without = dataclasses.replace(quantised, codes=codes.new_empty(0))
+    payload = codec.encode(codes)
+    return Coded(without, payload, codec, codes.numel(), codes.device, predicted)
 
 
 class Ledger:
@@ -144,10 +264,10 @@ class Ledger:
         # A collection may start while this thread adds.
         self._lock = threading.RLock()
 
-    def add(self, blob: Blob, num_bytes: int) -> None:
-        """Counts the bytes of a blob until it is collected."""
+    def add(self, owner: object, num_bytes: int) -> None:
+        """Counts bytes until their owner is collected."""
         self._change(num_bytes)
-        weakref.finalize(blob, self._change, -num_bytes).atexit = False
+        weakref.finalize(owner, self._change, -num_bytes).atexit = False
 
     def _change(self, num_bytes: int) -> None:
         with self._lock:

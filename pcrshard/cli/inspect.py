@@ -236,6 +236,7 @@ def _measure(args: Namespace) -> list[measure.ScanFidelity]:
             on_image=progress,
             reference=args.reference,
             model=_network(args),
+            smoothing=args.smoothing,
         )
 
 
@@ -271,7 +272,11 @@ def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
         )
     if args.contact_sheet:
         measure.contact_sheet(
-            args.src, args.contact_sheet, seed=args.seed, reference=args.reference
+            args.src,
+            args.contact_sheet,
+            seed=args.seed,
+            reference=args.reference,
+            smoothing=args.smoothing,
         )
 
 
@@ -333,6 +338,9 @@ FIDELITY = Command(
             "--reference",
             "the dataset that SRC is a staged copy of, to compare with its full fidelity",
             "URL",
+        ),
+        flag(
+            "--smoothing", "decode with smoothing between blocks, as ImageDecoder(smoothing=True)"
         ),
         JSON,
     ],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..format.scan import FULL, Scan, check_scan
-from ..jpeg.pixels import Pixels, decode_image
+from ..jpeg.pixels import SMOOTHING, Pixels, decode_image
 from ..storage import Options
 from .msssim import Reference, count_scales, middle
 from .plots import Picture, plot_contact_sheet, pyplot_module
@@ -17,6 +17,7 @@ _SHOWN = (1, 2, 5)
 # Scans, and how many pieces each has.
 Columns = Sequence[tuple[Scan, int]]
 Compare = Callable[[Pixels], float]
+Decode = Callable[[Pieces], Pixels]
 
 
 def contact_sheet(
@@ -29,6 +30,7 @@ def contact_sheet(
     side: int = 224,
     storage_options: Options = None,
     reference: str | None = None,
+    smoothing: bool = SMOOTHING,
 ) -> None:
     """Draw random images at some scans side by side, with their differences to the last one below.
 
@@ -43,6 +45,7 @@ def contact_sheet(
         side: The middle of each image is shown, at most so many pixels square.
         storage_options: fsspec storage options.
         reference: The dataset that ``url`` is a staged copy of.
+        smoothing: As for :class:`pcrshard.ImageDecoder`.
 
     Raises:
         MissingDependency: matplotlib or OpenCV is not installed.
@@ -53,7 +56,8 @@ def contact_sheet(
         url, num_images, seed, num_images, reference=reference, storage_options=storage_options
     )
     columns = _columns(sample, scans)
-    rows = [pictures for pictures, _ in sample.look(partial(_draw_row, columns, side))]
+    decode = partial(decode_image, smoothing=smoothing)
+    rows = [pictures for pictures, _ in sample.look(partial(_draw_row, columns, decode, side))]
     best = "full fidelity" if sample.top == FULL else f"scan {sample.top}"
     title = f"middle of each image, and four times its difference to {best}"
     plot_contact_sheet(rows, path, title=f"script {sample.dataset.script}: {title}")
@@ -69,26 +73,20 @@ def _columns(sample: ImageSample, scans: Sequence[Scan] | None) -> Columns:
 
 def _draw_row(
     columns: Columns,
+    decode: Decode,
     side: int,
     pieces: Pieces,
 ) -> list[Picture]:
-    compare = _comparison(pieces)
-    return [_picture(scan, pieces[:stop], compare, side) for scan, stop in columns]
+    compare = _comparison(decode(pieces))
+    pictures = []
+    for scan, stop in columns:
+        pixels = decode(pieces[:stop])
+        num_bytes = sum(map(len, pieces[:stop]))
+        pictures.append(Picture(scan, num_bytes, compare(pixels), middle(pixels, side)))
+    return pictures
 
 
-def _comparison(pieces: Pieces) -> Compare:
+def _comparison(pixels: Pixels) -> Compare:
     """What a picture is worth; nobody knows if the image is too small."""
-    pixels = decode_image(pieces)
     is_comparable = count_scales(*pixels.shape[:2]) > 0
     return Reference(pixels).compare if is_comparable else lambda _: math.nan
-
-
-def _picture(
-    scan: Scan,
-    pieces: Pieces,
-    compare: Compare,
-    side: int,
-) -> Picture:
-    pixels = decode_image(pieces)
-    num_bytes = sum(map(len, pieces))
-    return Picture(scan, num_bytes, compare(pixels), middle(pixels, side))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan, check_scan
-from ..jpeg.pixels import Pixels, decode_image
+from ..jpeg.pixels import SMOOTHING, Pixels, decode_image
 from ..reading.prefix import Sample
 from ..redaction import redact_url
 from ..storage import Options
@@ -66,6 +67,8 @@ __all__ = [
 ]
 
 _LABEL = "cls"
+_MAX_SHARDS = 8
+Decode = Callable[[Pieces], Pixels]
 
 
 def psnr(squared_error: float) -> float:
@@ -84,15 +87,15 @@ def measure(
     num_images: int = 32,
     seed: int = 0,
     rounds: int = 3,
-    max_shards: int = 8,
     storage_options: Options = None,
     on_image: OnImage | None = None,
     reference: str | None = None,
     model: Network | None = None,
+    smoothing: bool = SMOOTHING,
 ) -> list[ScanFidelity]:
     """Measure scans on a random sample of a dataset's images.
 
-    Reads up to ``max_shards`` whole shards but for their tails, each in one request. Takes about a
+    Reads up to eight whole shards but for their tails, each in one request. Takes about a
     twentieth of a second of CPU time per scan and megapixel, most of it for MS-SSIM.
 
     Args:
@@ -101,13 +104,13 @@ def measure(
         num_images: Number of images; those with a side below 11 pixels are not counted.
         seed: The same seed takes the same images.
         rounds: Times that an image is decoded, of which the fastest counts.
-        max_shards: Most shards that are read.
         storage_options: fsspec storage options.
         on_image: Called with (done, total) after each image.
         reference: The dataset that ``url`` is a staged copy of, to compare with full fidelity; the
             images are read from there.
         model: A classifier, whose share of right answers is measured too; labels are those of the
             field ``cls``.
+        smoothing: As for :class:`pcrshard.ImageDecoder`.
 
     Returns:
         The figures of each scan, in the order asked for.
@@ -120,11 +123,12 @@ def measure(
     """
     require_opencv()
     sample = draw_images(
-        url, num_images, seed, max_shards, reference=reference, storage_options=storage_options
+        url, num_images, seed, _MAX_SHARDS, reference=reference, storage_options=storage_options
     )
     costs = scan_costs(sample.dataset)
     stops = _stops(sample.dataset, scans)
-    ladders = _climb_all(sample, stops, rounds, on_image, model)
+    climb = partial(_climb, stops=stops, rounds=rounds, model=model, smoothing=smoothing)
+    ladders = _climb_all(sample, climb, on_image, model is not None)
     if not ladders:
         shown = redact_url(url)
         raise ValueError(
@@ -164,22 +168,15 @@ class _Ladder(NamedTuple):
 
 def _climb_all(
     sample: ImageSample,
-    stops: Sequence[int],
-    rounds: int,
+    climb: Callable[[Pieces], _Ladder],
     on_image: OnImage | None,
-    model: Network | None,
+    has_labels: bool,
 ) -> list[_Ladder]:
     """Look at all images drawn; those that are too small are left out."""
-
-    def look(pieces: Pieces) -> _Ladder:
-        rungs = _climb(pieces, stops, rounds)
-        views = [*(pieces[:stop] for stop in stops), pieces]
-        return _Ladder(rungs, model.classify(views) if model and rungs else [])
-
-    fields = (_LABEL,) if model else ()
+    fields = (_LABEL,) if has_labels else ()
     return [
-        ladder._replace(label=_label(other)) if model else ladder
-        for ladder, other in sample.look(look, on_image, fields)
+        ladder._replace(label=_label(other)) if has_labels else ladder
+        for ladder, other in sample.look(climb, on_image, fields)
         if ladder.rungs
     ]
 
@@ -203,25 +200,32 @@ def _climb(
     pieces: Pieces,
     stops: Sequence[int],
     rounds: int,
-) -> list[_Rung]:
-    """Look at one image at each scan; nothing for one that is too small."""
-    pixels = decode_image(pieces)
+    model: Network | None,
+    smoothing: bool,
+) -> _Ladder:
+    """Look at one image at each scan; nothing of one that is too small."""
+    decode = partial(decode_image, smoothing=smoothing)
+    pixels = decode(pieces)
     if count_scales(*pixels.shape[:2]) == 0:
-        return []
+        return _Ladder([], [])
     reference = Reference(pixels)
+    views = [pieces[:stop] for stop in stops]
     # Round by round, so that a disturbance does not hit one scan alone.
-    earlier = [[_decode(pieces[:stop])[1] for stop in stops] for _ in range(rounds - 1)]
-    return [
-        _rung(pieces[:stop], reference, times) for stop, *times in zip(stops, *earlier, strict=True)
+    earlier = [[_timed(decode, view)[1] for view in views] for _ in range(rounds - 1)]
+    rungs = [
+        _rung(view, decode, reference, times) for view, *times in zip(views, *earlier, strict=True)
     ]
+    answers = model.classify([*views, pieces], smoothing=smoothing) if model else []
+    return _Ladder(rungs, answers)
 
 
 def _rung(
     pieces: Pieces,
+    decode: Decode,
     reference: Reference,
     times: Sequence[float],
 ) -> _Rung:
-    decoded, seconds = _decode(pieces)
+    decoded, seconds = _timed(decode, pieces)
     error = decoded.astype(np.float32) - reference.pixels
     return _Rung(
         num_bytes=sum(map(len, pieces)),
@@ -232,10 +236,10 @@ def _rung(
     )
 
 
-def _decode(pieces: Pieces) -> tuple[Pixels, float]:
+def _timed(decode: Decode, pieces: Pieces) -> tuple[Pixels, float]:
     """The picture, and the seconds of CPU time that it took."""
     begun = time.thread_time()
-    decoded = decode_image(pieces)
+    decoded = decode(pieces)
     return decoded, time.thread_time() - begun
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import MissingDependency, PCRError
 from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.pixels import Jpeg
+from ..jpeg.pixels import SMOOTHING, Jpeg
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,18 @@ class Network:
     function: Callable[[Tensor], Any]
     size: int = 224
 
-    def classify(self, jpegs: Sequence[Jpeg]) -> list[int]:
+    def classify(self, jpegs: Sequence[Jpeg], smoothing: bool = SMOOTHING) -> list[int]:
         """The class of each image.
 
         Args:
             jpegs: JPEGs, or the pieces of each.
+            smoothing: As for :class:`pcrshard.ImageDecoder`.
 
         Raises:
             PCRError: The function did not give logits of shape (N, classes).
             CorruptJpeg: An image cannot be decoded.
         """
-        pixels = self._pixels(jpegs)
+        pixels = self._pixels(jpegs, smoothing)
         if isinstance(self.function, nn.Module):
             self.function.eval()
         with torch.inference_mode():
@@ -55,10 +56,10 @@ class Network:
             raise PCRError(f"expected logits ({len(jpegs)}, classes) from the model, got {shape}")
         return logits.argmax(dim=1).tolist()
 
-    def _pixels(self, jpegs: Sequence[Jpeg]) -> Tensor:
+    def _pixels(self, jpegs: Sequence[Jpeg], smoothing: bool) -> Tensor:
         """The middle of each image, (N, 3, size, size) uint8."""
         pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
-        decoder = ImageDecoder(self.size, "center")
+        decoder = ImageDecoder(self.size, "center", smoothing=smoothing)
         for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
             decoder(jpeg, Draws(0, 0, 0), row)
         return pixels

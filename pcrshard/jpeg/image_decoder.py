@@ -227,40 +227,6 @@ class ImageDecoder:
         pictures = iter(where)
         return [Geometry.stack(itertools.islice(pictures, view.count)) for view in self.views]
 
-    def decode_batch(
-        self,
-        table: native.Table,
-        sizes: NDArray[Any],
-        rngs: Sequence[Rng],
-        out: Pixels,
-    ) -> list[bool]:
-        """Decode many images in one call of the native core, which costs less than a call for each.
-
-        Args:
-            table: (N, pieces) of :func:`pcrshard.native.image_table`; its buffers must be alive.
-            sizes: (N, 2) height and width of each image.
-            rngs: What the crop and the flip of each image are drawn from.
-            out: (N, 3, H, W) or (N, H, W, 3) uint8, C-contiguous; one channel for gray.
-
-        Returns:
-            For each image whether it was decoded, to the same pixels as by :meth:`__call__`, which
-            says what is wrong with the others.
-        """
-        draws = list(map(self._draw, rngs, *sizes.T.tolist()))
-        crops = np.array([crop for crop, _ in draws], np.int32) if self.crop else None
-        decoded = native.decode_batch(
-            table,
-            out,
-            crops=crops,
-            layout=self.layout,
-            colour=self.colour,
-            smoothing=self.smoothing,
-        )
-        for i, (_, mirrored) in enumerate(draws):
-            if mirrored and decoded[i]:
-                self._mirror(out[i])
-        return list(map(bool, decoded))
-
     def draw_boxes(
         self,
         state: int,

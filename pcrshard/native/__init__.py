@@ -7,7 +7,6 @@ thread and backend.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -299,55 +298,6 @@ def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | NDArray[A
 
 def _address_of(data: Any) -> int:
     return int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
-
-
-def decode_batch(
-    table: Table,
-    out: Image,
-    *,
-    crops: NDArray[np.int32] | None = None,
-    layout: Layout = "hwc",
-    colour: Colour = "rgb",
-    smoothing: bool = False,
-    backend: Backend = "auto",
-) -> NDArray[np.bool_]:
-    """:func:`decode` of many streams, in one call without the GIL.
-
-    Args:
-        table: (N, pieces) of :func:`image_table`; the buffers that it points to must be alive.
-        out: (N, H, W, 3) or (N, 3, H, W) uint8, C-contiguous; one channel for ``gray``.
-        crops: (N, 4) int32, (y, x, height, width) of each.
-        layout: Of ``out``.
-        colour: As for :func:`decode`.
-        smoothing: As for :func:`decode`.
-        backend: ``portable`` forces the plain C code.
-
-    Returns:
-        (N,) bool: which were decoded; :func:`decode` says what is wrong with the others.
-
-    Raises:
-        ValueError: The shapes do not fit together.
-    """
-    count, num_pieces = table.shape
-    size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
-    shape = _shape(layout, size, colour)
-    target = _target(out, (count, *shape))
-    request = _make_request(layout, colour, size, smoothing=smoothing)
-    pieces = np.ascontiguousarray(table)
-    streams = (_decoder(backend), _address(pieces), num_pieces, count)
-    codes = np.empty(count, np.int32)
-    results = ffi.from_buffer("int32_t[]", codes)
-    boxes = _boxes(crops, count)
-    lib.pcr_decode_batch(*streams, boxes, request, target, math.prod(shape), results)
-    return ~codes.astype(bool)
-
-
-def _boxes(crops: NDArray[np.int32] | None, count: int) -> Any:
-    if crops is None:
-        return ffi.NULL
-    if crops.shape != (count, 4) or crops.dtype != np.int32:
-        raise ValueError(f"expected {count} crops of 4 int32, got {crops.dtype} of {crops.shape}")
-    return ffi.from_buffer("int32_t[]", np.ascontiguousarray(crops))
 
 
 def _address(table: Table) -> Any:

@@ -6,6 +6,7 @@ the memory and keeps it alive; each call runs without the GIL in one pass over i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 try:
@@ -16,7 +17,7 @@ except ImportError:  # built without a compiler
 Backend = Literal["auto", "portable"]
 
 # A library built before this module has the decoder only.
-available: bool = lib is not None and hasattr(lib, "pcr_quantise")
+available: bool = lib is not None and hasattr(lib, "pcr_shift_codes")
 TYPES = {
     "float32": 0,
     "bfloat16": 1,
@@ -84,4 +85,37 @@ def look_up(codes: int, count: int, item_bytes: int, table: int, values: int) ->
     source = ffi.cast("const uint8_t *", codes)
     lib.pcr_look_up(
         source, count, item_bytes, ffi.cast("const void *", table), ffi.cast("void *", values)
+    )
+
+
+def shift(
+    codes: int,
+    sources: Sequence[int],
+    tables: int,
+    sizes: tuple[int, int, int],
+    most: int,
+    sign: int,
+) -> None:
+    """Adds to each code, modulo 256, ``sign`` times what other codes predict.
+
+    That is the sum over sources of ``tables[channel][source][code]``, in 32nds of a code, rounded
+    up, from 0 to ``most``.
+
+    Args:
+        codes: Address of as many bytes as ``sizes`` say, which are changed.
+        sources: One or two addresses of as many bytes.
+        tables: Address of 256 int16 for each channel and source.
+        sizes: (outer, channels, inner), how all lie.
+        most: The largest code that is predicted.
+        sign: 1 or -1.
+    """
+    first, second = (*sources, 0)[:2]
+    lib.pcr_shift_codes(
+        ffi.cast("uint8_t *", codes),
+        ffi.cast("const uint8_t *", first),
+        ffi.cast("const uint8_t *", second),
+        ffi.cast("const int16_t *", tables),
+        *sizes,
+        most,
+        sign,
     )

@@ -1,4 +1,4 @@
-"""What scans do to accuracy: Fig. 7, 11, 12 (left), 13 and 16, and block smoothing; all from the
+"""What scans do to accuracy: Fig. 7, 11, 12 (left) and 16, and block smoothing; all from the
 runs in runs.jsonl.
 """
 
@@ -352,75 +352,6 @@ def text_coarse(results):
     )
 
 
-# MS-SSIM against accuracy (Fig. 13)
-
-
-def measure_correlation(lab):
-    report = lab.load("msssim")
-    if report is None:
-        return None
-    accuracies = collect(lab, lab.tasks)
-    results = {}
-    for task, scans in accuracies.items():
-        similar = [*report["results"][task]["msssim"]]
-        points = [
-            (scan, 1.0 if scan == "full" else similar[int(scan) - 1], final(row))
-            for scan, row in scans.items()
-        ]
-        x = [point[1] for point in points]
-        y = [statistics.fmean(point[2]) for point in points]
-        results[task] = {"points": points, "slope": None, "r": None}
-        if len(points) > 2 and statistics.pstdev(y) > 0:
-            results[task]["slope"], results[task]["intercept"] = statistics.linear_regression(x, y)
-            results[task]["r"] = statistics.correlation(x, y)
-    return results
-
-
-def draw_correlation(results, path):
-    fig, axes = figure(len(results), height=4)
-    for ax, (task, row) in zip(axes[0], results.items(), strict=True):
-        for scan, x, values in row["points"]:
-            mean, low, high = (100 * value for value in confidence(values))
-            kind = int(scan) if scan.isdigit() else scan
-            ax.errorbar(
-                x,
-                mean,
-                [[mean - low], [high - mean]],
-                fmt="o",
-                color=colour(kind),
-                capsize=3,
-                label=label(kind),
-            )
-        if row["slope"] is not None:
-            xs = np.array([min(p[1] for p in row["points"]), 1.0])
-            ax.plot(
-                xs, 100 * (row["intercept"] + row["slope"] * xs), color="#a0aec0", lw=1, zorder=0
-            )
-            ax.set_title(f"{task}, r = {row['r']:.2f}")
-        ax.set_xlabel("mean MS-SSIM")
-    axes[0][0].set_ylabel("final accuracy (%), 95 % interval")
-    fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    finish(fig, path)
-
-
-def text_correlation(results):
-    rows = [
-        [
-            task,
-            len(row["points"]),
-            *(("", "") if row["r"] is None else (f"{row['r']:.2f}", f"{row['slope']:+.1f}")),
-        ]
-        for task, row in results.items()
-    ]
-    return (
-        "The paper: a linear relation between MS-SSIM and final accuracy within a task (Cars). "
-        "Ours has four points a task, so that a high correlation "
-        "is easily had by chance, and the points' own intervals are wide; the slope is in points "
-        "of accuracy per 0.01 of MS-SSIM.\n\n"
-        + markdown(["task", "points", "correlation r", "slope"], rows)
-    )
-
-
 # Time against bandwidth (Fig. 16)
 
 
@@ -648,13 +579,6 @@ EXPERIMENTS = [
     ),
     Experiment(
         "coarse", "Coarse against fine labels (Fig. 11)", measure_coarse, draw_coarse, text_coarse
-    ),
-    Experiment(
-        "correlation",
-        "MS-SSIM against accuracy (Fig. 13)",
-        measure_correlation,
-        draw_correlation,
-        text_correlation,
     ),
     Experiment("sweep", "Time against bandwidth (Fig. 16)", measure_sweep, draw_sweep, text_sweep),
     Experiment(

@@ -81,6 +81,7 @@ def measure(lab):
     return {
         "batch": size,
         "compositions": bench.bench_memory(size, step),
+        "deep": bench.bench_memory(size, step, "ResNet-110"),
         "overhead": overhead,
         "peaks": peaks,
         "budget_bytes": bench.BUDGET,

@@ -15,10 +15,10 @@ import torch
 
 import pcrshard
 
-from . import imagenet_page, lites
+from . import imagenet_coarse, imagenet_page, lites
 from .lab import write
 from .photographs import photographs, points, shard_bytes, stored, unfinished
-from .report import wrap_prose
+from .report import flow, wrap_prose
 
 NAME = "imagenet"
 ROWS = "imagenet-rows.jsonl"
@@ -169,7 +169,7 @@ def agreement(lab):
     return {"images": len(chosen), "share": float((best[0] == best[1]).float().mean())}
 
 
-PARTS = {"cpu": decode_cost, "agreement": agreement}
+PARTS = {"cpu": decode_cost, "agreement": agreement, "guesses": imagenet_coarse.measure}
 
 
 def reproduce(lab):
@@ -191,4 +191,8 @@ def reproduce(lab):
     if rows and sizes:
         imagenet_page.draw(lab, rows, parts, sizes["results"])
         page = imagenet_page.text(rows, parts, sizes["results"])
+        if parts["guesses"]:
+            in_bytes = sizes["results"]["bytes"]
+            imagenet_coarse.draw(lab, parts["guesses"], in_bytes)
+            page += flow(f"\n{imagenet_coarse.text(parts['guesses'], in_bytes)}")
         write(str(pathlib.Path(lab.out, f"{NAME}.md")), wrap_prose(page))

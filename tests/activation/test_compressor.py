@@ -632,6 +632,6 @@ def test_settings_that_mean_nothing_are_refused():
             compress_activations(model, bad)
     with pytest.raises(ValueError, match="nearest or stochastic"):
         compress_activations(model, rounding="up")
-    with pytest.raises(ValueError, match="zstd, bits, int8 and none"):
+    with pytest.raises(ValueError, match="zstd, predicted, bits, int8 and none"):
         compress_activations(model, codec="gzip")
     assert compress_activations(model, 0.1).bound == RelativeStd(0.1)

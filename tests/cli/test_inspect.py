@@ -113,6 +113,9 @@ def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
     assert (last["scan"], last["psnr"], last["msssim"]) == (10, None, pytest.approx(1))
     assert all(scan["images_per_second"] > 0 for scan in report["scans"])
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert main([*command, "--smoothing", "--json"]) == 0
+    smoothed = json.loads(capsys.readouterr().out)
+    assert smoothed["scans"][0]["psnr"] != report["scans"][0]["psnr"]
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "3 images, against full fidelity; 3 small ones by fewer scales" in text

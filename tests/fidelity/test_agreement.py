@@ -67,9 +67,9 @@ def test_all_ranks_read_what_the_slowest_link_carries(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "end"),
     [
-        ("400, 120", "dist.destroy_process_group()"),
+        pytest.param("400, 120", "dist.destroy_process_group()", marks=pytest.mark.long),
         ("60, 400", ""),
-        ("300, 0", "dist.destroy_process_group()"),
+        pytest.param("300, 0", "dist.destroy_process_group()", marks=pytest.mark.long),
     ],
 )
 def test_ranks_with_other_numbers_of_steps_never_wait(tmp_path, steps, end):

@@ -19,6 +19,9 @@ def test_a_contact_sheet_is_drawn(large_dataset, tmp_path):
         pixels = np.asarray(picture.convert("RGB"))
     assert pixels.shape[1] == pytest.approx(4 * 230, abs=10)
     assert pixels.std() > 10
+    plain = path.read_bytes()
+    contact_sheet(large_dataset, str(path), num_images=2, side=96, smoothing=True)
+    assert path.read_bytes() != plain
     contact_sheet(large_dataset, str(path), [2], num_images=1)
 
 

@@ -60,6 +60,20 @@ def test_measure_gives_a_row_for_each_scan(large_dataset):
     )
 
 
+def test_what_smoothing_is_worth(dataset):
+    """Who decides about smoothing sees the pictures that training would see with it, and so does
+    the network; at full fidelity it changes nothing.
+    """
+    sums = {False: [], True: []}
+    for smoothing, seen in sums.items():
+        model = Network(lambda batch, seen=seen: seen.append(batch.sum()) or torch.eye(3), 32)
+        rows = m.measure(str(dataset), [1, 10], rounds=1, model=model, smoothing=smoothing)
+        assert rows[1].psnr == math.inf
+        sums[smoothing] = [rows[0].psnr, *seen]
+    assert sums[True][0] != sums[False][0]
+    assert sums[True][1:] != sums[False][1:]
+
+
 def test_full_has_the_pixels_of_the_last_scan(large_dataset):
     """Rows come in the order asked for."""
     full, low = m.measure(large_dataset, ["full", 2], num_images=3, rounds=1)
@@ -163,7 +177,7 @@ def test_top1_of_ones_own_network(dataset):
 def test_the_network_decides_what_is_recommended(dataset):
     """A scan at which it is wrong is not enough, however alike the pictures are."""
     model = Network(AtFullOnly(str(dataset)), 32)
-    rows = m.measure(str(dataset), [1, 5, 10], rounds=1, max_shards=99, model=model)
+    rows = m.measure(str(dataset), [1, 5, 10], rounds=1, model=model)
     assert [row.top1 for row in rows] == [0, 0, 1]
     assert {row.reference_top1 for row in rows} == {1}
     advice = m.recommend(rows, min_msssim=0)

@@ -43,7 +43,7 @@ def saved(tmp_path_factory):
     return folder, run_ranks("save", folder, 2)
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_shards_of_two_ranks_are_loaded_on_other_numbers(saved, world):
     """Parameters are equal bit for bit in all three versions; so are plain values."""
     folder, digests = saved

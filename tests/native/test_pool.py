@@ -92,6 +92,21 @@ def test_threads_give_the_pixels_of_each_image(
         assert np.array_equal(found, np.flip(alone, axis) if flip else alone)
 
 
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+def test_images_may_lie_in_pieces(backend: native.Backend) -> None:
+    """Where an image is scattered over memory, it has the pixels of the whole."""
+    table = native.empty_table(len(JPEGS), 3)
+    parts = [np.array_split(np.frombuffer(jpeg, np.uint8), 3) for jpeg in JPEGS]
+    held = [[part.copy() for part in own] for own in parts]
+    for row, own in enumerate(held):
+        table[row] = [(part.ctypes.data, len(part)) for part in own]
+    outs = np.empty((2, 6, 16, 18, 3), np.uint8)
+    with Pool(0, backend) as pool:
+        assert pool.decode(table, outs[0], boxes=boxes_of(0), keep=held).wait().all()
+        assert pool.decode(TABLE, outs[1], boxes=boxes_of(0)).wait().all()
+    assert np.array_equal(*outs)
+
+
 def test_many_batches_are_decoded_in_their_order() -> None:
     """A loop may ask for many batches ahead, and wait for them in any order."""
     outs = np.zeros((20, 6, 9, 9, 3), np.uint8)
@@ -107,11 +122,15 @@ def test_many_batches_are_decoded_in_their_order() -> None:
 @pytest.mark.parametrize("threads", [0, 2])
 def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
     """A damaged or empty image is told; the others of the batch are there."""
-    images = [JPEGS[0], JPEGS[0][:200], b"", JPEGS[1]]
+    cmyk = make_jpeg(7, 30, 30, "CMYK")
+    images = [JPEGS[0], JPEGS[0][:200], b"", cmyk, JPEGS[1], JPEGS[1]]
     table = native.image_table(images, list(map(len, images)))
-    out = np.empty((4, 8, 8, 3), np.uint8)
+    out = np.empty((6, 8, 8, 3), np.uint8)
+    boxes = boxes_of(0)
+    boxes[5, 2] = 9999  # outside of the image
     with Pool(threads) as pool:
-        assert pool.decode(table, out).wait().tolist() == [True, False, False, True]
+        decoded = pool.decode(table, out, boxes=boxes).wait()
+        assert decoded.tolist() == [True, False, False, False, True, False]
         assert pool.decode(table[:0], out[:0]).wait().tolist() == []
 
 

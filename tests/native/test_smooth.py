@@ -11,6 +11,7 @@ from oracle import STANDARD, scan_ends
 from PIL import Image, features
 
 from pcrshard import native
+from pcrshard.native.pool import Pool
 from pcrshard.testing import make_jpeg
 
 EOI = b"\xff\xd9"
@@ -134,7 +135,8 @@ def test_a_batch_is_smoothed(progressive: Progressive) -> None:
     streams = [streams[0] for _, _, streams in progressive[:5]]
     table = native.image_table(streams, [len(stream) for stream in streams])
     out = np.empty((5, 64, 48, 3), np.uint8)
-    assert native.decode_batch(table, out, smoothing=True).all()
+    with Pool(0) as pool:
+        assert pool.decode(table, out, smoothing=True).wait().all()
     for row, stream in zip(out, streams, strict=True):
         assert np.array_equal(row, native.decode([stream], size=(64, 48), smoothing=True))
         assert not np.array_equal(row, native.decode([stream], size=(64, 48)))

@@ -3,6 +3,7 @@ while somebody has them.
 """
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pcrshard import (
     ShardWriter,
     View,
     encode,
+    stage,
 )
 from pcrshard.errors import PCRError
 from pcrshard.jpeg.crops import Draws
@@ -104,6 +106,22 @@ def test_threads_change_nothing(folders, kind):
     assert len(expected) == 2 * (SAMPLES // 5)
     for threads in (0, 1, 3):
         assert batches(folders[kind], threads, epochs=2) == expected
+
+
+@pytest.mark.parametrize("kind", ["lists", "pairs", "some kept", "no JPEG"])
+def test_a_staged_copy_goes_on_where_it_stopped(folders, kind, tmp_path):
+    """Lists of images and kept files come from a staged copy as from the dataset, also after a stop
+    in the middle of an epoch.
+    """
+    copy = str(tmp_path / "copy")
+    stage(folders[kind], copy, 3)
+    options = {"scan": 3, "image": ImageDecoder(16, "random", flip=0.5), "epoch": OPTIONS}
+    stopped = PCRDataset(copy, 5, **options)
+    seen = list(map(plain, itertools.islice(stopped.loader(threads=2), 4)))
+    resumed = PCRDataset(copy, 5, **options)
+    resumed.load_state_dict(stopped.state_dict())
+    seen += list(map(plain, resumed.loader(num_workers=1)))
+    assert seen == batches(folders[kind], 0)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ WORKERS = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(name, marks=[pytest.mark.long] * ("spawned" in name)) for name in WORKERS],
+)
 def test_the_loop_of_the_readme_has_a_new_order_each_epoch(workers, many_shards, monkeypatch):
     """Five epochs of README's loop have five orders of shards, however its workers are started."""
     monkeypatch.chdir(many_shards)

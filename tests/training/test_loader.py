@@ -523,7 +523,7 @@ torch.manual_seed(0)
 dist.init_process_group("gloo")
 image = ImageDecoder(12, "random", flip=0.5)
 dataset = PCRDataset(url, 4, scan=3, image=image, epoch=EpochOptions(seed=8))
-loader = dataset.loader(2 if resume == "resume" else 1)
+loader = dataset.loader(threads=2, isolate=True) if resume == "resume" else dataset.loader(2)
 model = torch.nn.Sequential(
     torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(),
     torch.nn.Linear(800, 4),
@@ -556,8 +556,8 @@ dist.destroy_process_group()
 
 
 def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
-    """Two ranks under torchrun that begin again in the middle, with more workers, have the losses
-    of those that ran through, bit for bit.
+    """Two ranks under torchrun that begin again in the middle, with a child process of threads in
+    place of workers, have the losses of those that ran through, bit for bit.
     """
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]

@@ -115,12 +115,6 @@ int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
 /* pcr_decode of each view; the coefficients are decoded once. max_pixels is the first view's. */
 int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                      const pcr_view *views, size_t num_views);
-/* pcr_decode of each of num_images streams of num_pieces pieces, into the next out_size bytes of
- * out. crops: (y, x, height, width) of each, or NULL for the request's. codes: what became of each;
- * one that fails does not stop the others. These two arrays need not be aligned. */
-void pcr_decode_batch(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
-                      size_t num_images, const int32_t *crops, const pcr_request *request,
-                      uint8_t *out, size_t out_size, int32_t *codes);
 /* The boxes that images draw, (count, num_views, 5) of (y, x, height, width, flip); a whole image
  * is four zeros. state: of a draw's key but for the last part, which is an image's id. sizes:
  * (height, width) of each. */
@@ -154,5 +148,11 @@ size_t pcr_quantise(const void *values, size_t count, int type, float step, int8
 void pcr_dequantise(const int8_t *codes, size_t count, float step, float *values, int backend);
 /* table[code] for values of size bytes (2, 4 or 8); codes are unsigned bytes. */
 void pcr_look_up(const uint8_t *codes, size_t count, size_t size, const void *table, void *values);
+/* Adds to (outer, channels, inner) codes, modulo 256, or takes from them if sign is below 0, what
+ * codes of other tensors predict: the sum of tables[channel][source][code] in 32nds of a code,
+ * rounded up, from 0 to most. second may be NULL; tables then have one source. */
+void pcr_shift_codes(uint8_t *codes, const uint8_t *first, const uint8_t *second,
+                     const int16_t *tables, size_t outer, size_t channels, size_t inner, int most,
+                     int sign);
 
 #endif

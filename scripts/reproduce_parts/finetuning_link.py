@@ -1,0 +1,75 @@
+"""Epochs of fine-tuning that are read over HTTP behind a link that is really shaped: nginx as the
+storage, tc as the link, the whole network in the loop.
+"""
+
+import time
+
+import torch
+from torch import nn
+
+import pcrshard
+from pcrshard.format.scan import FULL
+
+from . import tails
+from .real_clusters import apart, network, servers
+
+NAME = "finetuning-link"
+# Bytes a second: at full fidelity the processor waits for most of the time.
+LINK = 0.2e6
+FAST = 100e6
+READ = (FULL, 5, 2)
+
+
+def measure_task(lab, task):
+    """{scan: seconds, images and bytes of an epoch}."""
+    folder = lab.dataset(task.name, "train")
+    link_rate = 4e6 if lab.quick else LINK
+    found = {}
+    for at in READ:
+        with (
+            network(1, link_rate, FAST) as (link, nodes),
+            servers.nginx(folder, link=link) as server,
+        ):
+            server.reset()
+            row = apart(_epoch, lab, server.url(), at, namespace=nodes[0])
+            requests = server.requests()
+        shards = [request for request in requests if request.path.endswith(".tar")]
+        found[str(at)] = row | {"bytes": sum(request.body_bytes for request in shards)}
+        print(f"{task.name}, scan {at}: {row['seconds']:.0f} s", flush=True)
+    return {"link": link_rate, "epochs": found}
+
+
+def _epoch(lab, url, scan):
+    """An epoch: read, decode, trunk, a step of the tail."""
+    side = 64 if lab.quick else tails.SIZE
+    dataset = pcrshard.PCRDataset(
+        url,
+        tails.BATCH,
+        scan=scan,
+        image=pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5),
+        fields=("jpg", "cls"),
+        epoch=pcrshard.EpochOptions(phases=1),
+    )
+    look = tails.trunk(lab)
+    tail = tails.tail(1000)
+    optimiser = torch.optim.AdamW(tail.parameters(), **tails.ADAMW)
+    # The trunk is traced, and the memory is there, before the clock starts.
+    blank = torch.zeros(tails.BATCH, 3, side, side, dtype=torch.uint8)
+    for _ in range(3):
+        _step(look, tail, optimiser, blank, torch.zeros(tails.BATCH, dtype=torch.long))
+    begun = time.monotonic()
+    computed = time.process_time()
+    images = 0
+    for pictures, labels in dataset.loader(0):
+        _step(look, tail, optimiser, pictures, labels)
+        images += len(labels)
+    seconds = time.monotonic() - begun
+    cpu = time.process_time() - computed
+    return {"seconds": seconds, "cpu_seconds": cpu, "images": images}
+
+
+def _step(look, tail, optimiser, images, labels):
+    optimiser.zero_grad()
+    scores = tail(tails.through(look, images).float())
+    nn.functional.cross_entropy(scores, labels).backward()
+    optimiser.step()

@@ -1,0 +1,139 @@
+"""A pretrained network in two: a trunk that stays as it is, whose output is computed once, and a
+tail that is trained on it.
+"""
+
+import os
+
+import torch
+from torch import nn
+
+import pcrshard
+from pcrshard.format.scan import FULL
+
+from . import lites
+from .lab import SCANS
+
+SIZE = 224
+# The tail is the last block, the layers behind it and a new last layer.
+FIRST = 15
+BATCH = 32
+# Augmented pictures of each training picture at each scan: crops and mirror images drawn anew.
+VIEWS = 2
+SMOOTHED = (1, 2)
+ADAMW = {"lr": 5e-4, "weight_decay": 0.02}
+
+
+class Trunk(nn.Module):
+    """The network up to the tail."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images):
+        net = self.network
+        found = net._swish(net._bn0(net._conv_stem(images)))
+        for block in net._blocks[:FIRST]:
+            found = block(found)
+        return found
+
+
+class Tail(nn.Module):
+    """The rest of the network; statistics of batch normalisation stay those of ImageNet."""
+
+    def __init__(self, network, classes):
+        super().__init__()
+        self.blocks = network._blocks[FIRST:]
+        self.head = nn.Sequential(network._conv_head, network._bn1, network._swish)
+        self.last = nn.Linear(network._fc.in_features, classes)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def train(self, mode=True):
+        """Gradients need no mode, and statistics are to stay."""
+        return super().train(False)
+
+    def forward(self, found):
+        number = lites.fast_type()
+        with torch.autocast(found.device.type, number, enabled=number != torch.float32):
+            for block in self.blocks:
+                found = block(found)
+            return self.last(self.head(found).mean((2, 3))).float()
+
+
+class Whole(nn.Module):
+    """Pictures to scores: what a tuner of scans asks for gradients."""
+
+    def __init__(self, look, tail):
+        super().__init__()
+        self.look = look
+        self.tail = tail
+
+    def forward(self, images):
+        return self.tail(through(self.look, images).float())
+
+
+def trunk(lab):
+    """The trunk, which only looks."""
+    return lites.Classifier(Trunk(lites.pretrained("lite0")), fused=not lab.quick)
+
+
+def tail(classes):
+    """A tail with the weights of ImageNet and a new last layer."""
+    return Tail(lites.pretrained("lite0"), classes).train()
+
+
+def through(look, images):
+    """What the trunk gives for pictures, rounded as it is kept."""
+    found = look(images).to(torch.bfloat16)
+    return found.contiguous(memory_format=torch.channels_last)
+
+
+def open_split(lab, task, split, smoothing=False):
+    """The dataset of a split: random crops to train, the middle to test."""
+    side = 64 if lab.quick else SIZE
+    if split == "train":
+        image = pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5)
+    else:
+        image = pcrshard.ImageDecoder(side, "center", smoothing=smoothing)
+    return pcrshard.PCRDataset(
+        lab.dataset(task.name, split),
+        BATCH,
+        scan=pcrshard.ScanLevel(FULL) if split == "train" else FULL,
+        image=image,
+        fields=("jpg", "cls"),
+        epoch=pcrshard.EpochOptions(shuffle_shards=0, phases=1, last="short"),
+    )
+
+
+def trunk_outputs(lab, task, split, view=0, *, smoothing=False):
+    """({scan: outputs}, labels) of a split; ``view`` is the epoch that crops are drawn for.
+
+    Computed once and kept; ``None`` if they are missing and nothing is to be measured.
+    """
+    how = f"{view}{'-smoothed' if smoothing else ''}"
+    path = os.path.join(lab.cache, "trunks", f"{task.name}-{split}-{how}.pt")
+    if not os.path.exists(path):
+        if lab.existing:
+            return None
+        found = _look_at(lab, task, split, view, smoothing)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        torch.save(found, f"{path}.new")
+        os.replace(f"{path}.new", path)
+        print(f"{os.path.basename(path)}: {len(found[1])} pictures", flush=True)
+    return torch.load(path)
+
+
+def _look_at(lab, task, split, view, smoothing):
+    """All scans of a batch with the same crops, as the tuner of scans reads them."""
+    dataset = open_split(lab, task, split, smoothing)
+    scans = SMOOTHED if smoothing else SCANS
+    ids = torch.arange(dataset.num_samples).split(BATCH)
+    look = trunk(lab)
+    outputs = {scan: [] for scan in scans}
+    labels = []
+    for batches in dataset.views([part.numpy() for part in ids], scans, epoch=view):
+        for scan, (images, _) in batches.items():
+            outputs[scan].append(through(look, images))
+        labels.append(batches[scans[0]][1])
+    return {scan: torch.cat(found) for scan, found in outputs.items()}, torch.cat(labels)

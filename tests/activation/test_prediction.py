@@ -1,0 +1,184 @@
+"""Codes that are predicted from other tensors': fewer bytes, and exactly the same tensors."""
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pcrshard import compress_activations
+from pcrshard.activation.layout import Layout, layout_of
+from pcrshard.activation.prediction import Grid, Lines, grid_of
+from pcrshard.activation.sign_exact import quantise
+from pcrshard.native import fused_quantiser
+
+
+class Block(nn.Module):
+    """Convolutions with normalisation and a shortcut, as in a ResNet."""
+
+    def __init__(self, width, act):
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width)])
+        self.act = act
+
+    def forward(self, values):
+        found = self.act(self.norms[0](self.first(values)))
+        return self.act(self.norms[1](self.second(found)) + values)
+
+
+def make_model(act=None, width=16, blocks=4):
+    torch.manual_seed(0)
+    act = act or nn.ReLU()
+    stem = [nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), act]
+    model = nn.Sequential(*stem, *(Block(width, act) for _ in range(blocks)))
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):  # as after training: some channels negative
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+    return model
+
+
+def step(model, codec, images, again=False, **options):
+    """(report, gradients) of one step; live bytes are back at 0 after it."""
+    saver = compress_activations(model, 0.05, codec, **options)
+    with saver:
+        found = checkpoint(model, images, use_reentrant=False) if again else model(images)
+        loss = found.float().square().mean()
+    loss.backward()
+    report = saver.report()
+    gradients = [each.grad.clone() for each in model.parameters()]
+    model.zero_grad()
+    del loss, found
+    gc.collect()
+    assert saver.ledger.live_bytes == 0
+    return report, gradients
+
+
+def images_of(size=24, batch=4):
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "act", [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.SiLU(), nn.Sigmoid()]
+)
+def test_gradients_are_the_same_bit_for_bit(act, memory_format):
+    """A user who needs the memory pays in time only, whatever the activations are."""
+    model = make_model(act).to(memory_format=memory_format)
+    images = images_of().to(memory_format=memory_format)
+    plain, expected = step(model, "zstd", images)
+    found, gradients = step(model, "predicted", images)
+    assert all(map(torch.equal, gradients, expected))
+    assert [row.error_bound for row in found.rows] == [row.error_bound for row in plain.rows]
+    assert found.ratio >= plain.ratio * (1.1 if isinstance(act, nn.ReLU) else 0.999)
+
+
+@pytest.mark.parametrize("options", [{}, {"inputs": True}, {"offload": True}])
+def test_other_settings_and_half_precision(options):
+    """Autocast, lossy images and migration go together with it."""
+    model = make_model()
+    grads = []
+    for codec in ("zstd", "predicted"):
+        with torch.autocast("cpu", torch.bfloat16):
+            grads.append(step(model, codec, images_of(), **options)[1])
+    assert all(map(torch.equal, *grads))
+
+
+def test_recomputed_regions():
+    """What a checkpoint computes again is the same, too."""
+    model = make_model()
+    _, expected = step(model, "zstd", images_of(), again=True)
+    _, gradients = step(model, "predicted", images_of(), again=True)
+    assert all(map(torch.equal, gradients, expected))
+
+
+def test_a_graph_may_be_used_twice_and_in_parts():
+    """Sources live as long as what is predicted from them, and are counted as long."""
+    model = make_model()
+    saver = compress_activations(model, codec="predicted")
+    with saver:
+        middle = model[:5](images_of())
+        loss = model[5:](middle).square().mean()
+    first = torch.autograd.grad(loss, middle, retain_graph=True)
+    assert torch.equal(*first, *torch.autograd.grad(loss, middle))
+    del loss
+    gc.collect()
+    assert saver.ledger.live_bytes > 0
+    middle.sum().backward()
+    del middle
+    gc.collect()
+    assert saver.ledger.live_bytes == 0
+
+
+def test_values_that_are_no_numbers_stay():
+    """NaN, infinity and what is too large for a code come back where they were."""
+
+    class Broken(nn.Module):
+        def forward(self, values):
+            hole = torch.zeros_like(values)
+            hole[0, 0, :3, 0] = torch.tensor([float("nan"), float("inf"), 1e30])
+            return values + hole
+
+    model = make_model()
+    model.insert(3, Broken())
+    results = [step(model, codec, images_of(), min_dims=3)[1] for codec in ("zstd", "predicted")]
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(expected.isnan(), found.isnan())
+        assert torch.equal(expected.nan_to_num(), found.nan_to_num())
+
+
+def test_only_the_nearest_code_is_predicted():
+    """A setting that would be ignored is refused."""
+    with pytest.raises(ValueError, match="expected rounding nearest with the codec predicted"):
+        compress_activations(make_model(), codec="predicted", rounding="stochastic")
+
+
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 40))
+
+
+@given(sizes, st.integers(1, 2), st.integers(0, 127), st.integers(0, 2**32))
+def test_what_is_taken_is_given_back(shape, count, most, seed):
+    """By the native core and by PyTorch: the same codes, for any slopes."""
+    generator = torch.Generator().manual_seed(seed)
+    grid = Grid(*shape)
+    total = torch.Size(shape).numel()
+    *sources, target = (
+        quantise(torch.randn(total, generator=generator) * 3, 0.2) for _ in range(count + 1)
+    )
+    slopes = torch.randn(count, grid.channels, generator=generator) * 50
+    lines = Lines(grid, slopes, torch.randn(grid.channels, generator=generator), most)
+    tables = lines.tables(sources, target)
+    codes = [source.codes for source in sources]
+    rest = target.codes.clone()
+    lines.shift(rest, codes, tables, -1)
+    slow = target.codes.clone()
+    available = fused_quantiser.available
+    try:
+        fused_quantiser.available = False
+        lines.shift(slow, codes, tables, -1)
+    finally:
+        fused_quantiser.available = available
+    assert torch.equal(rest, slow)
+    lines.shift(rest, codes, tables, 1)
+    assert torch.equal(rest, target.codes)
+
+
+@given(st.lists(st.integers(1, 5), min_size=3, max_size=5), st.booleans())
+def test_grids_say_where_channels_are(shape, last):
+    """Each element's channel is that of its place in memory; other orders are left alone."""
+    _, channels, *places = shape
+    channel = torch.arange(channels).view(1, -1, *(1 for _ in places))
+    values = channel.expand(shape).contiguous()
+    if last:
+        values = values.movedim(1, -1).contiguous().movedim(-1, 1)
+    grid = grid_of(layout_of(values))
+    flat = values.as_strided((values.numel(),), (1,))
+    own = torch.arange(channels).view(1, -1, 1).expand(grid.sizes)
+    assert torch.equal(flat.view(grid.sizes), own)
+    assert grid_of(Layout((2, 3, 4), (1, 8, 2), dense=True)) is None
+    assert grid_of(Layout((2, 3), (3, 1), dense=True)) is None
