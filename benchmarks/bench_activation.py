@@ -30,7 +30,7 @@ NETWORKS = {
     "resnet18": (lambda: resnet18(classes=10, small=False), 16),
     "resnet50": (lambda: resnet50(classes=10, small=False), 8),
 }
-CODECS = ("int8", "zstd", "bits")
+CODECS = ("int8", "zstd", "predicted", "bits")
 # Codec, share of the standard deviation, whether the images are lossy, as in the paper.
 CASES = (
     ("int8", 0.05, False),
@@ -38,6 +38,7 @@ CASES = (
     ("zstd", 0.05, False),
     ("zstd", 0.1, False),
     ("zstd", 0.1, True),
+    ("predicted", 0.05, True),
 )
 # Each row: how blocks are recomputed, the codec, and whether the backward pass runs inside of the
 # saver, too, so that what a reentrant checkpoint computes again is compressed while it is needed.
@@ -46,6 +47,7 @@ MEMORY = {
     "checkpoint": ("frames", None, False),
     "int8": (None, "int8", False),
     "zstd": (None, "zstd", False),
+    "predicted": (None, "predicted", False),
     "checkpoint + zstd, inputs": ("frames", "zstd", False),
     "checkpoint + zstd, all": ("reentrant", "zstd", True),
 }

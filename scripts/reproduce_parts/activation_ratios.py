@@ -30,9 +30,11 @@ NETWORKS = {
     "ResNet-50": (lambda: resnet50(small=False), 4, 64, 16, 80),
 }
 SIZE = 224
-# Name of a case, and its share of the standard deviation.
+# Name of a case, its share of the standard deviation, and the codec.
 SHARES = (0.05, 0.08, 0.1, 0.2)
-CASES = {f"{share} std, images too": share for share in SHARES}
+PREDICTED = "0.05 std, images too, predicted"
+CASES = {f"{share} std, images too": (share, "zstd") for share in SHARES}
+CASES[PREDICTED] = (0.05, "predicted")
 
 
 def photographs(lab, count, size=SIZE):
@@ -113,9 +115,9 @@ def _kinds(model, report):
     return found
 
 
-def _one_pass(model, images, share):
+def _one_pass(model, images, share, codec="zstd"):
     torch.manual_seed(1)  # of dropout
-    saver = compress_activations(model, share, inputs=True)
+    saver = compress_activations(model, share, codec, inputs=True)
     labels = torch.arange(len(images)) % 10
     with saver:
         loss = functional.cross_entropy(model(images), labels)
@@ -141,7 +143,7 @@ def measure_network(lab, name):
     torch.manual_seed(0)
     initial = make()
     settled = settle(lab, name)
-    cases = {case: _one_pass(settled, images, share) for case, share in CASES.items()}
+    cases = {case: _one_pass(settled, images, *how) for case, how in CASES.items()}
     cases["0.1 std, images too, initial weights"] = _one_pass(initial, images, 0.1)
     return {"batch": len(images), "steps": steps, "cases": cases}
 
@@ -160,8 +162,8 @@ def measure_unet(lab):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    for case, share in CASES.items():
-        saver = compress_activations(model, share, inputs=True)
+    for case, (share, codec) in CASES.items():
+        saver = compress_activations(model, share, codec, inputs=True)
         with saver:
             loss = functional.cross_entropy(model(volume), target)
         loss.backward()
