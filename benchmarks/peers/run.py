@@ -4,9 +4,10 @@
     python benchmarks/peers/run.py cpu --rounds 1  one question, one round more
 
 Figures are added to the JSON file, so that rounds can be measured one by one. The questions:
-prepare (time and size), cpu (images a CPU second, and a second), memory, link (20 and 80 MB/s, four
-times as many images), cache (a second epoch with half of the originals' bytes on disk), resume (in
-another process, from the middle of an epoch), corrupt (one shard with 16 bytes inverted).
+prepare (time and size), cpu (images a CPU second, and a second), memory, link (20 MB/s, also four
+times as many images, and 80 MB/s), cache (a second epoch with half of the originals' bytes on
+disk), resume (in another process, from the middle of an epoch), corrupt (one shard with 16 bytes
+inverted).
 """
 
 import argparse
@@ -34,7 +35,7 @@ from stores import PEERS, SHARD_IMAGES
 # an epoch are unlike the others.
 COPIES = {"data": 3, "data-link": 12}
 WORKERS = (1, 2)
-RATES = (20e6, 80e6)
+LINKS = ((20e6, "data"), (20e6, "data-link"), (80e6, "data"))  # bytes a second, which set
 LIMIT_S = {"prepare": 180, "epoch": 75, "part": 75, "pixels": 45}
 CACHED = (
     "pcrshard scan 2",
@@ -204,22 +205,19 @@ class Bench:
                 print(f"{name:26} {said['peak_bytes'] / 1e6:7.0f} MB", flush=True)
 
     def link(self):
-        data = "data-link"
         streaming = [name for name in self.args.peers if PEERS[name].streams]
         self.make_long(streaming)
-        for rate in self.args.rates:
+        for rate, data in LINKS:
             for name in streaming:
-                said, sent = self.over_link(
-                    name, "epoch", rate, folder=self.folder(name, data), workers=2, epochs=1
-                )
+                folder = self.folder(name, data)
+                said, sent = self.over_link(name, "epoch", rate, folder=folder, workers=2, epochs=1)
                 if said is not None:
                     figures = {**said["epochs"][0], **sent}
                     self.add("link", name, figures, rate=rate, data=data)
                     print(
-                        f"{rate / 1e6:3.0f} MB/s {name:26} "
+                        f"{rate / 1e6:3.0f} MB/s {name:26} {figures['images']} images, "
                         f"{figures['images'] / figures['wall']:7.0f}/s "
-                        f"{figures['bytes'] / 1e6:7.1f} MB, "
-                        f"first after {figures['first']:.2f} s",
+                        f"{figures['bytes'] / 1e6:7.1f} MB, first after {figures['first']:.2f} s",
                         flush=True,
                     )
 
@@ -362,7 +360,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", help="only these, separated by semicolons")
     parser.add_argument("--workers", type=int, nargs="*", default=WORKERS)
-    parser.add_argument("--rates", type=float, nargs="*", default=RATES, help="bytes a second")
     args = parser.parse_args()
     args.environments = args.environments or os.path.join(args.cache, "environments")
     args.json = args.json or os.path.join(args.cache, "peers.json")

@@ -291,8 +291,10 @@ class Prefix:
     def _image(self, unit: int, decode: Decode | None) -> Any:
         if decode is None:
             return self._jpeg(unit)
+        # Outside of the try: what is wrong with them already says where.
+        pieces = self._pieces(unit)
         try:
-            return decode(self._pieces(unit))
+            return decode(pieces)
         except PCRError as error:
             raise type(error)(str(error), url=self.shard.url, key=self._key(unit)) from error
 

@@ -392,6 +392,7 @@ def test_damage_is_named(damaged, workers, image):
     )  # or torch takes five seconds to end the workers of a loader that is garbage
     assert "k008" in str(caught.value)
     assert "scan=2" in str(caught.value)
+    assert str(caught.value).splitlines()[-1].count("shard=") == 1
     assert len(list(PCRDataset(damaged, 4, scan=1, image=image).loader(workers))) == 15
 
 
