@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from .. import storage
@@ -28,7 +29,8 @@ class ReadOptions:
         prefetch: Prefixes that are fetched while another is used.
         prefetch_bytes: Their bound.
         cache_dir: Folder on local disk that keeps prefixes.
-        cache_bytes: Its bound.
+        cache_bytes: Its bound. When it is reached, what this job has used stays, and what else it
+            reads is not kept; what was used before these options were made goes first.
     """
 
     check: bool = True
@@ -38,6 +40,7 @@ class ReadOptions:
     prefetch_bytes: int = 1 << 28
     cache_dir: str | None = None
     cache_bytes: int | None = None
+    _made: float = field(default_factory=time.time, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -47,11 +50,14 @@ class ReadOptions:
 
     def open(self, url: str, entry: ShardEntry | None) -> Shard:
         """A shard that is read so."""
+        cache = None
+        if self.cache_dir:
+            cache = PrefixCache(self.cache_dir, self.cache_bytes, self._made)
         return Shard(
             url,
             entry=entry,
             check=self.check,
             storage_options=self.storage_options,
             retry=self.retry,
-            cache=PrefixCache(self.cache_dir, self.cache_bytes) if self.cache_dir else None,
+            cache=cache,
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -81,15 +82,25 @@ class PrefixCache:
         folder: Made when it is not there. Local disk: it relies on ``flock`` and on atomic renames.
             One that belongs to another user, or that anybody can write to, is not used.
         max_bytes: What the extents may take; ``None`` for no bound.
+        since: When the job began, in seconds since 1970: what was used since then is not dropped
+            for something else, which is not kept then. Each epoch has an order of its own, in which
+            the least recently used shards would often be those that come next: half of the shards
+            on disk then save half of the bytes, not a sixth.
 
     Attributes:
         hit_bytes: What this object served from disk.
         fetched_bytes: What it fetched.
     """
 
-    def __init__(self, folder: str, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        max_bytes: int | None = None,
+        since: float = math.inf,
+    ) -> None:
         self.folder = os.path.abspath(folder)
         self.max_bytes = max_bytes
+        self.since = since
         self.hit_bytes = 0
         self.fetched_bytes = 0
 
@@ -168,7 +179,7 @@ class PrefixCache:
         """
         cache_folder.check_marked(self.folder)
         with cache_locks.hold(self.folder, "usage"):
-            freed = self._evict(lambda _: True)
+            freed = self._evict(lambda _: True, until=math.inf)
             self._sweep()
         return freed
 
@@ -257,7 +268,8 @@ class PrefixCache:
             self._sweep()
             total = self._num_bytes()
             excess = total + size - limit
-            total -= self._evict(lambda freed: freed < excess, own) if size <= limit else 0
+            if size <= limit:
+                total -= self._evict(lambda freed: freed < excess, own, self.since)
         fits = total + size <= limit
         _write(counter, str(total + size * fits).encode(), time.time_ns())
         return fits
@@ -267,17 +279,22 @@ class PrefixCache:
         extents = itertools.chain(*map(list_extents, self._folders()))
         return sum(extent.num_bytes for extent in extents)
 
-    def _evict(self, go_on: Callable[[int], bool], own: Own = ("", 0)) -> int:
+    def _evict(
+        self,
+        go_on: Callable[[int], bool],
+        own: Own = ("", 0),
+        until: float = math.inf,
+    ) -> int:
         """Drop extents while ``go_on(freed)``.
 
         Tails go before first groups, least recently used first, highest first within a shard.
 
-        What another reader has locked stays; ``own`` is an entry that the caller has locked, and
-        the byte from which on it has no use for it.
+        What another reader has locked stays, and what was used at ``until`` or later; ``own`` is an
+        entry that the caller has locked, and the byte from which on it has no use for it.
         """
         freed = 0
         busy = set()
-        for extent, folder in self._by_worth():
+        for extent, folder in self._by_worth(until):
             if not go_on(freed):
                 break
             if folder in busy:
@@ -289,12 +306,13 @@ class PrefixCache:
                     busy.add(folder)
         return freed
 
-    def _by_worth(self) -> list[tuple[Extent, str]]:
-        """All extents with their folders, those first that are dropped first."""
+    def _by_worth(self, until: float) -> list[tuple[Extent, str]]:
+        """Extents last used before ``until``, and their folders; those first that go first."""
         found = [
             (extent.start == 0, used, -extent.start, extent, folder)
             for folder in self._folders()
             for extent, used in by_last_use(folder)
+            if used < until
         ]
         found.sort(key=lambda item: item[:3])
         return [(extent, folder) for *_, extent, folder in found]

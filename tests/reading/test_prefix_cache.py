@@ -100,6 +100,49 @@ def test_grows_by_scan_groups(store):
     )
 
 
+def epoch(store, names, number, stop=STOPS[-1]):
+    """Read all shards in the order of an epoch; the share of the bytes that was fetched."""
+    store.fetched.clear()
+    for name in random.Random(number).sample(names, len(names)):
+        store(name, stop)
+    return sum(stop - start for _, start, stop in store.fetched) / (len(names) * stop)
+
+
+def test_half_of_a_set_on_disk_saves_half_of_the_bytes(tmp_path):
+    """Epochs have orders of their own: what the job has on disk is not dropped for what comes."""
+    names = [f"mem://{number}" for number in range(40)]
+    half = len(names) * STOPS[-1] // 2
+    lately = Store(PrefixCache(str(tmp_path / "cache"), half, time.time()))
+    assert epoch(lately, names, 0) == 1
+    assert max(epoch(lately, names, number) for number in (1, 2, 3)) <= 0.51
+    without = Store(PrefixCache(str(tmp_path / "other"), half))
+    assert epoch(without, names, 0) == 1
+    assert min(epoch(without, names, number) for number in (1, 2, 3)) > 0.7
+
+
+def test_a_new_job_takes_the_room_of_one_before(tmp_path):
+    """What nobody has used since it began goes, least recently used first; what it shares stays."""
+    cache = str(tmp_path / "cache")
+    names = [f"mem://{number}" for number in range(20)]
+    half = 10 * STOPS[-1]
+    epoch(Store(PrefixCache(cache, half, time.time())), names[:10], 0)
+    second = Store(PrefixCache(cache, half, time.time()))
+    assert epoch(second, names[5:15], 0) < 1
+    assert epoch(second, names[5:15], 1) == 0
+    assert used_bytes(cache) <= half
+
+
+def test_a_job_that_reads_lower_scans_makes_room_of_higher_ones(tmp_path):
+    """Groups that only an earlier job wanted go before anything of this one."""
+    cache = str(tmp_path / "cache")
+    names = [f"mem://{number}" for number in range(20)]
+    room = 10 * STOPS[-1]
+    epoch(Store(PrefixCache(cache, room, time.time())), names, 0)
+    second = Store(PrefixCache(cache, room, time.time()))
+    epoch(second, names, 1, SCANS[2])
+    assert epoch(second, names, 2, SCANS[2]) == 0
+
+
 def test_lists_and_clears(store):
     """``entries`` says what is held of each shard, least recently used first, and ``clear`` frees
     it all.
