@@ -142,7 +142,7 @@ def _head(rows, parts, sizes):
 What a network that was trained on whole photographs makes of parts of them: EfficientNet-Lite0 and
 -Lite2 with the weights of their packages, never trained again; the middle square of 0.875 of the
 shorter side, resized. Every scan of the scripts `standard` and `q95`, with and without the
-smoothing of unfinished blocks by libjpeg, and a JPEG resized once to 256 pixels at quality 90, as
+smoothing of unfinished blocks, and a JPEG resized once to 256 pixels at quality 90, as
 users of FFCV and DALI store it.{same} Written by `{COMMAND} imagenet`; rows are kept in
 [imagenet-rows.jsonl](imagenet-rows.jsonl), so that a run that was stopped goes on.
 
