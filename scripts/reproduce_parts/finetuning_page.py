@@ -136,9 +136,10 @@ def _cosines(runs):
     return found
 
 
-def _signed(three):
+def signed(three, seeds):
+    """A difference in points, with its interval where there are seeds."""
     mean, low, high = (100 * each for each in three)
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if seeds > 1 else f"{mean:+.1f} (one seed)"
 
 
 def _main_table(tasks):
@@ -146,7 +147,7 @@ def _main_table(tasks):
     for task, kinds in tasks.items():
         for kind, runs in kinds.items():
             cells = [f"{read(runs) / 1e6:.1f}", f"{fewer(kinds, kind):.1f}x", interval(last(runs))]
-            change = "" if kind == FULL else _signed(against_full(kinds, kind))
+            change = "" if kind == FULL else signed(against_full(kinds, kind), len(runs))
             rows.append([task, name(kind), len(runs), *cells, change])
     header = ["task", "trained on", "seeds", "MB read", "fewer bytes", "accuracy (%)"]
     return markdown([*header, "minus full fidelity's"], rows)
@@ -231,8 +232,19 @@ def _recovered(tasks):
     return "; ".join(lines)
 
 
-def text(tasks, link):
-    """The page."""
+def _metadata_text(metadata):
+    """What of the gain is metadata, which are read at full fidelity only."""
+    found = [f"{task} {times:.2f}x" for task, times in metadata.items() if times > 1.1]
+    if not found:
+        return ""
+    return (
+        f"Of these factors, {', '.join(found)} are metadata, which no scan has and which are read "
+        "at full fidelity only."
+    )
+
+
+def text(tasks, link, metadata):
+    """The page; ``metadata`` has the bytes at full fidelity over those of the last scan."""
     behind = ""
     if link:
         rate = next(iter(link.values()))["link"] / 1e6
@@ -264,7 +276,7 @@ the same crops. Written by `{COMMAND} finetuning`; rows are in
 
 ![Accuracy against bytes](finetuning.png)
 
-{_bar(tasks)} 51 % of the bytes of *signs* are metadata, which are read at full fidelity only.
+{_bar(tasks)} {_metadata_text(metadata)}
 
 {behind}
 ## Train low, test full, and the reverse
