@@ -100,7 +100,8 @@ def draw(tasks, path):
         ax.xaxis.set_minor_formatter("")
         ax.set_xlabel("MB read")
     axes[0][0].set_ylabel("accuracy at full fidelity (%)")
-    fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+    shown = {line.get_label(): line for ax in axes[0] for line in ax.lines}
+    fig.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=6)
     finish(fig, path)
 
 
@@ -215,13 +216,12 @@ def _recovered(tasks):
     lines = []
     for task, kinds in tasks.items():
         for scan in ("1", "2"):
-            if scan not in kinds:
-                continue
             base = statistics.fmean(last(kinds[FULL], scan))
             ways = {
                 "smoothing": statistics.fmean(last(kinds[FULL], f"{scan} smoothed")),
-                "training there": statistics.fmean(last(kinds[scan], scan)),
             }
+            if scan in kinds:
+                ways["training there"] = statistics.fmean(last(kinds[scan], scan))
             if MOSTLY in kinds and scan == "2":
                 ways["training on mostly 2"] = statistics.fmean(last(kinds[MOSTLY], scan))
             if MIXED in kinds:
@@ -291,7 +291,7 @@ scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan
 
 {_tunings_text(tasks)}
 What was not done: training all layers, ResNet-18 from scratch, more than two crops of a picture,
-more than three seeds.
+more than three seeds; {_missing(tasks)}.
 """)
 
 
@@ -311,6 +311,15 @@ work.
 
 {_tunings_table(tasks)}
 """
+
+
+def _missing(tasks):
+    """Kinds that have no runs, or one only."""
+    found = [
+        f"{task} {', '.join(name(kind) for kind in ORDER if len(kinds.get(kind, [])) < 2)}"
+        for task, kinds in tasks.items()
+    ]
+    return f"of these there is no run or one only: {'; '.join(found)}"
 
 
 def _switches(tasks):
