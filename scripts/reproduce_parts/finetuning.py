@@ -223,6 +223,12 @@ def _measure_link(lab, tasks):
     return found
 
 
+def _metadata(lab, task):
+    """Bytes at full fidelity over those of the last scan."""
+    index = lab.index(task, "train")
+    return index.prefix_bytes(FULL) / index.prefix_bytes(index.num_groups)
+
+
 def reproduce(lab):
     """What is missing is measured; figures and the page are made anew."""
     if not lab.existing:
@@ -234,5 +240,5 @@ def reproduce(lab):
     finetuning_page.draw(tasks, lab.figure(NAME))
     if any(TUNER in kinds for kinds in tasks.values()):
         finetuning_page.draw_tunings(tasks, lab.figure(f"{NAME}-tunings"))
-    page = finetuning_page.text(tasks, link)
+    page = finetuning_page.text(tasks, link, {task: _metadata(lab, task) for task in tasks})
     write(str(pathlib.Path(lab.out, f"{NAME}.md")), wrap_prose(page))

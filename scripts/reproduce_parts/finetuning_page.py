@@ -100,7 +100,8 @@ def draw(tasks, path):
         ax.xaxis.set_minor_formatter("")
         ax.set_xlabel("MB read")
     axes[0][0].set_ylabel("accuracy at full fidelity (%)")
-    fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+    shown = {line.get_label(): line for ax in axes[0] for line in ax.lines}
+    fig.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=6)
     finish(fig, path)
 
 
@@ -136,9 +137,10 @@ def _cosines(runs):
     return found
 
 
-def _signed(three):
+def signed(three, seeds):
+    """A difference in points, with its interval where there are seeds."""
     mean, low, high = (100 * each for each in three)
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if seeds > 1 else f"{mean:+.1f} (one seed)"
 
 
 def _main_table(tasks):
@@ -146,7 +148,7 @@ def _main_table(tasks):
     for task, kinds in tasks.items():
         for kind, runs in kinds.items():
             cells = [f"{read(runs) / 1e6:.1f}", f"{fewer(kinds, kind):.1f}x", interval(last(runs))]
-            change = "" if kind == FULL else _signed(against_full(kinds, kind))
+            change = "" if kind == FULL else signed(against_full(kinds, kind), len(runs))
             rows.append([task, name(kind), len(runs), *cells, change])
     header = ["task", "trained on", "seeds", "MB read", "fewer bytes", "accuracy (%)"]
     return markdown([*header, "minus full fidelity's"], rows)
@@ -214,13 +216,12 @@ def _recovered(tasks):
     lines = []
     for task, kinds in tasks.items():
         for scan in ("1", "2"):
-            if scan not in kinds:
-                continue
             base = statistics.fmean(last(kinds[FULL], scan))
             ways = {
                 "smoothing": statistics.fmean(last(kinds[FULL], f"{scan} smoothed")),
-                "training there": statistics.fmean(last(kinds[scan], scan)),
             }
+            if scan in kinds:
+                ways["training there"] = statistics.fmean(last(kinds[scan], scan))
             if MOSTLY in kinds and scan == "2":
                 ways["training on mostly 2"] = statistics.fmean(last(kinds[MOSTLY], scan))
             if MIXED in kinds:
@@ -231,8 +232,19 @@ def _recovered(tasks):
     return "; ".join(lines)
 
 
-def text(tasks, link):
-    """The page."""
+def _metadata_text(metadata):
+    """What of the gain is metadata, which are read at full fidelity only."""
+    found = [f"{task} {times:.2f}x" for task, times in metadata.items() if times > 1.1]
+    if not found:
+        return ""
+    return (
+        f"Of these factors, {', '.join(found)} are metadata, which no scan has and which are read "
+        "at full fidelity only."
+    )
+
+
+def text(tasks, link, metadata):
+    """The page; ``metadata`` has the bytes at full fidelity over those of the last scan."""
     behind = ""
     if link:
         rate = next(iter(link.values()))["link"] / 1e6
@@ -264,7 +276,7 @@ the same crops. Written by `{COMMAND} finetuning`; rows are in
 
 ![Accuracy against bytes](finetuning.png)
 
-{_bar(tasks)} 51 % of the bytes of *signs* are metadata, which are read at full fidelity only.
+{_bar(tasks)} {_metadata_text(metadata)}
 
 {behind}
 ## Train low, test full, and the reverse
@@ -279,7 +291,7 @@ scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan
 
 {_tunings_text(tasks)}
 What was not done: training all layers, ResNet-18 from scratch, more than two crops of a picture,
-more than three seeds.
+more than three seeds; {_missing(tasks)}.
 """)
 
 
@@ -299,6 +311,15 @@ work.
 
 {_tunings_table(tasks)}
 """
+
+
+def _missing(tasks):
+    """Kinds that have no runs, or one only."""
+    found = [
+        f"{task} {', '.join(name(kind) for kind in ORDER if len(kinds.get(kind, [])) < 2)}"
+        for task, kinds in tasks.items()
+    ]
+    return f"of these there is no run or one only: {'; '.join(found)}"
 
 
 def _switches(tasks):

@@ -84,7 +84,8 @@ def _finetuned(lab):
     return (
         "**[Lite0 fine-tuned](finetuning.md)** at 224 pixels, its last block and head, 3 "
         "seeds, tested at full fidelity; of each task the lowest scan within a point of full "
-        f"fidelity, the tuner of scans with what it costs, and full fidelity.\n\n{table}"
+        "fidelity, else scan 5, the tuner of scans with what it costs, and full fidelity.\n\n"
+        f"{table}"
     )
 
 
@@ -93,8 +94,8 @@ def _finetuned_row(task, kinds, kind, link):
     shorter = ""
     if kind in epochs:
         shorter = f"{epochs['full']['seconds'] / epochs[kind]['seconds']:.1f}x"
-    mean, low, high = (100 * each for each in finetuning_page.against_full(kinds, kind))
-    change = "" if kind == "full" else f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    found = finetuning_page.against_full(kinds, kind)
+    change = "" if kind == "full" else finetuning_page.signed(found, len(kinds[kind]))
     accuracy = interval(finetuning_page.last(kinds[kind]))
     times = f"{finetuning_page.fewer(kinds, kind):.1f}x"
     return [task, finetuning_page.name(kind), times, accuracy, change, shorter]
