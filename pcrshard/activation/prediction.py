@@ -28,7 +28,7 @@ _WORTH = 0.5
 _PARTS = 32
 _LIMIT = 16_000
 # Keeps the fit of a channel that never changes finite.
-_RIDGE = 1e-9
+_RIDGE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +179,13 @@ def _fit(meant: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     means = (meant * above).sum((1, 3)) / count
     mean = (values * above).sum((0, 2)) / count
     apart = (meant - means[:, None, :, None]) * above
-    products = torch.einsum("anci,bnci->cab", apart, apart)
-    both = torch.einsum("anci,nci->ca", apart, values - mean[:, None])
+    # No matrix products: autocast would round them.
+    products = (apart[:, None] * apart).sum((2, 4)).movedim(-1, 0)
+    both = (apart * (values - mean[:, None])).sum((1, 3)).t()
     ridge = _RIDGE * (1 + products.diagonal(dim1=1, dim2=2).amax(1))
-    products += torch.diag_embed(ridge[:, None].expand(-1, len(meant)))
-    slopes = torch.linalg.solve(products, both).t().contiguous()
-    return slopes, mean - (slopes * means).sum(0)
+    products = products + torch.diag_embed(ridge[:, None].expand(-1, len(meant)))
+    solved = torch.linalg.solve_ex(products, both).result
+    # What is no number, or a channel of nothing else, predicts nothing.
+    slopes = solved.t().nan_to_num(0, 0, 0).contiguous()
+    offset = mean - (slopes * means).sum(0)
+    return slopes, offset.nan_to_num(0, 0, 0)
