@@ -182,10 +182,15 @@ def _fit(meant: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     # No matrix products: autocast would round them.
     products = (apart[:, None] * apart).sum((2, 4)).movedim(-1, 0)
     both = (apart * (values - mean[:, None])).sum((1, 3)).t()
-    ridge = _RIDGE * (1 + products.diagonal(dim1=1, dim2=2).amax(1))
-    products = products + torch.diag_embed(ridge[:, None].expand(-1, len(meant)))
-    solved = torch.linalg.solve_ex(products, both).result
-    # What is no number, or a channel of nothing else, predicts nothing.
-    slopes = solved.t().nan_to_num(0, 0, 0).contiguous()
+    slopes = _solve(products, both)
+    # What is no number predicts nothing.
     offset = mean - (slopes * means).sum(0)
     return slopes, offset.nan_to_num(0, 0, 0)
+
+
+def _solve(products: Tensor, both: Tensor) -> Tensor:
+    """Slopes (sources, channels) of (channels, sources, sources) normal equations."""
+    ridge = _RIDGE * (1 + products.diagonal(dim1=1, dim2=2).amax(1))
+    diagonal = torch.diag_embed(ridge[:, None].expand_as(both))
+    solved = torch.linalg.solve_ex(products + diagonal, both).result
+    return solved.t().nan_to_num(0, 0, 0).contiguous()
