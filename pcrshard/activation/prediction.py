@@ -193,4 +193,5 @@ def _solve(products: Tensor, both: Tensor) -> Tensor:
     ridge = _RIDGE * (1 + products.diagonal(dim1=1, dim2=2).amax(1))
     diagonal = torch.diag_embed(ridge[:, None].expand_as(both))
     solved = torch.linalg.solve_ex(products + diagonal, both).result
-    return solved.t().nan_to_num(0, 0, 0).contiguous()
+    slopes: Tensor = solved.t().nan_to_num(0, 0, 0).contiguous()
+    return slopes
