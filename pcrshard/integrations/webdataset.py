@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -186,6 +187,8 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
     """
     _check_scan_type(scan)
     # Wrong options are an error here, not in a worker.
+    # Of the job, not of each epoch or worker, which make these options anew.
+    options = {"begun": time.time(), **options}
     _StageOptions(**options)
     return pcr_samples(scan, **options)
 

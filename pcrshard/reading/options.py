@@ -30,7 +30,8 @@ class ReadOptions:
         prefetch_bytes: Their bound.
         cache_dir: Folder on local disk that keeps prefixes.
         cache_bytes: Its bound. When it is reached, what this job has used stays, and what else it
-            reads is not kept; what was used before these options were made goes first.
+            reads is not kept; what was used before it began goes first.
+        begun: When the job began, in seconds since 1970; by default when the options are made.
     """
 
     check: bool = True
@@ -40,7 +41,7 @@ class ReadOptions:
     prefetch_bytes: int = 1 << 28
     cache_dir: str | None = None
     cache_bytes: int | None = None
-    _made: float = field(default_factory=time.time, init=False, repr=False, compare=False)
+    begun: float = field(default_factory=time.time, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -52,7 +53,7 @@ class ReadOptions:
         """A shard that is read so."""
         cache = None
         if self.cache_dir:
-            cache = PrefixCache(self.cache_dir, self.cache_bytes, self._made)
+            cache = PrefixCache(self.cache_dir, self.cache_bytes, self.begun)
         return Shard(
             url,
             entry=entry,

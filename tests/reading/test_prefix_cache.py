@@ -16,10 +16,12 @@ import subprocess
 import threading
 import time
 
+import fsspec
 import pytest
 import servers
+import webdataset as wds
 
-from pcrshard import open_dataset
+from pcrshard import open_dataset, shards
 from pcrshard.errors import StorageError
 from pcrshard.reading import prefix_cache as cache_module
 from pcrshard.reading.prefix_cache import PrefixCache
@@ -678,3 +680,21 @@ def test_an_entry_is_not_believed_elsewhere(dataset, tmp_path):
     (second / "entry.json").write_bytes(data)
     assert "?" in {cached.url for cached in cache.entries()}
     assert first != second
+
+
+def test_a_stage_of_webdataset_keeps_its_half_over_epochs(dataset, tmp_path):
+    """A pipeline makes its options anew in each epoch and worker; it is one job all the same."""
+    index, urls = open_dataset(str(dataset))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(dataset), "/half-on-disk", recursive=True)
+    room = index.prefix_bytes(5) // 2
+    order = shards([f"memory://half-on-disk/{os.path.basename(url)}" for url in urls])
+    stock = wds.WebDataset(order, shardshuffle=False)
+    options = {"index": "memory://half-on-disk", "cache_dir": str(tmp_path), "cache_bytes": room}
+    samples = stock.pcr_scan(5, **options)
+    list(samples)
+    held = extents(tmp_path)
+    assert held
+    for _ in range(3):
+        list(samples)
+        assert extents(tmp_path) == held
