@@ -15,25 +15,36 @@ _STOPPED = 130
 
 def main() -> int:
     """Import the commands, which takes a while, and run the one that was asked for."""
-    # A run in the background of a shell ignores Ctrl-C, and goes on doing so.
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    interrupt = _Interrupt()
     try:
-        if is_ours:
-            signal.signal(signal.SIGINT, _stop)
+        # A run in the background of a shell ignores Ctrl-C, and goes on doing so.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
         from pcrshard.cli.main import main as run
 
-        if is_ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        status = run()
+        interrupt.has_begun = True
+        interrupt.status = run()
     except KeyboardInterrupt:
-        print("pcrshard: stopped", file=sys.stderr)
-        status = _STOPPED
-    # All is done and shown; what Python does at its end may be cut short, but without a traceback.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(status))
-    return status
+        interrupt.status = _STOPPED
+        _say_stopped()
+    return interrupt.status
 
 
-def _stop(*_: object) -> None:
-    """End at once: nothing has begun, and a half of an import has no order to leave."""
+class _Interrupt:
+    """What a Ctrl-C does: one handler to the end, since to exchange it can itself be cut short."""
+
+    has_begun = False
+    status: int | None = None
+
+    def __call__(self, *_: object) -> None:
+        """Leave at once while there is nothing to undo: before the command, and when it is done."""
+        if not self.has_begun:
+            _say_stopped()
+            os._exit(_STOPPED)
+        if self.status is None:
+            raise KeyboardInterrupt
+        os._exit(self.status)
+
+
+def _say_stopped() -> None:
     os.write(sys.stderr.fileno(), b"pcrshard: stopped\n")
-    os._exit(_STOPPED)

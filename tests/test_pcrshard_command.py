@@ -17,6 +17,27 @@ from pcrshard.testing import make_jpeg
 # As the installed script, but for a byte that says when it begins: what Python does before it, with
 # a traceback, is not ours.
 PROGRAM = "import os, sys; from pcrshard_command import main; os.write(1, b'.'); sys.exit(main())"
+# The same around a command that does nothing, with a Ctrl-C before the line of that number.
+TRACED = """
+import signal, sys, types
+import pcrshard_command
+
+before = int(sys.argv[1])
+sys.modules["pcrshard.cli.main"] = types.SimpleNamespace(main=lambda: 7)
+lines = iter(range(10_000))
+
+def trace(frame, event, _):
+    is_here = frame.f_code.co_filename in (pcrshard_command.__file__, signal.__file__)
+    if is_here and event == "line" and next(lines) == before:
+        signal.raise_signal(signal.SIGINT)
+    return trace
+
+sys.settrace(trace)
+status = pcrshard_command.main()
+sys.settrace(None)
+print(next(lines))
+sys.exit(status)
+"""
 ADVICE = "; the same command with --resume goes on from here"
 MOMENTS = [pytest.param(3), pytest.param(60, marks=pytest.mark.long)]
 
@@ -90,6 +111,23 @@ def check_stopped(command, status, said):
     lines = {"pcrshard: stopped\n", f"pcrshard {command}: stopped{advice}\n"}
     assert (status, said) in {(0, ""), (-signal.SIGINT, ""), *((130, line) for line in lines)}
     return status == 130
+
+
+def test_ctrl_c_before_each_line():
+    """No line of the entry is without a handler: one that changes handlers can be cut short."""
+
+    def traced(before):
+        command = [sys.executable, "-c", TRACED, str(before)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    whole = traced(-1)
+    assert (whole.returncode, whole.stderr) == (7, "")
+    # The first two make the handler and enter the block that takes a Ctrl-C.
+    num_lines = int(whole.stdout)
+    ends = [traced(before) for before in range(2, num_lines)]
+    for end in ends:
+        assert (end.returncode, end.stderr) in {(130, "pcrshard: stopped\n"), (7, "")}
+    assert {end.returncode for end in ends} == {7, 130}
 
 
 @pytest.mark.parametrize("moments", MOMENTS)
