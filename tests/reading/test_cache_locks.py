@@ -3,6 +3,7 @@ pile up.
 """
 
 import contextlib
+import math
 import os
 import threading
 
@@ -80,6 +81,7 @@ def test_locks_go_with_their_shards(cache):
         with open(os.path.join(cache.folder, "locks", name), "w"):
             pass
     cache.max_bytes = 3 * NUM_BYTES
+    cache.since = math.inf
     for number in range(20):
         read(cache, f"b-{number}.tar")
     assert len(cache.entries()) == 3
