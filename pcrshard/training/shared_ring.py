@@ -63,7 +63,7 @@ class SharedRing:
     ) -> None:
         self._descriptor = descriptor
         self._memory = mmap.mmap(descriptor, 0)
-        weakref.finalize(self, os.close, descriptor).atexit = False
+        _when_gone(self, os.close, descriptor)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self.slot_bytes = slot_bytes
         self.slots = slots
@@ -88,13 +88,16 @@ class SharedRing:
         It is free again when neither the worker nor, if it is sent, the parent has anything of it.
         """
         own = range(worker * self.slots, (worker + 1) * self.slots)
-        free = [slot for slot in own if not (slot in self._filled or self._sent[slot])]
+        free = list(filter(self._is_free, own))
         if not free or count > self.slot_bytes:
             return None
         array = self._array(free[0], count)
         self._filled.add(free[0])
-        weakref.finalize(array, self._filled.discard, free[0]).atexit = False
+        _when_gone(array, self._filled.discard, free[0])
         return torch.from_numpy(array)
+
+    def _is_free(self, slot: int) -> bool:
+        return slot not in self._filled and not self._sent[slot]
 
     def place(self, tensor: torch.Tensor, sending: set[tuple[int, int]]) -> _Placed | None:
         """What to send for a tensor in a slot; ``None`` for others.
@@ -120,7 +123,7 @@ class SharedRing:
         array = self._opened.get(placed.slot)
         if array is None:
             array = self._array(placed.slot, self.slot_bytes)
-            weakref.finalize(array, self._give_back, placed.slot).atexit = False
+            _when_gone(array, self._give_back, placed.slot)
             self._opened[placed.slot] = array
         return torch.from_numpy(array).as_strided(placed.shape, placed.strides, placed.start)
 
@@ -145,6 +148,10 @@ def _attached(
     _rings[number] = ring
     ring._attach(descriptor.detach(), slot_bytes, slots, sent)
     return ring
+
+
+def _when_gone(thing: Any, call: Callable[[int], None], number: int) -> None:
+    weakref.finalize(thing, call, number).atexit = False
 
 
 def _open_file() -> int:
@@ -201,23 +208,30 @@ def _sent(value: Any, sending: set[tuple[int, int]]) -> Any:
         return _tensor_sent(value, sending)
     if type(value) is dict:
         return {name: _sent(each, sending) for name, each in value.items()}
-    if not isinstance(value, list | tuple):
-        return value
-    parts = [_sent(each, sending) for each in value]
-    if type(value) in (list, tuple):
-        return type(value)(parts)
-    return type(value)(*parts) if hasattr(value, "_fields") else value
+    return _sequence_sent(value, sending) if isinstance(value, list | tuple) else value
+
+
+def _sequence_sent(values: Any, sending: set[tuple[int, int]]) -> Any:
+    parts = [_sent(each, sending) for each in values]
+    if type(values) in (list, tuple):
+        return type(values)(parts)
+    return type(values)(*parts) if hasattr(values, "_fields") else values
 
 
 def _tensor_sent(tensor: torch.Tensor, sending: set[tuple[int, int]]) -> Any:
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
+    if not _is_plain(tensor):
         return tensor
-    for ring in list(_rings.values()):
-        placed = ring.place(tensor, sending)
-        if placed is not None:
-            return placed
-    if tensor.is_complex() or tensor.is_quantized:
-        return tensor
+    placed = (ring.place(tensor, sending) for ring in list(_rings.values()))
+    return next(filter(None, placed), None) or _small(tensor)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_here = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return is_here and not (tensor.requires_grad or tensor.is_complex() or tensor.is_quantized)
+
+
+def _small(tensor: torch.Tensor) -> torch.Tensor | _Small:
+    """Its bytes, if they are few."""
     if not 0 < tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
         return tensor
     data = tensor.resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
