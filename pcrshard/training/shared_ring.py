@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..memory import when_gone
 from ..reading.shared_integers import SharedIntegers
 
 # A tensor of so few bytes costs less in the message than in shared memory.
@@ -63,7 +64,7 @@ class SharedRing:
     ) -> None:
         self._descriptor = descriptor
         self._memory = mmap.mmap(descriptor, 0)
-        _when_gone(self, os.close, descriptor)
+        when_gone(self, os.close, descriptor)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self.slot_bytes = slot_bytes
         self.slots = slots
@@ -93,7 +94,7 @@ class SharedRing:
             return None
         array = self._array(free[0], count)
         self._filled.add(free[0])
-        _when_gone(array, self._filled.discard, free[0])
+        when_gone(array, self._filled.discard, free[0])
         return torch.from_numpy(array)
 
     def _is_free(self, slot: int) -> bool:
@@ -123,7 +124,7 @@ class SharedRing:
         array = self._opened.get(placed.slot)
         if array is None:
             array = self._array(placed.slot, self.slot_bytes)
-            _when_gone(array, self._give_back, placed.slot)
+            when_gone(array, self._give_back, placed.slot)
             self._opened[placed.slot] = array
         return torch.from_numpy(array).as_strided(placed.shape, placed.strides, placed.start)
 
@@ -148,10 +149,6 @@ def _attached(
     _rings[number] = ring
     ring._attach(descriptor.detach(), slot_bytes, slots, sent)
     return ring
-
-
-def _when_gone(thing: Any, call: Callable[[int], None], number: int) -> None:
-    weakref.finalize(thing, call, number).atexit = False
 
 
 def _open_file() -> int:
