@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
@@ -136,7 +137,9 @@ class PCRLoader(DataLoader[Any]):
         if ring is None and self.num_workers and slot_bytes:
             # What is decoded ahead, what waits for its turn, and what the training loop has.
             slots = self.ahead.batches + (self.prefetch_factor or 0) + 3
-            ring = SharedRing(slot_bytes, slots, self.num_workers)
+            # Without one, where a limit forbids so much, batches go torch's way.
+            with suppress(OSError):
+                ring = SharedRing(slot_bytes, slots, self.num_workers)
         if self.persistent_workers:
             self._ring = ring
         return replace(self.ahead, memory=replace(self.ahead.memory, ring=ring))

@@ -40,6 +40,9 @@ class SharedRing:
         slot_bytes: Size of a slot.
         slots: How many each worker has; who finds all in use takes other memory.
         workers: How many there are.
+
+    Raises:
+        OSError: A limit forbids so much.
     """
 
     def __init__(
@@ -48,12 +51,9 @@ class SharedRing:
         slots: int,
         workers: int = 1,
     ) -> None:
-        size = max(slot_bytes, 1) * slots * workers
-        descriptor = _open_file()
-        os.ftruncate(descriptor, size)
+        sent = SharedIntegers([0] * slots * workers)
         self._number = next(_numbers)
-        _rings[self._number] = self
-        self._attach(descriptor, max(slot_bytes, 1), slots, SharedIntegers([0] * slots * workers))
+        self._attach(_open_file(), max(slot_bytes, 1), slots, sent)
 
     def _attach(
         self,
@@ -63,8 +63,10 @@ class SharedRing:
         sent: SharedIntegers,
     ) -> None:
         self._descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, 0)
         when_gone(self, os.close, descriptor)
+        size = slot_bytes * len(sent[:])
+        os.ftruncate(descriptor, size)
+        self._memory = mmap.mmap(descriptor, size)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self.slot_bytes = slot_bytes
         self.slots = slots
@@ -77,6 +79,7 @@ class SharedRing:
             weakref.WeakValueDictionary()
         )
         self._process = os.getpid()
+        _rings[self._number] = self
 
     def __reduce__(self) -> tuple[Callable[..., SharedRing], tuple[Any, ...]]:
         # Only a child that is being started can be given the memory.
@@ -146,7 +149,6 @@ def _attached(
 ) -> SharedRing:
     ring = SharedRing.__new__(SharedRing)
     ring._number = number
-    _rings[number] = ring
     ring._attach(descriptor.detach(), slot_bytes, slots, sent)
     return ring
 

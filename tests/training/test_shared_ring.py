@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -141,6 +142,19 @@ def test_workers_send_places(folder, options):
     kept = list(loader)
     assert any(images.is_shared() for images, _ in kept)
     assert same(kept, copies(whole.loader(threads=0)))
+
+
+def test_a_limit_of_memory_stops_no_loader(folder):
+    """Where a job may not take so much at once, it goes on with less."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, before[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            SharedRing(1 << 14, 1)
+        found = copies(dataset(folder).loader(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert same(found, copies(dataset(folder).loader(threads=0)))
 
 
 def in_floats(batch):
