@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class BufferPool:
         """
         buffer = self._take(size)
         array = np.frombuffer(buffer, np.uint8, size)
-        weakref.finalize(array, self._give_back, buffer).atexit = False
+        when_gone(array, self._give_back, buffer)
         return array
 
     def _take(self, size: int) -> mmap.mmap:
@@ -73,6 +74,11 @@ class BufferPool:
     def _give_back(self, buffer: mmap.mmap) -> None:
         if len(self._idle) < self.max_idle:
             self._idle.append(buffer)
+
+
+def when_gone(thing: Any, call: Callable[[Any], object], argument: Any) -> None:
+    """Call when nothing refers to a thing any more, but not when the interpreter ends."""
+    weakref.finalize(thing, call, argument).atexit = False
 
 
 def _allocate(size: int) -> mmap.mmap:

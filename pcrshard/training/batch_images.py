@@ -21,7 +21,7 @@ from ..jpeg.views import Geometry, at_image, geometry_field
 from ..native.pool import Batch, Pool
 from ..reading.prefix import Prefix
 from .shard_set import Row
-from .shared_ring import RingPixels, RingViews, SharedRing, carve
+from .shared_ring import SharedRing
 
 # An image that a sample does not have, or that is stored as a file.
 _NO_UNIT = -1
@@ -35,31 +35,28 @@ class BatchMemory:
 
     Attributes:
         pin: Whether batches are to be copied to a GPU.
-        ring: In a child process, what its parent can see.
+        ring: In a worker, what its parent can see.
     """
 
     pin: bool = False
     ring: SharedRing | None = None
 
-    def take(
-        self,
-        shape: tuple[int, ...],
-        *,
-        is_list: bool = False,
-    ) -> tuple[torch.Tensor, RingPixels | None]:
-        """Memory of a shape, and what to send in its place; nothing of a list is sent so."""
-        if self.ring is not None and not is_list and (found := self.ring.take(shape)):
-            return found
-        size = math.prod(shape)
-        if get_worker_info() is not None:
+    def take(self, size: int) -> torch.Tensor:
+        """Memory for so many bytes, (size,) uint8."""
+        info = get_worker_info()
+        if info is not None and self.ring is not None:
+            found = self.ring.take(size, info.id)
+            if found is not None:
+                return found
+        if info is not None:
             # A worker shares memory with the loader, and torch would copy there what lies
             # elsewhere. torch's own collation does the same.
             new_shared: Any = torch.UntypedStorage._new_shared
-            return torch.empty(0, dtype=torch.uint8).set_(new_shared(size)).view(shape), None
+            return torch.empty(0, dtype=torch.uint8).set_(new_shared(size))
         if self.pin:
             # torch uses it again only after the copies that it began from it.
-            return torch.empty(shape, dtype=torch.uint8, pin_memory=True), None
-        return torch.from_numpy(memory.borrow_array(size)).view(shape), None
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.from_numpy(memory.borrow_array(size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +71,6 @@ class FieldImages:
         first: (samples + 1) positions in the arrays: where those of each sample begin.
         is_list: Whether the field has a list of images in each sample.
         decoding: Their decoding, if the native core does it.
-        sent: What a child process sends in place of the pixels, if its parent can see them.
     """
 
     arrays: list[torch.Tensor]
@@ -83,12 +79,6 @@ class FieldImages:
     first: list[int]
     is_list: bool
     decoding: Batch | None
-    sent: RingPixels | RingViews | None
-
-    @property
-    def column(self) -> Any:
-        """The pixels in a batch."""
-        return self.pixels if self.sent is None else self.sent
 
     @property
     def pixels(self) -> Any:
@@ -98,8 +88,8 @@ class FieldImages:
     def columns(self, name: str) -> dict[str, Any]:
         """The field and its geometry, as a batch has them."""
         if self.geometry is None:
-            return {name: self.column}
-        return {name: self.column, geometry_field(name): as_tensors(self.geometry)}
+            return {name: self.pixels}
+        return {name: self.pixels, geometry_field(name): as_tensors(self.geometry)}
 
     def decoded(self) -> list[bool]:
         """For each sample whether all of its images were decoded; waits for them."""
@@ -210,27 +200,22 @@ def _begin_field(
         [row] if prefix in alone else _units(prefix, row, field, is_list) for _, prefix, row in rows
     ]
     first = [0, *itertools.accumulate(map(len, units))]
-    arrays, sent = _take(target, image, first[-1], is_list)
+    arrays = _take(target, image.batch_shapes(first[-1]))
     decoding = None
     geometry = None
     if pool is not None:
         decoding, geometry = _decode(rows, units, image, key, pool, arrays)
-    return FieldImages(arrays, bool(image.views), geometry, first, is_list, decoding, sent)
+    return FieldImages(arrays, bool(image.views), geometry, first, is_list, decoding)
 
 
-def _take(
-    target: BatchMemory,
-    image: ImageDecoder,
-    count: int,
-    is_list: bool,
-) -> tuple[list[torch.Tensor], RingPixels | RingViews | None]:
-    """Memory for so many images, of each view one after the other, and what is sent for it."""
-    shapes = image.batch_shapes(count)
-    if not image.views:
-        pixels, sent = target.take(shapes[0], is_list=is_list)
-        return [pixels], sent
-    whole, sent = target.take((sum(map(math.prod, shapes)),), is_list=is_list)
-    return carve(whole, shapes), None if sent is None else RingViews(sent, shapes)
+def _take(target: BatchMemory, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Memory for tensors of these shapes, one after the other."""
+    stops = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+    whole = target.take(stops[-1])
+    places = itertools.pairwise(stops)
+    return [
+        whole[start:stop].view(shape) for (start, stop), shape in zip(places, shapes, strict=True)
+    ]
 
 
 def _units(

@@ -241,7 +241,7 @@ class Collator:
         """The values of a field, by WebDataset's meaning of its last extension."""
         missing = any(name not in sample for sample in samples)
         if images is not None and not (missing or images.is_list):
-            return images.column
+            return images.pixels
         values: list[Any] = [sample.get(name) for sample in samples]
         if self.image is not None:
             pictures = picture_column(values, self.image)

@@ -23,7 +23,6 @@ from .epoch_progress import MAX_SEGMENTS, EpochProgress, State, check_batches
 from .epoch_sequence import Batches, Ints
 from .loader import Ahead, PCRLoader, refuse_batching, run_ahead
 from .shard_set import ShardSet, read_batches
-from .shared_ring import open_pixels
 
 _VERSION = 1
 _NO_EPOCH = -1
@@ -66,7 +65,7 @@ class PCRDataset(IterableDataset[Any]):
         ValueError: The numbers do not fit together.
     """
 
-    _ahead = Ahead()  # of the iteration that a loader begins
+    _ahead = Ahead()  # of the iteration that a loader begins, and in a worker of its own
     _known_order: tuple[Any, Order] | None = None
 
     def __init__(
@@ -181,14 +180,14 @@ class PCRDataset(IterableDataset[Any]):
     def hand_out(
         self,
         batches: Callable[[], Iterable[Any]],
-        ahead: Ahead = Ahead(),
+        ahead: Callable[[int], Ahead],
     ) -> Iterator[Any]:
         """Count the batches that a loader gives, and set the next epoch after the last one.
 
         Args:
             batches: Begins the loader's iteration; called after the epoch is set, because it may
                 start workers.
-            ahead: How this process decodes them, if it does.
+            ahead: How batches whose images take so many bytes are read and decoded.
         """
         self._check_rank()  # here, too: a spawned worker does not know its parent's process group
         # A loop that stops after len() batches, as Lightning's does, never sees the end of the
@@ -197,15 +196,16 @@ class PCRDataset(IterableDataset[Any]):
             self.set_epoch(self.epoch + 1)
         epoch = self.epoch
         self._progress = self._progress.begun(len(self))
-        self._ahead = ahead.with_ring(self.collate.of_epoch(epoch).batch_bytes(self.batch_size))
-        ring = self._ahead.memory.ring
+        # Its memory is needed as long as batches come.
+        chosen = ahead(self.collate.of_epoch(epoch).batch_bytes(self.batch_size))
+        self._ahead = chosen
         try:
             coming = iter(batches())
         finally:
             self._ahead = Ahead()
         for given, batch in enumerate(coming, 1):
             self._progress = self._progress.gave(given)
-            yield open_pixels(batch, ring)
+            yield batch
         self.set_epoch(epoch + 1)
 
     def state_dict(self, batches: int | None = None) -> State:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert, get_worker_info
 
 from .batch_images import BatchMemory
 from .cpus import decoding_threads
 from .epoch_progress import State
 from .shard_set import check_process
-from .shared_ring import SharedRing
+from .shared_ring import SharedRing, for_parent
 
 if TYPE_CHECKING:
     from .dataset import PCRDataset
@@ -52,14 +53,6 @@ class Ahead:
     batches: int = 0
     isolate: bool = False
     memory: BatchMemory = field(default_factory=BatchMemory)
-
-    def with_ring(self, slot_bytes: int) -> Ahead:
-        """With memory that a child process fills, for one iteration."""
-        if not self.isolate:
-            return self
-        # What is decoded ahead, what waits in the queue, and what the training loop has.
-        ring = SharedRing(slot_bytes, 2 * self.batches + 3)
-        return replace(self, memory=replace(self.memory, ring=ring))
 
 
 def run_ahead(
@@ -115,6 +108,9 @@ class PCRLoader(DataLoader[Any]):
                 raise ValueError("expected no persistent_workers with isolate=True")
             num_workers = 1
             options.setdefault("prefetch_factor", max(ahead.batches, 1))
+        if num_workers:
+            convert = options.get("collate_fn") or default_convert
+            options["collate_fn"] = partial(_collate_in_worker, convert)
         super().__init__(
             dataset,
             batch_size=None,
@@ -123,13 +119,30 @@ class PCRLoader(DataLoader[Any]):
             **options,
         )
         self.ahead = ahead
+        self._ring: SharedRing | None = None
 
     def __len__(self) -> int:
         # DataLoader's own remembers the length of one epoch, and warns when the next one has more.
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class
-        return self.dataset.hand_out(partial(_in_one_process, super().__iter__), self.ahead)
+        return self.dataset.hand_out(partial(_in_one_process, super().__iter__), self._with_ring)
+
+    def _with_ring(self, slot_bytes: int) -> Ahead:
+        """With memory that workers fill, if they fill any.
+
+        Workers that stay keep what they were given first.
+        """
+        ring = self._ring
+        if ring is None and self.num_workers and slot_bytes:
+            # What is decoded ahead, what waits for its turn, and what the training loop has.
+            slots = self.ahead.batches + (self.prefetch_factor or 0) + 3
+            # Without one, where a limit forbids so much, batches go torch's way.
+            with suppress(OSError):
+                ring = SharedRing(slot_bytes, slots, self.num_workers)
+        if self.persistent_workers:
+            self._ring = ring
+        return replace(self.ahead, memory=replace(self.ahead.memory, ring=ring))
 
     def state_dict(self) -> State:
         """Where the training loop is: after the last batch that it got."""
@@ -138,6 +151,12 @@ class PCRLoader(DataLoader[Any]):
     def load_state_dict(self, state: State) -> None:
         """Continue after that batch; see :meth:`PCRDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
+
+
+def _collate_in_worker(convert: Callable[[Any], Any], batch: Any) -> Any:
+    """What a worker sends for a batch."""
+    found = convert(batch)
+    return found if get_worker_info() is None else for_parent(found)
 
 
 def _in_one_process(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:

@@ -7,19 +7,22 @@ import itertools
 import multiprocessing
 import os
 import pathlib
+import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 from support import wait_for
 
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter
+from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter, View
 from pcrshard.errors import PCRError
 from pcrshard.testing import make_jpeg
-from pcrshard.training.shared_ring import SharedRing
+from pcrshard.training.shared_ring import SharedRing, for_parent
 
 OPTIONS = EpochOptions(seed=5)
 
@@ -111,21 +114,161 @@ def test_batches_that_are_kept_are_not_written_to(folder):
     assert all(torch.equal(row, images[2]) for row, (images, _) in zip(rows, expected, strict=True))
 
 
+WORKERS = [
+    {},
+    {"persistent_workers": True},
+    pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.long),
+    pytest.param(
+        {"persistent_workers": True, "multiprocessing_context": "forkserver"},
+        marks=pytest.mark.long,
+    ),
+]
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_workers_send_places(folder, options):
+    """Their batches are those of no worker, over epochs, and take no shared memory of torch's
+    unless many are kept.
+    """
+    whole = dataset(folder, image=96)
+    loader = dataset(folder, image=96).loader(2, **options)
+    for _ in range(2):
+        expected = copies(whole.loader(threads=0))
+        found = []
+        for images, labels in loader:
+            assert not images.is_shared()
+            found.append((images.clone(), labels))
+        assert same(found, expected)
+    kept = list(loader)
+    assert any(images.is_shared() for images, _ in kept)
+    assert same(kept, copies(whole.loader(threads=0)))
+
+
+def test_a_limit_of_memory_stops_no_loader(folder):
+    """Where a job may not take so much at once, it goes on with less."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, before[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            SharedRing(1 << 14, 1)
+        found = copies(dataset(folder).loader(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert same(found, copies(dataset(folder).loader(threads=0)))
+
+
+def in_floats(batch):
+    return {"x": batch[0][1:].float() / 255, "pixels": batch[0].permute(0, 2, 3, 1), "n": batch[1]}
+
+
+VIEWS = ImageDecoder(views=[View(16, 2, scale=(0.3, 1)), View(8, 3)], return_geometry=True)
+
+
+@pytest.mark.parametrize(
+    ("choices", "options"),
+    [
+        ({}, {"collate_fn": in_floats}),
+        ({"image": VIEWS, "fields": None}, {}),
+        ({"image": ImageDecoder(), "fields": None}, {}),
+    ],
+)
+def test_whatever_workers_make_comes(folder, choices, options):
+    """Batches of a collate_fn of one's own, of views, of whole images of many sizes."""
+    expected = list(dataset(folder, **choices).loader(threads=0, **options))
+    found = list(dataset(folder, **choices).loader(2, **options))
+    assert str(found) == str(expected)
+
+
+def received(sent):
+    """What a parent gets of it."""
+    return pickle.loads(ForkingPickler.dumps(sent))
+
+
 def test_a_ring_is_used_again():
-    """A slot is free again when the last tensor of it is gone, and never before."""
+    """A slot is free again when the last tensor of it is gone in both processes, never before."""
     ring = SharedRing(12, 2)
-    first, sent = ring.take((3, 4))
-    first[:] = 7
-    opened = ring.open(sent)
+    taken = ring.take(12)
+    taken[:] = 7
+    first = ring.place(taken.view(3, 4), set())
+    opened = received(first)
     row = opened[1]
-    assert ring.take((13,)) is None
-    assert ring.take((12,)) is not None
-    assert ring.take((1,)) is None
+    assert ring.take(13) is None
+    other = ring.take(12)
+    assert ring.take(1) is None
     del opened
-    assert ring.take((1,)) is None
+    del taken
+    assert ring.take(1) is None
     assert row.tolist() == [7] * 4
     del row
-    assert ring.take((1,)) is not None
+    assert ring.take(1) is not None
+    # What is not sent is free when it is dropped.
+    del other
+    assert ring.take(1) is not None
+
+
+def test_several_tensors_lie_in_one_slot():
+    """Views of an image, rows, and pictures turned round are sent as places, each as it is."""
+    ring = SharedRing(48, 1)
+    whole = ring.take(48)
+    whole.copy_(torch.arange(48))
+    pixels = whole.view(2, 4, 2, 3)
+    parts = {"a": pixels[0], "b": [pixels[1].permute(2, 0, 1), whole[5:5]], "c": pixels[:, ::2]}
+    sent = for_parent(parts)
+    assert len(ForkingPickler.dumps(sent)) < 600
+    found = received(sent)
+    assert str(found) == str(parts)
+    del whole, pixels, parts, sent
+    del found["a"], found["b"]
+    assert ring.take(1) is None
+    assert found["c"].flatten().tolist()[:3] == [0, 1, 2]
+
+
+def test_a_slot_is_sent_once():
+    """A worker that keeps a batch and sends it again sends a copy: the first may be gone."""
+    ring = SharedRing(12, 1)
+    kept = ring.take(12)
+    kept[:] = 3
+    first = received(for_parent([kept]))
+    again = for_parent([kept])
+    assert torch.equal(received(again)[0], first[0])
+    assert ring.take(1) is None
+
+
+SMALL = [
+    torch.tensor(3),
+    torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
+    torch.tensor([True, False]),
+    torch.arange(6).view(2, 3).t(),
+    torch.zeros(0, 3),
+    torch.tensor([1 + 2j]),
+    torch.nn.Parameter(torch.ones(2)),
+]
+
+
+def test_small_tensors_are_sent_as_bytes():
+    """Labels and the like come as they were, without shared memory of their own."""
+    found = received(for_parent(SMALL))
+    assert list(map(str, found)) == list(map(str, SMALL))
+    assert [each.dtype for each in found] == [each.dtype for each in SMALL]
+    found[0].add_(1)
+    odd = [torch.eye(3, dtype=torch.uint8).to_sparse(), "text", None]
+    assert for_parent(odd) == odd
+
+
+def test_a_forked_child_gives_nothing_back():
+    """What it drops of a batch its parent may still use."""
+    ring = SharedRing(12, 1)
+    taken = ring.take(12)
+    opened = received(ring.place(taken, set()))
+    del taken
+    child = os.fork()
+    if child == 0:
+        del opened
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ring.take(1) is None
+    assert opened.shape == (12,)
 
 
 def leave_early(loader):
@@ -163,31 +306,34 @@ def fork(loader):
 ENDS = [leave_early, fail, go_through, fork]
 
 
-def end_often(folder, end, isolate, times):
-    """However an iteration ends, its threads or child, descriptors and segments are gone."""
-    end(dataset(folder).loader(threads=2, isolate=isolate))
+PROCESSES = [{"threads": 2}, {"threads": 2, "isolate": True}, {"num_workers": 2}]
+
+
+def end_often(folder, end, options, times):
+    """However an iteration ends, its threads or processes, descriptors and segments are gone."""
+    end(dataset(folder).loader(**options))
     gc.collect()
     before = open_things()
     for _ in range(times):
-        end(dataset(folder).loader(threads=2, isolate=isolate))
+        end(dataset(folder).loader(**options))
         gc.collect()
         wait_for(lambda: open_things() == before, 5)
         assert open_things() == before
 
 
-@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("options", PROCESSES)
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_left(folder, end, isolate):
+def test_nothing_is_left(folder, end, options):
     """A loop may end in any way, several times."""
-    end_often(folder, end, isolate, 3)
+    end_often(folder, end, options, 3)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("options", PROCESSES)
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_left_of_a_hundred(folder, end, isolate):
+def test_nothing_is_left_of_a_hundred(folder, end, options):
     """Nor of a hundred loops."""
-    end_often(folder, end, isolate, 100)
+    end_often(folder, end, options, 100)
 
 
 @pytest.mark.parametrize("isolate", [False, True])
