@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from . import cache_locks
+from . import cache_folder, cache_locks
 from .cache_extents import (
     ENTRY,
     Use,
@@ -76,6 +76,11 @@ def make_room(
         Whether they may be written.
     """
     if size > limit:
+        cache_folder.warn_once(
+            folder,
+            f"prefixes larger than all of the cache {folder}, {limit} bytes, are read without "
+            "being kept: give it more cache_bytes",
+        )
         return False
     counter = _counter(folder)
     # Counted first and written then: a crash leaves the count too high, which the look at the

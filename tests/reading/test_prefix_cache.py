@@ -477,11 +477,17 @@ def test_a_shard_that_was_just_stored_loses_its_highest_scans_first(tmp_path):
         assert [a for a, _ in ranges] == [0, *(b for _, b in ranges[:-1])]
 
 
-def test_larger_than_the_bound_is_read_and_not_kept(tmp_path):
-    """A prefix that does not fit at all passes through, and throws nothing out."""
+def test_larger_than_the_bound_is_read_and_not_kept(tmp_path, caplog):
+    """A prefix that does not fit at all passes through, and throws nothing out; that is said once,
+    because a cache that is too small would otherwise only be slow.
+    """
     store = Store(PrefixCache(str(tmp_path), 5000))
     store("a", 3000)
     store("b", 7000)
+    store("c", 7000)
+    assert [r.message.count("cache_bytes") for r in caplog.records if r.levelname == "WARNING"] == [
+        1
+    ]
     assert extents(tmp_path) == {"a": [(0, 1000), (1000, 2500), (2500, 3000)]}
 
 
