@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from .. import storage
@@ -55,11 +56,15 @@ def drop_extents(folder: str) -> None:
         unlink(extent.path)
 
 
-def drop_other_versions(folder: str) -> None:
-    """Remove the extents of all other contents of a shard."""
-    for other in list_folder(os.path.dirname(folder)):
-        if other.path != folder:
-            drop_extents(other.path)
+def drop_other_versions(folder: str) -> list[str]:
+    """Remove all other contents of a shard; the folders that they were in."""
+    others = [other.path for other in list_folder(os.path.dirname(folder)) if other.path != folder]
+    for other in others:
+        drop_extents(other)
+        unlink(os.path.join(other, ENTRY))
+        with suppress(OSError):
+            os.rmdir(other)
+    return others
 
 
 class Use(NamedTuple):

@@ -222,9 +222,10 @@ class PrefixCache:
         A full disk costs the caching, not the read.
         """
         try:
-            drop_other_versions(entry)
             # One writer at a time, because what is counted must be there when another counts.
             with cache_locks.hold(self.folder, "usage", cancel=cancel):
+                for other in drop_other_versions(entry):
+                    cache_locks.drop(other)
                 size = len(view) - bounds[0]
                 if not self._make_room(size, (entry, len(view))):
                     return
