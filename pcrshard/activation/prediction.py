@@ -137,10 +137,22 @@ def sample(flat: Tensor, grid: Grid) -> Tensor:
     """(images, channels, places) of (n,): some of each channel, from all over it; contiguous."""
     whole = flat.view(grid.sizes)
     images = _IMAGES * _PLACES if grid.inner == 1 else _IMAGES
-    step = max(grid.outer // images, 1)
-    return whole[::step, :, :: max(grid.inner // _PLACES, 1)].clone(
-        memory_format=torch.contiguous_format
-    )
+    outer = _spread(grid.outer, images).to(flat.device)
+    inner = _spread(grid.inner, _PLACES).to(flat.device)
+    found: Tensor = whole[outer[:, None], :, inner]
+    return found.movedim(2, 1).contiguous()
+
+
+def _spread(count: int, most: int) -> Tensor:
+    """At most so many of ``count`` positions, one from each part, and always the same.
+
+    Not every so many-th, which would often be the left edge of each row: padding, or a frame.
+    """
+    if count <= most:
+        return torch.arange(count)
+    generator = torch.Generator().manual_seed(0)
+    within = torch.rand(most, generator=generator, dtype=torch.float64)
+    return (within.add_(torch.arange(most)) * (count / most)).long()
 
 
 def predict(

@@ -180,7 +180,7 @@ class Predictor:
         grid: Grid,
     ) -> Predicted | None:
         """What the last tensor says, alone or with one before; ``None`` if it is little."""
-        alike = [known for known in reversed(self._known) if known.layout == layout]
+        alike = [known for known in reversed(self._known) if _is_alike(known, values, layout)]
         if not alike or bool((values < 0).any()):
             return None
         last, *others = alike
@@ -189,6 +189,11 @@ class Predictor:
             if lines is not None:
                 return Predicted(tuple(each.coded for each in known), lines)
         return None
+
+
+def _is_alike(known: _Known, values: Tensor, layout: Layout) -> bool:
+    """Whether both lie alike, and on one device: a model may be spread over several."""
+    return known.layout == layout and known.coded.device == values.device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -193,7 +193,11 @@ def require_manifest(url: str, options: storage.Options | None = None) -> Manife
     """
     manifest = read_manifest(url, options)
     if manifest is None:
-        raise VersionUnavailable("expected a store of checkpoints, there is none", url=url)
+        raise VersionUnavailable(
+            "expected a store of checkpoints, there is none; where only its manifest was lost, "
+            "`pcrshard checkpoint recover` writes it again",
+            url=url,
+        )
     return manifest
 
 

@@ -10,13 +10,11 @@ from operator import methodcaller
 from typing import Any, NamedTuple
 
 from .. import storage
-from ..errors import EncodeError, StorageError
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
+from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
 from ..reading.dataset_folder import Opened, open_dataset
 from ..reading.shard import Shard
-from ..redaction import redact_url
 
 Run = Callable[[Namespace], object]
 # Makes a value of a word, or raises ArgumentTypeError.
@@ -161,20 +159,11 @@ def open_source(url: str) -> Opened:
     """A dataset, or one shard as a dataset: its index, and the URLs of its shards.
 
     Raises:
-        EncodeError: There is no dataset index.
+        StorageError: There is no dataset index.
     """
     if is_shard(url):
         return _index_of(Shard(url)), [url]
-    try:
-        return open_dataset(url)
-    except StorageError as error:
-        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            raise
-        where = redact_url(url)
-        raise EncodeError(
-            f"no {DATASET_INDEX} in {where}; "
-            "make a dataset with `pcrshard encode`, or name one shard"
-        ) from error
+    return open_dataset(url)
 
 
 def _index_of(shard: Shard) -> DatasetIndex:

@@ -86,7 +86,11 @@ def _add_writing(inner: Any) -> None:
 
 
 def _ls(args: argparse.Namespace) -> int:
+    from ..checkpoint.manifest import require_manifest
+
     records = open_store(args).versions()
+    if not records:
+        require_manifest(args.store)  # an empty store is no error, something else is
     if args.json:
         print(json.dumps([_record_figures(record) for record in records]))
         return 0

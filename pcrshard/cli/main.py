@@ -61,19 +61,19 @@ def _run(words: Sequence[str]) -> int:
     try:
         status = int(args.run(args) or 0)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has seen enough (| head).
-        # Python would complain once more when it closes standard output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (PCRError, KeyboardInterrupt) as error:
         return _tell(args.command, error)
+    except OSError as error:
+        # Python would complain once more when it closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has seen enough (| head), or the report does not fit on a disk.
+        return 0 if isinstance(error, BrokenPipeError) else _tell(args.command, error)
     return status
 
 
 def _tell(command: str, error: BaseException) -> int:
     """Print why a command has ended; returns its exit status."""
-    if isinstance(error, PCRError):
+    if isinstance(error, PCRError | OSError):
         print(f"pcrshard {command}: {error}", file=sys.stderr)
         return 1
     # What the command knows of how to go on.

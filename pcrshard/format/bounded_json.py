@@ -75,7 +75,8 @@ def _items(
 ) -> Iterator[Span]:
     """Where the items are that commas part, between two brackets."""
     opened = _after_space(text, span[0])
-    require(text[opened : opened + 1] == brackets[0], f"expected JSON in {brackets}")
+    begin = text[opened : opened + 20]
+    require(begin.startswith(brackets[0]), f"expected JSON in {brackets}, got {begin!r}")
     start = position = opened + 1
     while True:
         at, found = _find(_ITEM, text, position)

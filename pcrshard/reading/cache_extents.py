@@ -7,9 +7,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+from .. import storage
 from ..checksum import crc32c
+from ..memory import Buffer
 
 ENTRY = "entry.json"
 _MAX_ENTRY_BYTES = 1 << 16
@@ -53,22 +56,36 @@ def drop_extents(folder: str) -> None:
         unlink(extent.path)
 
 
-def drop_other_versions(folder: str) -> None:
-    """Remove the extents of all other contents of a shard."""
-    for other in list_folder(os.path.dirname(folder)):
-        if other.path != folder:
-            drop_extents(other.path)
+def drop_other_versions(folder: str) -> list[str]:
+    """Remove all other contents of a shard; the folders that they were in."""
+    others = [other.path for other in list_folder(os.path.dirname(folder)) if other.path != folder]
+    for other in others:
+        drop_extents(other)
+        unlink(os.path.join(other, ENTRY))
+        with suppress(OSError):
+            os.rmdir(other)
+    return others
 
 
-def by_last_use(folder: str) -> Iterator[tuple[Extent, float]]:
-    """Extents and when they were last used.
+class Use(NamedTuple):
+    """When an extent was last used, and whether the shard was read without it since then."""
+
+    extent: Extent
+    last: float
+    is_idle: bool
+
+
+def by_last_use(folder: str) -> Iterator[Use]:
+    """Extents, the last one first, and when they were last used.
 
     Who uses one uses all before it, so that a shard loses its last ones first.
     """
+    extents = list_extents(folder)
+    first = last_use(extents[0]) if extents else 0.0
     latest = 0.0
-    for extent in reversed(list_extents(folder)):
+    for extent in reversed(extents):
         latest = max(latest, last_use(extent))
-        yield extent, latest
+        yield Use(extent, latest, latest < first)
 
 
 def held_bytes(extents: Sequence[Extent]) -> int:
@@ -147,3 +164,18 @@ def read_entry(folder: str) -> tuple[str, tuple[int, ...]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return "?", ()
+
+
+def write_file(
+    path: str,
+    data: Buffer,
+    now: int,
+) -> None:
+    """Write a file of this time that appears whole or not at all.
+
+    It is not synced: what a power cut leaves of it is found by its checksum.
+    """
+    with storage.atomic_write(path, durable=False) as file:
+        file.write(data)
+        file.flush()
+        os.utime(file.fileno(), ns=(now, now))

@@ -67,12 +67,24 @@ def hold_entry(
     Yields:
         Whether it is held.
     """
-    parent, identity = os.path.split(entry)
-    entries, url = os.path.split(parent)
-    name = f"{kind}-{url}-{identity}"
-    folder = os.path.dirname(entries)
+    folder, name = _place(kind, entry)
     with hold(folder, name, shared=shared, wait=wait, cancel=cancel) as held:
         yield held
+
+
+def _place(kind: str, entry: str) -> tuple[str, str]:
+    """The cache's folder, and the name of a lock of an entry."""
+    parent, identity = os.path.split(entry)
+    entries, url = os.path.split(parent)
+    return os.path.dirname(entries), f"{kind}-{url}-{identity}"
+
+
+def drop(entry: str) -> None:
+    """Remove the locks of an entry that is gone, but those that somebody holds."""
+    for kind in _ENTRY_LOCKS:
+        folder, name = _place(kind, entry)
+        with suppress(OSError):
+            remove_lock(os.path.join(folder, "locks", name))
 
 
 def sweep(folder: str) -> None:

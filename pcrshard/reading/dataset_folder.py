@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import storage
+from ..errors import StorageError
 from ..format.dataset_index import DATASET_INDEX, MAX_DATASET_INDEX_BYTES, DatasetIndex
 from ..storage.retry import Retry
 from .shard import Shard
@@ -49,14 +50,31 @@ def open_dataset(
     found = index_url(url)
     path, query = storage.split_query(found)
     folder = path.removesuffix(f"/{DATASET_INDEX}") + query
-    data = storage.read_bytes(
-        found,
-        options=storage_options,
-        max_bytes=MAX_DATASET_INDEX_BYTES,
-        retry=retry or Retry(),
-    )
+    try:
+        data = storage.read_bytes(
+            found,
+            options=storage_options,
+            max_bytes=MAX_DATASET_INDEX_BYTES,
+            retry=retry or Retry(),
+        )
+    except StorageError as error:
+        cause = error.__cause__
+        if not isinstance(cause, FileNotFoundError | NotADirectoryError):
+            raise
+        raise StorageError(f"no {DATASET_INDEX} there; {_instead(folder)}", url=found) from cause
     index = DatasetIndex.decode(data, url=found)
     return index, [storage.join(folder, shard.name) for shard in index.shards]
+
+
+def _instead(folder: str) -> str:
+    """What else to do about a folder that is no dataset."""
+    inside = []
+    if storage.is_local(folder) and os.path.isdir(folder):
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        inside = [name for name in names if os.path.exists(index_url(os.path.join(folder, name)))]
+    if inside:
+        return f"name one of its folders that are datasets: {', '.join(inside[:5])}"
+    return "make a dataset with `pcrshard encode`, or name the folder of one"
 
 
 def check_claims(

@@ -15,39 +15,33 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from .. import memory, storage
+from .. import memory
 from ..checksum import crc32c
-from ..memory import Buffer
 from ..redaction import get_logger, redact_url
 from ..storage.retry import Cancel, Cancelled
-from . import cache_folder, cache_locks
+from . import cache_folder, cache_locks, cache_room
 from .cache_extents import (
     ENTRY,
-    Extent,
-    by_last_use,
     drop_extents,
     drop_other_versions,
     encode_entry,
     held_bytes,
     last_use,
     list_extents,
-    list_folder,
     read_entry,
     read_extent,
     unlink,
+    write_file,
 )
 
 log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
-# An entry's folder, and the byte from which on nobody has a use for it.
-Own = tuple[str, int]
 
 
 def is_cache(folder: str) -> bool:
@@ -82,10 +76,11 @@ class PrefixCache:
         folder: Made when it is not there. Local disk: it relies on ``flock`` and on atomic renames.
             One that belongs to another user, or that anybody can write to, is not used.
         max_bytes: What the extents may take; ``None`` for no bound.
-        since: When the job began, in seconds since 1970: what was used since then is not dropped
-            for something else, which is not kept then. Each epoch has an order of its own, in which
-            the least recently used shards would often be those that come next: half of the shards
-            on disk then save half of the bytes, not a sixth.
+        since: When the job began, in seconds since 1970; by default now: what was used since then
+            is not dropped for something else, which is not kept then. Each epoch has an order of
+            its own, in which the least recently used shards would often be those that come next:
+            half of the shards on disk then save half of the bytes, not a sixth. With ``math.inf``
+            those least recently used go.
 
     Attributes:
         hit_bytes: What this object served from disk.
@@ -96,11 +91,11 @@ class PrefixCache:
         self,
         folder: str,
         max_bytes: int | None = None,
-        since: float = math.inf,
+        since: float | None = None,
     ) -> None:
         self.folder = os.path.abspath(folder)
         self.max_bytes = max_bytes
-        self.since = since
+        self.since = time.time() if since is None else since
         self.hit_bytes = 0
         self.fetched_bytes = 0
 
@@ -168,7 +163,7 @@ class PrefixCache:
 
     def entries(self) -> list[Cached]:
         """What is held, least recently used first."""
-        found = filter(None, map(_cached, self._folders()))
+        found = filter(None, map(_cached, cache_room.entry_folders(self.folder)))
         return sorted(found, key=lambda cached: cached.last_use)
 
     def clear(self) -> int:
@@ -179,19 +174,14 @@ class PrefixCache:
         """
         cache_folder.check_marked(self.folder)
         with cache_locks.hold(self.folder, "usage"):
-            freed = self._evict(lambda _: True, until=math.inf)
-            self._sweep()
+            freed = cache_room.evict(self.folder, lambda _: True)
+            cache_room.sweep(self.folder)
+            cache_room.forget_count(self.folder)
         return freed
 
     def _entry(self, url: str, identity: str) -> str:
         names = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (url, identity))
         return os.path.join(self.folder, "entries", *names)
-
-    def _folders(self) -> Iterator[str]:
-        """The folder of each version of each shard."""
-        for url in list_folder(os.path.join(self.folder, "entries")):
-            if url.is_dir():
-                yield from (found.path for found in list_folder(url.path) if found.is_dir())
 
     def _read(
         self,
@@ -232,106 +222,30 @@ class PrefixCache:
         A full disk costs the caching, not the read.
         """
         try:
-            drop_other_versions(entry)
             # One writer at a time, because what is counted must be there when another counts.
             with cache_locks.hold(self.folder, "usage", cancel=cancel):
-                if not self._make_room(len(view) - bounds[0], (entry, len(view))):
+                for other in drop_other_versions(entry):
+                    cache_locks.drop(other)
+                size = len(view) - bounds[0]
+                if not self._make_room(size, (entry, len(view))):
                     return
                 os.makedirs(entry, exist_ok=True)
                 # One time for all, by the clock of _read: the file system's is coarser, and
                 # extents of a shard are dropped from the top.
                 now = time.time_ns()
-                _write(os.path.join(entry, ENTRY), described, now)
+                write_file(os.path.join(entry, ENTRY), described, now)
                 for start, stop in itertools.pairwise(bounds):
                     part = view[start:stop]
                     name = f"{start:014d}-{stop:014d}-{crc32c(part):08x}"
-                    _write(os.path.join(entry, name), part, now)
+                    write_file(os.path.join(entry, name), part, now)
         except Cancelled:
             raise
         except OSError as error:
             cache_folder.warn_going_on(self.folder, "write to", error)
 
-    def _make_room(self, size: int, own: Own) -> bool:
-        """Count ``size`` bytes before they are written, and evict when they would be too many.
-
-        Returns:
-            Whether they may be written.
-        """
+    def _make_room(self, size: int, own: cache_room.Own) -> bool:
         limit = self.max_bytes
-        if limit is None:
-            return True
-        counter = os.path.join(self.folder, "locks", "usage-bytes")
-        # Counted first and written then: a crash leaves the count too high, which the look at the
-        # files corrects.
-        total = _read_number(counter)
-        if total is None or total + size > limit:
-            self._sweep()
-            total = self._num_bytes()
-            excess = total + size - limit
-            if size <= limit:
-                total -= self._evict(lambda freed: freed < excess, own, self.since)
-        fits = total + size <= limit
-        _write(counter, str(total + size * fits).encode(), time.time_ns())
-        return fits
-
-    def _num_bytes(self) -> int:
-        """Bytes of all extents."""
-        extents = itertools.chain(*map(list_extents, self._folders()))
-        return sum(extent.num_bytes for extent in extents)
-
-    def _evict(
-        self,
-        go_on: Callable[[int], bool],
-        own: Own = ("", 0),
-        until: float = math.inf,
-    ) -> int:
-        """Drop extents while ``go_on(freed)``.
-
-        Tails go before first groups, least recently used first, highest first within a shard.
-
-        What another reader has locked stays, and what was used at ``until`` or later; ``own`` is an
-        entry that the caller has locked, and the byte from which on it has no use for it.
-        """
-        freed = 0
-        busy = set()
-        for extent, folder in self._by_worth(until):
-            if not go_on(freed):
-                break
-            if folder in busy:
-                continue
-            with cache_locks.hold_entry("use", folder, wait=False) as free:
-                if free or (folder == own[0] and extent.start >= own[1]):
-                    freed += extent.num_bytes * unlink(extent.path)
-                else:
-                    busy.add(folder)
-        return freed
-
-    def _by_worth(self, until: float) -> list[tuple[Extent, str]]:
-        """Extents last used before ``until``, and their folders; those first that go first."""
-        found = [
-            (extent.start == 0, used, -extent.start, extent, folder)
-            for folder in self._folders()
-            for extent, used in by_last_use(folder)
-            if used < until
-        ]
-        found.sort(key=lambda item: item[:3])
-        return [(extent, folder) for *_, extent, folder in found]
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left, and entries of which nothing is held.
-
-        Only with the ``usage`` lock, which every writer holds.
-        """
-        for folder in [os.path.join(self.folder, "locks"), *self._folders()]:
-            for file in list_folder(folder):
-                if file.name.endswith(".tmp"):
-                    unlink(file.path)
-            if not list_extents(folder) and os.path.basename(folder) != "locks":
-                unlink(os.path.join(folder, ENTRY))
-                with suppress(OSError):
-                    os.rmdir(folder)
-                    os.rmdir(os.path.dirname(folder))
-        cache_locks.sweep(self.folder)
+        return limit is None or cache_room.make_room(self.folder, limit, size, own, self.since)
 
 
 def _cached(folder: str) -> Cached | None:
@@ -350,27 +264,3 @@ def _bounds(
 ) -> list[int]:
     """Where extents of ``[start, stop)`` begin and end: at prefix stops."""
     return [start, *sorted({bound for bound in stops if start < bound < stop}), stop]
-
-
-def _read_number(path: str) -> int | None:
-    try:
-        with open(path, "rb") as file:
-            number = int(file.read(20))
-            return number if number >= 0 else None
-    except (OSError, ValueError):
-        return None
-
-
-def _write(
-    path: str,
-    data: Buffer,
-    now: int,
-) -> None:
-    """Write a file of this time that appears whole or not at all.
-
-    It is not synced: what a power cut leaves of it is found by its checksum.
-    """
-    with storage.atomic_write(path, durable=False) as file:
-        file.write(data)
-        file.flush()
-        os.utime(file.fileno(), ns=(now, now))

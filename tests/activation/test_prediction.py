@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pcrshard import compress_activations
+from pcrshard.activation.codecs import Int8
 from pcrshard.activation.layout import Layout, layout_of
 from pcrshard.activation.prediction import Grid, Lines, grid_of, predict
-from pcrshard.activation.sign_exact import quantise
+from pcrshard.activation.sign_exact import Quantised, quantise
+from pcrshard.activation.stored import Predictor
 from pcrshard.native import fused_quantiser
 
 
@@ -75,6 +77,32 @@ def test_gradients_are_the_same_bit_for_bit(act, memory_format):
     assert all(map(torch.equal, gradients, expected))
     assert [row.error_bound for row in found.rows] == [row.error_bound for row in plain.rows]
     assert found.ratio >= plain.ratio * (1.1 if isinstance(act, nn.ReLU) else 0.999)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_pictures_in_a_frame(memory_format):
+    """What is at the left and right edges of each picture says nothing of the rest."""
+    model = make_model().to(memory_format=memory_format)
+    images = images_of(64)
+    images[..., :4] = 0
+    images[..., -4:] = 0
+    images = images.to(memory_format=memory_format)
+    plain, expected = step(model, "zstd", images)
+    found, gradients = step(model, "predicted", images)
+    assert all(map(torch.equal, gradients, expected))
+    assert found.ratio > plain.ratio * 1.12
+
+
+def test_a_model_on_two_devices():
+    """What lies on one is not predicted from what lies on the other."""
+    predictor = Predictor(remembers=True)
+    values = torch.rand(2, 1, 1024, generator=torch.Generator().manual_seed(0))
+    for device in ("meta", "cpu"):  # meta stands for an accelerator
+        flat = values.flatten().to(device)
+        codes = torch.ones(2048, dtype=torch.int8, device=device)
+        quantised = Quantised(codes, 0.5, "nearest", torch.float32)
+        coded = predictor.encode(flat, quantised, layout_of(values), Int8())
+        assert coded.predicted is None
 
 
 @pytest.mark.parametrize("options", [{}, {"inputs": True}, {"offload": True}])

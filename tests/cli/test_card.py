@@ -23,4 +23,4 @@ def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, capsys, fails)
 def test_a_card_needs_a_dataset(tmp_path, fails):
     """A URL, a file and an empty folder are refused in a sentence."""
     fails("card", "s3://bucket/pets", words=["local folder"])
-    fails("card", tmp_path, words=["no pcr.json", "pcrshard encode"])
+    fails("card", tmp_path, words=["no pcr.json there", "pcrshard encode"])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.cli import checkpoint
-from pcrshard.errors import BrokenChain
+from pcrshard.errors import BrokenChain, VersionUnavailable
 
 
 def state(number):
@@ -56,6 +56,16 @@ def test_ls_lists_versions(run, store):
     _, rows = run("ls", store.url, "--json")
     assert [row["reference"] for row in rows] == [2, 3, None, 5, None]
     assert [row["id"] for row in rows] == [record.id.hex() for record in store.versions()]
+
+
+def test_ls_of_what_is_no_store_is_an_error(run, store, tmp_path):
+    """A lost manifest or a wrong folder does not look like a store without versions."""
+    (tmp_path / "run" / "manifest.pcm").unlink()
+    for folder in (store.url, tmp_path / "nothing"):
+        with pytest.raises(VersionUnavailable, match="pcrshard checkpoint recover"):
+            run("ls", folder)
+    run("recover", store.url)
+    assert run("ls", store.url)[1].splitlines()[-1].startswith("5 versions, ")
 
 
 def test_show_tells_what_happened_to_each_tensor(run, store):

@@ -185,6 +185,23 @@ def test_a_reader_that_stops_early(dataset):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="THERE IS NO /dev/full")
+def test_a_full_disk_under_the_report(dataset):
+    """``pcrshard info ... > FILE`` on a full disk is one line, and no success."""
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*RUN, "info", str(dataset)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("pcrshard info: ")
+    assert "No space left" in line
+
+
 def test_an_interrupt_is_one_line(tmp_path):
     """Ctrl-C ends with one line and the shell's exit code for it."""
     listed = tmp_path / "list.tsv"

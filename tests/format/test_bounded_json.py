@@ -46,6 +46,12 @@ def test_damage_is_refused(text):
         made(text)
 
 
+def test_another_file_is_shown():
+    """The page of a proxy in place of an index is told by its first words."""
+    with pytest.raises(CorruptIndex, match="got '<html>log in</html>'"):
+        made("<html>log in</html>")
+
+
 def test_a_value_has_a_bound():
     """A long value of a known name is refused, one of an unknown name is skipped."""
     long = "[" + "[]," * MAX_VALUE + "1]"

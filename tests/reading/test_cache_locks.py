@@ -3,6 +3,7 @@ pile up.
 """
 
 import contextlib
+import math
 import os
 import threading
 
@@ -80,6 +81,7 @@ def test_locks_go_with_their_shards(cache):
         with open(os.path.join(cache.folder, "locks", name), "w"):
             pass
     cache.max_bytes = 3 * NUM_BYTES
+    cache.since = math.inf
     for number in range(20):
         read(cache, f"b-{number}.tar")
     assert len(cache.entries()) == 3
@@ -87,3 +89,17 @@ def test_locks_go_with_their_shards(cache):
     # Two for each shard, and for the one that was dropped last; two for the whole folder.
     assert len(held) <= 2 * (3 + 1) + 2
     assert not {"use-0a", "fetch-ff"} & set(held)
+
+
+def test_locks_go_with_versions_of_a_shard(cache):
+    """A cache without a bound, of shards that are made anew each night, has the last ones only."""
+    for version in range(20):
+
+        def fetch(start, view):
+            view[:] = bytes(len(view))
+
+        with cache.open_prefix("a.tar", str(version), (NUM_BYTES,), NUM_BYTES, fetch):
+            pass
+    assert len(locks(cache)) == 3  # of the shard two, and of the whole folder one
+    (folder,) = os.scandir(os.path.join(cache.folder, "entries"))
+    assert len(os.listdir(folder)) == 1

@@ -47,6 +47,18 @@ def test_what_is_no_dataset_is_an_error(tmp_path):
         open_dataset(tmp_path)
 
 
+def test_a_folder_of_datasets_says_which_there_are(dataset, tmp_path):
+    """Who names the folder of train and val is told so, in Python as in the commands."""
+    for name in ("train", "val"):
+        (tmp_path / name).symlink_to(dataset)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(StorageError, match="folders that are datasets: train, val") as caught:
+        open_dataset(tmp_path)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    with pytest.raises(StorageError, match="pcrshard encode"):
+        open_dataset(tmp_path / "nothing")
+
+
 @pytest.fixture
 def boasting(tmp_path):
     """A dataset index that claims 10 million samples, all of them in shards that are not there."""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import multiprocessing
 import os
 import pathlib
@@ -117,7 +118,7 @@ def test_half_of_a_set_on_disk_saves_half_of_the_bytes(tmp_path):
     lately = Store(PrefixCache(str(tmp_path / "cache"), half, time.time()))
     assert epoch(lately, names, 0) == 1
     assert max(epoch(lately, names, number) for number in (1, 2, 3)) <= 0.51
-    without = Store(PrefixCache(str(tmp_path / "other"), half))
+    without = Store(PrefixCache(str(tmp_path / "other"), half, math.inf))
     assert epoch(without, names, 0) == 1
     assert min(epoch(without, names, number) for number in (1, 2, 3)) > 0.7
 
@@ -231,7 +232,9 @@ def test_whatever_happens_to_files_the_bytes_are_right(tmp_path, seed):
     fetch and nothing else.
     """
     rng = random.Random(seed)
-    store = Store(PrefixCache(str(tmp_path), rng.choice([None, 20_000])))
+    store = Store(
+        PrefixCache(str(tmp_path), rng.choice([None, 20_000]), rng.choice([None, math.inf]))
+    )
     for _ in range(30):
         store(rng.choice("abcd"), rng.choice(SCANS))
         files = files_of(tmp_path)
@@ -400,7 +403,7 @@ def test_any_error_of_the_disk_costs_the_caching_only(store, monkeypatch, caplog
     def fail(path, *_):
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(cache_module, "_write", fail)
+    monkeypatch.setattr(cache_module, "write_file", fail)
     store("a", 7000)
     assert os.strerror(number) in caplog.text
     monkeypatch.undo()
@@ -421,7 +424,7 @@ def test_never_over_the_bound_and_evicts_in_the_promised_order(tmp_path, seed, m
     clock = iter(range(10**18, 10**19, 10**10))
     monkeypatch.setattr(cache_module.time, "time_ns", lambda: next(clock))
     limit = rng.choice([9000, 15_000, 30_000])
-    store = Store(PrefixCache(str(tmp_path), limit))
+    store = Store(PrefixCache(str(tmp_path), limit, math.inf))
     held, used = {}, {}
     for step in range(60):
         name, scan = rng.choice("abcdefg"), rng.randrange(len(SCANS))
@@ -466,7 +469,7 @@ def _evict_in_the_model(held, used, limit, own):
 
 def test_a_shard_that_was_just_stored_loses_its_highest_scans_first(tmp_path):
     """Under pressure a shard becomes a lower scan, not a heap of pieces that no read can use."""
-    store = Store(PrefixCache(str(tmp_path), 12_000))
+    store = Store(PrefixCache(str(tmp_path), 12_000, math.inf))
     store("a", 9000)
     store("b", 3000)
     store("c", 3000)
@@ -474,11 +477,17 @@ def test_a_shard_that_was_just_stored_loses_its_highest_scans_first(tmp_path):
         assert [a for a, _ in ranges] == [0, *(b for _, b in ranges[:-1])]
 
 
-def test_larger_than_the_bound_is_read_and_not_kept(tmp_path):
-    """A prefix that does not fit at all passes through, and throws nothing out."""
+def test_larger_than_the_bound_is_read_and_not_kept(tmp_path, caplog):
+    """A prefix that does not fit at all passes through, and throws nothing out; that is said once,
+    because a cache that is too small would otherwise only be slow.
+    """
     store = Store(PrefixCache(str(tmp_path), 5000))
     store("a", 3000)
     store("b", 7000)
+    store("c", 7000)
+    assert [r.message.count("cache_bytes") for r in caplog.records if r.levelname == "WARNING"] == [
+        1
+    ]
     assert extents(tmp_path) == {"a": [(0, 1000), (1000, 2500), (2500, 3000)]}
 
 
@@ -574,7 +583,7 @@ def spawn(target, *args):
 def _read_at_random(folder, limit, seed, seconds, pause=0.0):
     logging.disable()
     rng = random.Random(seed)
-    store = Store(PrefixCache(folder, limit), pause)
+    store = Store(PrefixCache(folder, limit, math.inf), pause)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         store(rng.choice("abcdefgh"), rng.choice(SCANS))
@@ -644,7 +653,7 @@ def test_kill_at_random_moments_leaves_no_wrong_byte(tmp_path):
 
 def test_what_killed_writers_left_is_swept(tmp_path):
     """Unfinished files do not pile up on the disk."""
-    store = Store(PrefixCache(str(tmp_path), 10_000))
+    store = Store(PrefixCache(str(tmp_path), 10_000, math.inf))
     store("a", 9000)
     (entry,) = tmp_path.glob("entries/*/*")
     for i in range(5):
