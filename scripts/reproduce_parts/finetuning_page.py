@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 
 from .accuracy import band
-from .report import COMMAND, colour, difference, figure, finish, flow, interval, markdown
+from .report import COMMAND, colour, difference, figure, finish, interval, markdown
 
 FULL = "full"
 TUNER = "tuner"
@@ -243,8 +243,10 @@ def _metadata_text(metadata):
     )
 
 
-def text(tasks, link, metadata):
-    """The page; ``metadata`` has the bytes at full fidelity over those of the last scan."""
+def text(tasks, link, metadata, adapted, layers, missing):
+    """The page, with a sentence on adapted statistics, sections on all layers and names of what
+    those lack; ``metadata`` has the bytes at full fidelity over those of the last scan.
+    """
     behind = ""
     if link:
         rate = next(iter(link.values()))["link"] / 1e6
@@ -258,7 +260,7 @@ beside, so that what the processor limits (scan 2) is somewhat slower than it co
 
 {_link_table(link)}
 """
-    return flow(f"""# Fine-tuning at 224 pixels, scan by scan
+    return f"""# Fine-tuning at 224 pixels, scan by scan
 
 EfficientNet-Lite0 with the weights of ImageNet. The last block, the convolution behind it and a
 new last layer are trained (a million of 3.4 million weights) by AdamW at a rate that falls to
@@ -286,13 +288,13 @@ Mean accuracy (%) by what was trained on, down, and what is tested on, across.
 {_cross_table(tasks)}
 
 What a remedy is worth, in points, to a network that was trained at full fidelity and is shown a
-scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan are a part of
-`{COMMAND} transfer`, a linear classifier.
+scan: {_recovered(tasks)}. {adapted}
 
 {_tunings_text(tasks)}
-What was not done: training all layers, ResNet-18 from scratch, more than two crops of a picture,
-more than three seeds; {_missing(tasks)}.
-""")
+{layers}
+What was not done: {"".join(f"{name}, " for name in missing)}more than two crops of a picture for
+the last block, more than three seeds; {_missing(tasks)}.
+"""
 
 
 def _tunings_text(tasks):
@@ -322,19 +324,33 @@ def _missing(tasks):
     return f"of these there is no run or one only: {'; '.join(found)}"
 
 
+def _paths(kinds):
+    """What the tuner chose, tuning by tuning, of each seed."""
+    return [[tuning["scan"] for tuning in run["tunings"]] for run in kinds.get(TUNER, [])]
+
+
 def _switches(tasks):
     lines = []
     for task, kinds in tasks.items():
-        runs = kinds.get(TUNER, [])
-        paths = [[tuning["scan"] for tuning in run["tunings"]] for run in runs]
-        ways = "; ".join(" then ".join(map(str, path)) for path in paths)
-        up = sum(_number(path[-1]) > _number(path[0]) for path in paths)
-        down = sum(_number(path[-1]) < _number(path[0]) for path in paths)
-        if paths:
-            lines.append(f"{task}: {ways} (up in {up}, down in {down} of {len(paths)} seeds)")
+        ways = "; ".join(" then ".join(map(str, path)) for path in _paths(kinds))
+        if ways:
+            lines.append(f"{task}: {ways}")
+    return f"Chosen, seed by seed: {'. '.join(lines)}. {switched(tasks)}"
+
+
+def switched(tasks):
+    """Whether the switch upwards late in training showed."""
+    paths = [path for kinds in tasks.values() for path in _paths(kinds)]
+    if not paths:
+        return ""
+    up = sum(_number(path[-1]) > _number(path[0]) for path in paths)
+    down = sum(_number(path[-1]) < _number(path[0]) for path in paths)
+    left = sum(any(scan != FULL for scan in path) for path in paths)
     return (
-        "Chosen, seed by seed: " + ". ".join(lines) + ". The paper switches upwards late in "
-        "training, because gradients of low scans part from full fidelity's as a network converges."
+        f"Of {len(paths)} runs of the tuner {left} left full fidelity at all, {up} ended at a "
+        f"higher scan than they began with and {down} at a lower one. The paper switches upwards "
+        "late in training, because gradients of low scans part from full fidelity's as a network "
+        f"converges: {'seen in some' if up else 'not seen here'}."
     )
 
 
