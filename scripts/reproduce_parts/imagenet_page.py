@@ -278,5 +278,6 @@ def _crops_found(cases, sizes):
         enough.append(f"{network} at {crop} scan {name.split()[1]} ({times:.1f}x fewer bytes)")
     return (
         f"The first scan of `standard` in this table within a point of the source: "
-        f"{', '.join(enough)}. Points that smoothing adds to `standard` scan 1: {', '.join(helped)}."
+        f"{', '.join(enough)}. Points that smoothing adds to `standard` scan 1: "
+        f"{', '.join(helped)}."
     )
