@@ -49,7 +49,7 @@ def lite0(classes):
 
 RECIPES = (
     Recipe(LITE0, 224, 2, lite0, 2e-4, 1e-3, gathers=False),
-    Recipe(RESNET, 112, 8, resnet18, 1e-3, 1e-3, gathers=True),
+    Recipe(RESNET, 112, 6, resnet18, 1e-3, 1e-3, gathers=True),
 )
 
 
