@@ -5,6 +5,7 @@ The last block and what follows it are trained, on what the rest gives for two a
 pictures of each training picture at each scan. Rows are appended as runs end.
 """
 
+import itertools
 import math
 import os
 import pathlib
@@ -204,14 +205,18 @@ def _measure_link(lab, tasks):
     """Real epochs behind a link; nothing where links cannot be shaped."""
     report = None if lab.fresh else lab.load(finetuning_link.NAME)
     found = report["results"] if report else {}
-    for task in lab.tasks:
-        if task.name in found or task.name not in tasks or lab.existing:
+    if lab.existing:
+        return found
+    wanted = [task for task in lab.tasks if task.name in tasks]
+    for task, scan in itertools.product(wanted, finetuning_link.READ):
+        row = found.setdefault(task.name, {"link": finetuning_link.rate(lab), "epochs": {}})
+        if str(scan) in row["epochs"]:
             continue
         try:
-            found[task.name] = finetuning_link.measure_task(lab, task)
+            row["epochs"][str(scan)] = finetuning_link.measure(lab, task, scan)
         except servers.Unavailable as reason:
             print(reason)
-            break
+            return {task: row for task, row in found.items() if row["epochs"]}
         lab.save(finetuning_link.NAME, found)
     return found
 

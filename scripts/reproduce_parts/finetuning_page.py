@@ -92,7 +92,7 @@ def draw(tasks, path):
             x = np.cumsum(np.mean(steps, axis=0)) / 1e6
             style = "s--" if kind in COLOURS else "o-"
             ax.plot(x, mean, style, ms=3.5, lw=1.5, color=_shade(kind), label=name(kind))
-            if kind in (FULL, "2"):
+            if kind in (FULL, "2") and len(runs) > 2:
                 ax.fill_between(x, low, high.clip(None, 100), color=_shade(kind), alpha=0.15, lw=0)
         ax.set_title(task)
         ax.set_xscale("log")
@@ -293,7 +293,7 @@ scan: {_recovered(tasks)}. {adapted}
 {_tunings_text(tasks)}
 {layers}
 What was not done: {"".join(f"{name}, " for name in missing)}more than two crops of a picture for
-the last block, more than three seeds; {_missing(tasks)}.
+the last block, more than three seeds{_missing(tasks)}.
 """
 
 
@@ -316,12 +316,13 @@ work.
 
 
 def _missing(tasks):
-    """Kinds that have no runs, or one only."""
-    found = [
-        f"{task} {', '.join(name(kind) for kind in ORDER if len(kinds.get(kind, [])) < 2)}"
+    """Kinds that have no runs, or one only; nothing if there are none."""
+    few = {
+        task: [name(kind) for kind in ORDER if len(kinds.get(kind, [])) < 2]
         for task, kinds in tasks.items()
-    ]
-    return f"of these there is no run or one only: {'; '.join(found)}"
+    }
+    found = [f"{task} {', '.join(names)}" for task, names in few.items() if names]
+    return f"; of these there is no run or one only: {'; '.join(found)}" if found else ""
 
 
 def _paths(kinds):
@@ -331,11 +332,18 @@ def _paths(kinds):
 
 def _switches(tasks):
     lines = []
+    fallen = []
     for task, kinds in tasks.items():
         ways = "; ".join(" then ".join(map(str, path)) for path in _paths(kinds))
         if ways:
             lines.append(f"{task}: {ways}")
-    return f"Chosen, seed by seed: {'. '.join(lines)}. {switched(tasks)}"
+            best = list(_cosines(kinds[TUNER]).values())[-1]
+            means = [statistics.fmean(best[epoch]) for epoch in (min(best), max(best))]
+            fallen.append(f"{task} {means[0]:.2f} to {means[1]:.2f}")
+    return (
+        f"Chosen, seed by seed: {'. '.join(lines)}. {switched(tasks)} Mean cosines of the highest "
+        f"candidate, from the first tuning to the last: {', '.join(fallen)}."
+    )
 
 
 def switched(tasks):
@@ -350,7 +358,7 @@ def switched(tasks):
         f"Of {len(paths)} runs of the tuner {left} left full fidelity at all, {up} ended at a "
         f"higher scan than they began with and {down} at a lower one. The paper switches upwards "
         "late in training, because gradients of low scans part from full fidelity's as a network "
-        f"converges: {'seen in some' if up else 'not seen here'}."
+        f"converges: {f'seen in {up}' if up else 'not seen here'}."
     )
 
 
