@@ -78,12 +78,12 @@ HEAD = f"""# Evidence
 What the paper (Progressive Compressed Records, PVLDB 14(11), 2021) reports, next to what this
 repository measures. Everything below is written by one command, `{COMMAND}`,
 which needs `shared/data`; `--fresh` measures everything again, and `--quick` is a smoke run on
-synthetic pictures. The scale is that of two shared cores: a network of 0.4 million parameters,
-pictures of 64 x 64 pixels, tasks of 898 to 2,550 training images. The laws can be checked at that
-scale, the paper's absolute numbers cannot, and where a law does not show, this page says so.
-Training runs are lines of [runs.jsonl](runs.jsonl); intervals are 95 % by Student's t over seeds.
-Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops from
-another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
+synthetic pictures. The scale is that of two shared cores: tasks of 898 to 2,550 training images
+and, below the first screen, a network of 0.4 million parameters at 64 x 64 pixels. The laws can be
+checked at that scale, the paper's absolute numbers cannot, and where a law does not show, this page
+says so. Training runs are lines of [runs.jsonl](runs.jsonl); intervals are 95 % by Student's t over
+seeds. Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops
+from another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
 metadata), *ham224* (7 kinds of skin lesions).
 
 Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md), and so have

@@ -95,7 +95,8 @@ def draw(tasks, path):
             if kind in (FULL, "2") and len(runs) > 2:
                 ax.fill_between(x, low, high.clip(None, 100), color=_shade(kind), alpha=0.15, lw=0)
         ax.set_title(task)
-        ax.set_xscale("log")
+        ax.set_xscale("log", subs=range(2, 10))
+        ax.xaxis.get_major_locator().set_params(subs=(1, 3))
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_formatter("")
         ax.set_xlabel("MB read")
@@ -256,7 +257,7 @@ One epoch of each, every picture read over HTTP from nginx through a link that `
 {rate:g} MB/s, decoded, put through the whole network and its tail trained; nothing is computed or
 replayed. The link is slow because the accelerator is: one processor core takes some 55 of these
 pictures a second, and one that takes 3,000 is in the same place behind 11 MB/s. Other work ran
-beside, so that what the processor limits (scan 2) is somewhat slower than it could be.
+beside most of them, so that what the processor limits (scan 2) is somewhat slower than it could be.
 
 {_link_table(link)}
 """
