@@ -4,6 +4,8 @@ from .imagenet_page import gap, share
 from .report import COMMAND, colour, figure, finish, flow, markdown
 
 FULL = "full"
+# A classifier on statistics of its task's own pictures.
+ADAPTED = f"{FULL} adapted > {FULL} adapted"
 MOST_LOSS = 0.01
 LEAST_GAIN = 2.5
 
@@ -67,7 +69,7 @@ def _remedies_table(results):
             adapted = f"{scan} adapted"
             if scan == FULL or f"{FULL} > {smoothed}" not in row["marks"]:
                 continue
-            names = [f"{FULL} > {scan}", f"{FULL} > {smoothed}", f"{FULL} > {adapted}"]
+            names = [f"{FULL} > {scan}", f"{FULL} > {smoothed}", f"{FULL} adapted > {adapted}"]
             names += [f"{scan} > {scan}", f"{adapted} > {adapted}", f"mixed > {scan}"]
             rows.append([task, scan, _percent(row, best), *(_percent(row, name) for name in names)])
     header = ["task", "tested at scan", "at full", "as it is", "smoothed", "statistics adapted"]
@@ -79,13 +81,17 @@ def adapted(results):
     found = []
     for task, row in results.items():
         for scan in _scans(row):
-            name = f"{FULL} > {scan} adapted"
+            name = f"{FULL} adapted > {scan} adapted"
             if name in row["marks"]:
                 gained = _difference(row, name, f"{FULL} > {scan}")
-                found.append(f"{task}, shown scan {scan}: {gained}")
+                what = "of its own pictures" if scan == FULL else f"of scan {scan}, shown that"
+                found.append(f"{task}, statistics {what}: {gained}")
+    if not found:
+        return ""
     return (
-        "Statistics of batch normalisation adapted to the scan, of [a linear classifier]"
-        f"(transfer.md) trained at full fidelity, points gained: {'; '.join(found)}."
+        "Statistics of batch normalisation adapted, of the pictures that [a linear classifier]"
+        "(transfer.md) was trained on at full fidelity and then of those that it is shown; points "
+        f"gained over ImageNet's: {'; '.join(found)}."
     )
 
 
@@ -128,8 +134,9 @@ At most a point below full fidelity's accuracy, for at least {LEAST_GAIN}x fewer
 ## Train at full, test low, and what mends it
 
 A classifier that was trained at full fidelity and gets pictures of a scan, and remedies: libjpeg's
-smoothing, statistics of batch normalisation from training pictures of that scan, training there, or
-on all scans together. Accuracy in per cent.
+smoothing, statistics of batch normalisation from training pictures of that scan (the classifier
+having been trained on those of full fidelity), training there, or on all scans together. Accuracy
+in per cent.
 
 {_remedies_table(results)}
 
