@@ -7,6 +7,7 @@ ours.
     python scripts/reproduce.py imagenet         docs/evidence/imagenet.md
     python scripts/reproduce.py transfer         docs/evidence/transfer.md
     python scripts/reproduce.py finetuning       docs/evidence/finetuning.md; needs root for links
+    python scripts/reproduce.py layers           more of that page: all layers, ResNet-18
     python scripts/reproduce.py clusters         docs/evidence/clusters.md; needs root for links
     python scripts/reproduce.py --quick --out /tmp/evidence    a smoke run on synthetic pictures
 
@@ -29,6 +30,7 @@ from reproduce_parts import (
     costs,
     deltadnn,
     finetuning,
+    finetuning_layers,
     imagenet,
     rates,
     scanscripts,
@@ -68,7 +70,7 @@ ORDER = [
 # Commands that write a page of their own.
 PAGES = {
     part.NAME: part.reproduce
-    for part in (activation, deltadnn, imagenet, transfer, finetuning, clusters)
+    for part in (activation, deltadnn, imagenet, transfer, finetuning, finetuning_layers, clusters)
 }
 
 HEAD = f"""# Evidence
@@ -76,12 +78,12 @@ HEAD = f"""# Evidence
 What the paper (Progressive Compressed Records, PVLDB 14(11), 2021) reports, next to what this
 repository measures. Everything below is written by one command, `{COMMAND}`,
 which needs `shared/data`; `--fresh` measures everything again, and `--quick` is a smoke run on
-synthetic pictures. The scale is that of two shared cores: a network of 0.4 million parameters,
-pictures of 64 x 64 pixels, tasks of 898 to 2,550 training images. The laws can be checked at that
-scale, the paper's absolute numbers cannot, and where a law does not show, this page says so.
-Training runs are lines of [runs.jsonl](runs.jsonl); intervals are 95 % by Student's t over seeds.
-Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops from
-another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
+synthetic pictures. The scale is that of two shared cores: tasks of 898 to 2,550 training images
+and, below the first screen, a network of 0.4 million parameters at 64 x 64 pixels. The laws can be
+checked at that scale, the paper's absolute numbers cannot, and where a law does not show, this page
+says so. Training runs are lines of [runs.jsonl](runs.jsonl); intervals are 95 % by Student's t over
+seeds. Runs of 8 epochs (coarse labels, smoothing) are older than the others and drew their crops
+from another generator. Tasks: *flowers* (5 classes), *signs* (10 hand signs; 51 % of its bytes are
 metadata), *ham224* (7 kinds of skin lesions).
 
 Checkpoints (the Delta-DNN paper) have [a page of their own](checkpoints.md), and so have
@@ -122,6 +124,14 @@ def main(arguments=None):
         help=f"some of: {', '.join([*ORDER, *PAGES])}",
     )
     parser.add_argument("--quick", action="store_true", help="tiny runs on synthetic pictures")
+    parser.add_argument(
+        "--scale",
+        type=int,
+        default=1,
+        metavar="N",
+        help="for a machine with a GPU: N times the epochs, seeds and crops of finetuning and "
+        "layers, and the photographs of imagenet's other crops (of PCRSHARD_IMAGENET)",
+    )
     parser.add_argument("--fresh", action="store_true", help="measure and train everything again")
     parser.add_argument(
         "--existing",
@@ -136,9 +146,14 @@ def main(arguments=None):
     args = parser.parse_args(arguments)
     if args.quick and args.out == parser.get_default("out"):
         parser.error("--quick needs --out: docs/evidence is for real runs")
+    if args.scale < 1:
+        parser.error(f"expected --scale of at least 1, got {args.scale}")
+    if args.scale > 1 and args.out == parser.get_default("out"):
+        parser.error("--scale needs --out: docs/evidence has runs of scale 1")
     # Each run has its own seed and epochs; that a dataset is read again is meant.
     warnings.filterwarnings("ignore", message="epoch .* is read again")
-    lab, experiments = Lab(args.out, args.quick, args.fresh, args.existing), by_name()
+    lab = Lab(args.out, args.quick, args.fresh, args.existing, args.scale)
+    experiments = by_name()
     for name in args.names or [*ORDER, *PAGES]:
         if name in PAGES:
             PAGES[name](lab)

@@ -5,7 +5,7 @@ The last block and what follows it are trained, on what the rest gives for two a
 pictures of each training picture at each scan. Rows are appended as runs end.
 """
 
-import json
+import itertools
 import math
 import os
 import pathlib
@@ -17,20 +17,19 @@ from torch import nn
 import pcrshard
 from pcrshard.format.scan import FULL
 
-from . import finetuning_link, finetuning_page, tails
+from . import finetuning_layers_page, finetuning_link, finetuning_page, tails, transfer_page
 from .lab import SAMPLES_PER_SHARD, SCANS, write
 from .real_clusters import servers
-from .report import wrap_prose
+from .report import flow, wrap_prose
 
 NAME = "finetuning"
-ROWS = "finetuning-rows.jsonl"
 MIXED = "mixed"
 TUNER = "tuner"
 # One picture of five at full fidelity, the others at scan 2.
 MOSTLY = "mostly 2"
 # What is trained on; the first are those whose figures are read first.
 KINDS = (FULL, 5, 2, TUNER, MOSTLY, MIXED, 1)
-SEEDS = (0, 1, 2)
+SEEDS = 3
 EPOCHS = {"flowers": 4, "signs": 6, "ham224": 8}
 # Of the tuner: the paper's threshold for tuning again and again, and pictures of a trial, which
 # are one shard.
@@ -42,12 +41,7 @@ EVERY = 2
 
 def known(lab):
     """The rows that are kept, by (task, kind, seed)."""
-    path = os.path.join(lab.out, ROWS)
-    if not os.path.exists(path):
-        return {}
-    with open(path) as file:
-        rows = [json.loads(line) for line in file if line.strip()]
-    return {(row["task"], str(row["kind"]), row["seed"]): row for row in rows}
+    return {(row["task"], str(row["kind"]), row["seed"]): row for row in lab.rows(NAME)}
 
 
 class Task:
@@ -56,8 +50,8 @@ class Task:
     def __init__(self, lab, task):
         self.lab = lab
         self.task = task
-        self.epochs = task.epochs if lab.quick else EPOCHS[task.name]
-        views = range(1 if lab.quick else tails.VIEWS)
+        self.epochs = lab.scale * (task.epochs if lab.quick else EPOCHS[task.name])
+        views = range(lab.scale * (1 if lab.quick else tails.VIEWS))
         found = [tails.trunk_outputs(lab, task, "train", view) for view in views]
         self.train = {scan: [outputs[scan] for outputs, _ in found] for scan in SCANS}
         self.labels = found[0][1]
@@ -196,13 +190,13 @@ def measure(lab):
     have = known(lab)
     look = tails.trunk(lab)
     for task in sorted(lab.tasks, key=lambda task: lab.index(task.name, "train").num_samples):
-        wanted = [(kind, seed) for kind in KINDS for seed in (SEEDS[:1] if lab.quick else SEEDS)]
+        seeds = range(lab.scale * (1 if lab.quick else SEEDS))
+        wanted = [(kind, seed) for kind in KINDS for seed in seeds]
         missing = [pair for pair in wanted if (task.name, *map(str, pair[:1]), pair[1]) not in have]
         prepared = Task(lab, task) if missing else None
         for kind, seed in missing:
             row = Run(prepared, kind, seed, look).perform()
-            with open(os.path.join(lab.out, ROWS), "a") as file:
-                file.write(json.dumps(row) + "\n")
+            lab.append(NAME, row)
             done = f"{task.name}, {kind}, seed {seed}: {100 * row['accuracy'][FULL]:.1f}"
             print(f"{done} ({row['cpu_seconds']:.0f} CPU s)", flush=True)
 
@@ -211,14 +205,18 @@ def _measure_link(lab, tasks):
     """Real epochs behind a link; nothing where links cannot be shaped."""
     report = None if lab.fresh else lab.load(finetuning_link.NAME)
     found = report["results"] if report else {}
-    for task in lab.tasks:
-        if task.name in found or task.name not in tasks or lab.existing:
+    if lab.existing:
+        return found
+    wanted = [task for task in lab.tasks if task.name in tasks]
+    for task, scan in itertools.product(wanted, finetuning_link.READ):
+        row = found.setdefault(task.name, {"link": finetuning_link.rate(lab), "epochs": {}})
+        if str(scan) in row["epochs"]:
             continue
         try:
-            found[task.name] = finetuning_link.measure_task(lab, task)
+            row["epochs"][str(scan)] = finetuning_link.measure(lab, task, scan)
         except servers.Unavailable as reason:
             print(reason)
-            break
+            return {task: row for task, row in found.items() if row["epochs"]}
         lab.save(finetuning_link.NAME, found)
     return found
 
@@ -233,12 +231,33 @@ def reproduce(lab):
     """What is missing is measured; figures and the page are made anew."""
     if not lab.existing:
         measure(lab)
+    publish(lab)
+
+
+def publish(lab):
+    """Figures and the page, of all runs that are there."""
     tasks = finetuning_page.gathered(known(lab).values())
-    if not tasks:
-        return
+    layers = finetuning_layers_page.networks(lab.rows(finetuning_layers_page.ROWS))
+    if layers:
+        finetuning_layers_page.draw(layers, lab.figure(finetuning_layers_page.ROWS))
+    sections = finetuning_layers_page.sections(layers)
+    if lab.scale > 1:
+        sections += (
+            f"\nAt `--scale {lab.scale}`: so many times the epochs, seeds and crops named.\n"
+        )
+    page = f"# Fine-tuning at 224 pixels\n\n{sections}"
+    if tasks:
+        page = _tails_page(lab, tasks, sections, finetuning_layers_page.missing(layers))
+    if tasks or layers:
+        write(str(pathlib.Path(lab.out, f"{NAME}.md")), wrap_prose(flow(page)))
+
+
+def _tails_page(lab, tasks, sections, missing):
     link = _measure_link(lab, tasks)
     finetuning_page.draw(tasks, lab.figure(NAME))
     if any(TUNER in kinds for kinds in tasks.values()):
         finetuning_page.draw_tunings(tasks, lab.figure(f"{NAME}-tunings"))
-    page = finetuning_page.text(tasks, link, {task: _metadata(lab, task) for task in tasks})
-    write(str(pathlib.Path(lab.out, f"{NAME}.md")), wrap_prose(page))
+    metadata = {task: _metadata(lab, task) for task in tasks}
+    probes = lab.load("transfer")
+    adapted = transfer_page.adapted(probes["results"]) if probes else ""
+    return finetuning_page.text(tasks, link, metadata, adapted, sections, missing)

@@ -20,23 +20,24 @@ FAST = 100e6
 READ = (FULL, 5, 2)
 
 
-def measure_task(lab, task):
-    """{scan: seconds, images and bytes of an epoch}."""
+def rate(lab):
+    """Bytes a second of the link."""
+    return 4e6 if lab.quick else LINK
+
+
+def measure(lab, task, scan):
+    """Seconds, images and bytes of an epoch."""
     folder = lab.dataset(task.name, "train")
-    link_rate = 4e6 if lab.quick else LINK
-    found = {}
-    for at in READ:
-        with (
-            network(1, link_rate, FAST) as (link, nodes),
-            servers.nginx(folder, link=link) as server,
-        ):
-            server.reset()
-            row = apart(_epoch, lab, server.url(), at, namespace=nodes[0])
-            requests = server.requests()
-        shards = [request for request in requests if request.path.endswith(".tar")]
-        found[str(at)] = row | {"bytes": sum(request.body_bytes for request in shards)}
-        print(f"{task.name}, scan {at}: {row['seconds']:.0f} s", flush=True)
-    return {"link": link_rate, "epochs": found}
+    with (
+        network(1, rate(lab), FAST) as (link, nodes),
+        servers.nginx(folder, link=link) as server,
+    ):
+        server.reset()
+        row = apart(_epoch, lab, server.url(), scan, namespace=nodes[0])
+        requests = server.requests()
+    shards = [request for request in requests if request.path.endswith(".tar")]
+    print(f"{task.name}, scan {scan}: {row['seconds']:.0f} s", flush=True)
+    return row | {"bytes": sum(request.body_bytes for request in shards)}
 
 
 def _epoch(lab, url, scan):

@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 
 from .accuracy import band
-from .report import COMMAND, colour, difference, figure, finish, flow, interval, markdown
+from .report import COMMAND, colour, difference, figure, finish, interval, markdown
 
 FULL = "full"
 TUNER = "tuner"
@@ -92,10 +92,11 @@ def draw(tasks, path):
             x = np.cumsum(np.mean(steps, axis=0)) / 1e6
             style = "s--" if kind in COLOURS else "o-"
             ax.plot(x, mean, style, ms=3.5, lw=1.5, color=_shade(kind), label=name(kind))
-            if kind in (FULL, "2"):
+            if kind in (FULL, "2") and len(runs) > 2:
                 ax.fill_between(x, low, high.clip(None, 100), color=_shade(kind), alpha=0.15, lw=0)
         ax.set_title(task)
-        ax.set_xscale("log")
+        ax.set_xscale("log", subs=range(2, 10))
+        ax.xaxis.get_major_locator().set_params(subs=(1, 3))
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_formatter("")
         ax.set_xlabel("MB read")
@@ -243,8 +244,10 @@ def _metadata_text(metadata):
     )
 
 
-def text(tasks, link, metadata):
-    """The page; ``metadata`` has the bytes at full fidelity over those of the last scan."""
+def text(tasks, link, metadata, adapted, layers, missing):
+    """The page, with a sentence on adapted statistics, sections on all layers and names of what
+    those lack; ``metadata`` has the bytes at full fidelity over those of the last scan.
+    """
     behind = ""
     if link:
         rate = next(iter(link.values()))["link"] / 1e6
@@ -254,11 +257,11 @@ One epoch of each, every picture read over HTTP from nginx through a link that `
 {rate:g} MB/s, decoded, put through the whole network and its tail trained; nothing is computed or
 replayed. The link is slow because the accelerator is: one processor core takes some 55 of these
 pictures a second, and one that takes 3,000 is in the same place behind 11 MB/s. Other work ran
-beside, so that what the processor limits (scan 2) is somewhat slower than it could be.
+beside most of them, so that what the processor limits (scan 2) is somewhat slower than it could be.
 
 {_link_table(link)}
 """
-    return flow(f"""# Fine-tuning at 224 pixels, scan by scan
+    return f"""# Fine-tuning at 224 pixels, scan by scan
 
 EfficientNet-Lite0 with the weights of ImageNet. The last block, the convolution behind it and a
 new last layer are trained (a million of 3.4 million weights) by AdamW at a rate that falls to
@@ -286,13 +289,13 @@ Mean accuracy (%) by what was trained on, down, and what is tested on, across.
 {_cross_table(tasks)}
 
 What a remedy is worth, in points, to a network that was trained at full fidelity and is shown a
-scan: {_recovered(tasks)}. Statistics of batch normalisation adapted to the scan are a part of
-`{COMMAND} transfer`, a linear classifier.
+scan: {_recovered(tasks)}. {adapted}
 
 {_tunings_text(tasks)}
-What was not done: training all layers, ResNet-18 from scratch, more than two crops of a picture,
-more than three seeds; {_missing(tasks)}.
-""")
+{layers}
+What was not done: {"".join(f"{name}, " for name in missing)}more than two crops of a picture for
+the last block, more than three seeds{_missing(tasks)}.
+"""
 
 
 def _tunings_text(tasks):
@@ -314,27 +317,49 @@ work.
 
 
 def _missing(tasks):
-    """Kinds that have no runs, or one only."""
-    found = [
-        f"{task} {', '.join(name(kind) for kind in ORDER if len(kinds.get(kind, [])) < 2)}"
+    """Kinds that have no runs, or one only; nothing if there are none."""
+    few = {
+        task: [name(kind) for kind in ORDER if len(kinds.get(kind, [])) < 2]
         for task, kinds in tasks.items()
-    ]
-    return f"of these there is no run or one only: {'; '.join(found)}"
+    }
+    found = [f"{task} {', '.join(names)}" for task, names in few.items() if names]
+    return f"; of these there is no run or one only: {'; '.join(found)}" if found else ""
+
+
+def _paths(kinds):
+    """What the tuner chose, tuning by tuning, of each seed."""
+    return [[tuning["scan"] for tuning in run["tunings"]] for run in kinds.get(TUNER, [])]
 
 
 def _switches(tasks):
     lines = []
+    fallen = []
     for task, kinds in tasks.items():
-        runs = kinds.get(TUNER, [])
-        paths = [[tuning["scan"] for tuning in run["tunings"]] for run in runs]
-        ways = "; ".join(" then ".join(map(str, path)) for path in paths)
-        up = sum(_number(path[-1]) > _number(path[0]) for path in paths)
-        down = sum(_number(path[-1]) < _number(path[0]) for path in paths)
-        if paths:
-            lines.append(f"{task}: {ways} (up in {up}, down in {down} of {len(paths)} seeds)")
+        ways = "; ".join(" then ".join(map(str, path)) for path in _paths(kinds))
+        if ways:
+            lines.append(f"{task}: {ways}")
+            best = list(_cosines(kinds[TUNER]).values())[-1]
+            means = [statistics.fmean(best[epoch]) for epoch in (min(best), max(best))]
+            fallen.append(f"{task} {means[0]:.2f} to {means[1]:.2f}")
     return (
-        "Chosen, seed by seed: " + ". ".join(lines) + ". The paper switches upwards late in "
-        "training, because gradients of low scans part from full fidelity's as a network converges."
+        f"Chosen, seed by seed: {'. '.join(lines)}. {switched(tasks)} Mean cosines of the highest "
+        f"candidate, from the first tuning to the last: {', '.join(fallen)}."
+    )
+
+
+def switched(tasks):
+    """Whether the switch upwards late in training showed."""
+    paths = [path for kinds in tasks.values() for path in _paths(kinds)]
+    if not paths:
+        return ""
+    up = sum(_number(path[-1]) > _number(path[0]) for path in paths)
+    down = sum(_number(path[-1]) < _number(path[0]) for path in paths)
+    left = sum(any(scan != FULL for scan in path) for path in paths)
+    return (
+        f"Of {len(paths)} runs of the tuner {left} left full fidelity at all, {up} ended at a "
+        f"higher scan than they began with and {down} at a lower one. The paper switches upwards "
+        "late in training, because gradients of low scans part from full fidelity's as a network "
+        f"converges: {f'seen in {up}' if up else 'not seen here'}."
     )
 
 

@@ -5,7 +5,6 @@ Each photograph is stored at every scan of two scripts, as it was, and resized o
 nobody has trained again classifies all of them. Rows are appended as blocks of photographs end.
 """
 
-import json
 import os
 import pathlib
 import time
@@ -21,7 +20,6 @@ from .photographs import photographs, points, shard_bytes, stored, unfinished
 from .report import flow, wrap_prose
 
 NAME = "imagenet"
-ROWS = "imagenet-rows.jsonl"
 # Four blocks are the photographs of shared/data.
 BLOCK = 65
 EARLY = 4
@@ -47,14 +45,7 @@ CASES = (
 MOST = 3
 QUICK_CASES = (("lite0", 64, False), ("lite0", 64, True))
 CPU_IMAGES = 48
-
-
-def _known(lab):
-    path = os.path.join(lab.out, ROWS)
-    if not os.path.exists(path):
-        return []
-    with open(path) as file:
-        return [json.loads(line) for line in file if line.strip()]
+ROUNDS = 7
 
 
 def _key(row):
@@ -104,25 +95,24 @@ def measure(lab):
     whole curves: first the photographs of shared/data.
     """
     torch.set_num_threads(len(os.sched_getaffinity(0)) if lab.quick else 1)
-    known = {_key(row) for row in _known(lab)}
+    known = {_key(row) for row in lab.rows(NAME)}
     chosen = photographs(lab)
     blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
     cases = [case for case in (QUICK_CASES if lab.quick else CASES) if lites.available(case[0])]
     networks = {}
-    for case, block in _order(cases, len(blocks)):
+    for case, block in _order(cases, len(blocks), EARLY * lab.scale):
         if (*case, block) in known:
             continue
         if case[0] not in networks:
             networks[case[0]] = lites.Classifier(lites.pretrained(case[0]), fused=not lab.quick)
         row = _measure_block(networks[case[0]], blocks[block], case, block)
-        with open(os.path.join(lab.out, ROWS), "a") as file:
-            file.write(json.dumps(row) + "\n")
+        lab.append(NAME, row)
         print(f"{case}, block {block}: {row['cpu_seconds']:.0f} CPU s", flush=True)
 
 
-def _order(cases, count):
+def _order(cases, count, early):
     """Main cases over all photographs, then the others; each over the first blocks first."""
-    early = min(count, EARLY)
+    early = min(count, early)
     stages = ((cases, range(early)), (cases[:MOST], range(early, count)))
     for some, blocks in stages:
         for case in some:
@@ -131,21 +121,26 @@ def _order(cases, count):
 
 
 def decode_cost(lab):
-    """CPU milliseconds to decode, crop and resize a photograph at each point: the least of three
-    rounds, because others' work makes it longer and nothing makes it shorter.
+    """CPU milliseconds to decode, crop and resize a photograph at each point: the least of some
+    rounds over all points, because others' work makes it longer and nothing makes it shorter.
     """
     chosen = photographs(lab)[: 1 if lab.quick else CPU_IMAGES]
     files = [stored(photograph.path.read_bytes()) for photograph in chosen]
+    rounds = [_decode_round(files) for _ in range(ROUNDS)]
+    found = {name: 1000 * min(each[name] for each in rounds) / len(files) for name in rounds[0]}
+    return {"images": len(files), "milliseconds": found}
+
+
+def _decode_round(files):
+    """CPU seconds of all files at each point, by the point's name."""
     found = {}
     for smoothing in (False, True):
         decoder = pcrshard.ImageDecoder(224, "center", smoothing=smoothing)
         for point in points():
-            if smoothing and not unfinished(point):
-                continue
-            rounds = [_decode_seconds(decoder, files, point.name) for _ in range(3)]
-            name = f"{point.name}{' smooth' if smoothing else ''}"
-            found[name] = 1000 * min(rounds) / len(files)
-    return {"images": len(files), "milliseconds": found}
+            if not smoothing or unfinished(point):
+                name = f"{point.name}{' smooth' if smoothing else ''}"
+                found[name] = _decode_seconds(decoder, files, point.name)
+    return found
 
 
 def _decode_seconds(decoder, files, name):
@@ -187,7 +182,7 @@ def reproduce(lab):
     if not lab.existing and (sizes is None or sizes["results"]["images"] != counted):
         found = {"images": counted, "bytes": shard_bytes(lab, photographs(lab))}
         sizes = lab.save(f"{NAME}-bytes", found)
-    rows = _known(lab)
+    rows = lab.rows(NAME)
     if rows and sizes:
         imagenet_page.draw(lab, rows, parts, sizes["results"])
         page = imagenet_page.text(rows, parts, sizes["results"])

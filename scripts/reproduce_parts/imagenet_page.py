@@ -124,7 +124,7 @@ def text(rows, parts, sizes):
     sections.append("![Accuracy against bytes](imagenet-bytes.png)\n")
     if parts.get("cpu"):
         sections.append("![Accuracy against decode time](imagenet-decode.png)\n")
-    sections.append(_crops_text(cases))
+    sections.append(_crops_text(cases, sizes["bytes"]))
     return flow("\n".join(sections))
 
 
@@ -188,7 +188,8 @@ def _network_text(cases, network, crop, parts, sizes):
 def _cheapest(marks, sizes, full, store):
     """The first point of a store whose mean is within TOLERANCE of the source's, or ``None``."""
     for point in points():
-        if point.store == store and gap(marks[point.name], full)[0] >= -TOLERANCE:
+        known = point.store == store and point.name in marks
+        if known and gap(marks[point.name], full)[0] >= -TOLERANCE:
             return point.name, sizes[point.name]
     return None
 
@@ -245,7 +246,7 @@ def _not_shown(marks, smoothed):
     return f"What did not show: that smoothing helps at any scan but the first{hurts}."
 
 
-def _crops_text(cases):
+def _crops_text(cases, sizes):
     crops = sorted({crop for _, crop, _ in cases})
     if len(crops) < 2:
         return "## Other crops\n\nNot measured yet.\n"
@@ -258,5 +259,25 @@ def _crops_text(cases):
     return (
         "## Other crops\n\nTop-1 (%) by the side of the crop that the network sees.\n\n"
         + markdown(["network", "side", "photographs", *kept], rows)
-        + "\n"
+        + f"\n\n{_crops_found(cases, sizes)}\n"
+    )
+
+
+def _crops_found(cases, sizes):
+    """Of each crop, the first scan that is enough, and what smoothing adds to scan 1."""
+    enough = []
+    helped = []
+    for (network, crop, smoothing), marks in sorted(cases.items()):
+        first = Point("standard", 1).name
+        if smoothing:
+            change = gap(marks[first], cases[network, crop, False][first])
+            helped.append(f"{network} at {crop} {_points_of_gap(change)}")
+            continue
+        name, size = _cheapest(marks, sizes, marks["source full"], "standard")
+        times = sizes["source full"] / size
+        enough.append(f"{network} at {crop} scan {name.split()[1]} ({times:.1f}x fewer bytes)")
+    return (
+        f"The first scan of `standard` in this table within a point of the source: "
+        f"{', '.join(enough)}. Points that smoothing adds to `standard` scan 1: "
+        f"{', '.join(helped)}."
     )

@@ -47,6 +47,7 @@ class Lab:
     quick: bool = False
     fresh: bool = False
     existing: bool = False  # train nothing: use the runs that are there
+    scale: int = 1  # times the epochs, seeds and pictures, for a machine with a GPU
 
     def __post_init__(self):
         os.makedirs(self.out, exist_ok=True)
@@ -157,6 +158,22 @@ class Lab:
         report = {"experiment": name, "quick": self.quick, **stamp(), "results": results}
         write(os.path.join(self.out, f"{name}.json"), json.dumps(report, indent=1) + "\n")
         return report
+
+    def rows(self, name):
+        """What ``append`` has kept: one row a run or a block."""
+        path = self._rows(name)
+        if not os.path.exists(path):
+            return []
+        with open(path) as file:
+            return [json.loads(line) for line in file if line.strip()]
+
+    def append(self, name, row):
+        """Keep a row as its run ends."""
+        with open(self._rows(name), "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _rows(self, name):
+        return os.path.join(self.out, f"{name}-rows.jsonl")
 
     def figure(self, name):
         return os.path.join(self.out, f"{name}.png")

@@ -9,6 +9,7 @@ import pathlib
 import warnings
 
 import torch
+from torch import nn
 
 NAMES = ("lite0", "lite2")
 # The package's weights are of pixels minus 127, over 128.
@@ -53,6 +54,30 @@ def scaled(images, number):
     """Pixels as the networks want them."""
     found = ((images.float() - MIDDLE) / SCALE).to(number)
     return found.contiguous(memory_format=torch.channels_last)
+
+
+class _Float32(nn.Module):
+    """A layer that computes in float32 where the others are asked for less."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, values):
+        with torch.autocast(values.device.type, enabled=False):
+            return self.layer(values.float()).to(values.dtype)
+
+
+def quick_backward(network):
+    """The network, its depthwise layers in float32 on a processor.
+
+    oneDNN's bfloat16 gradients of those with a stride or a kernel of 5 take two to six times as
+    long as in float32; the whole network trains 1.6 times as fast this way.
+    """
+    if device().type == "cpu":
+        for block in network._blocks:
+            block._depthwise_conv = _Float32(block._depthwise_conv)
+    return network
 
 
 class Classifier:

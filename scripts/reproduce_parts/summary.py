@@ -1,9 +1,13 @@
 """The first screen of docs/evidence/README.md: what was found, in a sentence each."""
 
-import json
-import os
-
-from . import finetuning, finetuning_link, finetuning_page, imagenet_coarse, transfer_page
+from . import (
+    finetuning,
+    finetuning_layers_page,
+    finetuning_link,
+    finetuning_page,
+    imagenet_coarse,
+    transfer_page,
+)
 from .imagenet_page import MAIN, gap, gathered, share
 from .report import flow, interval, markdown
 
@@ -12,18 +16,17 @@ SHOWN = ("standard 1", "standard 2", "standard 5", "standard 6", "q95 4", "q95 6
 
 def summary(lab):
     """Markdown of what is there."""
-    parts = [part(lab) for part in (_imagenet, _coarse, _finetuned, _transfer, _clusters)]
+    sections = (_imagenet, _coarse, _finetuned, _layers, _transfer, _clusters)
+    parts = [part(lab) for part in sections]
     found = [part for part in parts if part]
     return flow("## In one screen\n\n" + "\n\n".join(found) + "\n") if found else ""
 
 
 def _imagenet(lab):
-    path = os.path.join(lab.out, "imagenet-rows.jsonl")
     sizes = lab.load("imagenet-bytes")
-    if not os.path.exists(path) or sizes is None:
+    if sizes is None:
         return ""
-    with open(path) as file:
-        cases = gathered(map(json.loads, file))
+    cases = gathered(lab.rows("imagenet"))
     networks = [name for name in ("lite0", "lite2") if (name, MAIN, False) in cases]
     if not networks:
         return ""
@@ -85,8 +88,15 @@ def _finetuned(lab):
         "**[Lite0 fine-tuned](finetuning.md)** at 224 pixels, its last block and head, 3 "
         "seeds, tested at full fidelity; of each task the lowest scan within a point of full "
         "fidelity, else scan 5, the tuner of scans with what it costs, and full fidelity.\n\n"
-        f"{table}"
+        f"{table}\n\n{finetuning_page.switched(tasks)}"
     )
+
+
+def _layers(lab):
+    found = finetuning_layers_page.networks(lab.rows(finetuning_layers_page.ROWS))
+    lines = [f"{name}: {finetuning_layers_page.seen(tasks)}" for name, tasks in found.items()]
+    said = " ".join(lines)
+    return f"**[Whole networks trained](finetuning.md)** on the largest set. {said}" if said else ""
 
 
 def _finetuned_row(task, kinds, kind, link):
@@ -114,7 +124,8 @@ def _transfer(lab):
             found.append(f"{task}: scan {kept[0]}, {kept[1]:.1f}x fewer bytes")
     return (
         "**[The same network on other tasks](transfer.md)**, its last layer trained anew: the "
-        f"lowest scan within a point of full fidelity's accuracy is {'; '.join(found)}."
+        f"lowest scan within a point of full fidelity's accuracy is {'; '.join(found)}. "
+        f"{transfer_page.adapted(report['results'])}"
     )
 
 

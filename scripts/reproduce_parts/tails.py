@@ -39,7 +39,10 @@ class Trunk(nn.Module):
 
 
 class Tail(nn.Module):
-    """The rest of the network; statistics of batch normalisation stay those of ImageNet."""
+    """The rest of the network, where it is fast; what it takes and gives is on the processor.
+
+    Statistics of batch normalisation stay those of ImageNet.
+    """
 
     def __init__(self, network, classes):
         super().__init__()
@@ -54,11 +57,13 @@ class Tail(nn.Module):
         return super().train(False)
 
     def forward(self, found):
+        device = self.last.weight.device
         number = lites.fast_type()
-        with torch.autocast(found.device.type, number, enabled=number != torch.float32):
+        found = found.to(device)
+        with torch.autocast(device.type, number, enabled=number != torch.float32):
             for block in self.blocks:
                 found = block(found)
-            return self.last(self.head(found).mean((2, 3))).float()
+            return self.last(self.head(found).mean((2, 3))).float().cpu()
 
 
 class Whole(nn.Module):
@@ -80,7 +85,7 @@ def trunk(lab):
 
 def tail(classes):
     """A tail with the weights of ImageNet and a new last layer."""
-    return Tail(lites.pretrained("lite0"), classes).train()
+    return Tail(lites.pretrained("lite0"), classes).to(lites.device()).train()
 
 
 def through(look, images):
