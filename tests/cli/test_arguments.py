@@ -5,7 +5,7 @@ from argparse import ArgumentTypeError
 import pytest
 
 from pcrshard.cli.arguments import at_least, megabytes, open_source, positive, scan_argument
-from pcrshard.errors import EncodeError
+from pcrshard.errors import StorageError
 
 
 @pytest.mark.parametrize(("text", "scan"), [("1", 1), ("10", 10), ("full", "full")])
@@ -53,5 +53,5 @@ def test_a_shard_stands_for_a_dataset(dataset, shard_urls):
 
 def test_no_dataset_says_how_to_make_one(tmp_path):
     """A folder without an index is not just a missing file."""
-    with pytest.raises(EncodeError, match="make a dataset with `pcrshard encode`"):
+    with pytest.raises(StorageError, match="make a dataset with `pcrshard encode`"):
         open_source(str(tmp_path))
