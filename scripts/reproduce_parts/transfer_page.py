@@ -29,9 +29,11 @@ def draw(results, path):
                 x = row["bytes"][scan] / 1e3
                 ax.errorbar(x, mean, error, fmt=marker, capsize=3, color=colour(_kind(scan)))
         ax.set_title(f"{task}, {row['images']} pictures")
-        ax.set_xlabel("kB a picture; o: tested at full fidelity,\nx: at the scan trained on")
+        ax.set_xlabel("kB a picture")
         ax.set_xlim(0)
     axes[0][0].set_ylabel("accuracy (%), 95 % interval")
+    marks = "o: tested at full fidelity, x: at the scan that was trained on"
+    fig.supxlabel(marks, fontsize="medium")
     finish(fig, path)
 
 
