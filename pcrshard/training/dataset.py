@@ -196,16 +196,18 @@ class PCRDataset(IterableDataset[Any]):
             self.set_epoch(self.epoch + 1)
         epoch = self.epoch
         self._progress = self._progress.begun(len(self))
-        # Its memory is needed as long as batches come.
         chosen = ahead(self.collate.of_epoch(epoch).batch_bytes(self.batch_size))
         self._ahead = chosen
         try:
             coming = iter(batches())
         finally:
             self._ahead = Ahead()
-        for given, batch in enumerate(coming, 1):
-            self._progress = self._progress.gave(given)
-            yield batch
+        try:
+            for given, batch in enumerate(coming, 1):
+                self._progress = self._progress.gave(given)
+                yield batch
+        finally:
+            del coming  # workers, and who receives from them, end before the memory of ``chosen``
         self.set_epoch(epoch + 1)
 
     def state_dict(self, batches: int | None = None) -> State:

@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import weakref
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -22,6 +23,8 @@ from support import wait_for
 from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ShardWriter, View
 from pcrshard.errors import PCRError
 from pcrshard.testing import make_jpeg
+from pcrshard.training.batch_images import BatchMemory
+from pcrshard.training.loader import Ahead
 from pcrshard.training.shared_ring import SharedRing, for_parent
 
 OPTIONS = EpochOptions(seed=5)
@@ -142,6 +145,29 @@ def test_workers_send_places(folder, options):
     kept = list(loader)
     assert any(images.is_shared() for images, _ in kept)
     assert same(kept, copies(whole.loader(threads=0)))
+
+
+def test_workers_end_before_their_memory(folder):
+    """What still receives a batch while a loop is left finds the ring that the batch lies in."""
+    held = [Ahead(memory=BatchMemory(ring=SharedRing(1, 1)))]
+    ring = weakref.ref(held[0].memory.ring)
+    alive = []
+
+    class Coming:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return 1
+
+        def __del__(self):
+            alive.append(ring() is not None)
+
+    batches = dataset(folder).hand_out(Coming, lambda _: held.pop())
+    assert next(batches) == 1
+    batches.close()
+    assert alive == [True]
+    assert ring() is None
 
 
 def test_a_limit_of_memory_stops_no_loader(folder):
