@@ -87,8 +87,11 @@ class Job:
         accelerators: Ranks of all nodes.
         rate: Images a second of one accelerator that never waits.
         batch: Images of a rank and step.
-        workers: DataLoader workers of a rank; 0 decodes between the steps.
-        ahead: Batches that each worker may be ahead (``prefetch_factor`` of DataLoader).
+        workers: DataLoader workers of a rank.
+        threads: Threads of a rank that decode together, in place of workers; with neither, the
+            training loop decodes between its steps.
+        ahead: Batches that each worker, or the threads, may be ahead (``prefetch_factor``,
+            ``prefetch_batches``).
         prefetch: Prefixes that each worker fetches ahead (``ReadOptions.prefetch``).
         sync_seconds: What a step takes beside the images, such as adding up gradients.
         start_seconds: From the beginning of the first epoch until workers begin to read.
@@ -98,6 +101,7 @@ class Job:
     rate: float = 1000.0
     batch: int = 256
     workers: int = 4
+    threads: int = 0
     ahead: int = 2
     prefetch: int = 2
     sync_seconds: float = 0.0
@@ -105,13 +109,24 @@ class Job:
 
     def __post_init__(self) -> None:
         _check({"accelerators": self.accelerators, "batch": self.batch, "ahead": self.ahead}, 1)
-        _check({"workers": self.workers, "prefetch": self.prefetch}, 0)
+        counts = {"workers": self.workers, "threads": self.threads, "prefetch": self.prefetch}
+        _check(counts, 0)
         _check({"sync_seconds": self.sync_seconds, "start_seconds": self.start_seconds}, 0)
         _check({"rate": self.rate}, 1e-6)
         if self.accelerators > MAX_ACCELERATORS:
             raise PCRError(
                 f"expected at most {MAX_ACCELERATORS} accelerators, got {self.accelerators}"
             )
+        if self.workers and self.threads:
+            raise PCRError(
+                f"expected workers or threads, got {self.workers} workers and "
+                f"{self.threads} threads"
+            )
+
+    @property
+    def decodes_ahead(self) -> bool:
+        """Whether batches are made while the accelerator works."""
+        return self.workers + self.threads > 0
 
     @property
     def step_seconds(self) -> float:

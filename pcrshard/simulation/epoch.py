@@ -162,7 +162,7 @@ class _Epoch:
     def run(self) -> Trace:
         for rank in range(self.of.job.accelerators):
             self.environment.process(self._rank(rank))
-        if self.of.job.workers:
+        if self.of.job.decodes_ahead:
             for worker in self.workers.values():
                 self.environment.process(worker.run())
         self.environment.run()
@@ -236,7 +236,7 @@ class _Epoch:
 
 
 class _Worker:
-    """A DataLoader worker, or what a rank does by itself without one."""
+    """A DataLoader worker, the threads of a rank, or what a rank does by itself without either."""
 
     def __init__(self, epoch: _Epoch, machine: _Machine, reads: WorkerReads) -> None:
         self.epoch = epoch
@@ -250,7 +250,7 @@ class _Worker:
 
     def hand_over(self, number: int) -> Process:
         """The rank takes a batch when it is made, and asks for another."""
-        if not self.epoch.of.job.workers:
+        if not self.epoch.of.job.decodes_ahead:
             yield from self.make(number)
             return
         yield self.made[number]
@@ -276,15 +276,20 @@ class _Worker:
             for request in range(len(self.loads), wanted):
                 self.loads.append(self.epoch.environment.process(self._load(request)))
             yield self.loads[self.begun]
-            num_bytes = self.epoch.of.prefixes[self.reads.shards[self.begun]]
             self.begun += 1
-            # Python receives while it does not decode: one thread of a process runs at a time.
-            yield self.machine.cores.work(num_bytes * work.byte_seconds)
-        yield self.machine.cores.work(self.reads.images[number] * work.image_seconds)
+        decoders = max(self.epoch.of.job.threads, 1)
+        seconds = self.reads.images[number] * work.image_seconds / decoders
+        yield self.epoch.environment.all_of(
+            [self.machine.cores.work(seconds) for _ in range(decoders)]
+        )
 
     def _load(self, request: int) -> Process:
         """A prefix, when one of the threads is free: request i runs after i - threads has ended."""
         threads = max(self.epoch.of.job.prefetch, 1)
         if request >= threads:
             yield self.loads[request - threads]
-        yield from self.epoch.fetch(self.machine, self.reads.shards[request])
+        shard = self.reads.shards[request]
+        yield from self.epoch.fetch(self.machine, shard)
+        # On another core where one is free: decoding does not hold Python's lock.
+        num_bytes = self.epoch.of.prefixes[shard]
+        yield self.machine.cores.work(num_bytes * self.epoch.of.work.byte_seconds)

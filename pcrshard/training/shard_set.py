@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -214,6 +214,32 @@ class HeldPrefixes:
             prefix.close()
 
 
+class _Turns(Generic[Result]):
+    """Batches whose turn to be begun has come.
+
+    Attributes:
+        scans: Of those that are not begun, because their shards are late: the scan of that moment,
+            so that a job that is run again changes it at the same batch.
+        begun: The others, until they are finished.
+    """
+
+    def __init__(self) -> None:
+        self.scans: deque[Scan] = deque()
+        self.begun: deque[Finish[Result]] = deque()
+
+    def begin(
+        self,
+        coming: Iterator[Finish[Result] | None],
+        count: int,
+        scan: ScanChoice,
+    ) -> None:
+        """Begin what can be begun, until there are so many."""
+        missing = count - len(self.begun)
+        self.scans.extend([current_scan(scan)] * (missing - len(self.scans)))
+        while len(self.begun) < count and (finish := next(coming, None)):
+            self.begun.append(finish)
+
+
 def read_batches(
     shards: ShardSet,
     batches: Batches,
@@ -231,8 +257,9 @@ def read_batches(
         scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is read at each shard.
         begin: Begins a batch of the (id, prefix, row) of its samples; what it returns finishes it.
             The prefixes may be closed after that.
-        ahead: Batches that are begun before the one before them is finished. There are none before
-            the first batch, which nothing shall delay, and one more with each batch.
+        ahead: Batches that are begun before the one before them is finished, if their shards are
+            there. There are none before the first batch, which nothing shall delay, and one more
+            with each batch.
 
     Yields:
         The finished batches.
@@ -248,13 +275,12 @@ def read_batches(
     held = HeldPrefixes()
     with closing(held), closing(loads):
         scheduled = zip(batches, starting, strict=True)
-        coming = _begin_batches(shards, scheduled, scan, begin, loads, held)
-        begun: deque[Finish[Result]] = deque()
+        turns: _Turns[Result] = _Turns()
+        coming = _begin_batches(shards, scheduled, begin, loads, held, turns)
         for number in range(len(batches)):
             check_process(process)
-            missing = min(number, ahead) + 1 - len(begun)
-            begun.extend(itertools.islice(coming, missing))
-            yield begun.popleft()()
+            turns.begin(coming, min(number, ahead) + 1, scan)
+            yield turns.begun.popleft()()
             held.release(number)
 
 
@@ -282,16 +308,22 @@ def _load_ahead(
 def _begin_batches(
     shards: ShardSet,
     scheduled: Iterable[tuple[Ints, int]],
-    scan: ScanChoice,
     begin: Callable[[list[Row]], Finish[Result]],
     loads: Loads,
     held: HeldPrefixes,
-) -> Iterator[Finish[Result]]:
-    """Begin batches of (ids, shards that they are the first to need)."""
+    turns: _Turns[Result],
+) -> Iterator[Finish[Result] | None]:
+    """Begin batches of (ids, shards that they are the first to need).
+
+    ``None`` while a shard is not there, and others are begun that can be finished meanwhile.
+    """
     try:
         for ids, starting in scheduled:
             for (shard, last), future in itertools.islice(loads, starting):
-                held.add(shard, last, future.result(), current_scan(scan))
+                while turns.begun and not future.done():
+                    yield None
+                held.add(shard, last, future.result(), turns.scans[0])
+            turns.scans.popleft()
             yield begin(held.rows(shards.places(ids)))
     except Exception as error:  # whatever it is, the batches before this one come first
         yield partial(_fail, error)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import math
 import multiprocessing
 import os
 import random
@@ -32,6 +33,8 @@ PER_SHARD = 64
 PAUSE = 0.01
 # A link that queues: with a short queue it drops, and TCP then waits for a second.
 QUEUE = 64 << 20
+# How long a plain download takes that tells what a link carries.
+GOODPUT_SECONDS = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Setup:
     processes: int = 1
     nodes: int = 1
     workers: int = 0
+    threads: int = 0
     storage: float = 20.0
     link: float = 100.0
     rate: float = 200.0
@@ -178,7 +182,9 @@ def open_rank(url, setup, rank=0):
         epoch=pcrshard.EpochOptions(phases=phases(setup)),
         rank=(rank, setup.processes),
     )
-    return found, found.loader(setup.workers, persistent_workers=setup.workers > 0)
+    persistent = setup.workers > 0
+    how = {"threads": setup.threads, "persistent_workers": persistent}
+    return found, found.loader(setup.workers, **how)
 
 
 def phases(setup):
@@ -211,12 +217,14 @@ def _run_rank(send, namespace, url, setup, rank, barrier):
     send.send(_rank(url, setup, rank, barrier))
 
 
-def goodput(url, num_bytes):
-    """Bytes a second of a plain download."""
+def goodput(url, file_bytes, num_bytes):
+    """Bytes a second of a plain download: of a part of the file, or of the file again and again."""
+    each = int(min(file_bytes, num_bytes))
+    times = math.ceil(num_bytes / each)
+    command = ["curl", "-sf", "-r", f"0-{each - 1}", *["-o", os.devnull, url] * times]
     begun = time.monotonic()
-    command = ["curl", "-sf", "-r", f"0-{int(num_bytes) - 1}", "-o", os.devnull, url]
     subprocess.run(command, check=True)
-    return num_bytes / (time.monotonic() - begun)
+    return each * times / (time.monotonic() - begun)
 
 
 def real(lab, setup):
@@ -229,8 +237,9 @@ def real(lab, setup):
         _latency(setup, server, nodes) as url,
     ):
         largest = max(index.shards, key=lambda shard: shard.shard_bytes)
-        sample = min(largest.shard_bytes, 1.5e6 * min(setup.storage, setup.link))
-        speed = apart(goodput, server.url(largest.name), sample, namespace=nodes[0])
+        wanted = GOODPUT_SECONDS * 1e6 * min(setup.storage, setup.link)
+        plain = (server.url(largest.name), largest.shard_bytes, wanted)
+        speed = apart(goodput, *plain, namespace=nodes[0])
         server.reset()
         ranks = _all_ranks(url, setup, nodes)
         requests = server.requests()

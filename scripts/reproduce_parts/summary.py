@@ -1,6 +1,7 @@
 """The first screen of docs/evidence/README.md: what was found, in a sentence each."""
 
 from . import (
+    clusters_page,
     finetuning,
     finetuning_layers_page,
     finetuning_link,
@@ -133,12 +134,9 @@ def _clusters(lab):
     report = lab.load("clusters-validation")
     if report is None:
         return ""
-    rows = report["results"]["rows"]
-    ratios = [
-        row["simulated"]["images_per_second"] / row["real"]["images_per_second"] for row in rows
-    ]
-    near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
+    ratios = [clusters_page.ratio(row) for row in clusters_page.medians(report["results"]["rows"])]
+    near = sum(abs(ratio - 1) <= clusters_page.NEAR for ratio in ratios)
     return (
-        f"**[Clusters by simulation](clusters.md)**: {near} of {len(rows)} real set-ups within "
+        f"**[Clusters by simulation](clusters.md)**: {near} of {len(ratios)} real set-ups within "
         f"5 % of the measured images a second, from {min(ratios):.2f} to {max(ratios):.2f} times."
     )

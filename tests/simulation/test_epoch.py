@@ -66,6 +66,17 @@ def test_without_workers_nothing_overlaps_decoding():
     assert rate(helped) == pytest.approx(1000, rel=0.05)
 
 
+def test_threads_decode_together_while_the_accelerator_works():
+    """Two threads of a rank are as fast as two cores, and as one where there is only one."""
+    work = Work(image_seconds=0.01)
+    two = run(cluster=Cluster(node=Node(1, 2)), job=Job(1, 1e6, 32, 0, threads=2), work=work)
+    one = run(cluster=Cluster(node=Node(1, 1)), job=Job(1, 1e6, 32, 0, threads=2), work=work)
+    assert rate(two) == pytest.approx(200, rel=0.02)
+    assert rate(one) == pytest.approx(100, rel=0.02)
+    hidden = run(job=Job(1, 1000, 32, 0, threads=1), work=Work(image_seconds=0.001))
+    assert rate(hidden) == pytest.approx(1000, rel=0.05)
+
+
 def test_a_request_is_limited_by_its_stream_and_its_latency():
     """Two requests at a time, each of a second and a half for 64 images."""
     storage = Storage(stream_bandwidth=64e4, latency=0.5)

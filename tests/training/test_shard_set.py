@@ -211,6 +211,34 @@ def test_a_higher_level_fetches_the_difference(folder):
     ]
 
 
+def test_a_late_shard_holds_no_ready_batch_back(folder, monkeypatch):
+    """While one shard does not come, the loop gets what was begun before; then the rest, in order.
+
+    The first five batches need the first shard alone, and four batches are begun ahead.
+    """
+    arrives = threading.Event()
+    load = Shard.load
+    late = ShardSet([str(folder)], ReadOptions()).urls[1]
+
+    def stalled(self, *args, **options):
+        if self.url == late:
+            assert arrives.wait(10)
+        return load(self, *args, **options)
+
+    monkeypatch.setattr(Shard, "load", stalled)
+    ids = [np.array([number]) for number in range(3 * ROWS)]
+    given = []
+    reading = read_batches(
+        ShardSet([str(folder)], ReadOptions(prefetch=2)), ids, 1, at_once(classes), ahead=4
+    )
+    for batch in itertools.islice(reading, ROWS):
+        given += batch
+    assert given == list(range(ROWS))
+    assert not arrives.is_set()
+    arrives.set()
+    assert given + [number for batch in reading for number in batch] == list(range(3 * ROWS))
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("leave", ["close", "collect", "throw", "take fails", "before"])
 def test_leaving_early_leaves_nothing(folder, prefetch, leave):
