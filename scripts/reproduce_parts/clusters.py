@@ -78,7 +78,7 @@ def simulated(setup, found, costs, sizes, prefixes):
         sync_seconds=costs["batch_seconds"][some],
         start_seconds=costs["start_seconds"][some],
     )
-    work = Work(costs["image_seconds"][str(setup.scan)], costs["byte_seconds"])
+    work = Work(costs["image_seconds"][f"{setup.scan}, {setup.threads}"], costs["byte_seconds"])
     simulation = Simulation(
         Cluster(storage, node), job, work, sizes, prefixes, phases=real_clusters.phases(setup)
     )
@@ -100,20 +100,20 @@ def validate(lab):
     index = pcrshard.open_dataset(real_clusters.dataset(lab))[0]
     sizes = [shard.num_samples for shard in index.shards]
     report = None if lab.fresh else lab.load(f"{NAME}-validation")
-    results = report["results"] if report else {"costs": {}, "rows": []}
+    results = report["results"] if report else {"rows": []}
     known = {(row["round"], row["name"]) for row in results["rows"]}
     costs = {}  # of each round: what a machine does in a second changes from hour to hour
     for number, setup in itertools.product(range(1 if lab.quick else ROUNDS), setups):
         if (number, setup.name) in known or lab.existing:
             continue
         if number not in costs:
-            costs[number] = real_clusters.calibrate(lab, {setup.scan: 0 for setup in setups})
-            results["costs"][str(number)] = costs[number]
+            ways = {(setup.scan, setup.threads): 0 for setup in setups}
+            costs[number] = real_clusters.calibrate(lab, ways)
         prefixes = [shard.prefix_stop(setup.scan) for shard in index.shards]
         found = real_clusters.real(lab, setup)
         model = simulated(setup, found, costs[number], sizes, prefixes)
-        row = {"round": number, **dataclasses.asdict(setup), "real": found, "simulated": model}
-        results["rows"].append(row)
+        row = {"round": number, **dataclasses.asdict(setup), "costs": costs[number]}
+        results["rows"].append(row | {"real": found, "simulated": model})
         lab.save(f"{NAME}-validation", results)
         ratio = model["images_per_second"] / found["images_per_second"]
         print(f"{setup.name}: {found['images_per_second']:.1f} images/s, simulated x{ratio:.3f}")

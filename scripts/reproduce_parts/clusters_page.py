@@ -153,8 +153,8 @@ def _validation_text(results):
     missed = "" if near == len(ratios) else ", and is missed"
     header = ["set-up", "nodes x ranks x workers or threads", "scan", "MB/s: storage / link"]
     header += ["images/s", "simulated", "ratio", "waiting", "first batch", "requests"]
-    costs = results["costs"].values()
-    byte_nanoseconds = 1e9 * statistics.median(each["byte_seconds"] for each in costs)
+    costs = [row["costs"]["byte_seconds"] for row in results["rows"]]
+    byte_nanoseconds = 1e9 * statistics.median(costs)
     return f"""## Held to reality
 
 Processes in network namespaces read by HTTP from nginx through links that `tc` shapes, decode, and

@@ -334,14 +334,17 @@ async def _proxy(send, target, storage):
 # What the machine does in a second, for the simulation.
 
 
-def calibrate(lab, scans):
-    """Seconds of an image at each scan, of a received byte, of handing a batch over, and until
-    workers read; nothing of it looks at the set-ups. By the clock, because what idles on the other
-    half of a core makes decoding slower, too.
+def calibrate(lab, ways):
+    """Seconds of an image at each (scan, threads), of a received byte, of handing a batch over, and
+    until workers read; nothing of it looks at the set-ups. By the clock, because what idles on the
+    other half of a core makes decoding slower, too.
     """
     folder = dataset(lab)
-    found = {"image_seconds": {str(scan): apart(_image_seconds, folder, scan) for scan in scans}}
-    decoding = BATCH * apart(_image_seconds, folder, 1)
+    images = {
+        f"{scan}, {threads}": apart(_image_seconds, folder, scan, threads) for scan, threads in ways
+    }
+    found = {"image_seconds": images}
+    decoding = BATCH * apart(_image_seconds, folder, 1, 0)
     found["batch_seconds"] = [
         max(0.0, apart(_beside, folder, Setup("", 1)) - decoding),
         apart(_beside, folder, Setup("", 1, workers=1)),
@@ -357,9 +360,9 @@ def calibrate(lab, scans):
     return found
 
 
-def _image_seconds(folder, scan):
-    """Decoded in this process from local shards; the least of two epochs."""
-    found, loader = open_rank(folder, Setup("", scan))
+def _image_seconds(folder, scan, threads):
+    """Decoded in this process from local shards, by a thread or none; the least of two epochs."""
+    found, loader = open_rank(folder, Setup("", scan, threads=threads))
     costs = []
     for epoch in range(2):
         found.set_epoch(epoch)
