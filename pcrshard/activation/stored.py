@@ -300,8 +300,9 @@ class Blob:
 
     def tensor(self) -> Tensor:
         """The tensor, with the shape, strides, type and device that it had."""
-        if self._decoded is not None and self._decoded._version == self._version:
-            return self._decoded
+        known = self._decoded  # another thread may forget it meanwhile
+        if known is not None and known._version == self._version:
+            return known
         begun = time.perf_counter()
         with torch.no_grad():
             decoded = restore(self._content.decode(), self._layout)

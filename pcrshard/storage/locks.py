@@ -72,10 +72,13 @@ def remove_lock(path: str) -> bool:
 def _acquire(path: str, shared: bool) -> int | None:
     """The descriptor of a lock that is held from now on, ``None`` if another has it."""
     handle = _open(path)
-    if _try(handle, shared) and _has_its_name(handle, path):
-        return handle
-    _release(handle)
-    return None
+    held = False
+    try:
+        held = _try(handle, shared) and _has_its_name(handle, path)
+    finally:
+        if not held:
+            _release(handle)
+    return handle if held else None
 
 
 def _release(handle: int) -> None:

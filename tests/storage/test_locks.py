@@ -1,5 +1,6 @@
 """Locks among processes: one holder at a time, and none that outlives its process."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -122,3 +123,17 @@ def test_a_link_is_no_lock(tmp_path):
     with pytest.raises(OSError, match="symbolic links"), hold_lock(str(tmp_path / "lock")):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_store_that_loses_a_lock_keeps_no_descriptor(tmp_path, monkeypatch):
+    """Network file systems answer with a stale handle at times; each try gives its file back."""
+
+    def stale(*_args, **_options):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(os, "stat", stale)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(OSError, match="Stale"), hold_lock(str(tmp_path / "lock")):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before
