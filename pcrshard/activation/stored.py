@@ -300,8 +300,8 @@ class Blob:
 
     def tensor(self) -> Tensor:
         """The tensor, with the shape, strides, type and device that it had."""
-        known = self._decoded  # another thread may forget it meanwhile
-        if known is not None and known._version == self._version:
+        # Another thread may forget it meanwhile.
+        if (known := self._decoded) is not None and known._version == self._version:
             return known
         begun = time.perf_counter()
         with torch.no_grad():

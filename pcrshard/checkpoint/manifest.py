@@ -93,7 +93,7 @@ class Manifest:
     def replaced(self, *changed: VersionRecord) -> tuple[VersionRecord, ...]:
         """The records with some changed or added."""
         by_number = {record.number: record for record in (*self.versions, *changed)}
-        return tuple(by_number[number] for number in sorted(by_number))
+        return tuple(map(by_number.__getitem__, sorted(by_number)))
 
 
 def file_name(number: int) -> str:

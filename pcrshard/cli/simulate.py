@@ -54,7 +54,9 @@ ARGUMENTS = [
     ),
     value("--per-node", "accelerators a node (default: %(default)s)", "N", at_least(1), 8),
     value("--cores", "cores a node (default: %(default)s)", "N", at_least(1), 64),
-    value("--threads", "threads that decode in each rank, with --workers 0", "N", at_least(0), 0),
+    value(
+        "--threads", "threads that decode in each rank, in place of workers", "N", at_least(0), 0
+    ),
     value("--link", "network of a node (default: without limit)", "MB/s", megabytes, math.inf),
     value("--stream", "of one request (default: without limit)", "MB/s", megabytes, math.inf),
     value(
@@ -96,7 +98,8 @@ def _simulate(
     scan: Scan,
 ) -> Outcome:
     seconds = 1 / args.decode if args.decode else image_seconds(Shard(urls[0]), scan)
-    job = Job(args.ranks, args.simulate, args.batch, args.workers, args.threads)
+    workers = 0 if args.threads else args.workers
+    job = Job(args.ranks, args.simulate, args.batch, workers, args.threads)
     sizes, prefixes = zip(*_shards(index, scan, args.samples or index.num_samples), strict=True)
     simulation = Simulation(
         _cluster(args),

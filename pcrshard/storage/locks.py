@@ -6,6 +6,7 @@ before gets the lock of a file that has no name any more, looks, and opens the n
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -90,13 +91,17 @@ def _release(handle: int) -> None:
 
 def _has_its_name(handle: int, path: str) -> bool:
     """Whether others who open the path find this file, and not a newer one or none."""
-    held = os.fstat(handle)
-    if stat.S_ISDIR(held.st_mode):
-        return True  # folders are not removed by us
     try:
-        return os.path.samestat(held, os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
+        held = os.fstat(handle)
+        # Folders are not removed by us.
+        return stat.S_ISDIR(held.st_mode) or os.path.samestat(
+            held, os.stat(path, follow_symlinks=False)
+        )
+    except OSError as error:
+        # By NFS, of a file that another machine has removed.
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return False
+        raise
 
 
 def _open(path: str) -> int:

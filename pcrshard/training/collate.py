@@ -132,8 +132,7 @@ class Collator:
         if whole:
             for name, field in images.items():
                 columns |= {k: v for k, v in field.columns(name).items() if self._is_wanted(k)}
-            select = None if self.fields is None else self._select
-            samples = [prefix.other_fields(row, select) for _, prefix, row in rows]
+            samples = [prefix.other_fields(row, self._select) for _, prefix, row in rows]
         else:
             samples = self._samples(rows, key, images, done)
         if self.transform is not None:
@@ -224,8 +223,6 @@ class Collator:
     ) -> None:
         """Name a field that is asked for and not there, and those that are."""
         wanted = [name for name in self.fields or () if name not in columns]
-        if not wanted:
-            return
         for (_, prefix, place), sample in zip(rows, samples, strict=True):
             for name in wanted:
                 if name not in sample:

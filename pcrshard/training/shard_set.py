@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import closing
 from functools import partial
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -29,6 +29,8 @@ from ..storage import Urls
 from .epoch_sequence import Batches, Ints
 from .shard_schedule import Schedule, schedule
 
+# How long the last batch that is decoded waits for a shard with which the next could be begun.
+_GRACE_SECONDS = 0.01
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
 Loads = Generator[tuple[tuple[int, int], Future[Prefix]], None, None]
@@ -236,7 +238,7 @@ class _Turns(Generic[Result]):
         """Begin what can be begun, until there are so many."""
         missing = count - len(self.begun)
         self.scans.extend([current_scan(scan)] * (missing - len(self.scans)))
-        while len(self.begun) < count and (finish := next(coming, None)):
+        while len(self.begun) < count and (finish := next(coming, None)) is not None:
             self.begun.append(finish)
 
 
@@ -254,12 +256,13 @@ def read_batches(
     Args:
         shards: What the ids mean.
         batches: Ids of each batch, (samples,) int64.
-        scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is read at each shard.
+        scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is read when a shard
+            is fetched, and again when it is a batch's turn to be begun.
         begin: Begins a batch of the (id, prefix, row) of its samples; what it returns finishes it.
             The prefixes may be closed after that.
         ahead: Batches that are begun before the one before them is finished, if their shards are
-            there. There are none before the first batch, which nothing shall delay, and one more
-            with each batch.
+            there, at the scan of the moment. There are none before the first batch, which nothing
+            shall delay, and one more with each batch.
 
     Yields:
         The finished batches.
@@ -320,13 +323,20 @@ def _begin_batches(
     try:
         for ids, starting in scheduled:
             for (shard, last), future in itertools.islice(loads, starting):
-                while turns.begun and not future.done():
+                while turns.begun and not _comes(future, len(turns.begun)):
                     yield None
                 held.add(shard, last, future.result(), turns.scans[0])
             turns.scans.popleft()
             yield begin(held.rows(shards.places(ids)))
     except Exception as error:  # whatever it is, the batches before this one come first
         yield partial(_fail, error)
+
+
+def _comes(future: Future[Prefix], begun: int) -> bool:
+    """Whether a shard is there; while nothing else would be decoded, some milliseconds later."""
+    if begun == 1:
+        wait((future,), _GRACE_SECONDS)
+    return future.done()
 
 
 def _fail(error: Exception) -> NoReturn:

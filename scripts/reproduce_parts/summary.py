@@ -138,5 +138,6 @@ def _clusters(lab):
     near = sum(abs(ratio - 1) <= clusters_page.NEAR for ratio in ratios)
     return (
         f"**[Clusters by simulation](clusters.md)**: {near} of {len(ratios)} real set-ups within "
-        f"5 % of the measured images a second, from {min(ratios):.2f} to {max(ratios):.2f} times."
+        f"5 % of the measured images a second (medians of three runs), from {min(ratios):.2f} to "
+        f"{max(ratios):.2f} times."
     )

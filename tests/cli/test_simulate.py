@@ -45,6 +45,13 @@ def test_caches_and_latency_are_options(dataset, capsys):
     assert plan(capsys, dataset, *command, "--cache", "1")[0]["requests"] == 0
 
 
+def test_threads_decode_in_place_of_workers(dataset, capsys):
+    """Two threads decode twice as fast as one."""
+    slow = ("--scan", "2", "--decode", "10", "--cores", "4")
+    one, two = (plan(capsys, dataset, *slow, "--threads", count)[0] for count in ("1", "2"))
+    assert two["images_per_second"] == pytest.approx(2 * one["images_per_second"], rel=0.1)
+
+
 def test_the_table_is_for_people(dataset, capsys):
     """One line a scan, with stalls in per cent."""
     assert main(["plan", str(dataset), *SIMULATE, "--scan", "5"]) == 0

@@ -77,6 +77,16 @@ def test_threads_decode_together_while_the_accelerator_works():
     assert rate(hidden) == pytest.approx(1000, rel=0.05)
 
 
+def test_bytes_are_received_beside_decoding():
+    """A second core hides what receiving costs; on one core it is added."""
+    work = Work(image_seconds=0.01, byte_seconds=1e-6)  # of an image: 10 ms, and 10 kB x 1 us
+    job = Job(1, 1e6, 32, 0)
+    two = run(cluster=Cluster(node=Node(1, 2)), job=job, work=work)
+    one = run(cluster=Cluster(node=Node(1, 1)), job=job, work=work)
+    assert rate(two) == pytest.approx(100, rel=0.1)
+    assert rate(one) == pytest.approx(50, rel=0.1)
+
+
 def test_a_request_is_limited_by_its_stream_and_its_latency():
     """Two requests at a time, each of a second and a half for 64 images."""
     storage = Storage(stream_bandwidth=64e4, latency=0.5)

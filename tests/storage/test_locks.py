@@ -125,15 +125,31 @@ def test_a_link_is_no_lock(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_store_that_loses_a_lock_keeps_no_descriptor(tmp_path, monkeypatch):
-    """Network file systems answer with a stale handle at times; each try gives its file back."""
+def test_a_store_that_fails_keeps_no_descriptor(tmp_path, monkeypatch):
+    """Each try of a lock gives its file back, whatever a network file system answers."""
 
-    def stale(*_args, **_options):
-        raise OSError(errno.ESTALE, "Stale file handle")
+    def refuse(*_args, **_options):
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "stat", stale)
+    monkeypatch.setattr(os, "stat", refuse)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        with pytest.raises(OSError, match="Stale"), hold_lock(str(tmp_path / "lock")):
+        with pytest.raises(OSError, match="Input/output"), hold_lock(str(tmp_path / "lock")):
             pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_stale_handle_is_a_lock_that_was_removed(tmp_path, monkeypatch):
+    """What NFS says of a file that another machine has removed: the new file's lock is taken."""
+    fstat = os.fstat
+    answers = [OSError(errno.ESTALE, "Stale file handle")]
+
+    def once_stale(handle):
+        if answers:
+            raise answers.pop()
+        return fstat(handle)
+
+    monkeypatch.setattr(os, "fstat", once_stale)
+    with hold_lock(str(tmp_path / "lock")) as held:
+        assert held
+    assert answers == []

@@ -211,32 +211,74 @@ def test_a_higher_level_fetches_the_difference(folder):
     ]
 
 
-def test_a_late_shard_holds_no_ready_batch_back(folder, monkeypatch):
-    """While one shard does not come, the loop gets what was begun before; then the rest, in order.
-
-    The first five batches need the first shard alone, and four batches are begun ahead.
-    """
+@pytest.fixture
+def late(folder, monkeypatch):
+    """An event; the second shard comes when it is set, or ``fails`` then."""
     arrives = threading.Event()
+    arrives.fails = False
     load = Shard.load
-    late = ShardSet([str(folder)], ReadOptions()).urls[1]
+    url = ShardSet([str(folder)], ReadOptions()).urls[1]
 
     def stalled(self, *args, **options):
-        if self.url == late:
+        if self.url == url:
             assert arrives.wait(10)
+            if arrives.fails:
+                raise StorageError("expected a shard, got nothing")
         return load(self, *args, **options)
 
     monkeypatch.setattr(Shard, "load", stalled)
+    return arrives
+
+
+def read_singly(folder, take, scan=1):
+    """Batches of one sample, four of which are begun ahead; shards follow each other."""
     ids = [np.array([number]) for number in range(3 * ROWS)]
+    shards = ShardSet([str(folder)], ReadOptions(prefetch=2))
+    return read_batches(shards, ids, scan, at_once(take), ahead=4)
+
+
+def test_a_late_shard_holds_no_ready_batch_back(folder, late):
+    """While one shard does not come, the loop gets what was begun before; then the rest, in order.
+
+    The first five batches need the first shard alone.
+    """
+    reading = read_singly(folder, classes)
+    given = list(itertools.islice(reading, ROWS))
+    assert given == [[number] for number in range(ROWS)]
+    assert not late.is_set()
+    late.set()
+    assert [*given, *reading] == [[number] for number in range(3 * ROWS)]
+
+
+def test_a_late_shard_has_the_scan_of_its_turn(folder, late):
+    """A job that is run again changes the scan at the same batch, whichever shard was late."""
+    seen = []
+    for is_late in (True, False):
+        if not is_late:
+            late.set()
+        level = ScanLevel(1)
+        scans = []
+        for scan in read_singly(folder, lambda rows: rows[0][1].scan, level):
+            scans.append(scan)
+            if len(scans) == 4:
+                level.value = 5
+            if len(scans) == ROWS:
+                late.set()
+        late.clear()
+        seen.append(scans)
+    assert seen[0] == seen[1] == [1] * (2 * ROWS) + [5] * ROWS
+
+
+def test_a_late_shard_that_fails_does_so_at_its_turn(folder, late):
+    """The batches before it come first, then the error."""
+    reading = read_singly(folder, classes)
+    assert len(list(itertools.islice(reading, 3))) == 3
+    late.fails = True
+    late.set()
     given = []
-    reading = read_batches(
-        ShardSet([str(folder)], ReadOptions(prefetch=2)), ids, 1, at_once(classes), ahead=4
-    )
-    for batch in itertools.islice(reading, ROWS):
-        given += batch
-    assert given == list(range(ROWS))
-    assert not arrives.is_set()
-    arrives.set()
-    assert given + [number for batch in reading for number in batch] == list(range(3 * ROWS))
+    with pytest.raises(StorageError, match="got nothing"):
+        given.extend(reading)
+    assert given == [[3], [4]]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -15,6 +15,9 @@ static inline uint64_t band_mask(int ss, int se) {
     return (~UINT64_C(0) >> ss) & (~UINT64_C(0) << (63 - se));
 }
 
+_Static_assert(3 * PCR_FAST_BITS + 16 <= 56, "read_ac refills too seldom");
+_Static_assert(PCR_FAST_BITS + 20 <= 32, "read_refinement refills too seldom");
+
 static inline int leading_zeros(uint64_t x) { return __builtin_clzll(x); }
 
 /* Reads a DC difference (T.81 F.2.2.1) after a refill; false when no code matches. */
@@ -49,8 +52,8 @@ static inline int read_ac(pcr_bits *bits, const pcr_huffman *table, int k, int s
     for (;;) {
         uint32_t entry;
         pcr_refill(bits);
-        /* 56 bits last for 4 entries and a code of up to 16 bits. */
-        for (int i = 0; i < 5; i++) {
+        /* 56 bits last for 3 entries and a code of up to 16 bits. */
+        for (int i = 0; i < 4; i++) {
             entry = table->fast[bits->bits >> (64 - PCR_FAST_BITS)];
             if (PCR_UNLIKELY(entry & PCR_SPECIAL)) goto special;
             pcr_consume_entry(bits, entry);

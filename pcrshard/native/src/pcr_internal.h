@@ -16,7 +16,7 @@ enum {
     PCR_MAX_MCU_BLOCKS = 10, /* T.81 B.2.3 */
     PCR_MAX_SCANS = 256,
     PCR_VISITS_PER_BIT = 64, /* work cap: block visits per bit of input */
-    PCR_FAST_BITS = 10, /* 4 such codes and one of 16 bits fit in 56: see read_ac */
+    PCR_FAST_BITS = 11, /* 3 such codes and one of 16 bits fit in 56: see read_ac */
     PCR_SEGMENT_PAD = 64, /* zero bytes after the entropy data, for unconditional 8-byte loads */
     PCR_ROW_PAD = 64,     /* bytes before and after a sample row, for vector loads */
     PCR_SMOOTHED = 10,    /* coefficients that block smoothing looks at, the DC first */
