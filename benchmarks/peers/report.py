@@ -196,7 +196,9 @@ def further(short, long):
     for peer in long.keys() & short.keys():
         images = long[peer][0]["images"] - short[peer][0]["images"]
         walls = (statistics.median(map(of("wall"), each[peer])) for each in (long, short))
-        found[peer] = images / (next(walls) - next(walls))
+        seconds = next(walls) - next(walls)
+        if seconds > 0:  # not where the short epochs have waited for something else
+            found[peer] = images / seconds
     return found
 
 
