@@ -1,10 +1,5 @@
-"""Door to CRC-32C (Castagnoli, RFC 3720 appendix B.4)."""
+"""CRC-32C (Castagnoli), by the native core."""
 
-from __future__ import annotations
+from .native.pieces import crc32c
 
-from collections.abc import Callable
-
-import crc32c as _crc32c
-
-# crc32c(data, start_value=0) -> int; an alias, because it is called for every sample.
-crc32c: Callable[..., int] = _crc32c.crc32c
+__all__ = ["crc32c"]

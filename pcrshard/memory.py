@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
 _HUGE_PAGE = 2 << 20
 
 
@@ -37,23 +37,13 @@ class BufferPool:
         """Buffers that wait to be used again."""
         return len(self._idle)
 
-    @contextmanager
-    def borrow(self, size: int) -> Iterator[memoryview]:
-        """A buffer of ``size`` bytes until the end of the ``with`` block; its content is undefined.
+    def borrow_array(self, size: int) -> NDArray[np.uint8]:
+        """Return a buffer of ``size`` bytes, as (size,) uint8 of undefined content.
+
+        It is given back when nothing refers to the array, a view of it, or a tensor made of it.
 
         Raises:
             MemoryError: There is not so much.
-        """
-        buffer = self._take(size)
-        try:
-            yield memoryview(buffer)[:size]
-        finally:
-            self._give_back(buffer)
-
-    def borrow_array(self, size: int) -> NDArray[np.uint8]:
-        """Such a buffer as (size,) uint8.
-
-        It is given back when nothing refers to the array, a view of it, or a tensor made of it.
         """
         buffer = self._take(size)
         array = np.frombuffer(buffer, np.uint8, size)
@@ -98,5 +88,4 @@ def _allocate(size: int) -> mmap.mmap:
 
 # As many as a rank of PCRDataset holds batches and prefixes at a time.
 pool = BufferPool()
-borrow = pool.borrow
 borrow_array = pool.borrow_array

@@ -22,8 +22,8 @@ GLIBC = "2.17"
 MANYLINUX = ("manylinux2014", "manylinux_2_17")  # the old name and the new one
 # Whatever else is installed here: a wheel must need neither.
 EMPTY_PATH = "/usr/sbin:/sbin"
-MODULES = ("_core", "_scatter")
-TYPES = ("pcrshard/py.typed", "pcrshard/native/_core.pyi", "pcrshard/native/_scatter.pyi")
+MODULES = ("_core",)
+TYPES = ("pcrshard/py.typed", "pcrshard/native/_core.pyi")
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from ..fidelity.costs import PlanCost, plan_costs, plan_table, scan_costs, scan_
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..jpeg import libjpeg_turbo
-from ..native import scatter
 from ..reading.dataset_folder import check_claims, count_classes, open_dataset
 from ..reading.shard import Shard
 from ..redaction import redact_url
@@ -43,11 +42,7 @@ Report = dict[str, Any]
 
 def _info(args: Namespace) -> None:
     if args.system:
-        ours = {
-            "pcrshard": __version__,
-            "scattered reads": scatter.available,
-        }
-        print_json(ours | libjpeg_turbo.system())
+        print_json({"pcrshard": __version__} | libjpeg_turbo.system())
     elif args.src is None:
         raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
     else:

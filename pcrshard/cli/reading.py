@@ -18,9 +18,9 @@ from ..errors import EncodeError, PCRError, StorageError
 from ..fidelity.costs import human_bytes, table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex
 from ..format.scan import FULL
-from ..reading.cache_folder import MARKER
+from ..reading.cache_folder import MARKER, is_marked
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix_cache import Cached, PrefixCache, is_cache
+from ..reading.prefix_cache import Cached, PrefixCache
 from ..reading.shard import Shard
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged, stage
@@ -262,7 +262,7 @@ STAGE = Command(
 
 
 def _cache(args: Namespace) -> None:
-    if not is_cache(args.folder):
+    if not is_marked(args.folder):
         what = "something else" if storage.exists(args.folder) else "nothing"
         raise StorageError(
             f"expected a folder that a job has used as cache_dir, with a {MARKER}, there is {what}",
@@ -281,7 +281,7 @@ def _cache(args: Namespace) -> None:
 def _list_entries(entries: Sequence[Cached]) -> None:
     now = time.time()
     rows = [
-        [entry.scan, human_bytes(entry.num_bytes), f"{now - entry.last_use:.0f} s ago", entry.url]
+        [entry.scan, human_bytes(entry.num_bytes), f"{now - entry.last_use:.0f} s ago", entry.name]
         for entry in entries
     ]
     print(table(["scan", "bytes", "last use", "shard"], rows))

@@ -140,7 +140,10 @@ def _read(
     for start in range(0, len(samples), _SAMPLES_PER_READ):
         batch = samples[start : start + _SAMPLES_PER_READ]
         ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
-        values = iter(storage.read_ranges(ranges, options=options))
+        # Ranges of one tar must be of one version of it.
+        tars = {url for url, start, stop in ranges if (start, stop) != (0, None)}
+        with storage.unchanged(tars, options=options):
+            values = iter(storage.read_ranges(ranges, options=options))
         for sample in batch:
             yield sample, [next(values) for _ in sample.refs]
 

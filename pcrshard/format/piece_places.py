@@ -15,7 +15,7 @@ def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
     The table begins with group 1, or with one after the base groups.
     """
     own = table.own_bytes
-    starts = own.cumsum(axis=1) - own + group_starts(index, table.rows)[:, None]
+    starts = own.cumsum(axis=1) - own + np.array(group_starts(index, table.rows))[:, None]
     if len(table.offsets):
         base = slice(index.schema.base)
         before = own[base].cumsum(axis=0) - own[base]
@@ -23,13 +23,12 @@ def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
     return starts
 
 
-def group_starts(index: ShardIndex, rows: range) -> I64:
-    """(R,) absolute start of each group's pieces; 0 for base groups, whose pieces lie apart."""
+def group_starts(index: ShardIndex, rows: range) -> list[int]:
+    """Absolute start of each group's pieces; 0 for base groups, whose pieces lie apart."""
     head = index.head
     base = index.schema.base
     ends = head.stops
-    starts = [0 if row < base else ends[row] + BLOCK + head.table_bytes[row] for row in rows]
-    return np.array(starts, np.int64)
+    return [0 if row < base else ends[row] + BLOCK + head.table_bytes[row] for row in rows]
 
 
 def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
@@ -44,7 +43,7 @@ def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
 
 def _piece_stops(index: ShardIndex, table: GroupTable) -> dict[int, int]:
     """Where the late values of each row begin: after its pieces; base groups have a member."""
-    stops = group_starts(index, table.rows) + table.own_bytes.sum(axis=1)
+    stops = np.array(group_starts(index, table.rows)) + table.own_bytes.sum(axis=1)
     by_row = dict(zip(table.rows, stops.tolist(), strict=True))
     for row in table.rows:
         if row < index.schema.base:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .. import storage
 from ..format.dataset_index import ShardEntry
@@ -49,16 +50,20 @@ class ReadOptions:
             if value is not None and value < least:
                 raise ValueError(f"expected {name} of at least {least}, got {value}")
 
+    @cached_property
+    def cache(self) -> PrefixCache | None:
+        """The cache of all shards that are opened with these options."""
+        if self.cache_dir is None:
+            return None
+        return PrefixCache(self.cache_dir, self.cache_bytes, self.begun)
+
     def open(self, url: str, entry: ShardEntry | None) -> Shard:
-        """A shard that is read so."""
-        cache = None
-        if self.cache_dir:
-            cache = PrefixCache(self.cache_dir, self.cache_bytes, self.begun)
+        """Return a shard that is read with these options."""
         return Shard(
             url,
             entry=entry,
             check=self.check,
             storage_options=self.storage_options,
             retry=self.retry,
-            cache=cache,
+            cache=self.cache,
         )

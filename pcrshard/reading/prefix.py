@@ -1,4 +1,4 @@
-"""A loaded prefix: its images in memory, each joined and compared with its checksum."""
+"""A loaded prefix: its images in memory, in place, each compared with its checksum."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import native
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
 from ..format.names import is_other_image, numbered
-from ..format.piece_places import piece_starts
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
 from ..jpeg.split import join_pieces
-from ..native import scatter
-from .images import Images, num_scans
+from ..native.pieces import Table, address, empty_table, join
+from .contents import Contents, Pieces, num_scans
 
-Sizes = NDArray[np.int64]
 Sample = dict[str, Any]
 Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
@@ -57,6 +54,9 @@ class Source(Protocol):
         """The prefix of another scan."""
 
 
+_EOI = np.frombuffer(EOI, np.uint8)
+
+
 class Prefix:
     """The samples of a prefix in memory; from :meth:`Shard.load`.
 
@@ -66,27 +66,38 @@ class Prefix:
         scan: The scan of its samples.
         streams: Names of the image fields; none at scan 0.
         fields: The other fields that this scan has: for each a value or ``None`` by sample.
-        num_bytes: What is held in memory until :meth:`close`, nearly.
+        num_bytes: Bytes of the shard that are held in memory until :meth:`close`.
     """
 
     def __init__(
         self,
         shard: Source,
         scan: Scan,
-        images: Images,
+        contents: Contents,
     ) -> None:
         self.shard = shard
         self.scan = scan
         self.index = shard.index
-        self.images = images
+        self._contents: Contents | None = contents
         schema = self.index.schema
         position = check_scan(scan, self.index.num_groups, 0)
         self._num_scans = num_scans(self.index, scan)
         self.streams = tuple(field for field, _ in schema.streams) if position else ()
-        held = {name: images.late[name] for name, first in schema.late if first <= position}
+        held = {name: contents.late[name] for name, first in schema.late if first <= position}
         self.fields: dict[str, Sequence[bytes | None]] = {**self.index.fields, **held}
-        self.num_bytes = self.index.head.prefix_stop(images.scan)
+        self.num_bytes = len(contents.buffer)
         self._lower: dict[Scan, Prefix] = {}
+
+    @property
+    def contents(self) -> Contents:
+        """The prefix in memory.
+
+        Raises:
+            ValueError: The prefix is closed.
+        """
+        if self._contents is None:
+            raise ValueError("expected to be asked for samples before the prefix was closed")
+        return self._contents
 
     def __enter__(self) -> Self:
         return self
@@ -95,8 +106,11 @@ class Prefix:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back, except for the samples that the caller keeps."""
-        self.images = self.images._replace(jpegs=[], tails=[])
+        """Give the memory back, unless a decoder still reads it; samples stay as they are."""
+        self._contents = None
+        self.__dict__.pop("_table", None)
+        for lower in self._lower.values():
+            lower.close()
         self._lower.clear()
 
     def at(self, scan: Scan) -> Prefix:
@@ -111,7 +125,7 @@ class Prefix:
             message = f"asked for scan {scan} of a prefix of scan {self.scan}"
             raise ScanUnavailable(message, url=self.shard.url)
         if scan not in self._lower:
-            self._lower[scan] = Prefix(self.shard, scan, self.images)
+            self._lower[scan] = Prefix(self.shard, scan, self.contents)
         return self._lower[scan]
 
     def samples(
@@ -155,30 +169,33 @@ class Prefix:
 
     def _all_rows(self) -> list[Sample] | None:
         """All samples at once, made of columns; ``None`` where they must be made one by one."""
-        jpegs = self._open_jpegs() if self.streams else []
-        fields = self.fields.values()
-        unsound = self.images.damaged or self.images.damaged_late
-        as_read = self.scan == self.images.scan and not unsound and not self.index.schema.lists
-        if not (as_read and all(jpegs)) or any(None in column for column in fields):
+        if self.contents.is_damaged or self.index.schema.lists:
             return None
-        try:
-            jpegs = self._with_tails(jpegs)
-        except CorruptJpeg:
+        jpegs = self._all_jpegs() if self.streams else []
+        fields = self.fields.values()
+        if None in jpegs or any(None in column for column in fields):
             return None
         step = len(self.streams)
         images = [jpegs[stream::step] for stream in range(step)]
         names = ("__key__", *self.streams, *self.fields)
-        return scatter.rows(names, (self.index.keys, *images, *fields), len(self.index.keys))
+        columns = (self.index.keys, *images, *fields)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _with_tails(self, jpegs: list[bytes | None]) -> list[bytes | None]:
-        if not any(self.images.tails):
-            return jpegs
-        whole = list(jpegs)
-        for unit, tail in enumerate(self.images.tails):
-            jpeg = whole[unit]
-            if tail is not None and jpeg is not None:
-                whole[unit] = join_pieces([memoryview(jpeg)[: -len(EOI)]], tail)
-        return whole
+    def _all_jpegs(self) -> list[bytes | None]:
+        """The JPEG of every unit, ``None`` where it is missing or has metadata to restore."""
+        table = self._sound_table
+        table["size"][:, -1] *= table["size"][:, 0] + table["size"][:, 1] > 0
+        view = join(table).data
+        stops = table["size"].sum(axis=1).cumsum().tolist()
+        jpegs = [bytes(view[start:stop]) or None for start, stop in itertools.pairwise([0, *stops])]
+        tail = self.contents.tail if self.scan == FULL else None
+        if tail is not None:
+            for unit in np.flatnonzero(tail.table.sizes[0]).tolist():
+                try:
+                    jpegs[unit] = self._jpeg(unit)
+                except CorruptJpeg:
+                    jpegs[unit] = None
+        return jpegs
 
     def sample(
         self,
@@ -190,7 +207,6 @@ class Prefix:
         """One sample by its position; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
-        self._open_jpegs()
         for field, units in self.units(row):
             is_list = field in self.index.schema.lists
             if (units or is_list) and (select is None or select(key, field)):
@@ -217,7 +233,7 @@ class Prefix:
         for field, count in zip(self.streams, counts, strict=False):
             here = range(unit, unit + count)
             unit += count
-            is_there = field in lists or self.images.jpegs[here[0]] is not None
+            is_there = field in lists or self.index.dims[here[0], 0] != 0
             yield field, here if is_there else ()
 
     @cached_property
@@ -239,54 +255,48 @@ class Prefix:
         """Whether each sample has one image at most, so that its unit is its position."""
         return len(self.streams) == 1 and not self.index.schema.lists
 
-    def table(self, units: list[int]) -> native.Table:
+    def table(self, units: list[int]) -> Table:
         """Where some images are in memory, for the native core; it is valid until :meth:`close`.
 
         Where :attr:`has_one_image` holds, the unit of a sample is its row.
 
         Returns:
-            (len(units), 1) addresses and sizes; size 0 for an image that is missing or damaged.
+            (len(units), P) addresses and sizes of their pieces, in order; sizes of 0 for an image
+            that is missing or damaged.
         """
-        self._open_jpegs()
         return self._table[units]
 
     @cached_property
-    def _table(self) -> native.Table:
+    def _table(self) -> Table:
         """That of all images."""
-        usable = list(self._open_jpegs())
-        for unit in self.images.damaged:
-            usable[unit] = None
-        return native.image_table(usable, self._ends)
+        table = self._sound_table[:, :-1]
+        table["size"][list(self.contents.damaged)] = 0
+        return table
 
-    @cached_property
-    def _sizes(self) -> NDArray[np.uint32]:
-        """(scans, units) bytes of each piece up to this scan."""
-        table = self.images.table
-        return np.zeros((0, self.index.num_units), np.uint32) if table is None else table.sizes
-
-    @cached_property
-    def _ends(self) -> Sizes:
-        """(units,) bytes of each JPEG at this scan, without EOI."""
-        ends: Sizes = self._sizes[: self._num_scans].sum(axis=0, dtype=np.int64)
-        return ends
-
-    def _open_jpegs(self) -> list[bytes | None]:
-        jpegs = self.images.jpegs
-        if len(jpegs) != self.index.num_units:
-            raise ValueError("expected to be asked for samples before the prefix was closed")
-        return jpegs
-
-    def _scans(self, unit: int) -> memoryview:
-        """The scans of an image, without EOI."""
-        view = memoryview(self.images.jpegs[unit] or b"")[: self._ends[unit]]
-        self._check(unit, view)
-        return view
+    @property
+    def _sound_table(self) -> Table:
+        """A new table of all images, and of the marker that ends each."""
+        groups = self.contents.groups
+        if groups is None:
+            return empty_table(self.index.num_units, 1)
+        rows = 2 * self._num_scans
+        table = empty_table(self.index.num_units, rows + 1)
+        table[:, :rows] = groups.native[:, :rows]
+        table["data"][:, rows] = address(_EOI)
+        table["size"][:, rows] = len(EOI)
+        return table
 
     def _pieces(self, unit: int) -> list[memoryview]:
         """The bytes of each scan group of an image."""
-        scans = self._scans(unit)
-        stops = itertools.accumulate(self._row_sizes(unit), initial=0)
-        return [scans[start:stop] for start, stop in itertools.pairwise(stops)]
+        groups = self.contents.groups
+        assert groups is not None  # asked for at scan 1 or higher
+        pieces = groups.of_unit(unit)[: self._num_scans]
+        if unit in self.contents.damaged:
+            crc = 0
+            for row, piece in enumerate(pieces):
+                crc = crc32c(piece, crc)
+                self._compare(groups, unit, row, crc)
+        return pieces
 
     def _image(self, unit: int, decode: Decode | None) -> Any:
         if decode is None:
@@ -299,61 +309,34 @@ class Prefix:
             raise type(error)(str(error), url=self.shard.url, key=self._key(unit)) from error
 
     def _jpeg(self, unit: int) -> bytes:
-        jpeg = self.images.jpegs[unit] or b""
-        whole = self.scan == self.images.scan
-        scans = self._scans(unit)
-        if not whole:
-            return bytes(scans) + EOI
-        tail = self.images.tails[unit] if self.scan == FULL else None
-        if tail is None:
-            return jpeg
-        if unit in self.images.damaged:
-            self._compare(unit, self.index.num_groups, crc32c(tail))
+        pieces = self._pieces(unit)
+        tail = self.contents.tail if self.scan == FULL else None
+        metadata = b"" if tail is None else tail.of_unit(unit)[0]
+        if tail is not None and unit in self.contents.damaged:
+            self._compare(tail, unit, 0, crc32c(metadata))
         try:
-            return join_pieces([scans], tail)
+            return join_pieces(pieces, bytes(metadata))
         except CorruptJpeg as error:
             message = f"the tail: {error}"
             key = self._key(unit)
             raise CorruptJpeg(message, url=self.shard.url, key=key, scan="tail") from error
 
-    def _check(self, unit: int, scans: memoryview) -> None:
-        """Of a damaged image, name the first scan whose bytes are not those that were written."""
-        if unit not in self.images.damaged:
-            return
-        crc = 0
-        start = 0
-        for row, size in enumerate(self._row_sizes(unit)):
-            crc = crc32c(scans[start : start + size], crc)
-            self._compare(unit, row, crc)
-            start += size
-
-    def _row_sizes(self, unit: int) -> list[int]:
-        sizes: list[int] = self._sizes[: self._num_scans, unit].tolist()
-        return sizes
-
-    def _compare(
-        self,
-        unit: int,
-        row: int,
-        crc: int,
-    ) -> None:
-        is_tail = row == self.index.num_groups
-        table = self.images.tail_table if is_tail else self.images.table
-        if table is None:
-            return
-        at = (row - table.rows.start, unit)
-        expected = int(table.crcs[at])
+    def _compare(self, pieces: Pieces, unit: int, row: int, crc: int) -> None:
+        """Name the first scan whose bytes are not those that were written."""
+        table = pieces.table
+        expected = int(table.crcs[row, unit])
         if crc != expected:
+            scan = table.rows[row] + 1
             raise CorruptPiece(
-                f"expected CRC-32C {expected:08x}, got {crc:08x} for {table.sizes[at]} bytes",
+                f"expected CRC-32C {expected:08x}, got {crc:08x} for {table.sizes[row, unit]} bytes",
                 url=self.shard.url,
                 key=self._key(unit),
-                scan="tail" if is_tail else row + 1,
-                offset=int(piece_starts(self.index, table)[at]),
+                scan="tail" if scan > self.index.num_groups else scan,
+                offset=pieces.start(row, unit),
             )
 
     def _check_late(self, field: str, row: int) -> None:
-        if (field, row) not in self.images.damaged_late:
+        if (field, row) not in self.contents.damaged_late:
             return
         raise CorruptPiece(
             f"expected the field {field} to have its CRC-32C",

@@ -1,90 +1,109 @@
-"""A cache of shard prefixes on local disk, which grows by scan groups and shrinks by them.
+"""A cache of shard prefixes on local disk: one file a shard, which is a prefix of it and grows.
 
-    FOLDER/entries/<url>/<identity>/00000000000000-00000000065536-1a2b3c4d
-    FOLDER/entries/<url>/<identity>/entry.json      a checksum, and JSON
-    FOLDER/locks/{use,fetch}-<url>-<identity>, usage
+    FOLDER/<url>-<identity>-<name>        the bytes [0, size) of the shard
+    FOLDER/<url>-<identity>-<name>.lock   held by the process that fetches
+    FOLDER/room                           bytes of all files
     FOLDER/CACHEDIR.TAG
 
-An extent is one file: start, stop and CRC-32C of its bytes are its name, and it is renamed into
-place, so that it is there whole or not at all, whatever dies when. What a file says of itself is
-checked at each read; a file that lies is removed and fetched again. That is against accidents: who
-could write to the folder could also write a checksum, so it must be the user's own.
+1. A file holds the first bytes of one content of one shard, whichever process is killed when: it
+   is only appended to, or cut.
+2. To cut or unlink a file takes its exclusive lock, without waiting; readers and the process that
+   appends share it. (Readers need it, because the kernel clears the last page of a cut file after
+   they have looked at its size.)
+3. ``room`` is raised before a write and lowered after a cut, under its lock, so that files never
+   take more than the limit. A crash leaves it too high; if there is no room, files are counted.
+4. Locks are taken in the order ``.lock``, file, ``room``. The holder of ``room`` never waits.
+5. Damage by a disk or a power cut is found by the checksums of the shard itself.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
+import math
 import os
+import re
+import shutil
+import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from .. import memory
-from ..checksum import crc32c
-from ..redaction import get_logger, redact_url
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import memory, storage
+from ..errors import PCRError, TruncatedShard
+from ..format.shard_head import BLOCK, decode_head
+from ..memory import Buffer
+from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
-from . import cache_folder, cache_locks, cache_room
-from .cache_extents import (
-    ENTRY,
-    drop_extents,
-    drop_other_versions,
-    encode_entry,
-    held_bytes,
-    last_use,
-    list_extents,
-    read_entry,
-    read_extent,
-    unlink,
-    write_file,
-)
+from . import cache_folder
+from .shared_integers import SharedIntegers
 
-log = get_logger(__name__)
 Fetch = Callable[[int, memoryview], None]
-
-
-def is_cache(folder: str) -> bool:
-    """Whether a folder is that of a :class:`PrefixCache` which has kept something at some time."""
-    return all(os.path.isdir(os.path.join(folder, name)) for name in ("entries", "locks"))
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-.*(?<!\.lock)")
+_UNSAFE = re.compile(r"[^\w.-]")
+# Bytes of all files; until when it is known that nothing can be evicted, for which job.
+_ROOM = struct.Struct("<qdd")
+# Files idle this long may be evicted even if used during this job; their user may have exited.
+_FORGOTTEN_SECONDS = 24 * 3600.0
+# Evict this extra fraction of the limit at once, to amortize looks at all files.
+_SPARE = 1 / 64
+# After a fruitless look, wait this multiple of its duration before the next one.
+_PAUSE = 20
+_LONGEST_PAUSE = 60.0
 
 
 class Cached(NamedTuple):
-    """What the cache holds of a shard; ``last_use`` is in seconds since 1970.
+    """What the cache holds of a shard.
 
-    ``stops`` are the prefix stops of the shard, that of scan 0 first.
+    Attributes:
+        name: The shard's file name.
+        num_bytes: Bytes that are held.
+        stops: The prefix stops of scans 0..N and ``"full"``; empty if the file is damaged.
+        last_use: When it was last read or grown, in seconds since 1970.
     """
 
-    url: str
+    name: str
     num_bytes: int
     stops: tuple[int, ...]
     last_use: float
 
     @property
     def scan(self) -> int:
-        """The highest scan that is there, 0 for none."""
+        """The highest scan that is held, 0 for none."""
         return sum(stop <= self.num_bytes for stop in self.stops[1:-1])
+
+
+class CacheStats(NamedTuple):
+    """Bytes that came from a cache, and bytes that had to be fetched."""
+
+    hit_bytes: int
+    fetched_bytes: int
+
+
+class _File(NamedTuple):
+    path: str
+    num_bytes: int
+    last_use: float
 
 
 class PrefixCache:
     """Prefixes of shards on local disk, shared by the processes of a node.
 
     Under pressure it drops the groups of high scans before whole shards, the least recently used
-    first, and never what a reader has open.
+    first, and never what is being read.
 
     Args:
-        folder: Made when it is not there. Local disk: it relies on ``flock`` and on atomic renames.
-            One that belongs to another user, or that anybody can write to, is not used.
-        max_bytes: What the extents may take; ``None`` for no bound.
+        folder: Made when it is not there, on local disk. One that belongs to another user, or
+            that anyone else can write to, is not used.
+        max_bytes: Limit of all files; ``None`` for none.
         since: When the job began, in seconds since 1970; by default now: what was used since then
-            is not dropped for something else, which is not kept then. Each epoch has an order of
-            its own, in which the least recently used shards would often be those that come next:
-            half of the shards on disk then save half of the bytes, not a sixth. With ``math.inf``
-            those least recently used go.
-
-    Attributes:
-        hit_bytes: What this object served from disk.
-        fetched_bytes: What it fetched.
+            is not evicted for other shards, which are read without being kept. Each epoch has
+            another order, in which the least recently used shards would often be those that come
+            next: half of the shards on disk then save half of the bytes, not a sixth. With
+            ``math.inf`` the least recently used are evicted.
     """
 
     def __init__(
@@ -96,171 +115,290 @@ class PrefixCache:
         self.folder = os.path.abspath(folder)
         self.max_bytes = max_bytes
         self.since = time.time() if since is None else since
-        self.hit_bytes = 0
-        self.fetched_bytes = 0
+        self._counts = SharedIntegers([0, 0])
 
     def __repr__(self) -> str:
         return f"PrefixCache({self.folder!r}, {self.max_bytes})"
 
-    @contextmanager
-    def open_prefix(
+    @property
+    def stats(self) -> CacheStats:
+        """Totals of this object and its copies in DataLoader workers."""
+        return CacheStats(*self._counts[:])
+
+    def read(
         self,
         url: str,
         identity: str,
-        stops: Sequence[int],
         stop: int,
         fetch: Fetch,
+        *,
+        known: Buffer = b"",
         cancel: Cancel = None,
-    ) -> Iterator[memoryview]:
-        """The bytes ``[0, stop)`` of a shard: what is on disk, and the rest by one ``fetch``.
+    ) -> NDArray[np.uint8]:
+        """Read the bytes ``[0, stop)`` of a shard: what is on disk, and the rest by one ``fetch``.
 
         Args:
             url: The shard, credentials included.
-            identity: What tells its content from another; a new one drops what is held.
-            stops: The prefix stops of all scans, where extents end.
+            identity: Distinguishes its content from another under the same URL.
             stop: The end of the prefix.
             fetch: Called with the first missing byte and the memory to fill.
+            known: The first bytes of the shard.
             cancel: Ends the wait for another process that fetches the same shard.
 
-        Yields:
-            The bytes, in memory that is used again after the ``with`` block.
+        Returns:
+            (stop,) uint8, in memory that is used again once nothing refers to it.
         """
-        entry = self._entry(url, identity)
-        with memory.borrow(stop) as view:
-            if not cache_folder.prepare(self.folder):
-                fetch(0, view)
-                self.fetched_bytes += stop
-                yield view
-                return
-            # Held until everything is in memory; after that the files may go.
-            with cache_locks.hold_entry("use", entry, shared=True, cancel=cancel):
-                done = self._read(entry, view)
-                if done < stop:
-                    with cache_locks.hold_entry("fetch", entry, cancel=cancel):
-                        # Another process may have fetched it meanwhile.
-                        done = self._read(entry, view, done)
-                        if done < stop:
-                            fetch(done, view[done:])
-                            self.fetched_bytes += stop - done
-                            described = encode_entry(entry, redact_url(url), stops)
-                            bounds = _bounds(done, stops[1:], stop)
-                            self._store(entry, described, bounds, view, cancel)
-                self.hit_bytes += done
-            yield view
+        buffer = memory.borrow_array(stop)
+        view = buffer.data
+        view[: len(known)] = known
+        path = self._path(url, identity)
+        usable = cache_folder.prepare(self.folder)
+        held = self._read_held(path, view, len(known)) if usable else len(known)
+        if held < stop:
+            with self._lock(f"{path}.lock", usable, cancel), self._lock(
+                path, usable, cancel, shared=True
+            ) as handle:
+                # Another process may have fetched it while this one waited.
+                held = held if handle is None else _read(handle, view, held)
+                if held < stop:
+                    fetch(held, view[held:])
+                    if handle is not None:
+                        self._append(handle, path, view, cancel)
+                if usable:
+                    with suppress(OSError):
+                        os.unlink(f"{path}.lock")
+        self._counts.add(0, held - len(known))
+        self._counts.add(1, stop - held)
+        return buffer
 
     def forget(self, url: str, identity: str) -> None:
-        """Drop what is held of a shard; who has it open keeps what is in memory."""
+        """Drop a shard whose bytes are damaged; readers that have it open go on."""
         if cache_folder.prepare(self.folder):
-            entry = self._entry(url, identity)
-            drop_extents(entry)
-            unlink(os.path.join(entry, ENTRY))
-
-    def known_stops(self, url: str, identity: str) -> tuple[int, ...] | None:
-        """The prefix stops of a shard of which something is held."""
-        if not cache_folder.prepare(self.folder):
-            return None
-        return read_entry(self._entry(url, identity))[1] or None
+            with suppress(OSError):
+                os.unlink(self._path(url, identity))
 
     def entries(self) -> list[Cached]:
         """What is held, least recently used first."""
-        found = filter(None, map(_cached, cache_room.entry_folders(self.folder)))
-        return sorted(found, key=lambda cached: cached.last_use)
+        return [
+            Cached(os.path.basename(file.path)[50:], file.num_bytes, _stops(file.path), file[2])
+            for file in self._files()
+        ]
 
     def clear(self) -> int:
-        """Drop everything that no reader has open; returns the bytes freed.
+        """Drop everything that is not being read; returns the bytes freed.
 
         Raises:
             StorageError: The folder is no cache, or not this user's.
         """
         cache_folder.check_marked(self.folder)
-        with cache_locks.hold(self.folder, "usage"):
-            freed = cache_room.evict(self.folder, lambda _: True)
-            cache_room.sweep(self.folder)
-            cache_room.forget_count(self.folder)
+        with self._lock(self._room, True, None) as room:
+            freed = sum(self._cut(file.path, 0) for file in self._files())
+            for name in ("entries", "locks"):  # of versions before 0.2
+                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+            self._drop_stale_locks()
+            if room is not None:
+                os.ftruncate(room, 0)
         return freed
 
-    def _entry(self, url: str, identity: str) -> str:
-        names = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (url, identity))
-        return os.path.join(self.folder, "entries", *names)
+    @property
+    def _room(self) -> str:
+        return os.path.join(self.folder, "room")
 
-    def _read(
-        self,
-        entry: str,
-        view: memoryview,
-        done: int = 0,
-    ) -> int:
-        """Fill ``view`` from byte ``done`` on with sound extents.
+    def _path(self, url: str, identity: str) -> str:
+        digests = [hashlib.sha256(text.encode()).hexdigest() for text in (url, identity)]
+        name = _UNSAFE.sub("_", storage.file_name(url))[-100:]
+        return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
 
-        Returns:
-            Where the first missing byte is.
-        """
-        used = []
-        for extent in list_extents(entry):
-            if extent.start == done and extent.stop <= len(view):
-                if not read_extent(extent, view[extent.start : extent.stop]):
-                    log.warning("a cached file was damaged and is fetched again: %s", extent.path)
-                    unlink(extent.path)
-                    break
-                used.append(extent.path)
-                done = extent.stop
-        now = time.time_ns()
-        for path in used:
-            with suppress(OSError):
-                os.utime(path, ns=(now, now))
-        return done
+    def _files(self) -> list[_File]:
+        """The files of shards, least recently used first."""
+        found = []
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        found.append(_File(entry.path, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda file: file.last_use)
 
-    def _store(
-        self,
-        entry: str,
-        described: bytes,
-        bounds: list[int],
-        view: memoryview,
-        cancel: Cancel,
-    ) -> None:
-        """Keep the bytes between the bounds as extents.
+    def _read_held(self, path: str, view: memoryview, start: int) -> int:
+        """Fill ``view`` from ``start`` on, if a file has all of it; returns what is filled."""
+        with suppress(OSError):
+            size = os.stat(path, follow_symlinks=False).st_size
+            if size > len(view) and self.max_bytes is not None and self._is_full():
+                # Room is wanted, and this reader of the shard does without the rest.
+                with self._lock(self._room, True, None) as room:
+                    _add(room, -self._cut(path, len(view)))
+            if size < len(view):
+                return start
+            with hold_lock(path, shared=True, create=False, wait=False) as handle:
+                return start if handle is None else _read(handle, view, start)
+        return start
 
-        A full disk costs the caching, not the read.
-        """
+    def _append(self, handle: int, path: str, view: memoryview, cancel: Cancel) -> None:
+        """Append what a file lacks. A full disk costs the caching, not the read."""
         try:
-            # One writer at a time, because what is counted must be there when another counts.
-            with cache_locks.hold(self.folder, "usage", cancel=cancel):
-                for other in drop_other_versions(entry):
-                    cache_locks.drop(other)
-                size = len(view) - bounds[0]
-                if not self._make_room(size, (entry, len(view))):
+            # One process at a time writes, because the files are counted under the same lock.
+            with self._lock(self._room, True, cancel) as room:
+                held = os.fstat(handle).st_size
+                more = len(view) - held
+                if room is None or more <= 0 or not self._take_room(room, more):
                     return
-                os.makedirs(entry, exist_ok=True)
-                # One time for all, by the clock of _read: the file system's is coarser, and
-                # extents of a shard are dropped from the top.
-                now = time.time_ns()
-                write_file(os.path.join(entry, ENTRY), described, now)
-                for start, stop in itertools.pairwise(bounds):
-                    part = view[start:stop]
-                    name = f"{start:014d}-{stop:014d}-{crc32c(part):08x}"
-                    write_file(os.path.join(entry, name), part, now)
+                if not held:
+                    self._drop_other_contents(room, path)
+                storage.write_at(handle, held, view[held:], url=path)
+                os.utime(handle)
         except Cancelled:
             raise
         except OSError as error:
-            cache_folder.warn_going_on(self.folder, "write to", error)
+            self._warn("write to", error)
 
-    def _make_room(self, size: int, own: cache_room.Own) -> bool:
+    def _drop_other_contents(self, room: int, path: str) -> None:
+        """Drop what is held of the shard under other identities."""
+        url = os.path.basename(path)[:33]
+        for file in self._files():
+            if file.path != path and os.path.basename(file.path).startswith(url):
+                _add(room, -self._cut(file.path, 0))
+
+    def _is_full(self) -> bool:
+        with suppress(OSError, struct.error), open(self._room, "rb") as file:
+            return time.time() < _ROOM.unpack(file.read(_ROOM.size))[1]
+        return False
+
+    def _take_room(self, room: int, size: int) -> bool:
+        """Count bytes before they are written; returns whether they may be."""
         limit = self.max_bytes
-        return limit is None or cache_room.make_room(self.folder, limit, size, own, self.since)
+        if limit is None:
+            _add(room, size)
+            return True
+        if size > limit:
+            cache_folder.warn_once(
+                self.folder,
+                f"prefixes larger than all of the cache {self.folder}, {limit} bytes, are read "
+                "without being kept: give it more cache_bytes",
+            )
+            return False
+        data = os.pread(room, _ROOM.size, 0)
+        total: int = limit
+        full_until = job = 0.0
+        if len(data) == _ROOM.size:
+            total, full_until, job = _ROOM.unpack(data)
+        if total + size > limit:
+            if self.since <= job and time.time() < full_until:
+                return False
+            begun = time.time()
+            total = self._evict(size, limit)
+            now = time.time()
+            is_full = total + size > limit
+            full_until = now + min(_PAUSE * (now - begun), _LONGEST_PAUSE) if is_full else 0.0
+            job = self.since if is_full else 0.0
+        fits: bool = total + size <= limit
+        os.pwrite(room, _ROOM.pack(total + size * fits, full_until, job), 0)
+        return fits
+
+    def _evict(self, size: int, limit: int) -> int:
+        """Make room for ``size`` bytes; returns the bytes of all files that are left."""
+        self._drop_stale_locks()
+        files = self._files()
+        total = sum(file.num_bytes for file in files)
+        excess = total + size - limit
+        if excess <= 0:
+            return total
+        # The order of plain last use is kept to the byte.
+        spare = limit * _SPARE if math.isfinite(self.since) else 0
+        wanted = total - excess - spare
+        now = time.time()
+        oldest = max(self.since, now - _FORGOTTEN_SECONDS)
+        idle = [file.path for file in files if not oldest <= file.last_use <= now]
+        for path, stop in self._cuts(idle):
+            if total <= wanted:
+                break
+            total -= self._cut(path, stop)
+        return total
+
+    def _drop_stale_locks(self) -> None:
+        """Unlink the lock files of killed processes."""
+        for entry in os.scandir(self.folder):
+            if entry.name.endswith(".lock"):
+                with suppress(OSError), hold_lock(entry.path, create=False, wait=False) as lock:
+                    if lock is not None:
+                        os.unlink(entry.path)
+
+    @staticmethod
+    def _cuts(paths: list[str]) -> Iterator[tuple[str, int]]:
+        """Where files are cut: high scans first, then what is left."""
+        for path in paths:
+            for stop in reversed(_stops(path)[1:]):
+                yield path, stop
+        for path in paths:
+            yield path, 0
+
+    @staticmethod
+    def _cut(path: str, stop: int) -> int:
+        """Cut a file, or unlink it, unless it is being used; returns the bytes freed."""
+        with suppress(OSError), hold_lock(path, create=False, wait=False) as handle:
+            if handle is None:
+                return 0
+            status = os.fstat(handle)
+            if not stop:
+                os.unlink(path)
+            elif status.st_size > stop:
+                os.truncate(path, stop)
+                os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))  # no use of it
+            return max(status.st_size - stop, 0)
+        return 0
+
+    @contextmanager
+    def _lock(
+        self,
+        path: str,
+        usable: bool,
+        cancel: Cancel,
+        *,
+        shared: bool = False,
+    ) -> Iterator[int | None]:
+        """Hold a lock of the folder; ``None`` where none can be made: then the cache only reads."""
+        with ExitStack() as stack:
+            handle = None
+            if usable:
+                try:
+                    lock = hold_lock(path, shared=shared, cancel=cancel)
+                    handle = stack.enter_context(lock)
+                except Cancelled:
+                    raise
+                except OSError as error:
+                    self._warn("lock", error)
+            yield handle
+
+    def _warn(self, doing: str, error: OSError) -> None:
+        why = error.strerror or str(error)
+        message = f"cannot {doing} the cache {self.folder}, going on without: {why}"
+        cache_folder.warn_once(self.folder, message)
 
 
-def _cached(folder: str) -> Cached | None:
-    extents = list_extents(folder)
-    if not extents:
-        return None
-    url, stops = read_entry(folder)
-    latest = max(map(last_use, extents))
-    return Cached(url, held_bytes(extents), stops, latest)
+def _add(room: int | None, change: int) -> None:
+    """Change the count of bytes."""
+    if room is not None and change:
+        data = os.pread(room, _ROOM.size, 0)
+        if len(data) == _ROOM.size:
+            total, *rest = _ROOM.unpack(data)
+            os.pwrite(room, _ROOM.pack(total + change, *rest), 0)
 
 
-def _bounds(
-    start: int,
-    stops: Sequence[int],
-    stop: int,
-) -> list[int]:
-    """Where extents of ``[start, stop)`` begin and end: at prefix stops."""
-    return [start, *sorted({bound for bound in stops if start < bound < stop}), stop]
+def _read(handle: int, view: memoryview, start: int) -> int:
+    """Fill ``view`` from ``start`` on as far as a file goes; returns what is filled."""
+    try:
+        stop = min(os.fstat(handle).st_size, len(view))
+        if stop > start:
+            storage.read_local(handle, start, view[start:stop])
+            with suppress(OSError):  # a read-only cache
+                os.utime(handle)
+        return max(start, stop)
+    except (OSError, TruncatedShard):
+        return start
+
+
+def _stops(path: str) -> tuple[int, ...]:
+    """Return the prefix stops of the shard in a file."""
+    with suppress(OSError, PCRError), open(path, "rb") as file:
+        return decode_head(os.pread(file.fileno(), BLOCK, BLOCK)).stops
+    return ()

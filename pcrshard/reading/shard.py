@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .. import storage
 from ..errors import CorruptIndex, FormatError, ScanUnavailable, TruncatedShard
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
-from ..format.scan import FULL, Scan, check_scan
+from ..format.scan import FULL, Scan
 from ..format.shard_head import BLOCK, HEAD_STOP, Buffer, Head, head_checksum, read_head
 from ..format.shard_index import ShardIndex, decode_index
 from ..redaction import get_logger, redact_url
-from ..storage import Window
-from ..storage.local_file import LocalFile
 from ..storage.retry import Cancel, Retry
-from .images import extend_images, read_images
+from .contents import find_contents
 from .prefix import (
     Decode,
     OnError,
@@ -31,11 +30,6 @@ from .prefix_cache import PrefixCache
 
 log = get_logger(__name__)
 _RETRY = Retry()
-# A first table of photographs has mostly less, and so much more for each sample.
-_TABLE_BYTES = 1024
-_TABLE_ROW_BYTES = 64
-Opened = AbstractContextManager[LocalFile | Window]
-
 
 def _describes(
     entry: ShardEntry,
@@ -96,20 +90,17 @@ class Shard:
     @property
     def head(self) -> Head:
         """The head; one request of 1024 bytes when it is first needed."""
-        return self._open_head(None)
-
-    def _open_head(self, cancel: Cancel) -> Head:
         if self._head is None:
-            with self._open_range(0, HEAD_STOP, cancel) as window:
-                self._head = self._read_head(window.view)
+            self._head = self._read_head(self._read(HEAD_STOP))
         return self._head
 
     @property
     def index(self) -> ShardIndex:
         """The index; when it is first needed one request, and one for the head."""
         if self._index is None:
-            with self._open_range(HEAD_STOP, self.head.body_stop) as window:
-                self._index = decode_index(self.head, window.view, url=self.url)
+            stop = self.head.body_stop
+            body = storage.read(self.url, HEAD_STOP, stop, **self._how)
+            self._index = decode_index(self.head, body.data, url=self.url)
         return self._index
 
     @property
@@ -184,10 +175,10 @@ class Shard:
     def load(self, scan: Scan = FULL, *, cancel: Cancel = None) -> Prefix:
         """Read the prefix of a scan.
 
-        Exactly ``[0, prefix_stop(scan))`` is read, in one request with a dataset index, in two
-        without; less with a cache. Every image is joined and compared with its checksum as it is
-        read. What comes damaged from a remote store or a cache is fetched once more, because
-        more often the way is at fault than the store.
+        Exactly ``[0, prefix_stop(scan))`` is read, up to the size of a part in one request with a
+        dataset index, in two without; less with a cache. Every image is compared with its checksum.
+        What comes damaged from a remote store or a cache is fetched once more, because more often
+        the way is at fault than the store.
 
         Args:
             scan: Highest scan to read, 1-based; ``"full"`` also restores metadata, 0 reads labels
@@ -206,16 +197,16 @@ class Shard:
             return self._load(scan, cancel)
         try:
             prefix = self._load(scan, cancel)
-            if not prefix.images.is_damaged:
+            if not prefix.contents.is_damaged:
                 return prefix
         except TruncatedShard:
-            self._forget()  # a head that was read before may be that of a longer file
+            self._forget()
             raise
         except FormatError as error:
             log.warning("%s; fetching it once more", error)
         self._forget()
         prefix = self._load(scan, cancel)
-        if prefix.images.is_damaged and self.cache is not None:
+        if prefix.contents.is_damaged and self.cache is not None:
             self.cache.forget(self.url, self._content)
         return prefix
 
@@ -229,74 +220,44 @@ class Shard:
         stop = self.prefix_stop(scan)
         if stop <= prefix.num_bytes:
             return prefix.at(scan)
-        if self.cache is not None or prefix.images.is_damaged:
+        if prefix.contents.is_damaged:
             return self.load(scan)
-        images = prefix.images
-        with self._open_range(prefix.num_bytes, stop) as source:
-            check, url = (self.check, self.url)
-            grown = extend_images(source, self.index, images, scan, check=check, url=url)
-        if grown.is_damaged and not storage.is_local(self.url):
+        buffer = self._read(stop, known=prefix.contents.buffer.data)
+        contents = find_contents(buffer, self.index, scan, check=self.check, url=self.url)
+        if contents.is_damaged and not storage.is_local(self.url):
             return self.load(scan)
-        return Prefix(self, scan, grown)
+        return Prefix(self, scan, contents)
 
     def _load(self, scan: Scan, cancel: Cancel) -> Prefix:
-        if self.entry:
-            self.prefix_stop(scan)  # a staged copy may not have it
-        elif self.cache is None and not storage.is_local(self.url):
-            self._open_head(cancel)
-        with self._open_prefix(scan, cancel) as source:
-            if source.start == 0:
-                self._head = self._read_head(source.read(0, HEAD_STOP))
-            source.check_range(0, self.prefix_stop(scan))
-            body = source.read(HEAD_STOP, self.head.body_stop)
-            index = decode_index(self.head, body, url=self.url)
-            self._index = index
-            images = read_images(source, index, scan, check=self.check, url=self.url)
-        return Prefix(self, scan, images)
-
-    def _open_prefix(self, scan: Scan, cancel: Cancel) -> Opened:
-        if self.cache is not None:
-            return self._open_cached(self.cache, scan, cancel)
-        if storage.is_local(self.url):
-            return self._open_local(scan)
-        start = 0 if self.entry else HEAD_STOP
-        return self._open_range(start, self.prefix_stop(scan), cancel)
-
-    def _open_local(self, scan: Scan) -> Opened:
+        known: Buffer = b""
         if self.entry is None:
-            return storage.open_local(self.url)  # nobody knows yet how long the prefix is
-        stop = self.entry.prefix_stop(scan)
-        table_bytes = _TABLE_BYTES + self.entry.num_samples * _TABLE_ROW_BYTES
-        first = min(stop, self.entry.index_stop + BLOCK + table_bytes)
-        return storage.open_local(self.url, first, stop)
+            # Read anew each time: it may be that of another file by now.
+            start = self._read(HEAD_STOP, cancel=cancel)
+            self._head = self._read_head(start)
+            known = start.data
+        stop = self.prefix_stop(scan)
+        buffer = self._read(stop, known=known, cancel=cancel)
+        self._head = self._read_head(buffer)
+        body = buffer.data[HEAD_STOP : self.head.body_stop]
+        self._index = decode_index(self.head, body, url=self.url)
+        contents = find_contents(buffer, self._index, scan, check=self.check, url=self.url)
+        return Prefix(self, scan, contents)
 
-    @contextmanager
-    def _open_range(
+    def _read(
         self,
-        start: int,
         stop: int,
+        *,
+        known: Buffer = b"",
         cancel: Cancel = None,
-    ) -> Iterator[Window]:
-        with storage.open_range(self.url, start, stop, cancel=cancel, **self._how) as view:
-            yield Window(view, start)
-
-    @contextmanager
-    def _open_cached(
-        self,
-        cache: PrefixCache,
-        scan: Scan,
-        cancel: Cancel,
-    ) -> Iterator[Window]:
-        known = self.entry.stops if self.entry else None
-        known = known or cache.known_stops(self.url, self._content)
-        stops = known or self._open_head(cancel).stops
-        stop = stops[check_scan(scan, len(stops) - 2, 0)]
+    ) -> NDArray[np.uint8]:
+        """Read ``[0, stop)``, through the cache if there is one; ``known`` is its first part."""
+        if self.cache is None:
+            return storage.read(self.url, 0, stop, known=known, cancel=cancel, **self._how)
 
         def fetch(start: int, view: memoryview) -> None:
             storage.read_into(self.url, start, view, cancel=cancel, **self._how)
 
-        with cache.open_prefix(self.url, self._content, stops, stop, fetch, cancel) as view:
-            yield Window(view, 0)
+        return self.cache.read(self.url, self._content, stop, fetch, known=known, cancel=cancel)
 
     @property
     def _content(self) -> str:
@@ -314,7 +275,8 @@ class Shard:
         self._index = None
         self._identity = None
 
-    def _read_head(self, view: Buffer) -> Head:
+    def _read_head(self, start: NDArray[np.uint8]) -> Head:
+        view = start.data
         head = read_head(view, url=self.url)
         crc = head_checksum(view[BLOCK:HEAD_STOP])
         if self.entry is not None and not _describes(self.entry, head, crc):

@@ -7,6 +7,8 @@ import multiprocessing.sharedctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..native.pieces import atomic_add
+
 
 class SharedIntegers:
     """A fixed number of signed 64-bit integers in shared memory.
@@ -31,6 +33,10 @@ class SharedIntegers:
 
     def __setitem__(self, where: Any, value: Any) -> None:
         self._memory[where] = value
+
+    def add(self, place: int, amount: int) -> None:
+        """Add to one of them; no addition is lost, whichever process or thread makes it."""
+        atomic_add(self._memory, place, amount)
 
     def __reduce__(self) -> tuple[Callable[..., SharedIntegers], tuple[Any]]:
         if multiprocessing.context.get_spawning_popen() is None:

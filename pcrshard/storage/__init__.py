@@ -15,19 +15,19 @@ from .files import (
     open_file,
     remove,
     remove_temporary_files,
+    unchanged,
     write_at,
 )
-from .patience import collect
 from .ranges import (
-    Window,
-    open_local,
     open_range,
+    read,
     read_bytes,
     read_into,
+    read_local,
     read_ranges,
 )
 from .retry import Retry
-from .stores import Options
+from .stores import Options, finish
 from .urls import (
     Urls,
     expand,
@@ -42,14 +42,13 @@ __all__ = [
     "Options",
     "Retry",
     "Urls",
-    "Window",
     "abandon_writes",
     "atomic_write",
-    "collect",
     "exists",
     "expand",
     "file_bytes",
     "file_name",
+    "finish",
     "fixed_folder",
     "identity",
     "is_folder",
@@ -60,14 +59,16 @@ __all__ = [
     "list_matching",
     "make_folder",
     "open_file",
-    "open_local",
     "open_range",
     "plain_path",
+    "read",
     "read_bytes",
     "read_into",
+    "read_local",
     "read_ranges",
     "remove",
     "remove_temporary_files",
     "split_query",
+    "unchanged",
     "write_at",
 ]

@@ -7,22 +7,15 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import PCRError, StorageError, harmless
 from ..redaction import PIPE, split_url
-from .patience import LISTING_SECONDS, collect
 from .retry import Retry
-from .stores import (
-    ANY_NETWORK,
-    Options,
-    ask,
-    mapped_errors,
-    resolve,
-)
+from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
 from .urls import is_local, plain_path
 
 _WILDCARD = re.compile(r"[*?[]")
@@ -60,7 +53,7 @@ def identity(
     url: str,
     *,
     options: Options = None,
-    retry: Retry = ANY_NETWORK,
+    retry: Retry = DEFAULT_RETRY,
 ) -> str:
     """What tells this content of a file from another under the same URL; one request.
 
@@ -78,6 +71,20 @@ def identity(
     return " ".join(f"{name}={info[name]}" for name in known)
 
 
+@contextmanager
+def unchanged(urls: Iterable[str], *, options: Options = None) -> Iterator[None]:
+    """Raise :class:`StorageError` if a remote file is replaced in the ``with`` block.
+
+    For bytes that no checksum follows; two requests a file.
+    """
+    remote = {url for url in urls if not (is_local(url) or url.startswith(PIPE))}
+    before = {url: identity(url, options=options) for url in remote}
+    yield
+    for url, found in before.items():
+        if identity(url, options=options) != found:
+            raise StorageError("the file was replaced while it was read", url=url)
+
+
 def exists(url: str, *, options: Options = None) -> bool:
     """Whether a file or folder is there; one request."""
     return bool(ask(url, "look up", "exists", options))
@@ -92,7 +99,7 @@ def list_files(
     folder: str,
     *,
     options: Options = None,
-    retry: Retry = ANY_NETWORK,
+    retry: Retry = DEFAULT_RETRY,
 ) -> list[tuple[str, int | None]]:
     """All files under a folder, as (path relative to it, size in bytes or ``None``), sorted.
 
@@ -102,34 +109,24 @@ def list_files(
     Args:
         folder: A local folder, or any fsspec URL.
         options: fsspec storage options.
-        retry: ``deadline`` is the longest time without an answer.
+        retry: When to give up.
 
     Raises:
         StorageError: There is no such folder, or the store does not answer.
     """
-    collect(_check_folder(folder, options), folder, retry=retry)
-    _, path = resolve(folder, options)
+    fs, path = resolve(folder, options)
+    fs.invalidate_cache()  # another process may have written since the last listing
+    if not ask(folder, "list", "isdir", options, retry):
+        there = ask(folder, "list", "exists", options, retry)
+        raise StorageError(
+            f"expected a folder, {'this is a file' if there else 'there is none'}", url=folder
+        )
     if is_local(folder):
-        return sorted(collect(_walk(path, folder), folder, retry=retry))
-    found = collect(_find(folder, options), folder, seconds=LISTING_SECONDS)
+        with mapped_errors(folder, "list"):
+            return sorted(_walk(path))
+    found = ask(folder, "list", "find", options, retry, seconds=LISTING_SECONDS, detail=True)
     root = path.rstrip("/") + "/"
-    return sorted((name[len(root) :], info["size"]) for name, info in found[0].items())
-
-
-def _check_folder(folder: str, options: Options) -> Iterator[None]:
-    fs, path = resolve(folder, options)
-    with mapped_errors(folder, "list"):
-        fs.invalidate_cache()  # another process may have written since the last listing
-        if not fs.isdir(path):
-            what = "this is a file" if fs.exists(path) else "there is none"
-            raise StorageError(f"expected a folder, {what}", url=folder)
-        yield
-
-
-def _find(folder: str, options: Options) -> Iterator[dict[str, dict[str, Any]]]:
-    fs, path = resolve(folder, options)
-    with mapped_errors(folder, "list"):
-        yield fs.find(path, detail=True)
+    return sorted((name[len(root) :], info["size"]) for name, info in found.items())
 
 
 def is_pattern(url: str) -> bool:
@@ -167,7 +164,7 @@ def list_matching(
     pattern: str,
     *,
     options: Options | None = None,
-    retry: Retry = ANY_NETWORK,
+    retry: Retry = DEFAULT_RETRY,
 ) -> dict[str, int | None]:
     """The files that match a pattern: their URLs, and their sizes in bytes where these are known.
 
@@ -176,16 +173,18 @@ def list_matching(
     Args:
         pattern: A local pattern, or any fsspec URL with one.
         options: fsspec storage options.
-        retry: ``deadline`` is the longest time without an answer.
+        retry: When to give up.
 
     Raises:
         StorageError: The folder cannot be listed, or the store does not answer.
     """
     folder = fixed_folder(pattern)
     if is_local(pattern):
-        return dict(collect(_match_local(plain_path(pattern)), pattern, retry=retry))
+        with mapped_errors(pattern, "list"):
+            names = glob.iglob(plain_path(pattern), recursive=True)
+            return {name: os.stat(name).st_size for name in names if os.path.isfile(name)}
     _, root = resolve(folder, options)
-    (files,) = collect(_match(pattern, options), pattern, seconds=LISTING_SECONDS)
+    files = ask(pattern, "list", "glob", options, retry, seconds=LISTING_SECONDS, detail=True)
     start = len(root.rstrip("/")) + 1
     return {
         f"{folder}{name[start:]}": info["size"]
@@ -194,24 +193,7 @@ def list_matching(
     }
 
 
-def _match_local(pattern: str) -> Iterator[tuple[str, int]]:
-    for name in glob.iglob(pattern, recursive=True):
-        if os.path.isfile(name):
-            yield name, os.stat(name).st_size
-
-
-def _match(pattern: str, options: Options) -> Iterator[dict[str, dict[str, Any]]]:
-    fs, path = resolve(pattern, options)
-    with mapped_errors(pattern, "list"):
-        yield fs.glob(path, detail=True)
-
-
-def _walk(root: str, url: str) -> Iterator[tuple[str, int | None]]:
-    with mapped_errors(url, "list"):
-        yield from _walk_folders(root)
-
-
-def _walk_folders(root: str) -> Iterator[tuple[str, int | None]]:
+def _walk(root: str) -> Iterator[tuple[str, int | None]]:
     above = {root: {os.path.realpath(root)}}
     for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
         parents = above.pop(folder)

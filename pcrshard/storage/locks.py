@@ -1,7 +1,7 @@
 """Locks among the processes of a node, by ``flock``.
 
-The file of a lock may be removed by whoever holds it alone (:func:`remove_lock`). Who had opened it
-before gets the lock of a file that has no name any more, looks, and opens the new one.
+The file of a lock may be unlinked by its exclusive holder. A waiter that locks an unlinked file
+detects this and opens the path again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 
 from .retry import Cancel, Cancelled
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
 # What another user's link leads to is neither made nor opened.
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEVER = threading.Event()
 
 
@@ -27,70 +27,74 @@ def hold_lock(
     path: str,
     *,
     shared: bool = False,
+    create: bool = True,
     wait: bool = True,
     cancel: Cancel = None,
-) -> Iterator[bool]:
-    """Hold the lock of a local file or folder; a file is made if it is not there.
+) -> Iterator[int | None]:
+    """Hold the lock of a local file or folder.
 
     Args:
         path: The file, in a folder that is there, or a folder.
         shared: Whether others may hold it at the same time, if they share it too.
-        wait: Whether to wait for it, by polling, so that the wait can be cancelled.
+        create: Whether to make a file that is not there; without it one is opened for reading only.
+        wait: Whether to wait for it, by polling, so that the wait can be canceled.
         cancel: Ends the wait from another thread.
 
     Yields:
-        Whether it is held; always True with ``wait``.
+        The descriptor of the locked file, also on a file system without locks. ``None`` if there
+        is no file, or another process holds it.
 
     Raises:
-        OSError: The file cannot be made, or is a link.
-        Cancelled: The wait was cancelled.
+        OSError: The file cannot be made or opened, or is a link.
+        Cancelled: The wait was canceled.
     """
-    handle = _acquire(path, shared)
-    while wait and handle is None:
-        if (cancel or _NEVER).wait(_POLL_SECONDS):
-            raise Cancelled("the wait for a lock was cancelled")
-        handle = _acquire(path, shared)
+    handle = None
     try:
-        yield handle is not None
+        while (handle := _open(path, create)) is not None:
+            held = _lock(handle, shared)
+            if held and _has_its_name(handle, path):
+                break
+            os.close(handle)
+            handle = None
+            if held:
+                continue  # it was unlinked
+            if not wait:
+                break
+            if (cancel or _NEVER).wait(_POLL_SECONDS):
+                raise Cancelled("the wait for a lock was cancelled")
+        yield handle
     finally:
         if handle is not None:
-            _release(handle)
+            # Closing is not enough: a process that was forked since then shares the lock.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
 
 
-def remove_lock(path: str) -> bool:
-    """Remove the file of a lock, unless somebody holds it.
-
-    Returns:
-        Whether it is gone.
-    """
-    with hold_lock(path, wait=False) as held:
-        if held:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-    return held
-
-
-def _acquire(path: str, shared: bool) -> int | None:
-    """The descriptor of a lock that is held from now on, ``None`` if another has it."""
-    handle = _open(path)
-    held = False
+def _open(path: str, create: bool) -> int | None:
+    if os.path.isdir(path):
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        held = _try(handle, shared) and _has_its_name(handle, path)
-    finally:
-        if not held:
-            _release(handle)
-    return handle if held else None
+        return os.open(path, _FLAGS | (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY), 0o666)
+    except FileNotFoundError:
+        if create:
+            raise
+        return None
 
 
-def _release(handle: int) -> None:
-    # Closing is not enough: a process forked meanwhile, say a worker, has the same lock.
-    with suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_UN)
-    os.close(handle)
+def _lock(handle: int, shared: bool) -> bool:
+    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks grants all of them
+    return True
 
 
 def _has_its_name(handle: int, path: str) -> bool:
-    """Whether others who open the path find this file, and not a newer one or none."""
+    """Return whether others who open the path find this file."""
     try:
         held = os.fstat(handle)
         # Folders are not removed by us.
@@ -102,20 +106,3 @@ def _has_its_name(handle: int, path: str) -> bool:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             return False
         raise
-
-
-def _open(path: str) -> int:
-    if os.path.isdir(path):
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return os.open(path, _FLAGS, 0o666)
-
-
-def _try(handle: int, shared: bool) -> bool:
-    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
-        fcntl.flock(handle, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks gets none
-    return True

@@ -1,27 +1,31 @@
-"""Exact ranged reads: a range is asked for once, exactly, and what comes is measured.
-
-A short or a long answer is an error.
-"""
+"""Exact ranged reads of any store into one buffer; a short or a long answer is an error."""
 
 from __future__ import annotations
 
 import collections
+import errno
+import os
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .. import memory
 from ..errors import PCRError, StorageError, TruncatedShard, harmless
-from ..native import scatter
+from ..memory import Buffer
 from ..redaction import PIPE
-from . import command_output, http_s3
-from .local_file import LocalFile
+from . import command_output, remote
 from .retry import Cancel, Retry
-from .stores import ANY_NETWORK, Options, mapped_errors, resolve
-from .transfers import FileTransfer, RangeTransfer
+from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, call, mapped_errors, resolve
 from .urls import is_local, plain_path
 
-# As much as anybody can have meant to read into memory at once.
+# A hint for more than a file system's read-ahead may be cut short, so hints are given in steps.
+_HINT_BYTES = 1 << 20
+_NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)
+# More than anyone means to read into memory at once.
 _UNBOUNDED = 1 << 40
 
 Range = tuple[str, int, int | None]
@@ -30,74 +34,55 @@ Answer = bytes | PCRError
 Wanted = dict[int, tuple[str, Range]]
 
 
-class Window(NamedTuple):
-    """Bytes of a file in memory, from the absolute offset ``start`` on; read like a LocalFile."""
-
-    view: memoryview
-    start: int
-
-    def check_range(self, start: int, stop: int) -> None:
-        """Raise :class:`TruncatedShard` if the window ends before ``stop``."""
-        if self.start + len(self.view) < stop:
-            raise TruncatedShard(f"expected bytes {start} to {stop}, got {len(self.view)}")
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """The bytes ``[start, stop)``, valid as long as the window."""
-        return self.view[start - self.start : stop - self.start]
-
-    def scatter(
-        self,
-        start: int,
-        stop: int,
-        groups: scatter.Groups,
-        **how: Any,
-    ) -> scatter.Items:
-        """Put each piece of ``[start, stop)`` into its object; see :func:`.native.scatter.read`."""
-        return scatter.read(self.read(start, stop), start, stop, groups, **how)
-
-
-@contextmanager
-def open_range(
+def read(
     url: str,
     start: int,
     stop: int,
     *,
+    known: Buffer = b"",
     options: Options = None,
-    retry: Retry = ANY_NETWORK,
+    retry: Retry = DEFAULT_RETRY,
     cancel: Cancel = None,
-) -> Iterator[memoryview]:
-    """Read the bytes ``[start, stop)`` of a file in one request.
+) -> NDArray[np.uint8]:
+    """Read the bytes ``[start, stop)`` of a file.
 
-    There are more requests only after a fault, for what is still missing. The bytes are read into
-    a buffer that is used again after the ``with`` block: copy what must live longer.
+    A remote file is read by one request up to the size of a part, else by one request a part.
 
     Args:
         url: Local path, any fsspec URL, or ``pipe:COMMAND``, whose output is read up to ``stop``.
         start: Absolute first byte.
         stop: Absolute byte after the last one.
+        known: The first bytes of the range, which are copied instead of read.
         options: fsspec storage options.
         retry: When to give up on a remote store.
         cancel: Ends a remote read from another thread.
 
-    Yields:
-        Exactly ``stop - start`` bytes.
+    Returns:
+        (stop - start,) uint8, in memory that is used again once nothing refers to it.
 
     Raises:
         TruncatedShard: The file ends before ``stop``.
         StorageError: It cannot be read, or the server does not do what was asked.
     """
-    with ExitStack() as stack:
-        with mapped_errors(url, f"read bytes {start} to {stop}"):
-            if is_local(url):
-                # A claim must not take memory.
-                file = stack.enter_context(LocalFile(plain_path(url)))
-                file.check_range(start, stop)
-                view = stack.enter_context(memory.borrow(stop - start))
-                file.read_into(start, view)
-            else:
-                view = stack.enter_context(memory.borrow(stop - start))
-                _fill(view, url, start, options, retry, cancel)
-        yield view
+    first = start + len(known)
+    with mapped_errors(url, f"read bytes {first} to {stop}"):
+        if is_local(url):
+            with _open_local(plain_path(url)) as (handle, size):
+                # Before memory is taken: a claim must not take any.
+                _check_size(size, first, stop)
+                buffer = memory.borrow_array(stop - start)
+                read_local(handle, first, buffer.data[len(known) :])
+        else:
+            buffer = memory.borrow_array(stop - start)
+            _read_remote(url, first, buffer.data[len(known) :], options, retry, cancel)
+    buffer.data[: len(known)] = known
+    return buffer
+
+
+@contextmanager
+def open_range(url: str, start: int, stop: int, **how: Any) -> Iterator[memoryview]:
+    """Read the bytes ``[start, stop)`` of a file as a memoryview; arguments as of :func:`read`."""
+    yield read(url, start, stop, **how).data
 
 
 def read_into(
@@ -106,22 +91,23 @@ def read_into(
     view: memoryview,
     *,
     options: Options = None,
-    retry: Retry = ANY_NETWORK,
+    retry: Retry = DEFAULT_RETRY,
     cancel: Cancel = None,
 ) -> None:
-    """Fill ``view`` with the bytes of a file from ``start`` on; see :func:`open_range`."""
+    """Fill ``view`` with the bytes of a file from ``start`` on; raises as :func:`read`."""
     with mapped_errors(url, f"read bytes {start} to {start + len(view)}"):
         if is_local(url):
-            with LocalFile(plain_path(url)) as file:
-                file.read_into(start, view)
+            with _open_local(plain_path(url)) as (handle, size):
+                _check_size(size, start, start + len(view))
+                read_local(handle, start, view)
         else:
-            _fill(view, url, start, options, retry, cancel)
+            _read_remote(url, start, view, options, retry, cancel)
 
 
-def _fill(
-    view: memoryview,
+def _read_remote(
     url: str,
     start: int,
+    view: memoryview,
     options: Options,
     retry: Retry,
     cancel: Cancel,
@@ -130,28 +116,61 @@ def _fill(
         command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
         return
     fs, path = resolve(url, options)
-    http_s3.read_into(fs, path, RangeTransfer(start, view), retry, cancel)
+    remote.read_range(fs, path, start, view, retry, cancel)
 
 
 @contextmanager
-def open_local(
-    url: str,
-    first: int = 0,
-    expected: int = 0,
-) -> Iterator[LocalFile]:
-    """Open a local file for several reads of its parts.
+def _open_local(path: str) -> Iterator[tuple[int, int]]:
+    """Open a regular file; yields its descriptor and its size."""
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            kind = stat.filemode(status.st_mode)
+            raise OSError(f"expected a regular file, got {kind} {path}")
+        yield handle, status.st_size
+    finally:
+        os.close(handle)
 
-    Args:
-        url: Local path, or ``file:`` URL.
-        first: How many bytes to read at once; see :class:`LocalFile`.
-        expected: How many will be read.
+
+def _check_size(size: int, start: int, stop: int) -> None:
+    if size < stop:
+        got = max(size - start, 0)
+        raise TruncatedShard(f"expected bytes {start} to {stop}, got {got} of {stop - start}")
+
+
+def read_local(handle: int, start: int, view: memoryview) -> None:
+    """Fill ``view`` with the bytes of a regular file from ``start`` on.
 
     Raises:
-        StorageError: It cannot be opened, or the system gives an error in the ``with`` block.
+        TruncatedShard: The file ends before.
+        OSError: It cannot be read.
     """
-    faults = (OSError, MemoryError, ValueError, OverflowError)
-    with mapped_errors(url, "read", faults), LocalFile(plain_path(url), first, expected) as file:
-        yield file
+    done = _read_cached(handle, start, view)
+    if done < len(view) and hasattr(os, "posix_fadvise"):  # not on macOS
+        # All of it at once, because on a network each read that waits is a round trip.
+        for first in range(start + done, start + len(view), _HINT_BYTES):
+            size = min(_HINT_BYTES, start + len(view) - first)
+            os.posix_fadvise(handle, first, size, os.POSIX_FADV_WILLNEED)
+    while done < len(view):
+        count = os.preadv(handle, [view[done:]], start + done)
+        if not count:
+            stop = start + len(view)
+            raise TruncatedShard(f"expected bytes {start} to {stop}, got {done} of {len(view)}")
+        done += count
+
+
+def _read_cached(handle: int, start: int, view: memoryview) -> int:
+    """Read what is in the page cache; returns how many bytes that were."""
+    if not hasattr(os, "RWF_NOWAIT"):  # Linux has it
+        return 0
+    try:
+        return os.preadv(handle, [view], start, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in _NOT_CACHED:
+            return 0
+        raise
 
 
 def read_bytes(
@@ -159,9 +178,9 @@ def read_bytes(
     *,
     options: Options = None,
     max_bytes: int | None = None,
-    retry: Retry = ANY_NETWORK,
+    retry: Retry = DEFAULT_RETRY,
 ) -> bytes:
-    """Read a whole file in one request.
+    """Return a whole file, read by one request.
 
     Args:
         url: Local path, or any fsspec URL.
@@ -173,27 +192,28 @@ def read_bytes(
     Raises:
         StorageError: It cannot be read, or is too large.
     """
-    limit = _UNBOUNDED if max_bytes is None else max_bytes
     with mapped_errors(url, "read"):
-        if is_local(url):
-            return _read_local(plain_path(url), max_bytes)
-        fs, path = resolve(url, options)
-        transfer = FileTransfer(limit)
-        http_s3.read_into(fs, path, transfer, retry)
-        return bytes(transfer.data)
+        if not is_local(url):
+            fs, path = resolve(url, options)
+            limit = _UNBOUNDED if max_bytes is None else max_bytes
+            return remote.read_file(fs, path, limit, retry)
+        path = plain_path(url)
+        if max_bytes is None:
+            with open(path, "rb") as file:  # it may be a FIFO, such as <(ls) in a shell
+                return file.read()
+        with _open_local(path) as (handle, size):
+            if size > max_bytes:
+                raise StorageError(f"expected a file of at most {max_bytes} bytes, got {size}")
+            data = bytearray(size)
+            read_local(handle, 0, memoryview(data))
+            return bytes(data)
 
 
-def _read_local(path: str, max_bytes: int | None) -> bytes:
-    if max_bytes is None:
-        with open(path, "rb") as file:  # it may be a FIFO, such as <(ls) in a shell
-            return file.read()
-    with LocalFile(path) as whole:
-        if whole.size > max_bytes:
-            raise StorageError(f"expected a file of at most {max_bytes} bytes, got {whole.size}")
-        return whole.read(0, whole.size)
-
-
-def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:
+def read_ranges(
+    ranges: Sequence[Range],
+    *,
+    options: Options = None,
+) -> list[Answer]:
     """Read several ranges ``(url, start, stop)``, one request each, concurrently where possible.
 
     A stop of ``None`` means the end of the file.
@@ -210,16 +230,20 @@ def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Ans
             by_store[fs][i] = (path, asked)
     results: dict[int, Answer] = {}
     for fs, wanted in by_store.items():
-        results |= _read_store(fs, wanted)
+        paths, asked_ranges = zip(*wanted.values(), strict=True)
+        urls, starts, stops = map(list, zip(*asked_ranges, strict=True))
+        with mapped_errors(urls[0], "read ranges"):
+            parts = call(
+                fs,
+                "cat_ranges",
+                list(paths),
+                starts,
+                stops,
+                on_error="return",
+                seconds=LISTING_SECONDS,
+            )
+            results |= dict(zip(wanted, map(_range_result, asked_ranges, parts), strict=True))
     return [results.get(i, b"") for i in range(len(ranges))]
-
-
-def _read_store(fs: Any, wanted: Wanted) -> dict[int, Answer]:
-    paths, ranges = zip(*wanted.values(), strict=True)
-    urls, starts, stops = map(list, zip(*ranges, strict=True))
-    with mapped_errors(urls[0], "read ranges"):
-        parts = fs.cat_ranges(list(paths), starts, stops, on_error="return")
-        return dict(zip(wanted, map(_range_result, ranges, parts), strict=True))
 
 
 def _range_result(asked: Range, part: bytes | Exception) -> Answer:

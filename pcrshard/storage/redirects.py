@@ -6,35 +6,33 @@ but keeps any other header, such as an API key, and the credentials that a sessi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
-# What another server may be told; all else is for the one that the user named.
-_HARMLESS = {
+# Headers that another server may see; all others are for the server that the user named.
+_PUBLIC = {
     "accept", "accept-encoding", "accept-language", "if-match", "if-modified-since",
     "if-none-match", "if-range", "if-unmodified-since", "range", "user-agent",
 }  # fmt: skip
 
 
-def careful(client_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``aiohttp.ClientSession`` for the same session, but with headers that stay.
+def with_redirect_guard(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return storage options of an HTTP file system whose sessions keep headers to one server.
 
-    Args:
-        client_kwargs: Arguments as the user gave them; ``auth`` and ``cookies`` become headers.
+    ``auth`` and ``cookies`` of ``client_kwargs`` become headers.
     """
-    kwargs = dict(client_kwargs)
+    kwargs = dict(options.get("client_kwargs") or {})
     headers = dict(kwargs.get("headers") or {})
     if auth := kwargs.pop("auth", None):
         headers.setdefault("Authorization", auth.encode())
     if isinstance(cookies := kwargs.get("cookies"), dict):
         del kwargs["cookies"]
         headers.setdefault("Cookie", "; ".join(f"{name}={cookies[name]}" for name in cookies))
-    traces = [*(kwargs.get("trace_configs") or []), _DROPPING]
-    return kwargs | {
-        "headers": headers,
-        "trace_configs": traces,
-    }
+    kwargs["headers"] = headers
+    kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or []), _DROPPING]
+    return {**options, "client_kwargs": kwargs}
 
 
 async def _drop_headers(
@@ -46,7 +44,7 @@ async def _drop_headers(
     target = redirect.response.headers.get("Location", "")
     if _same_origin(redirect.url, target):
         return
-    for name in {name for name in redirect.headers if name.lower() not in _HARMLESS}:
+    for name in {name for name in redirect.headers if name.lower() not in _PUBLIC}:
         redirect.headers.popall(name)
 
 

@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass
 
 from ..errors import PCRError, StorageError
 
-# A cut connection that brought this much is progress: a network that often cuts may still deliver
-# a large prefix.
-PROGRESS_BYTES = 1 << 16
 _HOPELESS = (
     FileNotFoundError,
     IsADirectoryError,
@@ -40,12 +37,12 @@ class Retry:
     """What to do about a bad network.
 
     Attributes:
-        attempts: Requests in a row that bring less than 64 KiB together until the range is given
-            up.
+        attempts: Failures in a row after which a read is given up.
         first_delay: Seconds of the first pause; each next one is twice as long.
         max_delay: Seconds of the longest pause.
-        timeout: Seconds without a byte until a connection is given up.
-        deadline: Seconds without 64 KiB of progress until the range is given up.
+        timeout: Seconds until a request for a part of a file, or a small one, has failed. Parts
+            are halved then, down to 64 KiB.
+        deadline: Seconds without a part after which a read is given up.
 
     Raises:
         ValueError: A number is not positive.
@@ -63,7 +60,7 @@ class Retry:
                 raise ValueError(f"expected {name} to be positive, got {value!r}")
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row.
+        """Return the seconds to wait after a number of failures in a row.
 
         Exponential, with jitter, so that a thousand workers do not return at once.
         """
@@ -72,7 +69,7 @@ class Retry:
 
 
 def asked_pause(error: BaseException) -> float:
-    """Seconds that an HTTP server wants to be left alone; 0 if it says nothing.
+    """Return the seconds that an HTTP server asks clients to wait; 0 if it says nothing.
 
     ``Retry-After`` is in RFC 9110, section 10.2.3.
     """
@@ -93,7 +90,7 @@ Cancel = threading.Event | None
 
 
 class Cancelled(StorageError):
-    """The reader has no more use for what it asked for."""
+    """The reader no longer wants what it asked for."""
 
 
 class Refused(StorageError):
@@ -101,10 +98,7 @@ class Refused(StorageError):
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether another request would fail in the same way.
-
-    Such are: no such file, no permission, a client error of HTTP.
-    """
+    """Return whether another request would fail alike: no file, no permission, HTTP 4xx."""
     status = getattr(error, "status", None)
     # aiohttp gives an answer that is no HTTP the status 400, with a cause; what a server says
     # has none.

@@ -1,11 +1,20 @@
-"""The one door to fsspec: which store a URL belongs to, and its errors made ours."""
+"""Which store a URL belongs to, requests to it that end, and its errors made ours.
+
+The only module that imports fsspec. Asynchronous file systems (HTTP, S3, GCS, Azure) are called by
+their coroutines, which fsspec documents under "Async", on their own loop, where a request can be
+canceled. A request to any other runs in a thread of its own, which is abandoned if it is late.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
@@ -13,22 +22,24 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import PCRError, StorageError, harmless
 from ..redaction import PIPE, redact_url
-from .http_s3 import call
 from .retry import Retry, asked_pause, is_hopeless
 from .urls import is_local, plain_path
 
 # Those of fsspec, if any.
 Options = Mapping[str, Any] | None
 T = TypeVar("T")
+Request = concurrent.futures.Future[Any]
 _HTTP = re.compile("https?://")
-ANY_NETWORK = Retry()
+DEFAULT_RETRY = Retry()
+# Stores that list a folder in one call do not report progress; a million files take a minute.
+LISTING_SECONDS = 3600.0
 # fsspec forgets its file systems in a forked process, and then waits a second for each session of
 # its parent to be closed by a thread that is not there; so they are kept, as fsspec keeps its own.
 _used: set[Any] = set()
 
 
 def resolve(url: str, options: Options) -> tuple[Any, str]:
-    """The file system of a URL, and the file's name in it.
+    """Return the file system of a URL, and the file's name in it.
 
     Raises:
         StorageError: There is no such kind of store, or the URL is a command's output.
@@ -41,7 +52,7 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
         # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
         return LocalFileSystem(), plain_path(url)
     try:
-        fs, path = fsspec.core.url_to_fs(url, **_careful_options(url, options or {}))
+        fs, path = fsspec.core.url_to_fs(url, **_guarded_options(url, options or {}))
     except (ImportError, ValueError) as error:
         message = f"cannot open this kind of URL: {error}"
         raise StorageError(message, url=url) from harmless(error, url)
@@ -50,25 +61,18 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
     return fs, str(path)
 
 
-def _careful_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options, so that a redirect takes no header of the user's to another server."""
+def _guarded_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options under which a redirect takes no header of the user's to another server."""
     if _HTTP.search(url) is None or "get_client" in options:
         return options
+    # aiohttp takes half a second to import, which readers of other stores need not wait for.
+    from .redirects import with_redirect_guard
+
     if _HTTP.match(url):
-        return _careful(options)
+        return with_redirect_guard(options)
     # In a chain each store has its options under its name.
-    chained = {name: _careful(options.get(name) or {}) for name in ("http", "https")}
+    chained = {name: with_redirect_guard(options.get(name) or {}) for name in ("http", "https")}
     return {**options, **chained}
-
-
-def _careful(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    # aiohttp takes half a second, which readers of other stores need not wait for.
-    from .redirects import careful
-
-    return {
-        **options,
-        "client_kwargs": careful(options.get("client_kwargs") or {}),
-    }
 
 
 @contextmanager
@@ -95,16 +99,77 @@ def mapped_errors(
         raise StorageError(message, url=url) from harmless(error, url)
 
 
+def begin(fs: Any, method: str, *args: Any, **kwargs: Any) -> Request:
+    """Begin a request by a method of a file system."""
+    if fs.async_impl:
+        coroutine = getattr(fs, f"_{method}")(*args, **kwargs)
+        return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
+    return in_thread(partial(getattr(fs, method), *args, **kwargs))
+
+
+def in_thread(call: Callable[[], Any]) -> Request:
+    """Run a call that nothing can end in a daemon thread of its own."""
+    request: Request = concurrent.futures.Future()
+    request.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            request.set_result(call())
+        except BaseException as error:
+            request.set_exception(error)
+
+    threading.Thread(target=run, name="pcrshard request", daemon=True).start()
+    return request
+
+
+def result(request: Request, seconds: float) -> Any:
+    """Wait for a request, and cancel one that is late.
+
+    Raises:
+        TimeoutError: There was no answer in time.
+    """
+    try:
+        return request.result(seconds)
+    except concurrent.futures.TimeoutError:
+        if request.done():  # the store's own timeout
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    finally:
+        request.cancel()
+
+
+def finish(call: Callable[[], T], url: str, seconds: float = LISTING_SECONDS) -> T:
+    """Return the result of a call that reads from a store, which may never end.
+
+    Raises:
+        StorageError: There was no result in time.
+    """
+    with mapped_errors(url, "list", (TimeoutError,)):
+        found: T = result(in_thread(call), seconds)
+        return found
+
+
+def call(fs: Any, method: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
+    """Return the answer to a small request.
+
+    Raises:
+        TimeoutError: There was no answer in time.
+    """
+    if isinstance(fs, LocalFileSystem):
+        return getattr(fs, method)(*args, **kwargs)
+    return result(begin(fs, method, *args, **kwargs), seconds)
+
+
 def ask(
     url: str,
     doing: str,
     method: str,
     options: Options,
-    retry: Retry = ANY_NETWORK,
+    retry: Retry = DEFAULT_RETRY,
+    seconds: float | None = None,
+    **kwargs: Any,
 ) -> Any:
-    """The answer to one small request: the result of a file system's method for this file.
-
-    It is sent again as :class:`Retry` says.
+    """Return the result of a file system's method for a file, trying as :class:`Retry` says.
 
     Args:
         url: The file.
@@ -112,14 +177,17 @@ def ask(
         method: Name of the fsspec method.
         options: fsspec storage options.
         retry: When to give up.
+        seconds: How long one answer may take; ``retry.timeout`` by default.
+        kwargs: Arguments of the method, after the path.
     """
     fs, path = resolve(url, options)
+    limit = retry.timeout if seconds is None else seconds
     with mapped_errors(url, doing):
-        return retried(lambda: call(fs, method, path, seconds=retry.timeout), retry)
+        return retried(lambda: call(fs, method, path, seconds=limit, **kwargs), retry)
 
 
-def retried(request: Callable[[], T], retry: Retry = ANY_NETWORK) -> T:
-    """The result of a small request, which is sent again as :class:`Retry` says."""
+def retried(request: Callable[[], T], retry: Retry = DEFAULT_RETRY) -> T:
+    """Return the result of a small request, which is sent again as :class:`Retry` says."""
     for failures in range(1, retry.attempts):
         try:
             return request()

@@ -250,7 +250,7 @@ def _decode(
         layout=image.layout,
         colour=image.colour,
         smoothing=image.smoothing,
-        keep=[prefix.images for prefix in groups],
+        keep=[prefix.contents for prefix in groups],
     )
     return decoding, image.geometry(boxes, sizes)
 
@@ -258,10 +258,11 @@ def _decode(
 def _table(groups: Groups, count: int) -> tuple[native.Table, NDArray[np.int32]]:
     """Where the images are, and their heights and widths."""
     # An empty stream is not decoded: an image that is missing or damaged.
-    table = native.empty_table(count, 1)
+    parts = [(prefix, *group, prefix.table(group[1])) for prefix, group in groups.items()]
+    table = native.empty_table(count, max(part.shape[1] for *_, part in parts))
     sizes = np.ones((count, 2), np.int32)
-    for prefix, (places, wanted) in groups.items():
-        table[places] = prefix.table(wanted)
+    for prefix, places, wanted, part in parts:
+        table[places, : part.shape[1]] = part
         sizes[places] = np.maximum(prefix.index.dims[wanted], 1)
     return table, sizes
 

@@ -268,7 +268,7 @@ def test_samples_together_are_those_one_by_one(layout, scan):
     """
     golden = ROOT / "tests" / "golden" / "v2" / f"{layout}-000000.tar"
     with Shard(f"counting://{golden}").load(scan) as prefix:
-        assert not prefix.images.damaged
+        assert not prefix.contents.damaged
     with Shard(str(golden)).load(scan) as prefix:
         one_by_one = [prefix.sample(row) for row in range(len(prefix.index.keys))]
         assert len(one_by_one) == 5

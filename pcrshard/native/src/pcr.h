@@ -155,4 +155,31 @@ void pcr_shift_codes(uint8_t *codes, const uint8_t *first, const uint8_t *second
                      const int16_t *tables, size_t outer, size_t channels, size_t inner, int most,
                      int sign);
 
+/* CRC-32C (Castagnoli); crc is that of the bytes before these, 0 at the beginning. */
+uint32_t pcr_crc32c(uint32_t crc, const uint8_t *data, size_t size);
+/* Where the pieces of units are: in rows, each of which has a piece of every unit, one after the
+ * other from its start on; the first base rows of a unit lie together instead, at its offset. */
+typedef struct {
+    size_t rows, units, base;
+    const uint64_t *starts;  /* of each row */
+    const uint64_t *offsets; /* of each unit; NULL if base is 0 */
+    const uint8_t *headers;  /* of all pieces, in order: they are not in the buffer */
+    size_t headers_size;
+    const uint8_t *buffer;
+    size_t buffer_size;
+} pcr_place;
+
+/* Fills pieces, (units, 2 rows): the header and the own bytes of each piece. sizes and header_sizes
+ * are (rows, units); a size counts the header. 0 if a piece is not in the buffer. */
+int pcr_place_pieces(const pcr_place *place, const uint32_t *sizes, const uint16_t *header_sizes,
+                     pcr_piece *pieces);
+/* For each of count streams of num_pieces pieces: damaged is 1 if its CRC-32C is another one. A
+ * stream without bytes is sound. */
+void pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count,
+                      const uint32_t *crcs, uint8_t *damaged);
+/* Copies the pieces, one after the other, to out, which has room for all of them. */
+void pcr_join_pieces(const pcr_piece *pieces, size_t num_pieces, uint8_t *out);
+/* Adds to a number that other threads and processes add to. */
+void pcr_atomic_add(int64_t *number, int64_t amount);
+
 #endif

@@ -1,0 +1,155 @@
+"""What a prefix holds besides its index: images, metadata and late fields, in place and checked."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CorruptIndex
+from ..format.columns import ABSENT
+from ..format.group_table import GroupTable, decode_tables
+from ..format.piece_places import group_starts, late_starts
+from ..format.scan import Scan, check_scan
+from ..format.shard_index import ShardIndex
+from ..native.pieces import Table, address, empty_table, find_damaged, place_pieces
+
+# A value of a late field: its name, and the position of its sample.
+LateValue = tuple[str, int]
+
+
+class Pieces(NamedTuple):
+    """Where the pieces of all units are: those of successive groups, or of the tail alone.
+
+    Attributes:
+        table: What the shard says of them.
+        buffer: (bytes,) uint8, the prefix.
+        native: (U, 2 R) address and size of the header and the own bytes of each piece, in order.
+    """
+
+    table: GroupTable
+    buffer: NDArray[np.uint8]
+    native: Table
+
+    def of_unit(self, unit: int) -> list[memoryview]:
+        """A unit's piece in each group; copied where it has a header."""
+        headers, view = memoryview(self.table.headers), self.buffer.data
+        origins = (address(headers), address(self.buffer))
+        row = self.native[unit]
+        starts, sizes = row["data"].tolist(), row["size"].tolist()
+        pieces = []
+        for i in range(0, len(starts), 2):
+            header, own = starts[i] - origins[0], starts[i + 1] - origins[1]
+            piece = view[own : own + sizes[i + 1]]
+            if sizes[i]:
+                piece = memoryview(b"".join([headers[header : header + sizes[i]], piece]))
+            pieces.append(piece)
+        return pieces
+
+    def start(self, row: int, unit: int) -> int:
+        """Absolute start of a piece's own bytes."""
+        return int(self.native["data"][unit, 2 * row + 1]) - address(self.buffer)
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """The buffer of a prefix, and what is where in it.
+
+    The images of a shard, by sample, stream and place in a list, are its units.
+
+    Attributes:
+        buffer: (bytes,) uint8, the bytes ``[0, prefix stop)`` of the shard.
+        groups: The pieces of images; ``None`` at scan 0.
+        tail: Those of their metadata; ``None`` below ``"full"``.
+        damaged: Units whose image or metadata does not have its checksum.
+        late: For each late field up to this scan, a value or ``None`` for each sample.
+        damaged_late: Values of late fields that do not have their checksum.
+    """
+
+    buffer: NDArray[np.uint8]
+    groups: Pieces | None = None
+    tail: Pieces | None = None
+    damaged: frozenset[int] = frozenset()
+    late: dict[str, list[bytes | None]] = field(default_factory=dict)
+    damaged_late: frozenset[LateValue] = frozenset()
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether anything does not have its checksum."""
+        return bool(self.damaged or self.damaged_late)
+
+
+def num_scans(index: ShardIndex, scan: Scan) -> int:
+    """Return how many scan groups a scan has; the metadata of ``"full"`` are not one."""
+    return min(check_scan(scan, index.num_groups, 0), index.num_groups)
+
+
+def find_contents(
+    buffer: NDArray[np.uint8],
+    index: ShardIndex,
+    scan: Scan,
+    *,
+    check: bool,
+    url: str | None = None,
+) -> Contents:
+    """Find, and compare with their checksums, the contents of a prefix in one sweep.
+
+    Args:
+        buffer: (bytes,) uint8, ``[0, stop)`` of the shard.
+        index: The shard's index.
+        scan: What is wanted of it; 0 is nothing but the index.
+        check: Whether to compare checksums of images; those of tables always are.
+        url: Named in errors.
+
+    Raises:
+        CorruptIndex: A table breaks a rule of SPEC.md.
+    """
+    ranges = []
+    if num_scans(index, scan):
+        # The base groups of a preview end together, as may groups without pieces.
+        held = sum(stop <= len(buffer) for stop in index.head.prefix_stops)
+        rows = min(held, index.num_groups)
+        ranges = [range(rows), range(rows, held)][: 1 + held - rows]
+    found = []
+    damaged: set[int] = set()
+    late: dict[str, list[bytes | None]] = {}
+    damaged_late: set[LateValue] = set()
+    view = buffer.data
+    for own in ranges:
+        places = list(index.table_places(own.start, own.stop))
+        parts = [view[place.start : place.stop] for place in places]
+        table = decode_tables(index, places, parts, url=url)
+        native = place_pieces(
+            table.sizes,
+            table.header_sizes,
+            group_starts(index, own),
+            min(len(own), index.schema.base) if len(table.offsets) else 0,
+            table.offsets,
+            table.headers,
+            buffer,
+        )
+        if native is None:
+            raise CorruptIndex("a piece is not in the prefix", url=url)
+        found.append(Pieces(table, buffer, native))
+        if check and (bad := find_damaged(native, table.crcs[-1])).any():
+            damaged.update(np.flatnonzero(bad).tolist())
+        starts = late_starts(index, table) if table.late else {}
+        for name, (_, values) in table.late.items():
+            sizes = values.stored.astype(np.int64)
+            stops = sizes.cumsum() + starts[name]
+            places_of = empty_table(len(sizes), 1)
+            places_of["data"][:, 0] = address(buffer) + stops - sizes
+            places_of["size"][:, 0] = sizes
+            if check:
+                bad = find_damaged(places_of, np.ascontiguousarray(values.crcs))
+                damaged_late.update((name, row) for row in np.flatnonzero(bad).tolist())
+            bounds = itertools.pairwise([starts[name], *stops.tolist()])
+            late[name] = [
+                None if size == ABSENT else bytes(view[start:stop])
+                for size, (start, stop) in zip(values.sizes.tolist(), bounds, strict=True)
+            ]
+    groups, tail, *_ = (*found, None, None)
+    return Contents(buffer, groups, tail, frozenset(damaged), late, frozenset(damaged_late))

@@ -1,0 +1,343 @@
+"""Ranges of remote files, in parts by ``cat_file``: each is checked, and tried again alone.
+
+A part must have the length that was asked for. Which version of the file its bytes are from only
+checksums of the caller can tell.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import logging
+import os
+import re
+import threading
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..errors import StorageError, TruncatedShard, harmless
+from ..memory import Buffer
+from ..redaction import get_logger, redact, redact_url, split_url
+from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
+from .stores import Request, begin, call, in_thread, result, retried
+
+log = get_logger(__name__)
+# Measured: smaller parts cost more requests, larger ones more page faults.
+PART_BYTES = 2 << 20
+# Parts of this size are not halved any more.
+LEAST_PART_BYTES = 64 << 10
+# Parts of one read that are asked for at a time.
+PARTS_IN_FLIGHT = 4
+# Requests of all reads of this process.
+MAX_REQUESTS = 32
+# A file that was sent compressed may not become larger than this.
+_MAX_EXPANDED = 1 << 24
+_STREAM_BYTES = 1 << 18
+_POLL_SECONDS = 0.2
+_LOUD_FAILURES = 3
+_OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNORECASE)
+
+
+class _Part(NamedTuple):
+    """The bytes ``[start, stop)`` of a file, and when they were asked for."""
+
+    start: int
+    stop: int
+    asked: float = 0.0
+
+
+class _Process:
+    """What the reads of a process share.
+
+    Attributes:
+        slots: One for each request that may be under way.
+        ranged: Stores that have answered with a range. Others are asked for one part at a time,
+            because each answer might be the whole file.
+    """
+
+    def __init__(self) -> None:
+        self.slots = threading.BoundedSemaphore(MAX_REQUESTS)
+        self.ranged: set[str] = set()
+
+
+_process = _Process()
+
+
+def _forget_parent() -> None:
+    """Requests of a parent never end in its forked child."""
+    _process.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
+def read_range(
+    fs: Any,
+    path: str,
+    start: int,
+    view: memoryview,
+    retry: Retry,
+    cancel: Cancel = None,
+) -> None:
+    """Fill ``view`` with the bytes of a file from ``start`` on.
+
+    Args:
+        fs: The fsspec file system.
+        path: The file, as the file system calls it.
+        start: Absolute first byte.
+        view: Written by the caller's thread only.
+        retry: When to give up.
+        cancel: Ends the read from another thread, within a fraction of a second.
+
+    Raises:
+        TruncatedShard: The file ends before the range.
+        Cancelled: By ``cancel``.
+        StorageError: All else; says how much came in how many requests.
+    """
+    read = _Read(fs, path, start, view, retry, cancel)
+    try:
+        read.run()
+    finally:
+        for request in read.asked:
+            request.cancel()
+
+
+class _Read:
+    """One range that is being read.
+
+    Attributes:
+        todo: Parts that are not asked for yet.
+        asked: Parts under way, by their request.
+        came: Bytes that came.
+        requests: Requests so far.
+        failures: Failures in a row.
+        in_flight: Parts that may be under way.
+        not_before: When the next request may be sent, on the monotonic clock, as the next two.
+        progress: When the last part came.
+        failed: When the last failure was known.
+    """
+
+    def __init__(
+        self,
+        fs: Any,
+        path: str,
+        start: int,
+        view: memoryview,
+        retry: Retry,
+        cancel: Cancel,
+    ) -> None:
+        self.fs = fs
+        self.path = path
+        self.start = start
+        self.view = view
+        self.retry = retry
+        self.cancel = cancel
+        self.store = f"{type(fs).__name__} {split_url(path).host or path.partition('/')[0]}"
+        self.todo = collections.deque(_split(_Part(start, start + len(view)), PART_BYTES))
+        self.asked: dict[Request, _Part] = {}
+        self.came = 0
+        self.requests = 0
+        self.failures = 0
+        self.in_flight = PARTS_IN_FLIGHT
+        self.not_before = 0.0
+        self.progress = time.monotonic()
+        self.failed = 0.0
+
+    def run(self) -> None:
+        while self.todo or self.asked:
+            self._ask()
+            self._wait()
+            now = time.monotonic()
+            for request, part in list(self.asked.items()):
+                late = now >= part.asked + self.retry.timeout
+                if request in self.asked and (request.done() or late):
+                    del self.asked[request]
+                    self._end(request, part)
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        # The base class's cat_file opens a buffered file, which reads 5 MiB ahead.
+        plain = self.fs.async_impl or "cat_file" in vars(type(self.fs))
+        options = {} if plain else {"cache_type": "none"}
+        most = self.in_flight if self.store in _process.ranged else 1
+        while self.todo and len(self.asked) < most and now >= self.not_before:
+            slots = _process.slots
+            if not slots.acquire(blocking=False):
+                return
+            part = self.todo.popleft()
+            try:
+                request = begin(
+                    self.fs, "cat_file", self.path, start=part.start, end=part.stop, **options
+                )
+            except BaseException:
+                slots.release()
+                raise
+            request.add_done_callback(lambda _: slots.release())
+            self.asked[request] = part._replace(asked=now)
+            self.requests += 1
+
+    def _wait(self) -> None:
+        if self.asked:
+            done = concurrent.futures.FIRST_COMPLETED
+            concurrent.futures.wait(self.asked, timeout=_POLL_SECONDS, return_when=done)
+        else:
+            pause = self.not_before - time.monotonic()
+            time.sleep(min(max(pause, 0.001), _POLL_SECONDS))
+            if time.monotonic() > self.progress + self.retry.deadline:
+                raise self._gave_up(TimeoutError("the deadline has passed"))
+        if self.cancel is not None and self.cancel.is_set():
+            raise Cancelled("the read was cancelled")
+
+    def _end(self, request: Request, part: _Part) -> None:
+        """Take what came of a part, or ask for it again."""
+        try:
+            if not request.done():
+                request.cancel()
+                raise TimeoutError("the server is too slow or silent")
+            self._put(part, request.result())
+        except TruncatedShard:
+            raise
+        except Exception as error:
+            self._retry(part, error)
+        else:
+            self.progress = time.monotonic()
+            self.failures = 0
+            self.in_flight = min(self.in_flight + 1, PARTS_IN_FLIGHT)
+
+    def _put(self, part: _Part, data: Buffer) -> None:
+        if len(data) == part.stop - part.start:
+            # From byte 0 on it may still be all of a file, of just this size.
+            if part.start or self.todo:
+                _process.ranged.add(self.store)
+        else:
+            size = self._size()
+            if size is not None and size < part.stop:
+                raise TruncatedShard(f"expected bytes {part.start} to {part.stop}, got {size}")
+            whole = len(data) == size or (size is None and len(data) >= part.stop)
+            if not whole:
+                asked = f"bytes {part.start} to {part.stop}"
+                raise StorageError(f"asked for {asked}, got {len(data)} bytes")
+            # The server ignores ranges: nothing else needs to be asked for.
+            _process.ranged.discard(self.store)
+            for request in self.asked:
+                request.cancel()
+            self.asked.clear()
+            self.todo.clear()
+            part = _Part(self.start, self.start + len(self.view))
+            data = memoryview(data)[part.start : part.stop]
+            self.came = 0
+        self.view[part.start - self.start : part.stop - self.start] = data
+        self.came += len(data)
+
+    def _retry(self, part: _Part, error: Exception) -> None:
+        # Requests that were sent before the last failure was known fail for the same reason.
+        self.failures += part.asked >= self.failed
+        self.failed = time.monotonic()
+        self.in_flight = 1
+        left = self.progress + self.retry.deadline - self.failed
+        if _is_out_of_range(error):
+            size = self._size()
+            if size is not None and size < part.stop:
+                message = f"expected bytes {part.start} to {part.stop}, the file has {size}"
+                raise TruncatedShard(message) from harmless(error, self.path)
+        if is_hopeless(error) or self.failures >= self.retry.attempts or left <= 0:
+            raise self._gave_up(error) from harmless(error, self.path)
+        pause = max(self.retry.delay(self.failures), min(asked_pause(error), left))
+        level = logging.INFO if self.failures < _LOUD_FAILURES else logging.WARNING
+        came = f"{self.came} of {len(self.view)} bytes came"
+        url, why = redact_url(self.path), _describe(error, self.path)
+        log.log(level, "%s: %s; %s, trying again in %.1f s", url, why, came, pause)
+        self.not_before = max(self.not_before, self.failed + pause)
+        self.todo.appendleft(part)
+        if not hasattr(error, "status"):
+            # The connection was cut, or too slow: smaller parts may come through.
+            step = max((part.stop - part.start + 1) // 2, LEAST_PART_BYTES)
+            halves = [half for part in self.todo for half in _split(part, step)]
+            self.todo = collections.deque(halves)
+
+    def _gave_up(self, error: Exception) -> StorageError:
+        stop = self.start + len(self.view)
+        tried = "1 request" if self.requests == 1 else f"{self.requests} requests"
+        came = f"{self.came} of {len(self.view)} came in {tried}"
+        what = _describe(error, self.path)
+        return StorageError(f"cannot read bytes {self.start} to {stop}, {came}: {what}")
+
+    def _size(self) -> int | None:
+        """The file's size by the store, if it tells."""
+        size = None
+        with suppress(Exception):
+            self.fs.invalidate_cache()
+            size = call(self.fs, "size", self.path, seconds=self.retry.timeout)
+        return size
+
+
+def _split(part: _Part, step: int) -> list[_Part]:
+    starts = range(part.start, part.stop, step)
+    return [part._replace(start=start, stop=min(start + step, part.stop)) for start in starts]
+
+
+def _is_out_of_range(error: Exception) -> bool:
+    return getattr(error, "status", None) == 416 or bool(_OUT_OF_RANGE.search(str(error)))
+
+
+def _describe(error: Exception, path: str) -> str:
+    text = redact(str(error), path)
+    return text if isinstance(error, StorageError) else f"{type(error).__name__}: {text}"
+
+
+def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
+    """Return a whole file by one request; more than ``max_bytes`` are never kept.
+
+    Raises:
+        StorageError: It cannot be read, or is larger.
+    """
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    streams = fs.async_impl and protocols & {"http", "https"}
+
+    def request() -> bytes:
+        if streams:
+            end = time.monotonic() + retry.deadline
+            stream = in_thread(lambda: _stream(fs, path, max_bytes, end))
+            data = result(stream, retry.deadline)
+        else:
+            try:
+                data = call(
+                    fs, "cat_file", path, start=0, end=max_bytes + 1, seconds=retry.deadline
+                )
+            except Exception as error:
+                # There is no first byte of an empty file.
+                if _is_out_of_range(error) and not call(fs, "size", path, seconds=retry.timeout):
+                    return b""
+                raise
+        if len(data) > max_bytes:
+            raise Refused(f"expected a file of at most {max_bytes} bytes, got {len(data)} or more")
+        return bytes(data)
+
+    try:
+        return retried(request, retry)
+    except StorageError:
+        raise
+    except Exception as error:
+        what = _describe(error, path)
+        raise StorageError(f"cannot read the file: {what}") from harmless(error, path)
+
+
+def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:
+    """Read an HTTP body piece by piece, because a server may send it without an end.
+
+    A block size of 0 makes fsspec stream; it asks nothing of a file whose size it is told.
+    """
+    headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+    data = bytearray()
+    with fs.open(path, "rb", block_size=0, size=1, headers=headers) as file:
+        if "Content-Encoding" in file.r.headers:
+            max_bytes = min(max_bytes, _MAX_EXPANDED)
+        while len(data) <= max_bytes and (chunk := file.read(_STREAM_BYTES)):
+            data += chunk
+            if time.monotonic() > end:
+                raise TimeoutError("the server is too slow or silent")
+        if len(data) > max_bytes:
+            message = f"expected a file of at most {max_bytes} bytes, got {len(data)} or more"
+            raise Refused(message)
+    return data
