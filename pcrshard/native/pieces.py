@@ -105,7 +105,9 @@ def join(table: Table) -> NDArray[np.uint8]:
     """Return the bytes of all pieces of a table, one after the other, as (bytes,) uint8."""
     pieces = np.ascontiguousarray(table)
     out = np.empty(int(pieces["size"].sum()), np.uint8)
-    lib.pcr_join_pieces(ffi.from_buffer("pcr_piece[]", pieces), pieces.size, ffi.from_buffer("uint8_t[]", out))
+    lib.pcr_join_pieces(
+        ffi.from_buffer("pcr_piece[]", pieces), pieces.size, ffi.from_buffer("uint8_t[]", out)
+    )
     return out
 
 

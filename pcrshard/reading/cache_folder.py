@@ -91,9 +91,7 @@ def _problem(folder: str) -> str | None:
         above = os.path.dirname(above)
         status = os.stat(above)
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            return (
-                f"expected a cache folder that cannot be replaced, anybody can write to {above}"
-            )
+            return f"expected a cache folder that cannot be replaced, anybody can write to {above}"
     return None
 
 

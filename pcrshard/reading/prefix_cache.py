@@ -155,18 +155,18 @@ class PrefixCache:
         usable = cache_folder.prepare(self.folder)
         held = self._read_held(path, view, len(known)) if usable else len(known)
         if held < stop:
-            with self._lock(f"{path}.lock", usable, cancel), self._lock(
-                path, usable, cancel, shared=True
-            ) as handle:
-                # Another process may have fetched it while this one waited.
-                held = held if handle is None else _read(handle, view, held)
-                if held < stop:
-                    fetch(held, view[held:])
-                    if handle is not None:
-                        self._append(handle, path, view, cancel)
-                if usable:
-                    with suppress(OSError):
-                        os.unlink(f"{path}.lock")
+            with self._lock(f"{path}.lock", usable, cancel):
+                try:
+                    with self._lock(path, usable, cancel, shared=True) as handle:
+                        # Another process may have fetched it while this one waited.
+                        held = held if handle is None else _read(handle, view, held)
+                        if held < stop:
+                            fetch(held, view[held:])
+                            if handle is not None:
+                                self._append(handle, path, view, cancel)
+                finally:
+                    if usable:
+                        self._tidy(path)
         self._counts.add(0, held - len(known))
         self._counts.add(1, stop - held)
         return buffer
@@ -220,6 +220,15 @@ class PrefixCache:
                         found.append(_File(entry.path, status.st_size, status.st_mtime))
         return sorted(found, key=lambda file: file.last_use)
 
+    @staticmethod
+    def _tidy(path: str) -> None:
+        """Unlink a lock file, and the file of a shard of which nothing could be kept."""
+        with suppress(OSError):
+            if os.stat(path, follow_symlinks=False).st_size == 0:
+                os.unlink(path)
+        with suppress(OSError):
+            os.unlink(f"{path}.lock")
+
     def _read_held(self, path: str, view: memoryview, start: int) -> int:
         """Fill ``view`` from ``start`` on, if a file has all of it; returns what is filled."""
         with suppress(OSError):
@@ -240,8 +249,7 @@ class PrefixCache:
             # One process at a time writes, because the files are counted under the same lock.
             with self._lock(self._room, True, cancel) as room:
                 held = os.fstat(handle).st_size
-                more = len(view) - held
-                if room is None or more <= 0 or not self._take_room(room, more):
+                if room is None or held >= len(view) or not self._take_room(room, held, len(view)):
                     return
                 if not held:
                     self._drop_other_contents(room, path)
@@ -264,13 +272,14 @@ class PrefixCache:
             return time.time() < _ROOM.unpack(file.read(_ROOM.size))[1]
         return False
 
-    def _take_room(self, room: int, size: int) -> bool:
-        """Count bytes before they are written; returns whether they may be."""
+    def _take_room(self, room: int, held: int, stop: int) -> bool:
+        """Count the bytes ``[held, stop)`` before they are written; returns whether they may be."""
         limit = self.max_bytes
+        size = stop - held
         if limit is None:
             _add(room, size)
             return True
-        if size > limit:
+        if stop > limit:
             cache_folder.warn_once(
                 self.folder,
                 f"prefixes larger than all of the cache {self.folder}, {limit} bytes, are read "

@@ -31,6 +31,7 @@ from .prefix_cache import PrefixCache
 log = get_logger(__name__)
 _RETRY = Retry()
 
+
 def _describes(
     entry: ShardEntry,
     head: Head,

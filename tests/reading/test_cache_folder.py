@@ -10,7 +10,6 @@ import shutil
 
 import pytest
 
-from pcrshard.checksum import crc32c
 from pcrshard.cli.main import main
 from pcrshard.errors import StorageError
 from pcrshard.reading.cache_folder import MARKER, check_marked
@@ -18,7 +17,6 @@ from pcrshard.reading.prefix_cache import PrefixCache
 
 GOOD = b"good" * 250
 EVIL = b"evil" * 250
-STOPS = (500, 1000)
 
 
 def read(folder):
@@ -28,26 +26,23 @@ def read(folder):
     def fetch(start, view):
         view[:] = GOOD[start : start + len(view)]
 
-    with cache.open_prefix("http://h/a.tar", "1", STOPS, 1000, fetch) as view:
-        return bytes(view), cache.fetched_bytes
+    view = cache.read("http://h/a.tar", "1", 1000, fetch)
+    return bytes(view), cache.stats.fetched_bytes
 
 
 def plant(folder):
-    """Replace what a cache holds by other bytes with right checksums."""
-    for path in pathlib.Path(folder).glob("entries/*/*/*-*-*"):
-        start, stop, _ = path.name.split("-")
-        part = EVIL[int(start) : int(stop)]
-        path.unlink()
-        path.with_name(f"{start}-{stop}-{crc32c(part):08x}").write_bytes(part)
+    """Replace what a cache holds by other bytes."""
+    (path,) = pathlib.Path(folder).glob("*.tar")
+    path.write_bytes(EVIL)
 
 
 @pytest.fixture
 def planted(tmp_path):
-    """A cache with bytes that nobody fetched."""
+    """A cache with bytes that were never fetched."""
     folder = tmp_path / "cache"
     assert read(folder) == (GOOD, 1000)
     plant(folder)
-    assert read(folder) == (EVIL, 0)  # a checksum is no signature
+    assert read(folder) == (EVIL, 0)
     return folder
 
 
@@ -58,13 +53,11 @@ def give_away(*paths):
         os.chown(path, 65534, 65534, follow_symlinks=False)
 
 
-@pytest.mark.parametrize("name", ["", "entries", "locks"])
-def test_a_cache_of_another_user_is_not_believed(planted, caplog, name):
-    """What another user put there is not read; one is warned once, with the folder's name."""
-    give_away(planted / name)
+def test_a_cache_of_another_user_is_not_believed(planted, caplog):
+    """What another user put there is not read; one warning names the folder."""
+    give_away(planted)
     assert read(planted) == (GOOD, 1000)
     assert read(planted) == (GOOD, 1000)
-    assert PrefixCache(str(planted)).known_stops("http://h/a.tar", "1") is None
     warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == 1
     assert str(planted) in caplog.text
@@ -87,13 +80,12 @@ def set_group(path, mode):
     path.chmod(mode)
 
 
-@pytest.mark.parametrize("name", ["", "entries", "locks"])
-def test_a_cache_that_a_group_can_write_to_is_not_believed(planted, caplog, name):
+def test_a_cache_that_a_group_can_write_to_is_not_believed(planted, caplog):
     """Nor is one of a group; sticky, or of the user's private group, it is."""
-    set_group(planted / name, 0o775)
+    set_group(planted, 0o775)
     assert read(planted) == (GOOD, 1000)
-    assert f"group 65534 can write to {planted}" in caplog.text or name
-    set_group(planted / name, 0o1775)
+    assert f"group 65534 can write to {planted}" in caplog.text
+    set_group(planted, 0o1775)
     assert read(planted) == (EVIL, 0)
 
 
@@ -119,21 +111,23 @@ def test_a_cache_that_anybody_can_replace_is_not_believed(planted, tmp_path, cap
 
 
 def test_links_are_not_followed(planted, tmp_path):
-    """A link in place of a part of the cache leads nowhere, and nothing is made behind it."""
-    shutil.move(planted / "entries", tmp_path / "elsewhere")
-    (planted / "entries").symlink_to(tmp_path / "elsewhere")
+    """A link in place of a cached file leads nowhere, and is not written through."""
+    (path,) = planted.glob("*.tar")
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
     assert read(planted) == (GOOD, 1000)
+    assert (tmp_path / "elsewhere").read_bytes() == EVIL
 
 
-def test_a_lock_that_is_a_link_makes_no_file(tmp_path):
-    """Whoever may make links cannot have files made elsewhere in one's name."""
+@pytest.mark.parametrize("name", ["room", "{}", "{}.lock"])
+def test_a_link_makes_no_file(tmp_path, name):
+    """Whoever may make links cannot have files made elsewhere in the user's name."""
     folder = tmp_path / "cache"
     read(folder)
-    for path in (folder / "locks").iterdir():
-        path.unlink()
-        path.symlink_to(tmp_path / "made")
-    for path in folder.glob("entries/*/*/*-*-*"):
-        path.unlink()
+    (path,) = folder.glob("*.tar")
+    path.unlink()
+    (folder / "room").unlink()
+    (folder / name.format(path.name)).symlink_to(tmp_path / "made")
     assert read(folder)[0] == GOOD
     assert not (tmp_path / "made").exists()
 
@@ -145,19 +139,9 @@ def test_what_is_made_is_the_owners_alone(tmp_path):
         read(tmp_path / "cache")
     finally:
         os.umask(old)
-    for name in ("", "entries", "locks"):
-        assert (tmp_path / "cache" / name).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
     tag = (tmp_path / "cache" / MARKER).read_bytes()
     assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
-
-
-def test_a_cache_of_an_older_version_is_closed_to_others(tmp_path):
-    """What an older version made for the group is used, and made the owner's alone."""
-    folder = tmp_path / "cache"
-    read(folder)
-    (folder / "entries").chmod(0o775)
-    assert read(folder) == (GOOD, 0)
-    assert (folder / "entries").stat().st_mode & 0o777 == 0o700
 
 
 def test_only_a_cache_is_cleared(tmp_path, capsys):

@@ -190,7 +190,9 @@ def test_the_table_for_the_decoder(tmp_path):
     bad = damage(str(good), tmp_path / "bad.tar", 1, 2)
     with Shard(bad).load(2) as prefix:
         table = prefix.table([3, 1, 0])
-        sizes = [len(jpeg) - 2 for jpeg in (sample["jpg"] for sample in Shard(str(good)).samples(2))]
+        sizes = [
+            len(jpeg) - 2 for jpeg in (sample["jpg"] for sample in Shard(str(good)).samples(2))
+        ]
         assert table["size"].sum(axis=1).tolist() == [sizes[3], 0, sizes[0]]
 
 
