@@ -1,8 +1,8 @@
 """Four threads that call the native code at once on the same inputs; see threads.sh.
 
 ``python threads.py [--race] FILE...``: decodes the JPEGs as batches, by both backends, also by
-pools of threads, of which one is shared, transcodes them, takes them apart by scattered reads from
-one file and from memory, and quantises; every thread must get the same. With ``--race`` all decode
+pools of threads, of which one is shared, transcodes them, finds, compares and joins them in one
+buffer, and quantizes; every thread must get the same. With ``--race`` all decode
 into the same memory, which a sanitizer must find.
 """
 
@@ -10,7 +10,6 @@ import concurrent.futures
 import hashlib
 import pathlib
 import sys
-import tempfile
 import threading
 import time
 
@@ -21,7 +20,8 @@ from pcrshard.checksum import crc32c
 from pcrshard.errors import PCRError
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import map_jpeg
-from pcrshard.native import fused_quantiser, scatter
+from pcrshard.native import fused_quantiser
+from pcrshard.native.pieces import find_damaged, join, place_pieces
 from pcrshard.native.pool import Pool
 
 THREADS = 4
@@ -73,18 +73,15 @@ def rescan(images):
     return digest.hexdigest()
 
 
-def take_apart(images, handle):
-    """All images from one descriptor and from memory, with their checksums."""
+def take_apart(images):
+    """All images found in one buffer, compared with their checksums, and joined."""
     sizes = np.array([[len(image) for image in images]], np.uint32)
     crcs = np.array([crc32c(image) for image in images], np.uint32)
-    groups = scatter.Groups(sizes, np.zeros(1, np.int64))
-    data = b"".join(images)
-    digest = hashlib.sha256()
-    for source in (handle, memoryview(data)):
-        values, damaged = scatter.read(source, 0, len(data), groups, ending=b"end", crcs=crcs)
-        assert damaged == []
-        digest.update(b"".join(values))
-    return digest.hexdigest()
+    data = np.frombuffer(b"".join(images), np.uint8)
+    nothing = np.zeros(0, np.uint64)
+    table = place_pieces(sizes, np.zeros(sizes.shape, np.uint16), [0], 0, nothing, b"", data)
+    assert not find_damaged(table, crcs).any()
+    return hashlib.sha256(join(table)).hexdigest()
 
 
 def quantise(_):
@@ -113,14 +110,10 @@ def main(arguments):
     if "--race" in arguments:
         together(decode, images, np.zeros((len(images), SIDE, SIDE, 3), np.uint8))
         return 0
-    with tempfile.TemporaryFile() as file:
-        file.write(b"".join(images))
-        file.flush()
-        for function in (decode, rescan, quantise):
-            together(function, images)
-        with Pool(3) as shared:
-            together(decode_in_pools, images, shared)
-        together(take_apart, images, file.fileno())
+    for function in (decode, rescan, quantise, take_apart):
+        together(function, images)
+    with Pool(3) as shared:
+        together(decode_in_pools, images, shared)
     seconds = time.monotonic() - begin
     print(f"{len(images)} files by {THREADS} threads: no race in {seconds:.0f} s")
     return 0

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs what runs in threads under ThreadSanitizer: fuzz/threads.sh FILE...
-# Both extensions are built with it (gcc's libtsan), and called by four threads at once on the same
+# The core is built with it (gcc's libtsan), and called by four threads at once on the same
 # JPEGs. First a race is made on purpose, to see that it would be found.
 set -eu
 python=$(command -v "${PYTHON:-python3}")
@@ -12,9 +12,6 @@ cd "$work"
 rm -f pcrshard/native/*.so
 export CC=gcc CFLAGS="-O1 -g -fsanitize=thread" LDFLAGS="-fsanitize=thread"
 PYTHONPATH=$work "$python" pcrshard/native/build_native.py > build.log
-$CC $CFLAGS -std=c11 -fPIC -shared -o pcrshard/native/_scatter.abi3.so \
-    -I"$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
-    pcrshard/native/scattermodule.c
 run() {
     LD_PRELOAD=$(gcc -print-file-name=libtsan.so) OPENBLAS_NUM_THREADS=1 PYTHONPATH=$work \
         TSAN_OPTIONS="halt_on_error=1 exitcode=66" "$python" "$here/threads.py" "$@"

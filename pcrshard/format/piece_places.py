@@ -15,7 +15,8 @@ def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
     The table begins with group 1, or with one after the base groups.
     """
     own = table.own_bytes
-    starts = own.cumsum(axis=1) - own + np.array(group_starts(index, table.rows))[:, None]
+    first = np.array(group_starts(index, table.rows))
+    starts: I64 = own.cumsum(axis=1) - own + first[:, None]
     if len(table.offsets):
         base = slice(index.schema.base)
         before = own[base].cumsum(axis=0) - own[base]

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checksum import crc32c
 from ..errors import CorruptJpeg, CorruptPiece, PCRError, ScanUnavailable
@@ -327,8 +326,9 @@ class Prefix:
         expected = int(table.crcs[row, unit])
         if crc != expected:
             scan = table.rows[row] + 1
+            size = table.sizes[row, unit]
             raise CorruptPiece(
-                f"expected CRC-32C {expected:08x}, got {crc:08x} for {table.sizes[row, unit]} bytes",
+                f"expected CRC-32C {expected:08x}, got {crc:08x} for {size} bytes",
                 url=self.shard.url,
                 key=self._key(unit),
                 scan="tail" if scan > self.index.num_groups else scan,

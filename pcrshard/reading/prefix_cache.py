@@ -269,7 +269,7 @@ class PrefixCache:
 
     def _is_full(self) -> bool:
         with suppress(OSError, struct.error), open(self._room, "rb") as file:
-            return time.time() < _ROOM.unpack(file.read(_ROOM.size))[1]
+            return bool(time.time() < _ROOM.unpack(file.read(_ROOM.size))[1])
         return False
 
     def _take_room(self, room: int, held: int, stop: int) -> bool:
@@ -287,12 +287,9 @@ class PrefixCache:
             )
             return False
         data = os.pread(room, _ROOM.size, 0)
-        total: int = limit
-        full_until = job = 0.0
-        if len(data) == _ROOM.size:
-            total, full_until, job = _ROOM.unpack(data)
-        if total + size > limit:
-            if self.since <= job and time.time() < full_until:
+        total, full_until, job = _ROOM.unpack(data) if len(data) == _ROOM.size else (-1, 0, 0)
+        if not 0 <= total <= limit - size:
+            if total >= 0 and self.since <= job and time.time() < full_until:
                 return False
             begun = time.time()
             total = self._evict(size, limit)
@@ -300,9 +297,10 @@ class PrefixCache:
             is_full = total + size > limit
             full_until = now + min(_PAUSE * (now - begun), _LONGEST_PAUSE) if is_full else 0.0
             job = self.since if is_full else 0.0
-        fits: bool = total + size <= limit
-        os.pwrite(room, _ROOM.pack(total + size * fits, full_until, job), 0)
-        return fits
+        if total + size > limit:
+            size = 0
+        os.pwrite(room, _ROOM.pack(total + size, full_until, job), 0)
+        return bool(size)
 
     def _evict(self, size: int, limit: int) -> int:
         """Make room for ``size`` bytes; returns the bytes of all files that are left."""

@@ -161,8 +161,8 @@ class _Read:
         plain = self.fs.async_impl or "cat_file" in vars(type(self.fs))
         options = {} if plain else {"cache_type": "none"}
         most = self.in_flight if self.store in _process.ranged else 1
+        slots = _process.slots
         while self.todo and len(self.asked) < most and now >= self.not_before:
-            slots = _process.slots
             if not slots.acquire(blocking=False):
                 return
             part = self.todo.popleft()

@@ -1,26 +1,26 @@
-"""Copy prefixes of a dataset to fast local disk, and later the difference to a higher scan."""
+"""Copy prefixes of a dataset to fast local disk, and later the difference to a higher scan.
+
+A staged shard is a file like that of a prefix cache: the first bytes of the shard, which grow by
+appending. The dataset index is written last.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .. import storage
 from ..checksum import crc32c
-from ..errors import (
-    CorruptIndex,
-    EncodeError,
-    FormatError,
-    NotAShard,
-    PCRError,
-    StorageError,
-)
+from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
@@ -29,23 +29,32 @@ from ..reading.shard import Shard
 from ..redaction import get_logger
 from ..storage.locks import hold_lock
 
-# Bytes of one request.
-_CHUNK_BYTES = 64 << 20
+# What is read into memory at once.
+_CHUNK_BYTES = 16 << 20
 log = get_logger(__name__)
+Read = Callable[[int, int], NDArray[np.uint8]]
 
 
 class Staged(NamedTuple):
-    """What became of one shard: bytes copied now, and bytes that were there and sound."""
+    """The result for one shard: its entry, bytes copied now, and bytes that were there."""
 
     entry: ShardEntry
     copied_bytes: int
     kept_bytes: int
 
 
-OnShard = Callable[[Staged], None]
-Futures = list[concurrent.futures.Future[Staged]]
-# Entries of shards by their names.
-Entries = dict[str, ShardEntry]
+class _Task(NamedTuple):
+    """One shard to copy up to a position: scan 1..N, or N + 1 for a whole file."""
+
+    entry: ShardEntry
+    position: int
+    url: str
+    path: str
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Bytes of the file at each position, and 0 at position 0."""
+        return (0, *self.entry.prefix_stops[:-1], self.entry.shard_bytes)
 
 
 def stage(
@@ -56,7 +65,7 @@ def stage(
     workers: int = 8,
     storage_options: storage.Options = None,
     retry: storage.Retry = storage.Retry(),
-    on_shard: OnShard | None = None,
+    on_shard: Callable[[Staged], None] | None = None,
 ) -> DatasetIndex:
     """Copy the prefixes of a scan to a local folder.
 
@@ -88,24 +97,34 @@ def stage(
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
+    tasks = []
+    for url, entry in zip(urls, source.shards, strict=True):
+        entry.prefix_stop(scan)  # a staged copy may not have the scan
+        position = check_scan(scan, entry.num_groups)
+        tasks.append(_Task(entry, position, url, os.path.join(dst, entry.name)))
     cancel = Event()
-    read = partial(
-        storage.open_range,
-        options=storage_options,
-        retry=retry,
-        cancel=cancel,
-    )
-    tasks = [
-        _Task(entry, _position(entry, scan), os.path.join(dst, entry.name), partial(read, url))
-        for url, entry in zip(urls, source.shards, strict=True)
-    ]
+    read = partial(storage.read, options=storage_options, retry=retry, cancel=cancel)
     storage.make_folder(dst)
-    # Of several processes one at a time.
     with hold_lock(dst):
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
-        entries = _stage_all(tasks, workers, cancel, on_shard, partial(_note_finished, dst))
-        index = replace(source, shards=entries)
+        pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
+        futures = [pool.submit(_stage_shard, task, read) for task in tasks]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                staged = future.result()
+                if on_shard:
+                    on_shard(staged)
+        except BaseException as error:
+            # Shards under way are finished after an error, not after Ctrl-C.
+            if not isinstance(error, PCRError):
+                cancel.set()
+            pool.shutdown(cancel_futures=True)
+            _note_finished(dst, futures)
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        index = replace(source, shards=tuple(future.result().entry for future in futures))
         _write_index(dst, index)
     return index
 
@@ -115,155 +134,80 @@ def _write_index(dst: str, index: DatasetIndex) -> None:
         file.write(index.encode())
 
 
-class _Task(NamedTuple):
-    """One shard to copy up to a scan's position, 1..N, or N + 1 for a whole file."""
-
-    entry: ShardEntry
-    position: int
-    path: str
-    read: Callable[[int, int], AbstractContextManager[memoryview]]
-
-    @property
-    def stops(self) -> tuple[int, ...]:
-        """Bytes of the file at each position, and 0 at position 0."""
-        return (0, *self.entry.prefix_stops[:-1], self.entry.shard_bytes)
-
-    def staged(
-        self,
-        position: int,
-        copied_bytes: int,
-        kept_bytes: int,
-    ) -> Staged:
-        """The result, with the entry of a file at a position."""
-        scan = None if position > self.entry.num_groups else position
-        return Staged(self.entry._replace(scan=scan), copied_bytes, kept_bytes)
-
-
-def _position(entry: ShardEntry, scan: Scan) -> int:
-    # A staged copy may not have the scan.
-    entry.prefix_stop(scan)
-    return check_scan(scan, entry.num_groups)
-
-
-def _stage_all(
-    tasks: list[_Task],
-    workers: int,
-    cancel: Event,
-    on_shard: OnShard | None,
-    note_finished: Callable[[Entries], None],
-) -> tuple[ShardEntry, ...]:
-    """Copy shards by threads; those that run are finished after an error, not after Ctrl-C."""
-    futures: Futures = []
-    pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
-    try:
-        futures = [pool.submit(_stage_shard, task) for task in tasks]
-        for future in concurrent.futures.as_completed(futures):
-            staged = future.result()
-            if on_shard:
-                on_shard(staged)
-    except BaseException as error:
-        if not isinstance(error, PCRError):
-            cancel.set()
-        pool.shutdown(cancel_futures=True)
-        note_finished(_finished(futures))
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return tuple(future.result().entry for future in futures)
-
-
-def _finished(futures: Futures) -> Entries:
-    """The entries of the shards that were copied, by name; all futures have ended."""
-    entries = [
-        future.result().entry
-        for future in futures
-        if not (future.cancelled() or future.exception())
-    ]
-    return {entry.name: entry for entry in entries}
-
-
-def _note_finished(dst: str, finished: Entries) -> None:
-    """Let the index of an earlier stage say how far its shards have grown, if there is one."""
+def _note_finished(dst: str, futures: list[concurrent.futures.Future[Staged]]) -> None:
+    """Let the index of an earlier stage, if there is one, say how far its shards have grown."""
+    done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
+    grown = {entry.name: entry for entry in done}
     # A disk that is full or gone must not hide why the copy ended.
     with suppress(PCRError):
-        if finished and os.path.exists(os.path.join(dst, DATASET_INDEX)):
-            _write_index(dst, _grown(dst, finished))
-
-
-def _grown(dst: str, finished: Entries) -> DatasetIndex:
-    there, _ = open_dataset(dst)
-    entries = [finished.get(entry.name, entry) for entry in there.shards]
-    return replace(there, shards=tuple(entries))
+        if grown and os.path.exists(os.path.join(dst, DATASET_INDEX)):
+            there, _ = open_dataset(dst)
+            entries = tuple(grown.get(entry.name, entry) for entry in there.shards)
+            _write_index(dst, replace(there, shards=entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
+    known = {(entry.name, entry.head_crc32c) for entry in source.shards}
     if os.path.exists(os.path.join(dst, DATASET_INDEX)):
         there, _ = open_dataset(dst)
-        same = {(entry.name, entry.head_crc32c) for entry in source.shards}
-        if not same.issuperset((entry.name, entry.head_crc32c) for entry in there.shards):
+        if not known.issuperset((entry.name, entry.head_crc32c) for entry in there.shards):
             raise EncodeError(
                 f"{dst} holds another dataset, or an older version of this one: "
                 "remove it, or stage to another folder"
             )
         return
-    known = {entry.head_crc32c for entry in source.shards}
+    heads = {head for _, head in known}
     for entry in source.shards:
         path = os.path.join(dst, entry.name)
-        if _is_foreign(path, known):
+        if _is_foreign(path, heads):
             raise EncodeError(
                 f"{path} is not of this dataset: remove it, or stage to another folder"
             )
 
 
-def _is_foreign(path: str, known: set[int]) -> bool:
-    """Whether a file is a sound tar of something else; an earlier run may leave damaged ones."""
+def _is_foreign(path: str, heads: set[int]) -> bool:
+    """Return whether a file is a sound tar of something else; earlier runs leave damaged ones."""
     try:
         with open(path, "rb") as file:
             start = file.read(HEAD_STOP)
-        return decode_head(start[BLOCK:]).crc32c not in known
+        return decode_head(start[BLOCK:]).crc32c not in heads
     except NotAShard:
         return is_tar(start)
     except (OSError, PCRError):
         return False
 
 
-def _stage_shard(task: _Task) -> Staged:
+def _stage_shard(task: _Task, read: Callable[..., NDArray[np.uint8]]) -> Staged:
+    entry, position, url, path = task
     try:
-        return _complete(task)
+        held = _sound_position(task)
+        kept = task.stops[held]
+        copied = max(task.stops[position] - kept, 0)
+        if copied:
+            try:
+                _grow(task, kept, partial(read, url))
+            except FormatError as error:
+                # What was kept may be at fault, too: only the checksum of the whole file covers
+                # headers and padding.
+                log.warning("%s; fetching it once more", error)
+                copied += task.stops[position]
+                kept = 0
+                _grow(task, kept, partial(read, url))
     except PCRError:
         raise
     except OSError as error:
-        raise StorageError(
-            f"cannot write: {type(error).__name__}: {error}", url=task.path
-        ) from error
-
-
-def _complete(task: _Task) -> Staged:
-    position = _sound_position(task)
-    kept = task.stops[position]
-    if position >= task.position:
-        return task.staged(position, 0, kept)
-    stop = task.stops[task.position]
-    copied = stop - kept
-    try:
-        _fetch(task, kept, stop)
-    except FormatError as error:
-        # Also what was kept may be at fault: only the checksum of the whole file covers headers
-        # and padding.
-        log.warning("%s; fetching it once more", error)
-        _fetch(task, 0, stop)
-        copied += stop
-        kept = 0
-    return task.staged(task.position, copied, kept)
+        message = f"cannot write: {type(error).__name__}: {error}"
+        raise StorageError(message, url=path) from error
+    reached = max(held, position)
+    scan = None if reached > entry.num_groups else reached
+    return Staged(entry._replace(scan=scan), copied, kept)
 
 
 def _sound_position(task: _Task) -> int:
-    """The highest position that is there and sound; 0 for none, or another version of the shard."""
+    """Return the highest position that is there and sound; 0 for none, or for another version."""
     size = os.path.getsize(task.path) if os.path.isfile(task.path) else 0
     *prefixes, whole = task.stops
-    position = sum(stop <= size for stop in prefixes) - 1
-    if size == whole:
-        position = len(prefixes)
+    position = len(prefixes) if size == whole else sum(stop <= size for stop in prefixes) - 1
     try:
         if position:
             _check(task.path, task.entry, position)
@@ -272,82 +216,50 @@ def _sound_position(task: _Task) -> int:
     return position
 
 
-def _fetch(
-    task: _Task,
-    kept: int,
-    stop: int,
-) -> None:
-    """Bring a file from its first ``kept`` bytes to ``stop``, and check it.
+def _grow(task: _Task, kept: int, read: Read) -> None:
+    """Bring a file from its first ``kept`` bytes to what is wanted, and check it.
 
-    A new file appears whole and sound or not at all, and so does one that has another name, or is a
-    link: what is under the other name stays as it is.
+    A file is appended to, and cut again where that fails. A new one appears whole and sound or not
+    at all, and so does one that has another name, or is a link: the other name keeps its content.
     """
-    if kept and not _has_other_names(task.path):
-        _grow(task, kept, stop)
-        return
-    with storage.atomic_write(task.path) as new:
-        if kept:
-            with storage.open_range(task.path, 0, kept) as view:
-                storage.write_at(new.fileno(), 0, view, url=task.path)
-        _copy(task, kept, stop, new.fileno())
-        try:
-            _check(new.name, task.entry, task.position)
-        except FormatError as error:
-            raise type(error)(str(error).replace(new.name, task.path)) from error
-
-
-def _has_other_names(path: str) -> bool:
-    return os.path.islink(path) or os.stat(path).st_nlink > 1
-
-
-def _grow(
-    task: _Task,
-    kept: int,
-    stop: int,
-) -> None:
-    """Append to a file; where that fails it is again what the dataset index beside it says."""
-    with open(task.path, "r+b") as file:
-        file.truncate(kept)
-        try:
-            _copy(task, kept, stop, file.fileno())
-        except BaseException:
+    entry, position, _, path = task
+    stop = task.stops[position]
+    if kept and not (os.path.islink(path) or os.stat(path).st_nlink > 1):
+        with open(path, "r+b") as file:
             file.truncate(kept)
-            raise
-    _check(task.path, task.entry, task.position)
+            try:
+                _copy(read, kept, stop, file.fileno(), path)
+            except BaseException:
+                file.truncate(kept)
+                raise
+        _check(path, entry, position)
+        return
+    with storage.atomic_write(path) as new:
+        _copy(partial(storage.read, path), 0, kept, new.fileno(), path)
+        _copy(read, kept, stop, new.fileno(), path)
+        try:
+            _check(new.name, entry, position)
+        except FormatError as error:
+            raise type(error)(str(error).replace(new.name, path)) from error
 
 
-def _copy(
-    task: _Task,
-    start: int,
-    stop: int,
-    handle: int,
-) -> None:
+def _copy(read: Read, start: int, stop: int, handle: int, path: str) -> None:
     for begin in range(start, stop, _CHUNK_BYTES):
-        with task.read(begin, min(begin + _CHUNK_BYTES, stop)) as view:
-            storage.write_at(handle, begin, view, url=task.path)
+        part = read(begin, min(begin + _CHUNK_BYTES, stop))
+        storage.write_at(handle, begin, part.data, url=path)
     os.fsync(handle)
 
 
-def _check(
-    path: str,
-    entry: ShardEntry,
-    position: int,
-) -> None:
+def _check(path: str, entry: ShardEntry, position: int) -> None:
     """Raise what is wrong with a file, by its key.
 
     A whole file is read once; its pieces are looked at only where its checksum is wrong.
     """
     is_whole = position > entry.num_groups
-    if is_whole and _has_checksum(path, entry):
+    if is_whole and crc32c(storage.read(path, 0, entry.shard_bytes)) == entry.shard_crc32c:
         return
-    scan = FULL if is_whole else position
-    with Shard(path, entry=entry._replace(scan=None)).load(scan) as prefix:
-        for _ in prefix.samples():
+    with Shard(path, entry=entry._replace(scan=None)).load(FULL if is_whole else position) as found:
+        for _ in found.samples():
             pass
     if is_whole:
         raise CorruptIndex("the checksum of the file is not that of the dataset index", url=path)
-
-
-def _has_checksum(path: str, entry: ShardEntry) -> bool:
-    with storage.open_range(path, 0, entry.shard_bytes) as view:
-        return crc32c(view) == entry.shard_crc32c

@@ -110,7 +110,7 @@ def test_grows_by_what_is_missing(store):
         store(0, scan)
     stops = [store.stop(0, scan) for scan in (2, 5, 10)]
     assert store.fetched == [(0, 0, stops[0]), (0, stops[0], stops[1]), (0, stops[1], stops[2])]
-    ((name, size),) = held(store.cache.folder).items()
+    ((_name, size),) = held(store.cache.folder).items()
     assert size == stops[2]
     (path,) = pathlib.Path(store.cache.folder).glob("*.tar")
     assert len(list(Shard(str(path)).samples(10))) == 3
@@ -120,7 +120,7 @@ def test_grows_by_what_is_missing(store):
 
 def test_known_bytes_are_neither_read_nor_fetched(store):
     """A prefix that is raised to a higher scan passes what it has."""
-    data, stops = store.source[sorted(store.source)[0]]
+    data, stops = store.source[min(store.source)]
     asked = []
 
     def fetch(start, view):
@@ -403,7 +403,7 @@ def test_high_scans_are_cut_before_shards_are_dropped(source, tmp_path):
         time.sleep(0.01)
     store(3, 1)
     sizes = held(tmp_path)
-    assert store.stop(0, 1) <= sizes[sorted(source)[0]] < store.stop(0, 10)
+    assert store.stop(0, 1) <= sizes[min(source)] < store.stop(0, 10)
     assert sizes[sorted(source)[2]] == store.stop(2, 10)
 
 
@@ -418,7 +418,7 @@ def test_larger_than_the_limit_is_read_and_not_kept(source, tmp_path, caplog):
     store(2, 10)
     warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert [message.count("cache_bytes") for message in warned] == [1]
-    assert held(tmp_path) == {sorted(source)[0]: store.stop(0, 1)}
+    assert held(tmp_path) == {min(source): store.stop(0, 1)}
 
 
 def test_half_a_dataset_holds_all_of_a_low_scan(dataset, tmp_path):
@@ -487,7 +487,7 @@ def test_a_failed_fetch_leaves_no_lock_and_no_bytes(store):
     def fail(start, view):
         raise StorageError("no network")
 
-    name = sorted(store.source)[0]
+    name = min(store.source)
     for _ in range(2):
         with pytest.raises(StorageError, match="no network"):
             store.cache.read(f"mem://{name}", "1", 1000, fail)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pcrshard.storage.locks import hold_lock, remove_lock
+from pcrshard.storage.locks import hold_lock
 from pcrshard.storage.retry import Cancelled
 
 
@@ -38,7 +38,9 @@ def test_one_process_at_a_time(tmp_path):
 
 def _remove(path, ended):
     while not ended.is_set():
-        remove_lock(path)
+        with hold_lock(path, create=False, wait=False) as handle:
+            if handle is not None:
+                os.unlink(path)
 
 
 def test_a_lock_that_is_removed_again_and_again_still_lets_in_one(tmp_path):
@@ -59,14 +61,14 @@ def test_a_lock_that_is_removed_again_and_again_still_lets_in_one(tmp_path):
     assert log.read_text().split() == ["in", "out"] * 60
 
 
-def test_who_holds_a_lock_keeps_its_file(tmp_path):
-    """A lock in use is not removed; one that nobody holds is."""
+def test_a_lock_without_a_file(tmp_path):
+    """Without ``create`` no file is made, and one that is there is locked."""
     path = str(tmp_path / "lock")
-    with hold_lock(path, shared=True):
-        assert not remove_lock(path)
-        assert os.path.exists(path)
-    assert remove_lock(path)
+    with hold_lock(path, create=False) as held:
+        assert held is None
     assert not os.path.exists(path)
+    with hold_lock(path), hold_lock(path, create=False, wait=False) as held:
+        assert held is None
 
 
 def test_readers_share_and_writers_do_not(tmp_path):

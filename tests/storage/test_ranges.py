@@ -134,17 +134,9 @@ def test_a_file_that_ends_early_is_a_truncated_shard(data_file, url):
             pytest.fail("must not be reached")
 
 
-def test_a_cut_answer_is_asked_for_the_rest():
-    """A store that answers too shortly is asked again, for what is missing, until it is all
-    there.
-    """
-    with storage.open_range("odd:///cuts", 0, 5, retry=Retry(attempts=9, first_delay=0.01)) as view:
-        assert bytes(view) == DATA[:5]
-
-
-def test_a_store_that_never_finishes_is_given_up():
+def test_a_store_that_answers_too_shortly_is_given_up():
     """The error says how far it came, and in how many requests."""
-    with pytest.raises(StorageError, match=r"2 of 9 came in 2 requests.*early.*odd:///drips"):
+    with pytest.raises(StorageError, match=r"0 of 9 came in 2 requests.*got 1.*odd:///drips"):
         with storage.open_range("odd:///drips", 0, 9, retry=HASTY):
             pytest.fail("must not be reached")
 
@@ -158,13 +150,10 @@ def test_a_claimed_size_takes_no_memory(data_file):
 
 
 @pytest.mark.parametrize("stop", [100, len(DATA) - 1])
-def test_a_server_that_ignores_range_is_an_error(stop):
-    """Bytes of the wrong place are never taken for the range."""
-    with (
-        pytest.raises(StorageError, match=r"ignores ranges.*odd:///ignores"),
-        storage.open_range("odd:///ignores", 0, stop),
-    ):
-        pytest.fail("must not be reached")
+def test_a_store_that_ignores_ranges(stop):
+    """The range is cut out of the whole file that comes; of many small ranges each is an error."""
+    with storage.open_range("odd:///ignores", 10, stop) as view:
+        assert bytes(view) == DATA[10:stop]
     part, right = storage.read_ranges([("odd:///ignores", 0, stop), ("odd:///right", 0, stop)])
     assert isinstance(part, StorageError)
     assert right == DATA[:stop]
@@ -272,8 +261,7 @@ def test_threads_share_the_buffers(data_file):
 def test_a_thread_may_take_the_last_buffer_first(data_file, monkeypatch):
     """The pool being emptied by another thread between look and take is no error."""
     pool = memory.BufferPool(max_idle=1)
-    with pool.borrow(100):
-        pass
+    pool.borrow_array(100)
 
     class Faster(int):
         """A size that another thread's request overtakes when it is compared."""
@@ -282,5 +270,4 @@ def test_a_thread_may_take_the_last_buffer_first(data_file, monkeypatch):
             pool.borrow_array(50)
             return int(self) <= other
 
-    with pool.borrow(Faster(90)) as view:
-        assert len(view) == 90
+    assert len(pool.borrow_array(Faster(90))) == 90
