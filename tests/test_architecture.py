@@ -22,6 +22,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 # A name with a dot is one module of a room.
 FREE = {"errors", "redaction", "memory", "checksum", "zstd"}
 ROOMS = {
+    "checksum": {"native"},
     "native": set(),
     "jpeg": {"native"},
     "format": {"jpeg.markers"},
@@ -53,13 +54,13 @@ DOORS = {
     "PIL": {"jpeg.other_formats", "testing"},
     "braceexpand": {"storage.urls"},
     "cffi": {"native.build_native"},
-    "crc32c": {"checksum"},
     "cv2": {"fidelity.msssim"},
     "datasets": {"integrations.huggingface"},
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.stores", "testing"},
     "matplotlib": {"fidelity.plots"},
     "msgpack": {"format.schema", "checkpoint.file_frame"},
+    "msgspec": {"format.dataset_index"},
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},

@@ -5,13 +5,15 @@ Bytes in, bytes out; no I/O.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..errors import CorruptIndex, FormatError, ScanUnavailable
-from .bounded_json import object_spans, read_list, read_value
 from .names import are_distinct
 from .scan import Scan, check_scan
 from .scan_script import MAX_GROUPS
@@ -32,9 +34,6 @@ DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
 # Braces would be a pattern for whoever expands URLs.
 _SHARD_NAME = re.compile(r"[^/\\{}\x00-\x1f\x7f]{1,251}\.tar")
-_NAMES = (
-    "format", "version", "script", "num_groups", "num_samples", "num_classes", "classes", "shards",
-)  # fmt: skip
 
 
 class ShardEntry(NamedTuple):
@@ -76,6 +75,37 @@ class ShardEntry(NamedTuple):
                 f"fetch the rest with `pcrshard stage SRC DST --scan {scan}`"
             )
         return self.stops[rows]
+
+
+class _Entry(msgspec.Struct):
+    """A shard in ``pcr.json``; unknown names are ignored, and make nothing in memory."""
+
+    name: str
+    num_samples: int
+    head_crc32c: int
+    shard_bytes: int
+    shard_crc32c: int
+    prefix_stops: tuple[int, ...]
+    index_stop: int
+    scan: int | None = None
+
+
+class _Version(msgspec.Struct):
+    """What tells whether the rest of ``pcr.json`` can be read."""
+
+    format: str
+    version: Any
+
+
+class _Index(_Version):
+    """All of ``pcr.json``."""
+
+    script: str
+    num_groups: int
+    num_samples: int
+    shards: list[_Entry]
+    classes: list[str] = []  # msgspec copies it
+    num_classes: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,36 +188,29 @@ class DatasetIndex:
         """
         try:
             require(len(data) <= MAX_DATASET_INDEX_BYTES, "the dataset index is too large")
-            return cls._from_json(str(data, "utf-8-sig"))
+            return cls._from_json(bytes(data).removeprefix(codecs.BOM_UTF8))
         except FormatError as error:
             raise name_file(error, url) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            message = f"not a dataset index: {type(error).__name__} {error}"
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            message = f"not a dataset index, it begins with {bytes(data[:20])!r}: {error}"
             raise CorruptIndex(message, url=url) from error
 
     @classmethod
-    def _from_json(cls, text: str) -> DatasetIndex:
-        spans = object_spans(text, _NAMES)
-        lists = {name: spans.pop(name) for name in ("classes", "shards") if name in spans}
-        raw = {name: read_value(text, span) for name, span in spans.items()}
-        require(raw["format"] == "pcrshard", "expected format 'pcrshard'")
-        check_version(raw["version"])
-        num_groups = raw["num_groups"]
-        require(type(num_groups) is int, "expected whole numbers")
-
-        entries = read_list(text, lists["shards"])
-        shards = tuple(_decode_entry(entry, num_groups) for entry in entries)
-        names = read_list(text, lists["classes"]) if "classes" in lists else ()
-        counted = _check_count(raw.get("num_classes", 0))
-        classes = tuple(map(_check_class, names))
+    def _from_json(cls, data: bytes) -> DatasetIndex:
+        start = msgspec.json.decode(data, type=_Version)
+        require(start.format == "pcrshard", "expected format 'pcrshard'")
+        check_version(start.version)
+        raw = msgspec.json.decode(data, type=_Index)
+        shards = tuple(_check_entry(entry, raw.num_groups) for entry in raw.shards)
+        require(0 <= raw.num_classes < 1 << 63, "expected num_classes to be a whole number")
         index = cls(
-            str(raw["script"]),
-            num_groups,
+            raw.script,
+            raw.num_groups,
             shards,
-            classes,
-            counted,
+            tuple(raw.classes),
+            raw.num_classes,
         )
-        index._check(raw["num_samples"])
+        index._check(raw.num_samples)
         return index
 
     def _check(self, num_samples: object) -> None:
@@ -204,29 +227,16 @@ def _line(entry: ShardEntry) -> str:
     return f"  {json.dumps(described)}"
 
 
-def _check_count(num_classes: object) -> int:
-    if type(num_classes) is int and 0 <= num_classes < 1 << 63:
-        return num_classes
-    raise CorruptIndex("expected num_classes to be a whole number")
-
-
-def _check_class(name: object) -> str:
-    require(type(name) is str, "expected classes to be names")
-    return str(name)
-
-
-def _decode_entry(raw: dict[str, Any], num_groups: int) -> ShardEntry:
-    *required, _ = ShardEntry._fields
-    values = {name: raw[name] for name in required}
-    entry = ShardEntry(**values, scan=raw.get("scan"))
+def _check_entry(raw: _Entry, num_groups: int) -> ShardEntry:
+    entry = ShardEntry(*msgspec.structs.astuple(raw))
     name, *numbers, stops, index_stop, scan = entry
     numbers += [*stops, index_stop, scan or 0]
-    whole = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+    whole = all(0 <= number < 1 << 63 for number in numbers)
     require(whole, "expected whole numbers")
-    require(type(name) is str and _SHARD_NAME.fullmatch(name), f"bad shard name {name!r}")
+    require(_SHARD_NAME.fullmatch(name), f"bad shard name {name!r}")
     _check_scans(entry, num_groups)
     _check_samples(entry)
-    return entry._replace(prefix_stops=tuple(stops))
+    return entry
 
 
 def _check_samples(entry: ShardEntry) -> None:

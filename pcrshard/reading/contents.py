@@ -15,7 +15,7 @@ from ..format.group_table import GroupTable, decode_tables
 from ..format.piece_places import group_starts, late_starts
 from ..format.scan import Scan, check_scan
 from ..format.shard_index import ShardIndex
-from ..native.pieces import Table, address, empty_table, find_damaged, place_pieces
+from ..native.pieces import Table, address, empty_table, find_damaged, join, place_pieces
 
 # A value of a late field: its name, and the position of its sample.
 LateValue = tuple[str, int]
@@ -35,19 +35,9 @@ class Pieces(NamedTuple):
     native: Table
 
     def of_unit(self, unit: int) -> list[memoryview]:
-        """A unit's piece in each group; copied where it has a header."""
-        headers, view = memoryview(self.table.headers), self.buffer.data
-        origins = (address(headers), address(self.buffer))
+        """Copies of a unit's piece in each group."""
         row = self.native[unit]
-        starts, sizes = row["data"].tolist(), row["size"].tolist()
-        pieces = []
-        for i in range(0, len(starts), 2):
-            header, own = starts[i] - origins[0], starts[i + 1] - origins[1]
-            piece = view[own : own + sizes[i + 1]]
-            if sizes[i]:
-                piece = memoryview(b"".join([headers[header : header + sizes[i]], piece]))
-            pieces.append(piece)
-        return pieces
+        return [join(row[first : first + 2]).data for first in range(0, len(row), 2)]
 
     def start(self, row: int, unit: int) -> int:
         """Absolute start of a piece's own bytes."""

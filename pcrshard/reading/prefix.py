@@ -107,7 +107,8 @@ class Prefix:
     def close(self) -> None:
         """Give the memory back, unless a decoder still reads it; samples stay as they are."""
         self._contents = None
-        self.__dict__.pop("_table", None)
+        for name in ("_table", "_sound_table"):
+            self.__dict__.pop(name, None)
         for lower in self._lower.values():
             lower.close()
         self._lower.clear()
@@ -182,7 +183,7 @@ class Prefix:
 
     def _all_jpegs(self) -> list[bytes | None]:
         """The JPEG of every unit, ``None`` where it is missing or has metadata to restore."""
-        table = self._sound_table
+        table = self._sound_table.copy()
         table["size"][:, -1] *= table["size"][:, 0] + table["size"][:, 1] > 0
         view = join(table).data
         stops = table["size"].sum(axis=1).cumsum().tolist()
@@ -268,13 +269,13 @@ class Prefix:
     @cached_property
     def _table(self) -> Table:
         """That of all images."""
-        table = self._sound_table[:, :-1]
+        table = self._sound_table[:, :-1].copy()
         table["size"][list(self.contents.damaged)] = 0
         return table
 
-    @property
+    @cached_property
     def _sound_table(self) -> Table:
-        """A new table of all images, and of the marker that ends each."""
+        """That of all images, as if none were damaged, and of the marker that ends each."""
         groups = self.contents.groups
         if groups is None:
             return empty_table(self.index.num_units, 1)
@@ -308,6 +309,8 @@ class Prefix:
             raise type(error)(str(error), url=self.shard.url, key=self._key(unit)) from error
 
     def _jpeg(self, unit: int) -> bytes:
+        if self.scan != FULL and unit not in self.contents.damaged:
+            return join(self._sound_table[unit]).tobytes()
         pieces = self._pieces(unit)
         tail = self.contents.tail if self.scan == FULL else None
         metadata = b"" if tail is None else tail.of_unit(unit)[0]

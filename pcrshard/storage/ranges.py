@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import concurrent.futures
 import errno
 import os
 import stat
@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import memory
-from ..errors import PCRError, StorageError, TruncatedShard, harmless
+from ..errors import PCRError, StorageError, TruncatedShard
 from ..memory import Buffer
 from ..redaction import PIPE
 from . import command_output, remote
 from .retry import Cancel, Retry
-from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, call, mapped_errors, resolve
+from .stores import DEFAULT_RETRY, Options, mapped_errors, resolve
 from .urls import is_local, plain_path
 
 # A hint for more than a file system's read-ahead may be cut short, so hints are given in steps.
 _HINT_BYTES = 1 << 20
-_NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)
+_PAGE = 4096
 # More than anyone means to read into memory at once.
 _UNBOUNDED = 1 << 40
 
 Range = tuple[str, int, int | None]
 Answer = bytes | PCRError
-# A path in a store, and the range of it, by number.
-Wanted = dict[int, tuple[str, Range]]
+# Small files that are asked for at a time.
+_MAX_THREADS = 16
 
 
 def read(
@@ -65,17 +65,14 @@ def read(
         StorageError: It cannot be read, or the server does not do what was asked.
     """
     first = start + len(known)
-    with mapped_errors(url, f"read bytes {first} to {stop}"):
-        if is_local(url):
-            with _open_local(plain_path(url)) as (handle, size):
-                # Before memory is taken: a claim must not take any.
-                _check_size(size, first, stop)
-                buffer = memory.borrow_array(stop - start)
-                read_local(handle, first, buffer.data[len(known) :])
-        else:
-            buffer = memory.borrow_array(stop - start)
-            _read_remote(url, first, buffer.data[len(known) :], options, retry, cancel)
+    if is_local(url):
+        with mapped_errors(url, f"read bytes {first} to {stop}"):
+            # Before memory is taken: a claim must not take any.
+            _check_size(os.stat(plain_path(url)).st_size, first, stop)
+    buffer = memory.borrow_array(stop - start)
     buffer.data[: len(known)] = known
+    rest = buffer.data[len(known) :]
+    read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     return buffer
 
 
@@ -100,23 +97,11 @@ def read_into(
             with _open_local(plain_path(url)) as (handle, size):
                 _check_size(size, start, start + len(view))
                 read_local(handle, start, view)
+        elif url.startswith(PIPE):
+            command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
         else:
-            _read_remote(url, start, view, options, retry, cancel)
-
-
-def _read_remote(
-    url: str,
-    start: int,
-    view: memoryview,
-    options: Options,
-    retry: Retry,
-    cancel: Cancel,
-) -> None:
-    if url.startswith(PIPE):
-        command_output.read_range(url.removeprefix(PIPE), start, view, cancel)
-        return
-    fs, path = resolve(url, options)
-    remote.read_range(fs, path, start, view, retry, cancel)
+            fs, path = resolve(url, options)
+            remote.read_range(fs, path, start, view, retry, cancel)
 
 
 @contextmanager
@@ -147,10 +132,11 @@ def read_local(handle: int, start: int, view: memoryview) -> None:
         TruncatedShard: The file ends before.
         OSError: It cannot be read.
     """
-    done = _read_cached(handle, start, view)
-    if done < len(view) and hasattr(os, "posix_fadvise"):  # not on macOS
+    # A look at more than a page would start the file system's own read-ahead, beyond the range.
+    done = _read_cached(handle, start, view[:_PAGE])
+    if not done and hasattr(os, "posix_fadvise"):  # not on macOS
         # All of it at once, because on a network each read that waits is a round trip.
-        for first in range(start + done, start + len(view), _HINT_BYTES):
+        for first in range(start, start + len(view), _HINT_BYTES):
             size = min(_HINT_BYTES, start + len(view) - first)
             os.posix_fadvise(handle, first, size, os.POSIX_FADV_WILLNEED)
     while done < len(view):
@@ -168,7 +154,7 @@ def _read_cached(handle: int, start: int, view: memoryview) -> int:
     try:
         return os.preadv(handle, [view], start, os.RWF_NOWAIT)
     except OSError as error:
-        if error.errno in _NOT_CACHED:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
             return 0
         raise
 
@@ -209,52 +195,26 @@ def read_bytes(
             return bytes(data)
 
 
-def read_ranges(
-    ranges: Sequence[Range],
-    *,
-    options: Options = None,
-) -> list[Answer]:
-    """Read several ranges ``(url, start, stop)``, one request each, concurrently where possible.
+def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Answer]:
+    """Read several ranges ``(url, start, stop)``, remote ones concurrently.
 
-    A stop of ``None`` means the end of the file.
+    A stop of ``None`` means the whole file.
 
     Returns:
         For each range its bytes, or the :class:`StorageError` or :class:`TruncatedShard` that
         came instead.
     """
-    by_store: dict[Any, Wanted] = collections.defaultdict(dict)
-    for i, asked in enumerate(ranges):
+
+    def read_one(asked: Range) -> Answer:
         url, start, stop = asked
-        if start != stop:
-            fs, path = resolve(url, options)
-            by_store[fs][i] = (path, asked)
-    results: dict[int, Answer] = {}
-    for fs, wanted in by_store.items():
-        paths, asked_ranges = zip(*wanted.values(), strict=True)
-        urls, starts, stops = map(list, zip(*asked_ranges, strict=True))
-        with mapped_errors(urls[0], "read ranges"):
-            parts = call(
-                fs,
-                "cat_ranges",
-                list(paths),
-                starts,
-                stops,
-                on_error="return",
-                seconds=LISTING_SECONDS,
-            )
-            results |= dict(zip(wanted, map(_range_result, asked_ranges, parts), strict=True))
-    return [results.get(i, b"") for i in range(len(ranges))]
+        try:
+            if stop is None:
+                return read_bytes(url, options=options)
+            return read(url, start, stop, options=options).tobytes()
+        except PCRError as error:
+            return error
 
-
-def _range_result(asked: Range, part: bytes | Exception) -> Answer:
-    url, start, stop = asked
-    if isinstance(part, Exception):
-        error = StorageError(f"cannot read: {type(part).__name__}: {part}", url=url)
-        error.__cause__ = harmless(part, url)
-        return error
-    if stop is None or len(part) == stop - start:
-        return bytes(part)
-    got = f"got {len(part)}"
-    if len(part) < stop - start:
-        return TruncatedShard(f"expected bytes {start} to {stop}, {got} of {stop - start}", url=url)
-    return StorageError(f"asked for {stop - start} bytes, {got}: the server ignores Range", url=url)
+    if all(is_local(url) for url, _, _ in ranges):
+        return list(map(read_one, ranges))
+    with concurrent.futures.ThreadPoolExecutor(_MAX_THREADS) as pool:
+        return list(pool.map(read_one, ranges))
