@@ -13,7 +13,6 @@ import re
 import tarfile
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import BinaryIO, NamedTuple, Self
 
 from .. import storage
@@ -251,7 +250,7 @@ def _tar_samples(urls: list[str], how: _How) -> Iterator[SampleRef]:
     folder = posixpath.commonprefix(names).rpartition("/")[0]
     for url, name in zip(urls, names, strict=True):
         stem = name[len(folder) :].lstrip("/").removesuffix(".tar")
-        for sample in storage.finish(partial(_tar_members, url, how.options), url):
+        for sample in storage.collect(_tar_members(url, how.options), url, how.retry):
             key = f"{stem}/{sample.key}" if how.prefix_keys else sample.key
             if key in seen:
                 where = "which holds it twice" if seen[key] == url else f"and in {redact_url(url)}"
@@ -267,12 +266,12 @@ def _tar_samples(urls: list[str], how: _How) -> Iterator[SampleRef]:
             yield sample._replace(key=key)
 
 
-def _tar_members(url: str, options: StorageOptions) -> list[SampleRef]:
+def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
     """Group a tar's members as WebDataset does: neighbors of one name up to the first dot."""
     unchanged = storage.unchanged([url], options=options)
     with unchanged, storage.open_file(url, options=options) as file:
         try:
-            return list(_group_members(url, file))
+            yield from _group_members(url, file)
         except (tarfile.TarError, RecursionError) as error:
             raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
 

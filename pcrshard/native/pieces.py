@@ -80,25 +80,19 @@ def place_pieces(
     return table if inside else None
 
 
-def find_damaged(table: Table, crcs: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Compare streams with their CRC-32C, without the GIL.
+def find_damaged(table: Table, crcs: NDArray[np.uint32]) -> list[int]:
+    """Return which streams do not have their CRC-32C; they are compared without the GIL.
 
     Args:
         table: (streams, pieces) where they are, contiguous.
-        crcs: (streams,) uint32, contiguous.
-
-    Returns:
-        (streams,) bool. A stream without bytes is sound.
+        crcs: (streams,) uint32, contiguous. A stream without bytes is sound, whatever it says.
     """
-    damaged = np.empty(len(table), np.uint8)
-    lib.pcr_check_pieces(
-        ffi.from_buffer("pcr_piece[]", table),
-        table.shape[1],
-        len(table),
-        ffi.from_buffer("uint32_t[]", crcs),
-        ffi.from_buffer("uint8_t[]", damaged),
-    )
-    return damaged.view(np.bool_)
+    flags = ffi.new("uint8_t[]", len(table))
+    pieces = ffi.from_buffer("pcr_piece[]", table)
+    expected = ffi.from_buffer("uint32_t[]", crcs)
+    if lib.pcr_check_pieces(pieces, table.shape[1], len(table), expected, flags):
+        return [stream for stream, flag in enumerate(flags) if flag]
+    return []
 
 
 def join(table: Table) -> NDArray[np.uint8]:

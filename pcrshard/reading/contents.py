@@ -124,8 +124,8 @@ def find_contents(
         if native is None:
             raise CorruptIndex("a piece is not in the prefix", url=url)
         found.append(Pieces(table, buffer, native))
-        if check and (bad := find_damaged(native, table.crcs[-1])).any():
-            damaged.update(np.flatnonzero(bad).tolist())
+        if check:
+            damaged.update(find_damaged(native, table.crcs[-1]))
         starts = late_starts(index, table) if table.late else {}
         for name, (_, values) in table.late.items():
             sizes = values.stored.astype(np.int64)
@@ -135,7 +135,7 @@ def find_contents(
             places_of["size"][:, 0] = sizes
             if check:
                 bad = find_damaged(places_of, np.ascontiguousarray(values.crcs))
-                damaged_late.update((name, row) for row in np.flatnonzero(bad).tolist())
+                damaged_late.update((name, row) for row in bad)
             bounds = itertools.pairwise([starts[name], *stops.tolist()])
             late[name] = [
                 None if size == ABSENT else bytes(view[start:stop])

@@ -27,7 +27,7 @@ from .ranges import (
     read_ranges,
 )
 from .retry import Retry
-from .stores import Options, finish
+from .stores import Options, collect
 from .urls import (
     Urls,
     expand,
@@ -44,11 +44,11 @@ __all__ = [
     "Urls",
     "abandon_writes",
     "atomic_write",
+    "collect",
     "exists",
     "expand",
     "file_bytes",
     "file_name",
-    "finish",
     "fixed_folder",
     "identity",
     "is_folder",

@@ -66,13 +66,17 @@ def read(
     """
     first = start + len(known)
     if is_local(url):
-        with mapped_errors(url, f"read bytes {first} to {stop}"):
+        errors = mapped_errors(url, f"read bytes {first} to {stop}")
+        with errors, _open_local(plain_path(url)) as (handle, size):
             # Before memory is taken: a claim must not take any.
-            _check_size(os.stat(plain_path(url)).st_size, first, stop)
-    buffer = memory.borrow_array(stop - start)
+            _check_size(size, first, stop)
+            buffer = memory.borrow_array(stop - start)
+            read_local(handle, first, buffer.data[len(known) :])
+    else:
+        buffer = memory.borrow_array(stop - start)
+        rest = buffer.data[len(known) :]
+        read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     buffer.data[: len(known)] = known
-    rest = buffer.data[len(known) :]
-    read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     return buffer
 
 

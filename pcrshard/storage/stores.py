@@ -138,15 +138,22 @@ def result(request: Request, seconds: float) -> Any:
         request.cancel()
 
 
-def finish(call: Callable[[], T], url: str, seconds: float = LISTING_SECONDS) -> T:
-    """Return the result of a call that reads from a store, which may never end.
+def collect(items: Iterator[T], url: str, retry: Retry = DEFAULT_RETRY) -> list[T]:
+    """Return all items of an iterator that reads from a store, which may hang.
 
     Raises:
-        StorageError: There was no result in time.
+        StorageError: None came for ``retry.deadline`` seconds.
     """
-    with mapped_errors(url, "list", (TimeoutError,)):
-        found: T = result(in_thread(call), seconds)
-        return found
+    found: list[T] = []
+    request = in_thread(lambda: found.extend(items))
+    before = 0
+    while not concurrent.futures.wait([request], retry.deadline).done:
+        if len(found) == before:
+            message = f"nothing came for {retry.deadline:g} s after {before} entries"
+            raise StorageError(f"cannot list: {message}", url=url)
+        before = len(found)
+    request.result()
+    return found
 
 
 def call(fs: Any, method: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
@@ -181,18 +188,19 @@ def ask(
         kwargs: Arguments of the method, after the path.
     """
     fs, path = resolve(url, options)
-    limit = retry.timeout if seconds is None else seconds
+    limit = min(retry.timeout, retry.deadline) if seconds is None else seconds
     with mapped_errors(url, doing):
         return retried(lambda: call(fs, method, path, seconds=limit, **kwargs), retry)
 
 
 def retried(request: Callable[[], T], retry: Retry = DEFAULT_RETRY) -> T:
     """Return the result of a small request, which is sent again as :class:`Retry` says."""
+    end = time.monotonic() + retry.deadline
     for failures in range(1, retry.attempts):
         try:
             return request()
         except Exception as error:
-            if is_hopeless(error):
+            if is_hopeless(error) or time.monotonic() > end:
                 raise
             asked = min(asked_pause(error), retry.deadline / retry.attempts)
             time.sleep(max(retry.delay(failures), asked))

@@ -510,7 +510,7 @@ def test_a_silent_server(make_folder, tmp_path, end):
     make_tar(tmp_path / "a.tar", [("1.jpg", JPEG)])
     with servers.faulty(tmp_path, lambda _: servers.Fault(stall=60)) as server:
         begin = time.monotonic()
-        with pytest.raises(StorageError, match=r"nothing came for 0\.3 s") as caught:
+        with pytest.raises(StorageError, match=r"no answer within 0\.3 s") as caught:
             list_source(f"{server.url()}{end}", retry=Retry(deadline=0.3))
         assert time.monotonic() - begin < 10
     assert "SECRET" not in str(caught.value)

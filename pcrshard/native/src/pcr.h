@@ -174,9 +174,9 @@ typedef struct {
 int pcr_place_pieces(const pcr_place *place, const uint32_t *sizes, const uint16_t *header_sizes,
                      pcr_piece *pieces);
 /* For each of count streams of num_pieces pieces: damaged is 1 if its CRC-32C is another one. A
- * stream without bytes is sound. */
-void pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count,
-                      const uint32_t *crcs, uint8_t *damaged);
+ * stream without bytes is sound. Returns how many are damaged. */
+size_t pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count,
+                        const uint32_t *crcs, uint8_t *damaged);
 /* Copies the pieces, one after the other, to out, which has room for all of them. */
 void pcr_join_pieces(const pcr_piece *pieces, size_t num_pieces, uint8_t *out);
 /* Adds to a number that other threads and processes add to. */

@@ -37,10 +37,9 @@ int pcr_place_pieces(const pcr_place *place, const uint32_t *sizes, const uint16
             if (row < place->base)
                 start = row == 0 ? place->offsets[unit]
                                  : (uint64_t)(piece[-1].data - place->buffer) + piece[-1].size;
-            if (size > 0 && (start > place->buffer_size || size > place->buffer_size - start))
-                return 0;
+            if (start > place->buffer_size || size > place->buffer_size - start) return 0;
             piece[0] = (pcr_piece){place->headers + header, length};
-            piece[1] = (pcr_piece){place->buffer + (size ? start : 0), size};
+            piece[1] = (pcr_piece){place->buffer + start, size};
             header += length;
             start += size;
         }
@@ -48,8 +47,9 @@ int pcr_place_pieces(const pcr_place *place, const uint32_t *sizes, const uint16
     return 1;
 }
 
-void pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count,
-                      const uint32_t *crcs, uint8_t *damaged) {
+size_t pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count,
+                        const uint32_t *crcs, uint8_t *damaged) {
+    size_t num_damaged = 0;
     pthread_once(&once, fill);
     for (size_t stream = 0; stream < count; stream++, pieces += num_pieces) {
         uint32_t crc = UINT32_MAX;
@@ -59,7 +59,9 @@ void pcr_check_pieces(const pcr_piece *pieces, size_t num_pieces, size_t count,
             total += pieces[i].size;
         }
         damaged[stream] = total > 0 && ~crc != crcs[stream];
+        num_damaged += damaged[stream];
     }
+    return num_damaged;
 }
 
 void pcr_join_pieces(const pcr_piece *pieces, size_t num_pieces, uint8_t *out) {
