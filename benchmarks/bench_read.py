@@ -102,7 +102,7 @@ def plan(folder, case, scan):
     files = []
     for entry, path in zip(index.shards, paths, strict=True):
         with pcrshard.Shard(path).load(scan) as prefix:
-            sizes = int(prefix.images.table.sizes.sum()) + 2 * entry.num_samples
+            sizes = int(prefix.contents.groups.table.sizes.sum()) + 2 * entry.num_samples
         files.append((path, entry, entry.prefix_stop(scan), sizes))
     return files
 

@@ -31,7 +31,7 @@ def measure(source, dst, options=pcrshard.EncodeOptions()):
     for entry in index.shards:
         shard = pcrshard.Shard(os.path.join(dst, entry.name))
         with shard.load(10) as prefix:
-            table = prefix.images.table
+            table = prefix.contents.groups.table
         index_bytes += shard.head.index_stop
         for scan in own:
             own[scan] += int(table.sizes[:scan].sum())

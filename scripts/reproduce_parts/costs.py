@@ -49,8 +49,8 @@ def piece_sizes(url):
     parts = []
     for entry, shard in zip(index.shards, urls, strict=True):
         with pcrshard.Shard(shard, entry=entry).load() as prefix:
-            images = prefix.images
-        sizes = np.concatenate([images.table.sizes, images.tail_table.sizes])
+            found = prefix.contents
+        sizes = np.concatenate([found.groups.table.sizes, found.tail.table.sizes])
         parts.append(sizes.astype(np.int64))
     return np.cumsum(np.concatenate(parts, axis=1), axis=0)
 

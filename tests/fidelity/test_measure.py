@@ -50,7 +50,7 @@ def test_measure_gives_a_row_for_each_scan(large_dataset):
     own = []
     for url in urls:
         with pcrshard.Shard(url).load(5) as prefix:
-            own += prefix.images.table.sizes.sum(axis=0).tolist()
+            own += prefix.contents.groups.table.sizes.sum(axis=0).tolist()
     assert (
         min(own)
         <= rows[2].image_bytes.q1

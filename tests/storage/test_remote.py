@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 
+import fsspec
 import pytest
 import servers
 import torch
@@ -463,6 +464,70 @@ def test_a_range_against_a_fault_that_stays(raw, name):
         assert (
             len(server.requests()) <= 6 * HASTY.attempts
         )  # aiohttp itself asks again on a connection that was kept
+
+
+def test_a_long_range_is_one_request_a_part(raw):
+    """Each byte is asked for once; parts are apart, and none goes beyond the range."""
+    with servers.nginx(raw) as server:
+        assert read(server.url("a.bin"), 100, 3_000_000) == DATA[100:3_000_000]
+        asked = sorted(r.range for r in server.requests())
+        assert [start for start, _ in asked] == [100, *(stop for _, stop in asked[:-1])]
+        assert asked[-1][1] == 3_000_000
+        assert len(asked) == 3
+        assert sum(r.body_bytes for r in server.requests()) == 3_000_000 - 100
+
+
+class SilentFS(fsspec.AbstractFileSystem):
+    """A store without timeouts of its own, which answers nothing."""
+
+    protocol = "silent"
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        time.sleep(30)
+
+    def info(self, path, **kwargs):
+        time.sleep(30)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda url, retry: storage.read(url, 0, 100, retry=retry),
+        lambda url, retry: storage.read_bytes(url, max_bytes=100, retry=retry),
+        lambda url, retry: storage.list_files(url, retry=retry),
+        lambda url, retry: storage.identity(url, retry=retry),
+    ],
+)
+def test_a_store_without_timeouts_ends_at_the_deadline(call):
+    """Whichever store hangs, and whatever it was asked, the job gets an error that names it."""
+    fsspec.register_implementation("silent", SilentFS, clobber=True)
+    with within(10), pytest.raises(StorageError, match="silent://here"):
+        call("silent://here", Retry(attempts=2, first_delay=0.01, timeout=0.3, deadline=1))
+
+
+def test_reads_share_the_requests_of_a_process(raw):
+    """However many shards are prefetched, a server gets a bounded number of requests at a time."""
+    busy, most, lock = 0, 0, threading.Lock()
+
+    def policy(ask):
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        time.sleep(0.05)
+        with lock:
+            busy -= 1
+
+    with servers.faulty(raw, policy) as server:
+        threads = [
+            threading.Thread(target=read, args=(server.url("a.bin"), 0, len(DATA), Retry()))
+            for _ in range(48)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert 8 < most <= 32
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
