@@ -36,7 +36,7 @@ static size_t split(const uint8_t *data, size_t size, unsigned step, pcr_piece p
 
 static pcr_request choose_request(const uint8_t *options, const pcr_header *header) {
     pcr_request request = {.max_pixels = MAX_PIXELS, .layout = options[0] & 1,
-                           .colour = (options[0] >> 1) % 3};
+                           .color = (options[0] >> 1) % 3};
     request.smooth = options[1] >> 3 & 1;
     request.scale = options[0] & 8 ? 1 << (options[0] >> 4 & 3) : 0;
     if (options[1] & 1) {
@@ -59,7 +59,7 @@ static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count,
     require(decoder != NULL, "no decoder");
     if (pcr_output_size(decoder, pieces, count, request, &height, &width) == PCR_OK) {
         *size = (size_t)height * (size_t)width *
-            (request->colour == PCR_OUT_GRAY ? 1 : request->colour == PCR_OUT_CMYK ? 4 : 3);
+            (request->color == PCR_OUT_GRAY ? 1 : request->color == PCR_OUT_CMYK ? 4 : 3);
         out = malloc(*size);
         require(out != NULL, "no memory for pixels");
         if (pcr_decode(decoder, pieces, count, request, out, *size)) {
@@ -142,7 +142,7 @@ static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pi
 
 static int decodes_whole(const pcr_piece *pieces, size_t count, const pcr_request *request) {
     size_t size = 0;
-    pcr_request whole = {.max_pixels = MAX_PIXELS, .colour = request->colour, .scale = 1};
+    pcr_request whole = {.max_pixels = MAX_PIXELS, .color = request->color, .scale = 1};
     uint8_t *pixels = decode(PCR_BACKEND_AUTO, pieces, count, &whole, &size);
     int decoded = pixels != NULL;
     free(pixels);

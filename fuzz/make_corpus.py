@@ -31,7 +31,7 @@ def parts(jpeg: bytes) -> list[bytes]:
 
 
 def disorder(jpeg: bytes, rng: random.Random) -> bytes:
-    """The same with a few segments moved, repeated or left out, and markers of colour wherever it
+    """The same with a few segments moved, repeated or left out, and markers of color wherever it
     may be.
     """
     found = parts(jpeg)

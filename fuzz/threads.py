@@ -66,7 +66,7 @@ def rescan(images):
     for image in images:
         try:
             source = map_jpeg(image)
-            scans = scans_for(STANDARD, source.colour, len(source.frame.components))
+            scans = scans_for(STANDARD, source.color, len(source.frame.components))
             digest.update(native.rescan(image, scans))
         except (PCRError, ValueError) as error:
             digest.update(str(error).encode())

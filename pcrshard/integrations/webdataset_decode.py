@@ -9,7 +9,7 @@ import numpy as np
 from ..format.names import is_jpeg_field
 from ..jpeg.pixels import SMOOTHING, decode_image
 
-_COLOURS: dict[str, Literal["gray", "rgb"]] = {
+_COLORS: dict[str, Literal["gray", "rgb"]] = {
     "l": "gray",
     "rgb": "rgb",
 }
@@ -33,13 +33,13 @@ class JpegHandler:
     def __init__(self, imagespec: str, *, smoothing: bool = SMOOTHING) -> None:
         spec = "torchrgb" if imagespec == "torch" else imagespec
         name = spec.removeprefix("torch").removesuffix("8")
-        if name not in _COLOURS:
+        if name not in _COLORS:
             raise ValueError(
                 f"expected an imagespec like 'rgb8', 'torchrgb', 'l8', got {imagespec!r}"
             )
         self.imagespec = imagespec
         self.smoothing = smoothing
-        self.colour = _COLOURS[name]
+        self.color = _COLORS[name]
         self.torch = spec.startswith("torch")
         self.floating = not spec.endswith("8")
 
@@ -52,8 +52,8 @@ class JpegHandler:
         if not is_jpeg_field(key.lower()):
             return None
         layout: Literal["chw", "hwc"] = "chw" if self.torch else "hwc"
-        image = decode_image(data, colour=self.colour, layout=layout, smoothing=self.smoothing)
-        if self.colour == "gray":
+        image = decode_image(data, color=self.color, layout=layout, smoothing=self.smoothing)
+        if self.color == "gray":
             image = image.squeeze(0 if self.torch else 2)
         if not self.torch:
             return np.divide(image, np.float32(255), dtype=np.float32) if self.floating else image

@@ -53,7 +53,7 @@ class ImageDecoder:
         crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter
             side, ``None`` the whole image.
         layout: ``chw`` or ``hwc``.
-        colour: ``rgb`` or ``gray``.
+        color: ``rgb`` or ``gray``.
         scale: Range of the random crop's share of the area.
         ratio: Range of the random crop's width over its height.
         smoothing: Smooth between blocks of unfinished images, as libjpeg-turbo does.
@@ -68,7 +68,7 @@ class ImageDecoder:
     size: Side = None
     crop: Crop = None
     layout: Layout = "chw"
-    colour: Literal["rgb", "gray"] = "rgb"
+    color: Literal["rgb", "gray"] = "rgb"
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
     smoothing: bool = SMOOTHING
@@ -81,9 +81,9 @@ class ImageDecoder:
         self._check_views()
         if self.crop not in ("random", "center", None):
             raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
-        if self.layout not in ("chw", "hwc") or self.colour not in ("rgb", "gray"):
+        if self.layout not in ("chw", "hwc") or self.color not in ("rgb", "gray"):
             raise ValueError(
-                f"expected a known layout and colour, got {self.layout!r} and {self.colour!r}"
+                f"expected a known layout and color, got {self.layout!r} and {self.color!r}"
             )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
@@ -191,7 +191,7 @@ class ImageDecoder:
             crop=crop,
             size=self.shape,
             layout=self.layout,
-            colour=self.colour,
+            color=self.color,
             smoothing=self.smoothing,
             out=out,
         )
@@ -214,7 +214,7 @@ class ImageDecoder:
             crops,
             rows,
             layout=self.layout,
-            colour=self.colour,
+            color=self.color,
             smoothing=self.smoothing,
         )
         for row, (_, mirrored) in zip(rows, drawn, strict=True):
@@ -269,7 +269,7 @@ class ImageDecoder:
         """(N, 3, H, W) or (N, H, W, 3) of so many images, one channel for gray."""
         if self.shape is None:
             raise ValueError("expected a size, because the images of a batch have one")
-        channels = 3 if self.colour == "rgb" else 1
+        channels = 3 if self.color == "rgb" else 1
         if self.layout == "chw":
             return (count, channels, *self.shape)
         return (count, *self.shape, channels)

@@ -71,8 +71,8 @@ _TABLES = {_DHT, _DAC, _DQT, _DRI}
 # Segments with a length that may stand before the frame.
 _PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
 _QUICK_BYTES = 4096
-# The colour space of 3 and of 4 components, by the transform in an Adobe segment.
-_ADOBE_COLOURS: dict[int, dict[int | None, str]] = {
+# The color space of 3 and of 4 components, by the transform in an Adobe segment.
+_ADOBE_COLORS: dict[int, dict[int | None, str]] = {
     3: {0: "rgb", 1: "ycc"},
     4: {None: "cmyk", 0: "cmyk", 2: "ycck"},
 }
@@ -84,7 +84,7 @@ class JpegMap(NamedTuple):
 
     Attributes:
         frame: The frame header.
-        colour: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by the rules of libjpeg.
+        color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by the rules of libjpeg.
         orientation: EXIF orientation 1-8, 0 if there is none.
         header: Segments that decoding needs.
         metadata: Segments that it does not need.
@@ -95,7 +95,7 @@ class JpegMap(NamedTuple):
     """
 
     frame: Frame
-    colour: str
+    color: str
     orientation: int
     header: tuple[Segment, ...]
     metadata: tuple[Segment, ...]
@@ -171,7 +171,7 @@ class _Mapper:
         jfif = _is_named(segment, APP0, b"JFIF\0", 14)
         adobe = _is_named(segment, APP14, b"Adobe", 12)
         if (jfif or adobe) and self.scans:
-            # There they say nothing of the colour space, but would if they were put before the
+            # There they say nothing of the color space, but would if they were put before the
             # first scan.
             name = "JFIF" if jfif else "Adobe"
             raise UnsupportedJpeg(f"{name} segment behind the first scan", offset=segment.start)
@@ -214,7 +214,7 @@ class _Mapper:
         _check_size(frame, data_bytes)
         return JpegMap(
             frame,
-            _colour_space(frame, jfif=self.jfif, adobe=self.adobe),
+            _color_space(frame, jfif=self.jfif, adobe=self.adobe),
             self.orientation,
             tuple(self.header),
             tuple(self.metadata),
@@ -270,13 +270,13 @@ def _check_size(frame: Frame, data_bytes: int) -> None:
     require(enough, f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
 
 
-def _colour_space(
+def _color_space(
     frame: Frame,
     *,
     jfif: bool,
     adobe: int | None,
 ) -> str:
-    """The colour space as libjpeg guesses it (jdapimin.c, default_decompress_parms)."""
+    """The color space as libjpeg guesses it (jdapimin.c, default_decompress_parms)."""
     count = len(frame.components)
     if count == 1:
         return "gray"
@@ -284,7 +284,7 @@ def _colour_space(
         return "ycc"
     if count == 3 and adobe is None:
         return "rgb" if bytes(c.id for c in frame.components) == b"RGB" else "ycc"
-    known = _ADOBE_COLOURS[count].get(adobe)
+    known = _ADOBE_COLORS[count].get(adobe)
     return require(known, f"unknown Adobe transform {adobe} for {count} components")
 
 

@@ -43,7 +43,7 @@ Jpeg = bytes | Sequence[Buffer]
 _BYTES = bytes | bytearray | memoryview
 
 # Bytes that are taken for each pixel: by Pillow's picture for a resize; by PyTurboJPEG's array
-# for each colour.
+# for each color.
 _PICTURE_PIXEL_BYTES = 4
 _PIXEL_BYTES = {
     "rgb": 3,
@@ -175,7 +175,7 @@ def decode_image(
     crop: Box | None = None,
     size: int | Size | None = None,
     layout: native.Layout = "hwc",
-    colour: Literal["rgb", "gray"] = "rgb",
+    color: Literal["rgb", "gray"] = "rgb",
     smoothing: bool = SMOOTHING,
     out: Pixels | None = None,
 ) -> Pixels:
@@ -191,7 +191,7 @@ def decode_image(
         crop: (y, x, height, width) in pixels of the full image.
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
-        colour: ``rgb``, or ``gray`` for one channel.
+        color: ``rgb``, or ``gray`` for one channel.
         smoothing: Whether to smooth between the blocks of an unfinished image, as libjpeg-turbo
             does: coefficients that are not known yet are estimated from the blocks around. Without
             the native core, and for images that it does not support (arithmetic coding), it
@@ -213,17 +213,17 @@ def decode_image(
     if isinstance(size, int):
         size = (size, size)
     if is_other_format(pieces[0]):
-        pixels = decode_by_pillow(b"".join(pieces), colour)
+        pixels = decode_by_pillow(b"".join(pieces), color)
         return _arrange(crop_and_resize(pixels, crop, size), layout, out)
     if native.available:
-        plane = colour == "gray" and layout == "hwc"
+        plane = color == "gray" and layout == "hwc"
         try:
             pixels = native.decode(
                 pieces,
                 crop=crop,
                 size=size,
                 layout=layout,
-                colour=colour,
+                color=color,
                 smoothing=smoothing,
                 out=out[..., 0] if plane and out is not None else out,
             )
@@ -231,7 +231,7 @@ def decode_image(
         except native.NativeError as error:
             _refuse_damage(error)
 
-    pixels = _decode_and_resize(_complete(pieces), colour, crop, size, smoothing)
+    pixels = _decode_and_resize(_complete(pieces), color, crop, size, smoothing)
     return _arrange(pixels, layout, out)
 
 
@@ -249,7 +249,7 @@ def image_size(image: Jpeg) -> Size:
 
 def _decode_and_resize(
     jpeg: bytes,
-    colour: Literal["rgb", "gray"],
+    color: Literal["rgb", "gray"],
     crop: Box | None,
     size: Size | None,
     smoothing: bool,
@@ -261,23 +261,23 @@ def _decode_and_resize(
                 [jpeg],
                 crop=crop,
                 size=size,
-                colour="cmyk",
+                color="cmyk",
                 smoothing=smoothing,
             )
-            return from_cmyk(pixels, colour)
+            return from_cmyk(pixels, color)
         except native.NativeError as error:
             _refuse_damage(error)
     if size:
-        check_cost(jpeg, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
-    return crop_and_resize(decode(jpeg, colour), crop, size)
+        check_cost(jpeg, _PIXEL_BYTES[color] + _PICTURE_PIXEL_BYTES)
+    return crop_and_resize(decode(jpeg, color), crop, size)
 
 
-def from_cmyk(pixels: Pixels, colour: Literal["rgb", "gray"]) -> Pixels:
-    """RGB or gray of CMYK as Pillow makes it, without a colour profile.
+def from_cmyk(pixels: Pixels, color: Literal["rgb", "gray"]) -> Pixels:
+    """RGB or gray of CMYK as Pillow makes it, without a color profile.
 
     Args:
         pixels: (H, W, 4) uint8, as files have it: 255 is no ink.
-        colour: What to make.
+        color: What to make.
 
     Returns:
         (H, W, 3) or (H, W, 1) uint8.
@@ -285,7 +285,7 @@ def from_cmyk(pixels: Pixels, colour: Literal["rgb", "gray"]) -> Pixels:
     light = pixels[..., 3:].astype(np.uint32)
     product = (255 - pixels[..., :3]) * light + 128
     rgb = light - ((product + (product >> 8)) >> 8)
-    if colour == "rgb":
+    if color == "rgb":
         return rgb.astype(np.uint8)
     luma = (rgb @ _LUMA + (1 << 15)) >> 16
     return luma.astype(np.uint8)[..., None]
@@ -389,7 +389,7 @@ def decode_finished(jpeg: bytes, mode: Literal["rgb", "cmyk"]) -> Pixels:
         return decode(jpeg, mode)
     except MissingDependency:
         try:
-            return native.decode([jpeg], colour=mode)
+            return native.decode([jpeg], color=mode)
         except native.NativeError as error:
             _refuse_damage(error)
         raise

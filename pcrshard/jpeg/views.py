@@ -138,7 +138,7 @@ def decode_views(
     outs: Sequence[Pixels],
     *,
     layout: Layout,
-    colour: Literal["rgb", "gray"],
+    color: Literal["rgb", "gray"],
     smoothing: bool,
 ) -> None:
     """Decode several crops of an image, each to its array: :func:`decode_image` of each.
@@ -152,7 +152,7 @@ def decode_views(
     if pictures.available and not is_other_format(pieces[0]):
         try:
             pictures.decode_views(
-                pieces, outs, crops, layout=layout, colour=colour, smoothing=smoothing
+                pieces, outs, crops, layout=layout, color=color, smoothing=smoothing
             )
         except NativeError:
             pass  # Not for the core, or damaged: below is said what, or it is decoded.
@@ -165,7 +165,7 @@ def decode_views(
             crop=crop,
             size=size,
             layout=layout,
-            colour=colour,
+            color=color,
             smoothing=smoothing,
             out=out,
         )

@@ -23,19 +23,19 @@ available: bool = lib is not None
 
 Backend = Literal["auto", "portable"]
 Layout = Literal["hwc", "chw"]
-Colour = Literal["rgb", "gray", "cmyk"]
+Color = Literal["rgb", "gray", "cmyk"]
 Image = NDArray[np.uint8]
 Table = NDArray[np.void]
 Pieces = Sequence[Any]
 Box = tuple[int, int, int, int]
 Size = tuple[int, int]
 
-_COLOURS = ("gray", "ycc", "rgb", "cmyk", "ycck")
+_COLORS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = {
     "hwc": 0,
     "chw": 1,
 }
-_COLOUR_CODES = {
+_COLOR_CODES = {
     "rgb": 0,
     "gray": 1,
     "cmyk": 2,
@@ -70,7 +70,7 @@ class Header(NamedTuple):
     num_components: int
     sampling: tuple[tuple[int, int], ...]
     progressive: bool
-    colour: str
+    color: str
 
 
 # The decoders of each thread, by backend: every thread makes its own at the first use.
@@ -145,13 +145,13 @@ def read_header(pieces: Pieces) -> Header:
         header.num_components,
         sampling,
         bool(header.progressive),
-        _COLOURS[header.colour],
+        _COLORS[header.color],
     )
 
 
 def _make_request(
     layout: Layout,
-    colour: Colour,
+    color: Color,
     size: Size | None,
     crop: Box | None = None,
     scale: int = 0,
@@ -159,9 +159,9 @@ def _make_request(
     smoothing: bool = False,
 ) -> Any:
     """What to decode; a number that is 0 is left to the core."""
-    if layout not in _LAYOUTS or colour not in _CHANNELS or scale not in _SCALES:
+    if layout not in _LAYOUTS or color not in _CHANNELS or scale not in _SCALES:
         raise ValueError(
-            f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
+            f"expected a known layout, color and scale, got {layout!r}, {color!r} and {scale!r}"
         )
     request = ffi.new(
         "pcr_request *",
@@ -172,7 +172,7 @@ def _make_request(
         },
     )
     request.layout = _LAYOUTS[layout]
-    request.colour = _COLOUR_CODES[colour]
+    request.color = _COLOR_CODES[color]
 
     if crop is not None:
         request.crop_y, request.crop_x, request.crop_h, request.crop_w = crop
@@ -196,9 +196,9 @@ def _check_area(
 def _shape(
     layout: Layout,
     size: tuple[int, ...],
-    colour: Colour,
+    color: Color,
 ) -> tuple[int, ...]:
-    channels = _CHANNELS[colour]
+    channels = _CHANNELS[color]
     return (channels, *size) if layout == "chw" else (*size, channels)
 
 
@@ -220,7 +220,7 @@ def decode(
     crop: Box | None = None,
     size: Size | None = None,
     layout: Layout = "hwc",
-    colour: Colour = "rgb",
+    color: Color = "rgb",
     out: Image | None = None,
     scale: int = 0,
     max_pixels: int = 2**28,
@@ -238,7 +238,7 @@ def decode(
         crop: (y, x, height, width) in pixels of the full image; the resize may look past its edge.
         size: (height, width) of the result.
         layout: ``hwc`` gives (H, W, 3), ``chw`` gives (3, H, W).
-        colour: ``rgb`` of 1 and 3 components, ``gray`` (the luma) of the same, as (H, W) or
+        color: ``rgb`` of 1 and 3 components, ``gray`` (the luma) of the same, as (H, W) or
             (1, H, W); ``cmyk`` of 4 components, as stored (libjpeg-turbo's TJPF_CMYK).
         out: C-contiguous uint8 array of the result's shape to decode into.
         scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; with 0 the core chooses.
@@ -252,12 +252,12 @@ def decode(
             but not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
         ValueError: A crop, size or ``out`` does not fit.
     """
-    request = _make_request(layout, colour, size, crop, scale, max_pixels, smoothing)
+    request = _make_request(layout, color, size, crop, scale, max_pixels, smoothing)
     stream = _Stream(pieces, backend)
 
     if size is None or out is None:
         size = _output_size(stream, request)
-    shape = size if (layout, colour) == ("hwc", "gray") else _shape(layout, size, colour)
+    shape = size if (layout, color) == ("hwc", "gray") else _shape(layout, size, color)
     if out is None:
         out = np.empty(shape, np.uint8)
     stream.call(lib.pcr_decode, request, _target(out, shape), out.size)

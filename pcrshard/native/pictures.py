@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import Backend, Box, Colour, Image, Layout, Pieces, _make_request, _shape, _Stream, _target
+from . import Backend, Box, Color, Image, Layout, Pieces, _make_request, _shape, _Stream, _target
 
 try:
     from pcrshard.native._core import ffi, lib
@@ -21,7 +21,7 @@ def decode_views(
     crops: Sequence[Box | None],
     *,
     layout: Layout = "hwc",
-    colour: Colour = "rgb",
+    color: Color = "rgb",
     smoothing: bool = False,
     backend: Backend = "auto",
 ) -> None:
@@ -32,7 +32,7 @@ def decode_views(
         outs: Where each goes: (H, W, 3) or (3, H, W) uint8, C-contiguous; one channel for ``gray``.
         crops: (y, x, height, width) of each; ``None`` for the whole image.
         layout: Of ``outs``.
-        colour: As for :func:`pcrshard.native.decode`.
+        color: As for :func:`pcrshard.native.decode`.
         smoothing: As for :func:`pcrshard.native.decode`.
         backend: ``portable`` forces the plain C code.
 
@@ -43,8 +43,8 @@ def decode_views(
     views = ffi.new("pcr_view[]", len(outs))
     for view, out, crop in zip(views, outs, crops, strict=True):
         size = out.shape[:2] if layout == "hwc" else out.shape[1:3]
-        request = _make_request(layout, colour, size, crop, smoothing=smoothing)
+        request = _make_request(layout, color, size, crop, smoothing=smoothing)
         view.request = request[0]
-        view.out = _target(out, _shape(layout, size, colour))
+        view.out = _target(out, _shape(layout, size, color))
         view.out_size = out.size
     _Stream(pieces, backend).call(lib.pcr_decode_views, views, len(outs))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from . import Backend, Colour, Image, Layout, Table, _address, _make_request, _shape, _target
+from . import Backend, Color, Image, Layout, Table, _address, _make_request, _shape, _target
 
 try:
     from pcrshard.native._core import ffi, lib
@@ -119,7 +119,7 @@ class Pool:
         *,
         boxes: Boxes | None = None,
         layout: Layout = "hwc",
-        colour: Colour = "rgb",
+        color: Color = "rgb",
         smoothing: bool = False,
         keep: Any = None,
     ) -> Batch:
@@ -133,7 +133,7 @@ class Pool:
                 pictures. What is of one image is C-contiguous.
             boxes: (N, V, 5) int32, of :func:`draw_boxes`; (N, 5) will do for one picture.
             layout: Of ``outs``.
-            colour: ``rgb`` or ``gray``.
+            color: ``rgb`` or ``gray``.
             smoothing: As for :func:`pcrshard.native.decode`.
             keep: The buffers that the table points to: they must live while they are decoded.
 
@@ -143,7 +143,7 @@ class Pool:
         self._check_process()
         count, num_pieces = table.shape
         arrays = [outs] if isinstance(outs, np.ndarray) else list(outs)
-        views = _views(arrays, count, layout, colour, smoothing)
+        views = _views(arrays, count, layout, color, smoothing)
         codes = np.empty(count, np.int32)
         pieces = np.ascontiguousarray(table)
         batch = ffi.new(
@@ -187,7 +187,7 @@ def _views(
     outs: Sequence[Image],
     count: int,
     layout: Layout,
-    colour: Colour,
+    color: Color,
     smoothing: bool,
 ) -> Any:
     """What is decoded of each image, and where to."""
@@ -196,12 +196,12 @@ def _views(
     views = ffi.new("pcr_view[]", len(outs))
     for view, out in zip(views, outs, strict=True):
         size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
-        shape = _shape(layout, size, colour)
+        shape = _shape(layout, size, color)
         if out.shape != (count, *shape):
             raise ValueError(f"expected {count} pictures of shape {shape}, got {out.shape}")
         if count:
             _target(out[0], shape)
-        view.request = _make_request(layout, colour, size, smoothing=smoothing)[0]
+        view.request = _make_request(layout, color, size, smoothing=smoothing)[0]
         view.out = ffi.cast("uint8_t *", out.ctypes.data)
         view.out_size = math.prod(shape)
         view.step = out.strides[0]

@@ -248,7 +248,7 @@ def _decode(
         _pictures(arrays, image),
         boxes=boxes,
         layout=image.layout,
-        colour=image.colour,
+        color=image.color,
         smoothing=image.smoothing,
         keep=[prefix.images for prefix in groups],
     )

@@ -246,7 +246,7 @@ def _compare_pixels(
     jpeg: bytes,
 ) -> Iterator[str]:
     parts = map_jpeg(source)
-    mode: Literal["cmyk", "rgb"] = "cmyk" if parts.colour in ("cmyk", "ycck") else "rgb"
+    mode: Literal["cmyk", "rgb"] = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
     mended = mend_headers(source, parts)
     got = decode_finished(jpeg, mode)
     try:

@@ -27,12 +27,12 @@ def test_the_pieces_are_the_image(mode, script):
     image = encode_jpeg(jpeg, script)
     *groups, tail = image.pieces
     assert (image.height, image.width, len(groups)) == (50, 70, script.num_groups)
-    colour = "cmyk" if mode == "CMYK" else "rgb"
+    color = "cmyk" if mode == "CMYK" else "rgb"
     whole = b"".join(groups) + tail + EOI
-    assert np.array_equal(pixels.decode(whole, colour), pixels.decode(jpeg, colour))
+    assert np.array_equal(pixels.decode(whole, color), pixels.decode(jpeg, color))
     for scan in range(1, script.num_groups):
         prefix = b"".join(groups[:scan]) + EOI
-        assert pixels.decode(prefix, colour).shape == pixels.decode(jpeg, colour).shape
+        assert pixels.decode(prefix, color).shape == pixels.decode(jpeg, color).shape
 
 
 def test_what_no_decoder_needs_is_in_the_tail():

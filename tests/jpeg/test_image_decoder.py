@@ -30,15 +30,15 @@ def backend(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("colour", ["rgb", "gray"])
+@pytest.mark.parametrize("color", ["rgb", "gray"])
 @pytest.mark.parametrize("layout", ["hwc", "chw"])
-def test_a_whole_image_is_libjpegs(backend, colour, layout):
+def test_a_whole_image_is_libjpegs(backend, color, layout):
     """Without crop and size the pixels are the reference decoder's, whatever the backend."""
-    expected = decode(JPEG, colour)
+    expected = decode(JPEG, color)
     expected = expected if layout == "hwc" else expected.transpose(2, 0, 1)
-    assert np.array_equal(decode_image(JPEG, colour=colour, layout=layout), expected)
+    assert np.array_equal(decode_image(JPEG, color=color, layout=layout), expected)
     out = np.zeros(expected.shape, np.uint8)
-    decode_image([JPEG[:100], memoryview(JPEG)[100:]], colour=colour, layout=layout, out=out)
+    decode_image([JPEG[:100], memoryview(JPEG)[100:]], color=color, layout=layout, out=out)
     assert np.array_equal(out, expected)
 
 
@@ -99,7 +99,7 @@ def test_the_same_seed_gives_the_same_batch():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"crop": "middle"}, {"layout": "nchw"}, {"size": 0}, {"colour": "cmyk"}]
+    "wrong", [{"crop": "middle"}, {"layout": "nchw"}, {"size": 0}, {"color": "cmyk"}]
 )
 def test_wrong_options_are_refused(wrong):
     """A typing error is refused before the first image."""

@@ -43,8 +43,8 @@ def test_the_parts_are_the_whole_file(options):
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_frame_and_colour_are_pillows(options):
-    """Size, sampling and colour space are those that another decoder sees."""
+def test_frame_and_color_are_pillows(options):
+    """Size, sampling and color space are those that another decoder sees."""
     jpeg = make_jpeg(2, 50, 70, **options)
     found = map_jpeg(jpeg)
     picture = Image.open(io.BytesIO(jpeg))
@@ -52,7 +52,7 @@ def test_frame_and_colour_are_pillows(options):
     assert frame_size(jpeg) == (found.frame.height, found.frame.width)
     sampling = [(component.h, component.v) for component in found.frame.components]
     assert sampling == [(h, v) for _, h, v, _ in picture.layer]
-    assert found.colour in {"L": ["gray"], "RGB": ["ycc"], "CMYK": ["cmyk", "ycck"]}[picture.mode]
+    assert found.color in {"L": ["gray"], "RGB": ["ycc"], "CMYK": ["cmyk", "ycck"]}[picture.mode]
 
 
 @pytest.mark.parametrize("fill", [0, 1, 5])

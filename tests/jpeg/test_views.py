@@ -39,7 +39,7 @@ def cut(scan):
 
 @pytest.mark.parametrize("scan", [1, 3, 10])
 @pytest.mark.parametrize(
-    "options", [{}, {"flip": 0.5}, {"layout": "hwc", "colour": "gray"}, {"smoothing": True}]
+    "options", [{}, {"flip": 0.5}, {"layout": "hwc", "color": "gray"}, {"smoothing": True}]
 )
 def test_views_are_as_many_single_calls(backend, scan, options):
     """Ten views have the pixels of ten decoders that draw one after the other."""

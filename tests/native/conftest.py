@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """oracle(jpeg, colour=0|1|2, scale=1|2|4|8) decodes with libjpeg; None where it refuses."""
+    """oracle(jpeg, color=0|1|2, scale=1|2|4|8) decodes with libjpeg; None where it refuses."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     library = tmp_path_factory.mktemp("oracle") / "oracle.so"
     source = str(Path(__file__).parent / "oracle.c")
@@ -41,11 +41,11 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
         pytest.skip("the libjpeg oracle does not build: install libjpeg62-turbo-dev")
     lib = ctypes.CDLL(str(library))
 
-    def decode(jpeg: bytes, colour: int = 0, scale: int = 1) -> np.ndarray | None:
+    def decode(jpeg: bytes, color: int = 0, scale: int = 1) -> np.ndarray | None:
         pixels, shape = ctypes.c_void_p(), (ctypes.c_int * 3)()
         if (
             lib.oracle_decode(
-                jpeg, ctypes.c_ulong(len(jpeg)), colour, scale, ctypes.byref(pixels), shape
+                jpeg, ctypes.c_ulong(len(jpeg)), color, scale, ctypes.byref(pixels), shape
             )
             < 0
         ):

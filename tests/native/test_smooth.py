@@ -81,7 +81,7 @@ def test_gray_and_scaled_images_match_libjpeg(progressive: Progressive) -> None:
     """Smoothing happens before the transform, whatever its size, and to the luma alone, too."""
     for name, _, streams in progressive[2::14]:
         for stream in streams[:5:2]:
-            assert np.array_equal(smooth(stream, colour="gray"), pillow(stream, "L")), name
+            assert np.array_equal(smooth(stream, color="gray"), pillow(stream, "L")), name
             for scale in (2, 4, 8):
                 got = smooth(stream, scale=scale)
                 assert np.array_equal(got, pillow(stream, scale=scale)), (name, scale)

@@ -130,7 +130,7 @@ def test_a_staged_copy_goes_on_where_it_stopped(folders, kind, tmp_path):
         ImageDecoder(),
         ImageDecoder(12),
         ImageDecoder((9, 14), "center", layout="hwc"),
-        ImageDecoder(16, "random", colour="gray", scale=(0.3, 0.5), ratio=(0.5, 2.0)),
+        ImageDecoder(16, "random", color="gray", scale=(0.3, 0.5), ratio=(0.5, 2.0)),
         ImageDecoder(16, flip=0.5, smoothing=True),
         None,
     ],

@@ -79,8 +79,8 @@ def test_a_batch_is_a_dict(dataset):
     [
         ({}, (6, 3, 16, 16)),
         ({"layout": "hwc"}, (6, 16, 16, 3)),
-        ({"colour": "gray"}, (6, 1, 16, 16)),
-        ({"colour": "gray", "layout": "hwc"}, (6, 16, 16, 1)),
+        ({"color": "gray"}, (6, 1, 16, 16)),
+        ({"color": "gray", "layout": "hwc"}, (6, 16, 16, 1)),
         ({"smoothing": True}, (6, 3, 16, 16)),
     ],
 )

@@ -47,14 +47,14 @@ int pcr_read_header(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces
     bool found;
     pcr_start_stream(dec, pieces, num_pieces);
     int code = pcr_parse_frame(dec);
-    /* An Adobe marker may follow the frame header, and tells the colour space. */
+    /* An Adobe marker may follow the frame header, and tells the color space. */
     if (!code) code = pcr_parse_to_scan(dec, &found);
     if (code) return code;
     *header = (pcr_header){.height = dec->height,
                            .width = dec->width,
                            .num_components = dec->num_components,
                            .progressive = dec->progressive,
-                           .colour = dec->colour};
+                           .color = dec->color};
     for (int c = 0; c < dec->num_components; c++)
         header->h[c] = dec->comp[c].h, header->v[c] = dec->comp[c].v;
     return PCR_OK;
@@ -121,7 +121,7 @@ static int plan_view(pcr_decoder *dec, const pcr_view *view) {
     if (view->out_size != need)
         return pcr_fail(dec, PCR_USAGE, "expected room for %zu bytes, got %zu", need,
                         view->out_size);
-    return pcr_plan_colour(dec);
+    return pcr_plan_color(dec);
 }
 
 /* What one view needs of the coefficients is read. */

@@ -74,7 +74,7 @@ static int parse_dht(pcr_decoder *dec, const uint8_t *p, int size) {
 }
 
 static void parse_app(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
-    if (dec->num_scans) return; /* libjpeg chooses the colour space at the first scan */
+    if (dec->num_scans) return; /* libjpeg chooses the color space at the first scan */
     if (marker == M_APP0 && size >= 14 && memcmp(p, "JFIF", 5) == 0) {
         dec->saw_jfif = true;
         memcpy(dec->jfif, p + 5, sizeof dec->jfif);
@@ -85,15 +85,15 @@ static void parse_app(pcr_decoder *dec, int marker, const uint8_t *p, int size) 
     }
 }
 
-/* The colour space that libjpeg assumes (jdapimin.c default_decompress_parms). */
-static int find_colour(const pcr_decoder *dec) {
+/* The color space that libjpeg assumes (jdapimin.c default_decompress_parms). */
+static int find_color(const pcr_decoder *dec) {
     const pcr_component *c = dec->comp;
-    if (dec->num_components == 1) return PCR_COLOUR_GRAY;
+    if (dec->num_components == 1) return PCR_COLOR_GRAY;
     if (dec->num_components == 4)
-        return !dec->saw_adobe || dec->adobe_transform == 0 ? PCR_COLOUR_CMYK : PCR_COLOUR_YCCK;
-    if (dec->saw_jfif) return PCR_COLOUR_YCC;
-    if (dec->saw_adobe) return dec->adobe_transform == 0 ? PCR_COLOUR_RGB : PCR_COLOUR_YCC;
-    return c[0].id == 'R' && c[1].id == 'G' && c[2].id == 'B' ? PCR_COLOUR_RGB : PCR_COLOUR_YCC;
+        return !dec->saw_adobe || dec->adobe_transform == 0 ? PCR_COLOR_CMYK : PCR_COLOR_YCCK;
+    if (dec->saw_jfif) return PCR_COLOR_YCC;
+    if (dec->saw_adobe) return dec->adobe_transform == 0 ? PCR_COLOR_RGB : PCR_COLOR_YCC;
+    return c[0].id == 'R' && c[1].id == 'G' && c[2].id == 'B' ? PCR_COLOR_RGB : PCR_COLOR_YCC;
 }
 
 static int parse_component(pcr_decoder *dec, pcr_component *comp, const uint8_t *p) {
@@ -292,6 +292,6 @@ int pcr_parse_frame(pcr_decoder *dec) {
 
 int pcr_parse_to_scan(pcr_decoder *dec, bool *found) {
     int code = parse_until(dec, false, found);
-    dec->colour = find_colour(dec);
+    dec->color = find_color(dec);
     return code;
 }

@@ -129,14 +129,14 @@ static void convert_row(pcr_decoder *dec, const uint8_t *const src[4], uint8_t *
     int count = plan->x1 - plan->x0;
     for (int c = 0; c < 4; c++) row[c] = src[dec->num_components == 1 ? 0 : c];
     if (plan->channels == 1) {
-        if (dec->colour == PCR_COLOUR_RGB) {
+        if (dec->color == PCR_COLOR_RGB) {
             pcr_rgb_gray(dst[0], src, count);
             row[0] = dst[0];
         }
-    } else if (dec->colour == PCR_COLOUR_YCC || dec->colour == PCR_COLOUR_YCCK) {
+    } else if (dec->color == PCR_COLOR_YCC || dec->color == PCR_COLOR_YCCK) {
         dec->kernels->ycc_rgb_chw(dst, src, count);
         for (int c = 0; c < 3; c++) {
-            if (dec->colour == PCR_COLOUR_YCCK) pcr_invert(dst[c], count);
+            if (dec->color == PCR_COLOR_YCCK) pcr_invert(dst[c], count);
             row[c] = dst[c];
         }
     }
@@ -173,7 +173,7 @@ static int output_whole(pcr_decoder *dec, uint8_t *out) {
     const pcr_plan_state *plan = &dec->plan;
     size_t width = (size_t)plan->out_w;
     bool chw = plan->request.layout == PCR_LAYOUT_CHW;
-    bool direct = !chw && plan->channels == 3 && dec->colour == PCR_COLOUR_YCC;
+    bool direct = !chw && plan->channels == 3 && dec->color == PCR_COLOR_YCC;
     for (int y = 0; y < plan->out_h; y++) {
         const uint8_t *src[4] = {NULL}, *row[4];
         uint8_t *dst[4];

@@ -19,11 +19,11 @@ enum {
 };
 enum { PCR_BACKEND_AUTO = 0, PCR_BACKEND_PORTABLE = 1 };
 enum {
-    PCR_COLOUR_GRAY = 0,
-    PCR_COLOUR_YCC = 1,
-    PCR_COLOUR_RGB = 2,
-    PCR_COLOUR_CMYK = 3,
-    PCR_COLOUR_YCCK = 4
+    PCR_COLOR_GRAY = 0,
+    PCR_COLOR_YCC = 1,
+    PCR_COLOR_RGB = 2,
+    PCR_COLOR_CMYK = 3,
+    PCR_COLOR_YCCK = 4
 };
 enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1, PCR_OUT_CMYK = 2 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
@@ -46,14 +46,14 @@ typedef struct {
     int32_t height, width, num_components;
     int32_t h[4], v[4];
     int32_t progressive;
-    int32_t colour; /* PCR_COLOUR_* */
+    int32_t color; /* PCR_COLOR_* */
 } pcr_header;
 
 /* What to decode. crop_h == 0: the whole image; out_h == 0: no resize. */
 typedef struct {
     int32_t crop_y, crop_x, crop_h, crop_w;
     int32_t out_h, out_w;
-    int32_t layout, colour; /* PCR_LAYOUT_*, PCR_OUT_* */
+    int32_t layout, color; /* PCR_LAYOUT_*, PCR_OUT_* */
     int32_t scale;          /* DCT scaling: 0 picks it, 1, 2, 4, 8 force 1/scale */
     int64_t max_pixels;     /* 0: 2^28 */
     int32_t flip;           /* not 0: mirrored, left for right */

@@ -112,7 +112,7 @@ typedef void (*pcr_idct_fn)(uint8_t *dst, size_t stride, const int16_t *dc, cons
 typedef void (*pcr_upsample_fn)(uint8_t *dst, const uint8_t *near, const uint8_t *far, int count,
                                 int below);
 /* Rows in, pixels out; dst[0] alone for interleaved output. */
-typedef void (*pcr_colour_fn)(uint8_t *const *dst, const uint8_t *const *src, int count);
+typedef void (*pcr_color_fn)(uint8_t *const *dst, const uint8_t *const *src, int count);
 
 /* Block smoothing of one component: what is estimated, and memory for a row of blocks. */
 typedef struct {
@@ -169,7 +169,7 @@ typedef struct {
     pcr_smooth_fn smooth;
     pcr_idct_fn idct8, idct4, idct2, idct1;
     pcr_upsample_fn up_h2v1, up_h2v2, up_h1v2;
-    pcr_colour_fn ycc_rgb_hwc, ycc_rgb_chw, interleave3;
+    pcr_color_fn ycc_rgb_hwc, ycc_rgb_chw, interleave3;
     void (*resize_row)(uint8_t *dst, const uint8_t *src, const pcr_filter *filter);
     void (*resize_column)(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights,
                           int taps, int count);
@@ -182,7 +182,7 @@ struct pcr_decoder {
     int width, height, num_components, h_max, v_max;
     int mcus_w, mcus_h;
     bool progressive, have_frame, saw_jfif, saw_adobe;
-    int adobe_transform, colour;
+    int adobe_transform, color;
     uint8_t jfif[7]; /* version, density unit, densities */
     int restart_interval, num_scans;
     uint64_t visits;
@@ -238,7 +238,7 @@ int pcr_check_memory(pcr_decoder *dec, uint64_t bytes);
 
 /* plan.c: needs the frame; pcr_plan_scans also the markers before the first scan */
 int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request);
-int pcr_plan_colour(pcr_decoder *dec);
+int pcr_plan_color(pcr_decoder *dec);
 
 /* output.c */
 int pcr_output(pcr_decoder *dec, uint8_t *out);
