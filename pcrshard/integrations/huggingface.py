@@ -25,7 +25,6 @@ from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
 from ..redaction import get_logger
-from .huggingface_orientation import orient, orientations_of
 from .huggingface_splits import Parts, asked_names, open_splits, usual_names
 
 try:
@@ -186,10 +185,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         for url, entry in shards:
             with self._shard(url, entry).load(current_scan(self.config.scan)) as loaded:
                 self._check_fields(loaded.index, url)
-                orientations = orientations_of(loaded)
                 samples = loaded.samples(select=lambda _, field: field in columns)
-                for row, sample in enumerate(samples):
-                    orient(sample, row, orientations)
+                for sample in samples:
                     # datasets 3 wants keys that are unique in the dataset.
                     yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
 

@@ -37,8 +37,8 @@ from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, Scan, check_scan_type
-from ..jpeg.crops import Crop
-from ..jpeg.image_decoder import ImageDecoder, Layout, Side
+from ..jpeg.image_decoder import ImageDecoder, Layout
+from ..jpeg.views import Crop, Side
 from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -372,7 +372,7 @@ def pcr_decode(
     Returns:
         A callable from an iterator of samples to an iterator of samples; it can be pickled.
     """
-    return pcr_decoded(ImageDecoder(size, crop, layout, **options), seed, handler)
+    return pcr_decoded(ImageDecoder(size, crop, layout=layout, **options), seed, handler)
 
 
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:

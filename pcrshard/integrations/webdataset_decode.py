@@ -30,7 +30,9 @@ class JpegHandler:
         smoothing: Smooth between blocks of unfinished images, as WebDataset's own handlers do.
     """
 
-    def __init__(self, imagespec: str, *, smoothing: bool = SMOOTHING) -> None:
+    def __init__(
+        self, imagespec: str, *, upright: bool = True, smoothing: bool = SMOOTHING
+    ) -> None:
         spec = "torchrgb" if imagespec == "torch" else imagespec
         name = spec.removeprefix("torch").removesuffix("8")
         if name not in _COLORS:
@@ -38,6 +40,7 @@ class JpegHandler:
                 f"expected an imagespec like 'rgb8', 'torchrgb', 'l8', got {imagespec!r}"
             )
         self.imagespec = imagespec
+        self.upright = upright
         self.smoothing = smoothing
         self.color = _COLORS[name]
         self.torch = spec.startswith("torch")
@@ -52,7 +55,13 @@ class JpegHandler:
         if not is_jpeg_field(key.lower()):
             return None
         layout: Literal["chw", "hwc"] = "chw" if self.torch else "hwc"
-        image = decode_image(data, color=self.color, layout=layout, smoothing=self.smoothing)
+        image = decode_image(
+            data,
+            color=self.color,
+            layout=layout,
+            upright=self.upright,
+            smoothing=self.smoothing,
+        )
         if self.color == "gray":
             image = image.squeeze(0 if self.torch else 2)
         if not self.torch:

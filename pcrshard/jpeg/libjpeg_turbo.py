@@ -1,7 +1,7 @@
-"""The one door to libjpeg-turbo's own library, which need not be on the machine.
+"""The only import of PyTurboJPEG, whose library need not be on the machine.
 
-The native core does almost everything. What is left to libjpeg-turbo is arithmetic coding, RGB of
-unfinished or rare images as libjpeg shows them, and installations that were built without the core.
+The native core does almost everything. What is left to libjpeg-turbo is arithmetic coding, and
+pixels of unfinished or rare images as libjpeg shows them.
 """
 
 from __future__ import annotations
@@ -90,28 +90,12 @@ def make_progressive(jpeg: bytes) -> bytes:
         MissingDependency: There is no library.
         UnsupportedJpeg: The library does not support it.
     """
-    purpose = "an arithmetic-coded JPEG"
-    return _transform(jpeg, turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE, purpose)
-
-
-def make_baseline(jpeg: bytes) -> bytes:
-    """Rearrange a JPEG of any coding losslessly into a sequential one, with its metadata.
-
-    Raises:
-        CorruptJpeg: It cannot be read.
-        MissingDependency: There is no library.
-        UnsupportedJpeg: The library does not support it.
-    """
-    return _transform(jpeg, 0, "a baseline JPEG without the native core")
-
-
-def _transform(jpeg: bytes, options: int, purpose: str) -> bytes:
-    turbo = _library(purpose)
+    turbo = _library("an arithmetic-coded JPEG")
+    options = turbojpeg.TJXOPT_PROGRESSIVE | turbojpeg.TJXOPT_COPYNONE
     transform = turbojpeg.TransformStruct(options=options)
     output = ctypes.c_void_p()
     size = ctypes.c_ulong()
-    # A handle for each image: a used one keeps the last image's Huffman tables, and a baseline
-    # transform would write by them.
+    # A handle for each image: a used one keeps the last image's Huffman tables.
     handle = turbo.library.tjInitTransform()
     pointer = ctypes.c_void_p(handle)
     pointers = map(ctypes.byref, (output, size, transform))
@@ -156,10 +140,9 @@ def decode(jpeg: bytes, mode: str) -> Pixels | None:
 
 def system() -> dict[str, str]:
     """The decoders of this machine, for ``pcrshard info --system``."""
-    core = "not built: install a C compiler, then reinstall pcrshard"
     turbo = f"not installed, needed for arithmetic coding: {HOW_TO_INSTALL}"
     return {
-        "native core": native.backend() if native.available else core,
+        "native core": native.backend(),
         "libturbojpeg": library_name() if available() else turbo,
         "numpy": np.__version__,
     }

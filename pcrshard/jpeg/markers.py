@@ -16,9 +16,11 @@ import numpy as np
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
 from ..memory import Buffer
-from .crops import Size
+from ..native import Size, exif_orientation
 from .segments import (
     ALONE,
+    APP0,
+    APP1,
     EOI,
     FRAMES,
     SOI,
@@ -27,7 +29,6 @@ from .segments import (
     ScanHeader,
     Segment,
     check_soi,
-    exif_orientation,
     parse_frame,
     parse_scan,
     read_segment,
@@ -54,7 +55,6 @@ MAX_PIXELS = 1 << 28
 MAX_SCANS = 256
 
 COM = 0xFE
-APP0 = 0xE0
 APP14 = 0xEE
 APPLICATION = range(0xE0, 0xF0)
 
@@ -65,7 +65,6 @@ _SOS = 0xDA
 _DQT = 0xDB
 _DNL = 0xDC
 _DRI = 0xDD
-_APP1 = 0xE1
 
 _TABLES = {_DHT, _DAC, _DQT, _DRI}
 # Segments with a length that may stand before the frame.
@@ -179,7 +178,7 @@ class _Mapper:
         self.jfif |= jfif
         if adobe:
             self.adobe = payload[11]
-        elif segment.code == _APP1:
+        elif segment.code == APP1:
             self.orientation = self.orientation or exif_orientation(payload)
         has_thumbnail = payload[12:14] != b"\0\0"
         needed = adobe or (jfif and not has_thumbnail)

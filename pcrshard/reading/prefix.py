@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ..format.piece_places import piece_starts
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
+from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
 from ..native import scatter
 from .images import Images, num_scans
@@ -29,6 +30,7 @@ Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
+Jpeg = TypeVar("Jpeg", bytes, memoryview, bytes | None)
 
 
 def number_lists(sample: Sample) -> Sample:
@@ -130,11 +132,11 @@ class Prefix:
             on_error: Called with the error of a damaged sample; True goes on with the next sample.
                 By default the error is raised.
             decode: Called with the pieces of an image, one for each scan group; its result takes
-                the place of the bytes.
-                ``partial(ImageDecoder(224, "random"), rng=rng)`` is one.
+                the place of the bytes. ``ImageDecoder(224, "random")`` is one.
 
         Yields:
-            ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes.
+            ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes. Below
+            full fidelity an image has none of its metadata but an EXIF orientation.
 
         Raises:
             CorruptPiece: A sample is damaged; names its key and scan.
@@ -165,6 +167,8 @@ class Prefix:
             jpegs = self._with_tails(jpegs)
         except CorruptJpeg:
             return None
+        if self.scan != FULL and self._turned:
+            jpegs = list(map(self._oriented, itertools.count(), jpegs))
         step = len(self.streams)
         images = [jpegs[stream::step] for stream in range(step)]
         names = ("__key__", *self.streams, *self.fields)
@@ -221,6 +225,17 @@ class Prefix:
             yield field, here if is_there else ()
 
     @cached_property
+    def _turned(self) -> frozenset[int]:
+        """Images whose EXIF orientation is not that of their pixels."""
+        return frozenset(np.flatnonzero(self.index.orientation > 1).tolist())
+
+    def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
+        """A JPEG that says which way up it is, which its metadata say at full fidelity only."""
+        if jpeg is None or unit not in self._turned:
+            return jpeg
+        return with_orientation(jpeg, int(self.index.orientation[unit]))
+
+    @cached_property
     def kept_images(self) -> frozenset[str]:
         """Fields of images that are stored as files: those that could not be layered.
 
@@ -253,10 +268,14 @@ class Prefix:
     @cached_property
     def _table(self) -> native.Table:
         """That of all images."""
-        usable = list(self._open_jpegs())
-        for unit in self.images.damaged:
-            usable[unit] = None
-        return native.image_table(usable, self._ends)
+        damaged = self.images.damaged
+        usable = [
+            () if jpeg is None or unit in damaged else (jpeg,)
+            for unit, jpeg in enumerate(self._open_jpegs())
+        ]
+        table = native.piece_table(usable)
+        table["size"] = np.minimum(table["size"], self._ends[:, None])
+        return table
 
     @cached_property
     def _sizes(self) -> NDArray[np.uint32]:
@@ -293,6 +312,7 @@ class Prefix:
             return self._jpeg(unit)
         # Outside of the try: what is wrong with them already says where.
         pieces = self._pieces(unit)
+        pieces[0] = memoryview(self._oriented(unit, pieces[0]))
         try:
             return decode(pieces)
         except PCRError as error:
@@ -303,10 +323,10 @@ class Prefix:
         whole = self.scan == self.images.scan
         scans = self._scans(unit)
         if not whole:
-            return bytes(scans) + EOI
+            return b"".join((self._oriented(unit, scans), EOI))
         tail = self.images.tails[unit] if self.scan == FULL else None
         if tail is None:
-            return jpeg
+            return jpeg if self.scan == FULL else self._oriented(unit, jpeg)
         if unit in self.images.damaged:
             self._compare(unit, self.index.num_groups, crc32c(tail))
         try:

@@ -15,17 +15,6 @@ from oracle import DATA, PHOTO_STEP, STANDARD, Oracle, scan_ends
 from pcrshard import native
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the native tests, saying why, where the extension was not built."""
-    if not native.available:
-        skip = pytest.mark.skip(
-            reason="pcrshard.native._core is not built: python pcrshard/native/build_native.py"
-        )
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(skip)
-
-
 @pytest.fixture(scope="session")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     """oracle(jpeg, color=0|1|2, scale=1|2|4|8) decodes with libjpeg; None where it refuses."""

@@ -54,9 +54,7 @@ def test_late_color_markers_change_nothing(
     assert expected is not None
     assert after == 0 or np.array_equal(expected, unmarked)
     for backend in ("auto", "portable"):
-        assert np.array_equal(
-            native.decode([marked], color=color, backend=backend), expected.squeeze()
-        )
+        assert np.array_equal(native.decode([marked], color=color, backend=backend), expected)
 
 
 def test_truncations_and_flips_never_crash(photos: Photos) -> None:
