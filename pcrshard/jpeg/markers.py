@@ -7,7 +7,6 @@ searched for its end, never decoded.
 from __future__ import annotations
 
 import bisect
-import struct
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -15,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
-from ..memory import Buffer
-from ..native import Size, exif_orientation
+from ..native import exif_orientation
 from .segments import (
     ALONE,
     APP0,
@@ -24,7 +22,6 @@ from .segments import (
     EOI,
     FRAMES,
     SOI,
-    UNSUPPORTED_FRAMES,
     Frame,
     ScanHeader,
     Segment,
@@ -47,7 +44,6 @@ __all__ = [
     "ScanHeader",
     "check_area",
     "find_frame",
-    "frame_size",
     "map_jpeg",
 ]
 
@@ -67,9 +63,6 @@ _DNL = 0xDC
 _DRI = 0xDD
 
 _TABLES = {_DHT, _DAC, _DQT, _DRI}
-# Segments with a length that may stand before the frame.
-_PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
-_QUICK_BYTES = 4096
 # The color space of 3 and of 4 components, by the transform in an Adobe segment.
 _ADOBE_COLORS: dict[int, dict[int | None, str]] = {
     3: {0: "rgb", 1: "ycc"},
@@ -297,20 +290,6 @@ def check_area(height: int, width: int) -> None:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
 
 
-def frame_size(jpeg: Buffer) -> Size:
-    """Height and width in pixels, from the markers before the first scan.
-
-    Cheaper than :func:`map_jpeg`.
-
-    Raises:
-        CorruptJpeg: There is no frame header, or it has no height.
-    """
-    if size := _quick_frame_size(bytes(jpeg[:_QUICK_BYTES])):
-        return size
-    frame = find_frame(bytes(jpeg))
-    return frame.height, frame.width
-
-
 def find_frame(data: bytes) -> Frame:
     """The frame header, which comes before the first scan.
 
@@ -326,18 +305,3 @@ def find_frame(data: bytes) -> Frame:
     frame = parse_frame(segment)
     require(frame.height, "expected a height above 0 in the frame header", segment)
     return frame
-
-
-def _quick_frame_size(data: bytes) -> Size | None:
-    """The size, if the frame header comes after plain segments only, as in nearly every file."""
-    pos = 2 if data[:2] == SOI else len(data)
-    while pos + 9 <= len(data) and data[pos] == 0xFF:
-        code = data[pos + 1]
-        if code in FRAMES:
-            height, width = struct.unpack_from(">HH", data, pos + 5)
-            plain = height and width and code not in UNSUPPORTED_FRAMES
-            return (height, width) if plain else None
-        if code not in _PLAIN:
-            return None
-        pos += 2 + max(2, int.from_bytes(data[pos + 2 : pos + 4]))
-    return None

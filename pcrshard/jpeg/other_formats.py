@@ -42,10 +42,8 @@ def crop_and_resize(
     if size is None:
         return pixels[y:bottom, x:right]
 
-    image = _pillow()
-    pixels = np.ascontiguousarray(pixels)
-    picture = image.fromarray(pixels.squeeze(axis=2) if channels == 1 else pixels)
-    resized = picture.resize(size[::-1], image.Resampling.BILINEAR, box=(x, y, right, bottom))
+    how = _pillow().Resampling.BILINEAR
+    resized = to_picture(pixels).resize(size[::-1], how, box=(x, y, right, bottom))
     return np.array(resized).reshape(*size, channels)
 
 
@@ -69,7 +67,10 @@ def _orientation(picture: Any) -> int:
 
 def decode_by_pillow(image: bytes, mode: str, *, upright: bool = False) -> Pixels:
     """Decode what is no JPEG, or what libjpeg-turbo leaves to others: rare sampling factors."""
-    with _open_image(image) as picture:
+    with _open_image(image, load=False) as picture:
+        if mode == "gray":
+            picture.draft("L", picture.size)  # of a JPEG, its own luma
+        picture.load()
         orientation = _orientation(picture) if upright else 1
         if mode == "cmyk":
             if picture.mode != "CMYK":
@@ -108,8 +109,14 @@ def _pillow() -> Any:
 def compress(pixels: Pixels, quality: int) -> bytes:
     """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
     out = io.BytesIO()
-    _pillow().fromarray(pixels).save(out, "JPEG", quality=quality)
+    to_picture(pixels).save(out, "JPEG", quality=quality)
     return out.getvalue()
+
+
+def to_picture(pixels: Pixels) -> Any:
+    """A picture of Pillow, of (H, W, 3) or (H, W, 1) uint8."""
+    plane = pixels.squeeze(axis=2) if pixels.shape[2] == 1 else pixels
+    return _pillow().fromarray(np.ascontiguousarray(plane))
 
 
 def to_jpeg(

@@ -1,8 +1,8 @@
 """Pixels: lossless transcoding and decoding of JPEGs, and decoding of other formats.
 
 Sources are judged and transcoded by the native core alone, so that a dataset does not depend on the
-machine. What the core does not support, such as arithmetic coding, is decoded by libjpeg-turbo
-where it is installed, or else by Pillow.
+machine. Arithmetic coding becomes Huffman coding by libjpeg-turbo where it is installed. What is
+left, such as rare sampling factors, Pillow decodes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from .markers import (
     SOI,
     ScanHeader,
     find_frame,
-    frame_size,
     map_jpeg,
 )
-from .orientation import find_orientation, turn_upright
+from .orientation import find_orientation, turn_upright, with_orientation
 from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
 from .segments import Frame, is_other_format
 from .split import cut_tail, join_pieces
@@ -175,7 +174,7 @@ def decode_image(
             ``False`` gives the stored pixels.
         smoothing: Smooth between the blocks of an unfinished image, as libjpeg-turbo does:
             coefficients that are not known yet are estimated from the blocks around. Images that
-            the core does not support (arithmetic coding) are always smoothed.
+            Pillow decodes are always smoothed.
         out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
 
     Returns:
@@ -184,8 +183,7 @@ def decode_image(
 
     Raises:
         CorruptJpeg: It cannot be decoded.
-        MissingDependency: Neither libjpeg-turbo nor Pillow is installed, and the core does not
-            decode it.
+        MissingDependency: The core does not decode it, and what would is not installed.
         TypeError: It is no bytes, such as a path.
         UnsupportedJpeg: It would take too much memory for its size.
         ValueError: A crop or size does not fit.
@@ -208,7 +206,20 @@ def decode_image(
         _refuse_damage(error)
 
     whole = _complete(pieces)
-    if len(find_frame(whole).components) == _CMYK_COMPONENTS:
+    frame = find_frame(whole)
+    if frame.arithmetic and libjpeg_turbo.available():
+        huffman = with_orientation(_huffman_coded(whole), find_orientation(whole))
+        return decode_image(
+            huffman,
+            crop=crop,
+            size=size,
+            layout=layout,
+            color=color,
+            upright=upright,
+            smoothing=smoothing,
+            out=out,
+        )
+    if len(frame.components) == _CMYK_COMPONENTS:
         try:
             pixels = native.decode([whole], color="cmyk", **how)
             return _arrange(from_cmyk(pixels, color), layout, out)
@@ -231,9 +242,9 @@ def image_size(image: Jpeg, *, upright: bool = True) -> Size:
     whole = b"".join(as_pieces(image))
     if is_other_format(whole):
         return size_by_pillow(whole, upright=upright)
-    height, width = frame_size(whole)
+    frame = find_frame(whole)
     transposed = upright and find_orientation(whole) > 4
-    return (width, height) if transposed else (height, width)
+    return (frame.width, frame.height) if transposed else (frame.height, frame.width)
 
 
 def from_cmyk(pixels: Pixels, color: Literal["rgb", "gray"]) -> Pixels:
@@ -296,9 +307,9 @@ def _arrange(
 
 
 def decode(jpeg: bytes, mode: Literal["rgb", "gray", "cmyk"] = "rgb") -> Pixels:
-    """Decode a JPEG through libjpeg-turbo, the reference; :func:`decode_image` is the fast way.
+    """Decode the stored pixels of a JPEG by the reference, the libjpeg-turbo inside of Pillow.
 
-    Where the library is not installed, Pillow decodes, which has libjpeg-turbo inside.
+    :func:`decode_image` is the fast way.
 
     Args:
         jpeg: A JPEG that ends with EOI.
@@ -311,47 +322,21 @@ def decode(jpeg: bytes, mode: Literal["rgb", "gray", "cmyk"] = "rgb") -> Pixels:
 
     Raises:
         CorruptJpeg: It cannot be decoded.
-        MissingDependency: Neither libjpeg-turbo nor Pillow is installed.
+        MissingDependency: Pillow is not installed.
         UnsupportedJpeg: It would take too much memory or time for its size.
     """
     check_cost(jpeg, _PIXEL_BYTES[mode])
-    if mode != "cmyk" and len(find_frame(jpeg).components) == _CMYK_COMPONENTS:
+    frame = find_frame(jpeg)
+    if mode != "cmyk" and len(frame.components) == _CMYK_COMPONENTS:
         return from_cmyk(decode(jpeg, "cmyk"), mode)
-    if libjpeg_turbo.available():
-        pixels = libjpeg_turbo.decode(jpeg, mode)
-        if pixels is not None:
-            return pixels
     try:
         return decode_by_pillow(jpeg, mode)
     except MissingDependency as error:
+        kind = "this"
+        others = ""
+        if frame.arithmetic:
+            kind = "an arithmetic-coded"
+            others = f" or libturbojpeg ({libjpeg_turbo.HOW_TO_INSTALL})"
         raise MissingDependency(
-            f"decoding {_kind(jpeg)} needs libturbojpeg or Pillow: "
-            f"{libjpeg_turbo.HOW_TO_INSTALL}, or `pip install Pillow`"
+            f"decoding {kind} JPEG needs Pillow (`pip install Pillow`){others}"
         ) from error
-
-
-def _kind(jpeg: bytes) -> str:
-    frame = find_frame(jpeg)
-    if frame.arithmetic:
-        return "an arithmetic-coded JPEG"
-    if len(frame.components) == _CMYK_COMPONENTS:
-        return "a CMYK JPEG"
-    return "this JPEG by libjpeg"
-
-
-def decode_finished(jpeg: bytes, mode: Literal["rgb", "cmyk"]) -> Pixels:
-    """:func:`decode` of a JPEG with all its scans, by the native core where nothing else can.
-
-    Raises:
-        CorruptJpeg: It cannot be decoded.
-        MissingDependency: It needs libjpeg-turbo or Pillow, and neither is installed.
-        UnsupportedJpeg: It would take too much memory or time for its size.
-    """
-    try:
-        return decode(jpeg, mode)
-    except MissingDependency:
-        try:
-            return native.decode([jpeg], color=mode)
-        except native.NativeError as error:
-            _refuse_damage(error)
-        raise
