@@ -314,7 +314,7 @@ def load_dataset(
     url: str | os.PathLike[str],
     *,
     scan: Scan | ScanLevel = FULL,
-    streaming: bool = True,
+    streaming: bool = False,
     split: Any = None,
     columns: Sequence[str] | None = None,
     features: datasets.Features | None = None,
@@ -336,8 +336,8 @@ def load_dataset(
             whose sub-folders are such folders, named ``train``, ``val`` and ``test`` or as listed
             in ``pcrshard.integrations.huggingface_splits.FOLDERS``.
         scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
-        streaming: True reads each shard's prefix in one request when its turn comes; False copies
-            all into an Arrow cache, once per scan.
+        streaming: ``False``, the default as in ``datasets``, copies everything into an Arrow cache,
+            once per scan; ``True`` reads each shard's prefix in one request when its turn comes.
         split: ``"train"``, ``"train+test"``, a list of them, or of a map-style dataset a slice,
             ``"train[:10%]"``. By default all: the dataset itself where the URL is one dataset, else
             a ``DatasetDict`` or ``IterableDatasetDict``.

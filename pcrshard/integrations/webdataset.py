@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import random
 import time
 import warnings
@@ -40,6 +41,7 @@ from ..format.names import is_jpeg_field
 from ..format.scan import FULL, Scan, check_scan_type
 from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
 from ..jpeg.views import Crop, Side
+from ..memory import borrow_array
 from ..native.pool import Pool, draw_keys
 from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
@@ -56,7 +58,7 @@ Entries = dict[str, ShardEntry]
 # What the first stages of a pipeline give: ``{"url": ...}``, or the URL.
 Urls = Iterable[dict[str, Any] | str]
 # Samples that are decoded together, and how many groups of them are decoded ahead by threads.
-_GROUP_SAMPLES = 16
+_GROUP_SAMPLES = 8
 _GROUPS_AHEAD = 2
 _OPENERS = (cache.StreamingOpen, cache.FileCache)
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
@@ -393,12 +395,12 @@ def _decoded(
         if isinstance(value, bytes) and (is_jpeg_field(name) or warn_of_shard(name, value))
     ]
     # Each image of a sample has the same draws, so that a mask is cropped as its image is.
-    decoding = Decoding(
-        decoder,
-        pool,
-        [samples[place][name] for place, name in images],
-        [keys[place] for place, _ in images],
-    )
+    jpegs = [samples[place][name] for place, name in images]
+    arrays = None
+    if decoder.is_sized:
+        shapes = decoder.batch_shapes(len(jpegs))
+        arrays = [borrow_array(math.prod(shape)).reshape(shape) for shape in shapes]
+    decoding = Decoding(decoder, pool, jpegs, [keys[place] for place, _ in images], arrays)
 
     def results() -> Iterator[dict[str, Any] | PCRError]:
         fields = enumerate(images)

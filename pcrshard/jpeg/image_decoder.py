@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import native
-from ..memory import borrow_array
 from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
 from .pixels import SMOOTHING, Jpeg, Pixels, as_pieces, decode_image, image_size
 from .views import Crop, Geometry, Picture, Side, View, at_image
@@ -289,7 +287,7 @@ class Decoding:
         if decoder.is_sized:
             if arrays is None:
                 shapes = decoder.batch_shapes(len(jpegs))
-                self.arrays = [borrow_array(math.prod(shape)).reshape(shape) for shape in shapes]
+                self.arrays = [np.empty(shape, np.uint8) for shape in shapes]
             table = native.piece_table(self._images)
             self._batch = decoder.begin(pool, table, self.arrays, keys, keep=self._images)
 
