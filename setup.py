@@ -1,4 +1,4 @@
-"""Builds the optional native code; everything else is in setup.cfg."""
+"""Builds the native code; everything else is in setup.cfg."""
 
 import os
 import sysconfig
