@@ -87,11 +87,11 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
     """The stage: shard URLs in, samples out."""
     _warn_of_lost_shards(source)
     stage = _StageOptions(**options)
-    if ShardFiles("", stage.handler, stage.select_files, stage.rename_files).has_functions:
+    if stage.select_files is None and stage.rename_files is None:
+        yield from filter(None, _read(source, scan, stage, ShardFiles.samples))
+    else:
         files = _read(source, scan, stage, ShardFiles.files)
         yield from tariterators.group_by_keys(files, handler=stage.handler)
-    else:
-        yield from filter(None, _read(source, scan, stage, ShardFiles.samples))
 
 
 def _read(
@@ -403,19 +403,15 @@ def _decoded(
     decoding = Decoding(decoder, pool, jpegs, [keys[place] for place, _ in images], arrays)
 
     def results() -> Iterator[dict[str, Any] | PCRError]:
-        fields = enumerate(images)
-        following = next(fields, None)
         for place, sample in enumerate(samples):
-            found: dict[str, Any] | PCRError = dict(sample)
-            while following is not None and following[1][0] == place:
-                try:
-                    if isinstance(found, dict):
-                        found[following[1][1]] = decoding[following[0]]
-                except PCRError as error:
-                    error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
-                    found = error
-                following = next(fields, None)
-            yield found
+            own = {name: spot for spot, (owner, name) in enumerate(images) if owner == place}
+            try:
+                found = {name: decoding[spot] for name, spot in own.items()}
+            except PCRError as error:
+                error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
+                yield error
+            else:
+                yield sample | found
 
     return results()
 

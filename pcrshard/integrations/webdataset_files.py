@@ -39,11 +39,6 @@ class ShardFiles:
     handler_raised: bool = False
     stopped: bool = False
 
-    @property
-    def has_functions(self) -> bool:
-        """Whether files are selected or renamed, and then grouped."""
-        return self.select_files is not None or self.rename_files is not None
-
     def samples(self, loaded: Prefix) -> Samples:
         """What ``group_by_keys`` would give of :meth:`files`, where nothing is done to files."""
         about = self._about(loaded)
