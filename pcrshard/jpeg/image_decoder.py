@@ -207,12 +207,19 @@ class ImageDecoder:
         return Decoding(self, own_pool(), [jpeg], [self.key(rng)], arrays)[0]
 
     def batch(self, jpegs: Sequence[Jpeg], rng: Rng = None) -> Any:
-        """Decode several images into new arrays: what one image gives, with N before each shape."""
-        keys = [self.key(rng) + place * isinstance(rng, int) for place in range(len(jpegs))]
-        shapes = self.batch_shapes(len(jpegs))
-        decoding = Decoding(self, own_pool(), jpegs, keys, [np.empty(s, np.uint8) for s in shapes])
-        images = list(map(decoding.__getitem__, range(len(jpegs))))
-        pixels = decoding.arrays if self.views else decoding.arrays[0]
+        """Decode several images into new arrays: what one image gives, with N before each shape.
+
+        Args:
+            jpegs: N JPEGs, or their pieces.
+            rng: As for one image; a number is that of the first image, and the next ones follow.
+        """
+        keys: Sequence[int] = [self.key(rng) for _ in jpegs]
+        if isinstance(rng, int):
+            keys = range(rng, rng + len(jpegs))
+        arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
+        decoding = Decoding(self, own_pool(), jpegs, keys, arrays)
+        images = [decoding[place] for place in range(len(jpegs))]
+        pixels = arrays if self.views else arrays[0]
         if not self.return_geometry:
             return pixels
         parts = [image.geometry for image in images]

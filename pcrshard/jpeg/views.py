@@ -111,13 +111,6 @@ class Geometry(NamedTuple):
         return cls(*map(np.stack, zip(*parts, strict=True)))
 
 
-def stack_geometry(parts: Sequence[Any]) -> Any:
-    """The geometry of a batch, from that of each image: a list of them where there are views."""
-    if isinstance(parts[0], Geometry):
-        return Geometry.stack(parts)
-    return list(map(Geometry.stack, zip(*parts, strict=True)))
-
-
 def at_image(geometry: Any, place: int) -> Any:
     """The geometry of one image of several."""
     if isinstance(geometry, Geometry):

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class FieldImages:
         """A tensor, or one of each view."""
         return self.arrays if self.image.views else self.arrays[0]
 
-    @property
+    @cached_property
     def geometry(self) -> Any:
         """Where decoded images are from, if that is asked for: a Geometry, or one of each view."""
         done = self.decoding
