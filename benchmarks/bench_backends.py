@@ -16,9 +16,9 @@ from common import judge, parse_args, photos, print_table, save, show, summary
 import pcrshard
 from pcrshard import native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
-from pcrshard.jpeg.crops import Draws, random_resized_crop
 from pcrshard.jpeg.pixels import decode
-from pcrshard.native.pool import Pool
+from pcrshard.native.pieces import piece_table
+from pcrshard.native.pool import Draw, Pool, draw_keys
 
 SCANS = (1, 2, 5, 10, "source")
 SMOOTHED = (1, 2, 5, 9)
@@ -65,19 +65,18 @@ def time_crops(jpegs, rounds):
     times = {scan: ([], []) for scan in SMOOTHED}
     count = len(jpegs[1])
     out = np.empty((count, 3, 224, 224), np.uint8)
-    sizes = [native.read_header([jpeg]) for jpeg in jpegs[1]]
-    crops = [
-        random_resized_crop(Draws(1, number), header.height, header.width)
-        for number, header in enumerate(sizes)
-    ]
-    boxes = np.array([(*crop, 0) for crop in crops], np.int32)
+    how = {
+        "layout": "chw",
+        "draws": [Draw("random", (0.08, 1.0), (3 / 4, 4 / 3), 0.0)],
+        "keys": draw_keys((1,), range(count)),
+    }
     for _ in range(rounds):
         for scan, both in times.items():
-            table = native.image_table(jpegs[scan], [len(jpeg) for jpeg in jpegs[scan]])
+            table = piece_table([[jpeg] for jpeg in jpegs[scan]])
             for smoothing, own in zip((False, True), both, strict=True):
                 begin = time.process_time()
                 with Pool(0) as pool:
-                    batch = pool.decode(table, out, boxes=boxes, layout="chw", smoothing=smoothing)
+                    batch = pool.decode(table, [out], smoothing=smoothing, **how)
                     decoded = batch.wait()
                 own.append(1000 * (time.process_time() - begin) / count)
                 assert decoded.all()

@@ -21,8 +21,8 @@ from common import jpeg_files, judge, parse_args, photos, print_table, read, sav
 from PIL import Image
 
 from pcrshard import ImageDecoder, PCRDataset, ReadOptions, ShardWriter, decode_image
-from pcrshard.jpeg.crops import Draws, random_resized_crop
-from pcrshard.jpeg.markers import frame_size
+from pcrshard.jpeg.pixels import image_size
+from pcrshard.native.pool import Draw, draw_boxes, draw_key
 from pcrshard.training.epoch_progress import EpochProgress
 
 SCAN, SIZE, BATCH = 5, 224, 64
@@ -62,7 +62,8 @@ def write_tars(files, folder):
 
 def box_of(jpeg, number):
     """The crop that PCRDataset draws for a sample of the first epoch."""
-    return random_resized_crop(Draws(0, 0, number), *frame_size(jpeg))
+    draw = Draw("random", (0.08, 1.0), (3 / 4, 4 / 3), 0.0)
+    return tuple(draw_boxes(draw_key(0, 0, number), image_size(jpeg), [draw])[0, :4].tolist())
 
 
 def decoding_alone(plan, decode):
@@ -80,7 +81,7 @@ def decoding_alone(plan, decode):
 
 
 def draw_and_decode(pieces, number, _, row):
-    IMAGE(pieces, Draws(0, 0, number), row)
+    IMAGE(pieces, draw_key(0, 0, number), row)
 
 
 def decode_given(pieces, _, box, row):

@@ -54,7 +54,7 @@ def in_process(files):
     for file in files:
         jpeg = read(file)
         found = map_jpeg(jpeg)
-        make_progressive(jpeg, scans_for(STANDARD, found.colour, len(found.frame.components)))
+        make_progressive(jpeg, scans_for(STANDARD, found.color, len(found.frame.components)))
     return time.process_time() - begin
 
 

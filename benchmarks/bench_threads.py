@@ -30,8 +30,7 @@ from common import (
 from PIL import Image
 
 from pcrshard import ImageDecoder, PCRDataset, ShardWriter
-from pcrshard.jpeg.crops import Draws, random_resized_crop
-from pcrshard.native.pool import Pool
+from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_key, draw_keys
 
 SCAN, SIZE, BATCH, SHARDS = 5, 224, 32, 8
 IMAGE = ImageDecoder(SIZE, "random", flip=0.5)
@@ -67,8 +66,9 @@ def write_tars(files, folder):
 
 def pil_crop(sample):
     image = sample["jpg"]
-    key = Draws(0, 0, int(sample["__key__"]))
-    y, x, height, width = random_resized_crop(key, image.height, image.width)
+    key = draw_key(0, 0, int(sample["__key__"]))
+    draw = Draw("random", (0.08, 1.0), (3 / 4, 4 / 3), 0.0)
+    y, x, height, width, _ = draw_boxes(key, (image.height, image.width), [draw])[0].tolist()
     small = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height))
     return np.asarray(small).transpose(2, 0, 1), sample["cls"]
 
@@ -101,15 +101,14 @@ def alone(dataset, threads):
     for ids in dataset._batches():
         places = list(dataset.shards.places(ids))
         table = np.concatenate([held[shard].table([row]) for _, shard, row in places])
-        sizes = np.array([held[shard].index.dims[row] for _, shard, row in places], np.int32)
-        plan.append((table, IMAGE.draw_boxes(Draws(0, 0).state, ids, sizes)))
+        plan.append((table, draw_keys((0, 0), ids.tolist())))
 
     def run():
         with Pool(threads) as pool:
             begun = []
-            for number, (table, boxes) in enumerate(plan):
+            for number, (table, keys) in enumerate(plan):
                 target = out[number % 3]
-                begun.append(pool.decode(table, target, boxes=boxes, layout="chw", keep=held))
+                begun.append(IMAGE.begin(pool, table, [target], keys, keep=held))
                 if len(begun) == 3:
                     assert begun.pop(0).wait().all()
             assert all(batch.wait().all() for batch in begun)

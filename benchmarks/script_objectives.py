@@ -10,8 +10,7 @@ from common import ROOT
 
 import pcrshard
 from pcrshard.fidelity.msssim import Reference
-from pcrshard.jpeg.markers import frame_size
-from pcrshard.jpeg.pixels import decode_image
+from pcrshard.jpeg.pixels import decode_image, image_size
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
@@ -43,7 +42,7 @@ class Likeness:
 
     def add(self, jpeg, _path):
         """One photograph more."""
-        height, width = frame_size(jpeg)
+        height, width = image_size(jpeg)
         side = min(height, width, SIDE)
         crop = ((height - side) // 2, (width - side) // 2, side, side)
         self.crops.append(crop)

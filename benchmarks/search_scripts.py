@@ -432,7 +432,7 @@ def load_set(folder, name, every, objective):
     found = []
     for path in jpeg_files(os.path.join(folder, "photos", name))[::every]:
         jpeg = read(path)
-        if map_jpeg(jpeg).colour == "ycc":
+        if map_jpeg(jpeg).color == "ycc":
             found.append(Photo(jpeg))
             objective.add(jpeg, path)
     return found

@@ -2,8 +2,9 @@
  *
  * The first 8 bytes choose the request, the rest is the stream. Besides what the sanitizers find,
  * the backends must agree on success, on every pixel and on a rescan, which must decode to the same
- * pixels, and a batch of a good and a cut stream must give what each gives alone, as several views
- * of one stream must.
+ * pixels; a picture that is turned or mirrored must be the stored one with its pixels in other
+ * places; a batch of a good and a cut stream must give what each gives alone, and so must several
+ * views of one stream, and crops that are drawn.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,14 +37,19 @@ static size_t split(const uint8_t *data, size_t size, unsigned step, pcr_piece p
 
 static pcr_request choose_request(const uint8_t *options, const pcr_header *header) {
     pcr_request request = {.max_pixels = MAX_PIXELS, .layout = options[0] & 1,
-                           .colour = (options[0] >> 1) % 3};
+                           .color = (options[0] >> 1) % 3};
     request.smooth = options[1] >> 3 & 1;
+    request.orientation = options[1] >> 4 > 8 ? 0 : options[1] >> 4;
+    request.flip = options[0] >> 6 & 1;
+    /* A crop is one of the turned picture. */
+    int orientation = request.orientation ? request.orientation : header->orientation,
+        height = orientation > 4 ? header->width : header->height,
+        width = orientation > 4 ? header->height : header->width;
     request.scale = options[0] & 8 ? 1 << (options[0] >> 4 & 3) : 0;
     if (options[1] & 1) {
-        request.crop_y = options[2] * header->height / 256,
-            request.crop_x = options[3] * header->width / 256;
-        request.crop_h = 1 + options[4] * (header->height - request.crop_y - 1) / 255;
-        request.crop_w = 1 + options[5] * (header->width - request.crop_x - 1) / 255;
+        request.crop_y = options[2] * height / 256, request.crop_x = options[3] * width / 256;
+        request.crop_h = 1 + options[4] * (height - request.crop_y - 1) / 255;
+        request.crop_w = 1 + options[5] * (width - request.crop_x - 1) / 255;
     }
     if (options[1] & 2)
         request.out_h = 1 + options[6] % MAX_SIDE, request.out_w = 1 + options[7] % MAX_SIDE;
@@ -59,7 +65,7 @@ static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count,
     require(decoder != NULL, "no decoder");
     if (pcr_output_size(decoder, pieces, count, request, &height, &width) == PCR_OK) {
         *size = (size_t)height * (size_t)width *
-            (request->colour == PCR_OUT_GRAY ? 1 : request->colour == PCR_OUT_CMYK ? 4 : 3);
+            (request->color == PCR_OUT_GRAY ? 1 : request->color == PCR_OUT_CMYK ? 4 : 3);
         out = malloc(*size);
         require(out != NULL, "no memory for pixels");
         if (pcr_decode(decoder, pieces, count, request, out, *size)) {
@@ -70,6 +76,57 @@ static uint8_t *decode(int backend, const pcr_piece *pieces, size_t count,
     }
     pcr_decoder_free(decoder);
     return out;
+}
+
+/* Where a pixel of the turned picture is stored, by the definition of each orientation: (*y, *x) is
+ * changed from the one to the other. The stored picture has height x width pixels. */
+static void stored_place(int orientation, int height, int width, int *y, int *x) {
+    int row = *y, column = *x;
+    if (orientation > 4) *y = column, *x = row;
+    if (orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7)
+        *y = height - 1 - *y;
+    if (orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8)
+        *x = width - 1 - *x;
+}
+
+/* Turned and mirrored pixels against those of the same request for the stored picture. */
+static void check_turned(const pcr_piece *pieces, size_t count, const pcr_header *header,
+                         const uint8_t *pixels, const pcr_request *request, size_t size) {
+    int turned = request->orientation ? request->orientation : header->orientation;
+    int channels = request->color == PCR_OUT_GRAY ? 1 : request->color == PCR_OUT_CMYK ? 4 : 3;
+    pcr_request plain = *request;
+    plain.orientation = 1, plain.flip = 0;
+    if (request->crop_h) {
+        int y0 = request->crop_y, x0 = request->crop_x;
+        int y1 = y0 + request->crop_h - 1, x1 = x0 + request->crop_w - 1;
+        stored_place(turned, header->height, header->width, &y0, &x0);
+        stored_place(turned, header->height, header->width, &y1, &x1);
+        plain.crop_y = y0 < y1 ? y0 : y1, plain.crop_x = x0 < x1 ? x0 : x1;
+        plain.crop_h = abs(y1 - y0) + 1, plain.crop_w = abs(x1 - x0) + 1;
+    }
+    if (turned > 4) plain.out_h = request->out_w, plain.out_w = request->out_h;
+    pcr_decoder *decoder = pcr_decoder_new(PCR_BACKEND_AUTO);
+    int32_t height, width;
+    require(pcr_output_size(decoder, pieces, count, &plain, &height, &width) == PCR_OK,
+            "a turned picture is decoded, the stored one refused");
+    pcr_decoder_free(decoder);
+    size_t stored_size = 0;
+    uint8_t *stored = decode(PCR_BACKEND_AUTO, pieces, count, &plain, &stored_size);
+    require(stored != NULL && stored_size == size, "the stored picture has another size");
+    int out_h = turned > 4 ? width : height, out_w = turned > 4 ? height : width;
+    int chw = request->layout == PCR_LAYOUT_CHW;
+    size_t pixel = chw ? 1 : (size_t)channels, plane = chw ? size / (size_t)channels : 1;
+    for (int row = 0; row < out_h; row++)
+        for (int column = 0; column < out_w; column++) {
+            int y = row, x = request->flip ? out_w - 1 - column : column;
+            stored_place(turned, height, width, &y, &x);
+            for (size_t c = 0; c < (size_t)channels; c++) {
+                size_t to = (size_t)(row * out_w + column) * pixel + c * plane;
+                size_t from = (size_t)(y * width + x) * pixel + c * plane;
+                require(pixels[to] == stored[from], "a pixel is not where the orientation says");
+            }
+        }
+    free(stored);
 }
 
 static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header *header,
@@ -97,7 +154,9 @@ static void check_rescan(const pcr_piece *pieces, size_t count, const pcr_header
         require(rescanned_size == again_size && memcmp(rescanned, again, again_size) == 0,
                 "the backends rescan differently");
         pcr_piece whole = {rescanned, rescanned_size};
-        uint8_t *got = decode(PCR_BACKEND_PORTABLE, &whole, 1, request, &got_size);
+        pcr_request same = *request; /* a rescan has no metadata */
+        if (!same.orientation) same.orientation = header->orientation;
+        uint8_t *got = decode(PCR_BACKEND_PORTABLE, &whole, 1, &same, &got_size);
         require(got != NULL && got_size == size && memcmp(got, pixels, size) == 0,
                 "a rescan changed the pixels");
         free(got);
@@ -135,6 +194,28 @@ static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pi
     require(codes[0] == PCR_OK && memcmp(out, pixels, size) == 0, "the first of a batch differs");
     require(codes[2] == PCR_OK && memcmp(out + 2 * size, pixels, size) == 0,
             "the last of a batch differs");
+    /* Crops that are drawn, in another order, each of an orientation of its own; the last one is
+     * decoded again as it was drawn, unless it saw damage that the first did not. */
+    const pcr_draw draw = {PCR_CROP_RANDOM, {0.08, 1}, {0.75, 1.5}, 0.5};
+    const int32_t order[3] = {2, 0, 1};
+    const uint8_t orientations[3] = {8, 9, (uint8_t)(size % 9)};
+    const uint64_t states[3] = {size, 1, pixels[0]};
+    if (request->out_h) {
+        batch.order = order, batch.orientations = orientations;
+        batch.draws = &draw, batch.states = states;
+        pcr_pool_add(pool, &batch);
+        require(pcr_pool_wait(pool, &batch, 0), "a drawn batch is not done");
+        require(codes[1] != PCR_OK, "there is no orientation 9");
+        pcr_request drawn = *request;
+        size_t drawn_size = 0;
+        drawn.crop_y = boxes[2][0], drawn.crop_x = boxes[2][1];
+        drawn.crop_h = boxes[2][2], drawn.crop_w = boxes[2][3], drawn.flip = boxes[2][4];
+        drawn.orientation = orientations[2];
+        uint8_t *alone = decode(PCR_BACKEND_AUTO, pieces, count, &drawn, &drawn_size);
+        require((codes[2] == PCR_OK) == (alone != NULL), "a drawn crop is refused, or not, alone");
+        require(!alone || memcmp(out + 2 * size, alone, size) == 0, "a drawn crop differs");
+        free(alone);
+    }
     pcr_pool_stop(pool);
     pcr_pool_free(pool);
     free(out);
@@ -142,7 +223,8 @@ static void check_batch(const pcr_piece *pieces, size_t count, const uint8_t *pi
 
 static int decodes_whole(const pcr_piece *pieces, size_t count, const pcr_request *request) {
     size_t size = 0;
-    pcr_request whole = {.max_pixels = MAX_PIXELS, .colour = request->colour, .scale = 1};
+    pcr_request whole = {.max_pixels = MAX_PIXELS, .color = request->color, .scale = 1,
+                         .orientation = 1};
     uint8_t *pixels = decode(PCR_BACKEND_AUTO, pieces, count, &whole, &size);
     int decoded = pixels != NULL;
     free(pixels);
@@ -198,6 +280,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         require((a == NULL) == (b == NULL), "one backend refuses what the other decodes");
         if (a) {
             require(size_a == size_b && memcmp(a, b, size_a) == 0, "the backends differ");
+            /* A forced scale without a size rounds crops outward, differently from each side. */
+            if (request.out_h || request.scale <= 1)
+                check_turned(pieces, count, &header, a, &request, size_a);
             check_batch(pieces, count, a, &request, size_a);
             check_views(pieces, count, a, &request, size_a);
             /* A rescan is complete, and nothing of it is smoothed. */

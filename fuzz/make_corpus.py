@@ -11,6 +11,11 @@ from pathlib import Path
 
 MAX_SEED_BYTES = 12_000
 JFIF = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
+# EXIF with an orientation alone, in both byte orders.
+EXIF = [
+    b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0",
+    b"\xff\xe1\0\x22Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0%c\0\0\0\0\0\0\0",
+]
 ADOBE = [b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0" + bytes([transform]) for transform in range(3)]
 
 
@@ -30,13 +35,18 @@ def parts(jpeg: bytes) -> list[bytes]:
     return found
 
 
+def oriented(rng: random.Random) -> bytes:
+    """A segment with an orientation, which may be none that there is."""
+    return rng.choice(EXIF) % rng.randint(0, 9)
+
+
 def disorder(jpeg: bytes, rng: random.Random) -> bytes:
-    """The same with a few segments moved, repeated or left out, and markers of colour wherever it
+    """The same with a few segments moved, repeated or left out, and markers of color wherever it
     may be.
     """
     found = parts(jpeg)
     for _ in range(rng.randint(1, 4)):
-        piece = rng.choice([*found, JFIF, *ADOBE])
+        piece = rng.choice([*found, JFIF, *ADOBE, oriented(rng)])
         if piece in found and rng.random() < 0.7:
             found.remove(piece)
         if rng.random() < 0.8:
@@ -47,13 +57,16 @@ def disorder(jpeg: bytes, rng: random.Random) -> bytes:
 
 
 def seeds(jpeg: bytes, rng: random.Random) -> list[bytes]:
-    """The stream with six requests, cut, with a few bits flipped, without its last scans, and in
-    disorder.
+    """The stream with six requests, with an orientation of its own, cut, with a few bits flipped,
+    without its last scans, and in disorder.
     """
     out = []
     for variant in (0, 1, 2, 3, 8, 11):
-        options = bytes([rng.randrange(256), variant, *rng.randbytes(6)])
+        turned = variant | rng.randrange(9) << 4
+        options = bytes([rng.randrange(256), turned, *rng.randbytes(6)])
         out.append(options + jpeg)
+        options = bytes([rng.randrange(256), variant, *rng.randbytes(6)])
+        out.append(options + jpeg[:2] + oriented(rng) + jpeg[2:])
     out.append(bytes(8) + jpeg[: rng.randrange(2, len(jpeg) + 1)])
     flipped = bytearray(jpeg)
     for _ in range(4):

@@ -21,7 +21,7 @@ from pcrshard.errors import PCRError
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import map_jpeg
 from pcrshard.native import fused_quantiser
-from pcrshard.native.pieces import find_damaged, join, place_pieces
+from pcrshard.native.pieces import find_damaged, join, piece_table, place_pieces
 from pcrshard.native.pool import Pool
 
 THREADS = 4
@@ -31,12 +31,12 @@ _start = threading.Barrier(THREADS)
 
 def decode(images, out=None):
     """Pixels of all images, resized in one call for each backend."""
-    table = native.image_table(images, [len(image) for image in images])
+    table = piece_table([[image] for image in images])
     digest = hashlib.sha256()
     for backend in ("auto", "portable"):
         pixels = np.zeros((len(images), SIDE, SIDE, 3), np.uint8) if out is None else out
         with Pool(0, backend) as pool:
-            decoded = pool.decode(table, pixels).wait()
+            decoded = pool.decode(table, [pixels]).wait()
         digest.update(decoded.tobytes() + pixels[decoded].tobytes())
     return digest.hexdigest()
 
@@ -45,15 +45,16 @@ def decode_in_pools(images, shared):
     """Pixels of all images, several times, by a pool of this thread's and by one of all; one pool
     is closed while it decodes.
     """
-    table = native.image_table(images, [len(image) for image in images])
+    table = piece_table([[image] for image in images])
     outs = np.zeros((6, len(images), SIDE, SIDE, 3), np.uint8)
     with Pool(2) as own, Pool(0) as none:
         batches = [
-            pool.decode(table, out) for pool, out in zip((own, shared, none) * 2, outs, strict=True)
+            pool.decode(table, [out])
+            for pool, out in zip((own, shared, none) * 2, outs, strict=True)
         ]
         decoded = [batch.wait() for batch in reversed(batches)]
     left = Pool(2)
-    left.decode(table, np.zeros((len(images), SIDE, SIDE, 3), np.uint8))
+    left.decode(table, [np.zeros((len(images), SIDE, SIDE, 3), np.uint8)])
     left.close()
     assert all(np.array_equal(decoded[0], each) for each in decoded)
     assert all(np.array_equal(outs[0][decoded[0]], out[decoded[0]]) for out in outs)
@@ -66,7 +67,7 @@ def rescan(images):
     for image in images:
         try:
             source = map_jpeg(image)
-            scans = scans_for(STANDARD, source.colour, len(source.frame.components))
+            scans = scans_for(STANDARD, source.color, len(source.frame.components))
             digest.update(native.rescan(image, scans))
         except (PCRError, ValueError) as error:
             digest.update(str(error).encode())

@@ -26,11 +26,7 @@ def main() -> None:
     said = json.loads(command("info", "--system"))
     print(json.dumps(said))
     read(golden)
-    if "--read-only" in sys.argv:
-        assert said["native core"].startswith("not built"), said
-        return
     assert said["native core"] == system()["native core"]
-    assert "not built" not in said["native core"], said
     write(golden, work)
 
 

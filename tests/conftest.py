@@ -45,7 +45,7 @@ def photos(data_folder, tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def synthetic_folder(tmp_path_factory) -> pathlib.Path:
-    """24 synthetic JPEGs in two classes: colour, gray and CMYK."""
+    """24 synthetic JPEGs in two classes: color, gray and CMYK."""
     folder = tmp_path_factory.mktemp("synthetic")
     for i in range(24):
         path = folder / ("cat" if i % 2 else "dog") / f"{i:03d}.jpg"

@@ -33,7 +33,6 @@ from pcrshard.errors import PCRError
 from pcrshard.format.dataset_index import ShardEntry
 from pcrshard.format.group_table import MAX_HEADER_BYTES
 from pcrshard.format.shard_head import Head
-from pcrshard.jpeg.crops import Draws
 from pcrshard.jpeg.image_decoder import ImageDecoder
 from pcrshard.jpeg.other_formats import to_jpeg
 from pcrshard.jpeg.pixels import decode_image, make_baseline
@@ -134,7 +133,7 @@ def png(width: int, height: int, mode: int = 6) -> bytes:
 def _decode(jpeg: bytes) -> None:
     check_bytes(jpeg)
     for cropped in (None, "random"):
-        ImageDecoder(32, cropped)(jpeg, Draws(0, 0, 0))
+        ImageDecoder(32, cropped)(jpeg, 0)
     decode_image(jpeg)
 
 
@@ -157,7 +156,7 @@ _jpeg_case("height_0", lambda: arithmetic(0, 100))
 _jpeg_case("huffman_height_0", lambda: flat(0, 100))
 _jpeg_case("flat_huge", lambda: flat(16_384, 16_384))
 _jpeg_case("flat_allowed", lambda: flat(11_000, 11_000))
-_jpeg_case("flat_colour", lambda: flat(9000, 9000, components=3))
+_jpeg_case("flat_color", lambda: flat(9000, 9000, components=3))
 _jpeg_case("flat_baseline", lambda: flat(13_000, 13_000, 0xC0))
 _jpeg_case("dense", lambda: dense(12_800))
 _jpeg_case("baseline_of_arithmetic", lambda: arithmetic_scans(16_000, 100), make_baseline)
@@ -288,7 +287,7 @@ def _smooth(jpeg: bytes) -> None:
 
 
 def _crop(jpeg: bytes) -> None:
-    ImageDecoder(224, "random")(jpeg, Draws(0, 0, 0))
+    ImageDecoder(224, "random")(jpeg, 0)
 
 
 for _name, _use in (("whole", decode_image), ("smooth", _smooth), ("crop", _crop)):

@@ -99,7 +99,7 @@ def judge_by_backend(jpeg, backend):
     """What the core says of a JPEG by one of its backends."""
     try:
         source = map_jpeg(jpeg)
-        scans = scans_for(STANDARD, source.colour, len(source.frame.components))
+        scans = scans_for(STANDARD, source.color, len(source.frame.components))
         return native.rescan(mend_headers(jpeg, source), scans, backend)
     except ValueError as error:
         return str(error)

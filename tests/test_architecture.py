@@ -34,7 +34,7 @@ ROOMS = {
         "reading", "storage", "format", "jpeg", "encoding.sources", "encoding.resume_journal",
     },
     "fidelity": {"training", "reading", "storage", "format", "jpeg"},
-    "integrations": {"training", "reading", "storage", "format", "jpeg", "checkpoint"},
+    "integrations": {"training", "reading", "storage", "format", "jpeg", "native", "checkpoint"},
     "errorbound": set(),
     "checkpoint": {"errorbound", "storage"},
     "release": {"checkpoint", "storage"},

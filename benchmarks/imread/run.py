@@ -40,7 +40,7 @@ REGISTRY["pcrshard"] = PCRShardDecoder
 
 
 def find_items(tar, every):
-    """Baseline colour JPEGs, as the package keeps them."""
+    """Baseline color JPEGs, as the package keeps them."""
     items = []
     with tarfile.open(tar) as archive:
         for member in archive.getmembers():

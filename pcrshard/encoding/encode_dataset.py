@@ -18,7 +18,6 @@ from .. import storage
 from ..errors import EncodeError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import shard_name
-from ..jpeg.pixels import check_native_core
 from ..redaction import get_logger, redact_url
 from .labels import read_labels, renumber
 from .resume_journal import (
@@ -89,7 +88,6 @@ def encode(
     Raises:
         EncodeError: The source or the destination is not as it should be.
         CorruptJpeg, UnsupportedJpeg: A bad image, with ``on_error="raise"``.
-        MissingDependency: The native core was not built.
         StorageError: Bytes could not be read or written.
     """
     index = encode_part(
@@ -147,7 +145,6 @@ def encode_part(
             there.
     """
     _check_main_program()
-    check_native_core()
     src = os.fspath(src)
     dst = storage.plain_path(os.fspath(dst))
     source = _list(src, options, src_options)

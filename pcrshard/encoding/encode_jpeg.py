@@ -48,7 +48,7 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     source = map_jpeg(jpeg)
     check_complete(source)
     frame = source.frame
-    scans = scans_for(script, source.colour, len(frame.components))
+    scans = scans_for(script, source.color, len(frame.components))
     progressive = make_progressive(mend_headers(jpeg, source), scans)
     groups, header_sizes = _cut_groups(progressive, script)
     pieces = (*groups, cut_tail(jpeg, source))
@@ -105,7 +105,7 @@ def _cut_groups(
     """
     found = map_jpeg(progressive)
     header, parts, _ = cut_scans(progressive, found)
-    numbers = group_scans(script, found.scans, found.colour)
+    numbers = group_scans(script, found.scans, found.color)
     groups: list[list[bytes]] = [[] for _ in range(script.num_groups)]
     header_sizes = [0] * script.num_groups
     groups[0].append(header)

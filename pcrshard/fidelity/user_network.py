@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MissingDependency, PCRError
-from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.pixels import SMOOTHING, Jpeg
 
@@ -61,7 +60,7 @@ class Network:
         pixels = torch.empty(len(jpegs), 3, self.size, self.size, dtype=torch.uint8)
         decoder = ImageDecoder(self.size, "center", smoothing=smoothing)
         for jpeg, row in zip(jpegs, pixels.numpy(), strict=True):
-            decoder(jpeg, Draws(0, 0, 0), row)
+            decoder(jpeg, out=row)
         return pixels
 
     def _device(self) -> torch.device:

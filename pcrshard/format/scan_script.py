@@ -150,23 +150,23 @@ def _check_step(
 
 def scans_for(
     script: ScanScript,
-    colour: str,
+    color: str,
     num_components: int,
 ) -> list[ScanHeader]:
     """The scans of an image (SPEC.md section 3).
 
-    Those of the script for YCbCr, for other colour spaces each luma scan for every component.
+    Those of the script for YCbCr, for other color spaces each luma scan for every component.
 
     Args:
         script: Written for a YCbCr image.
-        colour: Colour space of the image.
+        color: Color space of the image.
         num_components: Number of its components.
 
     >>> images = ("ycc", 3), ("gray", 1), ("rgb", 3), ("cmyk", 4)
     >>> [len(scans_for(STANDARD, *image)) for image in images]
     [10, 6, 14, 18]
     """
-    if colour == "ycc":
+    if color == "ycc":
         return script.scans
     together = [tuple(range(num_components))]
     alone = [(component,) for component in range(num_components)]
@@ -181,14 +181,14 @@ def scans_for(
 def group_scans(
     script: ScanScript,
     scans: Sequence[ScanHeader],
-    colour: str,
+    color: str,
 ) -> list[int]:
     """Say which scan group each scan of an image belongs to, by fidelity (SPEC.md section 3).
 
     Args:
         script: The shard's script, written for a YCbCr image.
         scans: The image's scans, in file order.
-        colour: Its colour space; components of all but ``ycc`` rank as luma.
+        color: Its color space; components of all but ``ycc`` rank as luma.
 
     Returns:
         For each scan a group 1..N, never decreasing.
@@ -197,7 +197,7 @@ def group_scans(
     >>> group_scans(STANDARD, gray, "gray")
     [1, 2, 5]
     """
-    return list(_group_scans(script, tuple(scans), colour == "ycc"))
+    return list(_group_scans(script, tuple(scans), color == "ycc"))
 
 
 @lru_cache(maxsize=256)

@@ -25,7 +25,6 @@ from ..reading.prefix_cache import PrefixCache
 from ..reading.scan_level import ScanLevel, current_scan
 from ..reading.shard import Shard
 from ..redaction import get_logger
-from .huggingface_orientation import orient, orientations_of
 from .huggingface_splits import Parts, asked_names, open_splits, usual_names
 
 try:
@@ -186,10 +185,8 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         for url, entry in shards:
             with self._shard(url, entry).load(current_scan(self.config.scan)) as loaded:
                 self._check_fields(loaded.index, url)
-                orientations = orientations_of(loaded)
                 samples = loaded.samples(select=lambda _, field: field in columns)
-                for row, sample in enumerate(samples):
-                    orient(sample, row, orientations)
+                for sample in samples:
                     # datasets 3 wants keys that are unique in the dataset.
                     yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
 
@@ -317,7 +314,7 @@ def load_dataset(
     url: str | os.PathLike[str],
     *,
     scan: Scan | ScanLevel = FULL,
-    streaming: bool = True,
+    streaming: bool = False,
     split: Any = None,
     columns: Sequence[str] | None = None,
     features: datasets.Features | None = None,
@@ -339,8 +336,8 @@ def load_dataset(
             whose sub-folders are such folders, named ``train``, ``val`` and ``test`` or as listed
             in ``pcrshard.integrations.huggingface_splits.FOLDERS``.
         scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
-        streaming: True reads each shard's prefix in one request when its turn comes; False copies
-            all into an Arrow cache, once per scan.
+        streaming: ``False``, the default as in ``datasets``, copies everything into an Arrow cache,
+            once per scan; ``True`` reads each shard's prefix in one request when its turn comes.
         split: ``"train"``, ``"train+test"``, a list of them, or of a map-style dataset a slice,
             ``"train[:10%]"``. By default all: the dataset itself where the URL is one dataset, else
             a ``DatasetDict`` or ``IterableDatasetDict``.

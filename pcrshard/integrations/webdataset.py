@@ -1,18 +1,20 @@
 """The one door to WebDataset: ``.pcr_scan(k)``, ``.pcr_decode()``, and the stages behind them.
 
-The reading stage takes the place of WebDataset's opener, tar expander and grouper. It hands the
-files of a prefix to WebDataset's own ``group_by_keys``, so that samples come out as they would
-from the original tar, and every later stage is stock.
+The reading stage takes the place of WebDataset's opener, tar expander and grouper: samples come out
+as they would from the original tar, and every later stage is stock. Where ``select_files`` or
+``rename_files`` are given, it hands files to WebDataset's own ``group_by_keys``.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event
@@ -37,8 +39,10 @@ from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
 from ..format.scan import FULL, Scan, check_scan_type
-from ..jpeg.crops import Crop
-from ..jpeg.image_decoder import ImageDecoder, Layout, Side
+from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
+from ..jpeg.views import Crop, Side
+from ..memory import borrow_array
+from ..native.pool import Pool, draw_keys
 from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -47,12 +51,15 @@ from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
 from ..storage import file_name
 from ..training import ranks
 from ..training.shard_lists import ShardOrder, SplitByNode
-from .webdataset_decode import JpegHandler
+from .webdataset_decode import JpegHandler, warn_of_shard
 from .webdataset_files import Handler, Samples, ShardFiles
 
 Entries = dict[str, ShardEntry]
 # What the first stages of a pipeline give: ``{"url": ...}``, or the URL.
 Urls = Iterable[dict[str, Any] | str]
+# Samples that are decoded together, and how many groups of them are decoded ahead by threads.
+_GROUP_SAMPLES = 8
+_GROUPS_AHEAD = 2
 _OPENERS = (cache.StreamingOpen, cache.FileCache)
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)
 __all__ = [
@@ -80,16 +87,20 @@ def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Sampl
     """The stage: shard URLs in, samples out."""
     _warn_of_lost_shards(source)
     stage = _StageOptions(**options)
-    files = _files(source, scan, stage)
-    yield from tariterators.group_by_keys(files, handler=stage.handler)
+    if stage.select_files is None and stage.rename_files is None:
+        yield from filter(None, _read(source, scan, stage, ShardFiles.samples))
+    else:
+        files = _read(source, scan, stage, ShardFiles.files)
+        yield from tariterators.group_by_keys(files, handler=stage.handler)
 
 
-def _files(
+def _read(
     source: Urls,
     scan: ScanChoice,
     options: _StageOptions,
+    contents: Callable[[ShardFiles, Prefix], Samples],
 ) -> Samples:
-    """What ``tar_file_expander`` would give of the original tars; an empty dict ends a shard."""
+    """The samples or the files of each shard; an empty dict ends a shard."""
     urls = (item["url"] if isinstance(item, dict) else item for item in source)
     load = _Load(scan, options)
     ahead = prefetch(urls, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
@@ -98,7 +109,7 @@ def _files(
             shard = ShardFiles(url, options.handler, options.select_files, options.rename_files)
             try:
                 with load.at_level(future.result()) as loaded:
-                    yield from shard.read(loaded)
+                    yield from contents(shard, loaded)
                 yield {}
             except Exception as error:  # as WebDataset does
                 if shard.handler_raised:
@@ -326,22 +337,83 @@ def _pcr_decode(
     decoder: ImageDecoder,
     seed: int | None,
     handler: Handler,
+    threads: int,
 ) -> Samples:
     """The stage: JPEG fields of samples to arrays."""
     rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
-    rng = random.Random() if seed is None else random.Random(f"{seed} {rank} {worker}")
-    for sample in source:
-        try:
-            yield {
-                name: decoder(value, rng)
-                if isinstance(value, bytes) and is_jpeg_field(name)
-                else value
-                for name, value in sample.items()
-            }
-        except PCRError as error:
-            error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
-            if not handler(error):
-                return
+    parts = (random.getrandbits(64) if seed is None else seed, rank, worker)
+    # Images of one size are decoded together, which costs less for each of them.
+    size = _GROUP_SAMPLES if decoder.is_sized else 1
+    ahead = _GROUPS_AHEAD if threads else 0
+    begun: deque[Iterator[dict[str, Any] | PCRError]] = deque()
+    with Pool(threads) as pool:
+        for number, (samples, error) in enumerate(_groups(source, size)):
+            ids = range(number * size, number * size + len(samples))
+            begun.append(_decoded(samples, decoder, pool, draw_keys(parts, ids)))
+            while begun and (error or len(begun) > ahead):
+                for found in begun.popleft():
+                    if not isinstance(found, PCRError):
+                        yield found
+                    elif not handler(found):
+                        return
+            if isinstance(error, Exception):
+                raise error
+
+
+def _groups(
+    source: Iterable[dict[str, Any]], size: int
+) -> Iterator[tuple[list[dict[str, Any]], Exception | bool]]:
+    """Samples that are decoded together, and what comes after them.
+
+    That is False for other samples, True for the end, or the error of the stage before, which is
+    raised after the samples that came before it.
+    """
+    samples: list[dict[str, Any]] = []
+    after: Exception | bool = True
+    try:
+        for sample in source:
+            samples.append(sample)
+            if len(samples) == size:
+                yield samples, False
+                samples = []
+    except Exception as error:  # raised later
+        after = error
+    yield samples, after
+
+
+def _decoded(
+    samples: list[dict[str, Any]],
+    decoder: ImageDecoder,
+    pool: Pool,
+    keys: list[int],
+) -> Iterator[dict[str, Any] | PCRError]:
+    """Begin to decode; the samples are those that come of it, or the error of a sample."""
+    images = [
+        (place, name)
+        for place, sample in enumerate(samples)
+        for name, value in sample.items()
+        if isinstance(value, bytes) and (is_jpeg_field(name) or warn_of_shard(name, value))
+    ]
+    # Each image of a sample has the same draws, so that a mask is cropped as its image is.
+    jpegs = [samples[place][name] for place, name in images]
+    arrays = None
+    if decoder.is_sized:
+        shapes = decoder.batch_shapes(len(jpegs))
+        arrays = [borrow_array(math.prod(shape)).reshape(shape) for shape in shapes]
+    decoding = Decoding(decoder, pool, jpegs, [keys[place] for place, _ in images], arrays)
+
+    def results() -> Iterator[dict[str, Any] | PCRError]:
+        for place, sample in enumerate(samples):
+            own = {name: spot for spot, (owner, name) in enumerate(images) if owner == place}
+            try:
+                found = {name: decoding[spot] for name, spot in own.items()}
+            except PCRError as error:
+                error.args = (*error.args, sample.get("__key__"), sample.get("__url__"))
+                yield error
+            else:
+                yield sample | found
+
+    return results()
 
 
 pcr_decoded = filters.pipelinefilter(_pcr_decode)
@@ -353,6 +425,7 @@ def pcr_decode(
     layout: Layout = "chw",
     *,
     seed: int | None = None,
+    threads: int = 0,
     handler: Handler = filters.reraise_exception,
     **options: Any,
 ) -> Any:
@@ -366,13 +439,17 @@ def pcr_decode(
         crop: ``random``, ``center`` or ``None``; see :class:`ImageDecoder`.
         layout: ``chw`` or ``hwc``.
         seed: Seed of the crops, which differ by rank and worker; by default they differ every time.
+            All images of a sample have the same crop and flip.
+        threads: Threads that decode while the loop uses earlier samples, if ``size`` is given; by
+            default the thread that asks decodes.
         handler: As in WebDataset.
         options: Other arguments of :class:`ImageDecoder`.
 
     Returns:
         A callable from an iterator of samples to an iterator of samples; it can be pickled.
     """
-    return pcr_decoded(ImageDecoder(size, crop, layout, **options), seed, handler)
+    decoder = ImageDecoder(size, crop, layout=layout, **options)
+    return pcr_decoded(decoder, seed, handler, threads)
 
 
 def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The files of a shard, as WebDataset's tar expander would give them; it needs no WebDataset."""
+"""The samples of a shard as WebDataset gives them, or its files; it needs no WebDataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass
 class ShardFiles:
-    """The files of one shard, by WebDataset's handler, ``select_files`` and ``rename_files``.
+    """The samples or files of one shard, by WebDataset's handler and its functions for files.
 
     What the functions raise costs one file, or the rest of the shard: the handler decides.
 
@@ -39,15 +39,24 @@ class ShardFiles:
     handler_raised: bool = False
     stopped: bool = False
 
-    def read(self, loaded: Prefix) -> Samples:
-        """What ``tar_file_expander`` would give."""
+    def samples(self, loaded: Prefix) -> Samples:
+        """What ``group_by_keys`` would give of :meth:`files`, where nothing is done to files."""
+        about = self._about(loaded)
+        for sample in loaded.samples(on_error=self.on_error):
+            yield number_lists(sample) | about
+            if self.stopped:
+                break
+
+    def _about(self, loaded: Prefix) -> dict[str, str]:
         path = loaded.shard.url
-        about = {"__url__": redact_url(self.url)}
-        if storage.is_local(path):
-            about["__local_path__"] = path
-        # What is not wanted is not read; without functions nobody is asked.
-        select = self._select if self.select_files or self.rename_files else None
-        for sample in loaded.samples(select=select, on_error=self.on_error):
+        local = {"__local_path__": path} if storage.is_local(path) else {}
+        return {"__url__": redact_url(self.url), **local}
+
+    def files(self, loaded: Prefix) -> Samples:
+        """What ``tar_file_expander`` would give."""
+        about = self._about(loaded)
+        # What is not wanted is not read.
+        for sample in loaded.samples(select=self._select, on_error=self.on_error):
             key = sample.pop("__key__")
             for field, data in number_lists(sample).items():
                 if (name := self._rename(f"{key}.{field}")) is not None:

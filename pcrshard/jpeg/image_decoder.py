@@ -1,10 +1,11 @@
-"""Decode, crop and resize in one go, with a seed: what a training job wants of an image."""
+"""Decode, turn upright, crop and resize in one go, with a seed: what a training job wants."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,36 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import native
-from ..native.pool import MAX_VIEWS, Boxes, Draw, draw_boxes
-from .crops import (
-    Box,
-    Crop,
-    Interval,
-    Rng,
-    Size,
-    center_crop,
-    random_resized_crop,
-)
-from .pixels import SMOOTHING, Jpeg, Pixels, decode_image, image_size
-from .views import Geometry, Picture, View, decode_views, stack_geometry
+from ..native.pieces import Table, piece_table
+from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
+from .pixels import SMOOTHING, Jpeg, Pixels, as_pieces, decode_image, image_size
+from .views import Crop, Geometry, Picture, Side, View, at_image
 
 Layout = native.Layout
-# A side, or (height, width); None is the image's own size.
-Side = int | Size | None
-# The crop and whether it is mirrored.
-Drawn = tuple[Box | None, bool]
+# What decides crops and flips: a source of random numbers, a number, or Python's own ``random``.
+Rng = random.Random | int | None
 # What each view says for itself.
 _OF_VIEWS = ("size", "crop", "scale", "ratio")
-
-
-def _sides(size: Any) -> tuple[Any, ...]:
-    """What should be height and width."""
-    is_list = isinstance(size, Sequence) and not isinstance(size, str)
-    return tuple(size) if is_list else (size, size)
-
-
-def _is_whole(side: object) -> bool:
-    return isinstance(side, int | np.integer) and not isinstance(side, bool)
 
 
 @dataclass(frozen=True)
@@ -52,12 +33,15 @@ class ImageDecoder:
         size: Side, or (height, width), of the result; ``None`` keeps the image's own.
         crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter
             side, ``None`` the whole image.
+        flip: Probability of a mirror image, left for right.
         layout: ``chw`` or ``hwc``.
-        colour: ``rgb`` or ``gray``.
+        color: ``rgb`` or ``gray``.
+        upright: Whether pictures are turned as their EXIF orientation says, as Pillow's
+            ``exif_transpose`` does; crops and sizes are those of the upright picture. ``False``
+            gives the stored pixels.
         scale: Range of the random crop's share of the area.
         ratio: Range of the random crop's width over its height.
         smoothing: Smooth between blocks of unfinished images, as libjpeg-turbo does.
-        flip: Probability of a mirror image, left for right.
         views: Several pictures of each image, in place of ``size``, ``crop``, ``scale`` and
             ``ratio``; an image gives an array for each :class:`View`, (count, 3, H, W). The
             coefficients are decoded once.
@@ -67,95 +51,148 @@ class ImageDecoder:
 
     size: Side = None
     crop: Crop = None
+    flip: float = 0.0
     layout: Layout = "chw"
-    colour: Literal["rgb", "gray"] = "rgb"
+    color: Literal["rgb", "gray"] = "rgb"
+    upright: bool = True
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
     smoothing: bool = SMOOTHING
-    flip: float = 0.0
     views: Sequence[View] = ()
     return_geometry: bool = False
 
     def __post_init__(self) -> None:
-        self._check_size()
-        self._check_views()
-        if self.crop not in ("random", "center", None):
-            raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
-        if self.layout not in ("chw", "hwc") or self.colour not in ("rgb", "gray"):
-            raise ValueError(
-                f"expected a known layout and colour, got {self.layout!r} and {self.colour!r}"
-            )
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
-
-    def _check_size(self) -> None:
-        if self.size is None:
-            return
-        sides = _sides(self.size)
-        if len(sides) != 2 or not all(map(_is_whole, sides)):
-            raise TypeError(
-                f"expected a size such as 224 or (height, width), or None, got {self.size!r}"
-            )
-        if min(sides) < 1:
-            raise ValueError(f"expected a size above 0, got {self.size}")
-
-    def _check_views(self) -> None:
         if not all(isinstance(view, View) for view in self.views):
             raise TypeError(f"expected a list of pcrshard.View, got views={self.views!r}")
         defaults = {field.name: field.default for field in fields(self)}
         given = [name for name in _OF_VIEWS if getattr(self, name) != defaults[name]]
         if self.views and given:
             raise ValueError(f"expected {' and '.join(given)} in each View, not beside views")
-        _ = self.kinds  # Each says what is wrong with it.
-        if len(self.pictures) > MAX_VIEWS:
-            raise ValueError(f"expected at most {MAX_VIEWS} views, got {len(self.pictures)}")
-
-    @cached_property
-    def kinds(self) -> list[ImageDecoder]:
-        """The decoder of the pictures of each view."""
-        return [
-            replace(
-                self,
-                size=view.size,
-                crop=view.crop,
-                scale=view.scale,
-                ratio=view.ratio,
-                views=(),
-                return_geometry=False,
+        if any(view.size is None for view in self.views):
+            raise ValueError("expected a size of each View")
+        if len(self._pictures) > MAX_VIEWS:  # this checks size and crop, too
+            raise ValueError(f"expected at most {MAX_VIEWS} views, got {len(self._pictures)}")
+        if self.layout not in ("chw", "hwc") or self.color not in ("rgb", "gray"):
+            raise ValueError(
+                f"expected a known layout and color, got {self.layout!r} and {self.color!r}"
             )
-            for view in self.views
-        ]
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
 
     @cached_property
-    def pictures(self) -> list[ImageDecoder]:
-        """The decoder of each picture that an image gives, in the order in which they draw."""
-        kinds = zip(self.kinds, self.views, strict=True)
-        return [kind for kind, view in kinds for _ in range(view.count)] or [self]
+    def _kinds(self) -> Sequence[View]:
+        """The views, of which there is one if none was given."""
+        return self.views or [View(self.size, 1, self.scale, self.ratio, self.crop)]
+
+    @cached_property
+    def _pictures(self) -> list[View]:
+        """The view of each picture that an image gives, in the order in which they draw."""
+        return [view for view in self._kinds for _ in range(view.count)]
+
+    @cached_property
+    def _draws(self) -> list[Draw]:
+        """How the pictures are drawn; nothing where all are whole."""
+        if self.flip == 0 and not any(view.crop for view in self._kinds):
+            return []
+        return [Draw(view.crop, view.scale, view.ratio, self.flip) for view in self._pictures]
 
     @property
     def is_sized(self) -> bool:
         """Whether all images give arrays of one shape, or of one for each view."""
-        return self.size is not None or bool(self.views)
+        return self._kinds[0].size is not None
 
     @property
-    def shape(self) -> Size | None:
+    def shape(self) -> native.Size | None:
         """(height, width) of the result, if it is fixed."""
-        if self.size is None:
+        return None if self.views else self._kinds[0].shape
+
+    def batch_shapes(self, count: int) -> list[tuple[int, ...]]:
+        """The shape of each array of a batch of ``count`` images.
+
+        It is (N, 3, H, W) or (N, H, W, 3), one channel for gray, and (N, V, 3, H, W) of each view.
+
+        Raises:
+            ValueError: There is no size.
+        """
+        shapes = []
+        for view in self._kinds:
+            if view.shape is None:
+                raise ValueError("expected a size, because the images of a batch have one")
+            pictures = (count, view.count) if self.views else (count,)
+            shapes.append((*pictures, *native.image_shape(self.layout, view.shape, self.color)))
+        return shapes
+
+    def begin(
+        self,
+        pool: Pool,
+        table: Table,
+        arrays: Sequence[Pixels],
+        keys: Sequence[int],
+        *,
+        orientations: NDArray[np.uint8] | None = None,
+        keep: Any = None,
+    ) -> Batch:
+        """Begin to decode images of one size by the threads of a pool.
+
+        Args:
+            pool: Decodes; images that it cannot decode are for :meth:`__call__`.
+            table: (N, P) addresses and sizes of the P pieces of each image.
+            arrays: Where the pixels go, of :meth:`batch_shapes`.
+            keys: What each image draws from, of :func:`pcrshard.native.pool.draw_key`.
+            orientations: (N,) EXIF orientation of each image, 0 for that in its bytes, which is
+                the default.
+            keep: What must live while the pool decodes.
+        """
+        pictures = list(arrays)
+        if self.views:
+            pictures = [array[:, place] for array in arrays for place in range(array.shape[1])]
+        upright = native.AUTO if orientations is None else orientations
+        return pool.decode(
+            table,
+            pictures,
+            layout=self.layout,
+            color=self.color,
+            orientations=upright if self.upright else native.STORED,
+            draws=self._draws,
+            keys=keys,
+            smoothing=self.smoothing,
+            keep=keep,
+        )
+
+    def geometry(
+        self,
+        boxes: Boxes | None,
+        sizes: NDArray[np.int32],
+    ) -> Any:
+        """Where the pictures of many images are from; ``None`` if it is not asked for.
+
+        Args:
+            boxes: (N, V, 5) of a :class:`pcrshard.native.pool.Batch`, ``None`` for whole images.
+            sizes: (N, 2) height and width of each image.
+
+        Returns:
+            A :class:`Geometry` of N images, or of each view.
+        """
+        if not self.return_geometry:
             return None
-        height, width = _sides(self.size)
-        return int(height), int(width)
+        where = Geometry.of_boxes(boxes, sizes, len(self._pictures))
+        if not self.views:
+            return where.take(0)
+        stops = itertools.accumulate((view.count for view in self.views), initial=0)
+        return [where.take(slice(*ends)) for ends in itertools.pairwise(stops)]
 
     def __call__(
         self,
         jpeg: Jpeg,
-        rng: Rng,
+        rng: Rng = None,
         out: Any = None,
     ) -> Any:
         """Decode one image.
 
         Args:
             jpeg: A JPEG, or its pieces, at any scan.
-            rng: Drawn from for a random crop and a flip, of each view after the other.
+            rng: What decides a random crop and a flip: a ``random.Random``, a number, such as that
+                of :func:`pcrshard.native.pool.draw_key`, or by default Python's ``random``.
             out: Where to decode to, such as a row of a batch; with ``views`` an array of each.
 
         Returns:
@@ -165,147 +202,121 @@ class ImageDecoder:
         Raises:
             CorruptJpeg: It cannot be decoded.
         """
-        size = (0, 0)
-        if self.return_geometry or any(picture.crop for picture in self.pictures):
-            size = image_size(jpeg)
-        drawn = [picture._draw(rng, *size) for picture in self.pictures]
-        pixels: Any
+        arrays = None
+        if out is not None:
+            arrays = [each[None] for each in (out if self.views else [out])]
+        return Decoding(self, own_pool(), [jpeg], [self.key(rng)], arrays)[0]
+
+    def batch(self, jpegs: Sequence[Jpeg], rng: Rng = None) -> Any:
+        """Decode several images into new arrays: what one image gives, with N before each shape.
+
+        Args:
+            jpegs: N JPEGs, or their pieces.
+            rng: As for one image; a number is that of the first image, and the next ones follow.
+        """
+        keys: Sequence[int] = [self.key(rng) for _ in jpegs]
+        if isinstance(rng, int):
+            keys = range(rng, rng + len(jpegs))
+        arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
+        decoding = Decoding(self, own_pool(), jpegs, keys, arrays)
+        images = [decoding[place] for place in range(len(jpegs))]
+        pixels = arrays if self.views else arrays[0]
+        if not self.return_geometry:
+            return pixels
+        parts = [image.geometry for image in images]
         if self.views:
-            pixels = self._decode_views(jpeg, drawn, out)
+            return Picture(pixels, list(map(Geometry.stack, zip(*parts, strict=True))))
+        return Picture(pixels, Geometry.stack(parts))
+
+    def key(self, rng: Rng) -> int:
+        """The number that an image draws from; nothing is taken where nothing is drawn."""
+        if isinstance(rng, int):
+            return rng
+        is_random = self.flip > 0 or any(view.crop == "random" for view in self._kinds)
+        return (random if rng is None else rng).getrandbits(64) if is_random else 0
+
+    def _alone(
+        self,
+        pieces: Sequence[Any],
+        key: int,
+        outs: Sequence[Pixels | None],
+    ) -> tuple[list[Pixels], Any]:
+        """The pictures of an image that the pool does not decode, and where they are from."""
+        size = (0, 0)
+        boxes = None
+        if self._draws or self.return_geometry:
+            size = image_size(pieces, upright=self.upright)
+        if self._draws:
+            boxes = draw_boxes(key, size, self._draws)
+        pixels = []
+        for place, (view, out) in enumerate(zip(self._pictures, outs, strict=True)):
+            y, x, height, width, flipped = (0,) * 5 if boxes is None else boxes[place].tolist()
+            image = decode_image(
+                pieces,
+                crop=(y, x, height, width) if height else None,
+                size=view.shape,
+                layout=self.layout,
+                color=self.color,
+                upright=self.upright,
+                smoothing=self.smoothing,
+                out=out,
+            )
+            if flipped:  # of a copy: the pixels would be read after they are overwritten
+                image[...] = np.flip(image, 2 if self.layout == "chw" else 1).copy()
+            pixels.append(image)
+        where = self.geometry(boxes if boxes is None else boxes[None], np.array([size], np.int32))
+        return pixels, where
+
+
+class Decoding:
+    """Images that a decoder is about to give, in their order.
+
+    Args:
+        decoder: How they are decoded.
+        pool: Who decodes those of one size; the others are decoded when they are asked for.
+        jpegs: The images, each a JPEG or its pieces.
+        keys: What each draws from.
+        arrays: Where the pixels go, of ``decoder.batch_shapes``; by default new arrays.
+    """
+
+    def __init__(
+        self,
+        decoder: ImageDecoder,
+        pool: Pool,
+        jpegs: Sequence[Jpeg],
+        keys: Sequence[int],
+        arrays: Sequence[Pixels] | None = None,
+    ) -> None:
+        self._decoder = decoder
+        self._keys = keys
+        self._images = list(map(as_pieces, jpegs))
+        self.arrays: Any = arrays
+        self._batch: Batch | None = None
+        if decoder.is_sized:
+            if arrays is None:
+                shapes = decoder.batch_shapes(len(jpegs))
+                self.arrays = [np.empty(shape, np.uint8) for shape in shapes]
+            table = piece_table(self._images)
+            self._batch = decoder.begin(pool, table, self.arrays, keys, keep=self._images)
+
+    def __getitem__(self, place: int) -> Any:
+        """What the decoder gives for one of the images.
+
+        Raises:
+            CorruptJpeg: It cannot be decoded.
+        """
+        decoder = self._decoder
+        batch = self._batch
+        own = None if self.arrays is None else [array[place] for array in self.arrays]
+        if batch is not None and own is not None and batch.wait()[place]:
+            pixels = own
+            boxes = None if batch.boxes is None else batch.boxes[place : place + 1]
+            where = decoder.geometry(boxes, batch.sizes[place : place + 1])
         else:
-            pixels = self._decode_one(jpeg, drawn[0], out)
-        if not self.return_geometry:
-            return pixels
-        where = [Geometry.of_draw(crop, mirrored, size) for crop, mirrored in drawn]
-        return Picture(pixels, self.group(where) if self.views else where[0])
-
-    def _decode_one(
-        self,
-        jpeg: Jpeg,
-        drawn: Drawn,
-        out: Pixels | None,
-    ) -> Pixels:
-        crop, mirrored = drawn
-        pixels = decode_image(
-            jpeg,
-            crop=crop,
-            size=self.shape,
-            layout=self.layout,
-            colour=self.colour,
-            smoothing=self.smoothing,
-            out=out,
-        )
-        if mirrored:
-            self._mirror(pixels)
-        return pixels
-
-    def _decode_views(
-        self,
-        jpeg: Jpeg,
-        drawn: Sequence[Drawn],
-        out: Sequence[Pixels] | None,
-    ) -> list[Pixels]:
-        if out is None:
-            out = [np.empty(shape[1:], np.uint8) for shape in self.batch_shapes(1)]
-        rows = [row for array in out for row in array]
-        crops = [crop for crop, _ in drawn]
-        decode_views(
-            jpeg,
-            crops,
-            rows,
-            layout=self.layout,
-            colour=self.colour,
-            smoothing=self.smoothing,
-        )
-        for row, (_, mirrored) in zip(rows, drawn, strict=True):
-            if mirrored:
-                self._mirror(row)
-        return list(out)
-
-    def group(self, where: Sequence[Geometry]) -> list[Geometry]:
-        """The geometry of each view, from that of each picture."""
-        pictures = iter(where)
-        return [Geometry.stack(itertools.islice(pictures, view.count)) for view in self.views]
-
-    def draw_boxes(
-        self,
-        state: int,
-        ids: NDArray[np.int64],
-        sizes: NDArray[np.int32],
-    ) -> Boxes | None:
-        """(N, V, 5) int32, crop and flip of each picture of many images; ``None`` if whole.
-
-        Args:
-            state: That of ``Draws(seed, epoch)``.
-            ids: (N,) the last part of each image's key.
-            sizes: (N, 2) height and width of each image.
-        """
-        if self.flip == 0 and not any(picture.crop for picture in self.pictures):
-            return None
-        how = [Draw(each.crop, each.scale, each.ratio, each.flip) for each in self.pictures]
-        return draw_boxes(state, ids, sizes, how)
-
-    def geometry(
-        self,
-        boxes: Boxes | None,
-        sizes: NDArray[np.int32],
-    ) -> Any:
-        """The geometry of many images, as of one, from :meth:`draw_boxes`; none if not asked for.
-
-        Args:
-            boxes: (N, V, 5), or ``None`` for whole images.
-            sizes: (N, 2) height and width of each image.
-        """
-        if not self.return_geometry:
-            return None
-        where = Geometry.of_boxes(boxes, sizes, len(self.pictures))
-        if not self.views:
-            return where.take(0)
-        stops = np.cumsum([view.count for view in self.views]).tolist()
-        starts = [0, *stops]
-        return [where.take(slice(*ends)) for ends in zip(starts, stops, strict=False)]
-
-    def batch_shape(self, count: int) -> tuple[int, ...]:
-        """(N, 3, H, W) or (N, H, W, 3) of so many images, one channel for gray."""
-        if self.shape is None:
-            raise ValueError("expected a size, because the images of a batch have one")
-        channels = 3 if self.colour == "rgb" else 1
-        if self.layout == "chw":
-            return (count, channels, *self.shape)
-        return (count, *self.shape, channels)
-
-    def batch_shapes(self, count: int) -> list[tuple[int, ...]]:
-        """The shape of each array of so many images: (N, V, 3, H, W) of each of ``views``."""
-        if not self.views:
-            return [self.batch_shape(count)]
-        kinds = zip(self.kinds, self.views, strict=True)
-        return [(count, *kind.batch_shape(view.count)) for kind, view in kinds]
-
-    def batch(self, jpegs: Sequence[bytes], rng: Rng) -> Any:
-        """Decode several images into new arrays: what one image gives, with N before each shape."""
-        outs = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
-        rows = [list(arrays) if self.views else arrays[0] for arrays in zip(*outs, strict=True)]
-        pictures = [self(jpeg, rng, row) for jpeg, row in zip(jpegs, rows, strict=True)]
-        pixels = outs if self.views else outs[0]
-        if not self.return_geometry:
-            return pixels
-        return Picture(pixels, stack_geometry([picture.geometry for picture in pictures]))
-
-    def _draw(
-        self,
-        rng: Rng,
-        height: int,
-        width: int,
-    ) -> tuple[Box | None, bool]:
-        """The crop, and whether to mirror it."""
-        crop = None
-        if self.crop == "center":
-            crop = center_crop(height, width)
-        elif self.crop == "random":
-            crop = random_resized_crop(rng, height, width, scale=self.scale, ratio=self.ratio)
-        return crop, self.flip > 0 and rng.random() < self.flip
-
-    def _mirror(self, pixels: Pixels) -> None:
-        axis = 2 if self.layout == "chw" else 1
-        # Of a copy, because the pixels would be read after they are overwritten.
-        pixels[...] = np.flip(pixels, axis).copy()
+            outs: Sequence[Pixels | None] = [None]
+            if own is not None:
+                outs = [row for array in own for row in array] if decoder.views else own
+            pixels, where = decoder._alone(self._images[place], self._keys[place], outs)
+            pixels = own if decoder.views and own is not None else pixels
+        image = pixels if decoder.views else pixels[0]
+        return Picture(image, at_image(where, 0)) if decoder.return_geometry else image

@@ -7,7 +7,6 @@ searched for its end, never decoded.
 from __future__ import annotations
 
 import bisect
-import struct
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -15,19 +14,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import CorruptJpeg, UnsupportedJpeg
-from ..memory import Buffer
-from .crops import Size
+from ..native import exif_orientation
 from .segments import (
     ALONE,
+    APP0,
+    APP1,
     EOI,
     FRAMES,
     SOI,
-    UNSUPPORTED_FRAMES,
     Frame,
     ScanHeader,
     Segment,
     check_soi,
-    exif_orientation,
     parse_frame,
     parse_scan,
     read_segment,
@@ -46,7 +44,6 @@ __all__ = [
     "ScanHeader",
     "check_area",
     "find_frame",
-    "frame_size",
     "map_jpeg",
 ]
 
@@ -54,7 +51,6 @@ MAX_PIXELS = 1 << 28
 MAX_SCANS = 256
 
 COM = 0xFE
-APP0 = 0xE0
 APP14 = 0xEE
 APPLICATION = range(0xE0, 0xF0)
 
@@ -65,14 +61,10 @@ _SOS = 0xDA
 _DQT = 0xDB
 _DNL = 0xDC
 _DRI = 0xDD
-_APP1 = 0xE1
 
 _TABLES = {_DHT, _DAC, _DQT, _DRI}
-# Segments with a length that may stand before the frame.
-_PLAIN = {_DHT, _DQT, _DRI, COM, *APPLICATION}
-_QUICK_BYTES = 4096
-# The colour space of 3 and of 4 components, by the transform in an Adobe segment.
-_ADOBE_COLOURS: dict[int, dict[int | None, str]] = {
+# The color space of 3 and of 4 components, by the transform in an Adobe segment.
+_ADOBE_COLORS: dict[int, dict[int | None, str]] = {
     3: {0: "rgb", 1: "ycc"},
     4: {None: "cmyk", 0: "cmyk", 2: "ycck"},
 }
@@ -84,7 +76,7 @@ class JpegMap(NamedTuple):
 
     Attributes:
         frame: The frame header.
-        colour: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by the rules of libjpeg.
+        color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by the rules of libjpeg.
         orientation: EXIF orientation 1-8, 0 if there is none.
         header: Segments that decoding needs.
         metadata: Segments that it does not need.
@@ -95,7 +87,7 @@ class JpegMap(NamedTuple):
     """
 
     frame: Frame
-    colour: str
+    color: str
     orientation: int
     header: tuple[Segment, ...]
     metadata: tuple[Segment, ...]
@@ -171,7 +163,7 @@ class _Mapper:
         jfif = _is_named(segment, APP0, b"JFIF\0", 14)
         adobe = _is_named(segment, APP14, b"Adobe", 12)
         if (jfif or adobe) and self.scans:
-            # There they say nothing of the colour space, but would if they were put before the
+            # There they say nothing of the color space, but would if they were put before the
             # first scan.
             name = "JFIF" if jfif else "Adobe"
             raise UnsupportedJpeg(f"{name} segment behind the first scan", offset=segment.start)
@@ -179,7 +171,7 @@ class _Mapper:
         self.jfif |= jfif
         if adobe:
             self.adobe = payload[11]
-        elif segment.code == _APP1:
+        elif segment.code == APP1:
             self.orientation = self.orientation or exif_orientation(payload)
         has_thumbnail = payload[12:14] != b"\0\0"
         needed = adobe or (jfif and not has_thumbnail)
@@ -214,7 +206,7 @@ class _Mapper:
         _check_size(frame, data_bytes)
         return JpegMap(
             frame,
-            _colour_space(frame, jfif=self.jfif, adobe=self.adobe),
+            _color_space(frame, jfif=self.jfif, adobe=self.adobe),
             self.orientation,
             tuple(self.header),
             tuple(self.metadata),
@@ -270,13 +262,13 @@ def _check_size(frame: Frame, data_bytes: int) -> None:
     require(enough, f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
 
 
-def _colour_space(
+def _color_space(
     frame: Frame,
     *,
     jfif: bool,
     adobe: int | None,
 ) -> str:
-    """The colour space as libjpeg guesses it (jdapimin.c, default_decompress_parms)."""
+    """The color space as libjpeg guesses it (jdapimin.c, default_decompress_parms)."""
     count = len(frame.components)
     if count == 1:
         return "gray"
@@ -284,7 +276,7 @@ def _colour_space(
         return "ycc"
     if count == 3 and adobe is None:
         return "rgb" if bytes(c.id for c in frame.components) == b"RGB" else "ycc"
-    known = _ADOBE_COLOURS[count].get(adobe)
+    known = _ADOBE_COLORS[count].get(adobe)
     return require(known, f"unknown Adobe transform {adobe} for {count} components")
 
 
@@ -296,20 +288,6 @@ def check_area(height: int, width: int) -> None:
     """
     if height * width > MAX_PIXELS:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
-
-
-def frame_size(jpeg: Buffer) -> Size:
-    """Height and width in pixels, from the markers before the first scan.
-
-    Cheaper than :func:`map_jpeg`.
-
-    Raises:
-        CorruptJpeg: There is no frame header, or it has no height.
-    """
-    if size := _quick_frame_size(bytes(jpeg[:_QUICK_BYTES])):
-        return size
-    frame = find_frame(bytes(jpeg))
-    return frame.height, frame.width
 
 
 def find_frame(data: bytes) -> Frame:
@@ -327,18 +305,3 @@ def find_frame(data: bytes) -> Frame:
     frame = parse_frame(segment)
     require(frame.height, "expected a height above 0 in the frame header", segment)
     return frame
-
-
-def _quick_frame_size(data: bytes) -> Size | None:
-    """The size, if the frame header comes after plain segments only, as in nearly every file."""
-    pos = 2 if data[:2] == SOI else len(data)
-    while pos + 9 <= len(data) and data[pos] == 0xFF:
-        code = data[pos + 1]
-        if code in FRAMES:
-            height, width = struct.unpack_from(">HH", data, pos + 5)
-            plain = height and width and code not in UNSUPPORTED_FRAMES
-            return (height, width) if plain else None
-        if code not in _PLAIN:
-            return None
-        pos += 2 + max(2, int.from_bytes(data[pos + 2 : pos + 4]))
-    return None

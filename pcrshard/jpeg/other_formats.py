@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
+from ..native import Box, Size
 from .cost import check_pixels
-from .crops import Box, Size
+from .orientation import turn_upright
 
 Pixels = NDArray[np.uint8]
 # Not every plugin of Pillow: some run other programs on the file.
@@ -20,6 +22,9 @@ _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000
 # Bytes that are taken for each pixel: Pillow's own pixels and a copy in another mode, for 16 bits
 # or by OpenJPEG.
 _PILLOW_PIXEL_BYTES = 16
+_ORIENTATION = 0x0112  # EXIF's tag
+# What Pillow raises for damaged files, and for damaged EXIF.
+_BROKEN = (OSError, ValueError, SyntaxError, struct.error)
 
 
 def crop_and_resize(
@@ -35,30 +40,45 @@ def crop_and_resize(
     if not (0 <= y < bottom <= rows and 0 <= x < right <= columns):
         raise ValueError(f"expected a crop within {(rows, columns)}, got {crop}")
     if size is None:
-        return np.ascontiguousarray(pixels[y:bottom, x:right])
+        return pixels[y:bottom, x:right]
 
-    image = _pillow()
-    picture = image.fromarray(pixels.squeeze(axis=2) if channels == 1 else pixels)
-    resized = picture.resize(size[::-1], image.Resampling.BILINEAR, box=(x, y, right, bottom))
+    how = _pillow().Resampling.BILINEAR
+    resized = to_picture(pixels).resize(size[::-1], how, box=(x, y, right, bottom))
     return np.array(resized).reshape(*size, channels)
 
 
-def size_by_pillow(image: bytes) -> Size:
+def size_by_pillow(image: bytes, *, upright: bool) -> Size:
     """Height and width in pixels of an image that is no JPEG, from its header."""
     with _open_image(image, load=False) as picture:
         width, height = picture.size
-        return height, width
+        # Pillow turns a TIFF itself, and gives the size that it will have.
+        turn = upright and picture.format != "TIFF"
+        transposed = turn and _orientation(picture) > 4
+        return (width, height) if transposed else (height, width)
 
 
-def decode_by_pillow(jpeg: bytes, mode: str) -> Pixels:
+def _orientation(picture: Any) -> int:
+    """EXIF orientation as Pillow finds it, in XMP too; 1 where it is broken or not there."""
+    with suppress(*_BROKEN):
+        found = picture.getexif().get(_ORIENTATION)
+        return int(found) if found in range(1, 9) else 1
+    return 1
+
+
+def decode_by_pillow(image: bytes, mode: str, *, upright: bool = False) -> Pixels:
     """Decode what is no JPEG, or what libjpeg-turbo leaves to others: rare sampling factors."""
-    with _open_image(jpeg) as picture:
+    with _open_image(image, load=False) as picture:
+        if mode == "gray":
+            picture.draft("L", picture.size)  # of a JPEG, its own luma
+        picture.load()
+        orientation = _orientation(picture) if upright else 1
         if mode == "cmyk":
             if picture.mode != "CMYK":
                 raise CorruptJpeg(f"expected a CMYK image, got {picture.mode}")
             return 255 - np.array(picture)  # Pillow inverts all of them, as Adobe does
         pixels = np.array(picture.convert("L" if mode == "gray" else "RGB"))
-    return pixels[..., None] if pixels.ndim == 2 else pixels
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    return turn_upright(pixels, orientation)
 
 
 @contextmanager
@@ -74,7 +94,7 @@ def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
             yield picture
     except PCRError:
         raise
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+    except (*_BROKEN, pillow.DecompressionBombError) as error:
         raise CorruptJpeg(f"Pillow: {error}") from error
 
 
@@ -89,8 +109,14 @@ def _pillow() -> Any:
 def compress(pixels: Pixels, quality: int) -> bytes:
     """Compress (H, W, 3) uint8 RGB to a baseline 4:2:0 JPEG."""
     out = io.BytesIO()
-    _pillow().fromarray(pixels).save(out, "JPEG", quality=quality)
+    to_picture(pixels).save(out, "JPEG", quality=quality)
     return out.getvalue()
+
+
+def to_picture(pixels: Pixels) -> Any:
+    """A picture of Pillow, of (H, W, 3) or (H, W, 1) uint8."""
+    plane = pixels.squeeze(axis=2) if pixels.shape[2] == 1 else pixels
+    return _pillow().fromarray(np.ascontiguousarray(plane))
 
 
 def to_jpeg(

@@ -1,8 +1,8 @@
-"""The one door to pixels: lossless transcoding and decoding, conversion of other formats.
+"""Pixels: lossless transcoding and decoding of JPEGs, and decoding of other formats.
 
 Sources are judged and transcoded by the native core alone, so that a dataset does not depend on the
-machine. Pixels are decoded by the core where it was built. libjpeg-turbo, where it is installed, or
-Pillow decode elsewhere, and whatever the core does not support.
+machine. Arithmetic coding becomes Huffman coding by libjpeg-turbo where it is installed. What is
+left, such as rare sampling factors, Pillow decodes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from .. import native
 from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from ..memory import Buffer
+from ..native import Box, Size
 from . import libjpeg_turbo
 from .cost import check_cost
-from .crops import Box, Size
 from .markers import (
     EOI,
     SOI,
     ScanHeader,
     find_frame,
-    frame_size,
     map_jpeg,
 )
+from .orientation import find_orientation, turn_upright, with_orientation
 from .other_formats import crop_and_resize, decode_by_pillow, size_by_pillow
 from .segments import Frame, is_other_format
 from .split import cut_tail, join_pieces
@@ -43,7 +43,7 @@ Jpeg = bytes | Sequence[Buffer]
 _BYTES = bytes | bytearray | memoryview
 
 # Bytes that are taken for each pixel: by Pillow's picture for a resize; by PyTurboJPEG's array
-# for each colour.
+# for each color.
 _PICTURE_PIXEL_BYTES = 4
 _PIXEL_BYTES = {
     "rgb": 3,
@@ -75,9 +75,7 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
     Raises:
         CorruptJpeg: The entropy-coded data is damaged, even where decoders could go on.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
-        MissingDependency: The native core was not built.
     """
-    check_native_core()
     jpeg = _huffman_coded(jpeg)
     try:
         return native.rescan(add_missing_tables(jpeg), scans)
@@ -103,22 +101,6 @@ def _huffman_coded(jpeg: bytes) -> bytes:
         raise UnsupportedJpeg(str(error)) from error
 
 
-def check_native_core() -> None:
-    """Refuse to encode where the core was not built.
-
-    libjpeg-turbo passes over damage that the core refuses, and has no script but its own: what it
-    would encode depends on the machine.
-
-    Raises:
-        MissingDependency: The core was not built.
-    """
-    if not native.available:
-        raise MissingDependency(
-            "encoding needs the native core, which was not built: install a C compiler, then "
-            "reinstall pcrshard, or encode on another machine (reading needs no core)"
-        )
-
-
 def add_missing_tables(jpeg: bytes) -> bytes:
     """A JPEG with the standard Huffman tables, where it has none at all."""
     return jpeg if _DHT in jpeg else SOI + STANDARD_TABLES + jpeg[len(SOI) :]
@@ -134,7 +116,7 @@ def make_baseline(jpeg: bytes) -> bytes:
     """Rearrange a JPEG losslessly into a sequential one, with its metadata.
 
     Args:
-        jpeg: A JPEG that the core or libjpeg-turbo reads.
+        jpeg: A JPEG that the core reads, or an arithmetic-coded one.
 
     Returns:
         A baseline JPEG (extended sequential where its tables need 16 bits) with the same
@@ -142,14 +124,10 @@ def make_baseline(jpeg: bytes) -> bytes:
 
     Raises:
         CorruptJpeg: It is damaged.
-        MissingDependency: There is neither the native core nor libjpeg-turbo.
         UnsupportedJpeg: It cannot be read here, or would take too much memory or time for its size.
     """
     # The coefficients of the source, and those of the result.
     check_cost(jpeg, 0)
-    if not native.available:
-        return libjpeg_turbo.make_baseline(jpeg)
-
     found = map_jpeg(jpeg)
     source = add_missing_tables(_huffman_coded(jpeg))
     try:
@@ -175,27 +153,28 @@ def decode_image(
     crop: Box | None = None,
     size: int | Size | None = None,
     layout: native.Layout = "hwc",
-    colour: Literal["rgb", "gray"] = "rgb",
+    color: Literal["rgb", "gray"] = "rgb",
+    upright: bool = True,
     smoothing: bool = SMOOTHING,
     out: Pixels | None = None,
 ) -> Pixels:
-    """Decode a JPEG at any scan, and crop and resize it on the way.
+    """Decode a JPEG at any scan, turn it upright, and crop and resize it on the way.
 
-    Images of other formats (PNG, WebP, ...), which shards keep as they are, are decoded by Pillow.
-    With the native core only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size
-    where the target allows, without holding the GIL. Without it, libjpeg-turbo decodes the whole
-    image and Pillow resizes.
+    Only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size where the target
+    allows, without holding the GIL. Images of other formats (PNG, WebP, ...), which shards keep as
+    they are, are decoded by Pillow.
 
     Args:
         jpeg: A JPEG, or its pieces in order; EOI may be missing.
-        crop: (y, x, height, width) in pixels of the full image.
+        crop: (y, x, height, width) in pixels of the full picture, after it is turned.
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
-        colour: ``rgb``, or ``gray`` for one channel.
-        smoothing: Whether to smooth between the blocks of an unfinished image, as libjpeg-turbo
-            does: coefficients that are not known yet are estimated from the blocks around. Without
-            the native core, and for images that it does not support (arithmetic coding), it
-            is always done.
+        color: ``rgb``, or ``gray`` for one channel.
+        upright: Turn the picture as its EXIF orientation says, as Pillow's ``exif_transpose`` does;
+            ``False`` gives the stored pixels.
+        smoothing: Smooth between the blocks of an unfinished image, as libjpeg-turbo does:
+            coefficients that are not known yet are estimated from the blocks around. Images that
+            Pillow decodes are always smoothed.
         out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
 
     Returns:
@@ -204,80 +183,76 @@ def decode_image(
 
     Raises:
         CorruptJpeg: It cannot be decoded.
-        MissingDependency: It needs libjpeg-turbo or Pillow, and neither is installed.
-        TypeError: It is a path, or something else that holds no bytes.
-        UnsupportedJpeg: It would take too much memory or time for its size.
-        ValueError: The crop, the size or ``out`` does not fit.
+        MissingDependency: The core does not decode it, and what would is not installed.
+        TypeError: It is no bytes, such as a path.
+        UnsupportedJpeg: It would take too much memory for its size.
+        ValueError: A crop or size does not fit.
     """
     pieces = as_pieces(jpeg)
-    if isinstance(size, int):
-        size = (size, size)
+    if isinstance(size, int | np.integer):
+        size = (int(size), int(size))
     if is_other_format(pieces[0]):
-        pixels = decode_by_pillow(b"".join(pieces), colour)
+        pixels = decode_by_pillow(b"".join(pieces), color, upright=upright)
         return _arrange(crop_and_resize(pixels, crop, size), layout, out)
-    if native.available:
-        plane = colour == "gray" and layout == "hwc"
+    how: Any = {
+        "crop": crop,
+        "size": size,
+        "orientation": native.AUTO if upright else native.STORED,
+        "smoothing": smoothing,
+    }
+    try:
+        return native.decode(pieces, layout=layout, color=color, out=out, **how)
+    except native.NativeError as error:
+        _refuse_damage(error)
+
+    whole = _complete(pieces)
+    frame = find_frame(whole)
+    if frame.arithmetic and libjpeg_turbo.available():
+        huffman = with_orientation(_huffman_coded(whole), find_orientation(whole))
+        return decode_image(
+            huffman,
+            crop=crop,
+            size=size,
+            layout=layout,
+            color=color,
+            upright=upright,
+            smoothing=smoothing,
+            out=out,
+        )
+    if len(frame.components) == _CMYK_COMPONENTS:
         try:
-            pixels = native.decode(
-                pieces,
-                crop=crop,
-                size=size,
-                layout=layout,
-                colour=colour,
-                smoothing=smoothing,
-                out=out[..., 0] if plane and out is not None else out,
-            )
-            return pixels[..., None] if plane else pixels
+            pixels = native.decode([whole], color="cmyk", **how)
+            return _arrange(from_cmyk(pixels, color), layout, out)
         except native.NativeError as error:
             _refuse_damage(error)
+    if size:
+        check_cost(whole, _PIXEL_BYTES[color] + _PICTURE_PIXEL_BYTES)
+    pixels = decode(whole, color)
+    if upright:
+        pixels = turn_upright(pixels, find_orientation(whole))
+    return _arrange(crop_and_resize(pixels, crop, size), layout, out)
 
-    pixels = _decode_and_resize(_complete(pieces), colour, crop, size, smoothing)
-    return _arrange(pixels, layout, out)
 
-
-def image_size(image: Jpeg) -> Size:
-    """Height and width in pixels of what :func:`decode_image` takes, from its header.
+def image_size(image: Jpeg, *, upright: bool = True) -> Size:
+    """Height and width in pixels of what :func:`decode_image` makes, from its header.
 
     Raises:
         CorruptJpeg: There is none.
     """
-    pieces = as_pieces(image)
-    if is_other_format(pieces[0]):
-        return size_by_pillow(b"".join(pieces))
-    return frame_size(pieces[0])
+    whole = b"".join(as_pieces(image))
+    if is_other_format(whole):
+        return size_by_pillow(whole, upright=upright)
+    frame = find_frame(whole)
+    transposed = upright and find_orientation(whole) > 4
+    return (frame.width, frame.height) if transposed else (frame.height, frame.width)
 
 
-def _decode_and_resize(
-    jpeg: bytes,
-    colour: Literal["rgb", "gray"],
-    crop: Box | None,
-    size: Size | None,
-    smoothing: bool,
-) -> Pixels:
-    """(H, W, C) pixels of what the core does not give as RGB or gray."""
-    if len(find_frame(jpeg).components) == _CMYK_COMPONENTS and native.available:
-        try:
-            pixels = native.decode(
-                [jpeg],
-                crop=crop,
-                size=size,
-                colour="cmyk",
-                smoothing=smoothing,
-            )
-            return from_cmyk(pixels, colour)
-        except native.NativeError as error:
-            _refuse_damage(error)
-    if size:
-        check_cost(jpeg, _PIXEL_BYTES[colour] + _PICTURE_PIXEL_BYTES)
-    return crop_and_resize(decode(jpeg, colour), crop, size)
-
-
-def from_cmyk(pixels: Pixels, colour: Literal["rgb", "gray"]) -> Pixels:
-    """RGB or gray of CMYK as Pillow makes it, without a colour profile.
+def from_cmyk(pixels: Pixels, color: Literal["rgb", "gray"]) -> Pixels:
+    """RGB or gray of CMYK as Pillow makes it, without a color profile.
 
     Args:
         pixels: (H, W, 4) uint8, as files have it: 255 is no ink.
-        colour: What to make.
+        color: What to make.
 
     Returns:
         (H, W, 3) or (H, W, 1) uint8.
@@ -285,7 +260,7 @@ def from_cmyk(pixels: Pixels, colour: Literal["rgb", "gray"]) -> Pixels:
     light = pixels[..., 3:].astype(np.uint32)
     product = (255 - pixels[..., :3]) * light + 128
     rgb = light - ((product + (product >> 8)) >> 8)
-    if colour == "rgb":
+    if color == "rgb":
         return rgb.astype(np.uint8)
     luma = (rgb @ _LUMA + (1 << 15)) >> 16
     return luma.astype(np.uint8)[..., None]
@@ -322,11 +297,9 @@ def _arrange(
 ) -> Pixels:
     """The (H, W, C) pixels in a layout, in ``out`` if it is given."""
     if layout == "chw":
-        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    return pixels if out is None else _put(pixels, out)
-
-
-def _put(pixels: Pixels, out: Pixels) -> Pixels:
+        pixels = pixels.transpose(2, 0, 1)
+    if out is None:
+        return np.ascontiguousarray(pixels)
     if out.shape != pixels.shape:
         raise ValueError(f"expected out of shape {pixels.shape}, got {out.shape}")
     out[...] = pixels
@@ -334,9 +307,9 @@ def _put(pixels: Pixels, out: Pixels) -> Pixels:
 
 
 def decode(jpeg: bytes, mode: Literal["rgb", "gray", "cmyk"] = "rgb") -> Pixels:
-    """Decode a JPEG through libjpeg-turbo, the reference; :func:`decode_image` is the fast way.
+    """Decode the stored pixels of a JPEG by the reference, the libjpeg-turbo inside of Pillow.
 
-    Where the library is not installed, Pillow decodes, which has libjpeg-turbo inside.
+    :func:`decode_image` is the fast way.
 
     Args:
         jpeg: A JPEG that ends with EOI.
@@ -349,47 +322,21 @@ def decode(jpeg: bytes, mode: Literal["rgb", "gray", "cmyk"] = "rgb") -> Pixels:
 
     Raises:
         CorruptJpeg: It cannot be decoded.
-        MissingDependency: Neither libjpeg-turbo nor Pillow is installed.
+        MissingDependency: Pillow is not installed.
         UnsupportedJpeg: It would take too much memory or time for its size.
     """
     check_cost(jpeg, _PIXEL_BYTES[mode])
-    if mode != "cmyk" and len(find_frame(jpeg).components) == _CMYK_COMPONENTS:
+    frame = find_frame(jpeg)
+    if mode != "cmyk" and len(frame.components) == _CMYK_COMPONENTS:
         return from_cmyk(decode(jpeg, "cmyk"), mode)
-    if libjpeg_turbo.available():
-        pixels = libjpeg_turbo.decode(jpeg, mode)
-        if pixels is not None:
-            return pixels
     try:
         return decode_by_pillow(jpeg, mode)
     except MissingDependency as error:
+        kind = "this"
+        others = ""
+        if frame.arithmetic:
+            kind = "an arithmetic-coded"
+            others = f" or libturbojpeg ({libjpeg_turbo.HOW_TO_INSTALL})"
         raise MissingDependency(
-            f"decoding {_kind(jpeg)} needs libturbojpeg or Pillow: "
-            f"{libjpeg_turbo.HOW_TO_INSTALL}, or `pip install Pillow`"
+            f"decoding {kind} JPEG needs Pillow (`pip install Pillow`){others}"
         ) from error
-
-
-def _kind(jpeg: bytes) -> str:
-    frame = find_frame(jpeg)
-    if frame.arithmetic:
-        return "an arithmetic-coded JPEG"
-    if len(frame.components) == _CMYK_COMPONENTS:
-        return "a CMYK JPEG"
-    return "this JPEG by libjpeg"
-
-
-def decode_finished(jpeg: bytes, mode: Literal["rgb", "cmyk"]) -> Pixels:
-    """:func:`decode` of a JPEG with all its scans, by the native core where nothing else can.
-
-    Raises:
-        CorruptJpeg: It cannot be decoded.
-        MissingDependency: It needs libjpeg-turbo or Pillow, and neither is installed.
-        UnsupportedJpeg: It would take too much memory or time for its size.
-    """
-    try:
-        return decode(jpeg, mode)
-    except MissingDependency:
-        try:
-            return native.decode([jpeg], colour=mode)
-        except native.NativeError as error:
-            _refuse_damage(error)
-        raise

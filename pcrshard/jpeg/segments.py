@@ -10,6 +10,8 @@ from ..memory import Buffer
 
 SOI = b"\xff\xd8"
 EOI = b"\xff\xd9"
+APP0 = 0xE0
+APP1 = 0xE1
 
 FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # TEM, RSTn and EOI are markers without a segment.
@@ -217,31 +219,3 @@ def _is_progressive(scan: ScanHeader) -> bool:
     dc = scan.ss == scan.se == 0
     ac = 0 < scan.ss <= scan.se <= 63 and len(scan.components) == 1
     return (dc or ac) and scan.al <= 13 and scan.ah in (0, scan.al + 1)
-
-
-def exif_orientation(payload: bytes) -> int:
-    """Orientation 1-8 in an APP1 payload, 0 if there is none or it is broken.
-
-    It is tag 0x0112 of EXIF 2.3, section 4.6.4.
-
-    >>> exif_orientation(b"http://ns.adobe.com/xap/1.0/")
-    0
-    """
-    tiff = payload[6:]
-    order = {
-        b"II*\0": "<",
-        b"MM\0*": ">",
-    }.get(tiff[:4])
-    if payload[:6] != b"Exif\0\0" or order is None:
-        return 0
-    try:
-        (ifd,) = struct.unpack_from(order + "I", tiff, 4)
-        (count,) = struct.unpack_from(order + "H", tiff, ifd)
-        for entry in range(count):
-            at = ifd + 2 + 12 * entry
-            tag, kind, number, value = struct.unpack_from(order + "HHIHxx", tiff, at)
-            if (tag, kind, number) == (0x0112, 3, 1):
-                return value if 1 <= value <= 8 else 0
-    except struct.error:
-        pass  # the directory is cut
-    return 0

@@ -9,10 +9,13 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..native import Layout, NativeError, pictures
-from .crops import Box, Crop, Interval, Size
-from .pixels import Jpeg, Pixels, as_pieces, decode_image
-from .segments import is_other_format
+from ..native import Size
+from ..native.pool import Boxes, Interval
+
+# How a crop is chosen; None is the whole image.
+Crop = Literal["random", "center"] | None
+# A side, or (height, width); None is the image's own size.
+Side = int | Size | None
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class View:
         crop: ``random``, ``center`` or ``None``, as for :class:`pcrshard.ImageDecoder`.
     """
 
-    size: int | Size
+    size: Side
     count: int = 1
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
@@ -36,6 +39,33 @@ class View:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"expected at least one picture of a View, got count={self.count}")
+        if self.crop not in ("random", "center", None):
+            raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
+        sides = self._sides()
+        if self.size is not None and (len(sides) != 2 or not all(map(_is_whole, sides))):
+            raise TypeError(
+                f"expected a size such as 224 or (height, width), or None, got {self.size!r}"
+            )
+        if self.size is not None and min(sides) < 1:
+            raise ValueError(f"expected a size above 0, got {self.size}")
+
+    @property
+    def shape(self) -> Size | None:
+        """(height, width), if it is fixed."""
+        if self.size is None:
+            return None
+        height, width = self._sides()
+        return int(height), int(width)
+
+    def _sides(self) -> tuple[Any, ...]:
+        """What should be height and width."""
+        size: Any = self.size
+        is_list = isinstance(size, Sequence) and not isinstance(size, str)
+        return tuple(size) if is_list else (size, size)
+
+
+def _is_whole(side: object) -> bool:
+    return isinstance(side, int | np.integer) and not isinstance(side, bool)
 
 
 class Geometry(NamedTuple):
@@ -45,7 +75,8 @@ class Geometry(NamedTuple):
     are dimensions before them: (N, V, 4), (N, V) and (N, V, 2).
 
     Attributes:
-        crop: (4,) int64, (y, x, height, width) in pixels of the image.
+        crop: (4,) int64, (y, x, height, width) in pixels of the image, which is upright unless the
+            decoder has ``upright=False``.
         flipped: () bool, whether the crop is mirrored, left for right.
         size: (2,) int64, height and width of the image.
     """
@@ -55,20 +86,9 @@ class Geometry(NamedTuple):
     size: Any
 
     @classmethod
-    def of_draw(
-        cls,
-        crop: Box | None,
-        flipped: bool,
-        size: Size,
-    ) -> Self:
-        """Of one picture; without a crop it shows the whole image."""
-        box = (0, 0, *size) if crop is None else crop
-        return cls(np.array(box, np.int64), np.array(flipped), np.array(size, np.int64))
-
-    @classmethod
     def of_boxes(
         cls,
-        boxes: NDArray[np.int32] | None,
+        boxes: Boxes | None,
         sizes: NDArray[np.int32],
         count: int,
     ) -> Self:
@@ -89,13 +109,6 @@ class Geometry(NamedTuple):
     def stack(cls, parts: Iterable[Self]) -> Self:
         """Of several pictures, along a new first dimension."""
         return cls(*map(np.stack, zip(*parts, strict=True)))
-
-
-def stack_geometry(parts: Sequence[Any]) -> Any:
-    """The geometry of a batch, from that of each image: a list of them where there are views."""
-    if isinstance(parts[0], Geometry):
-        return Geometry.stack(parts)
-    return list(map(Geometry.stack, zip(*parts, strict=True)))
 
 
 def at_image(geometry: Any, place: int) -> Any:
@@ -130,42 +143,3 @@ def unfold(sample: Mapping[str, Any]) -> dict[str, Any]:
         else:
             fields[name] = value
     return fields
-
-
-def decode_views(
-    jpeg: Jpeg,
-    crops: Sequence[Box | None],
-    outs: Sequence[Pixels],
-    *,
-    layout: Layout,
-    colour: Literal["rgb", "gray"],
-    smoothing: bool,
-) -> None:
-    """Decode several crops of an image, each to its array: :func:`decode_image` of each.
-
-    The native core decodes the coefficients once.
-
-    Raises:
-        CorruptJpeg: It cannot be decoded.
-    """
-    pieces = as_pieces(jpeg)
-    if pictures.available and not is_other_format(pieces[0]):
-        try:
-            pictures.decode_views(
-                pieces, outs, crops, layout=layout, colour=colour, smoothing=smoothing
-            )
-        except NativeError:
-            pass  # Not for the core, or damaged: below is said what, or it is decoded.
-        else:
-            return
-    for crop, out in zip(crops, outs, strict=True):
-        size = out.shape[:2] if layout == "hwc" else out.shape[1:3]
-        decode_image(
-            pieces,
-            crop=crop,
-            size=size,
-            layout=layout,
-            colour=colour,
-            smoothing=smoothing,
-            out=out,
-        )

@@ -1,8 +1,6 @@
-"""Door to the native core: progressive and baseline JPEG to pixels, and lossless rescan.
+"""The native core: progressive and baseline JPEG to pixels, and lossless rescan.
 
-The compiled module ``pcrshard.native._core`` is optional; without it ``available`` is False and
-every function raises ImportError. Nothing here reads files, and nothing is kept but one decoder per
-thread and backend.
+Nothing here reads files, and nothing is kept but one decoder per thread and backend.
 """
 
 from __future__ import annotations
@@ -14,44 +12,33 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import MissingDependency
+
 try:
     from pcrshard.native._core import ffi, lib
-except ImportError:  # built without a compiler
-    ffi = lib = None
-
-available: bool = lib is not None
+except ImportError as missing:
+    raise MissingDependency(
+        "the native core of pcrshard is not built: install a wheel, or a C compiler (Debian: "
+        "`apt-get install gcc python3-dev`) and then reinstall pcrshard"
+    ) from missing
 
 Backend = Literal["auto", "portable"]
 Layout = Literal["hwc", "chw"]
-Colour = Literal["rgb", "gray", "cmyk"]
+Color = Literal["rgb", "gray", "cmyk"]
 Image = NDArray[np.uint8]
-Table = NDArray[np.void]
 Pieces = Sequence[Any]
 Box = tuple[int, int, int, int]
 Size = tuple[int, int]
 
-_COLOURS = ("gray", "ycc", "rgb", "cmyk", "ycck")
-_LAYOUTS = {
-    "hwc": 0,
-    "chw": 1,
-}
-_COLOUR_CODES = {
-    "rgb": 0,
-    "gray": 1,
-    "cmyk": 2,
-}
-_CHANNELS = {
-    "rgb": 3,
-    "gray": 1,
-    "cmyk": 4,
-}
+_COLORS = ("gray", "ycc", "rgb", "cmyk", "ycck")
+_LAYOUTS = ("hwc", "chw")
+_CHANNELS = {"rgb": 3, "gray": 1, "cmyk": 4}  # in the order of the core's codes
 _SCALES = (0, 1, 2, 4, 8)
 _UNSUPPORTED = 2
-_OTHER_ERRORS = {
-    4: MemoryError,
-    5: ValueError,
-}
-_PIECE = np.dtype([("data", np.uintp), ("size", np.uintp)])
+_OTHER_ERRORS = {4: MemoryError, 5: ValueError}
+# Orientation of a request: as the stream's EXIF says, or the stored pixels.
+AUTO = 0
+STORED = 1
 
 
 class NativeError(ValueError):
@@ -63,14 +50,25 @@ class NativeError(ValueError):
 
 
 class Header(NamedTuple):
-    """What the markers before the first scan say; sampling is (horizontal, vertical)."""
+    """What the markers before the first scan say.
+
+    Attributes:
+        height: Rows of stored pixels.
+        width: Columns of stored pixels.
+        num_components: 1, 3 or 4.
+        sampling: (horizontal, vertical) factors of each component.
+        progressive: Whether the frame is progressive.
+        color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``.
+        orientation: EXIF orientation, 1 to 8; 0 if there is none.
+    """
 
     height: int
     width: int
     num_components: int
     sampling: tuple[tuple[int, int], ...]
     progressive: bool
-    colour: str
+    color: str
+    orientation: int
 
 
 # The decoders of each thread, by backend: every thread makes its own at the first use.
@@ -79,25 +77,15 @@ _threads = threading.local()
 
 def _decoder(choice: Backend) -> Any:
     """This thread's decoder, with its scratch memory."""
-    if lib is None:
-        raise ImportError(
-            "pcrshard.native was built without a C compiler; "
-            "reinstall pcrshard where one is present"
-        )
     decoder = vars(_threads).get(choice)
     if decoder is None:
-        decoder = _new_decoder(choice)
-        vars(_threads)[choice] = decoder
+        if choice not in get_args(Backend):
+            raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
+        handle = lib.pcr_decoder_new(choice == "portable")
+        if handle == ffi.NULL:
+            raise MemoryError
+        decoder = vars(_threads)[choice] = ffi.gc(handle, lib.pcr_decoder_free)
     return decoder
-
-
-def _new_decoder(choice: Backend) -> Any:
-    if choice not in get_args(Backend):
-        raise ValueError(f"expected backend 'auto' or 'portable', got {choice!r}")
-    handle = lib.pcr_decoder_new(choice == "portable")
-    if handle == ffi.NULL:
-        raise MemoryError
-    return ffi.gc(handle, lib.pcr_decoder_free)
 
 
 class _Stream:
@@ -111,17 +99,13 @@ class _Stream:
         self.pieces = ffi.new("pcr_piece[]", list(zip(self.buffers, sizes, strict=True)))
 
     def call(self, function: Any, *arguments: Any) -> None:
-        """Call a function of the core on the stream; what it refuses is raised."""
+        """Call a function of the core on the stream, and raise what it refuses."""
         code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
         if code:
-            raise self._error(code)
-
-    def _error(self, code: int) -> Exception:
-        text = ffi.string(lib.pcr_message(self.decoder))
-        message = text.decode(errors="replace")
-        if code in _OTHER_ERRORS:
-            return _OTHER_ERRORS[code](message)
-        return NativeError(message, unsupported=code == _UNSUPPORTED)
+            message = ffi.string(lib.pcr_message(self.decoder)).decode(errors="replace")
+            if code in _OTHER_ERRORS:
+                raise _OTHER_ERRORS[code](message)
+            raise NativeError(message, unsupported=code == _UNSUPPORTED)
 
 
 def backend(choice: Backend = "auto") -> str:
@@ -145,64 +129,68 @@ def read_header(pieces: Pieces) -> Header:
         header.num_components,
         sampling,
         bool(header.progressive),
-        _COLOURS[header.colour],
+        _COLORS[header.color],
+        header.orientation,
     )
 
 
-def _make_request(
+def exif_orientation(payload: bytes) -> int:
+    """EXIF orientation 1-8 in the payload of an APP1 segment, 0 if there is none or it is broken.
+
+    >>> exif_orientation(b"http://ns.adobe.com/xap/1.0/")
+    0
+    """
+    return int(lib.pcr_exif_orientation(payload, len(payload)))
+
+
+def make_request(
     layout: Layout,
-    colour: Colour,
-    size: Size | None,
+    color: Color,
+    size: Size | None = None,
     crop: Box | None = None,
+    *,
+    orientation: int = STORED,
     scale: int = 0,
     max_pixels: int = 0,
     smoothing: bool = False,
 ) -> Any:
-    """What to decode; a number that is 0 is left to the core."""
-    if layout not in _LAYOUTS or colour not in _CHANNELS or scale not in _SCALES:
+    """What to decode, for the core; see :func:`decode`. A number that is 0 is left to the core."""
+    if layout not in _LAYOUTS or color not in _CHANNELS or scale not in _SCALES:
         raise ValueError(
-            f"expected a known layout, colour and scale, got {layout!r}, {colour!r} and {scale!r}"
+            f"expected a known layout, color and scale, got {layout!r}, {color!r} and {scale!r}"
         )
-    request = ffi.new(
+    for name, area in (("crop", crop and crop[2:]), ("size", size)):
+        # The core takes 0x0 for "not asked for".
+        if area is not None and min(area) < 1:
+            raise ValueError(f"expected a {name} of at least 1x1 pixels, got {area[0]}x{area[1]}")
+    y, x, height, width = crop or (0, 0, 0, 0)
+    out_height, out_width = size or (0, 0)
+    return ffi.new(
         "pcr_request *",
         {
+            "crop_y": y,
+            "crop_x": x,
+            "crop_h": height,
+            "crop_w": width,
+            "out_h": out_height,
+            "out_w": out_width,
+            "layout": _LAYOUTS.index(layout),
+            "color": list(_CHANNELS).index(color),
+            "orientation": orientation,
             "scale": scale,
             "max_pixels": max_pixels,
             "smooth": smoothing,
         },
     )
-    request.layout = _LAYOUTS[layout]
-    request.colour = _COLOUR_CODES[colour]
-
-    if crop is not None:
-        request.crop_y, request.crop_x, request.crop_h, request.crop_w = crop
-        _check_area("crop", *crop[2:])
-    if size is not None:
-        request.out_h, request.out_w = size
-        _check_area("size", *size)
-    return request
 
 
-def _check_area(
-    name: str,
-    height: int,
-    width: int,
-) -> None:
-    # The core takes 0x0 for "not asked for".
-    if height < 1 or width < 1:
-        raise ValueError(f"expected a {name} of at least 1x1 pixels, got {height}x{width}")
-
-
-def _shape(
-    layout: Layout,
-    size: tuple[int, ...],
-    colour: Colour,
-) -> tuple[int, ...]:
-    channels = _CHANNELS[colour]
+def image_shape(layout: Layout, size: Size, color: Color) -> tuple[int, ...]:
+    """The shape of an image of a size: (C, H, W) or (H, W, C)."""
+    channels = _CHANNELS[color]
     return (channels, *size) if layout == "chw" else (*size, channels)
 
 
-def _target(out: Image, shape: tuple[int, ...]) -> Any:
+def target(out: Image, shape: tuple[int, ...]) -> Any:
     """The memory of ``out``, once it is sure that the core may write to all of it."""
     flags = out.flags
     writable = flags.c_contiguous and flags.writeable
@@ -220,7 +208,8 @@ def decode(
     crop: Box | None = None,
     size: Size | None = None,
     layout: Layout = "hwc",
-    colour: Colour = "rgb",
+    color: Color = "rgb",
+    orientation: int = STORED,
     out: Image | None = None,
     scale: int = 0,
     max_pixels: int = 2**28,
@@ -235,11 +224,13 @@ def decode(
 
     Args:
         pieces: Bytes-like objects that hold the stream, in order; no EOI is needed.
-        crop: (y, x, height, width) in pixels of the full image; the resize may look past its edge.
+        crop: (y, x, height, width) in pixels of the full image, after it is turned; the resize may
+            look past its edge.
         size: (height, width) of the result.
         layout: ``hwc`` gives (H, W, 3), ``chw`` gives (3, H, W).
-        colour: ``rgb`` of 1 and 3 components, ``gray`` (the luma) of the same, as (H, W) or
+        color: ``rgb`` of 1 and 3 components, ``gray`` (the luma) of the same, as (H, W, 1) or
             (1, H, W); ``cmyk`` of 4 components, as stored (libjpeg-turbo's TJPF_CMYK).
+        orientation: EXIF orientation to undo, 1 to 8; 0 for the one that the stream has.
         out: C-contiguous uint8 array of the result's shape to decode into.
         scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; with 0 the core chooses.
         max_pixels: Larger images are refused.
@@ -250,58 +241,29 @@ def decode(
     Raises:
         NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal
             but not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
-        ValueError: A crop, size or ``out`` does not fit.
+        ValueError: A crop, orientation, size or ``out`` does not fit.
     """
-    request = _make_request(layout, colour, size, crop, scale, max_pixels, smoothing)
+    request = make_request(
+        layout,
+        color,
+        size,
+        crop,
+        orientation=orientation,
+        scale=scale,
+        max_pixels=max_pixels,
+        smoothing=smoothing,
+    )
     stream = _Stream(pieces, backend)
-
     if size is None or out is None:
-        size = _output_size(stream, request)
-    shape = size if (layout, colour) == ("hwc", "gray") else _shape(layout, size, colour)
+        # Before memory is taken, the core compares the size claimed with the bytes that are there.
+        found = ffi.new("int32_t[2]")
+        stream.call(lib.pcr_output_size, request, found, found + 1)
+        size = (found[0], found[1])
+    shape = image_shape(layout, size, color)
     if out is None:
         out = np.empty(shape, np.uint8)
-    stream.call(lib.pcr_decode, request, _target(out, shape), out.size)
+    stream.call(lib.pcr_decode, request, target(out, shape), out.size)
     return out
-
-
-def _output_size(stream: _Stream, request: Any) -> Size:
-    """(height, width) of the result.
-
-    Before memory is taken, the core compares the size claimed with the bytes that are there.
-    """
-    size = ffi.new("int32_t[2]")
-    stream.call(lib.pcr_output_size, request, size, size + 1)
-    return size[0], size[1]
-
-
-def empty_table(streams: int, pieces: int) -> Table:
-    """A table of empty pieces, (streams, pieces), to put others in."""
-    return np.zeros((streams, pieces), _PIECE)
-
-
-def image_table(images: Sequence[bytes | None], sizes: Sequence[int] | NDArray[Any]) -> Table:
-    """Where whole images are in memory; they must outlive the table.
-
-    Args:
-        images: JPEGs; ``None`` for an empty entry.
-        sizes: Bytes of each that count; what follows, such as EOI, is left out.
-
-    Returns:
-        (images, 1) of address and size.
-    """
-    there = [row for row, image in enumerate(images) if image is not None]
-    table = empty_table(len(images), 1)
-    table["data"][there, 0] = [_address_of(images[row]) for row in there]
-    table["size"][there, 0] = np.asarray(sizes)[there]
-    return table
-
-
-def _address_of(data: Any) -> int:
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
-
-
-def _address(table: Table) -> Any:
-    return ffi.cast("const pcr_piece *", table.ctypes.data)
 
 
 def rescan(

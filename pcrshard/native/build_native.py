@@ -1,12 +1,10 @@
 """Builds ``pcrshard.native._core``; setup.py names it in ``cffi_modules``.
 
-By hand, from the project's root: ``python pcrshard/native/build_native.py``. The extension is
-optional: where no compiler works, setuptools warns and installs the package without it.
+By hand, from the project's root: ``python pcrshard/native/build_native.py``.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -19,7 +17,7 @@ HEADER = (
     if "__file__" in globals()
     else SOURCE_DIR / "pcr.h"
 )
-# -ffp-contract: crops are drawn to the bits of Python, which rounds each product and sum.
+# -ffp-contract: every machine draws the same crops, whose products and sums are rounded one by one.
 _COMPILE_ARGS = ["-std=c11", "-O3", "-pthread", "-fvisibility=hidden", "-ffp-contract=off"]
 
 
@@ -36,17 +34,15 @@ def make_builder() -> FFI:
     """The cffi builder of the extension, with every C file of the source folder."""
     builder = FFI()
     builder.cdef(public_declarations(HEADER.read_text()))
-    windows = os.name == "nt"
     builder.set_source(
         "pcrshard.native._core",
         '#include "pcr.h"',
         sources=_sources("*.c"),
         depends=_sources("*.h"),
         include_dirs=[str(SOURCE_DIR)],
-        extra_compile_args=[] if windows else _COMPILE_ARGS,
-        extra_link_args=[] if windows else ["-pthread"],
-        libraries=[] if windows else ["m"],
-        optional=True,
+        extra_compile_args=_COMPILE_ARGS,
+        extra_link_args=["-pthread"],
+        libraries=["m"],
     )
     return builder
 

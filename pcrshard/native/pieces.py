@@ -39,6 +39,23 @@ def empty_table(streams: int, pieces: int) -> Table:
     return np.zeros((streams, pieces), PIECE)
 
 
+def piece_table(images: Sequence[Sequence[Any]]) -> Table:
+    """Where images are in memory; their pieces must outlive the table.
+
+    Args:
+        images: The pieces of each image, bytes-like objects in order.
+
+    Returns:
+        (images, P) of address and size, P being the largest number of pieces, at least 1;
+        others are empty.
+    """
+    table = empty_table(len(images), max([1, *map(len, images)]))
+    for row, pieces in enumerate(images):
+        for column, piece in enumerate(pieces):
+            table[row, column] = address(piece), memoryview(piece).nbytes
+    return table
+
+
 def place_pieces(
     sizes: NDArray[np.uint32],
     header_sizes: NDArray[np.uint16],

@@ -1,41 +1,44 @@
-"""Door to the threads of the native core: batches of images decoded without the GIL.
+"""The threads of the native core, which decode batches of images without the GIL.
 
 A pool belongs to the process that made it: a forked child has none of its threads.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import Backend, Colour, Image, Layout, Table, _address, _make_request, _shape, _target
-
-try:
-    from pcrshard.native._core import ffi, lib
-except ImportError:  # built without a compiler
-    ffi = lib = None
+from . import (
+    STORED,
+    Backend,
+    Color,
+    Image,
+    Layout,
+    Size,
+    image_shape,
+    make_request,
+    target,
+)
+from ._core import ffi, lib
+from .pieces import Table
 
 Boxes = NDArray[np.int32]
 Interval = tuple[float, float]
 
-# A library built before this module has no pool.
-available: bool = lib is not None and hasattr(lib, "pcr_pool_new")
-
-_CROPS = {
-    None: 0,
-    "center": 1,
-    "random": 2,
-}
+_CROPS = (None, "center", "random")  # in the order of the core's codes
 # Pictures of an image: PCR_MAX_VIEWS of pcr.h.
 MAX_VIEWS = 64
 # How often a thread that waits looks for signals.
 _WAIT_MILLISECONDS = 100
+_WORD = 2**64 - 1
 
 
 class Draw(NamedTuple):
@@ -47,35 +50,51 @@ class Draw(NamedTuple):
     flip: float
 
 
-def draw_boxes(
-    state: int,
-    ids: NDArray[np.int64],
-    sizes: NDArray[np.int32],
-    views: Sequence[Draw],
-) -> Boxes:
-    """Draw the crops and flips of many images, each from a stream of its own.
+def draw_key(*parts: int) -> int:
+    """The number that decides the crops and flips of a key, such as (seed, epoch, sample).
 
-    They are those of :mod:`pcrshard.jpeg.crops`, bit for bit.
+    ``draw_key(draw_key(seed, epoch), sample)`` is another key than ``draw_key(seed, epoch,
+    sample)``; see :func:`draw_keys`.
+    """
+    return functools.reduce(lib.pcr_draw_state, [part & _WORD for part in parts], 0)
+
+
+def draw_keys(parts: Sequence[int], ids: Iterable[int]) -> list[int]:
+    """:func:`draw_key` of ``(*parts, id)`` for each id."""
+    state = draw_key(*parts)
+    return [lib.pcr_draw_state(state, each & _WORD) for each in ids]
+
+
+def draw_boxes(key: int, size: Size, draws: Sequence[Draw]) -> Boxes:
+    """Draw the crop and the flip of each picture of an image, one after the other.
 
     Args:
-        state: That of ``Draws(seed, epoch)``.
-        ids: (N,) the last part of each image's key.
-        sizes: (N, 2) height and width of each image.
-        views: What each image draws, one after the other.
+        key: Of :func:`draw_key`; the lowest 64 bits count.
+        size: (height, width) of the image.
+        draws: How each picture is drawn.
 
     Returns:
-        (N, views, 5) int32: y, x, height, width, flip; four zeros stand for the whole image.
+        (V, 5) int32: y, x, height, width, flip; four zeros stand for the whole image.
     """
-    count = len(ids)
-    if sizes.shape != (count, 2):
-        raise ValueError(f"expected {count} sizes of height and width, got {sizes.shape}")
-    boxes = np.empty((count, len(views), 5), np.int32)
-    how = [(_CROPS[view.crop], *view[1:]) for view in views]
-    numbers = ffi.from_buffer("int64_t[]", np.ascontiguousarray(ids, np.int64))
-    dims = ffi.from_buffer("int32_t[]", np.ascontiguousarray(sizes, np.int32))
-    target = ffi.from_buffer("int32_t[]", boxes)
-    lib.pcr_draw_boxes(state, numbers, dims, count, ffi.new("pcr_draw[]", how), len(how), target)
+    boxes = np.empty((len(draws), 5), np.int32)
+    out = ffi.from_buffer("int32_t[]", boxes)
+    lib.pcr_draw_boxes(key & _WORD, *size, _draws(draws), len(draws), out)
     return boxes
+
+
+def _draws(draws: Sequence[Draw]) -> Any:
+    return ffi.new("pcr_draw[]", [(_CROPS.index(draw.crop), *draw[1:]) for draw in draws])
+
+
+_threads = threading.local()
+
+
+def own_pool() -> Pool:
+    """A pool without threads, which decodes in the thread that asks; each thread has one."""
+    pool: Pool | None = getattr(_threads, "pool", None)
+    if pool is None:
+        pool = _threads.pool = Pool(0)
+    return pool
 
 
 class Pool:
@@ -115,25 +134,31 @@ class Pool:
     def decode(
         self,
         table: Table,
-        outs: Image | Sequence[Image],
+        outs: Sequence[Image],
         *,
-        boxes: Boxes | None = None,
         layout: Layout = "hwc",
-        colour: Colour = "rgb",
+        color: Color = "rgb",
+        orientations: int | NDArray[np.uint8] = STORED,
+        draws: Sequence[Draw] = (),
+        keys: Sequence[int] = (),
         smoothing: bool = False,
         keep: Any = None,
     ) -> Batch:
-        """Begin to decode many streams, each to one picture or several.
+        """Begin to decode many streams, each to one picture or several, the longest one first.
 
         The pixels are those of :func:`pcrshard.native.decode`.
 
         Args:
-            table: (N, pieces) of :func:`pcrshard.native.image_table`.
-            outs: (N, H, W, 3) or (N, 3, H, W) uint8, one channel for ``gray``; of each of V
-                pictures. What is of one image is C-contiguous.
-            boxes: (N, V, 5) int32, of :func:`draw_boxes`; (N, 5) will do for one picture.
+            table: (N, P) addresses and sizes of the P pieces of each image, some perhaps empty;
+                see :func:`pcrshard.native.image_table`.
+            outs: For each of the V pictures of an image (N, H, W, 3) or (N, 3, H, W) uint8, one
+                channel for ``gray``. What is of one image is C-contiguous.
             layout: Of ``outs``.
-            colour: ``rgb`` or ``gray``.
+            color: ``rgb`` or ``gray``.
+            orientations: EXIF orientation to undo, of all images or (N,) uint8 of each; 0 for the
+                one that the stream has.
+            draws: How crops and flips of the V pictures are drawn; none of them for whole images.
+            keys: What each of the N images draws from; see :func:`draw_key`.
             smoothing: As for :func:`pcrshard.native.decode`.
             keep: The buffers that the table points to: they must live while they are decoded.
 
@@ -142,25 +167,44 @@ class Pool:
         """
         self._check_process()
         count, num_pieces = table.shape
-        arrays = [outs] if isinstance(outs, np.ndarray) else list(outs)
-        views = _views(arrays, count, layout, colour, smoothing)
-        codes = np.empty(count, np.int32)
         pieces = np.ascontiguousarray(table)
+        shared = orientations if isinstance(orientations, int) else STORED
+        views = _views(outs, count, layout, color, shared, smoothing)
+        codes = np.empty(count, np.int32)
+        sizes = np.zeros((count, 2), np.int32)
+        held: dict[str, Any] = {
+            "pieces": ffi.cast("const pcr_piece *", pieces.ctypes.data),
+            "views": views,
+            "codes": ffi.from_buffer("int32_t[]", codes),
+            "sizes": ffi.from_buffer("int32_t[]", sizes),
+        }
+        if count > 1:
+            longest_first = np.argsort(pieces["size"].sum(axis=1))[::-1].astype(np.int32)
+            held["order"] = ffi.from_buffer("int32_t[]", longest_first)
+        if not isinstance(orientations, int):
+            _check_count(count, "orientations", orientations)
+            each = np.ascontiguousarray(orientations, np.uint8)
+            held["orientations"] = ffi.from_buffer("uint8_t[]", each)
+        boxes = None
+        if draws:
+            _check_count(count, "keys", keys)
+            _check_count(len(outs), "draws", draws)
+            boxes = np.zeros((count, len(draws), 5), np.int32)
+            held["boxes"] = ffi.from_buffer("int32_t[]", boxes)
+            held["draws"] = _draws(draws)
+            held["states"] = ffi.new("uint64_t[]", [key & _WORD for key in keys])
         batch = ffi.new(
             "pcr_batch *",
             {
-                "pieces": _address(pieces),
+                **held,
                 "num_pieces": num_pieces,
                 "num_images": count,
-                "views": views,
-                "num_views": len(arrays),
-                "boxes": _checked(boxes, count, len(arrays)),
-                "codes": ffi.from_buffer("int32_t[]", codes),
+                "num_views": len(outs),
             },
         )
-        self._under_way[batch] = (codes, pieces, views, boxes, arrays, keep)
+        self._under_way[batch] = (held, pieces, outs, keep)
         lib.pcr_pool_add(self._handle, batch)
-        return Batch(self, batch, codes)
+        return Batch(self, batch, codes, sizes, boxes)
 
     def wait(self, batch: Any) -> None:
         """Wait until a batch is decoded; signals are handled meanwhile.
@@ -174,7 +218,7 @@ class Pool:
         self._under_way.pop(batch, None)
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if self.threads and os.getpid() != self._pid:
             raise RuntimeError(
                 f"expected the process {self._pid}, which made the threads, got its child "
                 f"{os.getpid()}: begin the iteration there"
@@ -183,11 +227,17 @@ class Pool:
             raise RuntimeError("expected a pool of threads that is not closed")
 
 
+def _check_count(count: int, name: str, values: Any) -> None:
+    if len(values) != count:
+        raise ValueError(f"expected {count} {name}, got {len(values)}")
+
+
 def _views(
     outs: Sequence[Image],
     count: int,
     layout: Layout,
-    colour: Colour,
+    color: Color,
+    orientation: int,
     smoothing: bool,
 ) -> Any:
     """What is decoded of each image, and where to."""
@@ -196,46 +246,42 @@ def _views(
     views = ffi.new("pcr_view[]", len(outs))
     for view, out in zip(views, outs, strict=True):
         size = out.shape[1:3] if layout == "hwc" else out.shape[2:4]
-        shape = _shape(layout, size, colour)
+        shape = image_shape(layout, size, color)
         if out.shape != (count, *shape):
             raise ValueError(f"expected {count} pictures of shape {shape}, got {out.shape}")
         if count:
-            _target(out[0], shape)
-        view.request = _make_request(layout, colour, size, smoothing=smoothing)[0]
+            target(out[0], shape)
+        request = make_request(layout, color, size, orientation=orientation, smoothing=smoothing)
+        view.request = request[0]
         view.out = ffi.cast("uint8_t *", out.ctypes.data)
         view.out_size = math.prod(shape)
         view.step = out.strides[0]
     return views
 
 
-def _checked(
-    boxes: Boxes | None,
-    count: int,
-    num_views: int,
-) -> Any:
-    if boxes is None:
-        return ffi.NULL
-    shapes = [(count, num_views, 5), *([(count, 5)] if num_views == 1 else [])]
-    if boxes.shape not in shapes or boxes.dtype != np.int32 or not boxes.flags.c_contiguous:
-        raise ValueError(
-            f"expected {count * num_views} boxes of 5 int32, one after the other, "
-            f"got {boxes.dtype} of {boxes.shape}"
-        )
-    return ffi.from_buffer("int32_t[]", boxes)
-
-
 class Batch:
-    """Images that are being decoded; from :meth:`Pool.decode`."""
+    """Images that are being decoded; from :meth:`Pool.decode`.
+
+    Attributes:
+        sizes: (N, 2) int32, height and width of each image after it is turned, and 0 of images
+            without a header; there after :meth:`wait`, as ``boxes``.
+        boxes: (N, V, 5) int32, the crop (y, x, height, width) of each picture and whether it is
+            flipped; four zeros stand for the whole image. ``None`` if nothing was drawn.
+    """
 
     def __init__(
         self,
         pool: Pool,
         batch: Any,
         codes: NDArray[np.int32],
+        sizes: NDArray[np.int32],
+        boxes: Boxes | None,
     ) -> None:
         self._pool = pool
         self._batch = batch
         self._codes = codes
+        self.sizes = sizes
+        self.boxes = boxes
 
     def wait(self) -> NDArray[np.bool_]:
         """(N,) bool: which were decoded; :func:`pcrshard.native.decode` says what is wrong."""

@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..format.names import is_other_image, numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.markers import EOI
+from ..jpeg.orientation import with_orientation
 from ..jpeg.split import join_pieces
 from ..native.pieces import Table, address, empty_table, join
 from .contents import Contents, Pieces, num_scans
@@ -25,6 +26,7 @@ Samples = Iterator[Sample]
 Select = Callable[[str, str], bool]
 OnError = Callable[[PCRError], bool]
 Decode = Callable[[list[memoryview]], Any]
+Jpeg = TypeVar("Jpeg", bytes, memoryview, bytes | None)
 
 
 def number_lists(sample: Sample) -> Sample:
@@ -144,11 +146,11 @@ class Prefix:
             on_error: Called with the error of a damaged sample; True goes on with the next sample.
                 By default the error is raised.
             decode: Called with the pieces of an image, one for each scan group; its result takes
-                the place of the bytes.
-                ``partial(ImageDecoder(224, "random"), rng=rng)`` is one.
+                the place of the bytes. ``ImageDecoder(224, "random")`` is one.
 
         Yields:
-            ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes.
+            ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes. Below
+            full fidelity an image has none of its metadata but an EXIF orientation.
 
         Raises:
             CorruptPiece: A sample is damaged; names its key and scan.
@@ -175,6 +177,8 @@ class Prefix:
         fields = self.fields.values()
         if None in jpegs or any(None in column for column in fields):
             return None
+        if self.scan != FULL and self._turned:
+            jpegs = list(map(self._oriented, itertools.count(), jpegs))
         step = len(self.streams)
         images = [jpegs[stream::step] for stream in range(step)]
         names = ("__key__", *self.streams, *self.fields)
@@ -235,6 +239,17 @@ class Prefix:
             unit += count
             is_there = field in lists or self.index.dims[here[0], 0] != 0
             yield field, here if is_there else ()
+
+    @cached_property
+    def _turned(self) -> frozenset[int]:
+        """Images whose EXIF orientation is not that of their pixels."""
+        return frozenset(np.flatnonzero(self.index.orientation > 1).tolist())
+
+    def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
+        """A JPEG that says which way up it is, which its metadata say at full fidelity only."""
+        if jpeg is None or unit not in self._turned:
+            return jpeg
+        return with_orientation(jpeg, int(self.index.orientation[unit]))
 
     @cached_property
     def kept_images(self) -> frozenset[str]:
@@ -303,6 +318,7 @@ class Prefix:
             return self._jpeg(unit)
         # Outside of the try: what is wrong with them already says where.
         pieces = self._pieces(unit)
+        pieces[0] = memoryview(self._oriented(unit, pieces[0]))
         try:
             return decode(pieces)
         except PCRError as error:
@@ -310,8 +326,10 @@ class Prefix:
 
     def _jpeg(self, unit: int) -> bytes:
         if self.scan != FULL and unit not in self.contents.damaged:
-            return join(self._sound_table[unit]).tobytes()
+            return bytes(self._oriented(unit, join(self._sound_table[unit]).tobytes()))
         pieces = self._pieces(unit)
+        if self.scan != FULL:
+            pieces[0] = memoryview(self._oriented(unit, pieces[0]))
         tail = self.contents.tail if self.scan == FULL else None
         metadata = b"" if tail is None else tail.of_unit(unit)[0]
         if tail is not None and unit in self.contents.damaged:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from .. import memory, native
-from ..jpeg.crops import Draws
+from .. import memory
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.pixels import Pixels
 from ..jpeg.views import Geometry, at_image, geometry_field
-from ..native.pool import Batch, Pool
+from ..native.pieces import Table, empty_table
+from ..native.pool import Batch, Pool, draw_keys
 from ..reading.prefix import Prefix
 from .shard_set import Row
 from .shared_ring import SharedRing
@@ -66,16 +66,14 @@ class FieldImages:
     Attributes:
         arrays: The pixels of all of them, one after the other, (images, 3, H, W) or as the
             decoder's layout says; (images, V, 3, H, W) of each of its views.
-        has_views: Whether the decoder has any.
-        geometry: Where they are from, if that is asked for: a Geometry, or one of each view.
+        image: What decodes them.
         first: (samples + 1) positions in the arrays: where those of each sample begin.
         is_list: Whether the field has a list of images in each sample.
         decoding: Their decoding, if the native core does it.
     """
 
     arrays: list[torch.Tensor]
-    has_views: bool
-    geometry: Any
+    image: ImageDecoder
     first: list[int]
     is_list: bool
     decoding: Batch | None
@@ -83,13 +81,19 @@ class FieldImages:
     @property
     def pixels(self) -> Any:
         """A tensor, or one of each view."""
-        return self.arrays if self.has_views else self.arrays[0]
+        return self.arrays if self.image.views else self.arrays[0]
+
+    @cached_property
+    def geometry(self) -> Any:
+        """Where decoded images are from, if that is asked for: a Geometry, or one of each view."""
+        done = self.decoding
+        return None if done is None else self.image.geometry(done.boxes, done.sizes)
 
     def columns(self, name: str) -> dict[str, Any]:
         """The field and its geometry, as a batch has them."""
-        if self.geometry is None:
+        if (geometry := self.geometry) is None:
             return {name: self.pixels}
-        return {name: self.pixels, geometry_field(name): as_tensors(self.geometry)}
+        return {name: self.pixels, geometry_field(name): as_tensors(geometry)}
 
     def decoded(self) -> list[bool]:
         """For each sample whether all of its images were decoded; waits for them."""
@@ -104,16 +108,16 @@ class FieldImages:
         """The field and its geometry of a sample: of one image, or of a list of them."""
         start, stop = self.first[position : position + 2]
         own = [array[start:stop].numpy() for array in self.arrays]
-        images = list(map(list, zip(*own, strict=True))) if self.has_views else list(own[0])
+        images = list(map(list, zip(*own, strict=True))) if self.image.views else list(own[0])
         found = {name: images if self.is_list else images[0]}
-        if self.geometry is not None:
-            places = [at_image(self.geometry, place) for place in range(start, stop)]
+        if (geometry := self.geometry) is not None:
+            places = [at_image(geometry, place) for place in range(start, stop)]
             found[geometry_field(name)] = places if self.is_list else places[0]
         return found
 
     def put(self, position: int, pixels: Any) -> None:
         """Take over what was decoded elsewhere; what does not fit stays where it is."""
-        own = pixels if self.has_views else [pixels]
+        own = pixels if self.image.views else [pixels]
         if self.is_list or own is None or not all(isinstance(each, np.ndarray) for each in own):
             return
         for array, each in zip(self.arrays, own, strict=True):
@@ -202,10 +206,9 @@ def _begin_field(
     first = [0, *itertools.accumulate(map(len, units))]
     arrays = _take(target, image.batch_shapes(first[-1]))
     decoding = None
-    geometry = None
     if pool is not None:
-        decoding, geometry = _decode(rows, units, image, key, pool, arrays)
-    return FieldImages(arrays, bool(image.views), geometry, first, is_list, decoding)
+        decoding = _decode(rows, units, image, key, pool, arrays)
+    return FieldImages(arrays, image, first, is_list, decoding)
 
 
 def _take(target: BatchMemory, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
@@ -236,43 +239,31 @@ def _decode(
     key: tuple[int, int],
     pool: Pool,
     arrays: list[torch.Tensor],
-) -> tuple[Batch, Any]:
-    """The decoding, and where the pixels are from if that is asked for."""
-    counts = list(map(len, units))
+) -> Batch:
     groups = _group(rows, units)
-    table, sizes = _table(groups, sum(counts))
-    ids = np.array([row[0] for row in rows], np.int64)
-    boxes = image.draw_boxes(Draws(*key).state, ids.repeat(counts), sizes)
-    decoding = pool.decode(
+    ids = [row[0] for row, own in zip(rows, units, strict=True) for _ in own]
+    table, orientations = _table(groups, len(ids))
+    return image.begin(
+        pool,
         table,
-        _pictures(arrays, image),
-        boxes=boxes,
-        layout=image.layout,
-        colour=image.colour,
-        smoothing=image.smoothing,
+        [array.numpy() for array in arrays],
+        draw_keys(key, ids),
+        orientations=orientations,
         keep=[prefix.contents for prefix in groups],
     )
-    return decoding, image.geometry(boxes, sizes)
 
 
-def _table(groups: Groups, count: int) -> tuple[native.Table, NDArray[np.int32]]:
-    """Where the images are, and their heights and widths."""
+def _table(groups: Groups, count: int) -> tuple[Table, NDArray[np.uint8]]:
+    """Where the images are, and their EXIF orientations."""
     # An empty stream is not decoded: an image that is missing or damaged.
-    parts = [(prefix, *group, prefix.table(group[1])) for prefix, group in groups.items()]
-    table = native.empty_table(count, max(part.shape[1] for *_, part in parts))
-    sizes = np.ones((count, 2), np.int32)
-    for prefix, places, wanted, part in parts:
-        table[places, : part.shape[1]] = part
-        sizes[places] = np.maximum(prefix.index.dims[wanted], 1)
-    return table, sizes
-
-
-def _pictures(arrays: list[torch.Tensor], image: ImageDecoder) -> list[Pixels]:
-    """The memory of each picture of all images: of a view they lie side by side."""
-    pixels = [array.numpy() for array in arrays]
-    if not image.views:
-        return pixels
-    return [array[:, place] for array in pixels for place in range(array.shape[1])]
+    tables = {prefix: prefix.table(wanted) for prefix, (_, wanted) in groups.items()}
+    table = empty_table(count, max([1, *(own.shape[1] for own in tables.values())]))
+    orientations = np.zeros(count, np.uint8)
+    for prefix, (places, wanted) in groups.items():
+        own = tables[prefix]
+        table[places, : own.shape[1]] = own
+        orientations[places] = prefix.index.orientation[wanted]
+    return table, orientations
 
 
 def _group(

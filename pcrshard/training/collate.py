@@ -15,11 +15,9 @@ from torch.utils.data import default_collate
 
 from ..errors import PCRError, ScanUnavailable
 from ..format.scan import FULL, Scan, check_scan, is_integer
-from ..jpeg.crops import Draws
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import geometry_field, unfold
-from ..native import pool as native_pool
-from ..native.pool import Pool
+from ..native.pool import Pool, draw_key
 from ..reading.field_values import CONVERSIONS, INTEGERS, Convert, convert, extension
 from ..reading.prefix import Decode, Prefix, Sample
 from .batch_images import BatchMemory, FieldImages, begin_images, picture_column
@@ -113,10 +111,9 @@ class Collator:
         return sum(map(math.prod, self.image.batch_shapes(count)))
 
     def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
-        """Threads that decode the images of batches; ``None`` where the core cannot."""
+        """Threads that decode the images of batches; ``None`` where there is no plain decoder."""
         # A subclass may do more than decode.
-        plain = type(self.image) is ImageDecoder
-        return Pool(threads) if plain and native_pool.available else nullcontext()
+        return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
     def _finish(
         self,
@@ -322,7 +319,7 @@ def _decode(
 ) -> Any:
     # Each image of a sample has the same draws, whichever others are read: an image and its mask
     # are cropped alike.
-    return image(pieces, Draws(*key))
+    return image(pieces, draw_key(*key))
 
 
 def _convert(

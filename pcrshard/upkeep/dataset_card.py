@@ -132,7 +132,7 @@ shard at low fidelity. What a job reads it chooses by `scan`:
 ```python
 import pcrshard.hf  # pip install 'pcrshard[hf]'
 
-dataset = pcrshard.hf.load_dataset({about.url!r}, scan={min(5, index.num_groups)})
+dataset = pcrshard.hf.load_dataset({about.url!r}, scan={min(5, index.num_groups)}, streaming=True)
 ```
 
 {preview}

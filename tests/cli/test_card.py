@@ -12,7 +12,7 @@ def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, capsys, fails)
     assert "README.md and" in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "# pets\n" in card
-    assert "load_dataset('hf://datasets/me/pets', scan=5)" in card
+    assert "load_dataset('hf://datasets/me/pets', scan=5, streaming=True)" in card
     (folder / "README.md").write_text("mine")
     fails("card", folder, words=["--overwrite"])
     assert (folder / "README.md").read_text() == "mine"

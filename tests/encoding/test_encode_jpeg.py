@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from support import ROOT
 
-from pcrshard import encode, native
 from pcrshard.encoding.encode_jpeg import encode_jpeg
-from pcrshard.errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
+from pcrshard.errors import CorruptJpeg, UnsupportedJpeg
 from pcrshard.format.scan_script import Q95, STANDARD
 from pcrshard.jpeg import pixels
 from pcrshard.jpeg.markers import map_jpeg
@@ -27,12 +26,12 @@ def test_the_pieces_are_the_image(mode, script):
     image = encode_jpeg(jpeg, script)
     *groups, tail = image.pieces
     assert (image.height, image.width, len(groups)) == (50, 70, script.num_groups)
-    colour = "cmyk" if mode == "CMYK" else "rgb"
+    color = "cmyk" if mode == "CMYK" else "rgb"
     whole = b"".join(groups) + tail + EOI
-    assert np.array_equal(pixels.decode(whole, colour), pixels.decode(jpeg, colour))
+    assert np.array_equal(pixels.decode(whole, color), pixels.decode(jpeg, color))
     for scan in range(1, script.num_groups):
         prefix = b"".join(groups[:scan]) + EOI
-        assert pixels.decode(prefix, colour).shape == pixels.decode(jpeg, colour).shape
+        assert pixels.decode(prefix, color).shape == pixels.decode(jpeg, color).shape
 
 
 def test_what_no_decoder_needs_is_in_the_tail():
@@ -122,18 +121,6 @@ def test_rare_sampling_factors_are_kept(jpegtran):
     source = join_grays((48, 32, 16))
     *groups, _ = encode_jpeg(source).pieces
     assert b"".join(groups) + EOI == jpegtran(source, "-copy", "none", "-progressive")
-
-
-def test_without_the_core_nothing_is_encoded(monkeypatch, tmp_path):
-    """What is encoded does not depend on the machine: where the core is missing, the first line
-    says what to do, before anything is listed or written.
-    """
-    monkeypatch.setattr(native, "available", False)
-    with pytest.raises(MissingDependency, match="install a C compiler"):
-        encode(str(tmp_path / "none"), str(tmp_path / "out"))
-    with pytest.raises(MissingDependency, match="encode on another machine"):
-        encode_jpeg(make_jpeg())
-    assert not (tmp_path / "out").exists()
 
 
 def test_some_tables_are_missing(jpegtran):

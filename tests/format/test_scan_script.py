@@ -27,12 +27,12 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("mode", GROUPS)
-def test_every_colour_space_has_the_same_fidelity_at_a_scan(mode):
-    """Scan 5 of a gray or CMYK image holds the coefficients that scan 5 of a colour image holds."""
+def test_every_color_space_has_the_same_fidelity_at_a_scan(mode):
+    """Scan 5 of a gray or CMYK image holds the coefficients that scan 5 of a color image holds."""
     source = make_jpeg(mode=mode)
-    colour, components = map_jpeg(source).colour, len(map_jpeg(source).frame.components)
-    found = map_jpeg(make_progressive(source, scans_for(STANDARD, colour, components)))
-    assert group_scans(STANDARD, found.scans, found.colour) == GROUPS[mode]
+    color, components = map_jpeg(source).color, len(map_jpeg(source).frame.components)
+    found = map_jpeg(make_progressive(source, scans_for(STANDARD, color, components)))
+    assert group_scans(STANDARD, found.scans, found.color) == GROUPS[mode]
 
 
 def test_a_group_may_hold_several_scans():

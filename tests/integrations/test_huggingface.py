@@ -39,8 +39,15 @@ from torch.utils.data import DataLoader  # noqa: E402
 import pcrshard  # noqa: E402
 from pcrshard.cli.main import main  # noqa: E402
 from pcrshard.errors import CorruptPiece, FormatError, PCRError, StorageError  # noqa: E402
-from pcrshard.integrations.huggingface import PcrBuilder, load_dataset  # noqa: E402
+from pcrshard.integrations import huggingface  # noqa: E402
+from pcrshard.integrations.huggingface import PcrBuilder  # noqa: E402
 from pcrshard.testing import make_jpeg  # noqa: E402
+
+
+def load_dataset(url, **options):
+    """A stream, unless a test asks for something else."""
+    return huggingface.load_dataset(url, **{"streaming": True} | options)
+
 
 SCRIPTS = ROOT / "scripts" / "hf"
 pytestmark = [
@@ -528,7 +535,7 @@ def test_the_hub_is_asked_for_prefixes_only(dataset, tmp_path):
     program = (
         "import sys, pcrshard.hf;"
         "urls = ['hf://datasets/me/pets', 'hf://buckets/me/pets'];"
-        "rows = [pcrshard.hf.load_dataset(url, scan=2) for url in urls];"
+        "rows = [pcrshard.hf.load_dataset(url, scan=2, streaming=True) for url in urls];"
         "print([sum(1 for _ in each) for each in rows])"
     )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as hub:
@@ -645,7 +652,7 @@ def load(streaming):
     return datasets.load_dataset(script, data_dir=url, scan=5, **how)
 def ours(streaming):
     return pcrshard.hf.load_dataset(url, scan=5, streaming=streaming)
-rows = pcrshard.hf.load_dataset(url, scan=5)
+rows = pcrshard.hf.load_dataset(url, scan=5, streaming=True)
 source = iter(rows)
 done = [next(source)["__key__"] for _ in range(8)]
 rows.load_state_dict(rows.state_dict())
@@ -721,3 +728,10 @@ def test_lists_late_fields_and_kept_files(tmp_path):
     assert rows[0]["png"].size == (9, 9)
     assert "txt" not in rows[0]
     assert [row["txt"] for row in load_dataset(str(tmp_path), scan=5)] == ["late"] * 3
+
+
+def test_the_default_is_that_of_datasets(dataset, tmp_path):
+    """Without ``streaming`` it is a map-style dataset, as of ``datasets.load_dataset``."""
+    rows = huggingface.load_dataset(str(dataset), scan=1, cache_dir=str(tmp_path))
+    assert isinstance(rows, datasets.Dataset)
+    assert len(rows) == 24

@@ -16,8 +16,15 @@ datasets = pytest.importorskip("datasets", reason="NO HUGGINGFACE: pip install '
 
 import pcrshard  # noqa: E402
 from pcrshard.errors import ScanUnavailable, StorageError  # noqa: E402
-from pcrshard.integrations.huggingface import PcrBuilder, load_dataset  # noqa: E402
+from pcrshard.integrations import huggingface  # noqa: E402
+from pcrshard.integrations.huggingface import PcrBuilder  # noqa: E402
 from pcrshard.testing import make_jpeg  # noqa: E402
+
+
+def load_dataset(url, **options):
+    """A stream, unless a test asks for something else."""
+    return huggingface.load_dataset(url, **{"streaming": True} | options)
+
 
 COUNTS = {"train": 8, "validation": 4, "test": 2}
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -15,8 +15,9 @@ from support import pieces
 from webdataset import cache, tariterators
 
 import pcrshard
-from pcrshard import JpegHandler, ScanLevel, pcr_scan
-from pcrshard.errors import CorruptPiece, NotAShard, PCRError, ScanUnavailable
+from pcrshard import ImageDecoder, JpegHandler, ScanLevel, View, pcr_scan
+from pcrshard.errors import CorruptJpeg, CorruptPiece, NotAShard, PCRError, ScanUnavailable
+from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
 
 warnings.filterwarnings("ignore", message="WebDataset.shardshuffle=", category=UserWarning)
@@ -201,6 +202,80 @@ def test_damage_reaches_the_parent_process(shard_urls, tmp_path):
     )
     with pytest.raises(CorruptPiece, match="scan=2"):
         list(loader)
+
+
+def by_hand(samples, decoder, seed):
+    """What pcr_decode gives of samples, each alone."""
+    for number, sample in enumerate(samples):
+        jpegs = {name: value for name, value in sample.items() if name.endswith("jpg")}
+        key = draw_key(seed, 0, 0, number)
+        yield sample | {name: decoder(value, key) for name, value in jpegs.items()}
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 16, "crop": "random", "flip": 0.5},
+        {"size": 16, "crop": "center", "return_geometry": True},
+        {"views": [View(12, 2), View((8, 9), 1)]},
+        {"crop": "random", "layout": "hwc"},
+    ],
+    ids=str,
+)
+def test_pcr_decode_gives_what_each_image_gives(threads, options, tmp_path):
+    """Samples come in their order with the pixels of each image alone, for any number of threads;
+    an image and its mask have the same crop, and CMYK, damaged and missing images are no matter.
+    """
+    with pcrshard.ShardWriter(str(tmp_path), samples_per_shard=9) as writer:
+        for i in range(21):
+            sample = {"__key__": f"k{i:02d}", "cls": i}
+            mode = {3: "L", 7: "CMYK"}.get(i, "RGB")
+            if i != 5:
+                sample |= {
+                    "jpg": make_jpeg(i, 40 + i, 50, mode),
+                    "mask.jpg": make_jpeg(i, 40 + i, 50),
+                }
+            writer.write(sample)
+    source = dataset_of(pcrshard.open_dataset(tmp_path)[1]).pcr_scan(10)
+    found = list(source.pcr_decode(seed=3, threads=threads, **options))
+    assert [sample["cls"] for sample in found] == [str(i).encode() for i in range(21)]
+    for got, expected in zip(found, by_hand(source, ImageDecoder(**options), 3), strict=True):
+        assert got.keys() == expected.keys()
+        for name in got:
+            assert str(got[name]) == str(expected[name])
+            if isinstance(got[name], np.ndarray):
+                assert np.array_equal(got[name], expected[name])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_cannot_be_decoded_goes_to_the_handler(threads):
+    """In its turn: the samples before it have come, and those after it come if the handler says so.
+    An error of the stage before comes after all samples before it, too.
+    """
+
+    def samples(error=None):
+        for i in range(20):
+            jpeg = b"\xff\xd8 garbage" if i == 12 else make_jpeg(i, 20, 20)
+            yield {"__key__": str(i), "__url__": "a", "jpg": jpeg}
+        if error:
+            raise error
+
+    seen = []
+    stage = pcrshard.pcr_decode(8, threads=threads)
+    with pytest.raises(CorruptJpeg) as raised:
+        seen.extend(sample["__key__"] for sample in stage(samples()))
+    assert seen == [str(i) for i in range(12)]
+    assert raised.value.args[1:] == ("12", "a")
+    for go_on, stop in ((True, 20), (False, 12)):
+        stage = pcrshard.pcr_decode(8, threads=threads, handler=lambda error, go_on=go_on: go_on)
+        got = [sample["__key__"] for sample in stage(samples())]
+        assert got == [str(i) for i in range(stop) if i != 12]
+    seen.clear()
+    stage = pcrshard.pcr_decode(8, threads=threads, handler=lambda error: True)
+    with pytest.raises(RuntimeError, match="of the source"):
+        seen.extend(sample["__key__"] for sample in stage(samples(RuntimeError("of the source"))))
+    assert len(seen) == 19
 
 
 WRONG = {

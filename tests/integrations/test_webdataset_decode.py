@@ -51,8 +51,31 @@ def test_a_handler_travels_to_workers():
     """It pickles, and decodes the same afterwards."""
     handler = pickle.loads(pickle.dumps(JpegHandler("rgb8")))
     jpeg = make_jpeg()
+    assert repr(JpegHandler("l8", upright=False)) == "JpegHandler('l8', upright=False)"
     assert repr(handler) == "JpegHandler('rgb8')"
     assert np.array_equal(handler(".JPG", jpeg), JpegHandler("rgb8")(".jpg", jpeg))
+
+
+@pytest.mark.parametrize(("spec", "mode"), [("pil", "RGB"), ("pilrgb", "RGB"), ("pill", "L")])
+def test_pictures_of_pillow(spec, mode):
+    """For transforms that take pictures, as WebDataset's own "pil" gives them."""
+    jpeg = make_jpeg(3)
+    picture = JpegHandler(spec)(".jpg", jpeg)
+    assert (picture.mode, picture.size) == (mode, (64, 48))
+    assert np.array_equal(np.asarray(picture), JpegHandler(f"{mode.lower()}8")(".jpg", jpeg))
+
+
+def test_a_shard_without_pcr_scan_is_pointed_out(shard_urls):
+    """A PCR shard is a legal tar, whose one sample is a whole shard: who decodes it is told what is
+    missing.
+    """
+    plain = wds.WebDataset(shard_urls[:1], shardshuffle=False)
+    for stage in (
+        plain.pcr_decode(8),
+        plain.decode(JpegHandler("rgb8"), handler=wds.ignore_and_stop),
+    ):
+        with pytest.warns(UserWarning, match=r"read as a plain tar.*\.pcr_scan\(5\)"):
+            list(stage)
 
 
 def test_smoothed_images_are_webdatasets(shard_urls):

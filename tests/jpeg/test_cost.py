@@ -6,7 +6,6 @@ import pytest
 from pcrshard import native
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
 from pcrshard.jpeg.cost import check_pixels
-from pcrshard.jpeg.crops import Draws
 from pcrshard.jpeg.image_decoder import ImageDecoder
 from pcrshard.jpeg.other_formats import to_jpeg
 from pcrshard.jpeg.pixels import decode, decode_image, make_baseline, make_progressive
@@ -29,7 +28,7 @@ def arithmetic(height, width):
         lambda jpeg: make_progressive(jpeg, []),
         lambda jpeg: decode_image(jpeg, size=32),
         lambda jpeg: decode_image(jpeg, smoothing=True),
-        lambda jpeg: ImageDecoder(32, "random")(jpeg, Draws(0, 0, 0)),
+        lambda jpeg: ImageDecoder(32, "random")(jpeg, 0),
         lambda jpeg: to_jpeg(jpeg, 90, None),
     ],
     ids=["decode", "baseline", "progressive", "size", "smoothing", "decoder", "convert"],

@@ -49,7 +49,7 @@ def test_pixels_without_a_known_range_are_refused(kind):
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 def test_resize_short_keeps_the_sampling(subsampling):
-    """The colours of a 4:4:4 source stay as fine as its luma."""
+    """The colors of a 4:4:4 source stay as fine as its luma."""
     source = make_jpeg(1, 100, 200, subsampling=subsampling)
     assert map_jpeg(to_jpeg(source, None, 50)).frame.components == map_jpeg(source).frame.components
 

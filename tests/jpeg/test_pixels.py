@@ -24,7 +24,7 @@ from pcrshard.testing import make_jpeg
 
 def progressive_of(jpeg):
     found = map_jpeg(jpeg)
-    return make_progressive(jpeg, scans_for(STANDARD, found.colour, len(found.frame.components)))
+    return make_progressive(jpeg, scans_for(STANDARD, found.color, len(found.frame.components)))
 
 
 KINDS = [
@@ -84,16 +84,16 @@ def test_many_blocks_become_scans_of_one_component():
     assert [scan.components for scan in scans] == [(0,), (1,), (2,), (3,)]
 
 
-@pytest.mark.parametrize("colour", ["rgb", "gray"])
-def test_cmyk_becomes_what_pillow_makes_of_it(colour):
-    """The core decodes, and the colours are Pillow's to the last bit."""
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_cmyk_becomes_what_pillow_makes_of_it(color):
+    """The core decodes, and the colors are Pillow's to the last bit."""
     jpeg = make_jpeg(5, 60, 50, "CMYK", quality=95)
     with Image.open(io.BytesIO(jpeg)) as picture:
-        expected = np.asarray(picture.convert("RGB" if colour == "rgb" else "L"))
-    pixels = decode_image(jpeg, colour=colour)
+        expected = np.asarray(picture.convert("RGB" if color == "rgb" else "L"))
+    pixels = decode_image(jpeg, color=color)
     assert np.array_equal(pixels.squeeze(), expected)
-    assert np.array_equal(decode_image(jpeg, colour=colour, smoothing=True), pixels)
-    assert decode_image(jpeg, colour=colour, size=20).shape[:2] == (20, 20)
+    assert np.array_equal(decode_image(jpeg, color=color, smoothing=True), pixels)
+    assert decode_image(jpeg, color=color, size=20).shape[:2] == (20, 20)
 
 
 def test_damage_is_an_error_even_where_decoding_could_go_on():

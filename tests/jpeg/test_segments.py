@@ -12,11 +12,11 @@ from pcrshard.errors import CorruptJpeg, FormatError
 from pcrshard.jpeg.segments import (
     ScanHeader,
     Segment,
-    exif_orientation,
     parse_frame,
     parse_scan,
     read_segment,
 )
+from pcrshard.native import exif_orientation
 from pcrshard.testing import make_jpeg
 
 

@@ -15,20 +15,9 @@ from oracle import DATA, PHOTO_STEP, STANDARD, Oracle, scan_ends
 from pcrshard import native
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the native tests, saying why, where the extension was not built."""
-    if not native.available:
-        skip = pytest.mark.skip(
-            reason="pcrshard.native._core is not built: python pcrshard/native/build_native.py"
-        )
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(skip)
-
-
 @pytest.fixture(scope="session")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """oracle(jpeg, colour=0|1|2, scale=1|2|4|8) decodes with libjpeg; None where it refuses."""
+    """oracle(jpeg, color=0|1|2, scale=1|2|4|8) decodes with libjpeg; None where it refuses."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     library = tmp_path_factory.mktemp("oracle") / "oracle.so"
     source = str(Path(__file__).parent / "oracle.c")
@@ -41,11 +30,11 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
         pytest.skip("the libjpeg oracle does not build: install libjpeg62-turbo-dev")
     lib = ctypes.CDLL(str(library))
 
-    def decode(jpeg: bytes, colour: int = 0, scale: int = 1) -> np.ndarray | None:
+    def decode(jpeg: bytes, color: int = 0, scale: int = 1) -> np.ndarray | None:
         pixels, shape = ctypes.c_void_p(), (ctypes.c_int * 3)()
         if (
             lib.oracle_decode(
-                jpeg, ctypes.c_ulong(len(jpeg)), colour, scale, ctypes.byref(pixels), shape
+                jpeg, ctypes.c_ulong(len(jpeg)), color, scale, ctypes.byref(pixels), shape
             )
             < 0
         ):

@@ -12,7 +12,7 @@ static void on_error(j_common_ptr cinfo) {
 }
 
 /* Decodes into *out (malloc'ed); returns the number of warnings, or -1. */
-int oracle_decode(const unsigned char *data, unsigned long size, int colour, int scale,
+int oracle_decode(const unsigned char *data, unsigned long size, int color, int scale,
                   unsigned char **out, int *shape) {
     struct jpeg_decompress_struct cinfo;
     struct jpeg_error_mgr err;
@@ -30,7 +30,7 @@ int oracle_decode(const unsigned char *data, unsigned long size, int colour, int
     cinfo.do_block_smoothing = FALSE;
     cinfo.scale_num = 1;
     cinfo.scale_denom = (unsigned)scale;
-    cinfo.out_color_space = colour == 2 ? JCS_CMYK : colour == 1 ? JCS_GRAYSCALE : JCS_RGB;
+    cinfo.out_color_space = color == 2 ? JCS_CMYK : color == 1 ? JCS_GRAYSCALE : JCS_RGB;
     jpeg_start_decompress(&cinfo);
     shape[0] = (int)cinfo.output_height, shape[1] = (int)cinfo.output_width,
         shape[2] = cinfo.output_components;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -54,7 +56,7 @@ def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: O
             try:
                 four = native.read_header([jpeg]).num_components == 4
                 results.append(
-                    native.decode([jpeg], colour="cmyk" if four else "rgb", backend=backend)
+                    native.decode([jpeg], color="cmyk" if four else "rgb", backend=backend)
                 )
             except native.NativeError as error:
                 assert "expected" in str(error), path.name
@@ -74,13 +76,13 @@ def test_odd_files_match_libjpeg_or_are_refused(odd_files: list[Path], oracle: O
 
 
 def test_gray_is_the_luma(photos: list[tuple[str, bytes]], oracle: Oracle) -> None:
-    """colour="gray" gives libjpeg's grayscale, in both layouts."""
+    """color="gray" gives libjpeg's grayscale, in both layouts."""
     for name, source in photos[::4]:
         expected = oracle(source, 1)
         assert expected is not None
-        assert np.array_equal(native.decode([source], colour="gray"), expected[:, :, 0]), name
+        assert np.array_equal(native.decode([source], color="gray"), expected), name
         assert np.array_equal(
-            native.decode([source], colour="gray", layout="chw"), expected.transpose(2, 0, 1)
+            native.decode([source], color="gray", layout="chw"), expected.transpose(2, 0, 1)
         ), name
 
 
@@ -134,9 +136,27 @@ def test_threads_do_not_share_state(progressive: Progressive) -> None:
 
 
 def test_header_tells_what_the_markers_say(photos: list[tuple[str, bytes]]) -> None:
-    """read_header gives size, sampling, mode and colour without decoding."""
+    """read_header gives size, sampling, mode and color without decoding."""
     for name, source in photos:
         header = native.read_header([source])
-        assert native.decode([source], colour="gray").shape == (header.height, header.width), name
+        assert native.decode([source], color="gray").shape == (header.height, header.width, 1), name
         assert len(header.sampling) == header.num_components
-        assert header.colour in {"gray", "ycc", "rgb"}
+        assert header.color in {"gray", "ycc", "rgb"}
+
+
+def test_without_the_core_the_import_says_what_to_install() -> None:
+    """A package that was built without a compiler is no half of one: it names what is missing."""
+    program = """
+import sys
+sys.modules["pcrshard.native._core"] = None
+import pcrshard
+for name in ("ImageDecoder", "decode_image", "encode", "Shard"):
+    try:
+        getattr(pcrshard, name)
+    except ImportError as error:
+        assert "the native core of pcrshard is not built" in str(error), error
+        assert "install a wheel, or a C compiler" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ReadOptions, ShardWriter
-from pcrshard.jpeg.crops import Draws
 from pcrshard.testing import make_jpeg
 
 THREADS = 8
@@ -20,7 +19,7 @@ THREADS = 8
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL")
 def test_the_gil_stays_off():
     """An extension that does not say that it needs no GIL switches it on for the whole process."""
-    script = "import pcrshard.native.pool, pcrshard.native.scatter, sys; "
+    script = "import pcrshard.native.pool, sys; "
     script += "sys.exit(sys._is_gil_enabled())"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
     command = [sys.executable, "-W", "error", "-c", script]
@@ -46,10 +45,10 @@ def test_threads_share_a_dataset_a_cache_and_a_decoder(tmp_path):
         for shard in rng.sample(range(8), 8):
             scan = rng.choice([1, 3, "full"])
             with dataset.shards.open(shard).load(scan) as prefix:
-                list(prefix.at(1).samples(decode=lambda pieces: decoder(pieces, Draws(1))))
+                list(prefix.at(1).samples(decode=lambda pieces: decoder(pieces, 1)))
             with dataset.shards.open(shard).load(2) as prefix:
                 for row in rng.sample(range(8), 8):
-                    pixels = prefix.sample(row, decode=lambda pieces: decoder(pieces, Draws(1)))
+                    pixels = prefix.sample(row, decode=lambda pieces: decoder(pieces, 1))
                     found[pixels["cls"]] = pixels["jpg"].tobytes()
         return found
 

@@ -11,18 +11,17 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pcrshard import native
-from pcrshard.jpeg.crops import Draws, center_crop, random_resized_crop
-from pcrshard.native.pool import Draw, Pool, draw_boxes
+from pcrshard.native.pieces import piece_table
+from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_keys
 from pcrshard.testing import make_jpeg
 
 JPEGS = [
     make_jpeg(i, 40 + 7 * i, 61 - 5 * i, "L" if i == 3 else "RGB", quality=85) for i in range(6)
 ]
-TABLE = native.image_table(JPEGS, list(map(len, JPEGS)))
+TABLE = piece_table([[jpeg] for jpeg in JPEGS])
+KEYS = draw_keys((3, 1), range(6))
 
 
 def num_threads() -> int:
@@ -30,49 +29,12 @@ def num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-# --- draws
-
-intervals = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted)
-draws = st.builds(
-    Draw,
-    st.sampled_from(["random", "center", None]),
-    intervals.map(tuple),
-    st.tuples(st.floats(0.2, 1), st.floats(1, 5)),
-    st.sampled_from([0.0, 0.5, 1.0]),
-)
-
-
-def drawn_in_python(rng: Draws, height: int, width: int, how: Draw) -> list[int]:
-    """What :mod:`pcrshard.jpeg.crops` draws."""
-    box = (0, 0, 0, 0)
-    if how.crop == "center":
-        box = center_crop(height, width)
-    elif how.crop == "random":
-        box = random_resized_crop(rng, height, width, scale=how.scale, ratio=how.ratio)
-    return [*box, how.flip > 0 and rng.random() < how.flip]
-
-
-@given(
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 2**63 - 1),
-    st.lists(st.tuples(st.integers(1, 65535), st.integers(1, 65535)), min_size=1, max_size=5),
-    st.lists(draws, min_size=1, max_size=3),
-)
-def test_the_core_draws_the_crops_of_python(seed, sample, sizes, views) -> None:
-    """A job that moves to a machine without a compiler has the same crops and flips."""
-    ids = (np.arange(len(sizes), dtype=np.uint64) + np.uint64(sample)).astype(np.int64)
-    boxes = draw_boxes(Draws(seed, 3).state, ids, np.array(sizes, np.int32), views)
-    for number, size, found in zip(ids.tolist(), sizes, boxes.tolist(), strict=True):
-        rng = Draws(seed, 3, number)
-        assert found == [drawn_in_python(rng, *size, how) for how in views]
-
-
 # --- pixels
 
 
-def boxes_of(flip: int) -> np.ndarray:
-    """A crop of each image."""
-    return np.array([(i, 2 * i, 20 + i, 25 - i, flip) for i in range(6)], np.int32)
+def draw(crop: str | None = "random", flip: float = 0.0) -> Draw:
+    """Half of the image or more."""
+    return Draw(crop, (0.5, 1.0), (3 / 4, 4 / 3), flip)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
@@ -82,28 +44,45 @@ def boxes_of(flip: int) -> np.ndarray:
 def test_threads_give_the_pixels_of_each_image(
     threads: int, layout: native.Layout, width: int, flip: int
 ) -> None:
-    """Pixels do not depend on how many threads there are, and a flipped image is a mirror image."""
+    """Pixels do not depend on how many threads there are, a flipped image is a mirror image, and a
+    batch says which crops it drew.
+    """
     out = np.empty((6, 16, width, 3) if layout == "hwc" else (6, 3, 16, width), np.uint8)
+    draws = [draw(flip=flip)]
     with Pool(threads) as pool:
-        assert pool.decode(TABLE, out, boxes=boxes_of(flip), layout=layout).wait().all()
-    for jpeg, box, found in zip(JPEGS, boxes_of(0).tolist(), out, strict=True):
-        alone = native.decode([jpeg], crop=tuple(box[:4]), size=(16, width), layout=layout)
+        batch = pool.decode(TABLE, [out], layout=layout, draws=draws, keys=KEYS)
+        assert batch.wait().all()
+    for place, jpeg in enumerate(JPEGS):
+        header = native.read_header([jpeg])
+        size = (header.height, header.width)
+        assert tuple(batch.sizes[place]) == size
+        assert np.array_equal(batch.boxes[place], draw_boxes(KEYS[place], size, draws))
+        box = tuple(batch.boxes[place, 0, :4].tolist())
+        alone = native.decode([jpeg], crop=box, size=(16, width), layout=layout)
         axis = 1 if layout == "hwc" else 2
-        assert np.array_equal(found, np.flip(alone, axis) if flip else alone)
+        assert np.array_equal(out[place], np.flip(alone, axis) if flip else alone)
 
 
 @pytest.mark.parametrize("backend", ["auto", "portable"])
-def test_images_may_lie_in_pieces(backend: native.Backend) -> None:
-    """Where an image is scattered over memory, it has the pixels of the whole."""
-    table = native.empty_table(len(JPEGS), 3)
-    parts = [np.array_split(np.frombuffer(jpeg, np.uint8), 3) for jpeg in JPEGS]
-    held = [[part.copy() for part in own] for own in parts]
-    for row, own in enumerate(held):
-        table[row] = [(part.ctypes.data, len(part)) for part in own]
+@pytest.mark.parametrize("pieces", [2, 9])
+def test_images_may_lie_in_pieces(backend: native.Backend, pieces: int) -> None:
+    """Where an image is scattered over memory, in pieces some of which are empty, it has the pixels
+    of the whole.
+    """
+    held = []
+    for number, jpeg in enumerate(JPEGS):
+        cuts = sorted(np.random.default_rng(number).integers(0, len(jpeg), pieces - 1).tolist())
+        stops = [*cuts, len(jpeg)]
+        own = [jpeg[a:b] for a, b in zip([0, *stops], stops, strict=False)]
+        held.append([own[0], b"", *own[1:]])
+    table = piece_table(held)
+    assert (table["size"] == 0).any()
+    assert table["size"].sum(axis=1).tolist() == list(map(len, JPEGS))
     outs = np.empty((2, 6, 16, 18, 3), np.uint8)
     with Pool(0, backend) as pool:
-        assert pool.decode(table, outs[0], boxes=boxes_of(0), keep=held).wait().all()
-        assert pool.decode(TABLE, outs[1], boxes=boxes_of(0)).wait().all()
+        how = {"draws": [draw()], "keys": KEYS}
+        assert pool.decode(table, [outs[0]], keep=held, **how).wait().all()
+        assert pool.decode(TABLE, [outs[1]], **how).wait().all()
     assert np.array_equal(*outs)
 
 
@@ -111,7 +90,7 @@ def test_many_batches_are_decoded_in_their_order() -> None:
     """A loop may ask for many batches ahead, and wait for them in any order."""
     outs = np.zeros((20, 6, 9, 9, 3), np.uint8)
     with Pool(2) as pool:
-        batches = [pool.decode(TABLE, out) for out in outs]
+        batches = [pool.decode(TABLE, [out]) for out in outs]
         assert batches[-1].wait().all()
         # The last image of another batch may still be under way.
         for batch, out in zip(batches[:-1], outs[:-1], strict=True):
@@ -123,32 +102,34 @@ def test_many_batches_are_decoded_in_their_order() -> None:
 def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
     """A damaged or empty image is told; the others of the batch are there."""
     cmyk = make_jpeg(7, 30, 30, "CMYK")
-    images = [JPEGS[0], JPEGS[0][:200], b"", cmyk, JPEGS[1], JPEGS[1]]
-    table = native.image_table(images, list(map(len, images)))
-    out = np.empty((6, 8, 8, 3), np.uint8)
-    boxes = boxes_of(0)
-    boxes[5, 2] = 9999  # outside of the image
+    images = [JPEGS[0], JPEGS[0][:200], b"", cmyk, JPEGS[1]]
+    table = piece_table([[image] for image in images])
+    out = np.empty((5, 8, 8, 3), np.uint8)
     with Pool(threads) as pool:
-        decoded = pool.decode(table, out, boxes=boxes).wait()
-        assert decoded.tolist() == [True, False, False, False, True, False]
-        assert pool.decode(table[:0], out[:0]).wait().tolist() == []
+        batch = pool.decode(table, [out], draws=[draw()], keys=KEYS[:5])
+        assert batch.wait().tolist() == [True, False, False, False, True]
+        assert batch.sizes.tolist()[2:4] == [[0, 0], [30, 30]]
+        wrong = np.array([1, 9, 1, 1, 8], np.uint8)  # no such orientation
+        batch = pool.decode(table, [out], orientations=wrong)
+        assert batch.wait().tolist() == [True, False, False, False, True]
+        assert pool.decode(table[:0], [out[:0]]).wait().tolist() == []
 
 
 @pytest.mark.parametrize(
-    ("out", "boxes"),
+    ("out", "how"),
     [
-        (np.empty((5, 8, 8, 3), np.uint8), None),
-        (np.empty((6, 8, 8, 4), np.uint8), None),
-        (np.empty((6, 8, 16, 3), np.uint8)[:, :, ::2], None),
-        (np.empty((6, 8, 8, 3), np.uint8), boxes_of(0)[:5]),
-        (np.empty((6, 8, 8, 3), np.uint8), boxes_of(0)[:, :4]),
-        (np.empty((6, 8, 8, 3), np.uint8), boxes_of(0).astype(np.int64)),
+        (np.empty((5, 8, 8, 3), np.uint8), {}),
+        (np.empty((6, 8, 8, 4), np.uint8), {}),
+        (np.empty((6, 8, 16, 3), np.uint8)[:, :, ::2], {}),
+        (np.empty((6, 8, 8, 3), np.uint8), {"draws": [draw()], "keys": KEYS[:5]}),
+        (np.empty((6, 8, 8, 3), np.uint8), {"draws": [draw()] * 2, "keys": KEYS}),
+        (np.empty((6, 8, 8, 3), np.uint8), {"orientations": np.ones(5, np.uint8)}),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(out: np.ndarray, boxes: np.ndarray | None) -> None:
+def test_shapes_that_do_not_fit_are_refused(out: np.ndarray, how: dict) -> None:
     """A batch of another shape is an error, not memory written elsewhere."""
     with Pool(1) as pool, pytest.raises(ValueError, match="expected"):
-        pool.decode(TABLE, out, boxes=boxes)
+        pool.decode(TABLE, [out], **how)
     with pytest.raises(ValueError, match="at least 0"):
         Pool(-1)
 
@@ -159,7 +140,7 @@ def test_shapes_that_do_not_fit_are_refused(out: np.ndarray, boxes: np.ndarray |
 def start(pool: Pool, batches: int = 50) -> None:
     """Give a pool work for a while, and keep nothing of it."""
     for _ in range(batches):
-        pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+        pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])
 
 
 def test_threads_end_with_the_pool() -> None:
@@ -182,7 +163,7 @@ def test_a_closed_pool_says_so() -> None:
     """Nobody waits for ever for threads that have ended."""
     pool = Pool(1)
     start(pool)
-    batch = pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+    batch = pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])
     pool.close()
     with pytest.raises(RuntimeError, match="not closed"):
         batch.wait()
@@ -194,7 +175,7 @@ def test_a_wait_ends_when_another_thread_closes_the_pool() -> None:
     """An interpreter that exits closes pools that daemon threads wait for."""
     pool = Pool(1)
     start(pool, 2000)
-    last = pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+    last = pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])
     seen: list[BaseException] = []
 
     def wait() -> None:
@@ -216,7 +197,7 @@ def test_a_forked_child_is_told_and_ends() -> None:
     """A child has none of the threads: it gets an error, and exits without waiting for them."""
     pool = Pool(2)
     start(pool, 200)
-    batch = pool.decode(TABLE, np.empty((6, 64, 64, 3), np.uint8))
+    batch = pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])
     child = os.fork()
     if child == 0:
         try:
@@ -225,7 +206,7 @@ def test_a_forked_child_is_told_and_ends() -> None:
             pool.close()
             del batch, pool
             with Pool(1) as own:
-                own.decode(TABLE, np.empty((6, 8, 8, 3), np.uint8)).wait()
+                own.decode(TABLE, [np.empty((6, 8, 8, 3), np.uint8)]).wait()
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -239,9 +220,9 @@ from pcrshard import native
 from pcrshard.native.pool import Pool
 from pcrshard.testing import make_jpeg
 jpeg = make_jpeg(0, 400, 400)
-table = native.image_table([jpeg] * 64, [len(jpeg)] * 64)
+table = piece_table([[jpeg]] * 64)
 pool = Pool(2)
-batches = [pool.decode(table, numpy.empty((64, 64, 64, 3), numpy.uint8)) for _ in range(500)]
+batches = [pool.decode(table, [numpy.empty((64, 64, 64, 3), numpy.uint8)]) for _ in range(500)]
 print("ready", flush=True)
 if sys.argv[1] == "wait":
     batches[-1].wait()

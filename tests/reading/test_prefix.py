@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from support import pieces
 
@@ -12,6 +13,7 @@ from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.errors import CorruptPiece, PCRError, ScanUnavailable
 from pcrshard.format.scan import FULL
 from pcrshard.format.shard_format import ShardFormat
+from pcrshard.jpeg.orientation import with_orientation
 from pcrshard.testing import CountingFS, make_jpeg
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
@@ -172,11 +174,16 @@ def test_growing_gives_what_loading_gives(url, first, last):
 
 
 def test_a_decoder_gets_an_image_scan_by_scan(url):
-    """Each piece is a scan group, so that a tool can look at every scan of one read."""
+    """Each piece is a scan group, so that a tool can look at every scan of one read; the first one
+    also says which way up the image is.
+    """
     with Shard(url).load(5) as prefix:
         sizes = prefix.contents.groups.table.sizes[:5, :: len(prefix.streams)]
         seen = [sample["jpg"] for sample in prefix.samples(decode=lambda pieces: pieces)]
-        assert [list(map(len, pieces)) for pieces in seen] == sizes.T.tolist()
+        turned = prefix.index.orientation[:: len(prefix.streams)] > 1
+        tag = len(with_orientation(b"\xff\xd8", 6)) - 2
+        expected = sizes.T + np.outer(turned * tag, [1, 0, 0, 0, 0])
+        assert [list(map(len, pieces)) for pieces in seen] == expected.tolist()
         joined = [b"".join(pieces) + b"\xff\xd9" for pieces in seen]
         assert joined == [sample["jpg"] for sample in prefix.samples()]
 

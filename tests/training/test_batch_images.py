@@ -22,8 +22,8 @@ from pcrshard import (
     stage,
 )
 from pcrshard.errors import PCRError
-from pcrshard.jpeg.crops import Draws
 from pcrshard.jpeg.views import Geometry
+from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
 
 SAMPLES, ROWS = 48, 6
@@ -130,7 +130,7 @@ def test_a_staged_copy_goes_on_where_it_stopped(folders, kind, tmp_path):
         ImageDecoder(),
         ImageDecoder(12),
         ImageDecoder((9, 14), "center", layout="hwc"),
-        ImageDecoder(16, "random", colour="gray", scale=(0.3, 0.5), ratio=(0.5, 2.0)),
+        ImageDecoder(16, "random", color="gray", scale=(0.3, 0.5), ratio=(0.5, 2.0)),
         ImageDecoder(16, flip=0.5, smoothing=True),
         None,
     ],
@@ -245,7 +245,9 @@ def by_hand(folder, decoder, batch, name="jpg"):
     dataset = PCRDataset(folder, 1, scan=3)
     keys = {dataset.sample(key, 3)["__key__"]: key for key in batch["__key__"]}
     ids = {f"k{i:03d}": i for i in range(SAMPLES)}
-    return [decoder(dataset.sample(key, 3)[name], Draws(OPTIONS.seed, 0, ids[key])) for key in keys]
+    return [
+        decoder(dataset.sample(key, 3)[name], draw_key(OPTIONS.seed, 0, ids[key])) for key in keys
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pcrshard import (
     encode,
 )
 from pcrshard.errors import FormatError, ScanUnavailable
-from pcrshard.jpeg.crops import Draws
+from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
 
 SAMPLES, ROWS = 60, 6
@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 def decode(decoder, jpeg, number, seed=0, epoch=0):
     """What the dataset's promise says: draws depend on seed, epoch and sample only."""
-    return decoder(jpeg, Draws(seed, epoch, number))
+    return decoder(jpeg, draw_key(seed, epoch, number))
 
 
 # --- batches
@@ -79,8 +79,8 @@ def test_a_batch_is_a_dict(dataset):
     [
         ({}, (6, 3, 16, 16)),
         ({"layout": "hwc"}, (6, 16, 16, 3)),
-        ({"colour": "gray"}, (6, 1, 16, 16)),
-        ({"colour": "gray", "layout": "hwc"}, (6, 16, 16, 1)),
+        ({"color": "gray"}, (6, 1, 16, 16)),
+        ({"color": "gray", "layout": "hwc"}, (6, 16, 16, 1)),
         ({"smoothing": True}, (6, 3, 16, 16)),
     ],
 )

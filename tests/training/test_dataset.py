@@ -30,7 +30,7 @@ from pcrshard import (
     stage,
 )
 from pcrshard.errors import CorruptPiece, ScanUnavailable
-from pcrshard.jpeg.crops import Draws
+from pcrshard.native.pool import draw_key
 from pcrshard.testing import CountingFS, make_jpeg
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order
 
@@ -314,7 +314,7 @@ KEPT = EpochOptions(shuffle_shards=0, phases=1)
 
 def decode(decoder, jpeg, number, seed=0, epoch=0):
     """What the dataset's promise says: draws depend on seed, epoch and sample only."""
-    return decoder(jpeg, Draws(seed, epoch, number))
+    return decoder(jpeg, draw_key(seed, epoch, number))
 
 
 # --- augmentation

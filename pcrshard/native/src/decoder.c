@@ -47,69 +47,45 @@ int pcr_read_header(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces
     bool found;
     pcr_start_stream(dec, pieces, num_pieces);
     int code = pcr_parse_frame(dec);
-    /* An Adobe marker may follow the frame header, and tells the colour space. */
+    /* An Adobe marker may follow the frame header, and tells the color space. */
     if (!code) code = pcr_parse_to_scan(dec, &found);
     if (code) return code;
     *header = (pcr_header){.height = dec->height,
                            .width = dec->width,
                            .num_components = dec->num_components,
                            .progressive = dec->progressive,
-                           .colour = dec->colour};
+                           .color = dec->color,
+                           .orientation = dec->orientation};
     for (int c = 0; c < dec->num_components; c++)
         header->h[c] = dec->comp[c].h, header->v[c] = dec->comp[c].v;
     return PCR_OK;
 }
 
-static int open_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-                       const pcr_request *request) {
+int pcr_open(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, int64_t max_pixels) {
+    bool found = false;
     pcr_start_stream(dec, pieces, num_pieces);
     dec->want_all = false;
-    if (request->max_pixels > 0) dec->max_pixels = request->max_pixels;
+    if (max_pixels > 0) dec->max_pixels = max_pixels;
     int code = pcr_parse_frame(dec);
     if (!code) code = pcr_check_payable(dec);
+    if (!code) code = pcr_parse_to_scan(dec, &found);
+    if (!code && !found) code = pcr_fail(dec, PCR_CORRUPT, "expected at least one scan, got none");
+    return code;
+}
+
+int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                    const pcr_request *request, int32_t *height, int32_t *width) {
+    int code = pcr_open(dec, pieces, num_pieces, request->max_pixels);
     if (!code) code = pcr_plan_geometry(dec, request);
     if (code) return code;
     const pcr_plan_state *plan = &dec->plan;
+    *height = plan->transposed ? plan->out_w : plan->out_h;
+    *width = plan->transposed ? plan->out_h : plan->out_w;
     /* A size that the caller asks for is no claim of the stream. */
     if (!plan->request.out_h)
         dec->output_bytes =
             (uint64_t)plan->out_h * (uint64_t)plan->out_w * (uint64_t)plan->channels;
     return pcr_check_memory(dec, dec->output_bytes);
-}
-
-int pcr_output_size(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-                    const pcr_request *request, int32_t *height, int32_t *width) {
-    int code = open_stream(dec, pieces, num_pieces, request);
-    *height = dec->plan.out_h, *width = dec->plan.out_w;
-    return code;
-}
-
-static void swap(uint8_t *a, uint8_t *b, int size) {
-    for (int i = 0; i < size; i++) {
-        uint8_t byte = a[i];
-        a[i] = b[i], b[i] = byte;
-    }
-}
-
-/* Left for right, in place; step: bytes of a pixel that stay as they are. */
-static void mirror_row(uint8_t *row, int width, int step) {
-    int left = 0, right = width - 1;
-    if (step == 1)
-        for (; right - left >= 15; left += 8, right -= 8) {
-            uint64_t first, last;
-            memcpy(&first, row + left, 8), memcpy(&last, row + right - 7, 8);
-            first = __builtin_bswap64(first), last = __builtin_bswap64(last);
-            memcpy(row + left, &last, 8), memcpy(row + right - 7, &first, 8);
-        }
-    for (; left < right; left++, right--)
-        swap(row + (ptrdiff_t)left * step, row + (ptrdiff_t)right * step, step);
-}
-
-static void mirror(const pcr_plan_state *plan, uint8_t *out) {
-    int planes = plan->request.layout == PCR_LAYOUT_CHW ? plan->channels : 1;
-    int step = plan->channels / planes;
-    for (int row = 0; row < plan->out_h * planes; row++)
-        mirror_row(out + (size_t)row * (size_t)plan->out_w * (size_t)step, plan->out_w, step);
 }
 
 /* Everything about a view but its pixels. */
@@ -121,7 +97,7 @@ static int plan_view(pcr_decoder *dec, const pcr_view *view) {
     if (view->out_size != need)
         return pcr_fail(dec, PCR_USAGE, "expected room for %zu bytes, got %zu", need,
                         view->out_size);
-    return pcr_plan_colour(dec);
+    return pcr_plan_color(dec);
 }
 
 /* What one view needs of the coefficients is read. */
@@ -145,33 +121,24 @@ static int plan_views(pcr_decoder *dec, const pcr_view *views, size_t num_views)
     return pcr_check_memory(dec, dec->output_bytes);
 }
 
-static int open_views(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-                      const pcr_view *views, size_t num_views) {
-    bool found = false;
-    pcr_start_stream(dec, pieces, num_pieces);
-    dec->want_all = false;
+int pcr_decode_opened(pcr_decoder *dec, const pcr_view *views, size_t num_views) {
     dec->keep_rows = num_views > 1;
-    if (num_views == 0) return pcr_fail(dec, PCR_USAGE, "expected at least one view, got none");
-    if (views->request.max_pixels > 0) dec->max_pixels = views->request.max_pixels;
-    int code = pcr_parse_frame(dec);
-    if (!code) code = pcr_check_payable(dec);
-    if (!code) code = pcr_parse_to_scan(dec, &found);
-    if (!code && !found) code = pcr_fail(dec, PCR_CORRUPT, "expected at least one scan, got none");
-    return code ? code : plan_views(dec, views, num_views);
-}
-
-int pcr_decode_views(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
-                     const pcr_view *views, size_t num_views) {
-    int code = open_views(dec, pieces, num_pieces, views, num_views);
+    int code = plan_views(dec, views, num_views);
     if (!code) code = pcr_read_scans(dec);
     for (size_t i = 0; i < num_views && !code; i++) {
         code = plan_view(dec, &views[i]);
         if (!code) code = pcr_output(dec, views[i].out);
-        if (!code && views[i].request.flip) mirror(&dec->plan, views[i].out);
     }
     pcr_trim(dec);
     drop(&dec->output, PCR_KEEP_BYTES);
     return code;
+}
+
+int pcr_decode_views(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
+                     const pcr_view *views, size_t num_views) {
+    if (num_views == 0) return pcr_fail(dec, PCR_USAGE, "expected at least one view, got none");
+    int code = pcr_open(dec, pieces, num_pieces, views->request.max_pixels);
+    return code ? code : pcr_decode_opened(dec, views, num_views);
 }
 
 int pcr_decode(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,

@@ -1,9 +1,9 @@
-/* Random crops and flips of many images: what jpeg/crops.py draws, bit for bit. */
+/* Random crops and flips. The numbers are those of SplitMix64 (Steele, Lea, Flood 2014). */
 #include <math.h>
 
 #include "pcr.h"
 
-/* Products and sums are rounded one by one, as Python does. */
+/* Products and sums are rounded one by one, so that every machine draws the same crops. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #endif
@@ -69,17 +69,15 @@ static void random_crop(uint64_t *state, const pcr_draw *how, int32_t height, in
            clip(nearbyint(height * shape), width), box);
 }
 
-void pcr_draw_boxes(uint64_t state, const int64_t *ids, const int32_t *sizes, size_t count,
-                    const pcr_draw *views, size_t num_views, int32_t *boxes) {
-    for (size_t image = 0; image < count; image++) {
-        uint64_t own = mix(state + (uint64_t)ids[image]);
-        int32_t height = sizes[2 * image], width = sizes[2 * image + 1];
-        for (size_t view = 0; view < num_views; view++, boxes += 5) {
-            const pcr_draw *how = &views[view];
-            for (int i = 0; i < 5; i++) boxes[i] = 0;
-            if (how->crop == PCR_CROP_CENTER) center_crop(height, width, boxes);
-            if (how->crop == PCR_CROP_RANDOM) random_crop(&own, how, height, width, boxes);
-            boxes[4] = how->flip > 0 && draw(&own) < how->flip;
-        }
+uint64_t pcr_draw_state(uint64_t state, uint64_t part) { return mix(state + part); }
+
+void pcr_draw_boxes(uint64_t state, int32_t height, int32_t width, const pcr_draw *draws,
+                    size_t num_views, int32_t *boxes) {
+    for (size_t view = 0; view < num_views; view++, boxes += 5) {
+        const pcr_draw *how = &draws[view];
+        for (int i = 0; i < 5; i++) boxes[i] = 0;
+        if (how->crop == PCR_CROP_CENTER) center_crop(height, width, boxes);
+        if (how->crop == PCR_CROP_RANDOM) random_crop(&state, how, height, width, boxes);
+        boxes[4] = how->flip > 0 && draw(&state) < how->flip;
     }
 }

@@ -8,7 +8,7 @@ enum {
     M_DHT = 0xC4, M_JPG = 0xC8, M_DAC = 0xCC,
     M_RST0 = 0xD0, M_RST7 = 0xD7,
     M_SOI = 0xD8, M_EOI = 0xD9, M_SOS = 0xDA, M_DQT = 0xDB, M_DRI = 0xDD,
-    M_APP0 = 0xE0, M_APP14 = 0xEE
+    M_APP0 = 0xE0, M_APP1 = 0xE1, M_APP14 = 0xEE
 };
 
 static int corrupt(pcr_decoder *dec, const char *expected, int got) {
@@ -73,27 +73,56 @@ static int parse_dht(pcr_decoder *dec, const uint8_t *p, int size) {
     return PCR_OK;
 }
 
+static uint32_t read_number(const uint8_t *p, int size, bool big_endian) {
+    uint32_t number = 0;
+    for (int i = 0; i < size; i++) number = number << 8 | p[big_endian ? i : size - 1 - i];
+    return number;
+}
+
+/* Tag 0x0112 of the first directory: EXIF 2.3, section 4.6.4. */
+int pcr_exif_orientation(const uint8_t *payload, size_t size) {
+    if (size < 14 || memcmp(payload, "Exif\0\0", 6)) return 0;
+    const uint8_t *tiff = payload + 6;
+    bool big = memcmp(tiff, "MM\0*", 4) == 0;
+    if (!big && memcmp(tiff, "II*\0", 4)) return 0;
+    uint64_t at = read_number(tiff + 4, 4, big);
+    size -= 6;
+    if (at + 2 > size) return 0;
+    uint32_t entries = read_number(tiff + at, 2, big);
+    for (at += 2; entries > 0 && at + 12 <= size; entries--, at += 12) {
+        const uint8_t *entry = tiff + at;
+        if (read_number(entry, 2, big) != 0x0112 || read_number(entry + 2, 2, big) != 3 ||
+            read_number(entry + 4, 4, big) != 1)
+            continue;
+        uint32_t value = read_number(entry + 8, 2, big);
+        return value <= 8 ? (int)value : 0;
+    }
+    return 0;
+}
+
 static void parse_app(pcr_decoder *dec, int marker, const uint8_t *p, int size) {
-    if (dec->num_scans) return; /* libjpeg chooses the colour space at the first scan */
+    if (dec->num_scans) return; /* libjpeg chooses the color space at the first scan */
     if (marker == M_APP0 && size >= 14 && memcmp(p, "JFIF", 5) == 0) {
         dec->saw_jfif = true;
         memcpy(dec->jfif, p + 5, sizeof dec->jfif);
     }
+    if (marker == M_APP1 && !dec->orientation)
+        dec->orientation = pcr_exif_orientation(p, (size_t)size);
     if (marker == M_APP14 && size >= 12 && memcmp(p, "Adobe", 5) == 0) {
         dec->saw_adobe = true;
         dec->adobe_transform = p[11];
     }
 }
 
-/* The colour space that libjpeg assumes (jdapimin.c default_decompress_parms). */
-static int find_colour(const pcr_decoder *dec) {
+/* The color space that libjpeg assumes (jdapimin.c default_decompress_parms). */
+static int find_color(const pcr_decoder *dec) {
     const pcr_component *c = dec->comp;
-    if (dec->num_components == 1) return PCR_COLOUR_GRAY;
+    if (dec->num_components == 1) return PCR_COLOR_GRAY;
     if (dec->num_components == 4)
-        return !dec->saw_adobe || dec->adobe_transform == 0 ? PCR_COLOUR_CMYK : PCR_COLOUR_YCCK;
-    if (dec->saw_jfif) return PCR_COLOUR_YCC;
-    if (dec->saw_adobe) return dec->adobe_transform == 0 ? PCR_COLOUR_RGB : PCR_COLOUR_YCC;
-    return c[0].id == 'R' && c[1].id == 'G' && c[2].id == 'B' ? PCR_COLOUR_RGB : PCR_COLOUR_YCC;
+        return !dec->saw_adobe || dec->adobe_transform == 0 ? PCR_COLOR_CMYK : PCR_COLOR_YCCK;
+    if (dec->saw_jfif) return PCR_COLOR_YCC;
+    if (dec->saw_adobe) return dec->adobe_transform == 0 ? PCR_COLOR_RGB : PCR_COLOR_YCC;
+    return c[0].id == 'R' && c[1].id == 'G' && c[2].id == 'B' ? PCR_COLOR_RGB : PCR_COLOR_YCC;
 }
 
 static int parse_component(pcr_decoder *dec, pcr_component *comp, const uint8_t *p) {
@@ -247,7 +276,7 @@ void pcr_start_stream(pcr_decoder *dec, const pcr_piece *pieces, size_t num_piec
     pcr_cursor_init(&dec->cursor, pieces, num_pieces);
     dec->message[0] = 0;
     dec->have_frame = dec->saw_jfif = dec->saw_adobe = false;
-    dec->adobe_transform = dec->restart_interval = dec->num_scans = 0;
+    dec->adobe_transform = dec->orientation = dec->restart_interval = dec->num_scans = 0;
     dec->h_max = dec->v_max = 1;
     dec->pending_marker = 0;
     dec->visits = 0;
@@ -292,6 +321,6 @@ int pcr_parse_frame(pcr_decoder *dec) {
 
 int pcr_parse_to_scan(pcr_decoder *dec, bool *found) {
     int code = parse_until(dec, false, found);
-    dec->colour = find_colour(dec);
+    dec->color = find_color(dec);
     return code;
 }

@@ -5,6 +5,9 @@
 #include "resize.h"
 #include "smooth.h"
 
+/* Rows that are put as columns together, so that each line of the cache is written a few times. */
+enum { BAND_ROWS = 32 };
+
 static size_t align(size_t n) { return (n + 63) / 64 * 64; }
 
 static bool in_use(const pcr_decoder *dec, int c) { return dec->comp[c].needed; }
@@ -22,10 +25,11 @@ static int reserve_rows(pcr_decoder *dec) {
     pcr_plan_state *plan = &dec->plan;
     size_t row = row_bytes(plan), out_row = align((size_t)plan->out_w) + 2 * PCR_ROW_PAD, size = 0;
     size_t temp = row > out_row ? row : out_row;
+    size_t band = plan->transposed ? BAND_ROWS * (size_t)plan->channels * out_row : 0;
     for (int c = 0; c < dec->num_components; c++)
         if (in_use(dec, c))
             size += ring_bytes(&plan->planes[c]) + row + pcr_smoothing_bytes(&plan->planes[c]);
-    int code = pcr_reserve(dec, &dec->rows, size + PCR_MAX_COMPONENTS * temp);
+    int code = pcr_reserve(dec, &dec->rows, size + PCR_MAX_COMPONENTS * temp + band);
     if (code) return code;
     uint8_t *at = dec->rows.data;
     for (int c = 0; c < dec->num_components; c++) {
@@ -39,6 +43,7 @@ static int reserve_rows(pcr_decoder *dec) {
         at += pcr_smoothing_bytes(plane);
     }
     for (int c = 0; c < PCR_MAX_COMPONENTS; c++, at += temp) plan->temp[c] = at + PCR_ROW_PAD;
+    plan->band = at + PCR_ROW_PAD;
     return PCR_OK;
 }
 
@@ -129,35 +134,109 @@ static void convert_row(pcr_decoder *dec, const uint8_t *const src[4], uint8_t *
     int count = plan->x1 - plan->x0;
     for (int c = 0; c < 4; c++) row[c] = src[dec->num_components == 1 ? 0 : c];
     if (plan->channels == 1) {
-        if (dec->colour == PCR_COLOUR_RGB) {
+        if (dec->color == PCR_COLOR_RGB) {
             pcr_rgb_gray(dst[0], src, count);
             row[0] = dst[0];
         }
-    } else if (dec->colour == PCR_COLOUR_YCC || dec->colour == PCR_COLOUR_YCCK) {
+    } else if (dec->color == PCR_COLOR_YCC || dec->color == PCR_COLOR_YCCK) {
         dec->kernels->ycc_rgb_chw(dst, src, count);
         for (int c = 0; c < 3; c++) {
-            if (dec->colour == PCR_COLOUR_YCCK) pcr_invert(dst[c], count);
+            if (dec->color == PCR_COLOR_YCCK) pcr_invert(dst[c], count);
             row[c] = dst[c];
         }
+    }
+}
+
+/* Planes of the output, one after the other; each has pixels of pixel_bytes. */
+static int num_planes(const pcr_plan_state *plan) {
+    return plan->request.layout == PCR_LAYOUT_CHW ? plan->channels : 1;
+}
+
+static size_t pixel_bytes(const pcr_plan_state *plan) {
+    return (size_t)(plan->channels / num_planes(plan));
+}
+
+/* A row of a band; of all planes they are as far apart as the longest needs. */
+static uint8_t *band_row(const pcr_plan_state *plan, int plane, int y) {
+    size_t pitch = (align((size_t)plan->out_w) + 2 * PCR_ROW_PAD) * pixel_bytes(plan);
+    return plan->band + (size_t)(plane * BAND_ROWS + y % BAND_ROWS) * pitch;
+}
+
+/* Where row `y` of a plane is to be written, before finish_row. */
+static uint8_t *row_at(const pcr_plan_state *plan, uint8_t *out, int plane, int y) {
+    if (plan->transposed) return band_row(plan, plane, y);
+    int place = plan->rows_back ? plan->out_h - 1 - y : y;
+    return out +
+        ((size_t)plane * (size_t)plan->out_h + (size_t)place) * (size_t)plan->out_w *
+        pixel_bytes(plan);
+}
+
+static void swap_pixels(uint8_t *a, uint8_t *b, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        uint8_t byte = a[i];
+        a[i] = b[i], b[i] = byte;
+    }
+}
+
+/* Last pixel first, in place. */
+static void reverse(uint8_t *row, int width, size_t size) {
+    int left = 0, right = width - 1;
+    if (size == 1)
+        for (; right - left >= 15; left += 8, right -= 8) {
+            uint64_t first, last;
+            memcpy(&first, row + left, 8), memcpy(&last, row + right - 7, 8);
+            first = __builtin_bswap64(first), last = __builtin_bswap64(last);
+            memcpy(row + left, &last, 8), memcpy(row + right - 7, &first, 8);
+        }
+    for (; left < right; left++, right--)
+        swap_pixels(row + (size_t)left * size, row + (size_t)right * size, size);
+}
+
+/* Puts the rows of the band, which end with row `y`, as columns of a plane. */
+static void put_band(const pcr_plan_state *plan, uint8_t *out, int plane, int y) {
+    const uint8_t *from[BAND_ROWS];
+    int count = y % BAND_ROWS + 1, first = plan->rows_back ? plan->out_h - 1 - y : y - count + 1;
+    size_t size = pixel_bytes(plan), pitch = (size_t)plan->out_h * size;
+    for (int i = 0; i < count; i++)
+        from[i] = band_row(plan, plane, plan->rows_back ? y - i : y - count + 1 + i);
+    uint8_t *to = out + (size_t)plane * (size_t)plan->out_w * pitch + (size_t)first * size;
+    for (int x = 0; x < plan->out_w; x++) {
+        uint8_t *row = to + (size_t)(plan->columns_back ? plan->out_w - 1 - x : x) * pitch;
+        if (size == 1)
+            for (int i = 0; i < count; i++) row[i] = from[i][x];
+        else if (size == 3)
+            for (int i = 0; i < count; i++) memcpy(row + 3 * i, from[i] + 3 * x, 3);
+        else
+            for (int i = 0; i < count; i++) memcpy(row + 4 * i, from[i] + 4 * x, 4);
+    }
+}
+
+/* Row `y` is where row_at says: what is left to do so that it is as the orientation wants it. */
+static void finish_row(const pcr_plan_state *plan, uint8_t *out, int y) {
+    bool full = y % BAND_ROWS == BAND_ROWS - 1 || y == plan->out_h - 1;
+    for (int plane = 0; plane < num_planes(plan); plane++) {
+        if (plan->transposed && full) put_band(plan, out, plane, y);
+        if (!plan->transposed && plan->columns_back)
+            reverse(row_at(plan, out, plane, y), plan->out_w, pixel_bytes(plan));
     }
 }
 
 /* Row `y` of the output from its channels. */
 static void put_row(const pcr_decoder *dec, uint8_t *out, int y, const uint8_t *const row[4]) {
     const pcr_plan_state *plan = &dec->plan;
-    size_t width = (size_t)plan->out_w;
-    if (plan->request.layout == PCR_LAYOUT_CHW || plan->channels == 1) {
+    if (num_planes(plan) == plan->channels) {
         for (int c = 0; c < plan->channels; c++) {
-            uint8_t *to = out + ((size_t)c * (size_t)plan->out_h + (size_t)y) * width;
-            if (to != row[c]) memcpy(to, row[c], width);
+            uint8_t *to = row_at(plan, out, c, y);
+            if (to != row[c]) memcpy(to, row[c], (size_t)plan->out_w);
         }
-        return;
+    } else {
+        uint8_t *to = row_at(plan, out, 0, y);
+        if (plan->channels == 3)
+            dec->kernels->interleave3(&to, row, plan->out_w);
+        else
+            pcr_interleave(to, row, plan->channels, plan->out_w);
     }
-    uint8_t *to = out + (size_t)y * width * (size_t)plan->channels;
-    if (plan->channels == 3)
-        dec->kernels->interleave3(&to, row, plan->out_w);
-    else
-        pcr_interleave(to, row, plan->channels, plan->out_w);
+    finish_row(plan, out, y);
 }
 
 static int source_rows(pcr_decoder *dec, int y, const uint8_t *src[4]) {
@@ -171,23 +250,21 @@ static int source_rows(pcr_decoder *dec, int y, const uint8_t *src[4]) {
 
 static int output_whole(pcr_decoder *dec, uint8_t *out) {
     const pcr_plan_state *plan = &dec->plan;
-    size_t width = (size_t)plan->out_w;
     bool chw = plan->request.layout == PCR_LAYOUT_CHW;
-    bool direct = !chw && plan->channels == 3 && dec->colour == PCR_COLOUR_YCC;
+    bool direct = !chw && plan->channels == 3 && dec->color == PCR_COLOR_YCC;
     for (int y = 0; y < plan->out_h; y++) {
         const uint8_t *src[4] = {NULL}, *row[4];
         uint8_t *dst[4];
         int code = source_rows(dec, plan->y0 + y, src);
         if (code) return code;
         if (direct) {
-            uint8_t *to = out + 3 * width * (size_t)y;
+            uint8_t *to = row_at(plan, out, 0, y);
             dec->kernels->ycc_rgb_hwc(&to, src, plan->out_w);
+            finish_row(plan, out, y);
             continue;
         }
         for (int c = 0; c < 4; c++)
-            dst[c] = chw && c < plan->channels
-                         ? out + ((size_t)c * (size_t)plan->out_h + (size_t)y) * width
-                         : plan->temp[c];
+            dst[c] = chw && c < plan->channels ? row_at(plan, out, c, y) : plan->temp[c];
         convert_row(dec, src, dst, row);
         put_row(dec, out, y, row);
     }

@@ -19,11 +19,11 @@ enum {
 };
 enum { PCR_BACKEND_AUTO = 0, PCR_BACKEND_PORTABLE = 1 };
 enum {
-    PCR_COLOUR_GRAY = 0,
-    PCR_COLOUR_YCC = 1,
-    PCR_COLOUR_RGB = 2,
-    PCR_COLOUR_CMYK = 3,
-    PCR_COLOUR_YCCK = 4
+    PCR_COLOR_GRAY = 0,
+    PCR_COLOR_YCC = 1,
+    PCR_COLOR_RGB = 2,
+    PCR_COLOR_CMYK = 3,
+    PCR_COLOR_YCCK = 4
 };
 enum { PCR_OUT_RGB = 0, PCR_OUT_GRAY = 1, PCR_OUT_CMYK = 2 };
 enum { PCR_LAYOUT_HWC = 0, PCR_LAYOUT_CHW = 1 };
@@ -46,18 +46,21 @@ typedef struct {
     int32_t height, width, num_components;
     int32_t h[4], v[4];
     int32_t progressive;
-    int32_t colour; /* PCR_COLOUR_* */
+    int32_t color;       /* PCR_COLOR_* */
+    int32_t orientation; /* EXIF orientation, 1 to 8; 0: none */
 } pcr_header;
 
-/* What to decode. crop_h == 0: the whole image; out_h == 0: no resize. */
+/* What to decode, in pixels of the picture after it is turned by its orientation. crop_h == 0: the
+ * whole image; out_h == 0: no resize. */
 typedef struct {
     int32_t crop_y, crop_x, crop_h, crop_w;
     int32_t out_h, out_w;
-    int32_t layout, colour; /* PCR_LAYOUT_*, PCR_OUT_* */
-    int32_t scale;          /* DCT scaling: 0 picks it, 1, 2, 4, 8 force 1/scale */
-    int64_t max_pixels;     /* 0: 2^28 */
-    int32_t flip;           /* not 0: mirrored, left for right */
-    int32_t smooth;         /* whether to smooth between blocks where coefficients are unknown */
+    int32_t layout, color; /* PCR_LAYOUT_*, PCR_OUT_* */
+    int32_t scale;         /* DCT scaling: 0 picks it, 1, 2, 4, 8 force 1/scale */
+    int64_t max_pixels;    /* 0: 2^28 */
+    int32_t orientation;   /* EXIF orientation to undo, 1: none; 0: as the stream says */
+    int32_t flip;          /* not 0: mirrored, left for right */
+    int32_t smooth;        /* whether to smooth between blocks where coefficients are unknown */
 } pcr_request;
 
 /* One of several pictures of the same stream; of a batch's images, whose n-th has it at n steps
@@ -75,7 +78,9 @@ typedef struct {
     int32_t ss, se, ah, al;
 } pcr_scan_spec;
 
-/* How a crop and a flip are drawn: see jpeg/crops.py. */
+/* How a crop and a flip are drawn. PCR_CROP_CENTER is the middle square of 0.875 of the shorter
+ * side; PCR_CROP_RANDOM is RandomResizedCrop (Szegedy et al. 2015), ten tries, then the largest
+ * middle part of a shape in the range. */
 typedef struct {
     int32_t crop;    /* PCR_CROP_* */
     double scale[2]; /* range of the crop's share of the area */
@@ -90,9 +95,15 @@ struct pcr_batch {
     size_t num_pieces, num_images;
     const pcr_view *views; /* pictures of each image, PCR_MAX_VIEWS at most */
     size_t num_views;
-    /* (y, x, height, width, flip) of each view of each image; NULL: as the views say */
-    const int32_t *boxes;
-    int32_t *codes;  /* what became of each; one that fails does not stop the others */
+    const int32_t *order;        /* images in the order in which to begin them; NULL: as they are */
+    const uint8_t *orientations; /* of each image, as in a request; NULL: as the views say */
+    /* (y, x, height, width, flip) of each view of each image; NULL: as the views say. With draws
+     * they are written: of an image whose state is states[i], in the order of the views. */
+    int32_t *boxes;
+    const pcr_draw *draws;
+    const uint64_t *states;
+    int32_t *sizes; /* (height, width) of each image whose header was read is written; or NULL */
+    int32_t *codes; /* PCR_* of each image; one that fails does not stop the others */
     size_t taken, done; /* the pool's, as what follows */
     pcr_batch *following;
 };
@@ -115,11 +126,16 @@ int pcr_decode(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
 /* pcr_decode of each view; the coefficients are decoded once. max_pixels is the first view's. */
 int pcr_decode_views(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                      const pcr_view *views, size_t num_views);
-/* The boxes that images draw, (count, num_views, 5) of (y, x, height, width, flip); a whole image
- * is four zeros. state: of a draw's key but for the last part, which is an image's id. sizes:
- * (height, width) of each. */
-void pcr_draw_boxes(uint64_t state, const int64_t *ids, const int32_t *sizes, size_t count,
-                    const pcr_draw *views, size_t num_views, int32_t *boxes);
+/* EXIF orientation, 1 to 8, in the payload of an APP1 segment; 0 where there is none. */
+int pcr_exif_orientation(const uint8_t *payload, size_t size);
+
+/* The state of draws that belong to a key: of the key without its last part, and that part. Of a
+ * key of no parts it is 0. */
+uint64_t pcr_draw_state(uint64_t state, uint64_t part);
+/* The boxes of one image, (num_views, 5) of (y, x, height, width, flip); a whole image is four
+ * zeros. */
+void pcr_draw_boxes(uint64_t state, int32_t height, int32_t width, const pcr_draw *draws,
+                    size_t num_views, int32_t *boxes);
 
 /* Threads with a decoder each; without any, pcr_pool_wait decodes. NULL: no memory or no thread. In
  * a forked child a pool is of no use; to stop and to free it does nothing there. */

@@ -112,7 +112,7 @@ typedef void (*pcr_idct_fn)(uint8_t *dst, size_t stride, const int16_t *dc, cons
 typedef void (*pcr_upsample_fn)(uint8_t *dst, const uint8_t *near, const uint8_t *far, int count,
                                 int below);
 /* Rows in, pixels out; dst[0] alone for interleaved output. */
-typedef void (*pcr_colour_fn)(uint8_t *const *dst, const uint8_t *const *src, int count);
+typedef void (*pcr_color_fn)(uint8_t *const *dst, const uint8_t *const *src, int count);
 
 /* Block smoothing of one component: what is estimated, and memory for a row of blocks. */
 typedef struct {
@@ -152,13 +152,15 @@ typedef struct {
 
 /* What a request means for this frame; pixel ranges are half-open, in the DCT-scaled image. */
 typedef struct {
-    pcr_request request;
+    pcr_request request; /* as stored: its crop and size before the pixels are turned */
+    bool transposed, rows_back, columns_back; /* how pixels are put: rows as columns, last first */
     int scale; /* 1, 2, 4 or 8 */
     int channels, out_h, out_w;
     int y0, y1, x0, x1;
     double box_y0, box_y1, box_x0, box_x1; /* of the resize */
     pcr_plane planes[PCR_MAX_COMPONENTS];
     uint8_t *temp[PCR_MAX_COMPONENTS];
+    uint8_t *band; /* the last rows, before they are put as columns */
 } pcr_plan_state;
 
 typedef struct {
@@ -169,7 +171,7 @@ typedef struct {
     pcr_smooth_fn smooth;
     pcr_idct_fn idct8, idct4, idct2, idct1;
     pcr_upsample_fn up_h2v1, up_h2v2, up_h1v2;
-    pcr_colour_fn ycc_rgb_hwc, ycc_rgb_chw, interleave3;
+    pcr_color_fn ycc_rgb_hwc, ycc_rgb_chw, interleave3;
     void (*resize_row)(uint8_t *dst, const uint8_t *src, const pcr_filter *filter);
     void (*resize_column)(uint8_t *dst, const uint8_t *src, size_t stride, const int16_t *weights,
                           int taps, int count);
@@ -182,7 +184,7 @@ struct pcr_decoder {
     int width, height, num_components, h_max, v_max;
     int mcus_w, mcus_h;
     bool progressive, have_frame, saw_jfif, saw_adobe;
-    int adobe_transform, colour;
+    int adobe_transform, color, orientation;
     uint8_t jfif[7]; /* version, density unit, densities */
     int restart_interval, num_scans;
     uint64_t visits;
@@ -212,6 +214,9 @@ int pcr_fail(pcr_decoder *dec, int code, const char *format, ...)
 
 /* decoder.c: gives back large scratch memory; dec->output stays, as it holds rescan's result */
 void pcr_trim(pcr_decoder *dec);
+/* Reads up to the first scan; then the views of the stream may be decoded, once. */
+int pcr_open(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces, int64_t max_pixels);
+int pcr_decode_opened(pcr_decoder *dec, const pcr_view *views, size_t num_views);
 
 /* cursor.c */
 int pcr_reserve(pcr_decoder *dec, pcr_buffer *buffer, size_t size);
@@ -238,7 +243,9 @@ int pcr_check_memory(pcr_decoder *dec, uint64_t bytes);
 
 /* plan.c: needs the frame; pcr_plan_scans also the markers before the first scan */
 int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request);
-int pcr_plan_colour(pcr_decoder *dec);
+int pcr_plan_color(pcr_decoder *dec);
+/* The picture's height and width after it is turned. */
+void pcr_turned_size(const pcr_decoder *dec, int orientation, int32_t *height, int32_t *width);
 
 /* output.c */
 int pcr_output(pcr_decoder *dec, uint8_t *out);

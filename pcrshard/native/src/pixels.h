@@ -1,4 +1,4 @@
-/* Upsampling and colour conversion of rows, bit-exact with libjpeg (jdsample, jdcolor). */
+/* Upsampling and color conversion of rows, bit-exact with libjpeg (jdsample, jdcolor). */
 #ifndef PCR_PIXELS_H
 #define PCR_PIXELS_H
 
@@ -6,28 +6,28 @@
 
 #define PCR_UPSAMPLE_PARAMETERS \
     uint8_t *dst, const uint8_t *near, const uint8_t *far, int count, int below
-#define PCR_COLOUR_PARAMETERS uint8_t *const *dst, const uint8_t *const *src, int count
+#define PCR_COLOR_PARAMETERS uint8_t *const *dst, const uint8_t *const *src, int count
 
 void pcr_up_h2v1_portable(PCR_UPSAMPLE_PARAMETERS);
 void pcr_up_h2v2_portable(PCR_UPSAMPLE_PARAMETERS);
 void pcr_up_h1v2_portable(PCR_UPSAMPLE_PARAMETERS);
-void pcr_ycc_rgb_hwc_portable(PCR_COLOUR_PARAMETERS);
-void pcr_ycc_rgb_chw_portable(PCR_COLOUR_PARAMETERS);
-void pcr_interleave3_portable(PCR_COLOUR_PARAMETERS);
+void pcr_ycc_rgb_hwc_portable(PCR_COLOR_PARAMETERS);
+void pcr_ycc_rgb_chw_portable(PCR_COLOR_PARAMETERS);
+void pcr_interleave3_portable(PCR_COLOR_PARAMETERS);
 
 void pcr_up_h2v1_avx2(PCR_UPSAMPLE_PARAMETERS);
 void pcr_up_h2v2_avx2(PCR_UPSAMPLE_PARAMETERS);
 void pcr_up_h1v2_avx2(PCR_UPSAMPLE_PARAMETERS);
-void pcr_ycc_rgb_hwc_avx2(PCR_COLOUR_PARAMETERS);
-void pcr_ycc_rgb_chw_avx2(PCR_COLOUR_PARAMETERS);
-void pcr_interleave3_avx2(PCR_COLOUR_PARAMETERS);
+void pcr_ycc_rgb_hwc_avx2(PCR_COLOR_PARAMETERS);
+void pcr_ycc_rgb_chw_avx2(PCR_COLOR_PARAMETERS);
+void pcr_interleave3_avx2(PCR_COLOR_PARAMETERS);
 
 /* Each sample `times` times: what libjpeg does for ratios that have no triangle filter. */
 void pcr_replicate(uint8_t *dst, const uint8_t *src, int count, int times);
 void pcr_interleave(uint8_t *dst, const uint8_t *const *src, int channels, int count);
 /* Luma of RGB rows (jdcolor.c rgb_gray_convert). */
 void pcr_rgb_gray(uint8_t *dst, const uint8_t *const *src, int count);
-/* In place: 255 - value, for YCCK's three colours (jdcolor.c ycck_cmyk_convert). */
+/* In place: 255 - value, for YCCK's three colors (jdcolor.c ycck_cmyk_convert). */
 void pcr_invert(uint8_t *row, int count);
 
 #endif

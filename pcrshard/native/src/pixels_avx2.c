@@ -1,4 +1,4 @@
-/* Upsampling and colour conversion with AVX2; the same results as pixels_portable.c.
+/* Upsampling and color conversion with AVX2; the same results as pixels_portable.c.
  *
  * Reads up to 32 samples beyond the row (rows have room) but writes only what was asked for.
  */
@@ -132,7 +132,7 @@ INLINE void interleave32(uint8_t *dst, const __m256i rgb[3], int pixels) {
     if (PCR_UNLIKELY(pixels < 32)) memcpy(dst, tail, 3 * (size_t)pixels);
 }
 
-void pcr_ycc_rgb_hwc_avx2(PCR_COLOUR_PARAMETERS) {
+void pcr_ycc_rgb_hwc_avx2(PCR_COLOR_PARAMETERS) {
     for (int i = 0; i < count; i += 32) {
         __m256i rgb[3];
         ycc_bytes(src, i, rgb);
@@ -140,7 +140,7 @@ void pcr_ycc_rgb_hwc_avx2(PCR_COLOUR_PARAMETERS) {
     }
 }
 
-void pcr_ycc_rgb_chw_avx2(PCR_COLOUR_PARAMETERS) {
+void pcr_ycc_rgb_chw_avx2(PCR_COLOR_PARAMETERS) {
     for (int i = 0; i < count; i += 32) {
         __m256i rgb[3];
         uint8_t tail[32];
@@ -153,7 +153,7 @@ void pcr_ycc_rgb_chw_avx2(PCR_COLOUR_PARAMETERS) {
     }
 }
 
-void pcr_interleave3_avx2(PCR_COLOUR_PARAMETERS) {
+void pcr_interleave3_avx2(PCR_COLOR_PARAMETERS) {
     for (int i = 0; i < count; i += 32) {
         __m256i rgb[3];
         for (int c = 0; c < 3; c++) rgb[c] = _mm256_loadu_si256((const __m256i *)(src[c] + i));

@@ -1,4 +1,4 @@
-/* Upsampling and colour conversion in plain C. */
+/* Upsampling and color conversion in plain C. */
 #include "pixels.h"
 
 /* Rows carry one sample before and after, equal to their ends: with it the triangle filter needs no
@@ -48,13 +48,13 @@ static inline void ycc_pixel(int y, int cb, int cr, uint8_t *r, uint8_t *g, uint
     *b = clamp(y + ((116130 * cb + 32768) >> 16));
 }
 
-void pcr_ycc_rgb_hwc_portable(PCR_COLOUR_PARAMETERS) {
+void pcr_ycc_rgb_hwc_portable(PCR_COLOR_PARAMETERS) {
     uint8_t *out = dst[0];
     for (int i = 0; i < count; i++, out += 3)
         ycc_pixel(src[0][i], src[1][i], src[2][i], out, out + 1, out + 2);
 }
 
-void pcr_ycc_rgb_chw_portable(PCR_COLOUR_PARAMETERS) {
+void pcr_ycc_rgb_chw_portable(PCR_COLOR_PARAMETERS) {
     for (int i = 0; i < count; i++)
         ycc_pixel(src[0][i], src[1][i], src[2][i], dst[0] + i, dst[1] + i, dst[2] + i);
 }
@@ -64,7 +64,7 @@ void pcr_interleave(uint8_t *dst, const uint8_t *const *src, int channels, int c
         for (int c = 0; c < channels; c++) *dst++ = src[c][i];
 }
 
-void pcr_interleave3_portable(PCR_COLOUR_PARAMETERS) { pcr_interleave(dst[0], src, 3, count); }
+void pcr_interleave3_portable(PCR_COLOR_PARAMETERS) { pcr_interleave(dst[0], src, 3, count); }
 
 void pcr_rgb_gray(uint8_t *dst, const uint8_t *const *src, int count) {
     for (int i = 0; i < count; i++)

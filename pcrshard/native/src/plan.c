@@ -2,14 +2,66 @@
 #include "pcr_internal.h"
 #include "resize.h"
 
+/* How stored pixels become upright ones, by EXIF orientation: columns are put last first, rows are
+ * put last first, and then rows are put as columns. */
+enum { COLUMNS_BACK = 1, ROWS_BACK = 2, TRANSPOSED = 4 };
+
+static int turns(const pcr_decoder *dec, int orientation) {
+    static const uint8_t each[9] = {0,
+                                    0,
+                                    COLUMNS_BACK,
+                                    COLUMNS_BACK | ROWS_BACK,
+                                    ROWS_BACK,
+                                    TRANSPOSED,
+                                    TRANSPOSED | ROWS_BACK,
+                                    TRANSPOSED | COLUMNS_BACK | ROWS_BACK,
+                                    TRANSPOSED | COLUMNS_BACK};
+    return each[orientation ? orientation : dec->orientation];
+}
+
+void pcr_turned_size(const pcr_decoder *dec, int orientation, int32_t *height, int32_t *width) {
+    bool transposed = turns(dec, orientation) & TRANSPOSED;
+    *height = transposed ? dec->width : dec->height;
+    *width = transposed ? dec->height : dec->width;
+}
+
+static void swap(int32_t *a, int32_t *b) {
+    int32_t first = *a;
+    *a = *b, *b = first;
+}
+
+/* From the picture as it is asked for to the one that is stored. */
+static void turn_back(pcr_decoder *dec) {
+    pcr_plan_state *plan = &dec->plan;
+    pcr_request *r = &plan->request;
+    int how = turns(dec, r->orientation);
+    plan->transposed = how & TRANSPOSED;
+    plan->rows_back = how & ROWS_BACK;
+    plan->columns_back = how & COLUMNS_BACK;
+    if (plan->transposed) {
+        swap(&r->crop_y, &r->crop_x);
+        swap(&r->crop_h, &r->crop_w);
+        swap(&r->out_h, &r->out_w);
+    }
+    if (plan->rows_back) r->crop_y = dec->height - r->crop_y - r->crop_h;
+    if (plan->columns_back) r->crop_x = dec->width - r->crop_x - r->crop_w;
+    if (r->flip && plan->transposed) plan->rows_back = !plan->rows_back;
+    if (r->flip && !plan->transposed) plan->columns_back = !plan->columns_back;
+}
+
 static int check_request(pcr_decoder *dec, pcr_request *r) {
+    int32_t height, width;
+    if (r->orientation < 0 || r->orientation > 8)
+        return pcr_fail(dec, PCR_USAGE, "expected an EXIF orientation of 0 to 8, got %d",
+                        r->orientation);
+    pcr_turned_size(dec, r->orientation, &height, &width);
     if (r->crop_h == 0 && r->crop_w == 0)
-        r->crop_y = 0, r->crop_x = 0, r->crop_h = dec->height, r->crop_w = dec->width;
+        r->crop_y = 0, r->crop_x = 0, r->crop_h = height, r->crop_w = width;
     if (r->crop_y < 0 || r->crop_x < 0 || r->crop_h < 1 || r->crop_w < 1 ||
-        r->crop_h > dec->height - r->crop_y || r->crop_w > dec->width - r->crop_x)
+        r->crop_h > height - r->crop_y || r->crop_w > width - r->crop_x)
         return pcr_fail(dec, PCR_USAGE,
                         "expected a crop (y, x, h, w) inside %dx%d pixels, got (%d, %d, %d, %d)",
-                        dec->height, dec->width, r->crop_y, r->crop_x, r->crop_h, r->crop_w);
+                        height, width, r->crop_y, r->crop_x, r->crop_h, r->crop_w);
     if ((r->out_h || r->out_w) &&
         (r->out_h < 1 || r->out_w < 1 || r->out_h > 65535 || r->out_w > 65535))
         return pcr_fail(dec, PCR_USAGE, "expected a size (H, W) of 1 to 65535, got (%d, %d)",
@@ -109,23 +161,24 @@ int pcr_plan_geometry(pcr_decoder *dec, const pcr_request *request) {
     plan->request = *request;
     int code = check_request(dec, &plan->request);
     if (code) return code;
+    turn_back(dec);
     plan->scale = choose_scale(&plan->request);
-    plan->channels = request->colour == PCR_OUT_GRAY ? 1 : request->colour == PCR_OUT_CMYK ? 4 : 3;
+    plan->channels = request->color == PCR_OUT_GRAY ? 1 : request->color == PCR_OUT_CMYK ? 4 : 3;
     dec->rows_needed = 0;
     plan_range(dec);
     for (int c = 0; c < dec->num_components && !code; c++) code = plan_plane(dec, c);
     return code;
 }
 
-/* Which components the output colour needs, and whether it can be made at all. */
-int pcr_plan_colour(pcr_decoder *dec) {
+/* Which components the output color needs, and whether it can be made at all. */
+int pcr_plan_color(pcr_decoder *dec) {
     static const char *const names[] = {"gray", "YCbCr", "RGB", "CMYK", "YCCK"};
-    int want = dec->plan.request.colour, four = dec->num_components == 4;
+    int want = dec->plan.request.color, four = dec->num_components == 4;
     if ((want == PCR_OUT_CMYK) != four)
-        return pcr_fail(dec, PCR_UNSUPPORTED, "expected %s for this output colour, got %s",
-                        four ? "colour=\"cmyk\"" : "a 4-component JPEG", names[dec->colour]);
+        return pcr_fail(dec, PCR_UNSUPPORTED, "expected %s for this output color, got %s",
+                        four ? "color=\"cmyk\"" : "a 4-component JPEG", names[dec->color]);
     for (int c = 0; c < dec->num_components; c++) {
-        dec->comp[c].needed = c == 0 || want != PCR_OUT_GRAY || dec->colour == PCR_COLOUR_RGB;
+        dec->comp[c].needed = c == 0 || want != PCR_OUT_GRAY || dec->color == PCR_COLOR_RGB;
         dec->comp[c].dc_only = dec->plan.planes[c].size == 1;
     }
     return PCR_OK;

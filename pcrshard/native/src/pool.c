@@ -31,24 +31,38 @@ static bool is_done(const pcr_batch *batch) { return batch->done == batch->num_i
 static int decode(pcr_decoder *decoder, const pcr_batch *batch, size_t image) {
     pcr_view views[PCR_MAX_VIEWS];
     size_t count = batch->num_views;
+    int orientation = batch->orientations ? batch->orientations[image]
+                                          : batch->views->request.orientation;
+    int32_t *boxes = batch->boxes ? batch->boxes + 5 * image * count : NULL, height, width;
+    int code = pcr_open(decoder, batch->pieces + image * batch->num_pieces, batch->num_pieces,
+                        batch->views->request.max_pixels);
+    if (code) return code;
+    if (orientation < 0 || orientation > 8)
+        return pcr_fail(decoder, PCR_USAGE, "expected an EXIF orientation of 0 to 8, got %d",
+                        orientation);
+    pcr_turned_size(decoder, orientation, &height, &width);
+    if (batch->sizes) batch->sizes[2 * image] = height, batch->sizes[2 * image + 1] = width;
+    if (batch->draws)
+        pcr_draw_boxes(batch->states[image], height, width, batch->draws, count, boxes);
     for (size_t i = 0; i < count; i++) {
         pcr_view *view = &views[i];
         *view = batch->views[i];
         view->out += image * view->step;
-        if (!batch->boxes) continue;
-        const int32_t *box = batch->boxes + 5 * (image * count + i);
+        view->request.orientation = orientation;
+        if (!boxes) continue;
+        const int32_t *box = boxes + 5 * i;
         view->request.crop_y = box[0], view->request.crop_x = box[1];
         view->request.crop_h = box[2], view->request.crop_w = box[3];
         view->request.flip = box[4];
     }
-    return pcr_decode_views(decoder, batch->pieces + image * batch->num_pieces, batch->num_pieces,
-                            views, count);
+    return pcr_decode_opened(decoder, views, count);
 }
 
 /* Takes an image of the oldest batch and decodes it; the lock is held, but not meanwhile. */
 static void decode_next(pcr_pool *pool, pcr_decoder *decoder) {
     pcr_batch *batch = pool->first;
-    size_t image = batch->taken++;
+    size_t image = batch->order ? (size_t)batch->order[batch->taken] : batch->taken;
+    batch->taken++;
     if (batch->taken == batch->num_images) pool->first = batch->following;
     pthread_mutex_unlock(&pool->lock);
     int code = decode(decoder, batch, image);

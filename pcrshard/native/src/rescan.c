@@ -112,11 +112,11 @@ static void put_marker(pcr_writer *writer, int marker, int size) {
     if (size) put_word(writer, size);
 }
 
-/* JFIF for gray and YCbCr, Adobe for the others: what libjpeg writes for these colour spaces. */
-static void put_colour_markers(const pcr_decoder *dec, pcr_writer *writer) {
+/* JFIF for gray and YCbCr, Adobe for the others: what libjpeg writes for these color spaces. */
+static void put_color_markers(const pcr_decoder *dec, pcr_writer *writer) {
     static const uint8_t adobe[11] = {'A', 'd', 'o', 'b', 'e', 0, 100, 0, 0, 0, 0};
     static const uint8_t jfif[7] = {1, 1, 0, 0, 1, 0, 1};
-    if (dec->colour == PCR_COLOUR_GRAY || dec->colour == PCR_COLOUR_YCC) {
+    if (dec->color == PCR_COLOR_GRAY || dec->color == PCR_COLOR_YCC) {
         put_marker(writer, 0xE0, 16);
         put_bytes(writer, "JFIF", 5);
         put_bytes(writer, dec->saw_jfif && dec->jfif[0] == 1 ? dec->jfif : jfif, 2);
@@ -126,7 +126,7 @@ static void put_colour_markers(const pcr_decoder *dec, pcr_writer *writer) {
     }
     put_marker(writer, 0xEE, 14);
     put_bytes(writer, adobe, sizeof adobe);
-    put_byte(writer, dec->colour == PCR_COLOUR_YCCK ? 2 : 0);
+    put_byte(writer, dec->color == PCR_COLOR_YCCK ? 2 : 0);
 }
 
 static void put_frame(const pcr_decoder *dec, pcr_writer *writer, bool sequential) {
@@ -220,7 +220,7 @@ int pcr_rescan(pcr_decoder *dec, const pcr_piece *pieces, size_t num_pieces,
     pcr_tokens tokens = {0};
     pcr_writer writer = {.data = dec->output.data, .capacity = dec->output.capacity};
     put_marker(&writer, 0xD8, 0);
-    put_colour_markers(dec, &writer);
+    put_color_markers(dec, &writer);
     put_frame(dec, &writer, is_sequential(script, num_scans));
     for (size_t i = 0; i < num_scans && !tokens.failed; i++)
         encode_scan(dec, &writer, &script[i], &tokens);

@@ -19,7 +19,7 @@ typedef struct {
 
 int pcr_table_of(const pcr_decoder *dec, int component) {
     bool chroma = component == 1 || component == 2;
-    return chroma && (dec->colour == PCR_COLOUR_YCC || dec->colour == PCR_COLOUR_YCCK);
+    return chroma && (dec->color == PCR_COLOR_YCC || dec->color == PCR_COLOR_YCCK);
 }
 
 static void reserve(pcr_tokens *tokens, size_t more) {

@@ -1,0 +1,74 @@
+"""EXIF orientation: which way up a picture is, at every scan and in every format."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CorruptJpeg
+from ..memory import Buffer
+from ..native import exif_orientation
+from .segments import APP0, APP1, SOI, Segment, read_segment
+
+_TRANSPOSED = 5  # the first of those that exchange height and width
+_ENDS = (0xD9, 0xDA)  # EOI, SOS
+
+
+def upright_sizes(
+    sizes: NDArray[Any],
+    orientations: NDArray[np.uint8],
+) -> NDArray[Any]:
+    """The sizes of pictures after they are turned upright.
+
+    Args:
+        sizes: (N, 2) height and width as stored, such as ``index.dims``.
+        orientations: (N,) EXIF orientations, 0 if there is none, such as ``index.orientation``.
+
+    Returns:
+        (N, 2) height and width.
+    """
+    return np.where(orientations[:, None] >= _TRANSPOSED, sizes[:, ::-1], sizes)
+
+
+def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Stored pixels, (H, W, C), as Pillow's ``exif_transpose`` turns them.
+
+    >>> turn_upright(np.arange(2, dtype=np.uint8).reshape(1, 2, 1), 8).ravel()
+    array([1, 0], dtype=uint8)
+    """
+    if orientation >= _TRANSPOSED:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels
+
+
+def find_orientation(jpeg: Buffer) -> int:
+    """EXIF orientation of a JPEG, 1 to 8; 0 if it has none, or is damaged before its first scan."""
+    with suppress(CorruptJpeg):
+        segment = Segment(0, 0, len(SOI))
+        while segment.code not in _ENDS:
+            segment = read_segment(jpeg, segment.stop)
+            if segment.code == APP1 and (found := exif_orientation(segment.payload)):
+                return found
+    return 0
+
+
+def with_orientation(jpeg: Buffer, orientation: int) -> bytes:
+    """A JPEG, or the beginning of one, with an EXIF segment that has its orientation alone.
+
+    It comes after a leading JFIF segment, which has to be the first.
+    """
+    tiff = b"MM\0*\0\0\0\x08" + struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
+    exif = b"Exif\0\0" + tiff
+    segment = b"\xff\xe1" + (2 + len(exif)).to_bytes(2) + exif
+    start = len(SOI)
+    if jpeg[start : start + 2] == bytes([0xFF, APP0]):
+        start += 2 + int.from_bytes(jpeg[start + 2 : start + 4])
+    return b"".join((jpeg[:start], segment, jpeg[start:]))

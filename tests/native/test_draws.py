@@ -1,0 +1,100 @@
+"""Crops and flips: the usual recipes, and the same for the same key, on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pcrshard.native.pool import Draw, draw_boxes, draw_key, draw_keys
+
+RANDOM = Draw("random", (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+CENTER = RANDOM._replace(crop="center")
+NARROW = Draw("random", (0.25, 0.5), (0.5, 2.0), 0.0)
+WHOLE = RANDOM._replace(crop=None)
+
+# Of key (7, 2, 100 + place), what images of these sizes draw: RANDOM, CENTER, NARROW, WHOLE.
+GOLDEN = {
+    (375, 500): [[26, 185, 210, 243, 0], [23, 86, 328, 328, 0], [19, 155, 239, 253, 0], 1],
+    (500, 333): [[196, 42, 260, 226, 0], [104, 21, 291, 291, 1], [87, 89, 205, 223, 0], 0],
+    (64, 64): [[33, 36, 23, 20, 0], [4, 4, 56, 56, 1], [14, 6, 33, 43, 0], 1],
+    (10, 1000): [[0, 493, 10, 13, 0], [0, 495, 9, 9, 0], [0, 490, 10, 20, 0], 1],
+    (4000, 3000): [
+        [1175, 597, 2746, 2076, 1],
+        [687, 187, 2625, 2625, 1],
+        [229, 424, 1834, 1826, 0],
+        0,
+    ],
+    (1, 1): [[0, 0, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 0], 1],
+}
+
+
+def test_crops_are_those_of_earlier_versions() -> None:
+    """A job that resumes with a newer version, or on another machine, draws the same crops."""
+    assert draw_key(0, 1, 2) == 17650578182555822980
+    assert draw_key(2**70 + 5, 3, 11) == 14204240577734904211
+    keys = draw_keys((7, 2), range(100, 106))
+    assert keys == [draw_key(7, 2, number) for number in range(100, 106)]
+    for key, (size, expected) in zip(keys, GOLDEN.items(), strict=True):
+        *cropped, whole = draw_boxes(key, size, [RANDOM, CENTER, NARROW, WHOLE]).tolist()
+        assert [*cropped, whole[4]] == expected
+        assert whole[:4] == [0, 0, 0, 0]
+
+
+@given(st.integers(0, 1 << 70), st.integers(1, 3000), st.integers(1, 3000))
+def test_crops_stay_inside(seed: int, height: int, width: int) -> None:
+    """Every crop is a part of its image; the middle one is a square."""
+    boxes = draw_boxes(draw_key(seed), (height, width), [RANDOM, NARROW, CENTER])[:, :4]
+    for y, x, h, w in boxes.tolist():
+        assert 0 <= y < y + h <= height
+        assert 0 <= x < x + w <= width
+    assert boxes[2, 2] == boxes[2, 3]
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10)])
+def test_an_extreme_shape_gives_its_middle(height: int, width: int) -> None:
+    """Where no part of the asked shape and area fits, the largest middle part of a legal shape is
+    taken.
+    """
+    whole = RANDOM._replace(scale=(1.0, 1.0))
+    y, x, h, w, _ = draw_boxes(0, (height, width), [whole])[0].tolist()
+    assert min(h, w) == 10
+    assert 0.7 < w / h < 1.4
+    assert abs(2 * y + h - height) <= 1
+    assert abs(2 * x + w - width) <= 1
+
+
+def test_the_middle_crop_is_the_evaluation_recipe() -> None:
+    """On an image of shorter side 256 it is the 224 of CenterCrop."""
+    assert draw_boxes(0, (256, 320), [CENTER])[0, :4].tolist() == [16, 48, 224, 224]
+
+
+def test_random_crops_have_the_asked_distribution() -> None:
+    """Areas and shapes spread over their ranges, as in torchvision; the largest areas fit less
+    often.
+    """
+    drawn = [draw_boxes(key, (1000, 1000), [RANDOM])[0] for key in draw_keys((1,), range(4000))]
+    boxes = np.array(drawn, float)
+    areas, shapes = boxes[:, 2] * boxes[:, 3] / 1e6, np.log(boxes[:, 3] / boxes[:, 2])
+    assert 0.45 < areas.mean() < 0.53
+    assert abs(shapes.mean()) < 0.02
+    assert shapes.min() > np.log(0.74)
+    assert shapes.max() < np.log(1.35)
+    assert 0.46 < boxes[:, 4].mean() < 0.54
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    """Draws of neighboring samples and epochs are as good as random ones: a place in each bin of 20
+    gets its share, and neither samples nor the pictures of a sample depend on each other.
+    """
+    corner = RANDOM._replace(scale=(0.01, 0.01), ratio=(1.0, 1.0))  # y and x are uniform
+    keys = [key for epoch in range(4) for key in draw_keys((0, epoch), range(5000))]
+    assert len(set(keys)) == len(keys)
+    boxes = np.array([draw_boxes(key, (10000, 10000), [corner, corner]) for key in keys])
+    streams = boxes[:, :, :2].reshape(len(keys), 4) / 9001
+    for column in streams.T:
+        counts = np.histogram(column, 20, (0, 1))[0]
+        assert abs(counts - 1000).max() < 5 * 1000**0.5
+    assert abs(np.corrcoef(streams[:-1, 0], streams[1:, 0])[0, 1]) < 5 / 20000**0.5
+    assert abs(np.corrcoef(streams.T) - np.eye(4)).max() < 5 / 20000**0.5
