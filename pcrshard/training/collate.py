@@ -311,8 +311,8 @@ def as_decoder(image: OneImage) -> ImageDecoder | None:
     sides: Sequence[Any] = image if isinstance(image, tuple | list) else (image,)
     if len(sides) not in (1, 2) or not all(is_integer(side) for side in sides):
         raise TypeError(
-            "expected decoder to be an ImageDecoder, a size such as 224 or (height, width), or None, "
-            f"got {image!r}; functions of your own go to transform="
+            "expected decoder to be an ImageDecoder, a size such as 224 or (height, width), or "
+            f"None, got {image!r}; functions of your own go to transform="
         )
     return ImageDecoder((int(sides[0]), int(sides[-1])))
 

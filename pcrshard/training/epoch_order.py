@@ -52,8 +52,8 @@ __all__ = [
 ]
 
 Segment = Sequence[int]
-# Regroups the (samples,) ids of a layout, given its geometry and its (epoch, stage): their new places,
-# and where each slot's batch of each step ends, if not after equally many.
+# Called with the (samples,) ids of a layout, its geometry and its (epoch, stage); returns the order
+# of their places, and ``Order.cuts``.
 Regroup = Callable[[Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints | None]]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,12 +53,16 @@ class _Cursor:
         segments: What of it was done before this iteration, as in ``epoch_order``'s ``history``.
         given: Batches that this iteration has handed to the loop.
         count: Batches that it has; ``None`` before it begins.
+        is_loaded: Whether this is the place of a state.
+        is_over: Whether nothing is left of the epoch.
     """
 
     epoch: int = 0
     segments: list[list[int]] = field(default_factory=list)
     given: int = 0
     count: int | None = None
+    is_loaded: bool = False
+    is_over: bool = False
 
 
 class PCRLoader:
@@ -141,7 +145,9 @@ class PCRLoader:
         self.dataset = dataset
         self.batch_size = check_whole("batch_size", batch_size, 1)
         window = _SHUFFLE_SHARDS if shuffle is True else int(shuffle)
-        self.rules = Rules(seed, window, "short" if buckets and buckets.pixels else _LAST[drop_last])
+        self.rules = Rules(
+            seed, window, "short" if buckets and buckets.pixels else _LAST[drop_last]
+        )
         self.threads = (0 if num_workers else decoding_threads()) if threads is None else threads
         self.num_workers = check_whole("num_workers", num_workers, 0)
         self.prefetch = check_whole("prefetch", prefetch, 1)
@@ -206,11 +212,17 @@ class PCRLoader:
     def set_epoch(self, epoch: int) -> None:
         """Read this epoch next, from its beginning.
 
-        If a state of this epoch was loaded and the iteration has not begun, it keeps its place:
-        loops that resume may call both.
+        If a state was loaded and the iteration has not begun, the epoch of the state keeps its
+        place: loops that resume may call both. If the state was saved after the last batch of this
+        epoch, nothing is left of it, and the next iteration is empty.
         """
-        if self._cursor.count is not None or self._cursor.epoch != epoch:
-            self._cursor = _Cursor(check_whole("epoch", epoch, 0))
+        cursor = self._cursor
+        if cursor.count is None and cursor.epoch == epoch:
+            return
+        ended = cursor.is_loaded and not cursor.segments and cursor.count is None
+        self._cursor = _Cursor(
+            check_whole("epoch", epoch, 0), is_over=ended and epoch == cursor.epoch - 1
+        )
 
     def state_dict(self) -> State:
         """Where the loop is, after the batches that it got; the same on all ranks.
@@ -220,7 +232,7 @@ class PCRLoader:
         """
         cursor = self._cursor
         place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
-        if cursor.given and cursor.given == cursor.count:
+        if cursor.is_over or (cursor.given and cursor.given == cursor.count):
             place = {"epoch": cursor.epoch + 1, "segments": []}
         elif cursor.given:
             place["segments"] = advance(cursor.segments, self._geometry, cursor.given)
@@ -242,14 +254,14 @@ class PCRLoader:
                     f"expected a state of the same dataset and options, its {name} is "
                     f"{state.get(name)!r} instead of {mine!r}"
                 )
-        cursor = _Cursor(*_checked(state))
+        cursor = _Cursor(*_checked(state), is_loaded=True)
         most = max(self.dataset.num_samples, self.num_samples or 0, self._geometry.global_batch)
         most = max(most, _MAX_STATE_BATCH)
         for size, *_ in cursor.segments:
             if size > most:
                 raise ValueError(f"expected steps of at most {most} samples in a state, got {size}")
         if not self._order(cursor).steps:  # raises if the epoch has no such steps
-            cursor = _Cursor(cursor.epoch + 1)
+            cursor = _Cursor(cursor.epoch + 1, is_loaded=True)
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[Any]:
@@ -258,7 +270,7 @@ class PCRLoader:
         if cursor.count is not None:
             cursor = _Cursor(cursor.epoch + 1)
         rank, world = self.rank
-        batches = worker_batches(self._order(cursor), world, rank)
+        batches = [] if cursor.is_over else worker_batches(self._order(cursor), world, rank)
         cursor.count = len(batches)
         self._cursor = cursor
         process = os.getpid()
@@ -329,7 +341,7 @@ class PCRLoader:
             regroup=regroup,
         )
 
-    def _read(self, batches: Batches, epoch: int) -> Iterator[Any]:
+    def _read(self, batches: Batches, epoch: int) -> Generator[Any]:
         """The batches of sample numbers, read and decoded here or by workers."""
         ids = [self.dataset.sample_ids(numbers) for numbers in batches]
         reading = _Reading(self, ids, epoch)
@@ -414,7 +426,8 @@ def _checked(state: Mapping[str, Any]) -> tuple[int, list[list[int]]]:
     Raises:
         ValueError: They are not what a state holds.
     """
-    epoch, segments = state.get("epoch"), state.get("segments")
+    epoch: Any = state.get("epoch")
+    segments: Any = state.get("segments")
     listed = isinstance(segments, list | tuple) and len(segments) <= _MAX_SEGMENTS
     if _is_whole(epoch) and listed and all(map(_is_segment, segments)):
         return epoch, [list(segment) for segment in segments]

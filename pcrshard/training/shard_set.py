@@ -202,9 +202,9 @@ def _open(url: str, options: ReadOptions) -> Opened:
 
 
 class RecentPrefixes:
-    """The prefixes that were used last, for random access; threads that want one shard read it once.
+    """The prefixes that were used last, held for random access.
 
-    A copy of it in another process starts without any.
+    Threads that need the same shard read it once. A copy in another process starts without any.
 
     Args:
         shards: What they are prefixes of.
