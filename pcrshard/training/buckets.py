@@ -124,7 +124,7 @@ class Buckets:
         """(n,) the bucket of each of (n, 2) heights and widths: that of the nearest ratio."""
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
-        found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
+        found: Any = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
         return found
 
     def num_batches(self, sizes: Ints, geometry: Geometry) -> int:
