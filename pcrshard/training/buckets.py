@@ -63,8 +63,10 @@ class Buckets:
                 f"expected one of area and pixels, got area={self.area} and pixels={self.pixels}"
             )
         check_whole("multiple", self.multiple, 1)
-        check_whole("pixels", self.pixels or 1, 1)
-        check_whole("area", self.area or self.multiple**2, self.multiple**2)
+        if self.area is None:
+            check_whole("pixels", self.pixels or 0, 1)
+        else:
+            check_whole("area", self.area, self.multiple**2)
         if not self.max_ratio >= 1:
             raise ValueError(f"expected max_ratio of at least 1, got {self.max_ratio}")
 

@@ -37,6 +37,7 @@ from .shard_set import Row, ShardSet, read_batches
 State = dict[str, Any]
 _VERSION = 1
 _SHUFFLE_SHARDS = 4
+_LANES = 4
 _MAX_SEGMENTS = 64
 # Batches of a state may be larger than those of this job, but not so large that an order of a
 # small dataset takes gigabytes.
@@ -96,7 +97,8 @@ class PCRLoader:
         max_world_size: For an elastic job, the largest number of ranks that it will have. The order
             is then the same for any number of ranks at the same global batch size.
         lanes_per_rank: Places of an epoch that a rank reads in turn; best a multiple of
-            ``num_workers``, which then share no shard. 1 keeps the fewest shards in memory.
+            ``num_workers``, which then share no shard. 1 holds the fewest shards in memory. By
+            default 4, and 1 without ``shuffle``.
         shards_ahead: Shards that are fetched while another is used.
         multiprocessing_context: How workers are started: ``fork``, ``spawn`` or ``forkserver``.
 
@@ -123,7 +125,7 @@ class PCRLoader:
         rank: int | None = None,
         world_size: int | None = None,
         max_world_size: int | None = None,
-        lanes_per_rank: int = 4,
+        lanes_per_rank: int | None = None,
         shards_ahead: int = 2,
         multiprocessing_context: str | None = None,
         **unknown: Never,
@@ -157,7 +159,7 @@ class PCRLoader:
         self.buckets = buckets
         self._given_rank = None if rank is None or world_size is None else (rank, world_size)
         self._max_world_size = max_world_size
-        self._lanes = lanes_per_rank
+        self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
         self._shards_ahead = check_whole("shards_ahead", shards_ahead, 0)
         self._context = multiprocessing_context
         self._collator = dataset.collator(seed)
@@ -326,7 +328,7 @@ class PCRLoader:
         sequence = None
         if self.weights is not None:
             parts = np.split(sizes, dataset.shards.datasets[1:-1])
-            samples = self.num_samples or len(dataset)
+            samples = len(dataset) if self.num_samples is None else self.num_samples
             sequence = mixture(parts, self.weights, samples, self.rules, epoch=cursor.epoch)
         regroup = None
         if self.buckets is not None:

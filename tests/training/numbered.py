@@ -36,10 +36,13 @@ def flat(batches):
     return list(itertools.chain(*batches))
 
 
-def loader_of(urls, batch_size, *, scan=1, decoder=None, fields=None, epoch=None, **options):
+OF_DATASETS = ("scan", "decoder", "fields", "transform")
+
+
+def loader_of(urls, batch_size, *, epoch=None, **options):
     """A loader of a new dataset; ``epoch`` is the one that it reads next."""
-    dataset = PCRDataset(urls, scan=scan, decoder=decoder, fields=fields)
-    made = PCRLoader(dataset, batch_size, **options)
+    choices = {name: options.pop(name) for name in OF_DATASETS if name in options}
+    made = PCRLoader(PCRDataset(urls, **choices), batch_size, **options)
     if epoch is not None:
         made.set_epoch(epoch)
     return made

@@ -316,7 +316,7 @@ def test_views_that_make_no_sense(folder, numbers, error):
 
 
 def test_splits_divide_each_class(tmp_path):
-    """A split has each sample once, each class by the same shares, and is a function of its seed."""
+    """A split has each sample once, each class by the same shares, by its seed alone."""
     jpeg = make_jpeg(1, 16, 16)
     samples = [{"__key__": f"{i}", "jpg": jpeg, "cls": int(i >= 150)} for i in range(200)]
     dataset = PCRDataset(write(tmp_path, samples, 25))
