@@ -126,7 +126,7 @@ class Buckets:
         """(n,) the bucket of each of (n, 2) heights and widths: that of the nearest ratio."""
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
-        found: Any = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0]))
+        found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0])).astype(np.int64)
         return found
 
     def num_batches(self, sizes: Ints, geometry: Geometry) -> int:

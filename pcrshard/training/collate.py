@@ -272,11 +272,11 @@ class Collator:
         if images is not None and not (missing or images.is_list):
             return images.pixels
         values: list[Any] = [sample.get(name) for sample in samples]
-        if self.image is not None:
+        last = extension(name)
+        if self.image is not None and last not in CONVERSIONS:
             pictures = picture_column(values, self.image)
             if pictures is not None:
                 return pictures
-        last = extension(name)
         to_value = CONVERSIONS.get(last)
         if to_value is not None:
             values = _convert(to_value, name, samples)

@@ -106,13 +106,8 @@ def test_a_batch_may_be_a_tuple(dataset):
     ):
         assert (images.shape, classes.shape, len(keys)) == ((8, 3, 8, 8), (8,), 8)
     assert len(calls) == 24
-    assert [
-        len(batch) for batch in loader_of(str(dataset), 8, decoder=decoder, fields=["cls"])
-    ] == [
-        1,
-        1,
-        1,
-    ]
+    labels = loader_of(str(dataset), 8, decoder=decoder, fields=["cls"])
+    assert [len(batch) for batch in labels] == [1, 1, 1]
     assert len(calls) == 24
 
 
