@@ -38,8 +38,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def make_loader(cfg, url, level, decoder, *, training):
-    """Batches of the training or the validation set; under a bandwidth limit, training bytes pass a token
-    bucket that all workers share.
+    """Batches of the training or the validation set; under a bandwidth limit, training bytes pass a
+    token bucket that all workers share.
     """
     storage_options = None
     if cfg.bandwidth and training:

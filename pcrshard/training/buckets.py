@@ -148,7 +148,8 @@ class Buckets:
     def _costs(self, sizes: Ints, geometry: Geometry) -> Ints:
         """Pixels of each image, and at least its part of a batch of the most images."""
         batch = geometry.global_batch // geometry.slots
-        return np.maximum(sizes.prod(axis=1), -(-(self.pixels or 0) // batch))
+        found: Ints = np.maximum(sizes.prod(axis=1), -(-(self.pixels or 0) // batch))
+        return found
 
     def regroup(self, sizes: Ints, rules: Rules) -> Regroup:
         """What ``epoch_order`` calls to move samples between steps.
