@@ -113,14 +113,9 @@ class Buckets:
         if self.pixels is not None:
             self.num_batches(dataset.sizes, geometry)
 
-    def size_of(self, sizes: Ints, ids: Ints) -> tuple[int, int]:
-        """The (height, width) of a batch: the bucket of its middle sample.
-
-        Args:
-            sizes: (N, 2) height and width of all samples.
-            ids: (n,) those of the batch.
-        """
-        return self.shapes[int(np.median(self._bucket(sizes[ids])))]
+    def size_of(self, sizes: Ints) -> tuple[int, int]:
+        """The (height, width) of a batch of (n, 2) sizes: the bucket of its middle sample."""
+        return self.shapes[int(np.median(self._bucket(sizes)))]
 
     def _bucket(self, sizes: Ints) -> Ints:
         """(n,) the bucket of each of (n, 2) heights and widths: that of the nearest ratio."""

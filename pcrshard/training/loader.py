@@ -30,8 +30,8 @@ from .epoch_order import (
     mixture,
     worker_batches,
 )
-from .epoch_sequence import Batches, Ints, check_whole
-from .shard_set import Row, ShardSet, read_batches
+from .epoch_sequence import Batches, check_whole
+from .shard_set import Row, ShardSet, read_batches, sample_sizes
 
 # What JSON can hold of a job.
 State = dict[str, Any]
@@ -158,18 +158,18 @@ class PCRLoader:
         self.num_samples = num_samples
         self.buckets = buckets
         self._given_rank = None if rank is None or world_size is None else (rank, world_size)
-        self._max_world_size = max_world_size
+        self.max_world_size = max_world_size
         self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
-        self._shards_ahead = check_whole("shards_ahead", shards_ahead, 0)
+        self.shards_ahead = check_whole("shards_ahead", shards_ahead, 0)
         self._context = multiprocessing_context
-        self._collator = dataset.collator(seed)
+        self.collator = dataset.collator(seed)
         self._cursor = _Cursor()
         check_whole("threads", self.threads, 0)
         geometry = self._geometry
         if buckets is not None:
             if max_world_size is not None:
                 raise ValueError("expected no max_world_size with buckets")
-            buckets.check(dataset, self._collator, geometry, weights)
+            buckets.check(dataset, self.collator, geometry, weights)
         if weights is not None:
             self._order(self._cursor)  # raises if the weights make no sense
         elif not len(self) and self.rules.last == "drop":
@@ -309,7 +309,7 @@ class PCRLoader:
             The batch at each scan.
         """
         highest = FULL if FULL in scans else max(map(int, scans))
-        collate = self._collator.of_epoch(epoch)
+        collate = self.collator.of_epoch(epoch)
         ids = [self.dataset.sample_ids(numbers) for numbers in batches]
         with collate.open_pool(0) as pool:
             begin = partial(collate.begin_scans, scans=scans, epoch=epoch, pool=pool)
@@ -318,7 +318,7 @@ class PCRLoader:
     @property
     def _geometry(self) -> Geometry:
         world = self.rank.world
-        slots = world if self._max_world_size is None else self._max_world_size
+        slots = world if self.max_world_size is None else self.max_world_size
         return Geometry(self.batch_size * world, slots, self._lanes)
 
     def _order(self, cursor: _Cursor) -> Order:
@@ -345,8 +345,7 @@ class PCRLoader:
 
     def _read(self, batches: Batches, epoch: int) -> Generator[Any]:
         """The batches of sample numbers, read and decoded here or by workers."""
-        ids = [self.dataset.sample_ids(numbers) for numbers in batches]
-        reading = _Reading(self, ids, epoch)
+        reading = _Reading(self, batches, epoch)
         if not self.num_workers:
             yield from reading
             return
@@ -376,49 +375,45 @@ class PCRLoader:
         }
 
 
+@dataclass(eq=False)
 class _Reading(IterableDataset[Any]):
     """The batches of one iteration; a worker of a ``DataLoader`` makes its share of them.
 
-    Args:
+    Attributes:
         loader: How they are read.
-        batches: The ids of each, in the whole dataset.
+        batches: Sample numbers of each.
         epoch: Number of the epoch.
     """
 
-    def __init__(self, loader: PCRLoader, batches: Batches, epoch: int) -> None:
-        dataset = loader.dataset
-        self.shards = dataset.shards
-        self.scan = dataset.scan
-        self.collate = loader._collator.of_epoch(epoch)
-        self.size_of: Callable[[Ints], tuple[int, int]] | None = None
-        if loader.buckets is not None and loader.buckets.area is not None:
-            self.size_of = partial(loader.buckets.size_of, dataset.shards.columns.sizes)
-        self.batches = batches
-        self.epoch = epoch
-        self.threads = loader.threads
-        self.prefetch = loader.prefetch if loader.threads else 0
-        self.shards_ahead = loader._shards_ahead
-        self.memory = BatchMemory(loader.pin_memory)
+    loader: PCRLoader
+    batches: Batches
+    epoch: int
 
     def __iter__(self) -> Iterator[Any]:
+        loader = self.loader
+        dataset = loader.dataset
         info = get_worker_info()
         batches = self.batches[info.id :: info.num_workers] if info else self.batches
+        collate = loader.collator.of_epoch(self.epoch)
+        target = BatchMemory(loader.pin_memory)
         # The threads are started with the first batch, and end with this generator.
-        with self.collate.open_pool(self.threads) as pool:
+        with collate.open_pool(loader.threads) as pool:
 
             def begin(rows: list[Row]) -> Callable[[], Any]:
-                collate = self.collate
-                if self.size_of is not None:
-                    collate = collate.of_size(self.size_of(np.array([row[0] for row in rows])))
-                return collate.begin(rows, self.epoch, pool, self.memory)
+                shaped = collate
+                if loader.buckets is not None and loader.buckets.area is not None:
+                    sizes = {each: sample_sizes(each.index) for each in {row[1] for row in rows}}
+                    own = np.array([sizes[prefix][row] for _, prefix, row in rows])
+                    shaped = collate.of_size(loader.buckets.size_of(own))
+                return shaped.begin(rows, self.epoch, pool, target)
 
             yield from read_batches(
-                self.shards,
-                batches,
-                self.scan,
+                dataset.shards,
+                [dataset.sample_ids(numbers) for numbers in batches],
+                dataset.scan,
                 begin,
-                ahead=self.prefetch,
-                shards_ahead=self.shards_ahead,
+                ahead=loader.prefetch if loader.threads else 0,
+                shards_ahead=loader.shards_ahead,
             )
 
 

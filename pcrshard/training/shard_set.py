@@ -17,6 +17,7 @@ import numpy as np
 from ..checksum import crc32c
 from ..format.dataset_index import ShardEntry, scan_of_fraction
 from ..format.scan import FULL, Scan, check_scan
+from ..format.shard_index import ShardIndex
 from ..reading.dataset_folder import Opened, check_claims, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -124,11 +125,7 @@ class ShardSet:
         with self.open(shard).load(0) as prefix:
             index = prefix.index
             labels = prefix.fields.get("cls", [None] * index.num_samples)
-            # A row more, for samples at the end that have no image.
-            dims = np.concatenate([index.dims.astype(np.int64), np.zeros((1, 2), np.int64)])
-            sizes = dims[index.first_units[:-1]]
-            sizes[np.diff(index.first_units) == 0] = 0
-            return Columns(list(index.keys), list(labels), sizes)
+            return Columns(list(index.keys), list(labels), sample_sizes(index))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "columns"}
@@ -172,6 +169,15 @@ class ShardSet:
     def open(self, shard: int) -> Shard:
         """One of the shards."""
         return self.options.open(self.urls[shard], self.entries[shard])
+
+
+def sample_sizes(index: ShardIndex) -> Ints:
+    """(S, 2) int64, height and width in pixels of each sample's first image; 0, 0 without one."""
+    # A row more, for samples at the end that have no image.
+    dims = np.concatenate([index.dims.astype(np.int64), np.zeros((1, 2), np.int64)])
+    sizes = dims[index.first_units[:-1]]
+    sizes[np.diff(index.first_units) == 0] = 0
+    return sizes
 
 
 def check_same_shards(
