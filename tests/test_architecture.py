@@ -258,7 +258,8 @@ def test_public_names_are_these():
     assert sorted(pcrshard.__all__) == [
         "BandwidthTuner", "Buckets", "DatasetIndex", "DeltaStore", "EncodeOptions",
         "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PCRLoader", "PrefixCache",
-        "ReadOptions", "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
+        "ReadOptions", "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex",
+        "ShardWriter",
         "View", "__version__", "compress_activations", "decode_image", "encode", "join_scans",
         "open_dataset", "pcr_decode", "pcr_scan", "shards",
         "split_by_node", "split_scans", "stage",

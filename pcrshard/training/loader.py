@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, Never
+from typing import Any, Literal, Never, TypeGuard
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from .epoch_order import (
     mixture,
     worker_batches,
 )
-from .epoch_sequence import Batches, check_whole
+from .epoch_sequence import MAX_EPOCH, Batches, check_whole
 from .shard_set import Row, ShardSet, read_batches, sample_sizes
 
 # What JSON can hold of a job.
@@ -42,6 +42,7 @@ _MAX_SEGMENTS = 64
 # Batches of a state may be larger than those of this job, but not so large that an order of a
 # small dataset takes gigabytes.
 _MAX_STATE_BATCH = 1 << 20
+_MAX_STATE_LANES = 1 << 31
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 
 
@@ -256,12 +257,17 @@ class PCRLoader:
                     f"expected a state of the same dataset and options, its {name} is "
                     f"{state.get(name)!r} instead of {mine!r}"
                 )
-        cursor = _Cursor(*_checked(state), is_loaded=True)
-        most = max(self.dataset.num_samples, self.num_samples or 0, self._geometry.global_batch)
-        most = max(most, _MAX_STATE_BATCH)
-        for size, *_ in cursor.segments:
-            if size > most:
-                raise ValueError(f"expected steps of at most {most} samples in a state, got {size}")
+        segments = state.get("segments")
+        if not _are_segments(segments):
+            raise ValueError(
+                f"expected up to {_MAX_SEGMENTS} segments of 4 numbers, got {repr(segments)[:200]}"
+            )
+        most = max(len(self.dataset), self.num_samples or 0, self._geometry.global_batch)
+        for size, _, lanes, _ in segments:
+            check_whole("batches of a state", size, 1, max(most, _MAX_STATE_BATCH))
+            check_whole("lanes of a state", lanes, 1, _MAX_STATE_LANES)
+        epoch = check_whole("epoch", state.get("epoch", -1), 0, MAX_EPOCH)
+        cursor = _Cursor(epoch, list(map(list, segments)), is_loaded=True)
         if not self._order(cursor).steps:  # raises if the epoch has no such steps
             cursor = _Cursor(cursor.epoch + 1, is_loaded=True)
         self._cursor = cursor
@@ -417,32 +423,7 @@ class _Reading(IterableDataset[Any]):
             )
 
 
-def _checked(state: Mapping[str, Any]) -> tuple[int, list[list[int]]]:
-    """Epoch and segments of a state, which may come from outside.
-
-    Raises:
-        ValueError: They are not what a state holds.
-    """
-    epoch: Any = state.get("epoch")
-    segments: Any = state.get("segments")
-    listed = isinstance(segments, list | tuple) and len(segments) <= _MAX_SEGMENTS
-    if _is_whole(epoch) and listed and all(map(_is_segment, segments)):
-        return epoch, [list(segment) for segment in segments]
-    shown = repr(segments)[:200]
-    raise ValueError(
-        f"expected an epoch from 0 and at most {_MAX_SEGMENTS} segments of 4 numbers, "
-        f"got {epoch!r} and {shown}"
-    )
-
-
-def _is_whole(number: Any, most: int = 1 << 63) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < most
-
-
-def _is_segment(segment: Any) -> bool:
-    """Whether these may be (global_batch, slots, phases, steps)."""
-    if not isinstance(segment, list | tuple) or len(segment) != 4:
-        return False
-    *geometry, steps = segment
-    # Lanes are counted by a product of two.
-    return _is_whole(steps) and all(_is_whole(number, 1 << 31) for number in geometry)
+def _are_segments(value: Any) -> TypeGuard[Sequence[Sequence[Any]]]:
+    """Whether a value, which may come from outside, has the form of a state's segments."""
+    is_list = isinstance(value, list | tuple) and len(value) <= _MAX_SEGMENTS
+    return is_list and all(isinstance(each, list | tuple) and len(each) == 4 for each in value)

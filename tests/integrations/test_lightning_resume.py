@@ -68,7 +68,7 @@ def loaders(folder, **options):
     """Loaders for training and validation."""
     dataset = PCRDataset(folder, scan=1, fields=("cls",))
     return (
-        PCRLoader(dataset, BATCH, seed=3, threads=1, **options),
+        PCRLoader(dataset, BATCH, seed=3, **({"threads": 1} | options)),
         PCRLoader(dataset, BATCH, shuffle=False, drop_last=False),
     )
 
@@ -147,6 +147,20 @@ def test_a_job_continues_exactly(folder, tmp_path, every, stop, limit):
     assert step <= stop
     seen = fit(folder, tmp_path, checkpoint=last, **how)
     assert seen == expected[step:]
+
+
+@pytest.mark.parametrize("stop", [5, 12, 29])
+def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path, stop):
+    """So does one that is trained for ``max_steps``, with workers and accumulated gradients."""
+    how = {"max_epochs": None, "max_steps": 20, "accumulate_grad_batches": 2}
+    how["loader"] = {"threads": 0, "num_workers": 1}
+    expected = flat(planned(folder, 4))[:40]
+    assert fit(folder, tmp_path, **how) == expected
+    keep = ModelCheckpoint(dirpath=tmp_path, filename="last", save_top_k=-1, every_n_train_steps=2)
+    fit(folder, tmp_path, stop=stop // 2, callbacks=[keep], **how)
+    last = max(tmp_path.glob("*.ckpt"), key=os.path.getmtime)
+    done = torch.load(last, weights_only=False)["global_step"] * 2
+    assert fit(folder, tmp_path, checkpoint=str(last), **how) == expected[done:]
 
 
 def run_ranks(folder, root, stop, *checkpoint):
