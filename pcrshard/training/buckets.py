@@ -27,23 +27,23 @@ _WINDOW_BATCHES = 32
 class Buckets:
     """How a :class:`PCRLoader` groups images of different shapes.
 
-    ``Buckets(area=512 * 512)``: each batch has one (height, width), of at most ``area`` pixels,
-    both sides multiples of ``multiple``. Of each image the largest box of this shape is decoded to
-    this size, which takes the place of the decoder's; with ``crop="random"`` a random box of this
-    shape. Batches are as large as without buckets, and as many. Each step has batches of nearly the
-    same number of pixels on all ranks, mostly of the same shape.
+    ``Buckets(area=512 * 512)``: each batch has one (height, width) of at most ``area`` pixels, both
+    multiples of ``multiple``, which replaces the decoder's size. The largest centered box of this
+    shape is decoded from each image; with ``crop="random"`` a random box of this shape. The number
+    and the size of batches are those without buckets. At each step the batches of all ranks have
+    nearly the same number of pixels, and mostly the same shape.
 
-    ``Buckets(pixels=2_000_000)``: images keep their own sizes, and each batch of a rank has at most
-    so many pixels and ``batch_size`` images. Every sample comes once, and all ranks have the same
-    number of batches, whose sizes differ.
+    ``Buckets(pixels=2_000_000)``: images keep their own sizes, and a batch has at most this many
+    pixels and ``batch_size`` images. Every sample comes once, and all ranks have the same number of
+    batches, whose sizes differ.
 
-    Both are pure functions of seed and epoch, and are resumed exactly.
+    Both orders are pure functions of seed and epoch, and resume exactly.
 
     Attributes:
-        area: Pixels of an image at most.
-        multiple: What heights and widths are multiples of.
-        max_ratio: Longer over shorter side at most; more elongated images lose their ends.
-        pixels: Pixels of a batch at most; at least twice those of the largest image.
+        area: Maximum number of pixels of an image.
+        multiple: Divides all heights and widths.
+        max_ratio: Maximum ratio of the longer to the shorter side; longer images lose their ends.
+        pixels: Maximum number of pixels of a batch; at least twice those of the largest image.
 
     Raises:
         ValueError: Not one of ``area`` and ``pixels`` is given, or they are too small.

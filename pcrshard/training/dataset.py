@@ -57,15 +57,15 @@ class PCRDataset(Dataset[Any]):
     """The samples of a PCR dataset, by number or key: a map-style dataset of torch.
 
     It holds no position. :class:`PCRLoader` makes batches of it, shard by shard, in an exact and
-    resumable order; any ``torch.utils.data.DataLoader`` with any sampler works, too, at the price
-    of random access: prefixes that were used recently are held in memory.
+    resumable order. Any ``torch.utils.data.DataLoader`` with any sampler works too, by random
+    access: prefixes that were used recently are held in memory.
 
     Args:
         urls: Dataset folder or its ``pcr.json``, or several of them; local or any fsspec URLs. One
             request each.
         scan: Highest scan to read, 1-based; ``"full"``; 0 for labels without pixels; a fraction in
-            (0, 1), which stands for the highest scan that takes at most this share of the full
-            bytes; or a :class:`ScanLevel`, which is read at each shard.
+            (0, 1) for the highest scan that takes at most this fraction of the full bytes; or a
+            :class:`ScanLevel`, which is read at each shard.
         decoder: Decodes image fields. Without it they stay JPEG bytes. A size, such as 224 or
             (height, width), stands for ``ImageDecoder(size)``: the whole image at that size,
             without crop or flip. A function of the epoch's number returns one of these for each
@@ -73,11 +73,12 @@ class PCRDataset(Dataset[Any]):
         fields: Fields of a sample, which is then a tuple; by default a sample is a dict of all.
         transform: Called with each sample, a dict whose images are arrays if there is a decoder.
         cache_dir: Folder on local disk that keeps the prefixes that were read.
-        cache_bytes: Bound of that folder, in bytes.
+        cache_bytes: Upper bound of that folder, in bytes.
         storage_options: fsspec storage options.
         retry: What to do about a bad network.
         check: Whether to compare each image with its CRC-32C.
-        held_bytes: Bound of the prefixes that random access holds in memory, in bytes per process.
+        held_bytes: Upper bound of the prefixes that random access holds in memory, in bytes per
+            process.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
@@ -272,9 +273,9 @@ class PCRDataset(Dataset[Any]):
         """Views that divide the samples among them at random, such as for training and validation.
 
         Args:
-            shares: Share of the samples of each view, with a sum of 1.
-            stratify: Divide each class by these shares, as nearly as whole samples allow.
-            seed: Another seed divides otherwise; the same one always divides alike.
+            shares: Fraction of the samples of each view; they sum to 1.
+            stratify: Whether to divide each class by these fractions, as nearly as possible.
+            seed: The same seed always gives the same views.
 
         Raises:
             ValueError: The shares do not sum to 1, a view would be empty, or with ``stratify`` a

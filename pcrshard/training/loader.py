@@ -48,14 +48,14 @@ _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short
 
 @dataclass
 class _Cursor:
-    """Where a job is; an iteration that begins takes it over or replaces it by a new one.
+    """The position of a job. An iteration takes it over, or replaces it by that of the next epoch.
 
     Attributes:
         epoch: Number of the epoch.
-        segments: What of it was done before this iteration, as in ``epoch_order``'s ``history``.
+        segments: Steps of it before this iteration, as in ``epoch_order``'s ``history``.
         given: Batches that this iteration has handed to the loop.
         count: Batches that it has; ``None`` before it begins.
-        is_loaded: Whether this is the place of a state.
+        is_loaded: Whether this position was loaded from a state.
         is_over: Whether nothing is left of the epoch.
     """
 
@@ -71,33 +71,35 @@ class PCRLoader:
     """Batches of a :class:`PCRDataset`, in an order that is a pure function of its arguments.
 
     Each ``for`` loop over it is the next epoch, also after ``break``: every sample once, in another
-    order with other crops, and as many equal batches on each rank. :meth:`state_dict` tells where
-    the loop is, and :meth:`load_state_dict` goes on at the exact next batch, with other numbers of
-    threads, workers and ranks, too. Lightning's ``Trainer.fit`` uses both by itself.
+    order with other crops, and the same number of equal batches on each rank. :meth:`state_dict`
+    returns the position of the loop, and :meth:`load_state_dict` continues at the exact next batch,
+    also with other numbers of threads, workers and ranks. Lightning's ``Trainer.fit`` calls both.
 
     Args:
-        dataset: The samples; a view has epochs of its own samples only.
-        batch_size: Samples per rank and batch. With ``Buckets(pixels=...)`` the most of them.
-        shuffle: Whether each epoch has another order; the samples of 4 shards, or of as many as
-            given, are mixed at a time. ``False`` keeps the order of the dataset.
+        dataset: The samples; an epoch of a view has the samples of the view.
+        batch_size: Samples per rank and batch; with ``Buckets(pixels=...)`` their maximum.
+        shuffle: Whether each epoch has another order. ``True`` mixes the samples of 4 shards at a
+            time, a number those of that many shards; ``False`` keeps the order of the dataset.
         seed: Seed of orders and crops, in [0, 2**64).
-        drop_last: What becomes of the samples that fill no batch of all ranks: ``True`` leaves them
-            out, others in each epoch; ``False`` spreads them over the ranks as a smaller last
-            batch, which some ranks may not get; ``"pad"`` fills the batch up with other samples.
+        drop_last: What happens to the samples that do not fill a batch on all ranks. ``True``
+            leaves them out, different ones in each epoch; ``False`` spreads them over the ranks as
+            a smaller last batch, which some ranks may not get; ``"pad"`` repeats other samples to
+            fill the batch.
         threads: Threads that decode in this process, without the GIL; 0 decodes in the training
             loop's own thread. By default one fewer than the CPUs of this rank.
         num_workers: Worker processes in place of threads, for a ``transform=`` in Python.
         prefetch: Batches that are decoded ahead, per worker if there are any.
         pin_memory: Whether batches are made in pinned memory, if CUDA is there.
-        weights: Share of each of several datasets in an epoch; by default each sample comes once.
+        weights: Fraction of an epoch from each of several datasets, on any scale; by default each
+            sample comes once.
         num_samples: Samples per epoch with ``weights``; by default as many as the datasets have.
-        buckets: Groups images of similar shape, whose batches then have a shape of their own.
+        buckets: Groups images by aspect ratio, or bounds the pixels of a batch.
         rank: Number of this rank; by default that of ``torch.distributed`` when an iteration
             begins, or of ``RANK`` and ``WORLD_SIZE``, or of ``SLURM_PROCID`` and ``SLURM_NTASKS``.
         world_size: Number of ranks; given together with ``rank``.
-        max_world_size: For an elastic job, the largest number of ranks that it will have. The order
-            is then the same for any number of ranks at the same global batch size.
-        lanes_per_rank: Places of an epoch that a rank reads in turn; best a multiple of
+        max_world_size: Largest number of ranks of an elastic job. The order is then the same for
+            any number of ranks at the same global batch size.
+        lanes_per_rank: Positions of an epoch that a rank reads in turn; best a multiple of
             ``num_workers``, which then share no shard. 1 holds the fewest shards in memory. By
             default 4, and 1 without ``shuffle``.
         shards_ahead: Shards that are fetched while another is used.
@@ -186,12 +188,12 @@ class PCRLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read, or before it begins and after it ended the next one."""
+        """Number of the epoch that is being read; before its first batch, the one to read next."""
         return self._cursor.epoch
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """Where Lightning looks for something whose ``set_epoch`` it calls before each epoch."""
+        """Lightning calls ``batch_sampler.sampler.set_epoch`` before each epoch."""
         return SimpleNamespace(sampler=self)
 
     def __repr__(self) -> str:
@@ -228,10 +230,10 @@ class PCRLoader:
         )
 
     def state_dict(self) -> State:
-        """Where the loop is, after the batches that it got; the same on all ranks.
+        """Return the position after the batches that the loop got; the same on all ranks.
 
-        It is a few integers that JSON can hold. After the last batch of an epoch it means the start
-        of the next one.
+        A few integers that JSON can hold. After the last batch of an epoch it is the start of the
+        next one.
         """
         cursor = self._cursor
         place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
@@ -242,11 +244,11 @@ class PCRLoader:
         return self._fixed() | place
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where a job was, also at another scan, or with other workers or ranks.
+        """Continue from a position, also at another scan, or with other workers or ranks.
 
         Raises:
-            ValueError: The state is of other samples, other options or a newer version, or was
-                never one of this job's; nothing changes then.
+            ValueError: The state is of other samples, other options or a newer version, or is
+                malformed; nothing changes then.
         """
         if not isinstance(state, Mapping):
             kind = type(state).__name__
