@@ -54,7 +54,8 @@ class _Cursor:
         epoch: Number of the epoch.
         segments: Steps of it before this iteration, as in ``epoch_order``'s ``history``.
         given: Batches that this iteration has handed to the loop.
-        count: Batches that it has; ``None`` before it begins.
+        steps: Steps that are left when it begins, of which this rank may not have the last one;
+            ``None`` before.
         is_loaded: Whether this position was loaded from a state.
         is_over: Whether nothing is left of the epoch.
     """
@@ -62,7 +63,7 @@ class _Cursor:
     epoch: int = 0
     segments: list[list[int]] = field(default_factory=list)
     given: int = 0
-    count: int | None = None
+    steps: int | None = None
     is_loaded: bool = False
     is_over: bool = False
 
@@ -222,9 +223,9 @@ class PCRLoader:
         epoch, nothing is left of it, and the next iteration is empty.
         """
         cursor = self._cursor
-        if cursor.count is None and cursor.epoch == epoch:
+        if cursor.steps is None and cursor.epoch == epoch:
             return
-        ended = cursor.is_loaded and not cursor.segments and cursor.count is None
+        ended = cursor.is_loaded and not cursor.segments and cursor.steps is None
         self._cursor = _Cursor(
             check_whole("epoch", epoch, 0), is_over=ended and epoch == cursor.epoch - 1
         )
@@ -237,7 +238,7 @@ class PCRLoader:
         """
         cursor = self._cursor
         place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
-        if cursor.is_over or (cursor.given and cursor.given == cursor.count):
+        if cursor.is_over or (cursor.given and cursor.given == cursor.steps):
             place = {"epoch": cursor.epoch + 1, "segments": []}
         elif cursor.given:
             place["segments"] = advance(cursor.segments, self._geometry, cursor.given)
@@ -277,11 +278,12 @@ class PCRLoader:
     def __iter__(self) -> Iterator[Any]:
         # A generator: Lightning calls iter() once more than it reads, which must change nothing.
         cursor = self._cursor
-        if cursor.count is not None:
+        if cursor.steps is not None:
             cursor = _Cursor(cursor.epoch + 1)
         rank, world = self.rank
-        batches = [] if cursor.is_over else worker_batches(self._order(cursor), world, rank)
-        cursor.count = len(batches)
+        order = self._order(cursor)
+        cursor.steps = 0 if cursor.is_over else order.steps
+        batches = worker_batches(order, world, rank)[: cursor.steps]
         self._cursor = cursor
         process = os.getpid()
         with closing(self._read(batches, cursor.epoch)) as coming:
@@ -376,7 +378,7 @@ class PCRLoader:
             "seed": rules.seed,
             "shuffle_shards": rules.shuffle_shards,
             "last": rules.last,
-            "weights": self.weights and list(self.weights),  # as JSON has them
+            "weights": None if self.weights is None else list(self.weights),  # as JSON has them
             "samples": self.num_samples,
             "view": view,
             "buckets": self.buckets and self.buckets.numbers,

@@ -146,6 +146,25 @@ def test_other_geometries_go_on_with_what_is_left(folder, last, most):
             assert last == "pad" or len(seen) == SAMPLES
 
 
+def test_a_last_batch_that_some_ranks_do_not_get(folder):
+    """Before a small last batch that only some ranks get, the state is the same on all of them, and
+    a job that resumes there has each sample once.
+    """
+    how = {"drop_last": False, "world_size": 10}
+    first = [loader_of(folder, 9, rank=rank, **how) for rank in range(10)]
+    assert sorted({len(loader) for loader in first}) == [1, 2]
+    seen = flat(flat(ids(itertools.islice(loader, 1)) for loader in first))
+    states = [loader.state_dict() for loader in first]
+    assert all(state == states[0] for state in states)
+    for rank in range(10):
+        loader = loader_of(folder, 9, rank=rank, **how)
+        loader.load_state_dict(through_json(states[0]))
+        assert loader.epoch == 0
+        seen += flat(ids(loader))
+        assert loader.epoch == 1
+    assert sorted(seen) == list(range(SAMPLES))
+
+
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1)])
 def test_workers_do_not_matter(folder, before, after):
     """The state counts what the training loop had, not what workers fetched ahead.
