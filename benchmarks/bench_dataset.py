@@ -20,10 +20,10 @@ import webdataset as wds
 from common import jpeg_files, judge, parse_args, photos, print_table, read, save, show, summary
 from PIL import Image
 
-from pcrshard import ImageDecoder, PCRDataset, ReadOptions, ShardWriter, decode_image
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ShardWriter, decode_image
 from pcrshard.jpeg.pixels import image_size
 from pcrshard.native.pool import Draw, draw_boxes, draw_key
-from pcrshard.training.epoch_progress import EpochProgress
+from pcrshard.training.epoch_order import Geometry, epoch_order
 
 SCAN, SIZE, BATCH = 5, 224, 64
 COPIES, SHARDS = 4, 8
@@ -32,10 +32,10 @@ TARGET_DECODE, TARGET_STOCK = 1.05, 3
 CASES = {
     "decoding alone": None,
     "decoding alone, crops given": None,
-    "PCRDataset": ReadOptions(),
-    "PCRDataset, prefetch 0": ReadOptions(prefetch=0),
-    "PCRDataset, unchecked": ReadOptions(check=False),
-    "PCRDataset, one worker": ReadOptions(),
+    "PCRDataset": {},
+    "PCRDataset, no shards ahead": {"shards_ahead": 0},
+    "PCRDataset, unchecked": {"check": False},
+    "PCRDataset, one worker": {"num_workers": 1},
     "stock WebDataset": None,
 }
 
@@ -88,10 +88,10 @@ def decode_given(pieces, _, box, row):
     decode_image(pieces, crop=box, size=(SIZE, SIZE), layout="chw", out=row)
 
 
-def pcr_dataset(dataset, workers):
+def pcr_dataset(loader):
     def run(check):
-        dataset.set_epoch(0)
-        for images, _ in dataset.loader(workers):
+        loader.set_epoch(0)
+        for images, _ in loader:
             check(images.numpy())
 
     return run
@@ -127,12 +127,12 @@ def lay_out(dataset):
     prefixes = [
         shard.load(SCAN) for shard in map(dataset.shards.open, range(len(dataset.shards.urls)))
     ]
-    order = dataset._order(EpochProgress())
+    order = epoch_order(dataset.shard_sizes, Geometry(BATCH))
     plan = []
     for step in range(order.steps):
         batch = []
         for number in order.step(step).tolist():
-            shard, row = dataset.shards.place(number)
+            [(_, shard, row)] = dataset.shards.places(np.array([number]))
             pieces = [memoryview(bytes(piece)) for piece in prefixes[shard]._pieces(row)]
             batch.append((pieces, number, box_of(pieces[0], number)))
         plan.append(batch)
@@ -190,10 +190,11 @@ def main():
         runs, count = {}, len(files) // BATCH * BATCH
         for name, options in CASES.items():
             if options is not None:
-                dataset = PCRDataset(
-                    shards, BATCH, scan=SCAN, image=IMAGE, fields=("jpg", "cls"), read=options
-                )
-                runs[name] = pcr_dataset(dataset, workers=int("worker" in name))
+                how = {"threads": None if "num_workers" in options else 0} | options
+                check = how.pop("check", True)
+                fields = ("jpg", "cls")
+                dataset = PCRDataset(shards, scan=SCAN, decoder=IMAGE, fields=fields, check=check)
+                runs[name] = pcr_dataset(PCRLoader(dataset, BATCH, **how))
         plan = lay_out(dataset)
         runs["decoding alone"] = decoding_alone(plan, draw_and_decode)
         runs["decoding alone, crops given"] = decoding_alone(plan, decode_given)

@@ -1,4 +1,4 @@
-"""Threads, workers or an isolated child: images a second and CPU time of ``PCRDataset.loader``.
+"""Threads or workers: images a second and CPU time of ``PCRLoader``.
 
 Photographs at scan 5, RandomResizedCrop to 224 with flips, uint8 batches of 32, files in the page
 cache. Against decoding alone (the same images, crops and pool of the core, from memory), DataLoader
@@ -29,8 +29,9 @@ from common import (
 )
 from PIL import Image
 
-from pcrshard import ImageDecoder, PCRDataset, ShardWriter
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ShardWriter
 from pcrshard.native.pool import Draw, Pool, draw_boxes, draw_key, draw_keys
+from pcrshard.training.epoch_order import Geometry, epoch_order, worker_batches
 
 SCAN, SIZE, BATCH, SHARDS = 5, 224, 32, 8
 IMAGE = ImageDecoder(SIZE, "random", flip=0.5)
@@ -38,7 +39,6 @@ WAYS = {
     "threads=0": {"threads": 0},
     "threads=1": {"threads": 1},
     "threads=2": {"threads": 2},
-    "threads=2, isolate": {"threads": 2, "isolate": True},
     "1 worker": {"num_workers": 1},
     "2 workers": {"num_workers": 2},
 }
@@ -87,8 +87,7 @@ def stock(urls):
 
 def loading(dataset, options):
     def run():
-        dataset.set_epoch(0)
-        return sum(len(labels) for _, labels in dataset.loader(**options))
+        return sum(len(labels) for _, labels in PCRLoader(dataset, BATCH, **options))
 
     return run
 
@@ -98,7 +97,8 @@ def alone(dataset, threads):
     held = [dataset.shards.open(number).load(SCAN) for number in range(SHARDS)]
     out = np.zeros((3, BATCH, 3, SIZE, SIZE), np.uint8)
     plan = []
-    for ids in dataset._batches():
+    order = epoch_order(dataset.shard_sizes, Geometry(BATCH))
+    for ids in worker_batches(order):
         places = list(dataset.shards.places(ids))
         table = np.concatenate([held[shard].table([row]) for _, shard, row in places])
         plan.append((table, draw_keys((0, 0), ids.tolist())))
@@ -142,11 +142,10 @@ def paced(dataset, options, step):
 
     A batch is decoded in less than a step: in a second step of the same length nothing is.
     """
-    dataset.set_epoch(0)
     waited = 0.0
     rounds = []
     begun = asked = time.perf_counter()
-    for number, _batch in enumerate(dataset.loader(**options)):
+    for number, _batch in enumerate(PCRLoader(dataset, BATCH, **options)):
         if number > 3:  # the ring is full
             waited += time.perf_counter() - asked
         else:
@@ -168,16 +167,15 @@ def check_pixels(dataset):
     """Every way gives the same batches."""
     expected = None
     for options in WAYS.values():
-        dataset.set_epoch(0)
-        found = [int(images.to(torch.int64).sum()) for images, _ in dataset.loader(**options)]
+        loader = PCRLoader(dataset, BATCH, **options)
+        found = [int(images.to(torch.int64).sum()) for images, _ in loader]
         expected = found if expected is None else expected
         assert found == expected, options
 
 
 def count_segments(dataset):
     """Shared memory that this process maps in the middle of an epoch with threads."""
-    dataset.set_epoch(0)
-    batches = iter(dataset.loader(threads=2))
+    batches = iter(PCRLoader(dataset, BATCH, threads=2))
     next(batches)
     with open("/proc/self/maps") as file:
         return sum("/dev/shm/" in line for line in file)
@@ -194,7 +192,6 @@ def judge_all(figures, consumers):
     two = median("threads=2")
     decoding = median("decoding alone, 2 threads", "cpu_ms")
     burning = consumers["burning"]["lost"]["median"]
-    isolated = consumers["burning, isolate"]["lost"]["median"]
     return [
         judge("threads=2 over threads=1", two / median("threads=1"), 1.9, at_most=False),
         judge(
@@ -208,7 +205,6 @@ def judge_all(figures, consumers):
         judge("over stock WebDataset", two / median("stock WebDataset"), 8, at_most=False),
         judge("sleeping: waited", consumers["sleeping"]["waited"]["median"], 0.01, at_most=True),
         judge("burning: lost, in process", burning, 0.05, at_most=True),
-        judge("burning: lost, isolate", isolated, 0.05, at_most=True),
     ]
 
 
@@ -219,17 +215,15 @@ def main():
         files = jpeg_files(os.path.join(folder, "photos"))
         shards = os.path.join(folder, "shards")
         write_dataset(files, shards)
-        dataset = PCRDataset(shards, BATCH, scan=SCAN, image=IMAGE, fields=("jpg", "cls"))
+        dataset = PCRDataset(shards, scan=SCAN, decoder=IMAGE, fields=("jpg", "cls"))
         check_pixels(dataset)
         runs = {name: loading(dataset, options) for name, options in WAYS.items()}
-        dataset.set_epoch(0)
         runs |= {f"decoding alone, {n} threads": alone(dataset, n) for n in (1, 2)}
         runs["stock WebDataset"] = stock(write_tars(files, os.path.join(folder, "tars")))
         figures = {name: [] for name in runs}
         cases = {
             "sleeping": (WAYS["threads=2"], sleep),
             "burning": (WAYS["threads=1"], burn),
-            "burning, isolate": (WAYS["threads=1"] | {"isolate": True}, burn),
         }
         consumers = {name: [] for name in cases}
         for _ in range(args.rounds):

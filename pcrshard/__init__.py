@@ -36,21 +36,23 @@ if TYPE_CHECKING:
     from .reading.scan_level import ScanLevel
     from .reading.shard import Shard
     from .storage.retry import Retry
+    from .training.buckets import Buckets
     from .training.dataset import PCRDataset
-    from .training.epoch_order import EpochOptions
+    from .training.loader import PCRLoader
     from .training.shard_lists import shards, split_by_node
     from .upkeep.stage import stage
 
 __all__ = [
     "BandwidthTuner",
+    "Buckets",
     "DatasetIndex",
     "DeltaStore",
     "EncodeOptions",
-    "EpochOptions",
     "ImageDecoder",
     "JpegHandler",
     "PCRDataset",
     "PCRError",
+    "PCRLoader",
     "PrefixCache",
     "ReadOptions",
     "Retry",
@@ -78,13 +80,14 @@ __all__ = [
 # The module of each name.
 _HOMES = {
     "BandwidthTuner": "fidelity.bandwidth",
+    "Buckets": "training.buckets",
     "DatasetIndex": "format.dataset_index",
     "DeltaStore": "checkpoint.store",
     "EncodeOptions": "encoding.encode_dataset",
-    "EpochOptions": "training.epoch_order",
     "ImageDecoder": "jpeg.image_decoder",
     "JpegHandler": "integrations.webdataset_decode",
     "PCRDataset": "training.dataset",
+    "PCRLoader": "training.loader",
     "PrefixCache": "reading.prefix_cache",
     "ReadOptions": "reading.options",
     "Retry": "storage.retry",

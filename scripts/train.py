@@ -37,29 +37,41 @@ from pcrshard.training.ranks import current
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def make_dataset(cfg, url, level, decoder, *, training):
-    """The training or the validation dataset; under a bandwidth limit, training bytes pass a token
-    bucket that all workers share.
+def make_loader(cfg, url, level, decoder, *, training):
+    """Batches of the training or the validation set; under a bandwidth limit, training bytes pass a
+    token bucket that all workers share.
     """
-    read = dict(cfg.data.read)
+    storage_options = None
     if cfg.bandwidth and training:
         fsspec.register_implementation("throttled", ThrottledFS, clobber=True)
         state = os.path.join(cfg.out, "bucket")
-        read["storage_options"] = {"rate": cfg.bandwidth * 1e6, "state": os.path.abspath(state)}
+        storage_options = {"rate": cfg.bandwidth * 1e6, "state": os.path.abspath(state)}
         path = url.removeprefix("file://")
         if "://" in path:
             raise ValueError(f"bandwidth= slows a local folder down, got {url}")
         url = f"throttled://{os.path.abspath(path)}"
-    epoch = dict(cfg.data.epoch_options) if training else {"shuffle_shards": 0, "last": "short"}
-    options = pcrshard.EpochOptions(seed=cfg.seed, **epoch)
-    return pcrshard.PCRDataset(
+    dataset = pcrshard.PCRDataset(
         url,
-        cfg.batch_size,
         scan=level,
-        image=decoder,
+        decoder=decoder,
         fields=("jpg", "cls"),
-        epoch=options,
-        read=pcrshard.ReadOptions(**read),
+        cache_dir=cfg.data.cache_dir,
+        cache_bytes=cfg.data.cache_bytes,
+        storage_options=storage_options,
+    )
+    order = {"shuffle": False, "drop_last": False}
+    if training:
+        names = ("shuffle", "lanes_per_rank", "max_world_size")
+        order = {name: cfg.data[name] for name in names}
+    return pcrshard.PCRLoader(
+        dataset,
+        cfg.batch_size,
+        seed=cfg.seed,
+        threads=None if cfg.workers else cfg.decoders,
+        num_workers=cfg.workers,
+        shards_ahead=cfg.data.shards_ahead,
+        pin_memory=True,
+        **order,
     )
 
 
@@ -128,7 +140,7 @@ def _nothing(*_):
     pass
 
 
-def make_policy(cfg, level, dataset, loss):
+def make_policy(cfg, level, loader, loss):
     """What sets the level: (called before each epoch, called around the loader)."""
     policy = cfg.policy
     if policy.name == "milestones":
@@ -136,11 +148,11 @@ def make_policy(cfg, level, dataset, loss):
         return schedule, (lambda _, epoch: schedule.step(epoch)), (lambda loader: loader)
     if policy.name == "tuner":
         names = ("threshold", "images", "trials", "first", "every")
-        tuner = ScanTuner(dataset, loss, level, **{name: policy[name] for name in names})
+        tuner = ScanTuner(loader, loss, level, **{name: policy[name] for name in names})
         return tuner, tuner.step, (lambda loader: loader)
     if policy.name == "bandwidth":
-        entries = dataset.shards.entries
-        ahead = (cfg.data.read.prefetch + 1) * dataset.num_samples // len(entries)
+        entries = loader.dataset.shards.entries
+        ahead = (cfg.data.shards_ahead + 1) * len(loader.dataset) // len(entries)
         options = {
             "floor": policy.floor,
             "max_wait": policy.max_wait,
@@ -176,7 +188,6 @@ def evaluate(model, loader, prepare):
                     torch.tensor(len(labels), device=prepare.device),
                 )
             )
-    loader.dataset.set_epoch(0)
     if dist.is_initialized():
         dist.all_reduce(found)
     return float(found[0] / found[1])
@@ -193,16 +204,12 @@ class Run:
         random = pcrshard.ImageDecoder(
             cfg.size, "random", scale=tuple(cfg.data.crop), flip=cfg.data.flip, **smooth
         )
-        self.dataset = make_dataset(cfg, cfg.data.train, self.level, random, training=True)
-        how = {"num_workers": cfg.workers, "pin": device.type == "cuda"}
-        if not cfg.workers:
-            how["threads"] = cfg.decoders
-        self.loader = self.dataset.loader(**how, persistent_workers=cfg.workers > 0)
+        self.loader = make_loader(cfg, cfg.data.train, self.level, random, training=True)
+        self.dataset = self.loader.dataset
         self.val = None
         if cfg.data.val:
             centre = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
-            val = make_dataset(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False)
-            self.val = val.loader(**how)
+            self.val = make_loader(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False)
         self.prepare = Batches(cfg, device)
         classes = count_classes(cfg, self.dataset, self.val and self.val.dataset)
         self.net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
@@ -221,7 +228,7 @@ class Run:
         self.saving = make_saver(cfg, self.model)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=cfg.optim.label_smoothing)
         self.policy, self.before_epoch, self.around = make_policy(
-            cfg, self.level, self.dataset, self.loss
+            cfg, self.level, self.loader, self.loss
         )
         self.step = self.epoch = 0
         self.seconds, self.losses = 0.0, []
@@ -285,11 +292,11 @@ class Run:
 
     def train(self, log):
         """All epochs that are left."""
-        per_epoch = self.dataset.num_samples // (self.cfg.batch_size * self.rank.world)
+        per_epoch = len(self.loader)
         while self.epoch < self.cfg.epochs and not self.stop:
             fresh = not self.losses
             if fresh:
-                self.dataset.set_epoch(self.epoch)
+                self.loader.set_epoch(self.epoch)
                 begun = time.monotonic()
                 self.before_epoch(self.model, self.epoch)
                 self.seconds += time.monotonic() - begun  # a tuning reads and computes, too

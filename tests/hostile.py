@@ -20,8 +20,8 @@ import zlib
 from pcrshard import (
     DatasetIndex,
     EncodeOptions,
-    EpochOptions,
     PCRDataset,
+    PCRLoader,
     ShardFormat,
     ShardWriter,
     encode,
@@ -190,12 +190,12 @@ def with_unknown(value: bytes) -> bytes:
 
 @case
 def index_of_many_samples(folder):
-    PCRDataset(write_index(folder, entries(4700, 1 << 24)), 100)
+    PCRDataset(write_index(folder, entries(4700, 1 << 24)))
 
 
 @case
 def index_of_allowed_samples(folder):
-    loaded = PCRDataset(write_index(folder, entries(4000, (1 << 21) // 4000)), 100)
+    loaded = PCRLoader(PCRDataset(write_index(folder, entries(4000, (1 << 21) // 4000))), 100)
     next(iter(loaded))
 
 
@@ -303,7 +303,7 @@ def state_of_large_steps(folder):
     with ShardWriter(str(small), samples_per_shard=8) as writer:
         for i in range(8):
             writer.write({"__key__": f"k{i}", "jpg": make_jpeg(i, 16, 16)})
-    loaded = PCRDataset(str(small), 2, epoch=EpochOptions(last="pad"))
+    loaded = PCRLoader(PCRDataset(str(small)), 2, drop_last="pad")
     state = loaded.state_dict()
     for segment in ([10**8] * 3 + [0], [1 << 20, 1 << 20, (1 << 31) - 1, 0]):
         try:

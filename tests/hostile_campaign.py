@@ -19,8 +19,8 @@ import mutants
 
 from pcrshard import (
     EncodeOptions,
-    EpochOptions,
     PCRDataset,
+    PCRLoader,
     ShardWriter,
     encode,
     open_dataset,
@@ -140,7 +140,7 @@ def indexes(count, seed, folder):
 def states(count, seed, folder):
     """States that hold other values: refused, without a change, or an epoch that ends."""
     write_shards(folder / "pcr")
-    loaded = PCRDataset(str(folder / "pcr"), 2, epoch=EpochOptions(last="pad"))
+    loaded = PCRLoader(PCRDataset(str(folder / "pcr")), 2, drop_last="pad")
     whole = loaded.state_dict()
     rng = random.Random(seed)
 

@@ -257,9 +257,10 @@ def test_the_architecture_is_written_down():
 def test_public_names_are_these():
     """What users import does not vanish or grow by accident."""
     assert sorted(pcrshard.__all__) == [
-        "BandwidthTuner", "DatasetIndex", "DeltaStore", "EncodeOptions", "EpochOptions",
-        "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PrefixCache", "ReadOptions",
-        "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex", "ShardWriter",
+        "BandwidthTuner", "Buckets", "DatasetIndex", "DeltaStore", "EncodeOptions",
+        "ImageDecoder", "JpegHandler", "PCRDataset", "PCRError", "PCRLoader", "PrefixCache",
+        "ReadOptions", "Retry", "ScanLevel", "ScanTuner", "Shard", "ShardFormat", "ShardIndex",
+        "ShardWriter",
         "View", "__version__", "compress_activations", "decode_image", "encode", "join_scans",
         "open_dataset", "pcr_decode", "pcr_scan", "shards",
         "split_by_node", "split_scans", "stage",

@@ -10,7 +10,7 @@ import torch
 from support import ROOT
 
 import pcrshard
-from pcrshard import BandwidthTuner, ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+from pcrshard import BandwidthTuner, ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
 from pcrshard.fidelity import bytes_per_sample
 from pcrshard.testing import make_jpeg
 
@@ -47,7 +47,8 @@ def loss(model, batch):
 
 
 def open_copy(copy, level):
-    return PCRDataset(copy, 4, scan=level, image=ImageDecoder(32, "random"), fields=("jpg", "cls"))
+    decoder = ImageDecoder(32, "random")
+    return PCRDataset(copy, scan=level, decoder=decoder, fields=("jpg", "cls"))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -56,8 +57,8 @@ def test_gradients_choose_the_scan_on_a_staged_copy(copy, workers):
     level = ScanLevel()
     dataset = open_copy(copy, level)
     model = linear(dataset.num_classes)
-    tuner = ScanTuner(dataset, loss, level, images=8, first=0, every=1)
-    loader = dataset.loader(workers)
+    loader = PCRLoader(dataset, 4, num_workers=workers)
+    tuner = ScanTuner(loader, loss, level, images=8, first=0, every=1)
     for epoch in range(2):
         assert tuner.step(model, epoch).scan in (1, 2, 3, 4, 5)
         assert set(train(dataset, loader, model)) == {0, 1}
@@ -72,7 +73,7 @@ def test_bandwidth_chooses_the_scan_on_a_staged_copy(copy, workers):
     level.value = 2
     sizes = bytes_per_sample(dataset.shards.entries)
     tuner = BandwidthTuner(level, sizes, floor=2, window=1, patience=1, ahead=0, max_wait=0.9)
-    loader = dataset.loader(workers)
+    loader = PCRLoader(dataset, 4, num_workers=workers)
     for _ in range(4):
         seen = train(dataset, tuner.watch(loader, samples=4), linear(dataset.num_classes))
         assert sorted(set(seen)) == [0, 1]
@@ -120,16 +121,16 @@ import json, sys
 sys.path.insert(0, {tests!r})
 import torch, torch.distributed as dist
 from test_newcomers_training import linear, loss, open_copy, train
-from pcrshard import BandwidthTuner, ScanLevel, ScanTuner
+from pcrshard import BandwidthTuner, PCRLoader, ScanLevel, ScanTuner
 from pcrshard.fidelity import bytes_per_sample
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 level = ScanLevel()
 dataset = open_copy({copy!r}, level)
 model = torch.nn.parallel.DistributedDataParallel(linear(dataset.num_classes))
-tuner = ScanTuner(dataset, loss, level, images=8, first=0, every=1)
+loader = PCRLoader(dataset, 4, num_workers=1)
+tuner = ScanTuner(loader, loss, level, images=8, first=0, every=1)
 watcher = BandwidthTuner(level, bytes_per_sample(dataset.shards.entries), window=1, patience=1)
-loader = dataset.loader(num_workers=1)
 chosen = []
 labels = []
 for epoch in range(2):
@@ -169,6 +170,6 @@ def test_labels_that_are_integers(tmp_path):
                 path.write_bytes(data)
                 tar.add(path, path.name)
     pcrshard.encode(str(tmp_path / "train.tar"), str(tmp_path / "shards"), workers=1)
-    dataset = PCRDataset(str(tmp_path / "shards"), 4, image=32, fields=("jpg", "cls"))
+    dataset = PCRDataset(str(tmp_path / "shards"), decoder=32, fields=("jpg", "cls"))
     assert dataset.num_classes == 3
-    assert sorted(train(dataset, dataset.loader(), linear(3))) == [0] * 8 + [1] * 8 + [2] * 8
+    assert sorted(train(dataset, PCRLoader(dataset, 4), linear(3))) == [0] * 8 + [1] * 8 + [2] * 8

@@ -22,7 +22,7 @@ from support import ROOT
 
 import pcrshard
 import pcrshard.hf
-from pcrshard import EncodeOptions, PCRDataset, PrefixCache, ReadOptions, Shard, errors
+from pcrshard import EncodeOptions, PCRDataset, PCRLoader, PrefixCache, ReadOptions, Shard, errors
 from pcrshard.cli.main import main
 from pcrshard.encoding.sources import list_source
 from pcrshard.integrations.lightning_checkpoint import delta_checkpoint_io
@@ -216,7 +216,7 @@ def doors(url, shard, image, folder):
         "stage": lambda: pcrshard.stage(url, str(folder / "e"), 2, workers=1),
         "stage, command": lambda: main(["stage", url, str(folder / "f"), "--scan=2"]),
         "export": lambda: main(["export", url, str(folder / "g"), "--on-error=skip"]),
-        "loader": lambda: list(PCRDataset(url, 4, scan=2)),
+        "loader": lambda: list(PCRLoader(PCRDataset(url, scan=2), 4)),
         "huggingface": lambda: read_by_huggingface(url, folder / "arrow"),
         "webdataset": lambda: read_by_webdataset(shard, folder / "cache"),
         "cache": lambda: main(["cache", "ls", str(folder / "cache")]),

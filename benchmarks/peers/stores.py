@@ -72,20 +72,14 @@ class PCRShard(Peer):
     def loader(self, folder, workers, cache=None):
         import pcrshard
 
-        read = pcrshard.ReadOptions(
-            **dict(zip(("cache_dir", "cache_bytes"), cache or (), strict=False))
-        )
-        epoch = pcrshard.EpochOptions(seed=1)
         dataset = pcrshard.PCRDataset(
             folder,
-            BATCH,
             scan=self.options["scan"],
-            image=pcrshard.ImageDecoder(SIDE, "center" if FIXED else "random"),
-            read=read,
-            epoch=epoch,
+            decoder=pcrshard.ImageDecoder(SIDE, "center" if FIXED else "random"),
+            **dict(zip(("cache_dir", "cache_bytes"), cache or (), strict=False)),
         )
         how = {"threads": workers} if self.options.get("threads") else {"num_workers": workers}
-        return dataset.loader(**how)
+        return pcrshard.PCRLoader(dataset, BATCH, seed=1, **how)
 
     def epoch(self, folder, workers, cache=None):
         # Who keeps shards for the next epoch keeps the loader, which knows which epoch is next.

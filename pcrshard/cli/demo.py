@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from ..jpeg.pixels import Pixels, decode_image
 from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..training.dataset import PCRDataset
-from ..training.epoch_order import EpochOptions
 from ..training.loader import PCRLoader
 
 _CROP = 256
@@ -212,21 +211,11 @@ def _draw_sets(
     return sets
 
 
-def _loader(folder: Path, scan: Scan, **epoch: Any) -> PCRLoader:
-    dataset = PCRDataset(
-        str(folder),
-        _BATCH,
-        scan=scan,
-        image=ImageDecoder(_INPUT),
-        fields=("jpg", "cls"),
-        # One lane in this process reads each shard exactly once in an epoch.
-        epoch=EpochOptions(
-            phases=1,
-            last="short",
-            **epoch,
-        ),
-    )
-    return dataset.loader()
+def _loader(folder: Path, scan: Scan, *, shuffle: bool = True) -> PCRLoader:
+    decoder = ImageDecoder(_INPUT)
+    dataset = PCRDataset(str(folder), scan=scan, decoder=decoder, fields=("jpg", "cls"))
+    # One lane in this process reads each shard exactly once in an epoch.
+    return PCRLoader(dataset, _BATCH, shuffle=shuffle, drop_last=False, lanes_per_rank=1)
 
 
 def _train(
@@ -271,7 +260,7 @@ def _network(num_classes: int) -> nn.Module:
 def _accuracy(model: nn.Module, folder: Path) -> float:
     model.eval()
     right = total = 0
-    for images, labels in _loader(folder, FULL, shuffle_shards=0):
+    for images, labels in _loader(folder, FULL, shuffle=False):
         right += int((model(images / 127.5 - 1).argmax(1) == labels).sum())
         total += len(labels)
     return right / total

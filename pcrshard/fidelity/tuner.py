@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ..errors import ScanUnavailable
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
-from ..training.dataset import PCRDataset
 from ..training.epoch_sequence import Ints
+from ..training.loader import PCRLoader
 from .bandwidth import prefix_totals
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -131,8 +131,8 @@ class ScanTuner:
     ``reference`` names the dataset that it comes from.
 
     Attributes:
-        dataset: The dataset that is trained on; images are read from it at full fidelity.
-        loss: Called with the model and a batch of the dataset; returns the mean loss. Move the
+        loader: The batches that are trained on; images of its dataset are read at full fidelity.
+        loss: Called with the model and a batch of the loader; returns the mean loss. Move the
             batch to the device in it.
         level: The level that the readers follow.
         candidates: Scans to try, ascending; by default :func:`candidate_scans`.
@@ -151,7 +151,7 @@ class ScanTuner:
         ScanUnavailable: A candidate is above the scans that the dataset has.
     """
 
-    dataset: PCRDataset
+    loader: PCRLoader
     loss: Loss
     level: ScanLevel
     _: KW_ONLY
@@ -170,7 +170,7 @@ class ScanTuner:
                 "expected at least one image, trial and epoch, "
                 f"got {self.images}, {self.trials}, {self.every}"
             )
-        shards = self.dataset.shards
+        shards = self.loader.dataset.shards
         self._shards = shards if reference is None else shards.origin(reference)
         self._top = self._shards.scans.highest
         sizes = prefix_totals(shards.entries)
@@ -196,7 +196,7 @@ class ScanTuner:
             return None
         begun = time.monotonic()
         similarities = tuple(self.measure(model, epoch))
-        scan = choose(similarities, self.threshold, self.dataset.max_scan)
+        scan = choose(similarities, self.threshold, self.loader.dataset.max_scan)
         images = self.images * self.trials * (len(similarities) + 1)
         report = TunerReport(epoch, scan, similarities, images, time.monotonic() - begun)
         self.reports.append(report)
@@ -237,7 +237,7 @@ class ScanTuner:
         crops = _TUNING_EPOCHS + epoch * self.trials + trial
         scans = list(dict.fromkeys([*self._candidates, self._top]))
         batches = self._batches(epoch, trial)
-        views = self.dataset.views(batches, scans, epoch=crops, shards=self._shards)
+        views = self.loader.views(batches, scans, epoch=crops, shards=self._shards)
         for number, batch_at in enumerate(views):
             for scan, batch in batch_at.items():
                 # The same dropout for each scan; _untouched puts the state back.
@@ -247,13 +247,13 @@ class ScanTuner:
         return sums
 
     def _batches(self, epoch: int, trial: int) -> list[Ints]:
-        """This rank's batches of a trial's images, as (samples,) sample ids each.
+        """This rank's batches of a trial's images, as (samples,) sample numbers each.
 
         With fewer images than a global batch has, each rank takes all.
         """
-        ids = self._draw(random.Random(f"{self.dataset.options.seed} {epoch} {trial}"))
-        rank, world = self.dataset.rank
-        global_batch = world * self.dataset.batch_size
+        ids = self._draw(random.Random(f"{self.loader.rules.seed} {epoch} {trial}"))
+        rank, world = self.loader.rank
+        global_batch = world * self.loader.batch_size
         if len(ids) < global_batch:
             return [np.array(ids)]
         count = max(1, min(len(ids), self.images) // global_batch)
@@ -261,14 +261,14 @@ class ScanTuner:
         return list(batches[:, rank])
 
     def _draw(self, rng: random.Random) -> list[int]:
-        """Sample ids from as few shards as hold a trial's images: encoding has shuffled them."""
-        shards = self.dataset.shards
-        order = list(range(len(shards.urls)))
+        """Samples from as few shards as hold a trial's images: encoding has shuffled them."""
+        starts = [0, *self.loader.dataset.shard_sizes.cumsum().tolist()]
+        order = list(range(len(starts) - 1))
         rng.shuffle(order)
         ids: list[int] = []
         for shard in order:
             if len(ids) < self.images:
-                ids += range(shards.starts[shard], shards.starts[shard + 1])
+                ids += range(starts[shard], starts[shard + 1])
         return ids
 
     def state_dict(self) -> State:

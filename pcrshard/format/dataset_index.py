@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -218,6 +219,26 @@ class DatasetIndex:
         require(self.num_samples == num_samples, "num_samples is not the sum over the shards")
         names = [shard.name for shard in self.shards]
         require(are_distinct(names), "shard names are not distinct")
+
+
+def scan_of_fraction(entries: Sequence[ShardEntry], fraction: float) -> int:
+    """The highest scan whose prefixes take at most a fraction, in (0, 1), of the full bytes.
+
+    Of a staged copy it is a scan that the copy holds.
+
+    Raises:
+        ScanUnavailable: Even scan 1 takes more.
+    """
+    totals = [sum(stops) for stops in zip(*(entry.prefix_stops for entry in entries), strict=False)]
+    full = sum(entry.prefix_stops[-1] for entry in entries)
+    held = min(entry.scan or entry.num_groups for entry in entries)
+    scans = [scan for scan, total in enumerate(totals[:held], 1) if total <= fraction * full]
+    if not scans:
+        raise ScanUnavailable(
+            f"expected at least {totals[0] / full:.3f} of the full bytes, which scan 1 takes, "
+            f"got scan={fraction}"
+        )
+    return scans[-1]
 
 
 def _line(entry: ShardEntry) -> str:

@@ -22,7 +22,7 @@ class DaliSource:
     of an epoch DALI raises ``StopIteration``, and after ``pipeline.reset()`` goes on with the next.
 
     Args:
-        loader: Of a ``PCRDataset`` with ``fields=`` and without ``image=``, so that images stay
+        loader: Of a ``PCRDataset`` with ``fields=`` and without ``decoder=``, so that images stay
             JPEG bytes, for ``fn.decoders.image``. DALI asks for some batches ahead: a state of the
             loader counts these as read.
     """

@@ -90,9 +90,8 @@ class Job:
         workers: DataLoader workers of a rank.
         threads: Threads of a rank that decode together, in place of workers; with neither, the
             training loop decodes between its steps.
-        ahead: Batches that each worker, or the threads, may be ahead (``prefetch_factor``,
-            ``prefetch_batches``).
-        prefetch: Prefixes that each worker fetches ahead (``ReadOptions.prefetch``).
+        ahead: Batches that each worker, or the threads, may be ahead (``prefetch``).
+        prefetch: Prefixes that each worker fetches ahead (``shards_ahead``).
         sync_seconds: What a step takes beside the images, such as adding up gradients.
         start_seconds: From the beginning of the first epoch until workers begin to read.
     """

@@ -21,7 +21,6 @@ from ..native.pieces import Table, empty_table
 from ..native.pool import Batch, Pool, draw_keys
 from ..reading.prefix import Prefix
 from .shard_set import Row
-from .shared_ring import SharedRing
 
 # An image that a sample does not have, or that is stored as a file.
 _NO_UNIT = -1
@@ -35,20 +34,13 @@ class BatchMemory:
 
     Attributes:
         pin: Whether batches are to be copied to a GPU.
-        ring: In a worker, what its parent can see.
     """
 
     pin: bool = False
-    ring: SharedRing | None = None
 
     def take(self, size: int) -> torch.Tensor:
         """Memory for so many bytes, (size,) uint8."""
-        info = get_worker_info()
-        if info is not None and self.ring is not None:
-            found = self.ring.take(size, info.id)
-            if found is not None:
-                return found
-        if info is not None:
+        if get_worker_info() is not None:
             # A worker shares memory with the loader, and torch would copy there what lies
             # elsewhere. torch's own collation does the same.
             new_shared: Any = torch.UntypedStorage._new_shared
@@ -144,7 +136,7 @@ def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
         A tensor or a Geometry, or one of each view, if each sample has one image of one size; else
         a list with tensors. ``None`` if these are other values.
     """
-    if not any(map(_has_pictures, values)):
+    if not any(map(has_pictures, values)):
         return None
     tensors = [None if value is None else as_tensors(value) for value in values]
     shown = tensors if not image.views else [value and value[0] for value in tensors]
@@ -154,9 +146,10 @@ def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
     return _stack(tensors) if one else tensors
 
 
-def _has_pictures(value: Any) -> bool:
+def has_pictures(value: Any) -> bool:
+    """Whether a value of a sample is pixels or their geometry, or a list of such."""
     if isinstance(value, list):
-        return any(map(_has_pictures, value))
+        return any(map(has_pictures, value))
     return isinstance(value, np.ndarray | Geometry)
 
 

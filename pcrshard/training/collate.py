@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -18,9 +17,23 @@ from ..format.scan import FULL, Scan, check_scan, is_integer
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import geometry_field, unfold
 from ..native.pool import Pool, draw_key
-from ..reading.field_values import CONVERSIONS, INTEGERS, Convert, convert, extension
+from ..reading.field_values import (
+    CONVERSIONS,
+    INTEGERS,
+    Convert,
+    convert,
+    convert_all,
+    extension,
+)
 from ..reading.prefix import Decode, Prefix, Sample
-from .batch_images import BatchMemory, FieldImages, begin_images, picture_column
+from .batch_images import (
+    BatchMemory,
+    FieldImages,
+    as_tensors,
+    begin_images,
+    has_pictures,
+    picture_column,
+)
 from .shard_set import Row
 
 Key = tuple[int, int, int]
@@ -39,8 +52,7 @@ class Collator:
     Attributes:
         image: Decodes image fields; without it they stay bytes.
         fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all.
-        transform: Called with each sample in place of the conversions here; torch collates what it
-            returns.
+        transform: Called with each sample, whose images are arrays; torch collates what it returns.
         seed: Seed of the draws of crops, with the epoch and the sample's id.
         image_of: Tells the decoder of each epoch; ``image`` is that of epoch 0 then.
     """
@@ -55,7 +67,7 @@ class Collator:
         """What makes the batches of an epoch."""
         if self.image_of is None:
             return self
-        return replace(self, image=as_decoder(self.image_of(epoch)))
+        return replace(self, image=as_decoder(self.image_of(epoch)), image_of=None)
 
     def __post_init__(self) -> None:
         if isinstance(self.fields, str):
@@ -104,11 +116,28 @@ class Collator:
             begun[scan] = self.begin(lower, epoch, pool)
         return lambda: {scan: finish() for scan, finish in begun.items()}
 
-    def batch_bytes(self, count: int) -> int:
-        """Bytes of the images of a batch, if they have one size."""
-        if self.image is None or not self.image.is_sized:
-            return 0
-        return sum(map(math.prod, self.image.batch_shapes(count)))
+    def one(self, row: Row, epoch: int = 0) -> Any:
+        """One sample: what ``transform`` makes of it, or a tuple or dict with images as tensors."""
+        sample = convert_all(self._sample(row, (self.seed, epoch)))
+        if self.transform is not None:
+            return self.transform(sample)
+        self._check_fields([row], [sample], {})
+        found = {
+            name: as_tensors(value) if has_pictures(value) else value
+            for name, value in sample.items()
+        }
+        return tuple(found[name] for name in self.fields) if self.fields else found
+
+    def of_size(self, size: tuple[int, int]) -> Collator:
+        """What makes batches of images of (height, width): boxes of that shape, at that size."""
+        if self.image is None:
+            return self
+        height, width = size
+        shape = (width / height, width / height)
+        box: dict[str, Any] = {"crop": "random", "ratio": shape}
+        if self.image.crop != "random":
+            box["scale"] = (1.0, 1.0)  # the largest box of that shape, in the middle
+        return replace(self, image=replace(self.image, size=size, **box))
 
     def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
         """Threads that decode the images of batches; ``None`` where there is no plain decoder."""
@@ -133,7 +162,7 @@ class Collator:
         else:
             samples = self._samples(rows, key, images, done)
         if self.transform is not None:
-            return default_collate([self.transform(sample) for sample in samples])
+            return default_collate([self.transform(convert_all(sample)) for sample in samples])
         return self._collate(rows, samples, columns, images)
 
     def _samples(
@@ -240,11 +269,11 @@ class Collator:
         if images is not None and not (missing or images.is_list):
             return images.pixels
         values: list[Any] = [sample.get(name) for sample in samples]
-        if self.image is not None:
+        last = extension(name)
+        if self.image is not None and last not in CONVERSIONS:
             pictures = picture_column(values, self.image)
             if pictures is not None:
                 return pictures
-        last = extension(name)
         to_value = CONVERSIONS.get(last)
         if to_value is not None:
             values = _convert(to_value, name, samples)
@@ -269,7 +298,7 @@ def make_collator(
 
 
 def as_decoder(image: OneImage) -> ImageDecoder | None:
-    """The decoder that ``image=`` stands for.
+    """The decoder that ``decoder=`` stands for.
 
     Raises:
         TypeError: It is neither a decoder, nor a size, nor ``None``.
@@ -279,8 +308,8 @@ def as_decoder(image: OneImage) -> ImageDecoder | None:
     sides: Sequence[Any] = image if isinstance(image, tuple | list) else (image,)
     if len(sides) not in (1, 2) or not all(is_integer(side) for side in sides):
         raise TypeError(
-            "expected image to be an ImageDecoder, a size such as 224 or (height, width), or None, "
-            f"got {image!r}; functions of your own go to transform="
+            "expected decoder to be an ImageDecoder, a size such as 224 or (height, width), or "
+            f"None, got {image!r}; functions of your own go to transform="
         )
     return ImageDecoder((int(sides[0]), int(sides[-1])))
 

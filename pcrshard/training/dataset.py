@@ -1,102 +1,128 @@
-"""``PCRDataset``: exact, resumable epochs for ``torch.utils.data.DataLoader``."""
+"""``PCRDataset``: the samples of a dataset, by number or key."""
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+import copy
+import difflib
+import inspect
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Never, Self
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+import torch
+from torch.utils.data import Dataset
 
+from .. import storage
+from ..checksum import crc32c
 from ..format.scan import FULL, Scan
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
 from ..reading.scan_level import ScanChoice, current_scan
-from ..reading.shared_integers import SharedIntegers
-from . import ranks
-from .collate import ImageChoice, make_collator
-from .epoch_order import EpochOptions, Order, epoch_order, mixture, num_batches, worker_batches
-from .epoch_progress import MAX_SEGMENTS, EpochProgress, State, check_batches
-from .epoch_sequence import Batches, Ints
-from .loader import Ahead, PCRLoader, refuse_batching, run_ahead
-from .shard_set import ShardSet, read_batches
+from ..storage.retry import Retry
+from .collate import Collator, ImageChoice, make_collator
+from .epoch_sequence import SPLIT, Ints, Rules, random_words, share_out
+from .shard_set import RecentPrefixes, ShardSet
 
-_VERSION = 1
-_NO_EPOCH = -1
+# What arguments were called, or are called by other loaders, and where they are now.
+_ELSEWHERE = {
+    "batch_size": "PCRLoader(dataset, batch_size)",
+    "image": "decoder",
+    "epoch": "PCRLoader(shuffle=, seed=, drop_last=, ...)",
+    "read": "cache_dir, cache_bytes, storage_options, retry and check",
+    "pin": "pin_memory",
+    "shuffle_shards": "shuffle",
+    "last": "drop_last",
+    "phases": "lanes_per_rank",
+    "slots": "max_world_size",
+    "samples": "num_samples",
+    "prefetch_batches": "prefetch",
+    "prefetch_factor": "prefetch",
+    "sampler": "torch.utils.data.DataLoader(dataset, batch_size, sampler=...)",
+}
 
 
-class PCRDataset(IterableDataset[Any]):
-    """Batches of a PCR dataset, in an order that is a pure function of seed, epoch and geometry.
+def refuse_unknown(function: Callable[..., Any], unknown: dict[str, Any]) -> None:
+    """Raise ``TypeError`` for arguments that a function does not have, naming the nearest ones."""
+    for name in unknown:
+        known = list(inspect.signature(function).parameters)
+        near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, known)
+        hint = f"; use {near[0]}" if near else f"; there are {', '.join(known[1:-1])}"
+        raise TypeError(f"unexpected argument {name!r}{hint}")
 
-    Every rank gets the same number of equal batches, every sample comes once in an epoch, and a job
-    that stops continues at the exact next batch, with other numbers of workers and, if
-    ``epoch.slots`` is set, of ranks. Use it through :meth:`loader`, or give it to a ``DataLoader``
-    with ``batch_size=None``.
+
+class PCRDataset(Dataset[Any]):
+    """The samples of a PCR dataset, by number or key: a map-style dataset of torch.
+
+    It holds no position. :class:`PCRLoader` makes batches of it, shard by shard, in an exact and
+    resumable order. Any ``torch.utils.data.DataLoader`` with any sampler works too, by random
+    access: prefixes that were used recently are held in memory.
 
     Args:
-        url: Dataset folder or its ``pcr.json``, or several of them; local or any fsspec URLs. One
+        urls: Dataset folder or its ``pcr.json``, or several of them; local or any fsspec URLs. One
             request each.
-        batch_size: Samples per rank and batch.
-        scan: Highest scan to read, 1-based, or ``"full"``, or a :class:`ScanLevel`, which is read
-            at each shard.
-        image: Decodes image fields; the draws of its crops depend on seed, epoch and sample only.
-            Without it they stay JPEG bytes. A size, such as 224 or (height, width), stands for
-            ``ImageDecoder(size)``: the whole image at that size, without crop or flip. A function
-            of the epoch's number gives one of these for each epoch, such as smaller images first.
-        fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all.
-        transform: Called with each sample, a dict, in place of the conversions listed under
-            "Yields"; what it returns is collated by torch.
-        epoch: Seed, order and mixture.
-        read: Cache, prefetch and network.
-        rank: (rank, world); by default that of ``torch.distributed``, or else of ``RANK`` and
-            ``WORLD_SIZE``, or else of ``SLURM_PROCID`` and ``SLURM_NTASKS``.
-
-    Yields:
-        Image fields as uint8 tensors (N, 3, H, W), or as the decoder's layout says; ``cls`` as
-        int64 (N,); ``json`` parsed and ``txt`` as str in lists; other fields, and ``__key__``, in
-        lists.
+        scan: Highest scan to read, 1-based; ``"full"``; 0 for labels without pixels; a fraction in
+            (0, 1) for the highest scan that takes at most this fraction of the full bytes; or a
+            :class:`ScanLevel`, which is read at each shard.
+        decoder: Decodes image fields. Without it they stay JPEG bytes. A size, such as 224 or
+            (height, width), stands for ``ImageDecoder(size)``: the whole image at that size,
+            without crop or flip. A function of the epoch's number returns one of these for each
+            epoch, such as smaller images first.
+        fields: Fields of a sample, which is then a tuple; by default a sample is a dict of all.
+        transform: Called with each sample, a dict whose images are arrays if there is a decoder.
+        cache_dir: Folder on local disk that keeps the prefixes that were read.
+        cache_bytes: Upper bound of that folder, in bytes.
+        storage_options: fsspec storage options.
+        retry: What to do about a bad network.
+        check: Whether to compare each image with its CRC-32C.
+        held_bytes: Upper bound of the prefixes that random access holds in memory, in bytes per
+            process.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
-        TypeError: ``image`` or ``fields`` is none of these.
-        ValueError: The numbers do not fit together.
+        StorageError: There is no dataset.
+        TypeError: ``scan``, ``decoder`` or ``fields`` is none of these, or an argument is unknown.
     """
-
-    _ahead = Ahead()  # of the iteration that a loader begins, and in a worker of its own
-    _known_order: tuple[Any, Order] | None = None
 
     def __init__(
         self,
-        url: str | Sequence[str],
-        batch_size: int,
+        urls: storage.Urls,
         *,
         scan: ScanChoice = FULL,
-        image: ImageChoice = None,
+        decoder: ImageChoice = None,
         fields: Sequence[str] | None = None,
         transform: Callable[[Sample], Any] | None = None,
-        epoch: EpochOptions = EpochOptions(),
-        read: ReadOptions = ReadOptions(),
-        rank: tuple[int, int] | None = None,
+        cache_dir: str | None = None,
+        cache_bytes: int | None = None,
+        storage_options: storage.Options = None,
+        retry: Retry | None = None,
+        check: bool = True,
+        held_bytes: int = 1 << 29,
+        **unknown: Never,
     ) -> None:
-        super().__init__()
-        self.shards = ShardSet(url, read)
-        self.batch_size = batch_size
-        self.scan = scan
-        self.shards.check_scan(scan)
-        self.options = epoch
-        self.collate = make_collator(image, fields, transform, epoch.seed)
-        self._given_rank = rank
-        self.rank = ranks.current(rank)
-        self.geometry = epoch.geometry(batch_size, self.rank.world)
-        # The start of the iteration, and the epoch that was last read to its end. Both are shared
-        # with workers of any start method: a persistent worker learns of set_epoch through them.
-        self._start = SharedIntegers([0] * (2 + 4 * MAX_SEGMENTS))
-        self._finished = SharedIntegers([_NO_EPOCH])
-        self._progress = EpochProgress()
-        self._order(self._progress)  # raises if there is not one global batch
+        refuse_unknown(PCRDataset, unknown)
+        options = ReadOptions(
+            check=check,
+            storage_options=storage_options,
+            retry=retry,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+        )
+        self.shards = ShardSet(urls, options)
+        self.scan = self.shards.check_scan(scan)
+        self.decoder = decoder
+        self.fields = fields
+        self.transform = transform
+        # The ids of a view's samples in the whole dataset, ascending.
+        self._ids: Ints | None = None
+        self._recent = RecentPrefixes(self.shards, held_bytes)
+        self.collator(0)  # raises if the decoder or the fields are none
+
+    def collator(self, seed: int) -> Collator:
+        """What makes batches of rows; crops and flips are drawn from a seed."""
+        return make_collator(self.decoder, self.fields, self.transform, seed)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -105,296 +131,168 @@ class PCRDataset(IterableDataset[Any]):
 
     @property
     def num_classes(self) -> int:
-        """How many classes ``cls`` counts; 0 if the dataset does not say."""
+        """How many classes ``cls`` counts; 0 if the dataset index does not say."""
         return self.shards.num_classes
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this dataset or view."""
+        return self.shards.num_samples if self._ids is None else len(self._ids)
 
     @property
     def max_scan(self) -> Scan:
         """The highest scan that can be read: ``"full"``, or of a staged copy what it holds."""
         return self.shards.scans.highest
 
-    @property
-    def num_samples(self) -> int:
-        """Samples in the dataset."""
-        return self.shards.num_samples
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The key of each sample. Reads the index of each shard once, in parallel."""
+        found = self.shards.columns.keys
+        return tuple(found if self._ids is None else [found[sample] for sample in self._ids])
+
+    @cached_property
+    def labels(self) -> Ints:
+        """(N,) int64, ``cls`` of each sample. Reads the index of each shard once, in parallel.
+
+        Raises:
+            ValueError: A sample has no ``cls``, or it is no integer.
+        """
+        found = self.shards.columns.labels
+        values = found if self._ids is None else [found[sample] for sample in self._ids]
+        try:
+            return np.array([int(value or b"") for value in values], np.int64)
+        except ValueError as error:
+            raise ValueError(f"expected an integer cls in each sample: {error}") from None
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """(N, 2) int64, height and width in pixels of each sample's first image; 0, 0 if unknown.
+
+        Reads the index of each shard once, in parallel.
+        """
+        found = self.shards.columns.sizes
+        return found if self._ids is None else found[self._ids]
+
+    @cached_property
+    def shard_sizes(self) -> Ints:
+        """(shards,) int64, samples of this dataset or view in each shard."""
+        starts = self.shards.starts
+        return np.diff(starts if self._ids is None else np.searchsorted(self._ids, starts))
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration reads; :meth:`set_epoch` changes it."""
-        return self.progress.epoch
+    def fingerprint(self) -> tuple[int, int | None]:
+        """Checksums of the shards, and of a view's samples: others mean other sample numbers."""
+        ids = self._ids
+        return self.shards.fingerprint, None if ids is None else crc32c(ids.astype("<i8").tobytes())
 
-    @property
-    def progress(self) -> EpochProgress:
-        """How far this process is, in the epoch that was last set in any process of this rank."""
-        return self._progress.with_start(self._start[:])
+    def sample_ids(self, numbers: Ints) -> Ints:
+        """The ids in the whole dataset of (n,) sample numbers of this dataset or view."""
+        return numbers if self._ids is None else self._ids[numbers]
 
     def __repr__(self) -> str:
-        rank, world = self.rank
         scans = self.shards.scans
+        view = "" if self._ids is None else f"{len(self)} of "
         return (
-            f"<PCRDataset {self.shards}, {self.num_classes or 'unnumbered'} classes\n"
-            f" reads scan {self.scan!r}, has up to {scans.highest!r} of {scans.num_groups} scans\n"
-            f" {len(self)} batches of {self.batch_size} in epoch {self.epoch} on rank {rank} of "
-            f"{world}>"
+            f"<PCRDataset {view}{self.shards}, {self.num_classes or 'unnumbered'} classes\n"
+            f" reads scan {self.scan!r}, has up to {scans.highest!r} of {scans.num_groups} scans>"
         )
 
     def __len__(self) -> int:
-        """Batches that the next iteration gives this rank."""
-        return num_batches(self._order(self.progress), self.rank.world, self.rank.rank)
+        return self.num_samples
 
-    def set_epoch(self, epoch: int) -> None:
-        """Read this epoch next; call it before each iteration, on all ranks.
+    def __getitem__(self, sample: Any) -> Any:
+        """One sample, by its number, which may be negative, or by its key.
 
-        It is read from its beginning, or, if a state of this epoch was loaded just now, from where
-        that state was: loops that resume may call both.
-        """
-        self._restart(self.progress.set_epoch(epoch))
+        The random numbers of crops and flips come from torch's generator, as torchvision's do.
 
-    def loader(
-        self,
-        num_workers: int = 0,
-        *,
-        threads: int | None = None,
-        prefetch_batches: int = 2,
-        isolate: bool = False,
-        pin: bool = False,
-        **options: Any,
-    ) -> PCRLoader:
-        """A ``DataLoader`` of these batches that counts them, and goes on to the next epoch itself.
-
-        Args:
-            num_workers: Worker processes, in place of threads.
-            threads: Threads that decode in this process, without the GIL; 0 decodes in the training
-                loop's own thread, when it asks for a batch. By default one less than the CPUs of
-                this rank, and 0 with workers. Pixels, order and state are the same for any number.
-            prefetch_batches: Batches that threads decode ahead.
-            isolate: Read and decode in one child process with these threads, for a training loop
-                whose Python keeps the GIL. Batches lie in memory that both processes see.
-            pin: Make batches in pinned memory, if CUDA is there.
-            options: Other arguments of ``DataLoader``: ``prefetch_factor``,
-                ``persistent_workers``, ``multiprocessing_context``...
-        """
-        ahead = run_ahead(num_workers, threads, prefetch_batches, isolate=isolate, pin=pin)
-        return PCRLoader(self, ahead, num_workers=num_workers, **options)
-
-    def hand_out(
-        self,
-        batches: Callable[[], Iterable[Any]],
-        ahead: Callable[[int], Ahead],
-    ) -> Iterator[Any]:
-        """Count the batches that a loader gives, and set the next epoch after the last one.
-
-        Args:
-            batches: Begins the loader's iteration; called after the epoch is set, because it may
-                start workers.
-            ahead: How batches whose images take so many bytes are read and decoded.
-        """
-        self._check_rank()  # here, too: a spawned worker does not know its parent's process group
-        # A loop that stops after len() batches, as Lightning's does, never sees the end of the
-        # iteration.
-        if self._progress.all_given:
-            self.set_epoch(self.epoch + 1)
-        epoch = self.epoch
-        self._progress = self._progress.begun(len(self))
-        chosen = ahead(self.collate.of_epoch(epoch).batch_bytes(self.batch_size))
-        self._ahead = chosen
-        try:
-            coming = iter(batches())
-        finally:
-            self._ahead = Ahead()
-        try:
-            for given, batch in enumerate(coming, 1):
-                self._progress = self._progress.gave(given)
-                yield batch
-        finally:
-            del coming  # workers, and who receives from them, end before the memory of ``chosen``
-        self.set_epoch(epoch + 1)
-
-    def state_dict(self, batches: int | None = None) -> State:
-        """Where this job is, in a few integers that JSON can hold; the same on all ranks.
-
-        Args:
-            batches: Batches that this rank has had of the present iteration; by default those that
-                :class:`PCRLoader`, or without workers this object itself, gave.
-        """
-        progress = self.progress
-        info = get_worker_info()
-        if info is None:
-            place = progress.state(self.geometry, batches)
-        else:  # torchdata's StatefulDataLoader asks each worker for its own state
-            place = progress.worker_state(info.id, info.num_workers)
-        return self._fixed() | place
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue where a job was: at another scan, with other workers or ranks, too.
-
-        Raises:
-            ValueError: The state is of other shards, other options or a newer version, or was never
-                one of this job's; nothing changes then.
-        """
-        if not isinstance(state, Mapping):
-            kind = type(state).__name__
-            raise ValueError(f"expected a state, a dict, got {kind}")  # noqa: TRY004  # documented
-        for name, mine in self._fixed().items():
-            if state.get(name) != mine:
-                raise ValueError(
-                    f"expected a state of the same dataset and options, its {name} is "
-                    f"{state.get(name)!r} instead of {mine!r}"
-                )
-        progress = self.progress.loaded(state)
-        samples = self.options.samples or self.shards.num_samples
-        check_batches(progress.segments, samples, self.geometry.global_batch)
-        order = self._order(progress)  # raises if the epoch has no such steps
-        info = get_worker_info()
-        if info is not None:  # another worker's state is refused before anything changes
-            worker = (info.id, info.num_workers)
-            part = worker_batches(order, self.rank.world, self.rank.rank, *reversed(worker))
-            progress.begun(len(part), *worker)
-        self._restart(progress)
-
-    def views(
-        self,
-        batches: Batches,
-        scans: Sequence[Scan],
-        epoch: int = 0,
-        shards: ShardSet | None = None,
-    ) -> Iterator[dict[Scan, Any]]:
-        """Given samples at several scans with the same crops, for comparisons of scans.
-
-        Each shard is read once, at the highest scan.
-
-        Args:
-            batches: Sample ids of each batch, (samples,) int64.
-            scans: The scans to compare, 1-based or ``"full"``.
-            epoch: Number that the crops are drawn for; another one draws other crops.
-            shards: The same shards at another place, where there are more scans.
-
-        Yields:
-            The batch at each scan.
-        """
-        highest = FULL if FULL in scans else max(map(int, scans))
-        collate = self.collate.of_epoch(epoch)
-        with collate.open_pool(0) as pool:
-            begin = partial(collate.begin_scans, scans=scans, epoch=epoch, pool=pool)
-            yield from read_batches(shards or self.shards, batches, highest, begin)
-
-    def sample(self, key: int | str, scan: Scan | None = None) -> Sample:
-        """One sample by id or key, as stored.
-
-        Reads one prefix, and to find a key the indexes of the shards before it.
+        Returns:
+            What ``transform`` makes of it; otherwise a tuple of ``fields``, or a dict: images as
+            uint8 tensors, or bytes without a decoder; ``cls`` an int, ``json`` parsed, ``txt`` a
+            str.
 
         Raises:
             IndexError, KeyError: There is no such sample.
+            TypeError: It is neither an integer nor a key.
+            FormatError, StorageError: It cannot be read.
         """
-        scan = current_scan(self.scan if scan is None else scan)
-        if not isinstance(key, str):
-            place = self.shards.place(key)
-            return self.shards.open(place.shard).sample(place.row, scan)
-        for shard in map(self.shards.open, range(len(self.shards.urls))):
-            if key in shard.index.keys:
-                return shard.sample(key, scan)
-        raise KeyError(key)
+        if isinstance(sample, str):
+            number = self._numbers[sample]
+        else:
+            number = operator.index(sample)
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"expected a number of {len(self)} samples, got {number}")
+        [place] = self.shards.places(self.sample_ids(np.array([number % len(self)])))
+        sample_id, shard, row = place
+        prefix = self._recent.get(shard, current_scan(self.scan))
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        return self.collator(seed).one((sample_id, prefix, row))
 
-    def __iter__(self) -> Iterator[Any]:
-        # Not a generator: a worker's state is asked for before its first batch.
-        refuse_batching(sys._getframe(1))
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        self._check_rank()
-        batches = self._batches(worker, workers)
-        progress = self.progress.begun(len(batches), worker, workers)
-        self._progress = progress
-        # A worker that had given all of its batches gives none; the epoch that was set since then
-        # is not meant for it.
-        if progress.stage == "ended":
-            return iter(())
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {key: number for number, key in enumerate(self.keys)}
 
-        epoch = progress.epoch
-        # Only one worker says so; others may begin this epoch after it has ended for the first.
-        if worker == 0 and self.options.shuffle_shards and self._finished[0] == epoch:
-            warnings.warn(
-                f"epoch {epoch} is read again, in the same order: call set_epoch({epoch + 1})",
-                stacklevel=2,
-            )
-        return self._read(batches[progress.done :], epoch, worker, self._ahead)
+    def at(self, scan: ScanChoice) -> Self:
+        """The same samples at another scan.
 
-    def _read(
+        Raises:
+            ScanUnavailable: The dataset has no such scan.
+        """
+        view = copy.copy(self)
+        view.scan = self.shards.check_scan(scan)
+        return view
+
+    def subset(self, numbers: Any) -> Self:
+        """A view of some samples, in the order of this dataset; it shares the shards.
+
+        Args:
+            numbers: (n,) their numbers, or a (len,) bool mask.
+
+        Raises:
+            IndexError: There is no such sample.
+            ValueError: A sample comes twice, or there is none.
+        """
+        chosen = np.asarray(numbers)
+        if chosen.dtype != bool:
+            chosen = np.array([operator.index(number) for number in chosen.tolist()], np.int64)
+        ids = np.sort(self.sample_ids(np.arange(len(self)))[chosen])
+        if len(ids) == 0 or (np.diff(ids) == 0).any():
+            raise ValueError(f"expected different samples, got {len(ids)} with repetitions or none")
+        view = copy.copy(self)
+        for name in ("keys", "labels", "sizes", "shard_sizes", "_numbers"):
+            vars(view).pop(name, None)
+        view._ids = ids
+        return view
+
+    def split(
         self,
-        batches: Batches,
-        epoch: int,
-        worker: int,
-        ahead: Ahead,
-    ) -> Iterator[Any]:
-        # The threads are started with the first batch, and end with this generator.
-        collate = self.collate.of_epoch(epoch)
-        with collate.open_pool(ahead.threads) as pool:
-            begin = partial(collate.begin, epoch=epoch, pool=pool, target=ahead.memory)
-            coming = read_batches(self.shards, batches, self.scan, begin, ahead.batches)
-            for batch in coming:
-                self._progress = self._progress.gave(self._progress.done + 1)
-                yield batch
-        self._progress = self._progress.ended()
-        if worker == 0:
-            self._finished[0] = epoch
+        shares: Sequence[float],
+        *,
+        stratify: bool = True,
+        seed: int = 0,
+    ) -> list[Self]:
+        """Views that divide the samples among them at random, such as for training and validation.
 
-    def _restart(self, progress: EpochProgress) -> None:
-        """Take over a new start, here and in the workers."""
-        numbers = progress.start_numbers()
-        self._start[: len(numbers)] = numbers
-        self._finished[0] = _NO_EPOCH
-        self._progress = progress
+        Args:
+            shares: Fraction of the samples of each view; they sum to 1.
+            stratify: Whether to divide each class by these fractions, as nearly as possible.
+            seed: The same seed always gives the same views.
 
-    def _fixed(self) -> State:
-        """What must be the same for a state to mean the same samples; phases and slots need not."""
-        options = self.options
-        return {
-            "version": _VERSION,
-            "shards": self.shards.fingerprint,
-            "seed": options.seed,
-            "shuffle_shards": options.shuffle_shards,
-            "last": options.last,
-            "weights": options.weights and list(options.weights),  # as JSON has them
-            "samples": options.samples,
-        }
-
-    def _check_rank(self) -> None:
-        """Raise in a process whose environment says another rank than the dataset has.
-
-        It would read other samples than it should.
+        Raises:
+            ValueError: The shares do not sum to 1, a view would be empty, or with ``stratify`` a
+                sample has no label.
         """
-        found = ranks.current(self._given_rank)
-        if found.world > 1 and found != self.rank:
-            raise ValueError(
-                f"expected the rank that the dataset was made with, {self.rank}, got {found}: "
-                "make it after init_process_group"
-            )
-
-    def _batches(self, worker: int = 0, workers: int = 1) -> list[Ints]:
-        rank, world = self.rank
-        return worker_batches(self._order(self.progress), world, rank, workers, worker)
-
-    def _order(self, start: EpochProgress) -> Order:
-        """The steps from a start on; the last one is kept, because several ask for it."""
-        place = (start.epoch, str(start.segments))
-        if self._known_order is None or self._known_order[0] != place:
-            order = epoch_order(
-                np.diff(self.shards.starts),
-                self.geometry,
-                self.options,
-                epoch=start.epoch,
-                history=start.segments,
-                sequence=self._mixture(start.epoch),
-            )
-            self._known_order = (place, order)
-        return self._known_order[1]
+        if not math.isclose(sum(shares), 1):
+            raise ValueError(f"expected shares that sum to 1, got {list(shares)}")
+        draws = random_words(len(self), Rules(seed), SPLIT, (0, 0))
+        labels = self.labels if stratify else np.zeros(len(self), np.int64)
+        # By class, shuffled: the samples of each view are then spread evenly.
+        order = np.lexsort((draws, labels))
+        counts = np.array(share_out(shares, len(self)))
+        due = [(np.arange(count) + 0.5) / count for count in counts]
+        views = np.repeat(np.arange(len(counts)), counts)
+        views = views[np.argsort(np.concatenate(due), kind="stable")]
+        return [self.subset(order[views == view]) for view in range(len(counts))]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_known_order": None}  # spawned workers make their own
-
-    def _mixture(self, epoch: int) -> Ints | None:
-        """What an epoch consists of, if the datasets have weights."""
-        options = self.options
-        if options.weights is None:
-            return None
-        samples = self.shards.num_samples if options.samples is None else options.samples
-        return mixture(self.shards.sizes, options.weights, samples, options, epoch=epoch)
+        cached = ("keys", "_numbers")  # large, and made again where they are needed
+        return {name: value for name, value in vars(self).items() if name not in cached}

@@ -19,7 +19,7 @@ which are whole lanes where W divides ``phases``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -42,7 +42,6 @@ from .epoch_sequence import (
 )
 
 __all__ = [
-    "EpochOptions",
     "Geometry",
     "Order",
     "Rules",
@@ -53,6 +52,9 @@ __all__ = [
 ]
 
 Segment = Sequence[int]
+# Called with the (samples,) ids of a layout, its geometry and its (epoch, stage); returns the order
+# of their places, and ``Order.cuts``.
+Regroup = Callable[[Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints | None]]
 
 
 @dataclass(frozen=True)
@@ -81,60 +83,37 @@ class Geometry:
             )
 
 
-@dataclass(frozen=True)
-class EpochOptions(Rules):
-    """What an epoch consists of, and how it is cut up; see ``docs/plan.md``.
-
-    Attributes:
-        seed: Seed of orders and crops.
-        shuffle_shards: Shards that are mixed at a time in a lane; 0 keeps the order of the dataset.
-        last: What becomes of samples that fill no global batch: ``drop``, ``pad`` or ``short``.
-        phases: Lanes per slot; best a multiple of the number of DataLoader workers.
-        slots: For an elastic job, the largest number of ranks that it will have. The order is then
-            the same for any world size at the same global batch. By default the world size.
-        weights: Share of each dataset in an epoch; by default each sample comes once.
-        samples: Samples in an epoch with ``weights``; by default as many as the datasets have.
-    """
-
-    phases: int = 4
-    slots: int | None = None
-    weights: tuple[float, ...] | None = None
-    samples: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples is not None and self.weights is None:
-            raise ValueError(
-                f"expected weights with samples={self.samples}: without them each sample comes once"
-            )
-
-    def geometry(self, batch_size: int, world: int) -> Geometry:
-        """How batches of a world of ranks cut an epoch up."""
-        slots = world if self.slots is None else self.slots
-        return Geometry(batch_size * world, slots, self.phases)
-
-
 @dataclass(frozen=True, eq=False)
 class Order:
     """The steps of an epoch that are still to be done.
 
     Attributes:
-        ids: (samples,) int64, row after row; the last row may be short with ``last="short"`` only.
-        geometry: How the rows were laid out.
+        ids: (samples,) int64, step after step; the last step may be short with ``last="short"``.
+        geometry: How the steps were laid out.
+        cuts: (steps * slots + 1,) int64 where each slot's batch of each step begins, if the batches
+            differ in size; then ranks are slots.
     """
 
     ids: Ints
     geometry: Geometry
+    cuts: Ints | None = None
 
     @property
     def steps(self) -> int:
-        """Number of rows."""
+        """Number of steps."""
+        if self.cuts is not None:
+            return (len(self.cuts) - 1) // self.geometry.slots
         return -(-len(self.ids) // self.geometry.global_batch)
 
+    def start(self, step: int) -> int:
+        """Where a step begins in :attr:`ids`; ``step`` in [0, steps]."""
+        if self.cuts is not None:
+            return int(self.cuts[step * self.geometry.slots])
+        return min(step * self.geometry.global_batch, len(self.ids))
+
     def step(self, index: int) -> Ints:
-        """(global_batch,) int64 ids of one row; ``index`` in [0, steps)."""
-        size = self.geometry.global_batch
-        return self.ids[index * size : (index + 1) * size]
+        """The ids of one step, of all ranks; ``index`` in [0, steps)."""
+        return self.ids[self.start(index) : self.start(index + 1)]
 
 
 def epoch_order(
@@ -145,6 +124,7 @@ def epoch_order(
     epoch: int = 0,
     history: Iterable[Segment] = (),
     sequence: Ints | None = None,
+    regroup: Regroup | None = None,
 ) -> Order:
     """Lay out an epoch, or what is left of it.
 
@@ -158,6 +138,7 @@ def epoch_order(
             has delivered is laid out again, and ``rules.last`` applies to the rest again.
         sequence: (samples,) int64 ids that the epoch consists of, from ``mixture``; by default
             every sample once.
+        regroup: Moves samples between the steps, such as :class:`Buckets` does.
 
     Returns:
         The steps still to be done.
@@ -177,17 +158,23 @@ def epoch_order(
     for stage, (*numbers, steps) in enumerate(advance(history, geometry, 0)):
         cut = Geometry(*numbers)
         entries = _lay_out(shards_of(left, sizes), cut, rules, (epoch, stage))
-        order = Order(left[entries], cut)
+        cuts = None
+        if regroup is not None and len(entries):
+            places, cuts = regroup(left[entries], cut, (epoch, stage))
+            entries = entries[places]
+        order = Order(left[entries], cut, cuts)
         if not stage and not order.steps:
             raise ValueError(
                 f"expected at least one global batch of {cut.global_batch} samples, got {len(left)}"
             )
         if steps > order.steps:
             raise ValueError(f"expected at most {order.steps} steps of {cut}, got {steps}")
-        done = steps * cut.global_batch
+        done = order.start(steps)
         if done:
             left = np.delete(left, entries[:done])
-    return Order(order.ids[done:], geometry)
+    if order.cuts is not None:
+        cuts = order.cuts[steps * geometry.slots :] - done
+    return Order(order.ids[done:], geometry, cuts)
 
 
 def advance(
@@ -237,24 +224,25 @@ def worker_batches(
     check_whole("rank", rank, 0, check_whole("world", world, 1) - 1)
     check_whole("worker", worker, 0, check_whole("workers", workers, 1) - 1)
     size = order.geometry.global_batch
+    if order.cuts is not None:
+        starts = order.cuts[rank::world]
+        if world != order.geometry.slots:
+            raise ValueError(f"expected as many ranks as slots, got {world}")
+        stops = order.cuts[rank + 1 :: world]
+        pairs = zip(starts.tolist(), stops.tolist(), strict=False)
+        return [order.ids[start:stop] for start, stop in pairs][worker::workers]
     if size % world:
         raise ValueError(f"expected world to divide global_batch={size}, got {world}")
 
     full, rest = divmod(len(order.ids), size)
     own = slice(rank * size // world, (rank + 1) * size // world)
     batches = list(order.ids[: full * size].reshape(full, size)[worker::workers, own])
-    if rest and full % workers == worker and (last := _last_share(rest, world, rank)):
+    if rest and full % workers == worker and (last := last_share(rest, world, rank)):
         batches.append(order.step(full)[last.start : last.stop])
     return batches
 
 
-def num_batches(order: Order, world: int, rank: int) -> int:
-    """Batches that a rank makes: those of :func:`worker_batches` of its one worker."""
-    full, rest = divmod(len(order.ids), order.geometry.global_batch)
-    return full + bool(_last_share(rest, world, rank))
-
-
-def _last_share(length: int, world: int, rank: int) -> range:
+def last_share(length: int, world: int, rank: int) -> range:
     """The columns of a short last row that a rank gets."""
     return range(rank * length // world, (rank + 1) * length // world)
 

@@ -20,7 +20,7 @@ Counts = Sequence[int] | Ints
 Batches = Sequence[Ints]
 # Purposes are words of the generator's counter, so that no two uses ever share a number.
 # Changing them changes every order.
-SHARDS, ROWS, WINDOWS, MERGE = range(4)
+SHARDS, ROWS, WINDOWS, MERGE, BUCKETS, SPLIT = range(6)
 MAX_EPOCH = 2**32 - 1
 
 
@@ -118,7 +118,7 @@ def mixture(
     [0, 1, 4, 5]
     """
     datasets = [check_counts("sizes", counts) for counts in sizes]
-    shares = _share_out(weights, check_whole("samples", samples, 1))
+    shares = share_out(weights, check_whole("samples", samples, 1))
     if len(datasets) != len(shares):
         raise ValueError(
             f"expected as many weights as datasets, got {len(shares)} and {len(datasets)}"
@@ -212,7 +212,7 @@ def random_words(
     return words[skipped:]
 
 
-def _share_out(weights: Sequence[float], total: int) -> list[int]:
+def share_out(weights: Sequence[float], total: int) -> list[int]:
     """Whole shares of ``total`` by weight: rounded down, the rest to the largest remainders."""
     given = np.asarray(weights, np.float64)
     if given.ndim != 1 or not (given >= 0).all() or not 0 < given.sum() < math.inf:

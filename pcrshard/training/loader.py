@@ -1,170 +1,433 @@
-"""A ``DataLoader`` that knows how many batches it has given."""
+"""``PCRLoader``: batches of a dataset, in an exact order that can be resumed anywhere."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any, Literal, Never, TypeGuard
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_convert, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from ..format.scan import FULL, Scan
+from . import ranks
 from .batch_images import BatchMemory
+from .buckets import Buckets
 from .cpus import decoding_threads
-from .epoch_progress import State
-from .shard_set import check_process
-from .shared_ring import SharedRing, for_parent
+from .dataset import PCRDataset, refuse_unknown
+from .epoch_order import (
+    Geometry,
+    Order,
+    Rules,
+    advance,
+    epoch_order,
+    last_share,
+    mixture,
+    worker_batches,
+)
+from .epoch_sequence import MAX_EPOCH, Batches, check_whole
+from .shard_set import Row, ShardSet, read_batches, sample_sizes
 
-if TYPE_CHECKING:
-    from .dataset import PCRDataset
+# What JSON can hold of a job.
+State = dict[str, Any]
+_VERSION = 1
+_SHUFFLE_SHARDS = 4
+_LANES = 4
+_MAX_SEGMENTS = 64
+# Batches of a state may be larger than those of this job, but not so large that an order of a
+# small dataset takes gigabytes.
+_MAX_STATE_BATCH = 1 << 20
+_MAX_STATE_LANES = 1 << 31
+_LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
 
 
-def refuse_batching(caller: FrameType) -> None:
-    """Raise ``TypeError`` where a ``DataLoader`` is about to make batches of batches.
-
-    It tells a dataset nothing; what iterates the dataset, in its process or in a worker, knows.
-
-    Args:
-        caller: The frame that asks the dataset for its iterator.
-    """
-    if getattr(caller.f_locals.get("self"), "auto_collation", False):
-        raise TypeError(
-            "PCRDataset gives batches already: expected DataLoader(dataset, batch_size=None), or "
-            "dataset.loader(num_workers)"
-        )
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """How the process that reads batches decodes them.
+@dataclass
+class _Cursor:
+    """The position of a job. An iteration takes it over, or replaces it by that of the next epoch.
 
     Attributes:
-        threads: Threads that decode; 0 for the one that asks.
-        batches: Batches that are decoded ahead.
-        isolate: Whether a child process reads and decodes.
-        memory: Where batches go.
+        epoch: Number of the epoch.
+        segments: Steps of it before this iteration, as in ``epoch_order``'s ``history``.
+        given: Batches that this iteration has handed to the loop.
+        steps: Steps that are left when it begins, of which this rank may not have the last one;
+            ``None`` before.
+        is_loaded: Whether this position was loaded from a state.
+        is_over: Whether nothing is left of the epoch.
     """
 
-    threads: int = 0
-    batches: int = 0
-    isolate: bool = False
-    memory: BatchMemory = field(default_factory=BatchMemory)
+    epoch: int = 0
+    segments: list[list[int]] = field(default_factory=list)
+    given: int = 0
+    steps: int | None = None
+    is_loaded: bool = False
+    is_over: bool = False
 
 
-def run_ahead(
-    num_workers: int,
-    threads: int | None,
-    batches: int,
-    *,
-    isolate: bool,
-    pin: bool,
-) -> Ahead:
-    """What the arguments of :meth:`PCRDataset.loader` mean.
+class PCRLoader:
+    """Batches of a :class:`PCRDataset`, in an order that is a pure function of its arguments.
+
+    Each ``for`` loop over it is the next epoch, also after ``break``: every sample once, in another
+    order with other crops, and the same number of equal batches on each rank. :meth:`state_dict`
+    returns the position of the loop, and :meth:`load_state_dict` continues at the exact next batch,
+    also with other numbers of threads, workers and ranks. Lightning's ``Trainer.fit`` calls both.
+
+    Args:
+        dataset: The samples; an epoch of a view has the samples of the view.
+        batch_size: Samples per rank and batch; with ``Buckets(pixels=...)`` their maximum.
+        shuffle: Whether each epoch has another order. ``True`` mixes the samples of 4 shards at a
+            time, a number those of that many shards; ``False`` keeps the order of the dataset.
+        seed: Seed of orders and crops, in [0, 2**64).
+        drop_last: What happens to the samples that do not fill a batch on all ranks. ``True``
+            leaves them out, different ones in each epoch; ``False`` spreads them over the ranks as
+            a smaller last batch, which some ranks may not get; ``"pad"`` repeats other samples to
+            fill the batch.
+        threads: Threads that decode in this process, without the GIL; 0 decodes in the training
+            loop's own thread. By default one fewer than the CPUs of this rank.
+        num_workers: Worker processes in place of threads, for a ``transform=`` in Python.
+        prefetch: Batches that are decoded ahead, per worker if there are any.
+        pin_memory: Whether batches are made in pinned memory, if CUDA is there.
+        weights: Fraction of an epoch from each of several datasets, on any scale; by default each
+            sample comes once.
+        num_samples: Samples per epoch with ``weights``; by default as many as the datasets have.
+        buckets: Groups images by aspect ratio, or bounds the pixels of a batch.
+        rank: Number of this rank; by default that of ``torch.distributed`` when an iteration
+            begins, or of ``RANK`` and ``WORLD_SIZE``, or of ``SLURM_PROCID`` and ``SLURM_NTASKS``.
+        world_size: Number of ranks; given together with ``rank``.
+        max_world_size: Largest number of ranks of an elastic job. The order is then the same for
+            any number of ranks at the same global batch size.
+        lanes_per_rank: Positions of an epoch that a rank reads in turn; best a multiple of
+            ``num_workers``, which then share no shard. 1 holds the fewest shards in memory. By
+            default 4, and 1 without ``shuffle``.
+        shards_ahead: Shards that are fetched while another is used.
+        multiprocessing_context: How workers are started: ``fork``, ``spawn`` or ``forkserver``.
 
     Raises:
-        ValueError: They do not fit together.
+        ValueError: The numbers do not fit together, or the dataset does not fill one batch.
+        TypeError: An argument is unknown.
     """
-    if threads is None:
-        threads = 0 if num_workers else decoding_threads()
-    if num_workers and (threads or isolate):
-        raise ValueError(
-            f"expected threads or workers, got threads={threads}, isolate={isolate} and "
-            f"num_workers={num_workers}"
-        )
-    if threads < 0 or batches < 1:
-        raise ValueError(
-            "expected threads of at least 0 and prefetch_batches of at least 1, "
-            f"got {threads} and {batches}"
-        )
-    memory = BatchMemory(pin and torch.cuda.is_available())
-    return Ahead(threads, batches if threads else 0, isolate, memory)
-
-
-class PCRLoader(DataLoader[Any]):
-    """A ``DataLoader`` that counts the batches it has given; from :meth:`PCRDataset.loader`."""
-
-    dataset: PCRDataset
 
     def __init__(
         self,
         dataset: PCRDataset,
-        ahead: Ahead,
+        batch_size: int,
         *,
-        num_workers: int,
+        shuffle: bool | int = True,
+        seed: int = 0,
+        drop_last: bool | Literal["pad"] = True,
+        threads: int | None = None,
+        num_workers: int = 0,
+        prefetch: int = 2,
         pin_memory: bool = False,
-        **options: Any,
+        weights: Sequence[float] | None = None,
+        num_samples: int | None = None,
+        buckets: Buckets | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        max_world_size: int | None = None,
+        lanes_per_rank: int | None = None,
+        shards_ahead: int = 2,
+        multiprocessing_context: str | None = None,
+        **unknown: Never,
     ) -> None:
-        if not options.get("in_order", True):
+        refuse_unknown(PCRLoader, unknown)
+        if drop_last not in _LAST:
+            raise ValueError(f"expected drop_last True, False or 'pad', got {drop_last!r}")
+        if num_samples is not None and weights is None:
             raise ValueError(
-                "expected in_order=True: batches that come as they are ready cannot be resumed "
-                "exactly"
+                f"expected weights with num_samples={num_samples}: without them each sample comes "
+                "once"
             )
-        if ahead.isolate:
-            if options.get("persistent_workers"):
-                raise ValueError("expected no persistent_workers with isolate=True")
-            num_workers = 1
-            options.setdefault("prefetch_factor", max(ahead.batches, 1))
-        if num_workers:
-            convert = options.get("collate_fn") or default_convert
-            options["collate_fn"] = partial(_collate_in_worker, convert)
-        super().__init__(
-            dataset,
-            batch_size=None,
-            num_workers=num_workers,
-            pin_memory=ahead.memory.pin or pin_memory,
-            **options,
+        if num_workers and threads:
+            raise ValueError(
+                f"expected threads or workers, got threads={threads} and num_workers={num_workers}"
+            )
+        if (rank is None) != (world_size is None):
+            raise ValueError(f"expected rank and world_size together, got {rank} and {world_size}")
+        self.dataset = dataset
+        self.batch_size = check_whole("batch_size", batch_size, 1)
+        window = _SHUFFLE_SHARDS if shuffle is True else int(shuffle)
+        self.rules = Rules(
+            seed, window, "short" if buckets and buckets.pixels else _LAST[drop_last]
         )
-        self.ahead = ahead
-        self._ring: SharedRing | None = None
+        self.threads = (0 if num_workers else decoding_threads()) if threads is None else threads
+        self.num_workers = check_whole("num_workers", num_workers, 0)
+        self.prefetch = check_whole("prefetch", prefetch, 1)
+        self.pin_memory = pin_memory and torch.cuda.is_available()
+        self.weights = weights
+        self.num_samples = num_samples
+        self.buckets = buckets
+        self._given_rank = None if rank is None or world_size is None else (rank, world_size)
+        self.max_world_size = max_world_size
+        self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
+        self.shards_ahead = check_whole("shards_ahead", shards_ahead, 0)
+        self._context = multiprocessing_context
+        self.collator = dataset.collator(seed)
+        self._cursor = _Cursor()
+        check_whole("threads", self.threads, 0)
+        geometry = self._geometry
+        if buckets is not None:
+            if max_world_size is not None:
+                raise ValueError("expected no max_world_size with buckets")
+            buckets.check(dataset, self.collator, geometry, weights)
+        if weights is not None:
+            self._order(self._cursor)  # raises if the weights make no sense
+        elif not len(self) and self.rules.last == "drop":
+            raise ValueError(
+                f"expected at least one global batch of {geometry.global_batch} samples, "
+                f"got {len(dataset)}"
+            )
+
+    @property
+    def rank(self) -> ranks.Rank:
+        """(rank, world): of this process, as it is now."""
+        return ranks.current(self._given_rank)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is being read; before its first batch, the one to read next."""
+        return self._cursor.epoch
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """Lightning calls ``batch_sampler.sampler.set_epoch`` before each epoch."""
+        return SimpleNamespace(sampler=self)
+
+    def __repr__(self) -> str:
+        rank, world = self.rank
+        return (
+            f"<PCRLoader: {len(self)} batches of {self.batch_size} per epoch, next epoch "
+            f"{self.epoch}, rank {rank} of {world}\n {self.dataset!r}>"
+        )
 
     def __len__(self) -> int:
-        # DataLoader's own remembers the length of one epoch, and warns when the next one has more.
-        return len(self.dataset)
+        """Batches of a whole epoch on this rank; the same in every epoch."""
+        rank, world = self.rank
+        if self.buckets is not None and self.buckets.pixels is not None:
+            return self.buckets.num_batches(self.dataset.sizes, self._geometry)
+        samples = self.dataset.num_samples if self.num_samples is None else self.num_samples
+        full, rest = divmod(samples, self.batch_size * world)
+        if self.rules.last == "short":
+            return full + bool(last_share(rest, world, rank))
+        return full + (self.rules.last == "pad" and rest > 0)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class
-        return self.dataset.hand_out(partial(_in_one_process, super().__iter__), self._with_ring)
+    def set_epoch(self, epoch: int) -> None:
+        """Read this epoch next, from its beginning.
 
-    def _with_ring(self, slot_bytes: int) -> Ahead:
-        """With memory that workers fill, if they fill any.
-
-        Workers that stay keep what they were given first.
+        If a state was loaded and the iteration has not begun, the epoch of the state keeps its
+        place: loops that resume may call both. If the state was saved after the last batch of this
+        epoch, nothing is left of it, and the next iteration is empty.
         """
-        ring = self._ring
-        if ring is None and self.num_workers and slot_bytes:
-            # What is decoded ahead, what waits for its turn, and what the training loop has.
-            slots = self.ahead.batches + (self.prefetch_factor or 0) + 3
-            # Without one, where a limit forbids so much, batches go torch's way.
-            with suppress(OSError):
-                ring = SharedRing(slot_bytes, slots, self.num_workers)
-        if self.persistent_workers:
-            self._ring = ring
-        return replace(self.ahead, memory=replace(self.ahead.memory, ring=ring))
+        cursor = self._cursor
+        if cursor.steps is None and cursor.epoch == epoch:
+            return
+        ended = cursor.is_loaded and not cursor.segments and cursor.steps is None
+        self._cursor = _Cursor(
+            check_whole("epoch", epoch, 0), is_over=ended and epoch == cursor.epoch - 1
+        )
 
     def state_dict(self) -> State:
-        """Where the training loop is: after the last batch that it got."""
-        return self.dataset.state_dict()
+        """Return the position after the batches that the loop got; the same on all ranks.
+
+        A few integers that JSON can hold. After the last batch of an epoch it is the start of the
+        next one.
+        """
+        cursor = self._cursor
+        place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
+        if cursor.is_over or (cursor.given and cursor.given == cursor.steps):
+            place = {"epoch": cursor.epoch + 1, "segments": []}
+        elif cursor.given:
+            place["segments"] = advance(cursor.segments, self._geometry, cursor.given)
+        return self._fixed() | place
 
     def load_state_dict(self, state: State) -> None:
-        """Continue after that batch; see :meth:`PCRDataset.load_state_dict`."""
-        self.dataset.load_state_dict(state)
+        """Continue from a position, also at another scan, or with other workers or ranks.
+
+        Raises:
+            ValueError: The state is of other samples, other options or a newer version, or is
+                malformed; nothing changes then.
+        """
+        if not isinstance(state, Mapping):
+            kind = type(state).__name__
+            raise ValueError(f"expected a state, a dict, got {kind}")  # noqa: TRY004  # documented
+        for name, mine in self._fixed().items():
+            if state.get(name) != mine:
+                raise ValueError(
+                    f"expected a state of the same dataset and options, its {name} is "
+                    f"{state.get(name)!r} instead of {mine!r}"
+                )
+        segments = state.get("segments")
+        if not _are_segments(segments):
+            raise ValueError(
+                f"expected up to {_MAX_SEGMENTS} segments of 4 numbers, got {repr(segments)[:200]}"
+            )
+        most = max(len(self.dataset), self.num_samples or 0, self._geometry.global_batch)
+        for size, _, lanes, _ in segments:
+            check_whole("batches of a state", size, 1, max(most, _MAX_STATE_BATCH))
+            check_whole("lanes of a state", lanes, 1, _MAX_STATE_LANES)
+        epoch = check_whole("epoch", state.get("epoch", -1), 0, MAX_EPOCH)
+        cursor = _Cursor(epoch, list(map(list, segments)), is_loaded=True)
+        if not self._order(cursor).steps:  # raises if the epoch has no such steps
+            cursor = _Cursor(cursor.epoch + 1, is_loaded=True)
+        self._cursor = cursor
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: Lightning calls iter() once more than it reads, which must change nothing.
+        cursor = self._cursor
+        if cursor.steps is not None:
+            cursor = _Cursor(cursor.epoch + 1)
+        rank, world = self.rank
+        order = self._order(cursor)
+        cursor.steps = 0 if cursor.is_over else order.steps
+        batches = worker_batches(order, world, rank)[: cursor.steps]
+        self._cursor = cursor
+        process = os.getpid()
+        with closing(self._read(batches, cursor.epoch)) as coming:
+            for batch in coming:
+                cursor.given += 1
+                yield batch
+                if os.getpid() != process:
+                    raise RuntimeError(
+                        f"expected the process {process}, in which this iteration was begun, got "
+                        f"its child {os.getpid()}: begin the iteration there"
+                    )
+        if self._cursor is cursor:
+            self._cursor = _Cursor(cursor.epoch + 1)
+
+    def views(
+        self,
+        batches: Batches,
+        scans: Sequence[Scan],
+        epoch: int = 0,
+        shards: ShardSet | None = None,
+    ) -> Iterator[dict[Scan, Any]]:
+        """Given samples at several scans with the same crops, for comparisons of scans.
+
+        Each shard is read once, at the highest scan.
+
+        Args:
+            batches: (samples,) sample numbers of each batch.
+            scans: The scans to compare, 1-based or ``"full"``.
+            epoch: Number that the crops are drawn for; another one draws other crops.
+            shards: The same shards at another place, where there are more scans.
+
+        Yields:
+            The batch at each scan.
+        """
+        highest = FULL if FULL in scans else max(map(int, scans))
+        collate = self.collator.of_epoch(epoch)
+        ids = [self.dataset.sample_ids(numbers) for numbers in batches]
+        with collate.open_pool(0) as pool:
+            begin = partial(collate.begin_scans, scans=scans, epoch=epoch, pool=pool)
+            yield from read_batches(shards or self.dataset.shards, ids, highest, begin)
+
+    @property
+    def _geometry(self) -> Geometry:
+        world = self.rank.world
+        slots = world if self.max_world_size is None else self.max_world_size
+        return Geometry(self.batch_size * world, slots, self._lanes)
+
+    def _order(self, cursor: _Cursor) -> Order:
+        """The steps from a cursor's start on."""
+        dataset = self.dataset
+        sizes = dataset.shard_sizes
+        sequence = None
+        if self.weights is not None:
+            parts = np.split(sizes, dataset.shards.datasets[1:-1])
+            samples = len(dataset) if self.num_samples is None else self.num_samples
+            sequence = mixture(parts, self.weights, samples, self.rules, epoch=cursor.epoch)
+        regroup = None
+        if self.buckets is not None:
+            regroup = self.buckets.regroup(dataset.sizes, self.rules)
+        return epoch_order(
+            sizes,
+            self._geometry,
+            self.rules,
+            epoch=cursor.epoch,
+            history=cursor.segments,
+            sequence=sequence,
+            regroup=regroup,
+        )
+
+    def _read(self, batches: Batches, epoch: int) -> Generator[Any]:
+        """The batches of sample numbers, read and decoded here or by workers."""
+        reading = _Reading(self, batches, epoch)
+        if not self.num_workers:
+            yield from reading
+            return
+        yield from DataLoader(
+            reading,
+            batch_size=None,
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch,
+            pin_memory=self.pin_memory,
+            multiprocessing_context=self._context,
+        )
+
+    def _fixed(self) -> State:
+        """What must be the same for a state to mean the same samples; lanes and ranks need not."""
+        rules = self.rules
+        shards, view = self.dataset.fingerprint
+        return {
+            "version": _VERSION,
+            "shards": shards,
+            "seed": rules.seed,
+            "shuffle_shards": rules.shuffle_shards,
+            "last": rules.last,
+            "weights": None if self.weights is None else list(self.weights),  # as JSON has them
+            "samples": self.num_samples,
+            "view": view,
+            "buckets": self.buckets and self.buckets.numbers,
+        }
 
 
-def _collate_in_worker(convert: Callable[[Any], Any], batch: Any) -> Any:
-    """What a worker sends for a batch."""
-    found = convert(batch)
-    return found if get_worker_info() is None else for_parent(found)
+@dataclass(eq=False)
+class _Reading(IterableDataset[Any]):
+    """The batches of one iteration; a worker of a ``DataLoader`` makes its share of them.
+
+    Attributes:
+        loader: How they are read.
+        batches: Sample numbers of each.
+        epoch: Number of the epoch.
+    """
+
+    loader: PCRLoader
+    batches: Batches
+    epoch: int
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self.loader
+        dataset = loader.dataset
+        info = get_worker_info()
+        batches = self.batches[info.id :: info.num_workers] if info else self.batches
+        collate = loader.collator.of_epoch(self.epoch)
+        target = BatchMemory(loader.pin_memory)
+        # The threads are started with the first batch, and end with this generator.
+        with collate.open_pool(loader.threads) as pool:
+
+            def begin(rows: list[Row]) -> Callable[[], Any]:
+                shaped = collate
+                if loader.buckets is not None and loader.buckets.area is not None:
+                    sizes = {each: sample_sizes(each.index) for each in {row[1] for row in rows}}
+                    own = np.array([sizes[prefix][row] for _, prefix, row in rows])
+                    shaped = collate.of_size(loader.buckets.size_of(own))
+                return shaped.begin(rows, self.epoch, pool, target)
+
+            yield from read_batches(
+                dataset.shards,
+                [dataset.sample_ids(numbers) for numbers in batches],
+                dataset.scan,
+                begin,
+                ahead=loader.prefetch if loader.threads else 0,
+                shards_ahead=loader.shards_ahead,
+            )
 
 
-def _in_one_process(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Begin batches for this process; a child of it would take its workers' batches away."""
-    return _checked(begin(), os.getpid())
-
-
-def _checked(batches: Iterator[Any], process: int) -> Iterator[Any]:
-    for batch in batches:
-        yield batch
-        check_process(process)
+def _are_segments(value: Any) -> TypeGuard[Sequence[Sequence[Any]]]:
+    """Whether a value, which may come from outside, has the form of a state's segments."""
+    is_list = isinstance(value, list | tuple) and len(value) <= _MAX_SEGMENTS
+    return is_list and all(isinstance(each, list | tuple) and len(each) == 4 for each in value)

@@ -1,23 +1,23 @@
-"""Read the samples of a plan: shards are fetched ahead, held while they are needed, and closed."""
+"""The shards of a dataset, and batches of their samples: read ahead, held while needed, closed."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from ..checksum import crc32c
-from ..format.dataset_index import ShardEntry
+from ..format.dataset_index import ShardEntry, scan_of_fraction
 from ..format.scan import FULL, Scan, check_scan
+from ..format.shard_index import ShardIndex
 from ..reading.dataset_folder import Opened, check_claims, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -27,10 +27,13 @@ from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..storage import Urls
 from .epoch_sequence import Batches, Ints
-from .shard_schedule import Schedule, schedule
+from .shard_schedule import schedule
 
 # How long the last batch that is decoded waits for a shard with which the next could be begun.
 _GRACE_SECONDS = 0.01
+_INDEX_THREADS = 16
+_AHEAD_BYTES = 1 << 28
+_KEEP_BATCHES = 64
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
 Loads = Generator[tuple[tuple[int, int], Future[Prefix]], None, None]
@@ -38,11 +41,18 @@ Loads = Generator[tuple[tuple[int, int], Future[Prefix]], None, None]
 Finish = Callable[[], Result]
 
 
-class Place(NamedTuple):
-    """Where a sample is."""
+class Columns(NamedTuple):
+    """What the indexes of all shards say of each sample, without its image.
 
-    shard: int
-    row: int
+    Attributes:
+        keys: The key of each.
+        labels: ``cls`` of each, as bytes, or ``None``.
+        sizes: (N, 2) int64, height and width in pixels of its first image; 0, 0 if it has no JPEG.
+    """
+
+    keys: list[str]
+    labels: list[bytes | None]
+    sizes: Ints
 
 
 class ShardSet:
@@ -56,10 +66,10 @@ class ShardSet:
     Attributes:
         urls: URL of each shard.
         entries: What the dataset indexes know of each shard.
-        sizes: Per dataset, samples per shard.
         starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
+        datasets: (datasets + 1,) position of each dataset's first shard, then their number.
         classes: Names of the first dataset's classes.
-        num_classes: How many classes it has; 0 if nobody knows.
+        num_classes: How many classes it has; 0 if its index does not say.
         name: The datasets, in messages.
     """
 
@@ -71,8 +81,8 @@ class ShardSet:
         found = [_open(url, options) for url in urls]
         self.urls = [url for _, urls in found for url in urls]
         self.entries = [entry for index, _ in found for entry in index.shards]
-        self.sizes = [[entry.num_samples for entry in index.shards] for index, _ in found]
-        self.starts = np.cumsum([0, *itertools.chain(*self.sizes)])
+        self.starts = np.cumsum([0, *(entry.num_samples for entry in self.entries)])
+        self.datasets = np.cumsum([0, *(len(index.shards) for index, _ in found)]).tolist()
         self.classes = found[0][0].classes
         self.num_classes = found[0][0].num_classes
         self.name = " and ".join(redact_url(os.fspath(url)) for url in urls)
@@ -92,37 +102,39 @@ class ShardSet:
         held = [entry.scan for entry in self.entries if entry.scan]
         return ScanRange(num_groups, min(held, default=FULL), self.name)
 
-    @property
+    @cached_property
     def fingerprint(self) -> int:
         """A checksum of the shards and their order; another one means other sample ids."""
         lines = ["{} {} {}".format(*identity) for identity in _identities(self.entries)]
         return crc32c("\n".join(lines).encode())
 
-    def place(self, sample: int) -> Place:
-        """Where a sample is, by its id in [0, num_samples).
+    @cached_property
+    def columns(self) -> Columns:
+        """Keys, labels and sizes of all samples: one request per shard, of its index.
 
         Raises:
-            IndexError: There is no such sample.
+            FormatError, StorageError: A shard cannot be read.
         """
-        sample = operator.index(sample)
-        if not 0 <= sample < self.num_samples:
-            raise IndexError(f"expected an id below {self.num_samples}, got {sample}")
-        [(_, shard, row)] = self.places(np.array([sample]))
-        return Place(shard, row)
+        with ThreadPoolExecutor(_INDEX_THREADS) as threads:
+            found = list(threads.map(self._read_columns, range(len(self.urls))))
+        keys, labels, sizes = zip(*found, strict=True)
+        chained = itertools.chain.from_iterable
+        return Columns(list(chained(keys)), list(chained(labels)), np.concatenate(sizes))
+
+    def _read_columns(self, shard: int) -> Columns:
+        with self.open(shard).load(0) as prefix:
+            index = prefix.index
+            labels = prefix.fields.get("cls", [None] * index.num_samples)
+            return Columns(list(index.keys), list(labels), sample_sizes(index))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "columns"}
 
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
         """(sample, shard, row) of each of (samples,) int64 ids."""
         shards = np.searchsorted(self.starts, samples, side="right") - 1
         rows = samples - self.starts[shards]
         return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
-
-    def schedule(self, batches: Batches) -> Schedule:
-        """When batches of ids need each shard."""
-        sizes = np.diff(self.starts)
-        # A shard that lies unused for longer than four shards take is closed and read again: only
-        # padding and mixtures have such shards.
-        keep = 64 + 4 * sizes.max() // max(map(len, batches), default=1)
-        return schedule(batches, sizes, keep)
 
     def origin(self, url: str) -> ShardSet:
         """The same shards where these were staged from, with all of their scans.
@@ -134,25 +146,38 @@ class ShardSet:
         check_same_shards(self.entries, found.entries, url)
         return found
 
-    def check_scan(self, scan: ScanChoice) -> None:
-        """Refuse a scan that a shard does not have; a level remembers what it may be set to.
+    def check_scan(self, scan: ScanChoice) -> ScanChoice:
+        """The scan, if every shard has it; a fraction of the full bytes becomes a scan.
+
+        A level remembers what it may be set to.
 
         Raises:
             ScanUnavailable: There is no such scan, or a staged copy does not hold it.
-            TypeError: It is neither an integer nor ``"full"``.
+            TypeError: It is neither an integer, nor a fraction, nor ``"full"``.
         """
         if isinstance(scan, ScanLevel):
             scan.follow(self.scans)
-            return
+            return scan
+        if isinstance(scan, float) and 0 < scan < 1:
+            scan = scan_of_fraction(self.entries, scan)
         now = current_scan(scan)
         for entry in self.entries:
-            # Scan 0 has no images to train on.
-            check_scan(now, entry.num_groups)
+            check_scan(now, entry.num_groups, 0)
             entry.prefix_stop(now)
+        return scan
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""
         return self.options.open(self.urls[shard], self.entries[shard])
+
+
+def sample_sizes(index: ShardIndex) -> Ints:
+    """(S, 2) int64, height and width in pixels of each sample's first image; 0, 0 without one."""
+    # A row more, for samples at the end that have no image.
+    dims = np.concatenate([index.dims.astype(np.int64), np.zeros((1, 2), np.int64)])
+    sizes = dims[index.first_units[:-1]]
+    sizes[np.diff(index.first_units) == 0] = 0
+    return sizes
 
 
 def check_same_shards(
@@ -180,6 +205,47 @@ def _open(url: str, options: ReadOptions) -> Opened:
     index, urls = open_dataset(url, **how)
     check_claims(index, urls, **how)
     return index, urls
+
+
+class RecentPrefixes:
+    """The prefixes that were used last, held for random access.
+
+    Threads that need the same shard read it once. A copy in another process starts without any.
+
+    Args:
+        shards: What they are prefixes of.
+        max_bytes: Their bound; the last one is always held.
+    """
+
+    def __init__(self, shards: ShardSet, max_bytes: int) -> None:
+        self._shards = shards
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[int, Prefix] = OrderedDict()
+        self._lock = threading.Lock()
+        self._gates = [threading.Lock() for _ in shards.urls]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecentPrefixes, (self._shards, self._max_bytes)
+
+    def get(self, shard: int, scan: Scan) -> Prefix:
+        """The prefix of a shard at a scan."""
+        with self._gates[shard]:
+            with self._lock:
+                held = self._held.get(shard)
+            opened = self._shards.open(shard)
+            if held is None or held.num_bytes < opened.prefix_stop(scan):
+                held = opened.load(scan)
+            with self._lock:
+                self._held[shard] = held
+                self._held.move_to_end(shard)
+                while len(self._held) > 1 and self._num_bytes > self._max_bytes:
+                    # Not closed, because another thread may still read it.
+                    self._held.popitem(last=False)
+            return held.at(scan)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(prefix.num_bytes for prefix in self._held.values())
 
 
 class HeldPrefixes:
@@ -247,65 +313,50 @@ def read_batches(
     batches: Batches,
     scan: ScanChoice,
     begin: Callable[[list[Row]], Finish[Result]],
+    *,
     ahead: int = 0,
+    shards_ahead: int = 2,
 ) -> Iterator[Result]:
     """Read batches of samples in the order of a plan.
 
-    What goes wrong with a batch is raised when it is its turn.
+    If a batch fails, its error is raised in its turn, after the batches before it.
 
     Args:
         shards: What the ids mean.
         batches: Ids of each batch, (samples,) int64.
         scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is read when a shard
-            is fetched, and again when it is a batch's turn to be begun.
+            is fetched, and again when a batch is to be begun.
         begin: Begins a batch of the (id, prefix, row) of its samples; what it returns finishes it.
             The prefixes may be closed after that.
-        ahead: Batches that are begun before the one before them is finished, if their shards are
-            there, at the scan of the moment. There are none before the first batch, which nothing
-            shall delay, and one more with each batch.
+        ahead: Batches to begin before the one before them is finished, if their shards are there,
+            at the scan of that moment. It starts at zero to keep the first batch fast, and grows by
+            one per batch.
+        shards_ahead: Shards that are fetched while another is used; 0 fetches in this thread.
 
     Yields:
         The finished batches.
 
     Raises:
-        RuntimeError: This is a forked child, which has none of the threads that read ahead.
         ScanUnavailable, FormatError, StorageError: A shard cannot be read.
     """
-    process = os.getpid()
-    needed = shards.schedule(batches)
+    sizes = np.diff(shards.starts)
+    # Only padding, mixtures and buckets leave a shard unused for longer than four shards take. It
+    # is then closed, and read again later.
+    keep = _KEEP_BATCHES + 4 * sizes.max() // max(map(len, batches), default=1)
+    needed = schedule(batches, sizes, keep)
     starting = np.bincount(needed.first, minlength=len(batches)).tolist()
-    loads = _load_ahead(shards, needed, scan)
+    requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
+    load = partial(_load, shards, scan)
+    loads = prefetch(requests, load, depth=shards_ahead, max_bytes=_AHEAD_BYTES)
     held = HeldPrefixes()
     with closing(held), closing(loads):
         scheduled = zip(batches, starting, strict=True)
         turns: _Turns[Result] = _Turns()
         coming = _begin_batches(shards, scheduled, begin, loads, held, turns)
         for number in range(len(batches)):
-            check_process(process)
             turns.begin(coming, min(number, ahead) + 1, scan)
             yield turns.begun.popleft()()
             held.release(number)
-
-
-def check_process(process: int) -> None:
-    """Raise ``RuntimeError`` in a child of the process that began to read batches."""
-    if os.getpid() != process:
-        raise RuntimeError(
-            f"expected the process {process}, in which this iteration was begun, got its child "
-            f"{os.getpid()}: begin the iteration there"
-        )
-
-
-def _load_ahead(
-    shards: ShardSet,
-    needed: Schedule,
-    scan: ScanChoice,
-) -> Loads:
-    """Load the shards of a schedule in its order; with each, the last batch that needs it."""
-    requests = zip(needed.shards.tolist(), needed.last.tolist(), strict=True)
-    load = partial(_load, shards, scan)
-    options = shards.options
-    return prefetch(requests, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
 
 
 def _begin_batches(

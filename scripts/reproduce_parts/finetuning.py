@@ -113,9 +113,9 @@ class Run:
         self.whole = tails.Whole(look, self.tail)
 
     def _tuner(self):
-        dataset = tails.open_split(self.task.lab, self.task.task, "train")
+        loader = tails.open_split(self.task.lab, self.task.task, "train")
         return pcrshard.ScanTuner(
-            dataset,
+            loader,
             _loss,
             self.level,
             candidates=[scan for scan in SCANS if scan != FULL],

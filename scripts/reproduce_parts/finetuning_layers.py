@@ -80,8 +80,8 @@ class Run:
         self.scan = scan
         self.seed = seed
         self.epochs = lab.scale * (4 if lab.quick else recipe.epochs)
-        self.dataset = self._open("train", scan)
-        self.model = Model(recipe.network(self.dataset.num_classes))
+        self.loader = self._open("train", scan)
+        self.model = Model(recipe.network(self.loader.dataset.num_classes))
         *others, weight, bias = self.model.parameters()
         groups = [
             {"params": others, "lr": recipe.rate, "highest": recipe.rate},
@@ -93,34 +93,28 @@ class Run:
     def _open(self, split, scan):
         side = self.recipe.side // (4 if self.lab.quick else 1)
         if split == "train":
-            image = pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5)
-            epoch = pcrshard.EpochOptions(seed=self.seed, last="short")
+            decoder = pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5)
         else:
-            image = pcrshard.ImageDecoder(side, "center")
-            epoch = pcrshard.EpochOptions(shuffle_shards=0, phases=1, last="short")
-        return pcrshard.PCRDataset(
-            self.lab.dataset(self.task.name, split),
-            BATCH,
-            scan=scan,
-            image=image,
-            fields=("jpg", "cls"),
-            epoch=epoch,
-        )
+            decoder = pcrshard.ImageDecoder(side, "center")
+        url = self.lab.dataset(self.task.name, split)
+        dataset = pcrshard.PCRDataset(url, scan=scan, decoder=decoder, fields=("jpg", "cls"))
+        how = {"seed": self.seed} if split == "train" else {"shuffle": False}
+        return pcrshard.PCRLoader(dataset, BATCH, threads=1, drop_last=False, **how)
 
     def accuracy(self, scan):
         """Share of the validation pictures at a scan that are told right."""
         self.model.eval()
         right = 0
-        dataset = self._open("val", scan)
+        loader = self._open("val", scan)
         with torch.inference_mode():
-            for images, labels in dataset.loader(threads=1):
+            for images, labels in loader:
                 right += int((self.model(images).argmax(1) == labels).sum())
-        return right / dataset.num_samples
+        return right / len(loader.dataset)
 
     def _train_epoch(self, loader):
         self.model.train(self.recipe.gathers)
         for images, labels in loader:
-            share = (self.step + 0.5) / (self.epochs * len(self.dataset))
+            share = (self.step + 0.5) / (self.epochs * len(self.loader))
             factor = min(1, share / RISE) * (1 + math.cos(math.pi * share)) / 2
             for group in self.optimiser.param_groups:
                 group["lr"] = group["highest"] * factor
@@ -132,20 +126,19 @@ class Run:
     def perform(self):
         """Train, and what came of it: a row an epoch, and accuracies in the end."""
         size = self.lab.index(self.task.name, "train").prefix_bytes(self.scan)
-        loader = self.dataset.loader(threads=1)
         begun = time.process_time()
         training = 0.0
         rows = []
         for _ in range(self.epochs):
             before = time.process_time()
-            self._train_epoch(loader)
+            self._train_epoch(self.loader)
             training += time.process_time() - before
             rows.append({"bytes": size, "accuracy": self.accuracy(FULL)})
         found = {str(scan): self.accuracy(scan) for scan in SCANS if scan != FULL}
         found[FULL] = rows[-1]["accuracy"]
         head = {"network": self.recipe.name, "task": self.task.name, "kind": self.scan}
         costs = {
-            "images": self.epochs * self.dataset.num_samples,
+            "images": self.epochs * len(self.loader.dataset),
             "training_cpu_seconds": training,
             "cpu_seconds": time.process_time() - begun,
         }

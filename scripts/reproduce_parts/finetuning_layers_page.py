@@ -111,7 +111,7 @@ def sections(found):
     """Both sections, or what there is of them; nothing without runs."""
     parts = [
         f"{HOW[network]} Pictures are read, decoded and cropped anew in each epoch by "
-        f"`PCRDataset(...).loader(threads=1)`; seeds are paired. {_cost(tasks)} Two seeds make no "
+        f"`PCRLoader(..., threads=1)`; seeds are paired. {_cost(tasks)} Two seeds make no "
         "interval worth printing (Student's t with one degree of freedom is 12.7), so each seed "
         f"stands for itself.\n\n{_table(tasks)}\n\n{seen(tasks)}\n"
         for network, tasks in found.items()

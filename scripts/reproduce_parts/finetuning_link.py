@@ -43,14 +43,9 @@ def measure(lab, task, scan):
 def _epoch(lab, url, scan):
     """An epoch: read, decode, trunk, a step of the tail."""
     side = 64 if lab.quick else tails.SIZE
-    dataset = pcrshard.PCRDataset(
-        url,
-        tails.BATCH,
-        scan=scan,
-        image=pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5),
-        fields=("jpg", "cls"),
-        epoch=pcrshard.EpochOptions(phases=1),
-    )
+    decoder = pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5)
+    dataset = pcrshard.PCRDataset(url, scan=scan, decoder=decoder, fields=("jpg", "cls"))
+    loader = pcrshard.PCRLoader(dataset, tails.BATCH, lanes_per_rank=1)
     look = tails.trunk(lab)
     tail = tails.tail(1000)
     optimiser = torch.optim.AdamW(tail.parameters(), **tails.ADAMW)
@@ -61,7 +56,7 @@ def _epoch(lab, url, scan):
     begun = time.monotonic()
     computed = time.process_time()
     images = 0
-    for pictures, labels in dataset.loader(0):
+    for pictures, labels in loader:
         _step(look, tail, optimiser, pictures, labels)
         images += len(labels)
     seconds = time.monotonic() - begun

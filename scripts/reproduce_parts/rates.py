@@ -56,9 +56,9 @@ def paced_epoch(lab, task, scan, cost, bandwidth=None):
     """
     with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
         cfg = config(lab, Spec(task.name, scan, bandwidth=bandwidth), out)
-        loader = train.make_dataset(
+        loader = train.make_loader(
             cfg, cfg.data.train, pcrshard.ScanLevel(scan), None, training=True
-        ).loader(0)
+        )
         begun = end = time.monotonic()
         for _ in loader:
             end = max(end, time.monotonic()) + cost
@@ -254,17 +254,16 @@ def _open(lab, task, state, level, batch):
     """A loader whose one worker reads through the bucket and decodes."""
     fsspec.register_implementation("varying", VaryingFS, clobber=True)
     _set_rate(state, 1e9)
-    return pcrshard.PCRDataset(
+    dataset = pcrshard.PCRDataset(
         f"varying://{lab.dataset(task.name, 'train')}",
-        batch,
         scan=level,
-        image=pcrshard.ImageDecoder(lab.size, "random"),
+        decoder=pcrshard.ImageDecoder(lab.size, "random"),
         fields=("jpg", "cls"),
-        epoch=pcrshard.EpochOptions(phases=1, shuffle_shards=1),
-        read=pcrshard.ReadOptions(
-            prefetch=1, storage_options={"state": state, "skip_instance_cache": True}
-        ),
-    ).loader(1, persistent_workers=True, prefetch_factor=2)
+        storage_options={"state": state, "skip_instance_cache": True},
+    )
+    return pcrshard.PCRLoader(
+        dataset, batch, shuffle=1, num_workers=1, lanes_per_rank=1, shards_ahead=1
+    )
 
 
 def measure_wait(lab):

@@ -172,19 +172,18 @@ def dataset(lab):
 
 
 def open_rank(url, setup, rank=0):
-    """The loader of a rank; its workers stay."""
-    found = pcrshard.PCRDataset(
-        url,
+    """The loader of a rank."""
+    decoder = pcrshard.ImageDecoder(SIZE, "random")
+    dataset = pcrshard.PCRDataset(url, scan=setup.scan, decoder=decoder, fields=("jpg", "__key__"))
+    return pcrshard.PCRLoader(
+        dataset,
         BATCH,
-        scan=setup.scan,
-        image=pcrshard.ImageDecoder(SIZE, "random"),
-        fields=("jpg", "__key__"),
-        epoch=pcrshard.EpochOptions(phases=phases(setup)),
-        rank=(rank, setup.processes),
+        threads=setup.threads,
+        num_workers=setup.workers,
+        lanes_per_rank=phases(setup),
+        rank=rank,
+        world_size=setup.processes,
     )
-    persistent = setup.workers > 0
-    how = {"threads": setup.threads, "persistent_workers": persistent}
-    return found, found.loader(setup.workers, **how)
 
 
 def phases(setup):
@@ -194,11 +193,11 @@ def phases(setup):
 
 def _rank(url, setup, rank, barrier):
     """Seconds of each epoch, and (waited, whole) of each step."""
-    found, loader = open_rank(url, setup, rank)
+    loader = open_rank(url, setup, rank)
     seconds = []
     steps = []
     for epoch in range(setup.epochs):
-        found.set_epoch(epoch)
+        loader.set_epoch(epoch)
         barrier.wait()
         begun = end = time.monotonic()
         for _ in loader:
@@ -362,10 +361,10 @@ def calibrate(lab, ways):
 
 def _image_seconds(folder, scan, threads):
     """Decoded in this process from local shards, by a thread or none; the least of two epochs."""
-    found, loader = open_rank(folder, Setup("", scan, threads=threads))
+    loader = open_rank(folder, Setup("", scan, threads=threads))
     costs = []
     for epoch in range(2):
-        found.set_epoch(epoch)
+        loader.set_epoch(epoch)
         begun = time.monotonic()
         images = sum(BATCH for _ in loader)
         costs.append((time.monotonic() - begun) / images)
@@ -374,10 +373,10 @@ def _image_seconds(folder, scan, threads):
 
 def _beside(folder, setup):
     """What a step takes beside the accelerator: the median of two epochs."""
-    found, loader = open_rank(folder, setup)
+    loader = open_rank(folder, setup)
     steps = []
     for epoch in range(2):
-        found.set_epoch(epoch)
+        loader.set_epoch(epoch)
         end = time.monotonic()
         for _ in loader:
             time.sleep(PAUSE)
@@ -388,10 +387,10 @@ def _beside(folder, setup):
 
 def _start_seconds(url, workers):
     """How much later the first batch of a process comes than those of its next epochs."""
-    found, loader = open_rank(url, Setup("", 1, workers=workers))
+    loader = open_rank(url, Setup("", 1, workers=workers))
     firsts = []
     for epoch in range(3):
-        found.set_epoch(epoch)
+        loader.set_epoch(epoch)
         begun = time.monotonic()
         came = [time.monotonic() - begun for _ in loader]
         firsts.append(came[0])
@@ -400,9 +399,9 @@ def _start_seconds(url, workers):
 
 def _byte_seconds(url):
     """CPU seconds of a byte that is received, joined and checked, nothing decoded."""
-    found = pcrshard.PCRDataset(url, BATCH, fields=("__key__",))
+    loader = pcrshard.PCRLoader(pcrshard.PCRDataset(url, fields=("__key__",)), BATCH, threads=0)
     begun = time.process_time()
-    for _ in found.loader(0):
+    for _ in loader:
         pass
     return (time.process_time() - begun) / pcrshard.open_dataset(url)[0].prefix_bytes("full")
 

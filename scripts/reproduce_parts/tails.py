@@ -95,20 +95,19 @@ def through(look, images):
 
 
 def open_split(lab, task, split, smoothing=False):
-    """The dataset of a split: random crops to train, the middle to test."""
+    """The loader of a split: random crops to train, the middle to test."""
     side = 64 if lab.quick else SIZE
     if split == "train":
-        image = pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5)
+        decoder = pcrshard.ImageDecoder(side, "random", scale=(0.35, 1.0), flip=0.5)
     else:
-        image = pcrshard.ImageDecoder(side, "center", smoothing=smoothing)
-    return pcrshard.PCRDataset(
+        decoder = pcrshard.ImageDecoder(side, "center", smoothing=smoothing)
+    dataset = pcrshard.PCRDataset(
         lab.dataset(task.name, split),
-        BATCH,
         scan=pcrshard.ScanLevel(FULL) if split == "train" else FULL,
-        image=image,
+        decoder=decoder,
         fields=("jpg", "cls"),
-        epoch=pcrshard.EpochOptions(shuffle_shards=0, phases=1, last="short"),
     )
+    return pcrshard.PCRLoader(dataset, BATCH, shuffle=False, drop_last=False)
 
 
 def trunk_outputs(lab, task, split, view=0, *, smoothing=False):
@@ -131,13 +130,13 @@ def trunk_outputs(lab, task, split, view=0, *, smoothing=False):
 
 def _look_at(lab, task, split, view, smoothing):
     """All scans of a batch with the same crops, as the tuner of scans reads them."""
-    dataset = open_split(lab, task, split, smoothing)
+    loader = open_split(lab, task, split, smoothing)
     scans = SMOOTHED if smoothing else SCANS
-    ids = torch.arange(dataset.num_samples).split(BATCH)
+    ids = torch.arange(len(loader.dataset)).split(BATCH)
     look = trunk(lab)
     outputs = {scan: [] for scan in scans}
     labels = []
-    for batches in dataset.views([part.numpy() for part in ids], scans, epoch=view):
+    for batches in loader.views([part.numpy() for part in ids], scans, epoch=view):
         for scan, (images, _) in batches.items():
             outputs[scan].append(through(look, images))
         labels.append(batches[scans[0]][1])

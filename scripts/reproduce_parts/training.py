@@ -66,7 +66,7 @@ def config(lab, spec, out, *more):
         f"data.smoothing={str(spec.smoothing).lower()}",
         # One lane and a narrow window: the first batch of an epoch waits for few of these small
         # shards.
-        "data.epoch_options.phases=1",
+        "data.lanes_per_rank=1",
         *policy,
         f"seed={spec.seed}",
         f"epochs={spec.epochs}",
@@ -218,21 +218,18 @@ def _replay(lab, record, bandwidth):
     total, seconds = 0.0, []
     with tempfile.TemporaryDirectory(prefix="pcrshard-replay-") as out:
         cfg = config(lab, spec, out)
-        dataset = train.make_dataset(cfg, cfg.data.train, level, None, training=True)
+        loader = train.make_loader(cfg, cfg.data.train, level, None, training=True)
         tuner = (
-            ScanTuner(dataset, None, level, images=cfg.policy.images, trials=cfg.policy.trials)
+            ScanTuner(loader, None, level, images=cfg.policy.images, trials=cfg.policy.trials)
             if tuned
             else None
         )
-        loader = dataset.loader(0)
         for epoch, row in enumerate(rows):
-            dataset.set_epoch(epoch)
+            loader.set_epoch(epoch)
             begun = time.monotonic()
             if epoch in tuned:
                 for trial in range(tuner.trials):
-                    for _ in dataset.views(
-                        tuner._batches(epoch, trial), ["full"], epoch=-1 - trial
-                    ):
+                    for _ in loader.views(tuner._batches(epoch, trial), ["full"], epoch=-1 - trial):
                         pass
                 time.sleep(max(0.0, spent[epoch] - usual))
             level.value = row["scan"]

@@ -56,15 +56,10 @@ def kinds(lab):
 def _pictures(lab, task, split, scan, smoothing):
     """(images, labels) of a split, a batch at a time, in the dataset's order."""
     size = 64 if lab.quick else SIZE
-    found = pcrshard.PCRDataset(
-        lab.dataset(task.name, split),
-        BATCH,
-        scan=scan,
-        image=pcrshard.ImageDecoder(size, "center", smoothing=smoothing),
-        fields=("jpg", "cls"),
-        epoch=pcrshard.EpochOptions(shuffle_shards=0, phases=1, last="short"),
-    )
-    yield from found.loader(0)
+    decoder = pcrshard.ImageDecoder(size, "center", smoothing=smoothing)
+    url = lab.dataset(task.name, split)
+    found = pcrshard.PCRDataset(url, scan=scan, decoder=decoder, fields=("jpg", "cls"))
+    yield from pcrshard.PCRLoader(found, BATCH, shuffle=False, drop_last=False, threads=0)
 
 
 def adapt(network, batches):

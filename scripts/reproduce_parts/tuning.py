@@ -35,7 +35,7 @@ def _watch_gradients(lab, task, images):
     def look(run, epoch):
         if epoch in wanted:
             tuner = ScanTuner(
-                run.dataset, run.loss, run.level, candidates=scans, images=images, trials=3
+                run.loader, run.loss, run.level, candidates=scans, images=images, trials=3
             )
             rows = [list(row) for row in tuner.measure(run.model, epoch)]
             found.append([epoch, rows])

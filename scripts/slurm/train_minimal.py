@@ -131,14 +131,15 @@ def main():
         torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world)
 
-    dataset = pcrshard.PCRDataset(
-        args.data,
+    decoder = pcrshard.ImageDecoder(args.size, "random")
+    dataset = pcrshard.PCRDataset(args.data, scan=args.scan, decoder=decoder)
+    loader = pcrshard.PCRLoader(
+        dataset,
         args.batch // world,
-        scan=args.scan,
-        image=pcrshard.ImageDecoder(args.size, "random"),
-        epoch=pcrshard.EpochOptions(slots=args.slots),
+        num_workers=args.workers,
+        pin_memory=cuda,
+        max_world_size=args.slots,
     )
-    loader = dataset.loader(args.workers, pin=cuda)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 5, 2),
@@ -158,7 +159,7 @@ def main():
     wrapped = model if args.exact else torch.nn.parallel.DistributedDataParallel(model)
     gradients = exact_gradients if args.exact else usual_gradients
 
-    while dataset.epoch < args.epochs:
+    for _ in range(loader.epoch, args.epochs):
         for batch in loader:
             images, labels = (
                 batch["jpg"].to(device, non_blocking=True).float() / 255,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ScanLevel, ScanTuner, View, stage
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner, View, stage
 from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.tuner import Similarity, candidate_scans, choose, confidence
 
@@ -20,16 +20,14 @@ def loss(model, batch):
     return nn.functional.cross_entropy(model(images / 128 - 1), labels)
 
 
-def make_dataset(folder, batch_size=4, rank=None):
-    return PCRDataset(
+def make_loader(folder, batch_size=4, *, decoder=None, level=None, seed=1, **options):
+    dataset = PCRDataset(
         str(folder),
-        batch_size,
-        scan=ScanLevel(),
-        image=ImageDecoder(32, "random"),
+        scan=level or ScanLevel(),
+        decoder=decoder or ImageDecoder(32, "random"),
         fields=("jpg", "cls"),
-        epoch=EpochOptions(seed=1),
-        rank=rank,
     )
+    return PCRLoader(dataset, batch_size, seed=seed, **options)
 
 
 def make_model(seed=0, *, norm=True):
@@ -46,7 +44,7 @@ def make_model(seed=0, *, norm=True):
 def test_the_full_scan_agrees_with_itself(dataset):
     """At the last scan the gradient is that of full fidelity, dropout included."""
     tuner = ScanTuner(
-        make_dataset(dataset), loss, ScanLevel(), candidates=[1, 10], images=16, trials=2
+        make_loader(dataset), loss, ScanLevel(), candidates=[1, 10], images=16, trials=2
     )
     low, high = tuner.measure(make_model())
     assert high.mean == pytest.approx(1, abs=1e-5)
@@ -64,13 +62,7 @@ def test_views_are_compared_with_the_same_views(dataset):
         return loss(model, (views.flatten(0, 1), labels.repeat_interleave(views.shape[1])))
 
     views = [View(32, scale=(0.5, 1)), View(32, 3, scale=(0.1, 0.3))]
-    made = PCRDataset(
-        str(dataset),
-        4,
-        scan=ScanLevel(),
-        image=ImageDecoder(views=views, flip=0.5),
-        fields=("jpg", "cls"),
-    )
+    made = make_loader(dataset, decoder=ImageDecoder(views=views, flip=0.5), seed=0)
     tuner = ScanTuner(made, loss_of_views, ScanLevel(), candidates=[1, 10], images=16, trials=2)
     low, high = tuner.measure(make_model())
     assert high.mean == pytest.approx(1, abs=1e-5)
@@ -85,7 +77,7 @@ def test_nothing_of_the_training_changes(dataset):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     level = ScanLevel(7)
     states = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    ScanTuner(make_dataset(dataset), loss, level, candidates=[1], images=8, trials=1).measure(model)
+    ScanTuner(make_loader(dataset), loss, level, candidates=[1], images=8, trials=1).measure(model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     assert [module.training for module in model] == [True, False, True, True, True, True]
@@ -98,7 +90,7 @@ def test_it_tunes_when_it_is_due_and_remembers(dataset):
     """None in the first epochs, then every so many; a checkpoint keeps what was found."""
     level = ScanLevel("full")
     tuner = ScanTuner(
-        make_dataset(dataset),
+        make_loader(dataset),
         loss,
         level,
         candidates=[1, 10],
@@ -112,7 +104,7 @@ def test_it_tunes_when_it_is_due_and_remembers(dataset):
     assert due == [2, 5, 8]
     assert level.value == 1
     assert tuner.reports[0].images == 8 * 2 * 3
-    other = ScanTuner(make_dataset(dataset), loss, ScanLevel(), candidates=[1, 10])
+    other = ScanTuner(make_loader(dataset), loss, ScanLevel(), candidates=[1, 10])
     other.load_state_dict(json.loads(json.dumps(tuner.state_dict())))
     assert other.level.value == 1
     assert other.reports == tuner.reports
@@ -122,7 +114,7 @@ def test_a_threshold_that_nothing_passes_keeps_full_fidelity(dataset):
     """When no scan is surely good enough, training reads everything."""
     level = ScanLevel(2)
     report = ScanTuner(
-        make_dataset(dataset), loss, level, candidates=[1], threshold=1.01, images=4, first=0
+        make_loader(dataset), loss, level, candidates=[1], threshold=1.01, images=4, first=0
     ).step(make_model(), 0)
     assert report.scan == level.value == "full"
 
@@ -164,14 +156,14 @@ RANKS = """
 import json, sys
 sys.path.insert(0, {tests!r})
 import torch, torch.distributed as dist
-from test_tuner import loss, make_dataset, make_model
+from test_tuner import loss, make_loader, make_model
 from pcrshard import ScanLevel, ScanTuner
 torch.set_num_threads(1)
 if {world} > 1:
     dist.init_process_group("gloo")
 rank = dist.get_rank() if dist.is_initialized() else 0
-dataset = make_dataset({folder!r}, 8 // {world})
-tuner = ScanTuner(dataset, loss, ScanLevel(), candidates=[1, 5], images=16, trials=2)
+loader = make_loader({folder!r}, 8 // {world})
+tuner = ScanTuner(loader, loss, ScanLevel(), candidates=[1, 5], images=16, trials=2)
 model = make_model(norm=False)
 if {world} > 1:
     model = torch.nn.parallel.DistributedDataParallel(model)
@@ -221,7 +213,7 @@ def copy(dataset, tmp_path):
 def test_on_a_staged_copy_its_highest_scan_is_the_reference(copy):
     """No scan above it is asked for, and if none of those below passes, it is taken."""
     level = ScanLevel(2)
-    made = PCRDataset(copy, 4, scan=level, image=ImageDecoder(32), fields=("jpg", "cls"))
+    made = make_loader(copy, level=level, decoder=ImageDecoder(32), seed=0)
     tuner = ScanTuner(made, loss, level, images=8, trials=2, first=0, every=1, threshold=1.01)
     assert set(tuner.candidates) <= {1, 2, 3, 4}
     assert tuner.step(make_model(), 0).scan == level.value == 5
@@ -233,10 +225,7 @@ def test_a_staged_copy_can_be_tuned_against_its_origin(copy, dataset):
     """The cosines are those of the whole dataset; only scans that the copy holds are tried."""
     options = {"candidates": [1, 5], "images": 8, "trials": 2}
     level = ScanLevel()
-    made = PCRDataset(copy, 4, scan=level, image=ImageDecoder(32, "random"), fields=("jpg", "cls"))
-    whole = PCRDataset(
-        str(dataset), 4, image=ImageDecoder(32, "random"), fields=("jpg", "cls"), scan=ScanLevel()
-    )
+    made, whole = make_loader(copy, level=level), make_loader(dataset)
     tuner = ScanTuner(made, loss, level, reference=str(dataset), **options)
     found = tuner.measure(make_model())
     assert found == ScanTuner(whole, loss, ScanLevel(), **options).measure(make_model())
@@ -247,8 +236,8 @@ def test_a_staged_copy_can_be_tuned_against_its_origin(copy, dataset):
 
 def test_a_checkpoint_of_the_whole_dataset_goes_on_with_a_copy(copy, dataset):
     """A level that the copy does not hold becomes its highest."""
-    state = ScanTuner(make_dataset(dataset), loss, ScanLevel("full")).state_dict()
+    state = ScanTuner(make_loader(dataset), loss, ScanLevel("full")).state_dict()
     level = ScanLevel()
-    made = PCRDataset(copy, 4, scan=level)
+    made = make_loader(copy, level=level)
     ScanTuner(made, loss, level).load_state_dict(state)
     assert level.value == 5

@@ -8,13 +8,13 @@ import pytest
 from support import ROOT
 
 import pcrshard
-from pcrshard import EpochOptions, PCRDataset
+from pcrshard import PCRDataset, PCRLoader
 from pcrshard.integrations.dali import DaliSource
 
 
 def loader_of(dataset, **options):
-    options = {"scan": 2, "fields": ("jpg", "cls"), "epoch": EpochOptions(seed=1)} | options
-    return PCRDataset(str(dataset), 4, **options).loader()
+    options = {"scan": 2, "fields": ("jpg", "cls")} | options
+    return PCRLoader(PCRDataset(str(dataset), **options), 4, seed=1)
 
 
 def test_batches_follow_the_protocol(dataset):
@@ -35,12 +35,12 @@ def test_batches_follow_the_protocol(dataset):
 
 def test_a_job_resumes_and_decoded_images_pass(dataset):
     """The loader's state is the job's; decoded images and text are arrays, too."""
-    loader = loader_of(dataset, image=16, fields=("jpg", "__key__"))
+    loader = loader_of(dataset, decoder=16, fields=("jpg", "__key__"))
     batches = iter(DaliSource(loader))
     next(batches)
     state = json.dumps(loader.state_dict())
     rest = [[image.tobytes() for image in images] for images, _ in batches]
-    other = loader_of(dataset, image=16, fields=("jpg", "__key__"))
+    other = loader_of(dataset, decoder=16, fields=("jpg", "__key__"))
     other.load_state_dict(json.loads(state))
     resumed = list(DaliSource(other))
     assert [[image.tobytes() for image in images] for images, _ in resumed] == rest
@@ -50,7 +50,7 @@ def test_a_job_resumes_and_decoded_images_pass(dataset):
 def test_what_dali_cannot_take_is_named(dataset):
     """Dicts and parsed JSON are refused with the way out."""
     with pytest.raises(TypeError, match="fields="):
-        next(iter(DaliSource(PCRDataset(str(dataset), 4, scan=1).loader())))
+        next(iter(DaliSource(loader_of(dataset, fields=None))))
     with pytest.raises(TypeError, match="got dict"):
         next(iter(DaliSource([([{}],)])))
 

@@ -38,7 +38,7 @@ def test_grain_reads_every_sample_and_resumes(grain, dataset):
             image = decoder(sample["jpg"], draws)
             return {"image": image, "label": sample["cls"], "key": sample["__key__"]}
 
-    source = PCRSource(str(dataset), scan=2, fields=("jpg", "cls"))
+    source = PCRSource(str(dataset), scan=2, fields=("jpg", "cls", "__key__"))
     assert isinstance(source, RandomAccessDataSource)
     epoch = grain.MapDataset.source(source).seed(1).shuffle().random_map(Decode()).batch(4)
     reader = iter(epoch.to_iter_dataset())

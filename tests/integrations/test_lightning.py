@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ScanLevel, ScanTuner
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ScanLevel, ScanTuner
 from pcrshard.errors import MissingDependency
 from pcrshard.integrations.lightning import lightning_callback
 
@@ -44,16 +44,11 @@ def loss(model, batch):
 
 def make_tuner(folder, level, **options):
     """A tuner that takes scan 1, or with threshold=2 none."""
-    dataset = PCRDataset(
-        str(folder),
-        4,
-        scan=level,
-        image=ImageDecoder(32, "center"),
-        fields=("jpg", "cls"),
-        epoch=EpochOptions(seed=1),
-    )
+    decoder = ImageDecoder(32, "center")
+    dataset = PCRDataset(str(folder), scan=level, decoder=decoder, fields=("jpg", "cls"))
+    loader = PCRLoader(dataset, 4, seed=1)
     rules = {"candidates": [1], "threshold": -1, "images": 8, "trials": 1, "first": 0} | options
-    return ScanTuner(dataset, loss, level, **rules)
+    return ScanTuner(loader, loss, level, **rules)
 
 
 def fit(tuner, folder, epochs, checkpoint=None):

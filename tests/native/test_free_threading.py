@@ -10,7 +10,7 @@ import sysconfig
 import numpy as np
 import pytest
 
-from pcrshard import EpochOptions, ImageDecoder, PCRDataset, ReadOptions, ShardWriter
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader, ShardWriter
 from pcrshard.testing import make_jpeg
 
 THREADS = 8
@@ -33,10 +33,9 @@ def test_threads_share_a_dataset_a_cache_and_a_decoder(tmp_path):
     with ShardWriter(str(tmp_path / "shards"), samples_per_shard=8) as writer:
         for i in range(64):
             writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
-    cache = ReadOptions(cache_dir=str(tmp_path / "cache"), cache_bytes=100_000)
     decoder = ImageDecoder(24, "random", flip=0.5)
     dataset = PCRDataset(
-        str(tmp_path / "shards"), 8, image=decoder, read=cache, epoch=EpochOptions(seed=1)
+        str(tmp_path / "shards"), cache_dir=str(tmp_path / "cache"), cache_bytes=100_000
     )
 
     def read(seed):
@@ -65,8 +64,9 @@ def test_threads_have_loaders_of_their_own(tmp_path):
             writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 60, 80), "cls": i})
 
     def read(_):
-        dataset = PCRDataset(str(tmp_path), 6, image=ImageDecoder(24, "random", flip=0.5))
-        batches = [batch["jpg"].numpy().copy() for batch in dataset.loader(threads=2)]
+        dataset = PCRDataset(str(tmp_path), decoder=ImageDecoder(24, "random", flip=0.5))
+        loader = PCRLoader(dataset, 6, threads=2)
+        batches = [batch["jpg"].numpy().copy() for batch in loader]
         return np.concatenate(batches).tobytes()
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:

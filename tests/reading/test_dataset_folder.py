@@ -74,7 +74,7 @@ def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
     """
     assert open_dataset(boasting)[0].num_samples == 10_000_000
     with pytest.raises(StorageError, match="a-000000"):
-        pcrshard.PCRDataset(str(boasting), 100)
+        pcrshard.PCRDataset(str(boasting))
     assert main(["plan", str(boasting), "--batch", "100"]) == 1
     assert "a-000000" in capsys.readouterr().err
 
@@ -84,4 +84,4 @@ def test_many_samples_are_believed_when_their_shard_was_seen(boasting, capsys):
     for found, text in ((head, "cut|not the one"), (head._replace(body_crc32c=1), "not the one")):
         shard.write_bytes(tar + found.encode())
         with pytest.raises(CorruptIndex, match=text):
-            pcrshard.PCRDataset(str(boasting), 100)
+            pcrshard.PCRDataset(str(boasting))

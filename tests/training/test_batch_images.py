@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from numbered import loader_of
 from PIL import Image
 
 from pcrshard import (
     EncodeOptions,
-    EpochOptions,
     ImageDecoder,
     PCRDataset,
     ScanLevel,
@@ -27,7 +27,7 @@ from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
 
 SAMPLES, ROWS = 48, 6
-OPTIONS = EpochOptions(seed=5)
+OPTIONS = {"seed": 5}
 
 
 def png(number):
@@ -85,8 +85,8 @@ def plain(value):
 
 def batches(folder, threads, epochs=1, **options):
     """All batches of some epochs, by so many threads."""
-    choices = {"scan": 3, "image": ImageDecoder(16, "random", flip=0.5)} | options
-    loader = PCRDataset(folder, 5, epoch=OPTIONS, **choices).loader(threads=threads)
+    choices = {"scan": 3, "decoder": ImageDecoder(16, "random", flip=0.5)} | options
+    loader = loader_of(folder, 5, threads=threads, **OPTIONS, **choices)
     return [plain(batch) for _ in range(epochs) for batch in loader]
 
 
@@ -96,7 +96,7 @@ def alone(folder, **options):
     class Own(ImageDecoder):
         pass
 
-    return batches(folder, 0, image=Own(16, "random", flip=0.5), **options)
+    return batches(folder, 0, decoder=Own(16, "random", flip=0.5), **options)
 
 
 @pytest.mark.parametrize("kind", [*MAKERS, *FILES])
@@ -115,12 +115,12 @@ def test_a_staged_copy_goes_on_where_it_stopped(folders, kind, tmp_path):
     """
     copy = str(tmp_path / "copy")
     stage(folders[kind], copy, 3)
-    options = {"scan": 3, "image": ImageDecoder(16, "random", flip=0.5), "epoch": OPTIONS}
-    stopped = PCRDataset(copy, 5, **options)
-    seen = list(map(plain, itertools.islice(stopped.loader(threads=2), 4)))
-    resumed = PCRDataset(copy, 5, **options)
+    options = {"scan": 3, "decoder": ImageDecoder(16, "random", flip=0.5), **OPTIONS}
+    stopped = loader_of(copy, 5, threads=2, **options)
+    seen = list(map(plain, itertools.islice(stopped, 4)))
+    resumed = loader_of(copy, 5, num_workers=1, **options)
     resumed.load_state_dict(stopped.state_dict())
-    seen += list(map(plain, resumed.loader(num_workers=1)))
+    seen += list(map(plain, resumed))
     assert seen == batches(folders[kind], 0)
 
 
@@ -137,8 +137,8 @@ def test_a_staged_copy_goes_on_where_it_stopped(folders, kind, tmp_path):
 )
 def test_every_decoder_works_with_threads(folders, image):
     """Those that the core cannot do in batches, too."""
-    expected = batches(folders["images"], 0, image=image)
-    assert batches(folders["images"], 2, image=image) == expected
+    expected = batches(folders["images"], 0, decoder=image)
+    assert batches(folders["images"], 2, decoder=image) == expected
 
 
 def shrink(sample):
@@ -165,10 +165,10 @@ def test_options_work_with_threads(folders, options):
 
 def test_a_batch_that_is_kept_is_not_written_to(folders):
     """Memory is used again, but only when nothing refers to the batch any more."""
-    dataset = PCRDataset(folders["images"], 4, scan=2, image=16, epoch=OPTIONS, fields=("jpg",))
-    loader = dataset.loader(threads=2, prefetch_batches=3)
+    how = {"threads": 2, "prefetch": 3} | OPTIONS
+    loader = loader_of(folders["images"], 4, scan=2, decoder=16, fields=("jpg",), **how)
     expected = [images.clone() for (images,) in loader]
-    dataset.set_epoch(0)
+    loader.set_epoch(0)
     kept = []
     rows = []
     for images, *_ in loader:
@@ -185,8 +185,8 @@ def test_a_batch_that_is_kept_is_not_written_to(folders):
 
 def test_memory_is_used_again(folders):
     """A loop that keeps nothing goes round in a few batches of memory."""
-    dataset = PCRDataset(folders["images"], 4, scan=2, image=64, epoch=OPTIONS, fields=("jpg",))
-    loader = dataset.loader(threads=2, prefetch_batches=2)
+    how = {"threads": 2, "prefetch": 2} | OPTIONS
+    loader = loader_of(folders["images"], 4, scan=2, decoder=64, fields=("jpg",), **how)
     places = [images.data_ptr() for _ in range(4) for (images,) in loader]
     assert len(places) == 48
     assert len(set(places)) <= 6
@@ -200,17 +200,19 @@ def test_an_error_comes_with_its_batch(folders, tmp_path):
     with ShardWriter(str(shards), samples_per_shard=ROWS) as writer:
         for i in range(SAMPLES):
             writer.write({"__key__": f"k{i:03d}", "jpg": jpeg(i), "cls": i})
-    dataset = PCRDataset(str(shards), 4, image=16, epoch=EpochOptions(shuffle_shards=0, phases=1))
-    expected = [batch["cls"].tolist() for batch in dataset]
+    loaders = [
+        loader_of(str(shards), 4, decoder=16, shuffle=False, threads=threads, prefetch=4)
+        for threads in (0, 2)
+    ]
+    expected = [batch["cls"].tolist() for batch in loaders[0]]
+    loaders[0].set_epoch(0)
     path = sorted(shards.glob("*.tar"))[4]
     data = bytearray(path.read_bytes())
-    piece = dataset.sample("k026", 10)["jpg"][-22:-4]
+    piece = PCRDataset(str(shards), scan=10)["k026"]["jpg"][-22:-4]
     data[data.index(piece)] ^= 255
     path.write_bytes(data)
-    for threads in (0, 2):
+    for loader in loaders:
         seen = []
-        dataset.set_epoch(0)
-        loader = dataset.loader(threads=threads, prefetch_batches=4)
         with pytest.raises(PCRError, match=r"data-000004\.tar.*k026"):
             seen.extend(batch["cls"].tolist() for batch in loader)
         assert seen == expected[:6]
@@ -224,9 +226,11 @@ def test_a_level_counts_from_the_batches_that_are_not_begun(folders):
     seen = set()
     for threads in (1, 3):
         level = ScanLevel(1)
-        dataset = PCRDataset(folders["images"], 6, scan=level, image=16, epoch=OPTIONS)
+        how = {"threads": threads} | OPTIONS
         found = []
-        for number, batch in enumerate(dataset.loader(threads=threads)):
+        for number, batch in enumerate(
+            loader_of(folders["images"], 6, scan=level, decoder=16, **how)
+        ):
             found.append(plain(batch))
             if number == 2:
                 level.value = "full"
@@ -242,11 +246,11 @@ VIEWS = [View(24, 2, scale=(0.25, 1)), View((9, 12), 3, scale=(0.05, 0.25))]
 
 def by_hand(folder, decoder, batch, name="jpg"):
     """What the decoder gives for each image of a batch alone, from the same draws."""
-    dataset = PCRDataset(folder, 1, scan=3)
-    keys = {dataset.sample(key, 3)["__key__"]: key for key in batch["__key__"]}
+    dataset = PCRDataset(folder, scan=3)
     ids = {f"k{i:03d}": i for i in range(SAMPLES)}
     return [
-        decoder(dataset.sample(key, 3)[name], draw_key(OPTIONS.seed, 0, ids[key])) for key in keys
+        decoder(dataset[key][name], draw_key(OPTIONS["seed"], 0, ids[key]))
+        for key in batch["__key__"]
     ]
 
 
@@ -256,7 +260,6 @@ def by_hand(folder, decoder, batch, name="jpg"):
         {"threads": 0},
         {"threads": 2},
         {"num_workers": 1},
-        pytest.param({"threads": 1, "isolate": True}, id="isolated"),
     ],
 )
 def test_views_of_a_batch_are_those_of_each_image(folders, how):
@@ -264,8 +267,7 @@ def test_views_of_a_batch_are_those_of_each_image(folders, how):
     geometry.
     """
     decoder = ImageDecoder(views=VIEWS, flip=0.5, return_geometry=True, smoothing=True)
-    dataset = PCRDataset(folders["images"], 8, scan=3, image=decoder, epoch=OPTIONS)
-    loader = dataset.loader(**how)
+    loader = loader_of(folders["images"], 8, scan=3, decoder=decoder, **OPTIONS, **how)
     batch = next(iter(loader))
     assert [tuple(view.shape) for view in batch["jpg"]] == [(8, 2, 3, 24, 24), (8, 3, 3, 9, 12)]
     assert [type(view) for view in batch["jpg.geometry"]] == [Geometry, Geometry]
@@ -288,8 +290,8 @@ def test_every_kind_of_sample_has_views_and_geometry(folders, kind, views):
     decoder = ImageDecoder(flip=0.5, return_geometry=True, **options)
     batches = []
     for threads in (0, 2):
-        dataset = PCRDataset(folders[kind], 8, scan=2, image=decoder, epoch=OPTIONS)
-        batches.append(list(dataset.loader(threads=threads)))
+        how = {"threads": threads} | OPTIONS
+        batches.append(list(loader_of(folders[kind], 8, scan=2, decoder=decoder, **how)))
     assert list(map(plain, batches[0])) == list(map(plain, batches[1]))
     batch = batches[0][0]
     name = {"no JPEG": "png", "lists": "views.jpg", "pairs": "left.jpg"}.get(kind, "jpg")
@@ -308,27 +310,27 @@ def test_geometry_is_a_field_like_others(folders):
     """A tuple of fields may have the geometry, with the pixels or without."""
     decoder = ImageDecoder(16, "random", return_geometry=True)
     fields = ("jpg.geometry", "cls")
-    dataset = PCRDataset(folders["images"], 8, image=decoder, fields=fields, epoch=OPTIONS)
-    where, classes = next(iter(dataset.loader(threads=1)))
+    loader = loader_of(folders["images"], 8, decoder=decoder, fields=fields, **OPTIONS)
+    where, classes = next(iter(loader))
     assert where.crop.shape == (8, 4)
     assert classes.shape == (8,)
     plain_decoder = ImageDecoder(16, "random")
-    dataset = PCRDataset(folders["images"], 8, image=plain_decoder, fields=fields, epoch=OPTIONS)
+    loader = loader_of(folders["images"], 8, decoder=plain_decoder, fields=fields, **OPTIONS)
     with pytest.raises(KeyError, match=r"no field 'jpg\.geometry'"):
-        next(iter(dataset.loader(threads=1)))
+        next(iter(loader))
 
 
 def test_a_transform_gets_the_geometry(folders):
     """A function of the user's can crop what belongs to an image as the image is cropped."""
     decoder = ImageDecoder(16, "random", return_geometry=True)
-    dataset = PCRDataset(
+    loader = loader_of(
         folders["images"],
         8,
-        image=decoder,
+        decoder=decoder,
         transform=lambda sample: {"crop": sample["jpg.geometry"].crop, "image": sample["jpg"]},
-        epoch=OPTIONS,
+        **OPTIONS,
     )
-    batch = next(iter(dataset.loader(threads=1)))
+    batch = next(iter(loader))
     assert batch["crop"].shape == (8, 4)
     assert batch["image"].shape == (8, 3, 16, 16)
 
@@ -338,29 +340,25 @@ def larger(epoch):
     return ImageDecoder(8 + 4 * epoch, "random")
 
 
-@pytest.mark.parametrize(
-    "options", [{"threads": 0}, {"threads": 2}, {"threads": 1, "isolate": True}, {"num_workers": 1}]
-)
+@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 2}, {"num_workers": 1}])
 def test_sizes_may_change_from_epoch_to_epoch(folders, options):
     """Progressive resizing: a function of the epoch says how its images are decoded; a job that
     goes on in the middle of an epoch has its size.
     """
-    choices = {"scan": 2, "epoch": OPTIONS, "fields": ("jpg",)}
-    dataset = PCRDataset(folders["images"], 8, image=larger, **choices)
-    loader = dataset.loader(**options)
+    choices = {"scan": 2, "fields": ("jpg",)} | OPTIONS
+    loader = loader_of(folders["images"], 8, decoder=larger, **choices, **options)
     for epoch, size in enumerate((8, 12, 16)):
-        alike = PCRDataset(folders["images"], 8, image=larger(epoch), **choices)
-        alike.set_epoch(epoch)
+        alike = loader_of(folders["images"], 8, decoder=larger(epoch), epoch=epoch, **choices)
         expected = [images for (images,) in alike]
         assert expected[0].shape == (8, 3, size, size)
         assert [plain(images) for (images,) in loader] == list(map(plain, expected))
     next(iter(loader))
-    resumed = PCRDataset(folders["images"], 8, image=larger, **choices)
+    resumed = loader_of(folders["images"], 8, decoder=larger, **choices, **options)
     resumed.load_state_dict(loader.state_dict())
-    assert {images.shape[-1] for (images,) in resumed.loader(**options)} == {20}
+    assert {images.shape[-1] for (images,) in resumed} == {20}
 
 
 def test_a_function_that_gives_no_decoder_is_refused(folders):
     """A function of images is none of epochs, and is told where it belongs."""
     with pytest.raises(TypeError, match=r"got 'pixels'; functions of your own go to transform="):
-        PCRDataset(folders["images"], 4, image=lambda _: "pixels")
+        PCRDataset(folders["images"], decoder=lambda _: "pixels")

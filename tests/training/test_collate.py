@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from numbered import loader_of, numbered, write
 from PIL import Image
 
 from pcrshard import (
     EncodeOptions,
-    EpochOptions,
     ImageDecoder,
     PCRDataset,
     ShardFormat,
@@ -22,26 +22,7 @@ from pcrshard.native.pool import draw_key
 from pcrshard.testing import make_jpeg
 
 SAMPLES, ROWS = 60, 6
-KEPT = EpochOptions(shuffle_shards=0, phases=1)
-
-
-def write(folder, samples, rows=ROWS, **options):
-    """A dataset of these samples."""
-    with ShardWriter(str(folder), samples_per_shard=rows, **options) as writer:
-        for sample in samples:
-            writer.write(sample)
-    return str(folder)
-
-
-def numbered(count, first=0):
-    """Small images; ``cls`` is the sample's id, and no two samples of a dataset look alike."""
-    numbers = range(first, first + count)
-    jpegs = [make_jpeg(i, 20 + i % 3, 24 - i % 4, quality=90) for i in numbers]
-    assert len(set(jpegs)) == count
-    return [
-        {"__key__": f"k{i:03d}", "jpg": jpeg, "cls": i}
-        for i, jpeg in zip(numbers, jpegs, strict=True)
-    ]
+KEPT = {"shuffle": False}
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +44,11 @@ def test_a_batch_is_a_dict(dataset):
 
     Classes have names.
     """
-    data = PCRDataset(str(dataset), 6, scan=3, image=ImageDecoder((20, 24), "center"))
+    loader = loader_of(str(dataset), 6, scan=3, decoder=ImageDecoder((20, 24), "center"))
+    data = loader.dataset
     assert data.classes == ("cat", "dog")
     assert data.num_samples == 24
-    for batch in data:
+    for batch in loader:
         assert set(batch) == {"__key__", "jpg", "cls"}
         assert (batch["jpg"].shape, batch["jpg"].dtype) == ((6, 3, 20, 24), torch.uint8)
         assert (batch["cls"].shape, batch["cls"].dtype) == ((6,), torch.int64)
@@ -89,7 +71,7 @@ def test_pixels_are_the_decoders(dataset, options, shape):
     layout.
     """
     decoder = ImageDecoder(16, "center", **options)
-    for batch in PCRDataset(str(dataset), 6, scan=4, image=decoder):
+    for batch in loader_of(str(dataset), 6, scan=4, decoder=decoder):
         assert batch["jpg"].shape == shape
         for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
             assert np.array_equal(pixels, decoder(stored(dataset, key, 4)["jpg"], random.Random(0)))
@@ -97,12 +79,13 @@ def test_pixels_are_the_decoders(dataset, options, shape):
 
 def stored(folder, key, scan):
     """A sample as stored."""
-    return PCRDataset(str(folder), 1).sample(key, scan)
+    sample = PCRDataset(str(folder), scan=scan)[key]
+    return {name: str(value).encode() if name == "cls" else value for name, value in sample.items()}
 
 
 def test_ragged_images_come_in_a_list(dataset):
     """Without a size each image keeps its own."""
-    batch = next(iter(PCRDataset(str(dataset), 6, image=ImageDecoder())))
+    batch = next(iter(loader_of(str(dataset), 6, decoder=ImageDecoder())))
     for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
         number = int(key.split("/")[1])
         assert pixels.shape == (3, 40 + number, 64 - number)
@@ -110,7 +93,7 @@ def test_ragged_images_come_in_a_list(dataset):
 
 def test_without_a_decoder_images_stay_jpegs(dataset):
     """Whoever decodes elsewhere gets the bytes of the scan."""
-    batch = next(iter(PCRDataset(str(dataset), 6, scan=2)))
+    batch = next(iter(loader_of(str(dataset), 6, scan=2)))
     assert batch["jpg"] == [stored(dataset, key, 2)["jpg"] for key in batch["__key__"]]
 
 
@@ -118,16 +101,13 @@ def test_a_batch_may_be_a_tuple(dataset):
     """``fields`` picks and orders; what is not named is not decoded."""
     calls = []
     decoder = Counting(calls)
-    for images, classes, keys in PCRDataset(
-        str(dataset), 8, image=decoder, fields=("jpg", "cls", "__key__")
+    for images, classes, keys in loader_of(
+        str(dataset), 8, decoder=decoder, fields=("jpg", "cls", "__key__")
     ):
         assert (images.shape, classes.shape, len(keys)) == ((8, 3, 8, 8), (8,), 8)
     assert len(calls) == 24
-    assert [len(batch) for batch in PCRDataset(str(dataset), 8, image=decoder, fields=["cls"])] == [
-        1,
-        1,
-        1,
-    ]
+    labels = loader_of(str(dataset), 8, decoder=decoder, fields=["cls"])
+    assert [len(batch) for batch in labels] == [1, 1, 1]
     assert len(calls) == 24
 
 
@@ -146,24 +126,24 @@ class Counting(ImageDecoder):
 def test_a_field_that_is_not_there(dataset):
     """A field that no sample has is an error that names it, and those that are there."""
     with pytest.raises(KeyError, match="'caption', it has __key__, jpg, cls"):
-        next(iter(PCRDataset(str(dataset), 6, fields=("jpg", "caption"))))
+        next(iter(loader_of(str(dataset), 6, fields=("jpg", "caption"))))
     with pytest.raises(TypeError, match=r"write \('jpg',\)"):
-        PCRDataset(str(dataset), 6, fields="jpg")
+        PCRDataset(str(dataset), fields="jpg")
 
 
 def test_transform_takes_samples(dataset):
-    """``transform`` has each sample as a dict, fields as stored and images decoded.
+    """``transform`` has each sample as a dict, fields converted and images decoded.
 
     Torch collates what it makes.
     """
 
     def transform(sample):
-        assert isinstance(sample["cls"], bytes)
-        return sample["jpg"].astype(np.float32) / 255, int(sample["cls"]), len(sample["__key__"])
+        assert isinstance(sample["cls"], int)
+        return sample["jpg"].astype(np.float32) / 255, sample["cls"], len(sample["__key__"])
 
-    for images, classes, lengths in PCRDataset(
-        str(dataset), 6, image=ImageDecoder(8, "center"), transform=transform
-    ).loader(1):
+    for images, classes, lengths in loader_of(
+        str(dataset), 6, decoder=ImageDecoder(8, "center"), transform=transform
+    ):
         assert (images.shape, images.dtype, float(images.max()) <= 1) == (
             (6, 3, 8, 8),
             torch.float32,
@@ -197,7 +177,7 @@ def test_missing_fields_are_none(odd):
     """Where samples lack a field the batch has a list with None there, the others converted as
     always.
     """
-    first, second = PCRDataset(odd, 2, image=ImageDecoder(8), epoch=KEPT)
+    first, second = loader_of(odd, 2, decoder=ImageDecoder(8), **KEPT)
     assert first["meta.json"] == [{"i": 0}, None]
     assert first["txt"] == ["text 0", None]
     assert first["count.cls"] == [0, None]
@@ -212,7 +192,7 @@ def test_missing_fields_are_none(odd):
 def test_missing_fields_of_a_tuple_are_an_error(odd):
     """A tuple promises its fields; the sample that lacks one is named."""
     with pytest.raises(KeyError, match=r"s1.*'txt'"):
-        list(PCRDataset(odd, 2, fields=("txt",), epoch=KEPT))
+        list(loader_of(odd, 2, fields=("txt",), **KEPT))
 
 
 def test_values_that_do_not_fit_are_named(tmp_path):
@@ -222,7 +202,7 @@ def test_values_that_do_not_fit_are_named(tmp_path):
         for sample in numbered(4)
     ]
     with pytest.raises(ValueError, match=r"(k002.*cls|cls.*k002)"):
-        list(PCRDataset(write(tmp_path / "d", samples), 4))
+        list(loader_of(write(tmp_path / "d", samples), 4))
 
 
 def test_several_images_a_sample(tmp_path):
@@ -238,14 +218,14 @@ def test_several_images_a_sample(tmp_path):
     ]
     folder = write(tmp_path / "stereo", samples, rows=3)
     decoder = ImageDecoder(8, "random", flip=0.5)
-    for batch in PCRDataset(folder, 2, image=decoder):
+    for batch in loader_of(folder, 2, decoder=decoder):
         for field in ("left.jpg", "right.jpg"):
             expected = [
                 decode(decoder, stored(folder, key, "full")[field], int(key[1:]))
                 for key in batch["__key__"]
             ]
             assert np.array_equal(batch[field], np.stack(expected))
-    only = PCRDataset(folder, 2, image=decoder, fields=("right.jpg", "cls"))
+    only = loader_of(folder, 2, decoder=decoder, fields=("right.jpg", "cls"))
     assert all(images.shape == (2, 3, 8, 8) for images, _ in only)
 
 
@@ -257,11 +237,14 @@ def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
         for i in range(6)
     ]
     urls = [folder, write(tmp_path / "masks", samples, rows=3)]
-    data = PCRDataset(
+    data = loader_of(
         urls,
         6,
-        image=ImageDecoder(8),
-        epoch=EpochOptions(seed, weights=(1, 1), samples=12, phases=1),
+        decoder=ImageDecoder(8),
+        seed=seed,
+        weights=(1, 1),
+        num_samples=12,
+        lanes_per_rank=1,
     )
     seen = 0
     for batch in data:
@@ -299,14 +282,14 @@ def test_a_value_that_cannot_be_converted_names_its_sample(tmp_path, name, value
         sample.pop("cls")
         sample[name] = value
     with pytest.raises(FormatError, match="key=k000"):
-        list(PCRDataset(write(tmp_path, samples), 2, epoch=KEPT))
+        list(loader_of(write(tmp_path, samples), 2, **KEPT))
 
 
 @pytest.mark.parametrize("number", [-(1 << 63), (1 << 63) - 1])
 def test_the_largest_labels_are_kept(tmp_path, number):
     """Every number that int64 holds is a label."""
     samples = [sample | {"cls": number} for sample in numbered(2)]
-    (batch,) = PCRDataset(write(tmp_path, samples), 2, epoch=KEPT)
+    (batch,) = loader_of(write(tmp_path, samples), 2, **KEPT)
     assert batch["cls"].tolist() == [number, number]
 
 
@@ -325,16 +308,16 @@ def test_late_fields_follow_the_scan(tmp_path):
     """A late field is in the batches from its scan on; asked for below it, the error says so."""
     folder = mixed_folder(tmp_path / "pcr", npy=5)
     fields = ("cls", "npy")
-    batch = next(iter(PCRDataset(folder, 4, scan=5, fields=fields, epoch=KEPT).loader()))
+    batch = next(iter(loader_of(folder, 4, scan=5, fields=fields, **KEPT)))
     assert batch[1] == [b"array"] * 4
     with pytest.raises(ScanUnavailable, match=r"'npy' is stored from scan 5 on, .* at scan 2"):
-        next(iter(PCRDataset(folder, 4, scan=2, fields=fields).loader()))
+        next(iter(loader_of(folder, 4, scan=2, fields=fields)))
 
 
 def test_lists_of_images_are_lists_of_tensors(tmp_path):
     """Each sample has its views, decoded to one size, in their order, however many they are."""
     folder = mixed_folder(tmp_path / "pcr")
-    batch = next(iter(PCRDataset(folder, 4, scan=2, image=8, epoch=KEPT).loader()))
+    batch = next(iter(loader_of(folder, 4, scan=2, decoder=8, **KEPT)))
     assert [len(views) for views in batch["views.jpg"]] == [0, 1, 2, 3]
     assert {tuple(view.shape) for views in batch["views.jpg"] for view in views} == {(3, 8, 8)}
     assert batch["jpg"].shape == (4, 3, 8, 8)
@@ -350,8 +333,7 @@ def test_images_that_were_kept_are_decoded(tmp_path, name):
         data = make_jpeg(i, 20, 30) if name == "jpg" and i else png.getvalue()
         (tmp_path / "src" / f"{i}.{name}").write_bytes(data)
     encode(str(tmp_path / "src"), str(tmp_path / "pcr"), EncodeOptions(on_error="keep"), workers=1)
-    dataset = PCRDataset(str(tmp_path / "pcr"), 4, scan=1, image=8, epoch=KEPT)
-    images = next(iter(dataset.loader()))[name]
+    images = next(iter(loader_of(str(tmp_path / "pcr"), 4, scan=1, decoder=8, **KEPT)))[name]
     assert images.shape == (4, 3, 8, 8)
     reds = (images[:, 0] == 200).all(dim=(1, 2)) & (images[:, 1] == 10).all(dim=(1, 2))
     assert int(reds.sum()) == (1 if name == "jpg" else 4)

@@ -1,18 +1,11 @@
 """Epochs that advance by themselves: in every way in which torch starts workers."""
 
-import re
-
 import pytest
 import torch
 import webdataset as wds
-from support import ROOT
 
 import pcrshard
 from pcrshard.testing import make_jpeg
-
-README_LOOP = re.search(
-    r"^index, urls = .*?(?=^model = )", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-)[0]
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +41,19 @@ WORKERS = {
     "workers",
     [pytest.param(name, marks=[pytest.mark.long] * ("spawned" in name)) for name in WORKERS],
 )
-def test_the_loop_of_the_readme_has_a_new_order_each_epoch(workers, many_shards, monkeypatch):
-    """Five epochs of README's loop have five orders of shards, however its workers are started."""
+def test_a_pipeline_has_a_new_order_each_epoch(workers, many_shards, monkeypatch):
+    """Five epochs of a pipeline have five orders of shards, however its workers are started."""
     monkeypatch.chdir(many_shards)
-    names = {"pcrshard": pcrshard, "wds": wds}
-    shown = README_LOOP.replace('.to_tuple("jpg", "cls")', '.to_tuple("__url__")')
-    assert "shuffle(1000)" in shown
-    exec(shown.replace(".shuffle(1000)", ""), names)
-    loader = wds.WebLoader(names["dataset"], batch_size=None, **WORKERS[workers])
+    _, urls = pcrshard.open_dataset("shards")
+    dataset = (
+        wds.WebDataset(pcrshard.shards(urls), shardshuffle=False)
+        .pcr_scan(5, index="shards")
+        .pcr_decode(size=64, crop="random")
+        .decode(partial=True)
+        .to_tuple("__url__")
+        .batched(32)
+    )
+    loader = wds.WebLoader(dataset, batch_size=None, **WORKERS[workers])
     orders = shard_orders(loader)
     assert len(set(orders)) == 5
 

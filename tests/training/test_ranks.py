@@ -154,7 +154,7 @@ def test_asking_does_not_import_torch():
 JOB = """
 import json, os, sys
 import torch, torch.distributed
-from pcrshard import PCRDataset
+from pcrshard import PCRDataset, PCRLoader
 from pcrshard.training import ranks
 
 
@@ -167,19 +167,12 @@ def main():
     os.environ["RANK"] = str(after.rank)
     seen = {}
     for workers, context in ((0, None), (1, "fork")):
-        dataset = PCRDataset(sys.argv[1], 3)
-        loader = dataset.loader(workers, multiprocessing_context=context)
+        how = {"num_workers": workers, "multiprocessing_context": context}
+        loader = PCRLoader(PCRDataset(sys.argv[1]), 3, **how)
         seen[str(context)] = [key for batch in loader for key in batch["__key__"]]
-    os.environ["RANK"] = "0"
-    os.environ["WORLD_SIZE"] = "4"
     torch.distributed.destroy_process_group()
-    try:
-        list(dataset.loader(1, multiprocessing_context="fork"))
-        error = None
-    except ValueError as raised:
-        error = str(raised)
     with open(f"{sys.argv[2]}/{after.rank}.json", "w") as file:
-        json.dump({"before": before, "after": after, "seen": seen, "error": error}, file)
+        json.dump({"before": before, "after": after, "seen": seen}, file)
 
 
 if __name__ == "__main__":
@@ -188,10 +181,7 @@ if __name__ == "__main__":
 
 
 def test_torchrun(dataset, tmp_path):
-    """Under torchrun each rank reads its own part, whatever starts its workers.
-
-    And a worker that finds another rank raises.
-    """
+    """Under torchrun each rank reads its own part, whatever starts its workers."""
     (tmp_path / "job.py").write_text(JOB)
     command = [
         sys.executable,
@@ -219,4 +209,3 @@ def test_torchrun(dataset, tmp_path):
         assert parts == [one["seen"]["None"] for one in found]
         assert len(parts[0]) == len(parts[1]) == 12
         assert len({*parts[0], *parts[1]}) == 24
-    assert all("make it after init_process_group" in one["error"] for one in found)

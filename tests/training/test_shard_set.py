@@ -19,7 +19,7 @@ from pcrshard.errors import CorruptPiece, ScanUnavailable, StorageError
 from pcrshard.testing import CountingFS, make_jpeg
 from pcrshard.training.epoch_order import Geometry, Rules, epoch_order, worker_batches
 from pcrshard.training.shard_schedule import schedule
-from pcrshard.training.shard_set import HeldPrefixes, Place, ShardSet, read_batches
+from pcrshard.training.shard_set import HeldPrefixes, ShardSet, read_batches
 
 fsspec.register_implementation("counting", CountingFS, clobber=True)
 SHARDS, ROWS = 12, 5
@@ -107,6 +107,12 @@ def plan(size=4, workers=1, worker=0, window=3, phases=1):
     return worker_batches(order, workers=workers, worker=worker)
 
 
+def shard_of(shards, number):
+    """The shard of a sample."""
+    [(_, shard, _)] = shards.places(np.array([number]))
+    return shard
+
+
 def classes(rows):
     """A take that reads each sample's ``cls``, which must be its id."""
     found = [int(prefix.sample(row)["cls"]) for _, prefix, row in rows]
@@ -120,15 +126,15 @@ def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
     """A shard is one request per worker that needs it, for exactly its prefix, however many are
     fetched ahead.
     """
-    shards = ShardSet([f"counting://{folder}"], ReadOptions(prefetch=prefetch))
+    shards = ShardSet([f"counting://{folder}"], ReadOptions())
     for worker in range(workers):
         batches = plan(workers=workers, worker=worker)
         CountingFS.requests.clear()
-        assert list(read_batches(shards, batches, 2, at_once(classes))) == [
+        assert list(read_batches(shards, batches, 2, at_once(classes), shards_ahead=prefetch)) == [
             ids.tolist() for ids in batches
         ]
         wanted = {
-            shards.urls[shards.place(number).shard].removeprefix("counting://")
+            shards.urls[shard_of(shards, number)].removeprefix("counting://")
             for ids in batches
             for number in ids
         }
@@ -144,8 +150,8 @@ def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
 def test_memory_is_bounded(folder, held, prefetch):
     """No more prefixes are in memory than the plan's peak and those that are fetched ahead."""
     batches = plan()
-    shards = ShardSet([str(folder)], ReadOptions(prefetch=prefetch))
-    for _ in read_batches(shards, batches, 1, at_once(classes)):
+    shards = ShardSet([str(folder)], ReadOptions())
+    for _ in read_batches(shards, batches, 1, at_once(classes), shards_ahead=prefetch):
         time.sleep(0.002)
     assert held.prefixes == {}
     peak = schedule(batches, [ROWS] * SHARDS).peak()
@@ -159,10 +165,12 @@ def test_samples_that_come_twice_are_read_again_not_held(folder):
     ids = np.concatenate(
         [np.arange(ROWS), np.tile(np.arange(ROWS, 2 * ROWS), 200), np.arange(ROWS)]
     )
-    shards = ShardSet([f"counting://{folder}"], ReadOptions(prefetch=0))
+    shards = ShardSet([f"counting://{folder}"], ReadOptions())
     CountingFS.requests.clear()
     batches = np.split(ids, len(ids) // ROWS)
-    assert sum(1 for _ in read_batches(shards, batches, 1, at_once(classes))) == len(batches)
+    assert sum(
+        1 for _ in read_batches(shards, batches, 1, at_once(classes), shards_ahead=0)
+    ) == len(batches)
     assert collections.Counter(os.path.basename(path) for path, _, _ in CountingFS.requests) == {
         "data-000000.tar": 2,
         "data-000001.tar": 1,
@@ -180,13 +188,15 @@ def test_a_level_counts_from_the_next_shard(folder, prefetch):
     needed = schedule(batches, [ROWS] * SHARDS)
     for shard, first in zip(needed.shards.tolist(), needed.first.tolist(), strict=True):
         expected[shard] = 2 if first < change else 6 if first < 2 * change else 1
-    shards = ShardSet([str(folder)], ReadOptions(prefetch=prefetch))
+    shards = ShardSet([str(folder)], ReadOptions())
 
     def scans(rows):
         for number, prefix, _ in rows:
-            begun.setdefault(shards.place(number).shard, set()).add(prefix.scan)
+            begun.setdefault(shard_of(shards, number), set()).add(prefix.scan)
 
-    for done, _ in enumerate(read_batches(shards, batches, level, at_once(scans)), 1):
+    for done, _ in enumerate(
+        read_batches(shards, batches, level, at_once(scans), shards_ahead=prefetch), 1
+    ):
         level.value = {change: 6, 2 * change: 1}.get(done, level.value)
     assert begun == {shard: {scan} for shard, scan in expected.items()}
     assert set(expected.values()) == {1, 2, 6}
@@ -194,10 +204,12 @@ def test_a_level_counts_from_the_next_shard(folder, prefetch):
 
 def test_a_higher_level_fetches_the_difference(folder):
     """What was fetched ahead at a lower scan is not fetched again."""
-    level, shards = ScanLevel(1), ShardSet([f"counting://{folder}"], ReadOptions(prefetch=4))
+    level, shards = ScanLevel(1), ShardSet([f"counting://{folder}"], ReadOptions())
     batches = [np.array([0]), np.array([ROWS])]
     CountingFS.requests.clear()
-    batch = read_batches(shards, batches, level, at_once(lambda rows: rows[0][1].scan))
+    batch = read_batches(
+        shards, batches, level, at_once(lambda rows: rows[0][1].scan), shards_ahead=4
+    )
     assert next(batch) == 1
     deadline = time.monotonic() + 5
     while len(CountingFS.requests) < 2 and time.monotonic() < deadline:
@@ -233,7 +245,7 @@ def late(folder, monkeypatch):
 def read_singly(folder, take, scan=1):
     """Batches of one sample, four of which are begun ahead; shards follow each other."""
     ids = [np.array([number]) for number in range(3 * ROWS)]
-    shards = ShardSet([str(folder)], ReadOptions(prefetch=2))
+    shards = ShardSet([str(folder)], ReadOptions())
     return read_batches(shards, ids, scan, at_once(take), ahead=4)
 
 
@@ -293,7 +305,7 @@ def test_leaving_early_leaves_nothing(folder, prefetch, leave):
 
     batches = plan()
     reading = read_batches(
-        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)), batches, 3, at_once(take)
+        ShardSet([str(folder)], ReadOptions()), batches, 3, at_once(take), shards_ahead=prefetch
     )
     if leave == "take fails":
         with pytest.raises(RuntimeError, match="stop"):
@@ -320,10 +332,10 @@ def test_memory_is_used_again(folder, monkeypatch):
         return take(*args, **options)
 
     monkeypatch.setattr(mmap, "mmap", counting)
-    shards = ShardSet([str(folder)], ReadOptions(prefetch=0))
-    list(read_batches(shards, plan(window=1), "full", at_once(classes)))
+    shards = ShardSet([str(folder)], ReadOptions())
+    list(read_batches(shards, plan(window=1), "full", at_once(classes), shards_ahead=0))
     before = len(allocated)
-    list(read_batches(shards, plan(window=1), "full", at_once(classes)))
+    list(read_batches(shards, plan(window=1), "full", at_once(classes), shards_ahead=0))
     assert len(allocated) - before < SHARDS  # buffers of other sizes may have taken some places
 
 
@@ -392,14 +404,16 @@ def test_errors_name_their_place(damaged, prefetch):
     """Damage is named by shard, key and scan, a shard that is gone by its URL, when their turn
     comes and not before.
     """
-    shards = ShardSet([str(damaged)], ReadOptions(prefetch=prefetch))
+    shards = ShardSet([str(damaged)], ReadOptions())
     order = [np.arange(i * ROWS, (i + 1) * ROWS) for i in range(SHARDS)]
-    reading = read_batches(shards, order, 5, at_once(classes))
+    reading = read_batches(shards, order, 5, at_once(classes), shards_ahead=prefetch)
     assert next(reading) == list(range(ROWS))
     with pytest.raises(CorruptPiece, match=r"data-000001\.tar.*k007.*scan=3"):
         next(reading)
-    assert len(list(read_batches(shards, order[:9], 2, at_once(classes)))) == 9
-    reading = read_batches(shards, order[7:], 2, at_once(classes))
+    assert (
+        len(list(read_batches(shards, order[:9], 2, at_once(classes), shards_ahead=prefetch))) == 9
+    )
+    reading = read_batches(shards, order[7:], 2, at_once(classes), shards_ahead=prefetch)
     assert [next(reading), next(reading)] == [order[7].tolist(), order[8].tolist()]
     with pytest.raises((StorageError, FileNotFoundError), match=r"data-000009\.tar"):
         next(reading)
@@ -427,10 +441,11 @@ def test_a_level_that_goes_too_high(folder, prefetch):
     """
     level = ScanLevel(2)
     reading = read_batches(
-        ShardSet([str(folder)], ReadOptions(prefetch=prefetch)),
+        ShardSet([str(folder)], ReadOptions()),
         plan(window=1),
         level,
         at_once(classes),
+        shards_ahead=prefetch,
     )
     next(reading)
     time.sleep(0.1)
@@ -455,13 +470,14 @@ def test_ids_run_on_over_datasets(folder, dataset):
     """Several datasets are one row of ids, and the fingerprint tells which ones, in which order."""
     both = ShardSet([str(folder), f"{dataset}/pcr.json"], ReadOptions())
     assert both.num_samples == SHARDS * ROWS + 24
-    assert both.sizes == [[ROWS] * SHARDS, [6] * 4]
-    assert [both.place(number) for number in (0, 4, 5, 60, 83)] == [
-        Place(0, 0),
-        Place(0, 4),
-        Place(1, 0),
-        Place(SHARDS, 0),
-        Place(SHARDS + 3, 5),
+    assert np.diff(both.starts).tolist() == [ROWS] * SHARDS + [6] * 4
+    assert both.datasets == [0, SHARDS, SHARDS + 4]
+    assert list(both.places(np.array([0, 4, 5, 60, 83]))) == [
+        (0, 0, 0),
+        (4, 0, 4),
+        (5, 1, 0),
+        (60, SHARDS, 0),
+        (83, SHARDS + 3, 5),
     ]
     assert both.classes == ()
     others = [[str(folder)], [str(dataset)], [str(dataset), str(folder)]]

@@ -1,0 +1,218 @@
+"""``Buckets``: batches of images of similar shape, or of a bounded number of pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .epoch_order import Geometry, Regroup, last_share
+from .epoch_sequence import BUCKETS, Ints, Rules, check_whole, random_words
+
+if TYPE_CHECKING:
+    from .collate import Collator
+    from .dataset import PCRDataset
+
+# Samples of a rank that are grouped at a time: enough for whole batches of rare shapes, and few
+# enough that their shards fit in memory. At least so many batches.
+_WINDOW_SAMPLES = 8192
+_WINDOW_BATCHES = 32
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """How a :class:`PCRLoader` groups images of different shapes.
+
+    ``Buckets(area=512 * 512)``: each batch has one (height, width) of at most ``area`` pixels, both
+    multiples of ``multiple``, which replaces the decoder's size. The largest centered box of this
+    shape is decoded from each image; with ``crop="random"`` a random box of this shape. The number
+    and the size of batches are those without buckets. At each step the batches of all ranks have
+    nearly the same number of pixels, and mostly the same shape.
+
+    ``Buckets(pixels=2_000_000)``: images keep their own sizes, and a batch has at most this many
+    pixels and ``batch_size`` images. Every sample comes once, and all ranks have the same number of
+    batches, whose sizes differ.
+
+    Both orders are pure functions of seed and epoch, and resume exactly.
+
+    Attributes:
+        area: Maximum number of pixels of an image.
+        multiple: Divides all heights and widths.
+        max_ratio: Maximum ratio of the longer to the shorter side; longer images lose their ends.
+        pixels: Maximum number of pixels of a batch; at least twice those of the largest image.
+
+    Raises:
+        ValueError: Not one of ``area`` and ``pixels`` is given, or they are too small.
+
+    >>> Buckets(area=256 * 256, multiple=64).shapes
+    [(320, 192), (256, 256), (192, 320)]
+    """
+
+    area: int | None = None
+    multiple: int = 64
+    max_ratio: float = 2.0
+    pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.area is None) == (self.pixels is None):
+            raise ValueError(
+                f"expected one of area and pixels, got area={self.area} and pixels={self.pixels}"
+            )
+        check_whole("multiple", self.multiple, 1)
+        if self.area is None:
+            check_whole("pixels", self.pixels or 0, 1)
+        else:
+            check_whole("area", self.area, self.multiple**2)
+        if not self.max_ratio >= 1:
+            raise ValueError(f"expected max_ratio of at least 1, got {self.max_ratio}")
+
+    @property
+    def numbers(self) -> list[float | None]:
+        """Its attributes, as a state of a loader has them."""
+        return list(astuple(self))
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(height, width) of each bucket, from the tallest to the widest."""
+        area = self.area or 0
+        unit = self.multiple
+        sides = range(unit, area // unit + 1, unit)
+        found = {(side, area // side // unit * unit) for side in sides}
+        found |= {(width, height) for height, width in found}
+        shapes = [shape for shape in found if max(shape) <= min(shape) * self.max_ratio]
+        return sorted(shapes, key=lambda shape: (shape[1] / shape[0], shape))
+
+    def check(
+        self,
+        dataset: PCRDataset,
+        collator: Collator,
+        geometry: Geometry,
+        weights: Sequence[float] | None,
+    ) -> None:
+        """Refuse what does not go with these buckets.
+
+        Raises:
+            ValueError: A sample has no size or too many pixels, or an option does not fit.
+        """
+        image = collator.image
+        if self.area is not None:
+            collator.of_size(self.shapes[0])  # raises for views
+        elif image is not None and image.is_sized:
+            raise ValueError(f"expected a decoder without a size with pixels=, got {image}")
+        elif weights is not None:
+            raise ValueError("expected no weights with pixels=: the batches would not be as many")
+        unknown = np.flatnonzero(dataset.sizes.min(axis=1) == 0)
+        if len(unknown):
+            raise ValueError(
+                f"expected an image in each sample, got none in {dataset.keys[unknown[0]]!r}"
+            )
+        if self.pixels is not None:
+            self.num_batches(dataset.sizes, geometry)
+
+    def size_of(self, sizes: Ints) -> tuple[int, int]:
+        """The (height, width) of a batch of (n, 2) sizes: the bucket of its middle sample."""
+        return self.shapes[int(np.median(self._bucket(sizes)))]
+
+    def _bucket(self, sizes: Ints) -> Ints:
+        """(n,) the bucket of each of (n, 2) heights and widths: that of the nearest ratio."""
+        ratios = np.log([width / height for height, width in self.shapes])
+        middles = (ratios[1:] + ratios[:-1]) / 2
+        found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0])).astype(np.int64)
+        return found
+
+    def num_batches(self, sizes: Ints, geometry: Geometry) -> int:
+        """Batches of each rank that (n, 2) heights and widths make with ``pixels``.
+
+        Raises:
+            ValueError: An image has more than half of the pixels of a batch.
+        """
+        costs = self._costs(sizes, geometry)
+        limit = self.pixels or 0
+        largest = int(costs.max())
+        if largest * 2 > limit:
+            raise ValueError(
+                f"expected pixels of at least twice the largest image, {2 * largest}, got {limit}"
+            )
+        # A batch of less than limit - largest pixels may get one image more.
+        return math.ceil(int(costs.sum()) / (geometry.slots * (limit - largest)))
+
+    def _costs(self, sizes: Ints, geometry: Geometry) -> Ints:
+        """Pixels of each image, and at least its part of a batch of the most images."""
+        batch = geometry.global_batch // geometry.slots
+        found: Ints = np.maximum(sizes.prod(axis=1), -(-(self.pixels or 0) // batch))
+        return found
+
+    def regroup(self, sizes: Ints, rules: Rules) -> Regroup:
+        """What ``epoch_order`` calls to move samples between steps.
+
+        Args:
+            sizes: (N, 2) height and width of each sample.
+            rules: Seed, and whether to shuffle.
+        """
+        group: Callable[..., tuple[Ints, Ints | None]]
+        group = self._by_shape if self.pixels is None else self._by_pixels
+
+        def regroup(
+            ids: Ints, geometry: Geometry, key: tuple[int, int]
+        ) -> tuple[Ints, Ints | None]:
+            return group(sizes[ids], geometry, rules, key)
+
+        return regroup
+
+    def _by_shape(
+        self,
+        sizes: Ints,
+        geometry: Geometry,
+        rules: Rules,
+        key: tuple[int, int],
+    ) -> tuple[Ints, None]:
+        """Sort the samples of each slot by bucket, window by window, and shuffle the steps.
+
+        Slots keep their samples, so that each shard is still read by one rank. They are sorted
+        alike, so that most steps have one shape on all ranks.
+        """
+        slots = geometry.slots
+        steps = len(sizes) // geometry.global_batch
+        batch = geometry.global_batch // slots
+        window = np.arange(steps) // max(_WINDOW_SAMPLES // batch, _WINDOW_BATCHES)
+        places = np.arange(len(sizes))
+        full = places[: steps * geometry.global_batch].reshape(steps, slots, batch)
+        own = full.transpose(1, 0, 2).reshape(slots, -1)
+        by = self._bucket(sizes)[own] + np.repeat(window, batch) * len(self.shapes)
+        order = np.take_along_axis(own, by.argsort(axis=1, kind="stable"), axis=1)
+        order = order.reshape(slots, steps, batch)
+        if rules.shuffle_shards:
+            draws = random_words(steps, rules, BUCKETS, key)
+            order = order[:, np.lexsort((draws, window))]
+        places[: full.size] = order.transpose(1, 0, 2).ravel()
+        return places, None
+
+    def _by_pixels(
+        self,
+        sizes: Ints,
+        geometry: Geometry,
+        rules: Rules,
+        key: tuple[int, int],
+    ) -> tuple[Ints, Ints]:
+        """Cut the samples, slot after slot, into runs of nearly equally many pixels."""
+        slots = geometry.slots
+        rest = len(sizes) % geometry.global_batch
+        full, last = np.split(np.arange(len(sizes)), [len(sizes) - rest])
+        own = full.reshape(-1, slots, geometry.global_batch // slots).transpose(1, 0, 2)
+        shares = [last_share(rest, slots, slot) for slot in range(slots)]
+        parts = [
+            np.append(part.ravel(), last[share.start : share.stop])
+            for part, share in zip(own, shares, strict=True)
+        ]
+        order = np.concatenate(parts)
+        costs = self._costs(sizes, geometry)[order]
+        steps = self.num_batches(sizes, geometry)
+        begins = np.cumsum(costs) - costs
+        runs = np.arange(1, steps * slots) * int(costs.sum()) // (steps * slots)
+        batches = np.split(order, np.searchsorted(begins, runs))
+        turns = [batches[slot * steps + step] for step in range(steps) for slot in range(slots)]
+        return np.concatenate(turns), np.cumsum([0, *map(len, turns)])

@@ -1,0 +1,41 @@
+"""Accelerate's ``prepare`` leaves a PCRLoader as it is, and saves and loads where it is."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+
+from pcrshard import PCRDataset, PCRLoader
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    accelerate = pytest.importorskip("accelerate", reason="NO ACCELERATE: pip install accelerate")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("stop", [2, 6])
+def test_a_job_goes_on_exactly(dataset, tmp_path, stop):
+    """A loop over a prepared loader that saves its state, in the middle of an epoch or at its end,
+    continues with the exact next batch.
+    """
+
+    def job():
+        accelerator = accelerate.Accelerator(cpu=True)
+        model = torch.nn.Linear(1, 1)
+        loader = PCRLoader(PCRDataset(str(dataset), scan=1), 4, seed=2)
+        model, prepared = accelerator.prepare(model, loader)
+        accelerator.register_for_checkpointing(prepared)
+        return accelerator, prepared
+
+    _, loader = job()
+    expected = [batch["__key__"] for _ in range(2) for batch in loader]
+    accelerator, loader = job()
+    seen = [batch["__key__"] for batch in itertools.islice(loader, stop)]
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator, loader = job()
+    accelerator.load_state(str(tmp_path / "state"))
+    for _ in range(loader.epoch, 2):
+        seen += [batch["__key__"] for batch in loader]
+    assert seen == expected

@@ -1,0 +1,209 @@
+"""Lightning trains with PCRLoader as it is: every sample once per epoch, exact continuation."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from pcrshard import PCRDataset, PCRLoader, ShardWriter
+from pcrshard.testing import make_jpeg
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    lightning = pytest.importorskip("lightning", reason="NO LIGHTNING: pip install lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # Lightning's advice about workers and logs
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+SAMPLES, BATCH, EPOCHS = 48, 4, 4
+STEPS = SAMPLES // BATCH
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """8 shards of 6 small images."""
+    target = tmp_path_factory.mktemp("lightning")
+    with ShardWriter(str(target), samples_per_shard=6) as writer:
+        for i in range(SAMPLES):
+            writer.write({"__key__": f"k{i:03d}", "jpg": make_jpeg(i, 16, 16), "cls": i})
+    return str(target)
+
+
+class Interrupted(Exception):
+    """The job is killed here."""
+
+
+class Recorder(lightning.LightningModule):
+    """Notes the samples of each training step, and ends the job before a given one."""
+
+    def __init__(self, stop=None):
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+        self.stop = stop
+        self.seen = []
+
+    def training_step(self, batch, _):
+        if self.stop is not None and self.global_step == self.stop:
+            raise Interrupted
+        labels = batch[0]
+        self.seen.append(labels.tolist())
+        return self.net(labels[:, None].float()).mean()
+
+    def validation_step(self, batch, _):
+        self.log("val", self.net(batch[0][:, None].float()).mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-6)
+
+
+def loaders(folder, **options):
+    """Loaders for training and validation."""
+    dataset = PCRDataset(folder, scan=1, fields=("cls",))
+    return (
+        PCRLoader(dataset, BATCH, seed=3, **({"threads": 1} | options)),
+        PCRLoader(dataset, BATCH, shuffle=False, drop_last=False),
+    )
+
+
+def fit(folder, root, *, stop=None, checkpoint=None, callbacks=(), loader=None, **options):
+    """The samples of each step that a trainer runs, with new loaders."""
+    module = Recorder(stop)
+    train, val = loaders(folder, **(loader or {}))
+    trainer = lightning.Trainer(
+        **{"max_epochs": EPOCHS, "devices": 1} | options,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=root,
+        callbacks=list(callbacks),
+        enable_checkpointing=bool(callbacks),
+    )
+    try:
+        trainer.fit(module, train, val, ckpt_path=checkpoint)
+    except Interrupted:
+        assert stop is not None
+    return module.seen
+
+
+def planned(folder, epochs=EPOCHS, limit=None):
+    """The samples of each step, by the loader's own order."""
+    train, _ = loaders(folder)
+    return [[b[0].tolist() for b in train][:limit] for _ in range(epochs)]
+
+
+def flat(epochs):
+    """One list of the lists in a list."""
+    return [batch for epoch in epochs for batch in epoch]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"val_check_interval": 5}, {"num_sanity_val_steps": 0}], ids=str
+)
+def test_each_epoch_has_each_sample_in_another_order(folder, tmp_path, how):
+    """Epoch after epoch is the loader's own order, with validation in between, too."""
+    expected = planned(folder)
+    assert len({str(epoch) for epoch in expected}) == EPOCHS
+    assert all(sorted(flat(epoch)) == list(range(SAMPLES)) for epoch in expected)
+    assert fit(folder, tmp_path, **how) == flat(expected)
+
+
+def test_limited_epochs_differ(folder, tmp_path):
+    """With ``limit_train_batches`` each epoch has other batches, not the same ones again."""
+    seen = fit(folder, tmp_path, limit_train_batches=5)
+    assert seen == flat(planned(folder, limit=5))
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+@pytest.mark.parametrize("stop", [3, 7, 12, 17, 24, 26])
+@pytest.mark.parametrize("every", ["step", "epoch", "third step", "validation"])
+def test_a_job_continues_exactly(folder, tmp_path, every, stop, limit):
+    """A killed job that resumes from its last checkpoint trains on the samples of a job that ran
+    through: in the middle of an epoch, at its end, and with limited epochs.
+    """
+    rules = {
+        "step": {"every_n_train_steps": 1},
+        "third step": {"every_n_train_steps": 3},
+        "epoch": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+        "validation": {"save_on_train_epoch_end": False},
+    }[every]
+    how = {} if limit is None else {"limit_train_batches": limit}
+    if every == "validation":
+        how["val_check_interval"] = 5 if limit is None else 3
+    expected = flat(planned(folder, limit=limit))
+    keep = ModelCheckpoint(dirpath=tmp_path, filename="last", save_top_k=-1, **rules)
+    fit(folder, tmp_path, stop=stop, callbacks=[keep], **how)
+    saved = sorted(tmp_path.glob("*.ckpt"), key=os.path.getmtime)
+    last = str(saved[-1]) if saved else None  # one that saved nothing starts over
+    step = torch.load(last, weights_only=False)["global_step"] if last else 0
+    assert step <= stop
+    seen = fit(folder, tmp_path, checkpoint=last, **how)
+    assert seen == expected[step:]
+
+
+@pytest.mark.parametrize("stop", [5, 12, 29])
+def test_a_job_of_so_many_steps_continues_exactly(folder, tmp_path, stop):
+    """So does one that is trained for ``max_steps``, with workers and accumulated gradients."""
+    how = {"max_epochs": None, "max_steps": 20, "accumulate_grad_batches": 2}
+    how["loader"] = {"threads": 0, "num_workers": 1}
+    expected = flat(planned(folder, 4))[:40]
+    assert fit(folder, tmp_path, **how) == expected
+    keep = ModelCheckpoint(dirpath=tmp_path, filename="last", save_top_k=-1, every_n_train_steps=2)
+    fit(folder, tmp_path, stop=stop // 2, callbacks=[keep], **how)
+    last = max(tmp_path.glob("*.ckpt"), key=os.path.getmtime)
+    done = torch.load(last, weights_only=False)["global_step"] * 2
+    assert fit(folder, tmp_path, checkpoint=str(last), **how) == expected[done:]
+
+
+def run_ranks(folder, root, stop, *checkpoint):
+    """Run the job of two ranks; the samples of each step, of both."""
+    script = pathlib.Path(__file__).with_name("lightning_ranks.py")
+    known = ("PL_", "LOCAL_", "RANK", "WORLD_SIZE", "MASTER_", "NODE_RANK", "SLURM_")
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(known)}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), folder, str(root), str(stop), *checkpoint],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0 or stop, done.stderr[-3000:]
+    name = "seen-{}-" + f"{stop}-{len(checkpoint)}.json"
+    each = [json.loads((pathlib.Path(root) / name.format(rank)).read_text()) for rank in (0, 1)]
+    return [first + second for first, second in zip(*each, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def through(folder, tmp_path_factory):
+    """The samples of each step of two ranks that ran through."""
+    return run_ranks(folder, tmp_path_factory.mktemp("through"), 0)
+
+
+def test_two_ranks_share_each_epoch(through):
+    """Two ranks, whose loaders are made before Lightning starts its process group, have each sample
+    once per epoch between them, in another order each time.
+    """
+    half = STEPS // 2
+    epochs = [flat(through[start : start + half]) for start in range(0, 3 * half, half)]
+    assert len(through) == 3 * half
+    assert all(sorted(epoch) == list(range(SAMPLES)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("stop", [4, pytest.param(6, marks=pytest.mark.long)])
+def test_two_ranks_continue_exactly(folder, through, tmp_path, stop):
+    """They continue in the middle of an epoch and at its end."""
+    before = run_ranks(folder, tmp_path, stop)
+    last = max(tmp_path.glob("*.ckpt"), key=os.path.getmtime)
+    assert before == through[:stop]
+    assert run_ranks(folder, tmp_path, 0, str(last)) == through[stop:]

@@ -1,0 +1,55 @@
+"""Datasets whose samples are numbered, for the tests of datasets and loaders."""
+
+import itertools
+import json
+
+from pcrshard import PCRDataset, PCRLoader, ShardWriter
+from pcrshard.testing import make_jpeg
+
+
+def write(folder, samples, rows=6, **options):
+    """A dataset of these samples."""
+    with ShardWriter(str(folder), samples_per_shard=rows, **options) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return str(folder)
+
+
+def numbered(count, first=0):
+    """Small images; ``cls`` is the sample's id, and no two samples of a dataset look alike."""
+    numbers = range(first, first + count)
+    jpegs = [make_jpeg(i, 20 + i % 3, 24 - i % 4, quality=90) for i in numbers]
+    assert len(set(jpegs)) == count
+    return [
+        {"__key__": f"k{i:03d}", "jpg": jpeg, "cls": i}
+        for i, jpeg in zip(numbers, jpegs, strict=True)
+    ]
+
+
+def ids(batches):
+    """The ``cls`` of all samples, batch by batch."""
+    return [batch["cls"].tolist() for batch in batches]
+
+
+def flat(batches):
+    """The samples of all batches."""
+    return list(itertools.chain(*batches))
+
+
+OF_DATASETS = ("scan", "decoder", "fields", "transform")
+
+
+def loader_of(urls, batch_size, *, epoch=None, **options):
+    """A loader of a new dataset; ``epoch`` is the one that it reads next."""
+    choices = {name: options.pop(name) for name in OF_DATASETS if name in options}
+    made = PCRLoader(PCRDataset(urls, **choices), batch_size, **options)
+    if epoch is not None:
+        made.set_epoch(epoch)
+    return made
+
+
+def through_json(state):
+    """What a checkpoint keeps of a state; small."""
+    text = json.dumps(state)
+    assert len(text) < 1000
+    return json.loads(text)

@@ -1,0 +1,259 @@
+"""Buckets: batches of one shape, or of a bounded number of pixels; exact, equal, resumable."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from numbered import flat, loader_of, through_json, write
+
+from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, View, decode_image
+from pcrshard.testing import make_jpeg
+
+SAMPLES = 240
+SHAPES = [(40, 40), (30, 50), (50, 30), (24, 60), (62, 20), (36, 44)]
+BUCKETS = Buckets(area=32 * 32, multiple=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """12 shards of 20 images of six shapes, some of them rare; ``cls`` is the sample's id."""
+    samples = []
+    for i in range(SAMPLES):
+        height, width = SHAPES[(0, 1, 2, 3, 4, 5, 0, 0, 1, 0)[i % 10]]
+        jpeg = make_jpeg(i % 30, height + i % 3, width)
+        samples.append({"__key__": f"k{i:03d}", "jpg": jpeg, "cls": i})
+    return write(tmp_path_factory.mktemp("shapes"), samples, 20)
+
+
+def taken(loaders, steps=None):
+    """For each step the (ids, shape) of the batch of each rank."""
+    each = [itertools.islice(loader, steps) for loader in loaders]
+    return [
+        [(batch["cls"].tolist(), tuple(batch["jpg"].shape[2:])) for batch in step]
+        for step in zip(*each, strict=True)
+    ]
+
+
+def ranks(folder, world, batch=None, **options):
+    """A loader of each rank, of 24 samples a step or as many as given."""
+    options = {"scan": 1, "decoder": ImageDecoder(), "buckets": BUCKETS, "threads": 0} | options
+    return [
+        loader_of(folder, batch or 24 // world, rank=rank, world_size=world, **options)
+        for rank in range(world)
+    ]
+
+
+def test_shapes_fit_in_the_area():
+    """Both sides are multiples, no bucket has more pixels or a larger ratio, and there is one of
+    each orientation.
+    """
+    shapes = Buckets(area=512 * 512, multiple=64, max_ratio=2).shapes
+    assert {(512, 512), (640, 384), (384, 640), (576, 448)} <= set(shapes)
+    assert all(h % 64 == w % 64 == 0 and h * w <= 512 * 512 for h, w in shapes)
+    assert all(max(shape) <= 2 * min(shape) for shape in shapes)
+    assert {(w, h) for h, w in shapes} == set(shapes)
+    ratios = [width / height for height, width in shapes]
+    assert ratios == sorted(ratios)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_each_epoch_has_each_sample_once_in_batches_of_one_shape(folder, world):
+    """On any number of ranks: each sample once per epoch, equal batches, as many as ``len`` says
+    before, in another order each time, nearly all in the bucket of their own shape.
+    """
+    loaders = ranks(folder, world)
+    epochs = []
+    for _ in range(2):
+        steps = taken(loaders)
+        assert [len(loader) for loader in loaders] == [len(steps)] * world == [10] * world
+        assert sorted(flat(ids for step in steps for ids, _ in step)) == list(range(SAMPLES))
+        assert {len(ids) for step in steps for ids, _ in step} == {24 // world}
+        assert {shape for step in steps for _, shape in step} <= set(BUCKETS.shapes)
+        epochs.append(steps)
+    assert epochs[0] != epochs[1]
+    sizes = loaders[0].dataset.sizes
+    near = 0
+    for ids, (height, width) in itertools.chain(*epochs[0]):
+        ratios = [np.log(w / h) for h, w in BUCKETS.shapes]
+        own = np.log(sizes[ids, 1] / sizes[ids, 0])
+        best = np.abs(own[:, None] - ratios).argmin(axis=1)
+        near += int((best == BUCKETS.shapes.index((height, width))).sum())
+    # Each slot has one batch between two buckets.
+    assert near > SAMPLES * (0.6 if world < 8 else 0.5)
+
+
+def test_ranks_have_one_shape_at_a_time(tmp_path):
+    """Where ranks have as many images of each shape, most steps have one shape on all of them."""
+    jpegs = [make_jpeg(1, 32, 32), make_jpeg(2, 24, 40), make_jpeg(3, 40, 24)]
+    samples = [{"__key__": f"{i}", "jpg": jpegs[i % 3], "cls": i} for i in range(1200)]
+    loaders = ranks(write(tmp_path, samples, 100), 4, batch=8)
+    steps = taken(loaders)
+    alike = sum(len({shape for _, shape in step}) == 1 for step in steps)
+    assert alike > len(steps) * 0.8
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("stop", [3, 10])
+def test_they_resume_exactly(folder, world, stop):
+    """A job that stops in the middle of an epoch, or at its end, goes on as if it had not."""
+    expected = [*taken(ranks(folder, world)), *taken(ranks(folder, world, epoch=1))]
+    first = ranks(folder, world)
+    seen = taken(first, stop)
+    states = [through_json(loader.state_dict()) for loader in first]
+    assert all(state == states[0] for state in states)
+    second = ranks(folder, world)
+    for loader in second:
+        loader.load_state_dict(states[0])
+    while len(seen) < len(expected):
+        seen += taken(second)
+    assert seen == expected
+
+
+def test_other_ranks_finish_an_epoch(folder):
+    """What four ranks have left of an epoch comes once on two."""
+    before = ranks(folder, 4)
+    seen = taken(before, 4)
+    after = ranks(folder, 2)
+    for loader in after:
+        loader.load_state_dict(before[0].state_dict())
+    seen += taken(after)
+    assert sorted(flat(ids for step in seen for ids, _ in step)) == list(range(SAMPLES))
+
+
+def test_workers_and_drop_last_do_not_matter(folder):
+    """Workers give the same batches, and a smaller last batch has what is left."""
+    expected = taken(ranks(folder, 1, batch=7, drop_last=False))
+    assert (
+        taken(ranks(folder, 1, batch=7, drop_last=False, num_workers=2, threads=None)) == expected
+    )
+    assert [len(ids) for [(ids, _)] in expected] == [7] * 34 + [2]
+    assert sorted(flat(ids for [(ids, _)] in expected)) == list(range(SAMPLES))
+    padded = taken(ranks(folder, 2, batch=7, drop_last="pad"))
+    counts = collections.Counter(flat(ids for step in padded for ids, _ in step))
+    assert len(counts) == SAMPLES
+    assert counts.total() == 18 * 14
+
+
+def test_pixels_are_boxes_of_the_bucket(folder):
+    """Without a crop an image is the largest box of its bucket's shape, undistorted; the decoder's
+    flip stays, and ``crop="random"`` draws boxes of that shape from seed and epoch.
+    """
+    [loader] = ranks(folder, 1, decoder=ImageDecoder(return_geometry=True, flip=1.0))
+    batch = next(iter(loader))
+    height, width = batch["jpg"].shape[2:]
+    for i in range(24):
+        y, x, h, w = box = batch["jpg.geometry"].crop[i].tolist()
+        size = batch["jpg.geometry"].size[i].tolist()
+        assert h / w == pytest.approx(height / width, rel=0.06)
+        assert [h, w] == size or h == size[0] or w == size[1]
+        assert abs(2 * y + h - size[0]) <= 1
+        assert abs(2 * x + w - size[1]) <= 1
+        jpeg = loader.dataset.subset([batch["cls"][i]])
+        jpeg = PCRDataset(folder, scan=1)[jpeg.keys[0]]["jpg"]
+        whole = decode_image(jpeg, crop=tuple(box), size=(height, width), layout="chw")
+        assert np.array_equal(batch["jpg"][i], np.flip(whole, 2))
+    random = {"decoder": ImageDecoder(return_geometry=True, crop="random", scale=(0.3, 0.5))}
+    boxes = [
+        next(iter(*[ranks(folder, 1, epoch=epoch, **random)[0]]))["jpg.geometry"].crop
+        for epoch in (0, 0, 1)
+    ]
+    assert torch.equal(boxes[0], boxes[1])
+    assert not torch.equal(boxes[0], boxes[2])
+
+
+def test_views_of_a_dataset_have_buckets_of_their_own(folder):
+    """A subset's buckets have its samples only."""
+    dataset = PCRDataset(folder, scan=1, decoder=ImageDecoder()).subset(range(50, 150))
+    loader = PCRLoader(dataset, 10, buckets=BUCKETS)
+    assert sorted(flat(batch["cls"].tolist() for batch in loader)) == list(range(50, 150))
+
+
+# --- by pixels
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_batches_have_bounded_pixels(folder, world):
+    """With ``pixels`` each sample comes once per epoch at its own size, no batch has more pixels or
+    images than allowed, and all ranks have as many batches, in every epoch.
+    """
+    how = {"buckets": Buckets(pixels=12_000), "batch": 7}
+    loaders = ranks(folder, world, **how)
+    orders = []
+    for _ in range(2):
+        each = [list(loader) for loader in loaders]
+        assert {len(batches) for batches in each} == {len(loader) for loader in loaders}
+        batches = list(itertools.chain(*each))
+        ids = flat(batch["cls"].tolist() for batch in batches)
+        assert sorted(ids) == list(range(SAMPLES))
+        assert all(1 <= len(batch["jpg"]) <= 7 for batch in batches)
+        pixels = [sum(image[0].numel() for image in batch["jpg"]) for batch in batches]
+        assert max(pixels) <= 12_000
+        orders.append(ids)
+    assert orders[0] != orders[1]
+    sizes = loaders[0].dataset.sizes
+    assert tuple(batches[0]["jpg"][0].shape[1:]) == tuple(sizes[batches[0]["cls"][0]])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_bounded_pixels_resume_exactly(folder, world):
+    """Such a job goes on in the middle of an epoch, also on another number of ranks."""
+    how = {"buckets": Buckets(pixels=12_000), "batch": 8, "decoder": None}
+
+    def ids(loaders, steps=None):
+        return [[b["cls"].tolist() for b in itertools.islice(one, steps)] for one in loaders]
+
+    expected = ids(ranks(folder, world, **how))
+    first = ranks(folder, world, **how)
+    seen = ids(first, 5)
+    state = through_json(first[0].state_dict())
+    same, other = ranks(folder, world, **how), ranks(folder, 3 - world, **how)
+    for loader in [*same, *other]:
+        loader.load_state_dict(state)
+    assert [a + b for a, b in zip(seen, ids(same), strict=True)] == expected
+    rest = ids(other)
+    assert sorted(flat(flat(seen)) + flat(flat(rest))) == list(range(SAMPLES))
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"area": 100, "pixels": 100},
+        {"area": 63, "multiple": 8},
+        {"area": 64, "multiple": 0},
+        {"area": 4096, "max_ratio": 0.5},
+        {"pixels": 0},
+    ],
+)
+def test_buckets_that_make_no_sense(options):
+    """Wrong numbers are refused when the buckets are made."""
+    with pytest.raises(ValueError, match="expected"):
+        Buckets(**options)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "options", "message"),
+    [
+        (Buckets(pixels=3000), {}, "twice the largest image"),
+        (Buckets(pixels=12_000), {"decoder": 16}, "without a size"),
+        (Buckets(pixels=12_000), {"weights": (1,)}, "no weights"),
+        (BUCKETS, {"max_world_size": 4}, "no max_world_size"),
+        (BUCKETS, {"decoder": ImageDecoder(views=[View(16)])}, "in each View"),
+    ],
+)
+def test_what_does_not_go_with_buckets(folder, buckets, options, message):
+    """What cannot be combined is refused when the loader is made."""
+    with pytest.raises(ValueError, match=message):
+        ranks(folder, 1, batch=8, buckets=buckets, **options)
+
+
+def test_a_sample_without_an_image_is_named(tmp_path):
+    """Buckets need the size of each image."""
+    samples = [{"__key__": "a", "jpg": make_jpeg(1)}, {"__key__": "b", "cls": 1}]
+    with pytest.raises(ValueError, match="got none in 'b'"):
+        loader_of(write(tmp_path, samples), 1, buckets=BUCKETS)

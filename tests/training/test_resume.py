@@ -1,0 +1,492 @@
+"""A job that stops goes on at the exact next batch: other workers, ranks, scans, SIGKILL."""
+
+import collections
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from numbered import flat, ids, loader_of, through_json
+
+from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ShardWriter
+from pcrshard.testing import make_jpeg
+
+SAMPLES, ROWS = 96, 8
+
+
+def write(folder, samples, first=0):
+    """Shards of 8 small images; ``cls`` is the sample's id."""
+    jpegs = [make_jpeg(i, 16, 16) for i in range(4)]
+    with ShardWriter(str(folder), samples_per_shard=ROWS) as writer:
+        for i in range(first, first + samples):
+            writer.write({"__key__": f"k{i:03d}", "jpg": jpegs[i % 4], "cls": i})
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """12 shards of 8."""
+    return write(tmp_path_factory.mktemp("resume"), SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Datasets of 64 and 32 samples."""
+    return [
+        write(tmp_path_factory.mktemp("first"), 64),
+        write(tmp_path_factory.mktemp("second"), 32, 64),
+    ]
+
+
+def consume(url, world, size, options, state, steps, workers=0, scan=1):
+    """Global batches of some steps of a job of ``world`` ranks, and its state behind them."""
+    columns, states = [], []
+    for rank in range(world):
+        loader = loader_of(
+            url, size, scan=scan, rank=rank, world_size=world, num_workers=workers, **options
+        )
+        if state is not None:
+            loader.load_state_dict(through_json(state))
+        batches = iter(loader)
+        columns.append([next(batches)["cls"].tolist() for _ in range(steps)])
+        states.append(loader.state_dict())
+    assert all(one == states[0] for one in states), "the state is the same on all ranks"
+    return [flat(row) for row in zip(*columns, strict=True)], states[0]
+
+
+def whole(url, options, size, epoch=0):
+    """The uninterrupted sequence of global batches, from one rank."""
+    return ids(loader_of(url, size, rank=0, world_size=1, epoch=epoch, **options))
+
+
+# --- in one process: every place, every world
+
+
+@pytest.mark.parametrize("drop_last", [True, "pad"])
+@pytest.mark.parametrize("weights", [None, (2.0, 1.0)])
+def test_elastic_jobs_go_on_with_the_same_sequence(two, drop_last, weights):
+    """With ``max_world_size`` any worlds, workers and scans one after another give exactly the
+    uninterrupted sequence.
+    """
+    options = {"seed": 2, "max_world_size": 4, "drop_last": drop_last, "weights": weights}
+    expected = whole(two, options, 20)
+    rng = random.Random(f"{drop_last} {weights}")
+    for _ in range(6):
+        seen, state = [], None
+        while len(seen) < len(expected):
+            world, steps = rng.choice([1, 2, 4, 5, 10]), rng.randint(0, 2)
+            steps = min(steps, len(expected) - len(seen))
+            rows, state = consume(
+                two, world, 20 // world, options, state, steps, scan=rng.choice([1, 3, "full"])
+            )
+            seen += rows
+        assert seen == expected
+
+
+def test_every_place_to_stop(folder):
+    """Behind every single batch of an epoch the state gives exactly the rest.
+
+    And the next epoch follows.
+    """
+    expected = [whole(folder, {"seed": 4}, 8, epoch) for epoch in range(3)]
+    loader = loader_of(folder, 8, seed=4)
+    states = [loader.state_dict()] + [loader.state_dict() for _ in loader] + [loader.state_dict()]
+    for done, state in enumerate(states):
+        loader = loader_of(folder, 8, seed=4, epoch=7)
+        loader.load_state_dict(through_json(state))
+        epoch, step = divmod(min(done, 12), 12)
+        assert loader.epoch == epoch
+        assert ids(loader) == expected[epoch][step:]
+        assert ids(loader) == expected[epoch + 1]
+
+
+@pytest.mark.parametrize(("last", "most"), [(True, 1), ("pad", 2), (False, 1)])
+def test_other_geometries_go_on_with_what_is_left(folder, last, most):
+    """With other batch sizes and worlds, nothing that was had comes again.
+
+    And what is left comes, but for the last batch's rule.
+    """
+    rng = random.Random(str(last))
+    for _ in range(6):
+        options = {"seed": rng.randrange(100), "drop_last": last}
+        seen, state, stop = [], None, False
+        while not stop and (state is None or state["epoch"] == 0):
+            world, size = rng.choice([(1, 5), (2, 3), (3, 4), (1, 16)])
+            steps = rng.randint(1, 4)
+            left = SAMPLES - len(seen)
+            if left < world * size:
+                break
+            rows, state = consume(
+                folder, world, size, options, state, min(steps, left // (world * size))
+            )
+            seen += itertools.chain(*rows)
+            stop = rng.random() < 0.2
+        world, size = (2, 7) if SAMPLES - len(seen) >= 14 else (1, 1)
+        for rank in range(world):
+            loader = loader_of(folder, size, rank=rank, world_size=world, **options)
+            loader.load_state_dict(through_json(state))
+            seen += flat(ids(loader)) if loader.epoch == 0 else []
+        counts = collections.Counter(seen)
+        assert max(counts.values()) <= most
+        if last is True:
+            assert SAMPLES - len(counts) < max(world * size, 16)
+        else:
+            assert len(counts) == SAMPLES
+            assert last == "pad" or len(seen) == SAMPLES
+
+
+def test_a_last_batch_that_some_ranks_do_not_get(folder):
+    """Before a small last batch that only some ranks get, the state is the same on all of them, and
+    a job that resumes there has each sample once.
+    """
+    how = {"drop_last": False, "world_size": 10}
+    first = [loader_of(folder, 9, rank=rank, **how) for rank in range(10)]
+    assert sorted({len(loader) for loader in first}) == [1, 2]
+    seen = flat(flat(ids(itertools.islice(loader, 1)) for loader in first))
+    states = [loader.state_dict() for loader in first]
+    assert all(state == states[0] for state in states)
+    for rank in range(10):
+        loader = loader_of(folder, 9, rank=rank, **how)
+        loader.load_state_dict(through_json(states[0]))
+        assert loader.epoch == 0
+        seen += flat(ids(loader))
+        assert loader.epoch == 1
+    assert sorted(seen) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1)])
+def test_workers_do_not_matter(folder, before, after):
+    """The state counts what the training loop had, not what workers fetched ahead.
+
+    Any other workers go on, and into the next epoch.
+    """
+    expected = [*whole(folder, {"seed": 1}, 8), *whole(folder, {"seed": 1}, 8, epoch=1)]
+    loader = loader_of(folder, 8, seed=1, num_workers=before)
+    seen = ids(itertools.islice(loader, 5))
+    state = through_json(loader.state_dict())
+    loader = loader_of(folder, 8, scan="full", seed=1, num_workers=after)
+    loader.load_state_dict(state)
+    seen += ids(loader)
+    assert loader.epoch == 1
+    assert seen + ids(itertools.islice(loader, 4)) == expected[:16]
+    loader.load_state_dict(state)
+    assert ids(loader) == expected[5:12]
+
+
+def test_a_state_of_something_else_is_refused(folder, two):
+    """Other samples, options or versions would mean other samples: the error names what differs."""
+    loader = loader_of(folder, 8, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state["segments"] == [[8, 1, 4, 1]]
+    others = [
+        ("shards", loader_of(two, 8, seed=1)),
+        ("seed", loader_of(folder, 8)),
+        ("shuffle_shards", loader_of(folder, 8, seed=1, shuffle=5)),
+        ("last", loader_of(folder, 8, seed=1, drop_last="pad")),
+        ("weights", loader_of(folder, 8, seed=1, weights=(1.0,))),
+        ("view", PCRLoader(PCRDataset(folder).subset(range(50)), 8, seed=1)),
+        ("buckets", loader_of(folder, 8, seed=1, buckets=Buckets(area=64, multiple=8))),
+    ]
+    for name, other in others:
+        before = other.state_dict()
+        with pytest.raises(
+            ValueError, match=f"expected a state of the same dataset and options, its {name} is"
+        ):
+            other.load_state_dict(through_json(state))
+        assert other.state_dict() == before
+    loader = loader_of(folder, 8, seed=1)
+    before = loader.state_dict()
+    for wrong in (
+        *({"version": version} for version in (2, None)),
+        *({"epoch": epoch} for epoch in (-1, None, "1", 1.0, 1 << 63)),
+        *(
+            {"segments": segments}
+            for segments in (
+                None,
+                7,
+                "abcd",
+                [3],
+                [[8, 1, 4]],
+                [[8, 1, 4, "1"]],
+                [[8, 1, 4, 1]] * 65,
+            )
+        ),
+        {"segments": [[8, 1, 4, 99]]},  # more steps than the epoch has
+        {"segments": [[8, 3, 4, 1]]},  # slots that do not divide the batch
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            loader.load_state_dict(state | wrong)
+        assert loader.state_dict() == before
+
+
+def test_a_state_of_the_first_format_is_read(folder):
+    """A state that was saved by the dataset of version 1 goes on here."""
+    loader = loader_of(folder, 8, seed=1)
+    new = {"view", "buckets"}
+    state = {name: value for name, value in loader.state_dict().items() if name not in new}
+    loader.load_state_dict(state | {"epoch": 1, "segments": [[8, 1, 4, 5]]})
+    assert ids(loader) == whole(folder, {"seed": 1}, 8, epoch=1)[5:]
+    loader.load_state_dict(state | {"segments": [[8, 1, 4, 12]]})  # after its last batch
+    assert ids(loader) == whole(folder, {"seed": 1}, 8, epoch=1)
+
+
+HUGE = 10**8
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        [HUGE, 1, 1, 0],
+        [HUGE, HUGE, HUGE, 0],
+        [24, 1, HUGE, 0],
+        [24, 24, (1 << 31) - 1, 0],
+        [1 << 40, 1 << 40, 1 << 40, 0],
+        [8, 1, 4, 4],
+        [8, 3, 4, 0],
+        [0, 1, 4, 0],
+        [8, 1, 4],
+    ],
+    ids=str,
+)
+def test_a_state_that_was_never_one_changes_nothing(dataset, segment):
+    """Numbers that no job had are refused at once or harmless; the loader goes on as it was."""
+    loader = loader_of(str(dataset), 8, epoch=1)
+    expected = [batch["__key__"] for batch in loader]
+    loader.set_epoch(1)
+    state = loader.state_dict()
+    tracemalloc.start()
+    with contextlib.suppress(ValueError):
+        loader.load_state_dict(state | {"epoch": 2, "segments": [segment]})
+        loader.set_epoch(1)  # of other numbers it was a state
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+    assert [batch["__key__"] for batch in loader] in (expected, [])
+
+
+@pytest.mark.parametrize("state", [None, [], "state", {"epoch": 1}], ids=str)
+def test_what_is_no_state_is_refused(dataset, state):
+    """Anything else than a state is a ValueError."""
+    with pytest.raises(ValueError, match="expected a state"):
+        loader_of(str(dataset), 8).load_state_dict(state)
+
+
+def test_a_process_group_that_comes_later_counts(folder, tmp_path):
+    """A loader that was made before ``init_process_group`` reads the rank's own share."""
+    loader = loader_of(folder, 4)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert ids(loader) == whole(folder, {}, 4)
+    finally:
+        dist.destroy_process_group()
+
+
+# --- killed
+
+
+def train(url, folder, attempt, epochs, rank, world, size, slots, workers, scan):
+    """One rank of a small job: reads the checkpoint if there is one.
+
+    And makes one behind every step.
+    """
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store-{attempt}", rank=rank, world_size=world
+    )
+    how = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    decoder = ImageDecoder(8, "random")
+    loader = loader_of(url, size, scan=scan, decoder=decoder, seed=6, max_world_size=slots, **how)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))
+    checkpoint = {"rows": []}
+    path = f"{folder}/checkpoint.json"
+    if os.path.exists(path):
+        with open(path) as file:
+            checkpoint = json.load(file)
+        loader.load_state_dict(checkpoint["data"])
+        model[1].weight.data = torch.tensor(checkpoint["weight"])
+    for epoch in range(loader.epoch, epochs):
+        for batch in loader:
+            loss = torch.nn.functional.cross_entropy(model(batch["jpg"] / 255), batch["cls"] % 4)
+            model.zero_grad()
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.data -= 0.1 * parameter.grad / world
+            parts = [torch.zeros(size, dtype=torch.int64) for _ in range(world)]
+            dist.all_gather(parts, batch["cls"])
+            checkpoint["rows"].append([epoch, *torch.cat(parts).tolist()])
+            checkpoint |= {"data": loader.state_dict(), "weight": model[1].weight.tolist()}
+            if rank == 0:
+                with open(f"{path}.tmp", "w") as file:
+                    json.dump(checkpoint, file)
+                os.replace(f"{path}.tmp", path)
+            time.sleep(0.005)
+    dist.destroy_process_group()
+
+
+def steps_done(folder):
+    """Steps in the checkpoint."""
+    try:
+        return len(json.loads((folder / "checkpoint.json").read_text())["rows"])
+    except FileNotFoundError:
+        return 0
+
+
+def run_with_kills(url, folder, kills, epochs, shapes, seed):
+    """Run a job of some epochs to its end, killing it at random points.
+
+    Its steps as (epoch, ids).
+    """
+    rng, context = random.Random(seed), multiprocessing.get_context("fork")
+    killed = []
+    for attempt in range(kills + 1):
+        world, size, slots = rng.choice(shapes)
+        shape = (world, size, slots, rng.choice([0, 1, 2]), rng.choice([1, 2, 5, "full"]))
+        ranks = [
+            context.Process(target=train, args=(url, folder, attempt, epochs, rank, *shape))
+            for rank in range(world)
+        ]
+        for rank in ranks:
+            rank.start()
+            os.setpgid(rank.pid, rank.pid)  # to be killed with its workers
+        if attempt < kills:
+            target = steps_done(folder) + rng.choice([0, 1, 1, 2, 3])
+            while steps_done(folder) < target and all(rank.is_alive() for rank in ranks):
+                time.sleep(0.002)
+            time.sleep(rng.random() * (0.02 if target else 0.2))
+            for rank in rng.sample(ranks, len(ranks)):
+                os.killpg(rank.pid, signal.SIGKILL)
+        for rank in ranks:
+            rank.join(60)
+        killed.append(all(rank.exitcode for rank in ranks))
+        assert attempt < kills or [rank.exitcode for rank in ranks] == [0] * world
+    assert killed == [True] * kills + [False], "the job ended before it was killed often enough"
+    rows = json.loads((folder / "checkpoint.json").read_text())["rows"]
+    return [(epoch, ids) for epoch, *ids in rows]
+
+
+def check_elastic(url, folder, kills, epochs, seed):
+    """Whatever world it ran with, the job had exactly the uninterrupted sequence."""
+    rows = run_with_kills(url, folder, kills, epochs, [(1, 8, 4), (2, 4, 4), (4, 2, 4)], seed)
+    options = {"seed": 6, "max_world_size": 4}
+    assert rows == [
+        (epoch, row) for epoch in range(epochs) for row in whole(url, options, 8, epoch)
+    ]
+
+
+def check_any(url, folder, kills, epochs, seed):
+    """With other batch sizes and worlds each epoch had its samples once, but for less than a
+    batch.
+    """
+    shapes = [(1, 5, None), (2, 3, None), (1, 8, None), (2, 4, None), (3, 4, None)]
+    rows = run_with_kills(url, folder, kills, epochs, shapes, seed)
+    for epoch in range(epochs):
+        counts = collections.Counter(number for of, row in rows if of == epoch for number in row)
+        assert max(counts.values()) == 1
+        assert SAMPLES - len(counts) < 12
+
+
+@pytest.mark.parametrize("check", [check_elastic, check_any])
+def test_killed_jobs_lose_and_repeat_nothing(folder, tmp_path, check):
+    """A job that is killed goes on from its last checkpoint, with other ranks, workers and scans,
+    as if nothing had been.
+    """
+    check(folder, tmp_path, kills=4, epochs=2, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", [check_elastic, check_any])
+def test_a_hundred_kills(folder, tmp_path, check):
+    """So it does a hundred times in a row."""
+    check(folder, tmp_path, kills=100, epochs=20, seed=2)
+
+
+JOB = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+from pcrshard import ImageDecoder, PCRDataset, PCRLoader
+
+url, folder, resume = sys.argv[1:]
+torch.use_deterministic_algorithms(True)
+torch.set_num_threads(1)
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+image = ImageDecoder(12, "random", flip=0.5)
+dataset = PCRDataset(url, scan=3, decoder=image)
+how = {"threads": 2} if resume == "resume" else {"num_workers": 2}
+loader = PCRLoader(dataset, 4, seed=8, **how)
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(),
+    torch.nn.Linear(800, 4),
+)
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+losses = []
+if resume == "resume":
+    saved = torch.load(f"{folder}/middle-{dist.get_rank()}.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    loader.load_state_dict(json.loads(saved["data"]))
+    losses = saved["losses"]
+for _ in range(loader.epoch, 2):
+    for batch in loader:
+        loss = torch.nn.functional.cross_entropy(model(batch["jpg"] / 255), batch["cls"] % 4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+        if len(losses) == 7 and resume == "whole":
+            state = {"model": model.state_dict(), "losses": losses}
+            state |= {"optimizer": optimizer.state_dict(), "data": json.dumps(loader.state_dict())}
+            torch.save(state, f"{folder}/middle-{dist.get_rank()}.pt")
+with open(f"{folder}/{resume}-{dist.get_rank()}.json", "w") as file:
+    weights = [p.double().sum().item().hex() for p in model.parameters()]
+    json.dump({"losses": losses, "weights": weights}, file)
+dist.destroy_process_group()
+"""
+
+
+def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
+    """Two ranks under torchrun that begin again in the middle, with threads in place of
+    workers, have the losses of those that ran through, bit for bit.
+    """
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        str(tmp_path / "job.py"),
+        folder,
+        str(tmp_path),
+    ]
+    for how in ("whole", "resume"):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, how],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        through, resumed = (
+            json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for how in ("whole", "resume")
+        )
+        assert len(through["losses"]) == 24
+        assert through == resumed
