@@ -139,6 +139,11 @@ class Collator:
             box["scale"] = (1.0, 1.0)  # the largest box of that shape, in the middle
         return replace(self, image=replace(self.image, size=size, **box))
 
+    @property
+    def is_upright(self) -> bool:
+        """Whether images are turned upright; bytes are, by whoever decodes them."""
+        return self.image is None or self.image.upright
+
     def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
         """Threads that decode the images of batches; ``None`` where there is no plain decoder."""
         # A subclass may do more than decode.

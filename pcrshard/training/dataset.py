@@ -20,6 +20,7 @@ from ..checksum import crc32c
 from ..format.scan import FULL, Scan
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
+from ..reading.prefix_cache import CacheStats
 from ..reading.scan_level import ScanChoice, current_scan
 from ..storage.retry import Retry
 from .collate import Collator, ImageChoice, make_collator
@@ -144,6 +145,11 @@ class PCRDataset(Dataset[Any]):
         """The highest scan that can be read: ``"full"``, or of a staged copy what it holds."""
         return self.shards.scans.highest
 
+    def cache_stats(self) -> CacheStats:
+        """Bytes that came from ``cache_dir``, and bytes that were fetched, workers included."""
+        cache = self.shards.options.cache
+        return CacheStats(0, 0) if cache is None else cache.stats
+
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """The key of each sample. Reads the index of each shard once, in parallel."""
@@ -168,9 +174,10 @@ class PCRDataset(Dataset[Any]):
     def sizes(self) -> Ints:
         """(N, 2) int64, height and width in pixels of each sample's first image; 0, 0 if unknown.
 
-        Reads the index of each shard once, in parallel.
+        They are those of the upright picture, unless the decoder has ``upright=False``. Reads the
+        index of each shard once, in parallel.
         """
-        found = self.shards.columns.sizes
+        found: Ints = self.shards.columns.sizes[int(self.collator(0).is_upright)]
         return found if self._ids is None else found[self._ids]
 
     @cached_property

@@ -412,7 +412,9 @@ class _Reading(IterableDataset[Any]):
             def begin(rows: list[Row]) -> Callable[[], Any]:
                 shaped = collate
                 if loader.buckets is not None and loader.buckets.area is not None:
-                    sizes = {each: sample_sizes(each.index) for each in {row[1] for row in rows}}
+                    upright = collate.is_upright
+                    prefixes = {row[1] for row in rows}
+                    sizes = {each: sample_sizes(each.index, upright) for each in prefixes}
                     own = np.array([sizes[prefix][row] for _, prefix, row in rows])
                     shaped = collate.of_size(loader.buckets.size_of(own))
                 return shaped.begin(rows, self.epoch, pool, target)

@@ -18,6 +18,7 @@ from ..checksum import crc32c
 from ..format.dataset_index import ShardEntry, scan_of_fraction
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
+from ..jpeg.orientation import upright_sizes
 from ..reading.dataset_folder import Opened, check_claims, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
@@ -47,7 +48,8 @@ class Columns(NamedTuple):
     Attributes:
         keys: The key of each.
         labels: ``cls`` of each, as bytes, or ``None``.
-        sizes: (N, 2) int64, height and width in pixels of its first image; 0, 0 if it has no JPEG.
+        sizes: (2, N, 2) int64, height and width in pixels of its first image, as stored and
+            upright; 0, 0 if it has no JPEG.
     """
 
     keys: list[str]
@@ -119,13 +121,15 @@ class ShardSet:
             found = list(threads.map(self._read_columns, range(len(self.urls))))
         keys, labels, sizes = zip(*found, strict=True)
         chained = itertools.chain.from_iterable
-        return Columns(list(chained(keys)), list(chained(labels)), np.concatenate(sizes))
+        both = np.concatenate(sizes, axis=1)
+        return Columns(list(chained(keys)), list(chained(labels)), both)
 
     def _read_columns(self, shard: int) -> Columns:
         with self.open(shard).load(0) as prefix:
             index = prefix.index
             labels = prefix.fields.get("cls", [None] * index.num_samples)
-            return Columns(list(index.keys), list(labels), sample_sizes(index))
+            sizes = np.stack([sample_sizes(index, upright) for upright in (False, True)])
+            return Columns(list(index.keys), list(labels), sizes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "columns"}
@@ -171,10 +175,16 @@ class ShardSet:
         return self.options.open(self.urls[shard], self.entries[shard])
 
 
-def sample_sizes(index: ShardIndex) -> Ints:
-    """(S, 2) int64, height and width in pixels of each sample's first image; 0, 0 without one."""
+def sample_sizes(index: ShardIndex, upright: bool) -> Ints:
+    """Return (S, 2) int64, height and width in pixels of each sample's first image; 0, 0 if none.
+
+    Args:
+        index: The shard's index.
+        upright: Whether they are those of pictures that are turned upright, or as stored.
+    """
+    found = upright_sizes(index.dims, index.orientation) if upright else index.dims
     # A row more, for samples at the end that have no image.
-    dims = np.concatenate([index.dims.astype(np.int64), np.zeros((1, 2), np.int64)])
+    dims = np.concatenate([found.astype(np.int64), np.zeros((1, 2), np.int64)])
     sizes = dims[index.first_units[:-1]]
     sizes[np.diff(index.first_units) == 0] = 0
     return sizes
