@@ -141,7 +141,7 @@ def _copy(source: StoreIO, target: StoreIO, record: VersionRecord) -> Iterator[t
         return
     storage.make_folder(target.url)
     path = storage.plain_path(target.join(f".{record.file}.part"))
-    with hold_lock(path, wait=False) as is_held:
+    with mapped_errors(path, "write", (OSError,)), hold_lock(path, wait=False) as is_held:
         if not is_held:
             raise ConcurrentWriter("another process pulls this file", url=target.url)
         yield from _download(source, record, path)
@@ -151,21 +151,20 @@ def _copy(source: StoreIO, target: StoreIO, record: VersionRecord) -> Iterator[t
 def _download(source: StoreIO, record: VersionRecord, path: str) -> Iterator[tuple[int, int]]:
     """Complete a local file, in pieces that a later call need not fetch again."""
     url = source.join(record.file)
-    with mapped_errors(path, "write", (OSError,)):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        with open(handle, "r+b", buffering=0) as file:
-            there = file.seek(0, os.SEEK_END)
-            if there > record.file_bytes:
-                there = file.truncate(0)
-                file.seek(0)
-            yield there, 0
-            while there < record.file_bytes:
-                stop = min(there + _BLOCK, record.file_bytes)
-                with storage.open_range(url, there, stop, options=source.options) as view:
-                    file.write(view)
-                yield stop, stop - there
-                there = stop
-            os.fsync(file.fileno())
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
+        there = file.seek(0, os.SEEK_END)
+        if there > record.file_bytes:
+            there = file.truncate(0)
+            file.seek(0)
+        yield there, 0
+        while there < record.file_bytes:
+            stop = min(there + _BLOCK, record.file_bytes)
+            with storage.open_range(url, there, stop, options=source.options) as view:
+                file.write(view)
+            file.flush()
+            yield stop, stop - there
+            there = stop
+        os.fsync(file.fileno())
 
 
 def _check(target: StoreIO, merged: Manifest, added: list[VersionRecord], number: int) -> None:

@@ -123,9 +123,13 @@ class _Flattener:
         if kind in (dict, collections.OrderedDict):
             return self._pack_dict(value, path, known)
         if kind in (list, tuple, torch.Size):
-            tag = _LIST if kind is list else _TUPLE
             items = [self.pack(item, (*path, str(i)), known) for i, item in enumerate(value)]
-            return [tag, items]
+            return [_LIST if kind is list else _TUPLE, items]
+        return self._pack_values(value, path, known)
+
+    def _pack_values(self, value: Any, path: tuple[str, ...], known: bool | None) -> list[Any]:
+        kind = type(value)
+        where = ".".join(path)
         if isinstance(value, torch.Tensor):
             check_storable(value, where)
             return self._add(_TENSOR, value, path, _role(path, known))
@@ -315,6 +319,10 @@ class _Unflattener:
             return _unpack_integer(node)
         if tag == _SCALAR:
             return _unpack_scalar(node)
+        return self._unpack_tensor(node)
+
+    def _unpack_tensor(self, node: Any) -> Any:
+        tag, content = node[0], node[1]
         require(tag in (_TENSOR, _VIEW, _ARRAY) and type(content) is int, "unknown kind of node")
         if tag == _ARRAY:
             tensor = self._leaf(content)

@@ -396,7 +396,9 @@ def age_seconds(url: str, *, options: Options = None) -> float:
     Raises:
         StorageError: The file is not there, or the store does not say.
     """
-    return time.time() - float(ask(url, "look up", "modified", options).timestamp())
+    fs, path = resolve(url, options)
+    with mapped_errors(url, "look up"):
+        return time.time() - float(fs.modified(path).timestamp())
 
 
 def abandon_writes() -> None:

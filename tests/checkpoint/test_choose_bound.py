@@ -91,9 +91,7 @@ def test_nothing_within_the_budget_keeps_the_default():
     assert "every candidate loses more" in choice.reason
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_loss": -1}, {"max_loss": math.nan}, {"repeats": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"max_loss": -1}, {"max_loss": math.nan}, {"repeats": 0}])
 def test_a_budget_makes_sense(wrong):
     """Wrong options are an error at once."""
     with pytest.raises(ValueError, match="expected"):
