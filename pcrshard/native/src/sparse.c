@@ -68,8 +68,9 @@ static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t si
                     return -1;                                                                   \
                 for (; distance >= 255; distance -= 255) *gap++ = 255;                           \
                 *gap++ = (uint8_t)distance;                                                      \
-                type d = (type)(ORDERED(type, stype, now[i]) - ORDERED(type, stype, was[i]));                  \
-                type zigzag = (type)((type)(d << 1) ^ (type)((stype)d >> (8 * sizeof(type) - 1))); \
+                type to = ORDERED(type, stype, now[i]), from = ORDERED(type, stype, was[i]);     \
+                type d = (type)(to - from);                                                      \
+                type zigzag = (type)((type)(d << 1) ^ SIGN(type, stype, d));                     \
                 if (zigzag < 255) {                                                              \
                     *step++ = (uint8_t)zigzag;                                                   \
                 } else {                                                                         \
