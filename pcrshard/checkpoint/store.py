@@ -135,12 +135,12 @@ class DeltaStore:
         noted = dict(metrics or {})
         check_metrics(noted)
         flat = flatten(state)
-        self._wait()
+        self._background.wait()
         manifest = self._manifest or self._open()
         number = manifest.next_version
         self._background.submit(lambda: self._append(manifest, flat, noted, on_saved))
         if blocking:
-            self._wait()
+            self._background.wait()
         return number
 
     def load(
@@ -175,7 +175,7 @@ class DeltaStore:
 
     def versions(self) -> list[VersionRecord]:
         """List the versions, oldest first."""
-        self._wait()
+        self._background.wait()
         return list(self.io.newest().versions)
 
     def verify(
@@ -257,7 +257,7 @@ class DeltaStore:
 
     def read(self, work: Callable[[Manifest], T]) -> T:
         """Apply a function to the newest manifest; again if files it names were just deleted."""
-        self._wait()
+        self._background.wait()
         manifest = self.io.existing()
         for _ in range(_READ_ATTEMPTS):
             try:
@@ -271,16 +271,9 @@ class DeltaStore:
 
     def settled(self) -> StoreIO:
         """Wait for saves, and return access to the files; the next save reads the store again."""
-        self._wait()
+        self._background.wait()
         self._forget()
         return self.io
-
-    def _wait(self) -> None:
-        try:
-            self._background.wait()
-        except BaseException:
-            self._forget()
-            raise
 
     def _forget(self) -> None:
         self._manifest = self._last = None
@@ -304,10 +297,6 @@ class DeltaStore:
         elif manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
         self.io.clean(manifest)
-        if manifest.versions:
-            last = manifest.versions[-1]
-            _, tensors = read_tensors(self.io, manifest, last.number)
-            self._last = Decoded(last.number, last.id, tensors)
         self._manifest = manifest
         return manifest
 
@@ -330,6 +319,7 @@ class DeltaStore:
                 self.io.remove([record.file])
                 raise
         except Exception:
+            self._forget()
             log.exception("version %s was not saved", number)
             raise
         try:
@@ -342,6 +332,10 @@ class DeltaStore:
     def _write_next(
         self, manifest: Manifest, flat: Flattened, metrics: dict[str, Any]
     ) -> VersionRecord:
+        if self._last is None and manifest.versions:
+            last = manifest.versions[-1]
+            _, tensors = read_tensors(self.io, manifest, last.number)
+            self._last = Decoded(last.number, last.id, tensors)
         before = {} if self._last is None else self._last.tensors
         is_due = is_keyframe_due(manifest, self._every)
         bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in flat.leaves}

@@ -383,7 +383,11 @@ class WeightMirror:
         return self.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights by name; they share the file's memory, and change with it."""
+        """Return the weights by name; they share the file's memory, and change with it.
+
+        After the mirror had to load all weights (another publisher, or other shapes) the file is
+        another one: call this again.
+        """
         found = {}
         for name, spec in self._layout.specs.items():
             start = self._layout.starts[name]

@@ -199,7 +199,8 @@ class _Flattener:
         big, small = self._found[base][0].tensor, self._found[i][0].tensor
         start = small.storage_offset() - big.storage_offset()
         inside = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
-        return big.dtype == small.dtype and (inside or _same_view(big, small))
+        lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in (big, small))
+        return _same_view(big, small) or (inside and big.dtype == small.dtype and not lazy)
 
     def _refer(self, i: int, base: int, number: int) -> None:
         leaf, node = self._found[i]
@@ -212,8 +213,12 @@ class _Flattener:
 
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    same_place = a.storage_offset() == b.storage_offset() and a.dtype == b.dtype
-    return same_place and a.shape == b.shape and a.stride() == b.stride()
+    def view(tensor: torch.Tensor) -> tuple[Any, ...]:
+        lazy = (tensor.is_conj(), tensor.is_neg())
+        place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        return (tensor.dtype, *place, *lazy)
+
+    return view(a) == view(b)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -311,6 +312,8 @@ def atomic_write(
 # Stores whose writes can be conditional: S3's If-None-Match, GCS's generation 0, fsspec's memory.
 _CONDITIONAL = {"s3", "s3a", "gs", "gcs", "memory"}
 _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
+# File systems without hard links: a reader may see such a file before it is whole.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _LEASE_SECONDS = 60.0
 _LEASE_SETTLE_SECONDS = 0.5
 
@@ -364,7 +367,15 @@ def _create_local(url: str, path: str, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(temporary, path)
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with open(path, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
             _sync_folder(folder)
             return
         except FileExistsError:

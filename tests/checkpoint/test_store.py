@@ -105,6 +105,30 @@ def test_tied_weights_come_back_tied_under_each_name(tmp_path):
     assert both["model.emb.weight"] is both["model.head.weight"]
 
 
+def test_a_conjugate_view_keeps_its_values(tmp_path):
+    """It shares its source's memory, but not its values."""
+    tensor = torch.randn(3, dtype=torch.complex64)
+    with DeltaStore.lossless(str(tmp_path)) as store:
+        store.save({"a": tensor, "b": tensor.conj()})
+        loaded = store.load()
+    assert torch.equal(loaded["a"], tensor)
+    assert torch.equal(loaded["b"], tensor.conj().resolve_conj())
+
+
+def test_after_a_failed_close_the_next_save_is_whole(tmp_path, monkeypatch):
+    """A version that did not get into the store is no parent of the next one."""
+    store = DeltaStore.lossless(str(tmp_path))
+    store.save(tiny_state(1), blocking=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("pcrshard.storage.create", lambda *_, **__: (_ for _ in ()).throw(OSError()))
+        store.save(tiny_state(2))
+        with pytest.raises(OSError):  # whatever a store raises
+            store.close()
+    assert store.save(tiny_state(3), blocking=True) == 2
+    assert DeltaStore(str(tmp_path)).verify() == []
+    store.close()
+
+
 def test_memory_shared_with_an_exact_tensor_stays_exact(tmp_path):
     """A master weight that is the model's own parameter keeps the parameter exact, too."""
     weight = torch.randn(30, 20)
