@@ -45,7 +45,7 @@ CODERS = (INTRA, DELTA, SPARSE, SAME)
 _COARSEST = 1.1
 _FINEST = 0.5
 # Coders are compared on this many words from the middle of a tensor.
-SAMPLE = 1 << 13
+_SAMPLE = 1 << 15
 # Above this fraction of changed words the sparse form is not tried: it is larger.
 _SPARSE_FRACTION = 0.1
 _SMALLEST_LOSSY = 256
@@ -107,8 +107,8 @@ Tensor = Exact | Quantised
 
 
 def _middle(spec: TensorSpec, values: Any) -> tuple[TensorSpec, Any]:
-    start = max(len(values) - SAMPLE, 0) // 2
-    part = values[start : start + SAMPLE]
+    start = max(len(values) - _SAMPLE, 0) // 2
+    part = values[start : start + _SAMPLE]
     return TensorSpec(spec.dtype, (len(part),)), part
 
 
