@@ -171,20 +171,29 @@ def _in_words(bound: Bound) -> str:
     return f"{bound.error_bound:g}"
 
 
-def quantised(words: Words, spec: TensorSpec, bound: Bound, before: Tensor | None) -> Tensor:
+def quantised(
+    words: Words,
+    spec: TensorSpec,
+    bound: Bound,
+    before: Tensor | None,
+    restored: Words | None = None,
+) -> Tensor:
     """Quantize words (N,) on the grid of the version before if that still fits the bound.
 
-    A tensor without a deviation has no grid, and stays exact.
+    A tensor without a deviation has no grid, and stays exact. What the tensor restores to is
+    written to ``restored`` (N,).
     """
     float_type = FLOAT_TYPES[spec.dtype]
     lattice = bound.lattice(words, float_type)
     if lattice is None:
+        if restored is not None:
+            restored[:] = words
         return Exact(spec, words.copy())
     known = before.lattice if before is not None and before.spec == spec else None
     if known is not None and known.kind == lattice.kind:
         close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
         lattice = known if close else lattice
-    found = quantise(words, float_type, lattice)
+    found = quantise(words, float_type, lattice, restored)
     return Quantised(spec, lattice, found.codes, found.escape_index, found.escape_words)
 
 

@@ -28,6 +28,7 @@ from ..errors import (
     CorruptCheckpoint,
     MissingDependency,
     StorageError,
+    UnsupportedState,
     VersionUnavailable,
 )
 from ..native import sparse_words
@@ -175,6 +176,8 @@ class WeightPublisher:
         for name, tensor in tensors.items():
             check_storable(tensor, name)
             specs[name] = spec_of(tensor)
+            if specs[name].dtype not in _SAFETENSORS:
+                raise UnsupportedState(f"safetensors has no {specs[name].dtype}", key=name)
         layout = Layout(specs)
         is_new = self._layout is None or self._layout.specs != layout.specs
         if is_new:

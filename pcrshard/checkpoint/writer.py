@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..checksum import crc32c
 from ..errorbound import Bound, Words
 from .codec import Exact, Quantised, Tensor, encode, quantised
@@ -160,6 +162,7 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> Stored
     if bound is None:
         tensor: Tensor = Exact(spec, words.copy())  # without the memory of the whole state
     else:
-        tensor = quantised(words, spec, bound, before)
-        words = tensor.restore()
+        restored = np.empty_like(words)
+        tensor = quantised(words, spec, bound, before, restored)
+        words = restored
     return Stored(leaf.path, tensor, hashlib.sha256(words.data).digest(), crc32c(words))

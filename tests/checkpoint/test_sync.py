@@ -287,6 +287,8 @@ def test_tensors_without_values_are_refused(tmp_path):
     """By name."""
     with pytest.raises(UnsupportedState, match="key=w"):
         WeightPublisher(str(tmp_path)).publish({"w": torch.empty(3, device="meta")})
+    with pytest.raises(UnsupportedState, match=r"safetensors has no complex128.*key=w"):
+        WeightPublisher(str(tmp_path)).publish({"w": torch.ones(3).to(torch.complex128)})
 
 
 SERVER = """
