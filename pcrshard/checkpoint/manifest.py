@@ -236,7 +236,7 @@ class StoreIO:
             storage.create(self.join(name), data, options=self.options)
         except FileExistsError:
             # A request whose answer was lost may have been repeated by the client's library.
-            if storage.read_bytes(self.join(name), options=self.options) != data:
+            if not self._holds(name, data):
                 raise ConcurrentWriter(
                     f"another process has written manifest {after.number} of this store",
                     url=self.url,
@@ -248,6 +248,12 @@ class StoreIO:
         self._write_copy(data)
         self.remove(manifest_name(n) for n in numbers if n <= after.number - _KEPT_MANIFESTS)
         return after
+
+    def _holds(self, name: str, data: bytes) -> bool:
+        try:
+            return storage.read_bytes(self.join(name), options=self.options) == data
+        except StorageError:
+            return False  # another process holds a lease, or has pruned the file
 
     def _check_followed(self, before: Manifest, mine: Manifest) -> None:
         """Check that the newest manifest was made of mine.

@@ -395,10 +395,14 @@ def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
         raise FileExistsError(path)
     fs.pipe_file(lease, token)
     time.sleep(_LEASE_SETTLE_SECONDS)
-    if fs.cat_file(lease) != token or fs.exists(path):
+    if fs.cat_file(lease) != token:
         raise FileExistsError(path)
-    fs.pipe_file(path, data)
-    fs.rm_file(lease)
+    try:
+        if fs.exists(path):
+            raise FileExistsError(path)
+        fs.pipe_file(path, data)
+    finally:
+        fs.rm_file(lease)
 
 
 def age_seconds(url: str, *, options: Options = None) -> float:
