@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import PCRError
 from .progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -24,7 +25,15 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A command of ``pcrshard checkpoint``, with ``--json``."""
     command: argparse.ArgumentParser = inner.add_parser(name, help=text, description=text)
-    command.set_defaults(run=run)
+
+    def printably(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except PCRError as error:
+            # An error may hold the name of a tensor of another user's store.
+            raise type(error)(printable(str(error))) from error.__cause__
+
+    command.set_defaults(run=printably)
     command.add_argument("--json", action="store_true", help="print JSON")
     return command
 

@@ -11,7 +11,7 @@ from support import ROOT
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.cli import checkpoint
-from pcrshard.errors import UnsupportedVersion, VersionUnavailable
+from pcrshard.errors import CorruptCheckpoint, UnsupportedVersion, VersionUnavailable
 
 
 def state(number):
@@ -183,3 +183,11 @@ def test_terminals_obey_nothing_in_a_store(run, tmp_path):
         _, text = run(words[0], store.url, *words[1:])
         assert all(char.isprintable() or char == "\n" for char in text)
         assert "\\x1b" in text
+    path = tmp_path / "evil" / store.versions()[0].file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpoint) as error:
+        run("export", store.url, 1, tmp_path / "a.safetensors")
+    assert "\\x1b" in str(error.value)
+    assert str(error.value).isprintable()
