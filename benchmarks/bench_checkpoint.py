@@ -144,7 +144,7 @@ def store_speed(folder, megabytes, rounds):
     second = step(generator, first)
     rates = {}
     for number in range(rounds):
-        with DeltaStore(os.path.join(folder, f"speed-{number}"), order="forward") as store:
+        with DeltaStore(os.path.join(folder, f"speed-{number}")) as store:
             work = {
                 "keyframe_save_MB_s": lambda store=store: store.save(first, blocking=True),
                 "delta_save_MB_s": lambda store=store: store.save(second, blocking=True),
@@ -168,7 +168,7 @@ def wait_for_save(folder, megabytes, rounds):
     state = model(generator, megabytes)
     waits = []
     copies = []
-    with DeltaStore(os.path.join(folder, "wait"), order="forward") as store:
+    with DeltaStore(os.path.join(folder, "wait")) as store:
         for _ in range(rounds):
             start = time.perf_counter()
             copy = {name: tensor.clone() for name, tensor in state.items()}
@@ -190,7 +190,7 @@ def weight_sync(folder, rounds):
     generator = np.random.default_rng(3)
     old = torch.from_numpy(weights(generator, 20_000_000)).bfloat16().view(torch.int16)
     rates = []
-    with DeltaStore(os.path.join(folder, "sync"), bound=None, order="forward") as store:
+    with DeltaStore(os.path.join(folder, "sync"), "lossless") as store:
         store.save({"w": old.view(torch.bfloat16).reshape(-1, 1000)}, blocking=True)
         new = old
         for _ in range(rounds):
@@ -211,7 +211,7 @@ def many_versions(folder, megabytes, versions):
     generator = np.random.default_rng(4)
     state = model(generator, megabytes)
     started = time.perf_counter()
-    with DeltaStore(url, order="forward", keyframe_every=10) as store:
+    with DeltaStore(url, keyframe_every=10) as store:
         for _ in range(versions):
             store.save(state)
             state = step(generator, state)

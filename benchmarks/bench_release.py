@@ -21,9 +21,8 @@ from common import ROOT, judge, print_table, save, show, summary
 from torch import nn
 
 from pcrshard import storage
-from pcrshard.checkpoint import DeltaStore
+from pcrshard.checkpoint import DeltaStore, Precision, pull
 from pcrshard.errorbound import RelativeStd
-from pcrshard.release import publish, pull
 
 sys.path.insert(0, os.path.join(ROOT, "tests"))
 import servers
@@ -120,29 +119,25 @@ def send_delta(server, folder, number, pair, bound):
     """The receiver holds the release before, and pulls; both sides keep what they have."""
     before, after = pair
     round_name = f"{'exact' if bound is None else 'bounded'}-{number}"
-    sender = DeltaStore(
-        os.path.join(folder, "..", f"sender-{round_name}"), bound=bound, order="forward"
-    )
-    receiver = DeltaStore(os.path.join(folder, "..", f"receiver-{round_name}"), order="forward")
     web = os.path.join(folder, round_name)
+    sender = DeltaStore(web, Precision(weights=bound))
+    receiver = DeltaStore(os.path.join(folder, "..", f"receiver-{round_name}"))
     sender.save(before, blocking=True)
-    publish(sender, web)
     pull(server.url(round_name), receiver)
     clock = Clock()
     sender.save(after, blocking=True)
-    publish(sender, web)
     clock.end("encode")
     moments = []
     got = pull(
         server.url(round_name), receiver, progress=lambda *_: moments.append(time.perf_counter())
     )
-    loaded = receiver.load(got.number, verify=False)
+    loaded = receiver.load(got.version)
     clock.end("decode")
     clock.seconds["transfer"] = moments[-1] - moments[0]
     clock.seconds["decode"] -= clock.seconds["transfer"]
     assert same(loaded, sender.load())
     check_bound(loaded, after, bound)
-    return clock.seconds, got.num_bytes
+    return clock.seconds, got.moved_bytes
 
 
 def check_bound(loaded, after, bound):

@@ -6,6 +6,7 @@ import tempfile
 import torch
 
 from pcrshard import DeltaStore
+from pcrshard.checkpoint import Precision
 from pcrshard.errorbound import PointwiseRelative, RelativeStd
 
 # The optimizer's state needs fewer digits than the weights (docs/checkpoints.md).
@@ -32,7 +33,7 @@ class Checkpoints:
         self.url = os.path.join(cfg.out, "checkpoints")
         self.store = None
         if cfg.checkpoints == "delta":
-            self.store = DeltaStore(self.url, **bounds(cfg.checkpoint_bound))
+            self.store = DeltaStore(self.url, precision(cfg.checkpoint_bound))
 
     def save(self, state, *, epoch_done):
         """Keep a state; only rank 0 does."""
@@ -59,15 +60,12 @@ class Checkpoints:
             self.store.close()
 
 
-def bounds(share):
-    """The options of a store whose weights have this error, as a share of their deviation."""
-    if share is None:
-        return {"bound": None, "optimizer_bound": None, "second_moment_bound": None}
-    return {
-        "bound": RelativeStd(share),
-        "optimizer_bound": RelativeStd(share * OPTIMIZER_SHARE),
-        "second_moment_bound": PointwiseRelative(share * OPTIMIZER_SHARE),
-    }
+def precision(fraction):
+    """What a store keeps whose weights have this error, as a fraction of their std."""
+    if fraction is None:
+        return "lossless"
+    coarse = fraction * OPTIMIZER_SHARE
+    return Precision(RelativeStd(fraction), RelativeStd(coarse), PointwiseRelative(coarse))
 
 
 def save_file(path, state):

@@ -1,7 +1,21 @@
-"""Training states kept as deltas within a bound: every version can be loaded."""
+"""Every checkpoint of a run, exact unless stated: stores, pulls, exports, and weight sync."""
 
-from .held_version import Bounds, HeldVersion
+from .choose_bound import choose_bound
+from .codec import Precision
+from .convert import convert
 from .manifest import VersionRecord
+from .pull import pull
+from .recover import recover
+from .safetensors_file import export_safetensors
 from .store import DeltaStore
 
-__all__ = ["Bounds", "DeltaStore", "HeldVersion", "VersionRecord"]
+__all__ = [
+    "DeltaStore",
+    "Precision",
+    "VersionRecord",
+    "choose_bound",
+    "convert",
+    "export_safetensors",
+    "pull",
+    "recover",
+]

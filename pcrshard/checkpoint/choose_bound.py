@@ -1,8 +1,7 @@
 """Algorithm 1 of Delta-DNN: the bound with the largest ratio within a loss of accuracy.
 
 The paper accepts ``|loss| < theta``, which would refuse a network that got better; here the budget
-is one-sided. Its score adds a ratio of about 10 to a loss of about 0.001, and so is the ratio; that
-is the default, and the weighted sum is an option. See DECISIONS.md.
+is one-sided. Its score adds a ratio of about 10 to a loss of about 0.001, so it is the ratio.
 """
 
 from __future__ import annotations
@@ -14,7 +13,10 @@ from typing import Any
 
 from ..errorbound import Bound, RelativeStd
 from ..redaction import get_logger
-from .held_version import each
+from .codec import Precision, Tensor, encode
+from .tensors import tensor_from
+from .typed_tree import flatten, unflatten
+from .writer import store_leaf
 
 log = get_logger(__name__)
 
@@ -73,21 +75,57 @@ class Budget:
         num_samples: Size of the test set, if ``evaluate`` returns a share of it: a step of one
             sample must be within the budget (the reduced test sets of the paper's Figure 4).
         repeats: How often the network as it is is evaluated: its spread must be within the budget.
-        weights: The paper's alpha and beta, of the gain of accuracy and of the ratio, both scaled
-            to 1 over the accepted candidates; ``None`` for the largest ratio.
     """
 
     max_loss: float = 0.002
     default: Bound = SAFE
     num_samples: int | None = None
     repeats: int = 1
-    weights: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.max_loss >= 0 or self.repeats < 1:
             raise ValueError(f"expected a loss of at least 0 and a repeat, got {self}")
-        if self.weights is not None and not math.isclose(sum(self.weights), 1):
-            raise ValueError(f"expected weights with the sum 1, got {self.weights}")
+
+
+def choose_bound(
+    target: Any,
+    reference: Any,
+    evaluate: Evaluate,
+    *,
+    candidates: Sequence[Bound] = CANDIDATES,
+    budget: Budget = Budget(),
+) -> Choice:
+    """Find the bound of weights with the largest ratio whose loss of accuracy is within a budget.
+
+    Nothing is written; use the result as ``precision=Precision(weights=choice.bound)``.
+
+    Args:
+        target: The state of a network.
+        reference: The state of an earlier version, as the delta's reference.
+        evaluate: Returns the accuracy, 0 to 1, of a state like ``target``.
+        candidates: The bounds to try.
+        budget: What may be lost, and how sure the answer must be.
+    """
+
+    def compress(bound: Bound) -> tuple[float, Any]:
+        return one_delta(target, reference, Precision(weights=bound))
+
+    return choose(target, compress, evaluate, candidates, budget=budget)
+
+
+def one_delta(target: Any, reference: Any, precision: Precision) -> tuple[float, Any]:
+    """Return how many times smaller the delta of two states is, and the restored target."""
+    before: dict[str, Tensor] = {}
+    for leaf in flatten(reference).leaves:
+        before[leaf.path] = store_leaf(leaf, precision.bound_of(leaf), None).tensor
+    flat = flatten(target)
+    found = [
+        store_leaf(leaf, precision.bound_of(leaf), before.get(leaf.path)) for leaf in flat.leaves
+    ]
+    stored = sum(sum(encode(s.path, s.tensor, before.get(s.path))[0].sizes) for s in found)
+    raw = sum(each.tensor.spec.num_bytes for each in found)
+    tensors = [tensor_from(each.tensor.restore(), each.tensor.spec) for each in found]
+    return raw / max(stored, 1), unflatten(flat.tree, tensors.__getitem__)
 
 
 def choose(
@@ -97,37 +135,26 @@ def choose(
     candidates: Sequence[Bound] = CANDIDATES,
     *,
     budget: Budget = Budget(),
-    workers: int = 1,
 ) -> Choice:
-    """Evaluate all candidates, and choose.
+    """Evaluate all candidates of any coder, and choose; see :func:`choose_bound`.
 
     Args:
         exact: The network as it is.
-        compress: Gives the ratio and the restored network for a bound.
-        evaluate: Gives the accuracy of a network, 0 to 1, higher is better. With several workers
-            it is called from several threads.
+        compress: Returns the ratio and the restored network for a bound.
+        evaluate: Returns the accuracy of a network, 0 to 1.
         candidates: The bounds to try.
         budget: What may be lost.
-        workers: Candidates that are evaluated at a time.
     """
     accuracy, problem = _reference(exact, evaluate, budget)
     if problem:
         return _default(budget, problem, ())
-
-    def work(bound: Bound) -> Candidate:
+    table = []
+    for bound in candidates:
         ratio, restored = compress(bound)
         found, error = _evaluated(restored, evaluate)
         loss = accuracy - found
-        return Candidate(
-            bound,
-            ratio,
-            found,
-            loss,
-            accepted=loss <= budget.max_loss,
-            error=error,
-        )
-
-    return _pick(tuple(each(workers, work, candidates)), budget)
+        table.append(Candidate(bound, ratio, found, loss, loss <= budget.max_loss, error))
+    return _pick(tuple(table), budget)
 
 
 def _pick(table: tuple[Candidate, ...], budget: Budget) -> Choice:
@@ -136,7 +163,7 @@ def _pick(table: tuple[Candidate, ...], budget: Budget) -> Choice:
         failed = next((row.error for row in table if row.error), "")
         reason = failed or f"every candidate loses more than {budget.max_loss}"
         return _default(budget, reason, table)
-    best = max(accepted, key=lambda row: _score(row, accepted, budget))
+    best = max(accepted, key=lambda row: row.ratio)
     reason = f"{best.ratio:.1f} times smaller at a loss of {best.loss:.4f}"
     return Choice(best.bound, is_default=False, reason=reason, table=table)
 
@@ -173,21 +200,6 @@ def _evaluated(network: Any, evaluate: Evaluate) -> tuple[float, str]:
     if not math.isfinite(accuracy):
         return math.nan, f"evaluate returned {accuracy}"
     return accuracy, ""
-
-
-def _score(
-    row: Candidate,
-    accepted: Sequence[Candidate],
-    budget: Budget,
-) -> float:
-    """The paper's formula 3, on terms of one size."""
-    if budget.weights is None:
-        return row.ratio
-    alpha, beta = budget.weights
-    gains = [-other.loss for other in accepted]
-    spread = max(gains) - min(gains)
-    gain = (-row.loss - min(gains)) / spread if spread else 0.0
-    return alpha * gain + beta * row.ratio / max(other.ratio for other in accepted)
 
 
 def _default(

@@ -1,180 +1,185 @@
-"""Reading a store: its versions, each as a state, as it is stored, or as a safetensors file."""
+"""From files to a version: a chain of deltas on a keyframe, restored and compared with its id."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
-from ..errors import PCRError, StorageError, VersionUnavailable
-from . import rewrite
-from .chain import chain_of, plan_layers, read_tensors
-from .held_version import HeldVersion, Progress, restore_all, state_of, tensor_of
-from .manifest import Manifest, VersionRecord, read_manifest, require_manifest
-from .safetensors_file import export_safetensors
-from .version_file import VersionFile
-from .writer import Place
+import torch
 
-T = TypeVar("T")
-_ATTEMPTS = 3
+from ..checksum import crc32c
+from ..errorbound import Words
+from ..errors import BrokenChain, CorruptCheckpoint, PCRError, VersionUnavailable
+from .codec import INTRA, Entry, Tensor
+from .frame import damage_named, require
+from .manifest import Manifest, StoreIO
+from .tensors import tensor_from
+from .typed_tree import leaves_of, unflatten, walk
+from .version_file import Progress, VersionFile, content_id, parallel_map
 
 
-class StoreReader:
-    """The versions of a store.
+class Decoded(NamedTuple):
+    """A version in memory as it is stored."""
+
+    number: int
+    id: bytes
+    tensors: dict[str, Tensor]
+
+
+def read_tensors(
+    io: StoreIO,
+    manifest: Manifest,
+    number: int,
+    *,
+    paths: Collection[str] | None = None,
+    known: Decoded | None = None,
+) -> tuple[VersionFile, dict[str, Tensor]]:
+    """Decode a version's tensors; only the files and payloads that they need are read.
 
     Args:
-        place: Where it is.
+        io: The store.
+        manifest: Its versions.
+        number: The version's number.
+        paths: Paths of tensors; default: all of them.
+        known: A version in memory, at which the chain may end.
+
+    Raises:
+        VersionUnavailable: There is no such version.
+        BrokenChain: A reference is missing or is another version.
+        CorruptCheckpoint: A payload is damaged.
+    """
+    layers: list[tuple[VersionFile, list[Entry]]] = []
+    wanted = paths
+    tensors: dict[str, Tensor] = {}
+    for record in manifest.chain(number):
+        expected = layers[-1][0].parent if layers else None
+        if known is not None and layers and expected == known[:2]:
+            tensors = known.tensors
+            break
+        file = io.open(record)
+        if layers and expected != (file.number, file.id):
+            raise BrokenChain(
+                f"the parent of version {layers[-1][0].number} is another version than "
+                f"{file.number} {file.id.hex()}",
+                url=layers[-1][0].url,
+            )
+        entries = [entry for entry in file.entries if wanted is None or entry.path in wanted]
+        missing = set(wanted or ()) - {entry.path for entry in entries}
+        if missing:
+            raise BrokenChain(
+                "the reference of a tensor is missing", url=file.url, key=min(missing)
+            )
+        layers.append((file, entries))
+        wanted = {entry.path for entry in entries if entry.coder != INTRA}
+        if not wanted:
+            break
+    for file, entries in reversed(layers):
+        tensors = file.decode(entries, tensors, io.workers)
+    return layers[0][0], tensors
+
+
+def restore_all(
+    file: VersionFile,
+    tensors: Mapping[str, Tensor],
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Words]:
+    """Restore the words (N,) of each tensor by path, and compare them with the version's id.
+
+    Raises:
+        CorruptCheckpoint: The version restores to other content.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def work(entry: Entry) -> tuple[Words, bytes]:
+        words = tensors[entry.path].restore()
+        return words, hashlib.sha256(words.data).digest()
 
-    def wait(self) -> None:
-        """Wait until what is being written is in the store; who only reads waits for nothing."""
-
-    @property
-    def url(self) -> str:
-        """The folder."""
-        return self._place.url
-
-    def versions(self) -> list[VersionRecord]:
-        """The versions, oldest first; one request."""
-        self.wait()
-        manifest = read_manifest(self.url, self._place.options)
-        return [] if manifest is None else list(manifest.versions)
-
-    def load(
-        self,
-        version: int | None = None,
-        *,
-        names: Collection[str] | None = None,
-        map_location: Any = None,
-        verify: bool = True,
-    ) -> Any:
-        """Load a version.
-
-        Args:
-            version: Its number; ``None`` for the newest.
-            names: Paths of tensors (``"model.conv1.weight"``); only what they need is read.
-            map_location: The torch device of the tensors; the CPU by default.
-            verify: Compare what is restored with its checksums.
-
-        Returns:
-            The state as it was saved; with ``names`` a dict of tensors.
-
-        Raises:
-            VersionUnavailable: The version or tensor is not there.
-            BrokenChain: A reference is missing or is another version.
-            CorruptCheckpoint: Something does not match its checksum; nothing is returned.
-            StorageError: It cannot be read.
-        """
-        self.wait()
-        if names is not None:
-            return self._retried(
-                lambda manifest: self._load_tensors(manifest, version, names, map_location, verify)
-            )
-        held = self.read(version, verify=False)
-        words = restore_all(held, verify=verify, workers=self._place.workers)
-        return state_of(held, words, map_location)
-
-    def read(
-        self,
-        version: int | None = None,
-        *,
-        verify: bool = True,
-        progress: Progress | None = None,
-    ) -> HeldVersion:
-        """A version as it is stored: codes, lattices, words; see :meth:`load`.
-
-        The progress counts the payloads that are decoded.
-        """
-        self.wait()
-
-        def read(manifest: Manifest) -> HeldVersion:
-            number = _number(manifest, version)
-            return self._place.read(manifest, number, verify=verify, progress=progress)
-
-        return self._retried(read)
-
-    def _load_tensors(
-        self,
-        manifest: Manifest,
-        version: int | None,
-        names: Collection[str],
-        map_location: Any,
-        verify: bool,
-    ) -> dict[str, Any]:
-        file = self._place.open(manifest.record(_number(manifest, version)))
-        unknown = set(names) - {entry.path for entry in file.header.tensors}
-        if unknown:
-            raise VersionUnavailable("there is no such tensor", url=file.url, key=min(unknown))
-        chain = chain_of(file, lambda number: self._place.open(manifest.record(number)))
-        layers = plan_layers(chain, names)
-        found = read_tensors(layers, verify=verify, workers=self._place.workers)
-        return {name: tensor_of(found[name], found[name].restore(), map_location) for name in names}
-
-    def _retried(self, work: Callable[[Manifest], T]) -> T:
-        """The result of reading; once more if a writer replaced the files meanwhile."""
-        manifest = require_manifest(self.url, self._place.options)
-        for _ in range(_ATTEMPTS):
-            try:
-                return work(manifest)
-            except StorageError:
-                current = require_manifest(self.url, self._place.options)
-                if current.generation == manifest.generation:
-                    raise
-                manifest = current
-        return work(manifest)
-
-    def open_file(self, version: int) -> VersionFile:
-        """The file of a version, whose header tells coders and sizes of its tensors."""
-        self.wait()
-        return self._retried(lambda manifest: self._place.open(manifest.record(version)))
-
-    def verify(
-        self,
-        versions: Collection[int] | None = None,
-        *,
-        progress: Progress | None = None,
-    ) -> list[PCRError]:
-        """Read every byte of versions and of what they need, and restore them.
-
-        Args:
-            versions: Their numbers; default: all.
-            progress: Called with the versions that are checked, and those that are to be.
-
-        Returns:
-            What is wrong, in the order of the versions; empty if all is well.
-
-        Raises:
-            PCRError: The manifest cannot be read.
-        """
-        self.wait()
-        manifest = require_manifest(self.url, self._place.options)
-        numbers = [record.number for record in manifest.versions]
-        wanted = numbers if versions is None else versions
-        return rewrite.verify(self._place, manifest, wanted, progress)
-
-    def export(
-        self,
-        version: int,
-        url: str,
-        *,
-        progress: Progress | None = None,
-    ) -> int:
-        """Write a version's tensors as a safetensors file; returns its size in bytes.
-
-        The progress counts the payloads that are decoded.
-
-        Raises:
-            MissingDependency: safetensors is not installed.
-            VersionUnavailable: The version is not there.
-        """
-        return export_safetensors(self.read(version, progress=progress), url)
+    found = parallel_map(workers, work, file.entries, progress)
+    pairs = list(zip(file.entries, found, strict=True))
+    made = content_id(file.tree, ((entry.path, entry.spec, sha) for entry, (_, sha) in pairs))
+    if made != file.id:
+        message = f"version {file.number} restores to {made.hex()}, expected {file.id.hex()}"
+        raise CorruptCheckpoint(message, url=file.url)
+    return {entry.path: words for entry, (words, _) in pairs}
 
 
-def _number(manifest: Manifest, version: int | None) -> int:
-    if version is not None:
-        return version
-    if not manifest.versions:
-        raise VersionUnavailable("the store has no versions")
-    return manifest.versions[-1].number
+def load_version(
+    io: StoreIO,
+    manifest: Manifest,
+    number: int,
+    *,
+    names: Collection[str] | None = None,
+    map_location: Any = None,
+) -> Any:
+    """Load a version, or the parts of it that ``names`` select; see :meth:`DeltaStore.load`."""
+    if names is None:
+        file, tensors = read_tensors(io, manifest, number)
+        return _state(file, file.tree, restore_all(file, tensors, io.workers), map_location)
+    file = io.open(manifest.record(number))
+    with damage_named("the tree is damaged", file.url):
+        nodes = _find(file, names)
+        leaves = set().union(*map(leaves_of, nodes.values()))
+        require(all(0 <= n < len(file.entries) for n in leaves), "the tree fits other tensors")
+    entries = [file.entries[n] for n in sorted(leaves)]
+    _, tensors = read_tensors(io, manifest, number, paths=[entry.path for entry in entries])
+
+    def work(entry: Entry) -> tuple[str, Words]:
+        words = tensors[entry.path].restore()
+        if crc32c(words) != entry.content_crc:
+            message = "the restored tensor does not match its checksum"
+            raise CorruptCheckpoint(message, url=file.url, key=entry.path)
+        return entry.path, words
+
+    words = dict(parallel_map(io.workers, work, entries))
+    return _state(file, ["d", list(map(list, nodes.items()))], words, map_location)
+
+
+def _find(file: VersionFile, names: Collection[str]) -> dict[str, Any]:
+    """Return the node of each name: the path of a tensor, or of anything above it."""
+    found: dict[str, Any] = {}
+    for path, node in walk(file.tree):
+        if path in names:
+            found.setdefault(path, node)
+    # Where two tensors have the same path, that of the second one ends in #2.
+    for number, entry in enumerate(file.entries):
+        if entry.path in names:
+            found.setdefault(entry.path, ["x", number])
+    missing = set(names) - found.keys()
+    if missing:
+        raise VersionUnavailable("there is no such tensor", url=file.url, key=min(missing))
+    return {name: found[name] for name in names}
+
+
+def _state(file: VersionFile, tree: Any, words: Mapping[str, Words], map_location: Any) -> Any:
+    """Make a state of a tree; tensors that shared memory when they were saved share it again."""
+    made: dict[int, torch.Tensor] = {}
+
+    def leaf(number: int) -> torch.Tensor:
+        require(0 <= number < len(file.entries), "the tree refers to a tensor that is not there")
+        if number not in made:
+            entry = file.entries[number]
+            found = words[entry.path]
+            # Words of an exact tensor may lie in memory that cannot be written to.
+            made[number] = tensor_from(found if found.flags.writeable else found.copy(), entry.spec)
+        return made[number]
+
+    with damage_named("the tree is damaged", file.url):
+        return unflatten(tree, leaf, map_location)
+
+
+def problem_of(
+    io: StoreIO, manifest: Manifest, number: int, known: Decoded | None = None
+) -> tuple[PCRError | None, Decoded | None]:
+    """Read every byte of a version, and restore it.
+
+    Returns:
+        What is wrong, or the version in memory, from which the next one may go on.
+    """
+    try:
+        file, tensors = read_tensors(io, manifest, number, known=known)
+        file.check_size()
+        restore_all(file, tensors, io.workers)
+    except PCRError as error:
+        return error, None
+    return None, Decoded(file.number, file.id, tensors)

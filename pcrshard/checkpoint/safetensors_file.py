@@ -1,22 +1,27 @@
-"""The one door to safetensors: a version as a file that other tools read."""
+"""Versions as safetensors files, which other tools read; the only import of safetensors."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 
 from .. import storage
-from ..errorbound import FLOAT_TYPES, Words, check_error
+from ..errorbound import FLOAT_TYPES, check_error
 from ..errors import ErrorBoundViolated, MissingDependency, StorageError
-from .held_version import HeldVersion, restore_all, tensor_of
-from .tensor_codec import Held
+from .codec import Quantised
+from .frame import damage_named
+from .reader import read_tensors, restore_all
+from .store import DeltaStore
 from .tensors import spec_of, words_of
+
+_OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt")
 
 
 def safetensors_module() -> Any:
-    """safetensors, with its module for torch.
+    """Return safetensors, with its module for torch.
 
     Raises:
         MissingDependency: safetensors is not installed.
@@ -30,52 +35,80 @@ def safetensors_module() -> Any:
 
 
 def export_safetensors(
-    version: HeldVersion,
+    store: DeltaStore,
+    version: int,
     url: str,
     *,
+    names: Collection[str] | None = None,
     options: storage.Options | None = None,
 ) -> int:
     """Write the tensors of a version under their paths; other values are left out.
 
+    A tensor that the state has under several paths is written under each of them.
+
     Args:
-        version: The version.
-        url: The file.
+        store: Where the version is.
+        version: Its number; -1 for the newest.
+        url: The file, ``*.safetensors``.
+        names: As for :meth:`DeltaStore.load`: only these, under the rest of their paths
+            (``["model"]`` writes ``conv1.weight`` for ``model.conv1.weight``).
         options: fsspec storage options of the file.
 
     Returns:
         Bytes of the file.
 
     Raises:
+        ValueError: The file's name is that of another format.
         MissingDependency: safetensors is not installed.
+        VersionUnavailable: The version or a name is not there.
         StorageError: The file cannot be written.
     """
-    words = restore_all(version)
-    tensors = {path: tensor_of(held, words[path]) for path, held in version.tensors.items()}
-    metadata = {"pcrshard_version": str(version.number), "pcrshard_id": version.id.hex()}
-    data = safetensors_module().torch.save(tensors, metadata)
+    if url.lower().endswith(_OTHER_FORMATS):
+        raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
+    safetensors = safetensors_module()
+    record = store.read(lambda manifest: manifest.record(version))
+    loaded = store.load(record.number, names=names)
+    state = {"": loaded} if names is None else loaded
+    tensors: dict[str, torch.Tensor] = {}
+    for name, part in state.items():
+        for path, tensor in _tensors(part, ()):
+            # A file holds no shared memory: what is tied is written once for each name.
+            tensors[path or name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    metadata = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}
+    data = safetensors.torch.save(tensors, metadata)
     with storage.atomic_write(url, options=options) as file:
         file.write(data)
     return len(data)
 
 
+def _tensors(value: Any, path: tuple[str, ...]) -> Any:
+    """Yield the path and tensor of every tensor and array in a state."""
+    if isinstance(value, torch.Tensor):
+        yield ".".join(path), value
+    elif isinstance(value, np.ndarray):
+        yield ".".join(path), torch.from_numpy(value)
+    elif isinstance(value, dict | list | tuple):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            yield from _tensors(item, (*path, str(key)))
+
+
 def measure_errors(
-    version: HeldVersion,
-    url: str,
-    *,
-    options: storage.Options | None = None,
+    store: DeltaStore, version: int, url: str, *, options: storage.Options | None = None
 ) -> dict[str, float]:
     """Compare each tensor of a version with the one of its path in a safetensors file.
 
     Args:
-        version: The version.
+        store: Where the version is.
+        version: Its number.
         url: The file, with what was saved; tensors that it lacks are not compared.
         options: fsspec storage options of the file.
 
     Returns:
-        The largest error of each tensor, as a share of its bound: 0 to 1.
+        The largest error of each tensor, as a fraction of its bound: 0 to 1.
 
     Raises:
-        ErrorBoundViolated: A value is farther off than the bound, or the file is of other values.
+        ErrorBoundViolated: A value is farther off than the bound, or the file has other values.
         StorageError: The file cannot be read.
     """
     safetensors = safetensors_module()
@@ -84,28 +117,19 @@ def measure_errors(
         originals = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
         raise StorageError(f"expected a safetensors file: {error}", url=url) from error
-    words = restore_all(version)
-    return {
-        path: _error(held, words[path], originals[path], path)
-        for path, held in version.tensors.items()
-        if path in originals
-    }
-
-
-def _error(
-    held: Held,
-    restored: Words,
-    original: torch.Tensor,
-    path: str,
-) -> float:
-    if spec_of(original) != held.spec:
-        raise ErrorBoundViolated(f"expected {held.spec}, got {spec_of(original)}", key=path)
-    expected = words_of(original.contiguous())
-    if held.lattice is not None:
-        try:
-            return check_error(expected, restored, FLOAT_TYPES[held.spec.dtype], held.lattice)
-        except ErrorBoundViolated as error:
-            raise ErrorBoundViolated(str(error), key=path) from error
-    if not np.array_equal(expected, restored):
-        raise ErrorBoundViolated("expected the tensor bit for bit, got another one", key=path)
-    return 0.0
+    file, tensors = store.read(lambda manifest: read_tensors(store.io, manifest, version))
+    words = restore_all(file, tensors)
+    errors = {}
+    for path in tensors.keys() & originals.keys():
+        tensor, original = tensors[path], originals[path]
+        with damage_named("the tensor was not compared", key=path):
+            if spec_of(original) != tensor.spec:
+                raise ErrorBoundViolated(f"expected {tensor.spec}, got {spec_of(original)}")
+            expected = words_of(original.contiguous())
+            errors[path] = 0.0
+            if isinstance(tensor, Quantised):
+                kind = FLOAT_TYPES[tensor.spec.dtype]
+                errors[path] = check_error(expected, words[path], kind, tensor.lattice)
+            elif not np.array_equal(expected, words[path]):
+                raise ErrorBoundViolated("expected the tensor bit for bit, got another one")
+    return errors

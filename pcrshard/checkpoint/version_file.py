@@ -1,262 +1,99 @@
-"""One version as a file: its header, checked rule by rule, and its payloads.
+"""One version as a file: a header, checked rule by rule, and payloads.
 
 See docs/checkpoints-format.md, section 2.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import concurrent.futures
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from .. import storage
 from ..checksum import crc32c
-from ..errorbound import lattice_from
-from ..errors import CorruptCheckpoint, PCRError
-from .file_frame import (
+from ..errors import CorruptCheckpoint
+from .codec import INTRA, Entry, Tensor, decode, encode, is_count, parse_entry
+from .frame import (
     HEAD_BYTES,
-    MAX_RATIO,
+    MAX_HEADER_BYTES,
+    VERSION,
     VERSION_FILE,
+    damage_named,
     header_bytes,
     pack_frame,
     pack_plain,
     require,
     unpack_frame,
 )
-from .tensor_codec import INTRA, SAME, SPARSE, Described, Encoded, Held, check_coder
-from .tensors import spec_from
+from .tensors import TensorSpec
 
+T = TypeVar("T")
+S = TypeVar("S")
 ID_BYTES = 32
-_HEADER_KEYS = {"number", "id", "parent", "tree", "tensors", "metrics", "saved"}
-_ENTRY_KEYS = {
-    "path", "dtype", "shape", "lattice", "coder", "count", "sizes", "payload_crc", "content_crc",
-}  # fmt: skip
-_MAX_PATH = 4096
+# Called with the number of finished steps, and of all steps.
+Progress = Callable[[int, int], None]
+_KEYS = {"number", "id", "parent", "tree", "tensors", "metrics", "saved"}
+_LATEST = 1 << 40  # seconds since 1970; more cannot be shown as a date
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorEntry:
-    """One tensor of a version file.
-
-    Attributes:
-        path: Its keys in the state, joined by dots.
-        described: Type, shape, coder and sizes.
-        payload_crc: CRC-32C of its payload.
-        content_crc: CRC-32C of the restored tensor's bytes.
-        start: Where its payload starts, in bytes after the header.
-    """
-
-    path: str
-    described: Described
-    payload_crc: int
-    content_crc: int
-    start: int = 0
-
-    @property
-    def stop(self) -> int:
-        """Where its payload ends."""
-        return self.start + sum(self.described.sizes)
-
-    def pack(self) -> dict[str, Any]:
-        """Plain values for the header."""
-        lattice = self.described.lattice
-        return {
-            "path": self.path,
-            "dtype": self.described.spec.dtype,
-            "shape": list(self.described.spec.shape),
-            "lattice": None if lattice is None else [lattice.kind, lattice.numbers()],
-            "coder": self.described.coder,
-            "count": self.described.count,
-            "sizes": list(self.described.sizes),
-            "payload_crc": self.payload_crc,
-            "content_crc": self.content_crc,
-        }
+def parallel_map(
+    workers: int, work: Callable[[S], T], items: Iterable[S], progress: Progress | None = None
+) -> list[T]:
+    """Apply a function to all items, in threads: the coders release the GIL."""
+    waiting = list(items)
+    results: list[T] = []
+    with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
+        for result in map(work, waiting) if workers <= 1 else pool.map(work, waiting):
+            results.append(result)
+            if progress is not None:
+                progress(len(results), len(waiting))
+    return results
 
 
-@dataclasses.dataclass(frozen=True)
-class VersionHeader:
-    """What a version file says before its payloads.
-
-    Attributes:
-        number: The version's number in its store, from 1.
-        id: SHA-256 of the restored content; see :func:`content_id`.
-        parent: Number and id of the version that deltas refer to.
-        tree: The state without its tensors; see :mod:`.typed_tree`.
-        tensors: In the order of their payloads.
-        metrics: What the user noted.
-        saved: Seconds since 1970.
-    """
-
-    number: int
-    id: bytes
-    parent: tuple[int, bytes] | None
-    tree: Any
-    tensors: tuple[TensorEntry, ...]
-    metrics: dict[str, Any]
-    saved: float
-
-    def pack(self) -> bytes:
-        """The file's bytes up to the payloads."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["parent"] = None if self.parent is None else list(self.parent)
-        fields["tensors"] = [entry.pack() for entry in self.tensors]
-        return pack_frame(VERSION_FILE, fields)
-
-    def payload_bytes(self) -> int:
-        """Bytes of all payloads."""
-        return self.tensors[-1].stop if self.tensors else 0
-
-
-def content_id(tree: Any, digests: Sequence[tuple[str, Held, bytes]]) -> bytes:
-    """SHA-256 of a version's content: the tree, and path, type, shape and digest of each tensor.
+def content_id(tree: Any, tensors: Iterable[tuple[str, TensorSpec, bytes]]) -> bytes:
+    """SHA-256 of a version's content.
 
     Args:
-        tree: Of :func:`.typed_tree.flatten`.
-        digests: Path, tensor, and SHA-256 of its restored bytes, in the order of the leaves.
+        tree: The state without its tensors.
+        tensors: Path, type and shape, and SHA-256 of the restored bytes of each tensor, in order.
     """
-    tensors = [
-        [path, held.spec.dtype, list(held.spec.shape), digest] for path, held, digest in digests
-    ]
-    return hashlib.sha256(pack_plain([tree, tensors])).digest()
+    rows = [[path, spec.dtype, list(spec.shape), digest] for path, spec, digest in tensors]
+    return hashlib.sha256(pack_plain([tree, rows])).digest()
 
 
-def describe(
-    path: str,
-    held: Held,
-    encoded: Encoded,
-    content_crc: int,
-) -> TensorEntry:
-    """The entry of an encoded tensor; its place comes with the others."""
-    first, second, third = (len(part) for part in encoded.parts)
-    checksum = crc32c(b"".join(encoded.parts))
-    sizes = (first, second, third)
-    described = Described(
-        held.spec,
-        held.lattice,
-        encoded.coder,
-        encoded.count,
-        sizes,
-    )
-    return TensorEntry(path, described, checksum, content_crc)
-
-
-def parse_header(raw: dict[str, Any]) -> VersionHeader:
-    """The header of plain values, possibly hostile.
-
-    Raises:
-        CorruptCheckpoint: A rule of the format is broken.
-    """
-    _check_fields(raw)
-    parent = _parse_parent(raw["parent"])
-    entries = _parse_entries(raw["tensors"])
-    alone = all(entry.described.coder == INTRA for entry in entries)
-    require(parent is not None or alone, "a version without a parent holds a delta")
-    return VersionHeader(**{**raw, "parent": parent, "tensors": entries})
-
-
-def _check_fields(raw: dict[str, Any]) -> None:
-    require(raw.keys() == _HEADER_KEYS, f"expected the keys {sorted(_HEADER_KEYS)}")
-    require(_is_count(raw["number"]) and raw["number"] > 0, "expected a version's number")
-    require(_is_id(raw["id"]), "expected the id of a version")
-    require(isinstance(raw["metrics"], dict), "expected a map of metrics")
-    require(type(raw["saved"]) is float, "expected the time of saving")
-    require(isinstance(raw["tensors"], list), "expected a list of tensors")
-
-
-def _parse_entries(items: list[Any]) -> tuple[TensorEntry, ...]:
-    entries: list[TensorEntry] = []
-    start = 0
-    for item in items:
-        entries.append(_parse_entry(item, start))
-        start = entries[-1].stop
-    paths = {entry.path for entry in entries}
-    require(len(paths) == len(entries), "expected distinct paths of tensors")
-    return tuple(entries)
-
-
-def _parse_parent(raw: Any) -> tuple[int, bytes] | None:
-    if raw is None:
-        return None
-    require(isinstance(raw, list) and len(raw) == 2, "expected number and id of the parent")
-    require(_is_count(raw[0]) and _is_id(raw[1]), "expected number and id of the parent")
-    return raw[0], raw[1]
-
-
-def _parse_entry(raw: Any, start: int) -> TensorEntry:
-    require(isinstance(raw, dict) and raw.keys() == _ENTRY_KEYS, "expected a tensor's entry")
-    path = raw["path"]
-    require(isinstance(path, str) and len(path) <= _MAX_PATH, "expected a tensor's path")
-    checksums = (raw["payload_crc"], raw["content_crc"])
-    known = all(_is_count(checksum) and checksum < 1 << 32 for checksum in checksums)
-    require(known, f"{path}: expected two checksums")
-    described = _parse_described(raw, path)
-    _check_ratio(described, path)
-    return TensorEntry(path, described, *checksums, start)
-
-
-def _parse_described(raw: dict[str, Any], path: str) -> Described:
-    spec = spec_from(raw["dtype"], raw["shape"])
-    lattice = None
-    if raw["lattice"] is not None:
-        pair = raw["lattice"]
-        require(isinstance(pair, list) and len(pair) == 2, f"{path}: expected a lattice")
-        require(spec.dtype in ("float16", "bfloat16", "float32", "float64"), f"{path}: lattice")
-        lattice = lattice_from(*pair)
-    sizes = raw["sizes"]
-    require(isinstance(sizes, list) and len(sizes) == 3, f"{path}: expected three sizes")
-    require(all(_is_count(size) for size in sizes), f"{path}: expected three sizes")
-    require(_is_count(raw["count"]), f"{path}: expected a count")
-    coder = check_coder(raw["coder"], lattice)
-    return Described(
-        spec,
-        lattice,
-        coder,
-        raw["count"],
-        (sizes[0], sizes[1], sizes[2]),
-    )
-
-
-def _check_ratio(described: Described, path: str) -> None:
-    """Refuse an entry that promises more than its bytes can hold, before memory is taken."""
-    main, index, words = described.sizes
-    if described.coder in (SAME, SPARSE):
-        require(main == 0, f"{path}: expected no main part, got {main} bytes")
-    else:
-        content = described.spec.num_bytes
-        require(content <= MAX_RATIO * main, f"{path}: {main} bytes cannot hold {content}")
-    count = described.count
-    require(count <= described.spec.num_words, f"{path}: more escapes than values: {count}")
-    require(8 * count <= MAX_RATIO * min(index, words), f"{path}: too few bytes for {count}")
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, bytes) and len(value) == ID_BYTES
-
-
-@contextlib.contextmanager
-def named(url: str | None, key: str | None = None) -> Iterator[None]:
-    """Give an error of ours that names no file its file, and its tensor."""
+def check_metrics(metrics: Any) -> None:
+    """Raise ``ValueError`` unless metrics are plain numbers and strings by name."""
+    plain = (type(None), bool, int, float, str)
+    if not isinstance(metrics, dict) or not all(
+        type(name) is str and type(value) in plain for name, value in metrics.items()
+    ):
+        raise ValueError(f"expected plain numbers and strings as metrics, got {metrics!r}")
     try:
-        yield
-    except PCRError as error:
-        if " (file=" in str(error) or (url is None and key is None):
-            raise
-        raise type(error)(str(error), url=url, key=key) from error.__cause__
+        pack_plain(metrics)
+    except (OverflowError, UnicodeError) as error:
+        raise ValueError(f"expected plain numbers and strings as metrics: {error}") from error
 
 
 class VersionFile:
-    """A version file that is read.
+    """An open version file.
 
     Args:
         url: The file.
-        header_size: Bytes of the packed header if they are known, which saves one request.
+        header_size: Bytes of the packed header if known, which saves one request.
         options: fsspec storage options.
+        version: The format version to expect.
+        max_bytes: What the header may take in memory.
+
+    Attributes:
+        number: The version's number in its store, from 1.
+        id: SHA-256 of the restored content.
+        parent: Number and id of the version that deltas refer to; ``None`` for a keyframe.
+        tree: The state without its tensors.
+        entries: The tensors, in the order of their payloads.
+        metrics: What the user noted.
+        saved: Seconds since 1970.
+        payload_start: Where the first payload starts, in bytes.
 
     Raises:
         CorruptCheckpoint: The header is damaged.
@@ -268,26 +105,52 @@ class VersionFile:
         url: str,
         header_size: int | None = None,
         options: storage.Options | None = None,
+        version: int = VERSION,
+        max_bytes: int = MAX_HEADER_BYTES,
     ) -> None:
         self.url = url
         self._options = options
-        with named(url):
+        with damage_named("the header is damaged", url):
             if header_size is None:
                 with storage.open_range(url, 0, HEAD_BYTES, options=options) as head:
-                    header_size = header_bytes(head, VERSION_FILE)
+                    header_size = header_bytes(head, VERSION_FILE, version)
             self.payload_start = HEAD_BYTES + header_size
             with storage.open_range(url, 0, self.payload_start, options=options) as data:
-                self.header = parse_header(unpack_frame(data, VERSION_FILE))
+                raw = unpack_frame(data, VERSION_FILE, version=version, max_bytes=max_bytes)
+            self._parse(raw, version)
+
+    def _parse(self, raw: dict[str, Any], version: int) -> None:
+        require(raw.keys() == _KEYS, f"expected the keys {sorted(_KEYS)}")
+        self.number, self.id = raw["number"], raw["id"]
+        self.metrics, self.saved, self.tree = raw["metrics"], raw["saved"], raw["tree"]
+        # Format 1 allowed any plain values as metrics.
+        noted = self.metrics if version == VERSION else {}
+        require(isinstance(self.metrics, dict), "expected a map of metrics")
+        check_identity(self.number, self.id, self.saved, noted)
+        parent = raw["parent"]
+        self.parent: tuple[int, bytes] | None = None
+        if parent is not None:
+            require(isinstance(parent, list) and len(parent) == 2, "expected the parent's number")
+            check_identity(parent[0], parent[1], 0.0, {})
+            self.parent = (parent[0], parent[1])
+        require(isinstance(raw["tensors"], list), "expected a list of tensors")
+        self.entries: list[Entry] = []
+        for item in raw["tensors"]:
+            self.entries.append(parse_entry(item, self.entries[-1].stop if self.entries else 0))
+        paths = {entry.path for entry in self.entries}
+        require(len(paths) == len(self.entries), "expected distinct paths of tensors")
+        alone = all(entry.coder == INTRA for entry in self.entries)
+        require(self.parent is not None or alone, "a version without a parent holds a delta")
 
     @property
-    def parent_id(self) -> bytes | None:
-        """Id of the version that deltas refer to; ``None`` for a keyframe."""
-        return None if self.header.parent is None else self.header.parent[1]
+    def raw_bytes(self) -> int:
+        """Bytes of all tensors, restored."""
+        return sum(entry.spec.num_bytes for entry in self.entries)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the file must have."""
-        return self.payload_start + self.header.payload_bytes()
+        return self.payload_start + (self.entries[-1].stop if self.entries else 0)
 
     def check_size(self) -> None:
         """Raise :class:`CorruptCheckpoint` unless the file ends where its last payload ends."""
@@ -295,10 +158,10 @@ class VersionFile:
         if size is not None and size != self.num_bytes:
             raise CorruptCheckpoint(f"expected {self.num_bytes} bytes, got {size}", url=self.url)
 
-    def payloads(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[TensorEntry, memoryview]]:
-        """Each entry with its checked payload, which is valid until the next one.
+    def payloads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, memoryview]]:
+        """Yield each entry with its checked payload, which is valid until the next one.
 
-        Entries that lie side by side are read in one request.
+        Adjacent payloads are read in one request.
 
         Raises:
             CorruptCheckpoint: A payload does not match its checksum.
@@ -317,9 +180,47 @@ class VersionFile:
                         raise CorruptCheckpoint(message, url=self.url, key=entry.path)
                     yield entry, part
 
+    def decode(
+        self,
+        entries: Sequence[Entry],
+        references: Mapping[str, Tensor],
+        workers: int = 1,
+    ) -> dict[str, Tensor]:
+        """Decode tensors, whose deltas refer to ``references``.
 
-def _runs(entries: Sequence[TensorEntry]) -> Iterator[list[TensorEntry]]:
-    run: list[TensorEntry] = []
+        Raises:
+            BrokenChain: A reference is missing, or does not fit.
+            CorruptCheckpoint: A payload is damaged.
+        """
+
+        def work(item: tuple[Entry, Any]) -> tuple[str, Tensor]:
+            entry, payload = item
+            with damage_named("the payload is damaged", self.url, entry.path):
+                return entry.path, decode(entry, payload, references.get(entry.path))
+
+        pairs = self.payloads(entries)
+        if workers <= 1:
+            return dict(map(work, pairs))
+        # The buffer of a payload is reused: threads get copies.
+        copies = [(entry, memoryview(bytes(view))) for entry, view in pairs]
+        return dict(parallel_map(workers, work, copies))
+
+
+def check_identity(number: Any, version_id: Any, saved: Any, metrics: Any) -> None:
+    """Check the fields that a version's file and its record share.
+
+    Raises:
+        CorruptCheckpoint: One is not what it should be.
+    """
+    require(is_count(number) and number > 0, "expected a version's number")
+    require(type(version_id) is bytes and len(version_id) == ID_BYTES, "expected a version's id")
+    require(type(saved) is float and 0 <= saved < _LATEST, "expected the time of saving")
+    with damage_named("expected metrics"):
+        check_metrics(metrics)
+
+
+def _runs(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    run: list[Entry] = []
     for entry in sorted(entries, key=lambda entry: entry.start):
         if run and entry.start != run[-1].stop:
             yield run
@@ -327,3 +228,44 @@ def _runs(entries: Sequence[TensorEntry]) -> Iterator[list[TensorEntry]]:
         run.append(entry)
     if run:
         yield run
+
+
+def write_version(
+    url: str,
+    header: dict[str, Any],
+    tensors: Mapping[str, tuple[Tensor, int]],
+    references: Mapping[str, Tensor],
+    *,
+    options: storage.Options | None = None,
+    workers: int = 1,
+) -> tuple[int, int]:
+    """Write a version as a file that appears whole or not at all.
+
+    Args:
+        url: The file.
+        header: Its header without the tensors.
+        tensors: Each tensor with the CRC-32C of its restored bytes, by path.
+        references: The parent's tensors by path; empty for a keyframe.
+        options: fsspec storage options.
+        workers: Threads.
+
+    Returns:
+        Bytes of the packed header, and of the file.
+
+    Raises:
+        StorageError: The disk is full, or the store refuses.
+    """
+
+    def work(item: tuple[str, tuple[Tensor, int]]) -> tuple[Entry, list[bytes]]:
+        path, (tensor, checksum) = item
+        return encode(path, tensor, references.get(path), checksum)
+
+    encoded = parallel_map(workers, work, tensors.items())
+    head = pack_frame(VERSION_FILE, header | {"tensors": [entry.pack() for entry, _ in encoded]})
+    # The local temporary file of an upload need not survive a power cut.
+    with storage.atomic_write(url, options=options, durable=storage.is_local(url)) as file:
+        file.write(head)
+        for _, parts in encoded:
+            file.writelines(parts)
+    payload_bytes = sum(sum(entry.sizes) for entry, _ in encoded)
+    return len(head) - HEAD_BYTES, len(head) + payload_bytes

@@ -1,4 +1,4 @@
-"""The commands for stores of checkpoints: ``pcrshard checkpoint ls | show | verify | ...``."""
+"""The commands for stores of checkpoints: ``pcrshard checkpoint ls | show | verify | pull ...``."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .release import add_release_commands
 from .store_commands import (
     Run,
     add_command,
     add_store,
     bar,
+    counted,
     open_store,
+    printable,
     ratio,
     report,
     text_table,
 )
 
+_MB = 1_000_000
+
 if TYPE_CHECKING:
     from ..checkpoint import DeltaStore, VersionRecord
-    from ..checkpoint.tensor_codec import Held
-    from ..checkpoint.version_file import TensorEntry
+    from ..checkpoint.codec import Entry, Tensor
 
 
 def register(commands: Any) -> None:
@@ -38,7 +40,6 @@ def register(commands: Any) -> None:
     inner = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_reading(inner)
     _add_writing(inner)
-    add_release_commands(inner)
 
 
 def _add(inner: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
@@ -65,6 +66,7 @@ def _add_reading(inner: Any) -> None:
     export = _add(inner, "export", _export, "Write a version's tensors as a safetensors file.")
     export.add_argument("version", type=int, help="number of the version")
     export.add_argument("file", help="the file to write, local or a URL")
+    export.add_argument("--names", nargs="+", help="only these, such as `model` (default: all)")
 
 
 def _add_writing(inner: Any) -> None:
@@ -74,23 +76,29 @@ def _add_writing(inner: Any) -> None:
         "--allow-loss", action="store_true", help="go on if a version cannot be restored"
     )
 
-    compact = _add(inner, "compact", _compact, "Remove all versions but some.")
-    keep = compact.add_mutually_exclusive_group(required=True)
-    keep.add_argument("--keep", type=int, nargs="+", metavar="N", help="numbers that stay")
-    keep.add_argument("--keep-every", type=int, metavar="K", help="each K-th and the newest stay")
-    keep.add_argument("--keep-last", type=int, metavar="K", help="the newest K stay")
+    delete = _add(inner, "delete", _delete, "Delete all versions but some.")
+    keep = delete.add_mutually_exclusive_group(required=True)
+    keep.add_argument("--keep", type=int, nargs="+", metavar="N", help="numbers to keep")
+    keep.add_argument("--keep-every", type=int, metavar="K", help="keep each K-th and the newest")
+    keep.add_argument("--keep-last", type=int, metavar="K", help="keep the newest K")
 
-    rebase = _add(inner, "rebase", _rebase, "Write the deltas again in another order, exactly.")
-    rebase.add_argument("--order", choices=("backward", "forward", "hop"), help="default: as it is")
-    rebase.add_argument("--keyframe-every", type=int, metavar="K", help="default: as it is")
+    text = "Copy a version from a store behind a URL; only missing files are moved."
+    pull = add_command(inner, "pull", _pull, text)
+    pull.add_argument("url", help="the other store's folder, on a web server or at any URL")
+    add_store(pull)
+    pull.add_argument("--version", type=int, default=-1, metavar="N", help="default: the newest")
+    pull.add_argument(
+        "--max-bytes", type=int, metavar="BYTES", help="refuse more (default: the machine's memory)"
+    )
+
+    text = "Copy a store or release of format 1 into a new store, bit for bit."
+    convert = add_command(inner, "convert", _convert, text)
+    convert.add_argument("source", help="the old folder, local or a URL")
+    add_store(convert)
 
 
 def _ls(args: argparse.Namespace) -> int:
-    from ..checkpoint.manifest import require_manifest
-
-    records = open_store(args).versions()
-    if not records:
-        require_manifest(args.store)  # an empty store is no error, something else is
+    records = open_store(args).read(lambda manifest: manifest.versions)
     if args.json:
         print(json.dumps([_record_figures(record) for record in records]))
         return 0
@@ -98,7 +106,7 @@ def _ls(args: argparse.Namespace) -> int:
     print(text_table(header, [_record_row(record) for record in records]))
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
-    print(f"{len(records)} versions, {raw} bytes in {stored}: {ratio(raw, stored)}")
+    print(f"{counted(len(records))}, {raw} bytes in {stored}: {ratio(raw, stored)}")
     return 0
 
 
@@ -110,7 +118,7 @@ def _record_figures(record: VersionRecord) -> dict[str, Any]:
         "file_bytes": record.file_bytes,
         "raw_bytes": record.raw_bytes,
         "saved": record.saved,
-        "metrics": {str(key): str(value) for key, value in record.metrics.items()},
+        "metrics": {key: str(value) for key, value in record.metrics.items()},
         "id": record.id.hex(),
     }
 
@@ -128,8 +136,8 @@ def _record_row(record: VersionRecord) -> Sequence[str]:
 
 def _show(args: argparse.Namespace) -> int:
     store = open_store(args)
-    file = store.open_file(args.version)
-    rows = [_tensor_figures(entry) for entry in file.header.tensors]
+    file = store.read(lambda manifest: store.io.open(manifest.record(args.version)))
+    rows = [_tensor_figures(entry) for entry in file.entries]
     if args.original:
         _add_errors(store, args, rows)
     if args.figure:
@@ -142,19 +150,18 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tensor_figures(entry: TensorEntry) -> dict[str, Any]:
-    described = entry.described
-    lattice = described.lattice
+def _tensor_figures(entry: Entry) -> dict[str, Any]:
+    lattice = entry.lattice
     return {
         "path": entry.path,
-        "dtype": described.spec.dtype,
-        "shape": list(described.spec.shape),
-        "coder": described.coder,
-        "stored_bytes": sum(described.sizes),
-        "raw_bytes": described.spec.num_bytes,
+        "dtype": entry.spec.dtype,
+        "shape": list(entry.spec.shape),
+        "coder": entry.coder,
+        "stored_bytes": sum(entry.sizes),
+        "raw_bytes": entry.spec.num_bytes,
         "bound_kind": "lossless" if lattice is None else lattice.kind,
         "error_bound": 0.0 if lattice is None else lattice.error_bound,
-        "escapes": described.count,
+        "escapes": entry.count,
     }
 
 
@@ -182,7 +189,7 @@ def _add_errors(
     """The measured error of each tensor that the original file has."""
     from ..checkpoint.safetensors_file import measure_errors
 
-    errors = measure_errors(store.read(args.version), args.original)
+    errors = measure_errors(store, args.version, args.original)
     for row in rows:
         if row["path"] in errors:
             row["error"] = errors[row["path"]]
@@ -198,7 +205,9 @@ def _draw(
 
     drawn = list(rows)
     if not args.original:
-        state = store.read(args.version).tensors
+        from ..checkpoint.reader import read_tensors
+
+        _, state = store.read(lambda manifest: read_tensors(store.io, manifest, args.version))
         drawn = [row | {"bound_std": _bound_share(row, state[row["path"]])} for row in rows]
     stored = sum(row["stored_bytes"] for row in rows)
     raw = sum(row["raw_bytes"] for row in rows)
@@ -206,13 +215,13 @@ def _draw(
     plot_tensors(drawn, args.figure, title=title)
 
 
-def _bound_share(row: dict[str, Any], held: Held) -> float:
+def _bound_share(row: dict[str, Any], tensor: Tensor) -> float:
     """What error is allowed, as a share of the deviation, or of each value."""
     if row["bound_kind"] != "linear":
         return float(row["error_bound"])
     from ..errorbound import FLOAT_TYPES
 
-    values = FLOAT_TYPES[held.spec.dtype].widen(held.restore())
+    values = FLOAT_TYPES[tensor.spec.dtype].widen(tensor.restore())
     deviation = float(values[np.isfinite(values)].std())
     return float(row["error_bound"] / deviation) if deviation else 0.0
 
@@ -226,44 +235,63 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"versions": checked, "problems": problems}))
     else:
-        print("\n".join([*problems, f"{checked} versions, {len(problems)} problems"]))
+        found_text = f"{len(problems)} problems" if problems else "no problems"
+        print(printable("\n".join([*problems, f"{counted(checked)}, {found_text}"])))
     return 1 if problems else 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    with bar("export", "tensors") as progress:
-        size = open_store(args).export(args.version, args.file, progress=progress)
+    from ..checkpoint import export_safetensors
+
+    names = args.names or None
+    size = export_safetensors(open_store(args), args.version, args.file, names=names)
     report(args, {"version": args.version, "file": args.file, "file_bytes": size})
     return 0
 
 
-def _compact(args: argparse.Namespace) -> int:
+def _delete(args: argparse.Namespace) -> int:
     store = open_store(args)
     before = store.versions()
-    with bar("compact", "versions") as progress:
-        store.compact(_kept([record.number for record in before], args), progress=progress)
+    with bar("delete", "versions") as progress:
+        store.delete(keep=_kept([record.number for record in before], args), progress=progress)
     _report_sizes(args, before, store.versions())
     return 0
 
 
-def _rebase(args: argparse.Namespace) -> int:
-    store = open_store(args)
-    before = store.versions()
-    with bar("rebase", "versions") as progress:
-        store.rebase(
-            order=args.order,
-            keyframe_every=args.keyframe_every,
-            progress=progress,
+def _pull(args: argparse.Namespace) -> int:
+    from ..checkpoint import pull
+
+    with bar("pull", "MB") as progress:
+        got = pull(
+            args.url,
+            open_store(args),
+            version=args.version,
+            max_bytes=args.max_bytes,
+            progress=lambda done, total: progress(done // _MB, total // _MB),
         )
-    _report_sizes(args, before, store.versions())
+    figures = {
+        "version": got.version,
+        "added_versions": list(got.added),
+        "moved_bytes": got.moved_bytes,
+    }
+    report(args, figures)
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from ..checkpoint import convert
+
+    with bar("convert", "versions") as progress:
+        records = convert(args.source, args.store, progress=progress)
+    report(args, {"versions": [record.number for record in records]})
     return 0
 
 
 def _recover(args: argparse.Namespace) -> int:
-    from ..checkpoint import DeltaStore
+    from ..checkpoint import recover
 
-    with bar("recover", "versions") as progress:
-        found = DeltaStore.recover(args.store, allow_loss=args.allow_loss, progress=progress)
+    with bar("recover", "files") as progress:
+        found = recover(args.store, allow_loss=args.allow_loss, progress=progress)
     figures = {
         "versions": [record.number for record in found.versions],
         "unused_files": found.lost,

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import PCRError
 from .progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -24,7 +25,15 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A command of ``pcrshard checkpoint``, with ``--json``."""
     command: argparse.ArgumentParser = inner.add_parser(name, help=text, description=text)
-    command.set_defaults(run=run)
+
+    def printably(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except PCRError as error:
+            # An error may hold the name of a tensor of another user's store.
+            raise type(error)(printable(str(error))) from error.__cause__
+
+    command.set_defaults(run=printably)
     command.add_argument("--json", action="store_true", help="print JSON")
     return command
 
@@ -52,7 +61,23 @@ def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     if args.json:
         print(json.dumps(figures))
     else:
-        print(", ".join(f"{name}={value}" for name, value in figures.items()))
+        print(printable(", ".join(f"{name}={value}" for name, value in figures.items())))
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey: a store's names and metrics may be another user's."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
+    )
+
+
+def counted(versions: int) -> str:
+    """Say how many versions there are.
+
+    >>> counted(1), counted(3)
+    ('1 version', '3 versions')
+    """
+    return f"{versions} version{'' if versions == 1 else 's'}"
 
 
 def ratio(raw: int, stored: int) -> str:
@@ -72,6 +97,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     1    22
     333  4
     """
+    rows = [[printable(cell.replace("\n", " ")) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
     for row in (header, *rows):

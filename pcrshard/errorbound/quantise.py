@@ -35,17 +35,26 @@ def quantise(
     words: Words,
     float_type: FloatType,
     lattice: Lattice,
+    restored: Words | None = None,
 ) -> Quantised:
     """Put a tensor's words (N,) on a lattice; about eight passes over blocks in cache.
 
     Each value is restored and compared, after the cast to its type. NaN, infinities, -0.0,
     subnormals, and values that the cast or the size of a code takes beyond the bound are escaped.
+
+    Args:
+        words: The tensor's words (N,).
+        float_type: Their type.
+        lattice: The lattice.
+        restored: (N,) where :func:`restore`'s result is written, which takes no time here.
     """
     codes = np.empty(len(words), np.int32)
     escaped = []
     for start in range(0, len(words), _BLOCK):
         block = words[start : start + _BLOCK]
-        found, kept = _quantise_block(block, float_type, lattice)
+        found, kept, near = _quantise_block(block, float_type, lattice)
+        if restored is not None:
+            restored[start : start + _BLOCK] = np.where(kept, near, block)
         codes[start : start + _BLOCK] = found
         if not kept.all():
             escaped.append(start + np.flatnonzero(~kept))
@@ -57,7 +66,7 @@ def _quantise_block(
     block: Words,
     float_type: FloatType,
     lattice: Lattice,
-) -> tuple[Codes, NDArray[np.bool_]]:
+) -> tuple[Codes, NDArray[np.bool_], Words]:
     values = float_type.widen(block)
     magnitudes = np.abs(values)
     # Comparisons with NaN are false. The word of +0.0 is 0, that of -0.0 is not.
@@ -69,12 +78,13 @@ def _quantise_block(
         if not kept.all():
             wide = np.where(kept, wide, 0.0)
         codes: Codes = wide.astype(np.int32)
-        restored = float_type.widen(float_type.narrow(lattice.values(codes)))
-        near = np.abs(restored - values) <= lattice.tolerance(magnitudes)
+        restored = float_type.narrow(lattice.values(codes))
+        error = np.abs(float_type.widen(restored) - values)
+        near = error <= lattice.tolerance(magnitudes)
     kept &= near
     if not kept.all():
         codes[~kept] = 0
-    return codes, kept
+    return codes, kept, restored
 
 
 def restore(

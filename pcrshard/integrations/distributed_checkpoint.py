@@ -72,12 +72,32 @@ def _shard_key(index: MetadataIndex) -> str:
     return ",".join(map(str, offsets)) or "whole"
 
 
+def _optimizer_of(name: str) -> str | None:
+    """Return the name of the optimizer that a flattened name belongs to, ``None`` for none.
+
+    >>> _optimizer_of("optim.state.layer.weight.exp_avg"), _optimizer_of("model.weight")
+    ('optim', None)
+    """
+    prefix, found, _ = f".{name}".partition(".state.")
+    return prefix.removeprefix(".") if found else None
+
+
+def _group(whole: Any, prefix: str) -> dict[str, None]:
+    """Return the keys of an optimizer's param groups, from which the optimizer is recognized."""
+    start = f"{prefix}.param_groups".removeprefix(".")
+    listed = whole.get(start)
+    if isinstance(listed, list):
+        return dict.fromkeys(key for group in listed for key in group)
+    names = [name for name in whole if name.startswith(f"{start}.")]
+    return {name.rpartition(".")[2]: None for name in names}
+
+
 class DeltaStorageWriter(StorageWriter):
     """Give it to ``torch.distributed.checkpoint.save``; each call adds a version.
 
     Args:
         url: The folder, local or at any fsspec URL.
-        how: Options of :class:`DeltaStore`: bounds, order, keyframe_every...
+        how: Options of :class:`DeltaStore`: ``precision``, ``keyframe_every``...
     """
 
     def __init__(self, url: str, **how: Any) -> None:
@@ -115,27 +135,38 @@ class DeltaStorageWriter(StorageWriter):
         """Save this rank's shards as one version."""
         assert self._rank_store is not None
         tensors: dict[str, dict[str, Any]] = defaultdict(dict)
+        optimizers: dict[str, dict[str, Any]] = {}
         objects = {}
+        whole = getattr(planner, "state_dict", {})
         for item in plan.items:
+            name = item.index.fqn
             if item.type == WriteItemType.BYTE_IO:
                 look_up: Any = getattr(planner, "lookup_object")  # noqa: B009  # not in its type
-                objects[item.index.fqn] = look_up(item.index)
+                objects[name] = look_up(item.index)
+                continue
+            shard = planner.resolve_data(item)
+            prefix = _optimizer_of(name)
+            if prefix is None:
+                tensors[_shard_key(item.index)][name] = shard
             else:
-                shard = planner.resolve_data(item)
-                tensors[_shard_key(item.index)][item.index.fqn] = shard
-        state = {"tensors": dict(tensors), "objects": objects}
+                # In the form that a store knows optimizers by: which error is allowed follows.
+                new = {"state": defaultdict(dict), "param_groups": [_group(whole, prefix)]}
+                optimizer = optimizers.setdefault(prefix, new)
+                optimizer["state"][_shard_key(item.index)][name] = shard
+        for optimizer in optimizers.values():
+            optimizer["state"] = dict(optimizer["state"])
+        state = {"tensors": dict(tensors), "optimizers": optimizers, "objects": objects}
         number = self._rank_store.save(state, blocking=True)
         done: Future[list[WriteResult]] = Future()
         done.set_result([self._result(item, number) for item in plan.items])
         return done
 
-    def _result(
-        self,
-        item: WriteItem,
-        number: int,
-    ) -> WriteResult:
-        is_object = item.type == WriteItemType.BYTE_IO
-        name = "" if is_object else f"tensors.{_shard_key(item.index)}.{item.index.fqn}"
+    def _result(self, item: WriteItem, number: int) -> WriteResult:
+        name = ""
+        if item.type != WriteItemType.BYTE_IO:
+            prefix = _optimizer_of(item.index.fqn)
+            where = "tensors" if prefix is None else f"optimizers.{prefix}.state"
+            name = f"{where}.{_shard_key(item.index)}.{item.index.fqn}"
         size = 0 if item.tensor_data is None else item.tensor_data.size.numel()
         return WriteResult(item.index, size, Place(_rank(), number, name))
 
@@ -166,13 +197,13 @@ class DeltaStorageReader(StorageReader):
 
     Args:
         url: The folder of :class:`DeltaStorageWriter`.
-        version: Number of the version in the index; ``None`` for the newest.
+        version: Number of the version in the index; -1 for the newest.
     """
 
     def __init__(
         self,
         url: str,
-        version: int | None = None,
+        version: int = -1,
     ) -> None:
         self.url = url
         self._version = version

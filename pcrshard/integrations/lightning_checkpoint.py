@@ -20,7 +20,7 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
 
     Where Lightning would write a file, a small JSON file is written that names the version, as soon
     as the version is in the store. When Lightning removes a checkpoint, this file is removed;
-    the version stays, and ``pcrshard checkpoint compact`` removes versions.
+    the version stays, and ``pcrshard checkpoint delete`` removes versions.
 
     Args:
         store: Where the versions are kept; it is waited for when training ends.
@@ -50,18 +50,18 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
 
         def load_checkpoint(self, path: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
             """The version that a file names."""
-            store.wait()
+            store.close()
             return store.load(_version(store, str(path)), map_location=map_location)
 
         def remove_checkpoint(self, path: Any) -> None:
             """Remove the file that names the version; the version stays."""
-            store.wait()
+            store.close()
             if storage.exists(str(path)):
                 storage.remove(str(path))
 
         def teardown(self) -> None:
             """Wait until all versions are in the store."""
-            store.wait()
+            store.close()
 
     return DeltaCheckpointIO()
 

@@ -38,7 +38,7 @@ def delta_trainer_callback(store: DeltaStore) -> Any:
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             """Wait until all versions are in the store."""
-            store.wait()
+            store.close()
 
     return DeltaCallback()
 

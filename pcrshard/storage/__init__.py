@@ -2,7 +2,9 @@
 
 from .files import (
     abandon_writes,
+    age_seconds,
     atomic_write,
+    create,
     exists,
     file_bytes,
     fixed_folder,
@@ -43,8 +45,10 @@ __all__ = [
     "Retry",
     "Urls",
     "abandon_writes",
+    "age_seconds",
     "atomic_write",
     "collect",
+    "create",
     "exists",
     "expand",
     "file_bytes",

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..errors import PCRError, StorageError, harmless
-from ..redaction import PIPE, split_url
+from ..redaction import PIPE, get_logger, redact_url, split_url
 from .retry import Retry
 from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
 from .urls import is_local, plain_path
 
+log = get_logger(__name__)
 _WILDCARD = re.compile(r"[*?[]")
 _HTTP_WILDCARD = re.compile(r"[*[]")
 _TEMPORARY = ".pcrshard-"
@@ -286,6 +289,113 @@ def atomic_write(
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         _begun.discard(begun)
+
+
+# Stores whose writes can be conditional: S3's If-None-Match, GCS's generation 0, fsspec's memory.
+_CONDITIONAL = {"s3", "s3a", "gs", "gcs", "memory"}
+_REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
+# File systems without hard links: a reader may see such a file before it is whole.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
+_LEASE_SECONDS = 60.0
+_LEASE_SETTLE_SECONDS = 0.5
+
+
+def create(url: str, data: bytes, *, options: Options = None) -> None:
+    """Write a file that must not exist yet; it appears whole, and of two writers one succeeds.
+
+    Local: a temporary file, fsync, then a hard link. S3: ``If-None-Match: *``. GCS: generation 0.
+    Other stores have no such request: there a lease file beside the target keeps other processes
+    of this package away, and a warning says so.
+
+    Args:
+        url: The file.
+        data: Its content.
+        options: fsspec storage options.
+
+    Raises:
+        FileExistsError: The file exists.
+        StorageError: The disk is full, or the store refuses.
+    """
+    fs, path = resolve(url, options)
+    if is_local(url):
+        _create_local(url, path, data)
+        return
+    names = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    with mapped_errors(url, "write"):
+        try:
+            if names & _CONDITIONAL:
+                # One attempt: a repeated request could meet the file that the first one made.
+                fs.pipe_file(path, data, mode="create")
+            else:
+                _create_with_lease(fs, path, data)
+            return
+        except FileExistsError:
+            pass
+        except OSError as error:
+            # Some servers do not say which condition failed, and s3fs then keeps the bare code.
+            answer = getattr(error.__cause__, "response", None) or {}
+            if answer.get("Error", {}).get("Code") not in _REFUSED_CODES:
+                raise
+    raise FileExistsError(f"{redact_url(url)} exists")
+
+
+def _create_local(url: str, path: str, data: bytes) -> None:
+    folder = os.path.dirname(path) or "."
+    temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
+    with _full_disk_is_ours(url):
+        os.makedirs(folder, exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with open(path, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            _sync_folder(folder)
+            return
+        except FileExistsError:
+            pass
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+    raise FileExistsError(f"{path} exists")
+
+
+def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
+    log.warning("this store has no create-only writes: a lease file guards %s", redact_url(path))
+    lease, token = f"{path}.lease", secrets.token_hex(8).encode()
+    if fs.exists(path) or (
+        fs.exists(lease) and time.time() - fs.modified(lease).timestamp() < _LEASE_SECONDS
+    ):
+        raise FileExistsError(path)
+    fs.pipe_file(lease, token)
+    time.sleep(_LEASE_SETTLE_SECONDS)
+    if fs.cat_file(lease) != token:
+        raise FileExistsError(path)
+    try:
+        if fs.exists(path):
+            raise FileExistsError(path)
+        fs.pipe_file(path, data)
+    finally:
+        fs.rm_file(lease)
+
+
+def age_seconds(url: str, *, options: Options = None) -> float:
+    """How long ago a file was last written, by the store's clock; one request.
+
+    Raises:
+        StorageError: The file is not there, or the store does not say.
+    """
+    fs, path = resolve(url, options)
+    with mapped_errors(url, "look up"):
+        return time.time() - float(fs.modified(path).timestamp())
 
 
 def abandon_writes() -> None:

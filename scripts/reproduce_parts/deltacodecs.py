@@ -9,9 +9,12 @@ import numpy as np
 import torch
 import zstandard
 
-from pcrshard.checkpoint.held_version import Bounds, make_version, one_delta
+from pcrshard.checkpoint import Precision
+from pcrshard.checkpoint.choose_bound import one_delta
+from pcrshard.checkpoint.codec import fits
 from pcrshard.checkpoint.tensors import words_of
 from pcrshard.checkpoint.typed_tree import flatten
+from pcrshard.checkpoint.writer import store_leaf
 from pcrshard.errorbound import FLOAT_TYPES, RelativeStd, encode_integers, encode_planes, paper
 
 F32 = FLOAT_TYPES["float32"]
@@ -47,8 +50,7 @@ def lossless(weights):
 
 def ours(weights, reference, bound):
     """(ratio, state) of a delta within a bound."""
-    states = (flatten({"model": weights}), flatten({"model": reference}))
-    return one_delta(*states, Bounds(weights=bound))
+    return one_delta({"model": weights}, {"model": reference}, Precision(weights=bound))
 
 
 def _is_lossy(tensor):
@@ -116,12 +118,15 @@ def literal(weights, reference, epsilon, coder="rle+lzma"):
 
 def codes(weights, reference, bound):
     """For each tensor on a lattice, the codes of the delta, (N,) int32, and of a keyframe."""
-    bounds = Bounds(weights=bound)
-    first = make_version(flatten(reference), bounds, None, number=1, metrics={})
-    second = make_version(flatten(weights), bounds, first, number=2, metrics={})
-    for path, held in second.tensors.items():
-        if held.lattice is not None and held.fits(first.tensors[path]):
-            yield held.values - first.tensors[path].values, held.values
+    precision = Precision(weights=bound)
+    first = {
+        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None).tensor
+        for leaf in flatten(reference).leaves
+    }
+    for leaf in flatten(weights).leaves:
+        tensor = store_leaf(leaf, precision.bound_of(leaf), first[leaf.path]).tensor
+        if tensor.lattice is not None and fits(tensor, first[leaf.path]):
+            yield tensor.values - first[leaf.path].values, tensor.values
 
 
 def entropy_bits(values):

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import torch
 
-from pcrshard.checkpoint import DeltaStore
+from pcrshard.checkpoint import DeltaStore, Precision
 from pcrshard.checkpoint.choose_bound import CANDIDATES, Budget, choose
 from pcrshard.errorbound import RelativeStd
 
@@ -253,7 +253,7 @@ def _chain(run, data, bound):
     are judged, too.
     """
     with tempfile.TemporaryDirectory(prefix="pcrshard-delta-") as folder:
-        store = DeltaStore(folder, bound=bound, order="forward")
+        store = DeltaStore(folder, Precision(weights=bound))
         with store:
             for epoch in range(run.recipe.epochs):
                 store.save({"model": run.weights(epoch)})
@@ -286,7 +286,7 @@ def _resume(run, data):
     recipe = run.recipe
     epochs = [recipe.epochs // 2 - 1, recipe.epochs - 2]
     with tempfile.TemporaryDirectory(prefix="pcrshard-delta-") as folder:
-        store = DeltaStore(folder, order="forward")
+        store = DeltaStore(folder)
         with store:
             for epoch in range(recipe.epochs):
                 store.save(run.state(epoch))

@@ -19,6 +19,16 @@ def tiny_state(step: int) -> dict:
     }
 
 
+ADAM_GROUP = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "amsgrad": False, "params": [0]}
+
+
+def adam_state(step: int) -> dict:
+    """The same with an optimizer that is known."""
+    state = tiny_state(step)
+    state["opt"]["param_groups"] = [ADAM_GROUP]
+    return state
+
+
 def same(a, b) -> bool:
     """Whether two states are equal in types, and tensors bit for bit."""
     if type(a) is not type(b):

@@ -7,10 +7,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from support import ROOT
 
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.cli import checkpoint
-from pcrshard.errors import BrokenChain, VersionUnavailable
+from pcrshard.errors import CorruptCheckpoint, UnsupportedVersion, VersionUnavailable
 
 
 def state(number):
@@ -44,6 +45,11 @@ def run(capsys):
     return command
 
 
+def lose_manifests(folder):
+    for path in folder.glob("manifest*"):
+        path.unlink()
+
+
 def test_ls_lists_versions(run, store):
     """With references, sizes and metrics, and the ratio of the whole run."""
     status, text = run("ls", store.url)
@@ -54,13 +60,13 @@ def test_ls_lists_versions(run, store):
     assert "acc=3" in text.splitlines()[3]
     assert text.splitlines()[-1].startswith("5 versions, ")
     _, rows = run("ls", store.url, "--json")
-    assert [row["reference"] for row in rows] == [2, 3, None, 5, None]
+    assert [row["reference"] for row in rows] == [None, 1, 2, None, 4]
     assert [row["id"] for row in rows] == [record.id.hex() for record in store.versions()]
 
 
 def test_ls_of_what_is_no_store_is_an_error(run, store, tmp_path):
     """A lost manifest or a wrong folder does not look like a store without versions."""
-    (tmp_path / "run" / "manifest.pcm").unlink()
+    lose_manifests(tmp_path / "run")
     for folder in (store.url, tmp_path / "nothing"):
         with pytest.raises(VersionUnavailable, match="pcrshard checkpoint recover"):
             run("ls", folder)
@@ -74,12 +80,12 @@ def test_show_tells_what_happened_to_each_tensor(run, store):
     assert status == 0
     assert "30x30" in text
     assert "lossless" in text
-    _, figures = run("show", store.url, 1, "--json")
+    _, figures = run("show", store.url, 2, "--json")
     weight, bias = figures["tensors"]
     assert (weight["coder"], weight["bound_kind"], bias["bound_kind"]) == (
         "delta", "linear", "lossless"
     )  # fmt: skip
-    error = (store.load(1)["w"] - state(1)["w"]).abs().max()
+    error = (store.load(2)["w"] - state(2)["w"]).abs().max()
     assert 0 < error <= weight["error_bound"]
 
 
@@ -104,8 +110,8 @@ def test_show_measures_and_draws(run, store, tmp_path):
 
 def test_verify_finds_damage(run, store, tmp_path):
     """Status 1, and the file is named."""
-    assert run("verify", store.url) == (0, "5 versions, 0 problems\n")
-    path = tmp_path / "run" / store.versions()[2].file
+    assert run("verify", store.url) == (0, "5 versions, no problems\n")
+    path = tmp_path / "run" / store.versions()[0].file
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -113,7 +119,7 @@ def test_verify_finds_damage(run, store, tmp_path):
     assert status == 1
     assert len(figures["problems"]) == 3
     assert path.name in figures["problems"][0]
-    assert run("verify", store.url, 5) == (0, "1 versions, 0 problems\n")
+    assert run("verify", store.url, 5) == (0, "1 version, no problems\n")
 
 
 def test_export_writes_safetensors(run, store, tmp_path):
@@ -128,48 +134,60 @@ def test_export_writes_safetensors(run, store, tmp_path):
     ("options", "kept"),
     [(["--keep", 1, 4], [1, 4]), (["--keep-every", 2], [2, 4, 5]), (["--keep-last", 2], [4, 5])],
 )
-def test_compact_removes_the_other_versions(run, store, options, kept):
+def test_delete_removes_the_other_versions(run, store, options, kept):
     """Those that stay are as they were."""
     before = {record.number: record.id for record in store.versions()}
-    status, figures = run("compact", store.url, *options, "--json")
+    status, figures = run("delete", store.url, *options, "--json")
     assert status == 0
     assert figures["versions"] == len(kept)
     assert {r.number: r.id for r in store.versions()} == {n: before[n] for n in kept}
 
 
-def test_rebase_writes_the_deltas_in_another_order(run, store):
-    """No version changes."""
-    before = [record.id for record in store.versions()]
-    status, figures = run("rebase", store.url, "--order", "hop", "--keyframe-every", 5, "--json")
-    assert status == 0
-    records = DeltaStore(store.url).versions()
-    assert [record.id for record in records] == before
-    assert [record.parent for record in records] == [None, 1, 1, 1, 1]
-    assert figures["bytes"] == sum(record.file_bytes for record in records)
-
-
 def test_recover_writes_a_lost_manifest(run, store, tmp_path):
     """The versions are those that were there; files that are of no use are named."""
-    (tmp_path / "run" / "manifest.pcm").unlink()
-    (tmp_path / "run" / "000001-00000000.pcd").write_bytes(b"x")
+    lose_manifests(tmp_path / "run")
+    (tmp_path / "run" / "000001-0000000000000000.pcd").write_bytes(b"x")
     status, figures = run("recover", store.url, "--json")
     assert status == 0
     assert figures["versions"] == [1, 2, 3, 4, 5]
-    assert list(figures["unused_files"]) == ["000001-00000000.pcd"]
+    assert list(figures["unused_files"]) == ["000001-0000000000000000.pcd"]
     assert run("verify", store.url)[0] == 0
     with pytest.raises(ValueError, match="nothing to recover"):
         run("recover", store.url)
 
 
-def test_a_release_travels_as_a_patch(run, store, tmp_path):
-    """The receiver gets exactly the new version; a stranger is refused."""
-    other = DeltaStore(str(tmp_path / "client"))
-    other.append(store.read(3))
-    status, figures = run("diff", store.url, 3, 5, tmp_path / "p", "--json")
-    assert status == 0
-    assert figures["file_bytes"] == (tmp_path / "p").stat().st_size
-    _, made = run("patch", other.url, tmp_path / "p", "--json")
-    assert made == {"version": 2, "id": figures["new"]}
-    assert torch.equal(DeltaStore(other.url).load()["w"], store.load(5)["w"])
-    with pytest.raises(BrokenChain):
-        run("patch", tmp_path / "stranger", tmp_path / "p")
+def test_versions_are_pulled(run, store, tmp_path):
+    """Into a new store; the second time nothing moves."""
+    status, figures = run("pull", store.url, tmp_path / "client", "--version", 2, "--json")
+    assert (status, figures["version"], figures["added_versions"]) == (0, 2, [1, 2])
+    run("pull", store.url, tmp_path / "client")
+    client = DeltaStore(str(tmp_path / "client"))
+    assert torch.equal(client.load()["w"], store.load()["w"])
+    assert run("pull", store.url, client.url, "--json")[1]["moved_bytes"] == 0
+
+
+def test_old_stores_are_converted(run, tmp_path):
+    """The command that the error of an old store names."""
+    old = ROOT / "tests" / "golden" / "checkpoints-1" / "backward"
+    with pytest.raises(UnsupportedVersion, match="pcrshard checkpoint convert"):
+        run("ls", old)
+    assert run("convert", old, tmp_path / "new", "--json")[1] == {"versions": [1, 2, 3, 4]}
+    assert run("verify", tmp_path / "new")[0] == 0
+
+
+def test_terminals_obey_nothing_in_a_store(run, tmp_path):
+    """Names and metrics of another user's store are shown escaped."""
+    with DeltaStore(str(tmp_path / "evil")) as store:
+        store.save({"\x1b]0;title\x07": torch.ones(3)}, metrics={"a\x1b[31m": "\r\u202eb"})
+    for words in (("ls",), ("show", 1)):
+        _, text = run(words[0], store.url, *words[1:])
+        assert all(char.isprintable() or char == "\n" for char in text)
+        assert "\\x1b" in text
+    path = tmp_path / "evil" / store.versions()[0].file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpoint) as error:
+        run("export", store.url, 1, tmp_path / "a.safetensors")
+    assert "\\x1b" in str(error.value)
+    assert str(error.value).isprintable()

@@ -10,7 +10,7 @@ from pcrshard.cli import store_commands
 def test_examples():
     """Tables and ratios."""
     assert doctest.testmod(store_commands).failed == 0
-    assert doctest.testmod(store_commands).attempted == 2
+    assert doctest.testmod(store_commands).attempted == 3
 
 
 def test_results_for_people_and_for_programs(capsys):

@@ -216,7 +216,7 @@ def test_a_forked_child_is_told_and_ends() -> None:
 
 LEFT = """
 import numpy, os, sys
-from pcrshard import native
+from pcrshard.native.pieces import piece_table
 from pcrshard.native.pool import Pool
 from pcrshard.testing import make_jpeg
 jpeg = make_jpeg(0, 400, 400)

@@ -198,4 +198,21 @@ void pcr_join_pieces(const pcr_piece *pieces, size_t num_pieces, uint8_t *out);
 /* Adds to a number that other threads and processes add to. */
 void pcr_atomic_add(int64_t *number, int64_t amount);
 
+/* Changed words between two versions of weights, as gaps and steps. A gap is the number of equal
+ * words before a changed one, as bytes of which 255 goes on. A step is how many representable
+ * numbers lie between the two words, zigzag: one byte, or 255 and item_bytes bytes.
+ * Makes was equal to now; returns how many words differ, or -1 where a buffer is full (was is then
+ * equal to now in part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
+int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps,
+                          uint8_t *steps, size_t capacity, size_t *used);
+/* Applies the steps. Before a word changes it is copied to old, and done counts it. Returns how
+ * many changed, or -1 where the bytes end early, go on too long, or leave the words: then undo. */
+int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
+                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
+                         uint64_t *done);
+/* Copies the first done words of old back; also after the process that applied was killed. */
+int64_t pcr_sparse_undo(void *words, size_t count, int item_bytes, const uint8_t *gaps,
+                        size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
+                        uint64_t done);
+
 #endif

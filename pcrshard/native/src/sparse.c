@@ -1,0 +1,162 @@
+/* Changed words between two versions of weights, as gaps and steps. */
+#include <string.h>
+
+#include "pcr.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+/* A word's place among all numbers, in order; without branches, for signs are hard to predict. */
+#define TOP(type) ((type)((type)1 << (8 * sizeof(type) - 1)))
+#define SIGN(type, stype, word) ((type)((stype)(word) >> (8 * sizeof(type) - 1)))
+#define ORDERED(type, stype, word) ((type)((word) ^ (SIGN(type, stype, word) | TOP(type))))
+#define UNORDERED(type, stype, place) \
+    ((type)((place) ^ (SIGN(type, stype, (type)~(place)) | TOP(type))))
+
+#define RUN 64
+#define NEVER UINT64_MAX
+
+/* A bit for each of 64 bytes that differs. */
+static uint64_t difference(const void *a, const void *b) {
+#if defined(__SSE2__)
+    uint64_t equal = 0;
+    for (int i = 0; i < 4; i++) {
+        __m128i x = _mm_loadu_si128((const __m128i *)a + i);
+        __m128i y = _mm_loadu_si128((const __m128i *)b + i);
+        equal |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(x, y)) << (16 * i);
+    }
+    return ~equal;
+#else
+    uint64_t differs = 0;
+    for (int i = 0; i < RUN; i++)
+        differs |= (uint64_t)(((const uint8_t *)a)[i] != ((const uint8_t *)b)[i]) << i;
+    return differs;
+#endif
+}
+
+/* The same for fewer bytes than 64. */
+static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t size) {
+    uint64_t differs = 0;
+    for (size_t i = 0; i < size; i++) differs |= (uint64_t)(a[i] != b[i]) << i;
+    return differs;
+}
+
+#define DEFINE(type, stype, suffix)                                                              \
+    static int64_t encode_##suffix(const type *now, type *was, size_t count, uint8_t *gaps,      \
+                                   uint8_t *steps, size_t capacity, size_t *used) {              \
+        const size_t run = RUN / sizeof(type);                                                   \
+        uint8_t *gap = gaps, *step = steps;                                                      \
+        uint8_t *gap_end = gaps + capacity, *step_end = steps + capacity;                        \
+        size_t next = 0;                                                                         \
+        int64_t changes = 0;                                                                     \
+        for (size_t start = 0; start < count; start += run) {                                    \
+            size_t stop = start + run < count ? start + run : count;                             \
+            uint64_t differs =                                                                   \
+                stop - start == run                                                              \
+                    ? difference(now + start, was + start)                                       \
+                    : difference_of_rest((const uint8_t *)(now + start),                         \
+                                         (const uint8_t *)(was + start),                         \
+                                         (stop - start) * sizeof(type));                         \
+            while (differs) {                                                                    \
+                size_t word = (size_t)__builtin_ctzll(differs) / sizeof(type);                   \
+                differs &= ~((((uint64_t)1 << sizeof(type)) - 1) << (word * sizeof(type)));      \
+                size_t i = start + word;                                                         \
+                size_t distance = i - next;                                                      \
+                if ((size_t)(gap_end - gap) < distance / 255 + 1 ||                              \
+                    (size_t)(step_end - step) < 1 + sizeof(type))                                \
+                    return -1;                                                                   \
+                for (; distance >= 255; distance -= 255) *gap++ = 255;                           \
+                *gap++ = (uint8_t)distance;                                                      \
+                type to = ORDERED(type, stype, now[i]), from = ORDERED(type, stype, was[i]);     \
+                type d = (type)(to - from);                                                      \
+                type zigzag = (type)((type)(d << 1) ^ SIGN(type, stype, d));                     \
+                if (zigzag < 255) {                                                              \
+                    *step++ = (uint8_t)zigzag;                                                   \
+                } else {                                                                         \
+                    *step++ = 255;                                                               \
+                    for (size_t byte = 0; byte < sizeof(type); byte++)                           \
+                        *step++ = (uint8_t)(zigzag >> (8 * byte));                               \
+                }                                                                                \
+                was[i] = now[i];                                                                 \
+                next = i + 1;                                                                    \
+                changes++;                                                                       \
+            }                                                                                    \
+        }                                                                                        \
+        used[0] = (size_t)(gap - gaps);                                                          \
+        used[1] = (size_t)(step - steps);                                                        \
+        return changes;                                                                          \
+    }                                                                                            \
+    static int64_t apply_##suffix(type *words, size_t count, const uint8_t *gap,                 \
+                                  size_t gap_bytes, const uint8_t *step, size_t step_bytes,      \
+                                  volatile type *old, volatile uint64_t *done, uint64_t undo) {  \
+        const uint8_t *gap_end = gap + gap_bytes, *step_end = step + step_bytes;                 \
+        size_t i = 0;                                                                            \
+        uint64_t changes = 0;                                                                    \
+        while (gap < gap_end && changes < undo) {                                                \
+            size_t distance = 0;                                                                 \
+            while (gap < gap_end && *gap == 255) {                                               \
+                distance += 255;                                                                 \
+                gap++;                                                                           \
+            }                                                                                    \
+            if (gap == gap_end || step == step_end) return -1;                                   \
+            distance += *gap++;                                                                  \
+            if (i >= count || distance >= count - i) return -1;                                  \
+            i += distance;                                                                       \
+            type zigzag = *step++;                                                               \
+            if (zigzag == 255) {                                                                 \
+                if ((size_t)(step_end - step) < sizeof(type)) return -1;                         \
+                zigzag = 0;                                                                      \
+                for (size_t byte = 0; byte < sizeof(type); byte++)                               \
+                    zigzag = (type)(zigzag | (type)((type)*step++ << (8 * byte)));               \
+            }                                                                                    \
+            volatile type *word = words + i;                                                     \
+            if (undo == NEVER) {                                                                 \
+                type d = (type)((type)(zigzag >> 1) ^ (type)(0 - (zigzag & 1)));                 \
+                type was = *word;                                                                \
+                type place = (type)(ORDERED(type, stype, was) + d);                              \
+                /* In this order, so that a killed process can be undone. */                     \
+                old[changes] = was;                                                              \
+                *done = changes + 1;                                                             \
+                *word = UNORDERED(type, stype, place);                                           \
+            } else {                                                                             \
+                *word = old[changes];                                                            \
+            }                                                                                    \
+            i++;                                                                                 \
+            changes++;                                                                           \
+        }                                                                                        \
+        return undo != NEVER || step == step_end ? (int64_t)changes : -1;                        \
+    }
+
+DEFINE(uint8_t, int8_t, u8)
+DEFINE(uint16_t, int16_t, u16)
+DEFINE(uint32_t, int32_t, u32)
+
+int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps,
+                          uint8_t *steps, size_t capacity, size_t *used) {
+    if (item_bytes == 1) return encode_u8(now, was, count, gaps, steps, capacity, used);
+    if (item_bytes == 2) return encode_u16(now, was, count, gaps, steps, capacity, used);
+    return encode_u32(now, was, count, gaps, steps, capacity, used);
+}
+
+static int64_t walk(void *words, size_t count, int item_bytes, const uint8_t *gaps,
+                    size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
+                    uint64_t *done, uint64_t undo) {
+    if (item_bytes == 1)
+        return apply_u8(words, count, gaps, gap_bytes, steps, step_bytes, old, done, undo);
+    if (item_bytes == 2)
+        return apply_u16(words, count, gaps, gap_bytes, steps, step_bytes, old, done, undo);
+    return apply_u32(words, count, gaps, gap_bytes, steps, step_bytes, old, done, undo);
+}
+
+int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
+                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
+                         uint64_t *done) {
+    return walk(words, count, item_bytes, gaps, gap_bytes, steps, step_bytes, old, done, NEVER);
+}
+
+int64_t pcr_sparse_undo(void *words, size_t count, int item_bytes, const uint8_t *gaps,
+                        size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
+                        uint64_t done) {
+    return walk(words, count, item_bytes, gaps, gap_bytes, steps, step_bytes, old, NULL, done);
+}

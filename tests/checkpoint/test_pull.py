@@ -1,0 +1,261 @@
+"""What a reader moves: only what it lacks, from where it stopped, and nothing that is wrong."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from servers import Fault, faulty, nginx, s3
+from states import same
+from support import ROOT, wait_for
+
+from pcrshard.checkpoint import DeltaStore, pull
+from pcrshard.checkpoint.frame import MANIFEST, pack_frame, unpack_frame
+from pcrshard.errors import (
+    BrokenChain,
+    ConcurrentWriter,
+    CorruptCheckpoint,
+    PCRError,
+    StorageError,
+    VersionUnavailable,
+)
+from pcrshard.storage.locks import hold_lock
+
+
+def state(step):
+    """A pure function of its number: a walk of a matrix."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(200, 100, generator=generator) * 0.02
+    for _ in range(step):
+        weight += torch.randn(200, 100, generator=generator) * 2e-4
+    return {"model": {"w": weight, "b": torch.arange(4.0) * step}, "epoch": step}
+
+
+@pytest.fixture
+def sender(tmp_path):
+    """Versions 1 to 5, with keyframes at 1 and 4."""
+    with DeltaStore(str(tmp_path / "web"), keyframe_every=3) as store:
+        for number in range(1, 6):
+            store.save(state(number))
+    return store
+
+
+@pytest.fixture
+def client(tmp_path):
+    return DeltaStore(str(tmp_path / "client"))
+
+
+def ids(store):
+    return {record.number: record.id for record in store.versions()}
+
+
+def test_only_missing_files_move(sender, client):
+    """A newcomer takes a keyframe and its deltas, later one delta: the bytes of nginx's log."""
+    told = []
+    with nginx(sender.url) as server:
+        first = pull(server.url(), client, version=4, progress=lambda *far: told.append(far))
+        assert first.added == (4,)
+        assert told[-1] == (first.moved_bytes, first.moved_bytes)
+        server.reset()
+        second = pull(server.url(), client)
+        asked = [request for request in server.requests() if request.path.endswith(".pcd")]
+        again = pull(server.url(), client)
+        assert same(DeltaStore(server.url()).load(), sender.load())
+    assert second.added == (5,)
+    assert sum(request.body_bytes for request in asked) == second.moved_bytes
+    assert 10 * second.moved_bytes < sender.versions()[4].raw_bytes
+    assert ids(client) == {n: ids(sender)[n] for n in (4, 5)}
+    assert same(client.load(5), sender.load(5))
+    assert (again.version, again.added, again.moved_bytes) == (5, (), 0)
+    assert client.verify() == []
+
+
+def test_a_chain_of_deltas_is_followed(sender, client):
+    """The versions between are added too, under their numbers; a later writer goes on."""
+    got = pull(sender.url, client, version=3)
+    assert got.added == (1, 2, 3)
+    assert ids(client) == {n: ids(sender)[n] for n in (1, 2, 3)}
+    assert client.save(state(9), blocking=True) == 4
+    with pytest.raises(BrokenChain, match="of another run"):
+        pull(sender.url, client, version=4)
+    assert sum(entry.name.endswith(".pcd") for entry in os.scandir(client.url)) == 4
+    client.close()
+
+
+def test_object_stores_on_both_sides(sender, tmp_path):
+    """From S3 into a store on S3; keys are never shown."""
+    with s3(sender.url) as server:
+        options = server.storage_options
+        client = DeltaStore(server.url("client"), options=options)
+        assert pull(server.url(""), client, options=options).added == (4, 5)
+        assert same(client.load(), sender.load())
+        with pytest.raises(PCRError) as refused:
+            pull(server.url("nothing"), client, options=options)
+    assert options["secret"] not in str(refused.value)
+
+
+def test_pulling_while_versions_are_saved(tmp_path, client):
+    """Each pull gets a whole version, whatever the writer is doing."""
+    stop = threading.Event()
+    store = DeltaStore(str(tmp_path / "web"), keyframe_every=3)
+    store.save({"n": 0}, blocking=True)
+
+    def write():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            store.save(state(number % 20) | {"n": number})
+            if number % 5 == 0:
+                store.delete(keep=[-1, -2])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = []
+        for _ in range(12):
+            try:
+                pull(store.url, client)
+            except StorageError:
+                continue  # the file was deleted after the manifest was read
+            seen.append(client.load()["n"])
+    finally:
+        stop.set()
+        writer.join()
+        store.close()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 1
+    assert client.verify() == []
+
+
+def test_a_bad_network_is_survived(sender, client):
+    """Answers of 503 and cut connections are retried, as everywhere in this package."""
+    faults = [Fault(status=503), None, Fault(status=503), Fault(cut_after=300), None, None]
+    with faulty(sender.url, faults) as server:
+        pull(server.url(), client)
+    assert list(ids(client)) == [4, 5]
+
+
+def test_a_password_is_not_shown(sender, client):
+    """In errors URLs have neither passwords nor signatures."""
+    with nginx(sender.url) as server:
+        url = server.url().replace("://", "://user:hush@")
+        with pytest.raises(PCRError) as missing:
+            pull(f"{url}/nowhere?signature=hush", client)
+        with pytest.raises(PCRError) as unknown:
+            pull(f"{url}?signature=hush", client, max_bytes=5)
+    assert "hush" not in str(missing.value) + str(unknown.value)
+
+
+CHILD = """
+import sys
+from pcrshard.checkpoint import DeltaStore, pull
+pull(sys.argv[1], DeltaStore(sys.argv[2]))
+"""
+
+
+def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
+    """After SIGKILL during a slow transfer, the second pull does not fetch the first part again."""
+    sender = DeltaStore.lossless(str(tmp_path / "web"))
+    sender.save({"w": torch.randn(3000, 1000)}, blocking=True)
+    size = sender.versions()[0].file_bytes
+    assert size > 10_000_000
+    client = str(tmp_path / "client")
+    with nginx(tmp_path / "web", limit_rate=4_000_000, limit_rate_after=8_500_000) as server:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, server.url(), client], env=environment
+        )
+        wait_for(lambda: any(p.stat().st_size for p in (tmp_path / "client").glob(".*.part")))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    there = next((tmp_path / "client").glob(".*.part")).stat().st_size
+    assert 0 < there < size
+    store = DeltaStore(client)
+    with nginx(tmp_path / "web") as server:
+        got = pull(server.url(), store)
+    assert got.moved_bytes == size - there
+    assert ids(store) == ids(sender)
+    assert not list((tmp_path / "client").glob(".*"))
+    sender.close()
+
+
+def test_two_pulls_into_one_store(sender, client):
+    """The second one is refused while the first one works."""
+    os.makedirs(client.url)
+    part = os.path.join(client.url, f".{sender.versions()[3].file}.part")
+    with hold_lock(part), pytest.raises(ConcurrentWriter, match="another process pulls"):
+        pull(sender.url, client)
+    assert pull(sender.url, client).version == 5
+
+
+def test_a_damaged_file_adds_nothing(sender, client, tmp_path):
+    """One flipped bit anywhere; once it is repaired the same command goes on."""
+    pull(sender.url, client, version=4)
+    path = tmp_path / "web" / sender.versions()[4].file
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 197):
+        damaged = bytearray(whole)
+        damaged[place] ^= 4
+        path.write_bytes(damaged)
+        with pytest.raises(PCRError):
+            pull(sender.url, client)
+        assert list(ids(client)) == [4]
+    path.write_bytes(whole)
+    pull(sender.url, client)
+    assert list(ids(client)) == [4, 5]
+
+
+def test_a_manifest_that_lies_adds_nothing(sender, client, tmp_path):
+    """About ids, parents and sizes: each is found, each time."""
+    path = max((tmp_path / "web").glob("manifest-*.pcm"))
+    whole = unpack_frame(path.read_bytes(), MANIFEST)
+    key, delta = whole["versions"][3:]
+    for lie in (
+        {"id": key["id"]}, {"parent": 3}, {"raw_bytes": 1}, {"file": key["file"]},
+        {"file_bytes": delta["file_bytes"] - 1}, {"file_bytes": delta["file_bytes"] + 1},
+        {"header_bytes": 100},
+    ):  # fmt: skip
+        versions = [*whole["versions"][:4], delta | lie]
+        path.write_bytes(pack_frame(MANIFEST, whole | {"versions": versions}))
+        for _ in range(2):
+            with pytest.raises(PCRError):
+                pull(sender.url, client)
+            assert client.versions() == []
+
+
+def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
+    """By the manifest alone: nothing is moved."""
+    with nginx(sender.url) as server:
+        with pytest.raises(CorruptCheckpoint, match=r"at most 10000 bytes.*max_bytes"):
+            pull(server.url(), client, max_bytes=10_000)
+        assert [request.path for request in server.requests()] == ["/manifest.pcm"]
+    (tmp_path / "endless").mkdir()
+    head = b"\x89PCM\r\n\x1a\n" + struct.pack("<IIQ", 0, 2, 1 << 27)
+    with (tmp_path / "endless" / "manifest.pcm").open("wb") as file:
+        file.write(head)
+        file.truncate(1 << 33)
+    with nginx(tmp_path / "endless") as server, pytest.raises(PCRError):
+        pull(server.url(), client, max_bytes=1 << 20)
+
+
+def test_nothing_is_offered(tmp_path, client):
+    """The error says what was looked for."""
+    with pytest.raises(VersionUnavailable, match="there is no store"):
+        pull(str(tmp_path), client)
+    with nginx(tmp_path) as server, pytest.raises(VersionUnavailable):
+        pull(server.url(), client)
+
+
+def test_a_link_is_not_followed(sender, client, tmp_path):
+    """What another user has put in place of a file on its way is not written to."""
+    os.makedirs(client.url)
+    (tmp_path / "precious").write_bytes(b"x")
+    part = tmp_path / "client" / f".{sender.versions()[3].file}.part"
+    part.symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError, match="cannot write"):
+        pull(sender.url, client)
+    assert (tmp_path / "precious").read_bytes() == b"x"

@@ -1,0 +1,160 @@
+"""A lost manifest costs nothing, and nothing is made up for it silently."""
+
+import os
+import shutil
+
+import pytest
+from states import same, tiny_state
+
+from pcrshard.checkpoint import DeltaStore, recover
+from pcrshard.errors import (
+    ConcurrentWriter,
+    CorruptCheckpoint,
+    UnsupportedVersion,
+    VersionUnavailable,
+)
+
+
+def make(url, count=7):
+    with DeltaStore(str(url), keyframe_every=3) as store:
+        for number in range(1, count + 1):
+            store.save(tiny_state(number), metrics={"acc": number / 10})
+    return store.versions()
+
+
+def lose(folder):
+    for path in folder.glob("manifest*"):
+        path.unlink()
+
+
+def damage(path, place=30):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged", "cut"])
+def test_every_version_comes_back(tmp_path, how):
+    """With its number, id, metrics and parent; the store can be written to again."""
+    before = make(tmp_path)
+    newest = max(tmp_path.glob("manifest-*"))
+    if how == "removed":
+        lose(tmp_path)
+    elif how == "damaged":
+        damage(newest)
+    else:
+        newest.write_bytes(newest.read_bytes()[:-7])
+    found = recover(str(tmp_path))
+    assert found.versions == tuple(before)
+    assert found.lost == {}
+    with DeltaStore(str(tmp_path)) as store:
+        assert store.save(tiny_state(8), blocking=True) == 8
+        assert store.verify() == []
+        for number in range(1, 9):
+            assert same(store.load(number)["model"]["b"], tiny_state(number)["model"]["b"])
+
+
+def test_without_a_manifest_nothing_is_written_or_removed(tmp_path):
+    """A job that is started again must not take a store for an empty one."""
+    make(tmp_path)
+    lose(tmp_path)
+    files = set(os.listdir(tmp_path))
+    store = DeltaStore(str(tmp_path))
+    with pytest.raises(CorruptCheckpoint, match="files of 7 versions, there is none: see"):
+        store.save(tiny_state(1), blocking=True)
+    assert set(os.listdir(tmp_path)) == files
+    with pytest.raises(VersionUnavailable):
+        store.load()
+    (tmp_path / "manifest-000009.pcm").write_bytes(b"x" * 100)
+    with pytest.raises(CorruptCheckpoint, match=r"see `pcrshard checkpoint recover`"):
+        store.load()
+
+
+def test_a_sound_manifest_is_not_replaced(tmp_path):
+    """Nor is one of a later version of the format."""
+    make(tmp_path, count=2)
+    manifest = max(tmp_path.glob("manifest-*"))
+    before = manifest.read_bytes()
+    with pytest.raises(ValueError, match="nothing to recover"):
+        recover(str(tmp_path))
+    later = bytearray(before)
+    later[12] = 3
+    manifest.write_bytes(later)
+    with pytest.raises(UnsupportedVersion):
+        recover(str(tmp_path))
+    assert manifest.read_bytes() == bytes(later)
+
+
+def test_what_is_lost_is_named(tmp_path):
+    """A damaged payload takes its version, and those that need it, along; only on request."""
+    records = make(tmp_path, count=6)
+    lose(tmp_path)
+    victim = tmp_path / records[1].file
+    damage(victim, -1)
+    with pytest.raises(CorruptCheckpoint, match=rf"cannot recover the versions \[.*{victim.name}"):
+        recover(str(tmp_path))
+    assert not list(tmp_path.glob("manifest*"))
+    found = recover(str(tmp_path), allow_loss=True)
+    assert [record.number for record in found.versions] == [1, 4, 5, 6]
+    assert victim.name in found.lost
+    with DeltaStore(str(tmp_path)) as store:
+        assert store.verify() == []
+        assert store.save(tiny_state(7), blocking=True) == 7
+        assert store.verify() == []
+
+
+def test_two_files_of_one_version(tmp_path):
+    """A writer that was killed while it deleted versions: either file will do."""
+    make(tmp_path / "store", count=3)
+    shutil.copytree(tmp_path / "store", tmp_path / "other")
+    with DeltaStore(str(tmp_path / "other")) as other:
+        other.delete(keep=[1, 3])
+    rewritten = other.versions()[1].file
+    shutil.copy(tmp_path / "other" / rewritten, tmp_path / "store")
+    before = DeltaStore(str(tmp_path / "store")).versions()
+    lose(tmp_path / "store")
+    found = recover(str(tmp_path / "store"))
+    assert [record.id for record in found.versions] == [record.id for record in before]
+    assert len(found.lost) == 1
+    assert DeltaStore(str(tmp_path / "store")).verify() == []
+
+
+def test_a_version_of_another_run_does_not_get_in(tmp_path):
+    """Two contents of one number: the one that others refer to is kept."""
+    before = make(tmp_path / "a", count=3)
+    with DeltaStore(str(tmp_path / "b")) as other:
+        other.save({"w": 1})
+    stranger = other.versions()[0].file
+    shutil.copy(tmp_path / "b" / stranger, tmp_path / "a")
+    lose(tmp_path / "a")
+    found = recover(str(tmp_path / "a"))
+    assert found.versions == tuple(before)
+    assert "another file of this version" in found.lost[stranger]
+
+
+def test_a_file_under_another_number_is_not_believed(tmp_path):
+    """Its name must say what is in it."""
+    records = make(tmp_path, count=2)
+    lose(tmp_path)
+    os.rename(tmp_path / records[1].file, tmp_path / records[1].file.replace("000002", "000009"))
+    with pytest.raises(CorruptCheckpoint, match=r"versions \[9\].*the number in the name"):
+        recover(str(tmp_path))
+
+
+def test_a_writer_at_work_finds_out(tmp_path):
+    """It knows a manifest that is not there any more."""
+    make(tmp_path, count=2)
+    with DeltaStore(str(tmp_path)) as writer:
+        writer.save(tiny_state(3), blocking=True)
+        lose(tmp_path)
+        recover(str(tmp_path))
+        with pytest.raises(ConcurrentWriter):
+            writer.save(tiny_state(4), blocking=True)
+        assert len(writer.versions()) == 3
+
+
+def test_an_empty_folder_is_not_made_a_store(tmp_path):
+    """There is nothing to recover."""
+    with pytest.raises(VersionUnavailable, match="no files of versions"):
+        recover(str(tmp_path))
+    assert not list(tmp_path.iterdir())

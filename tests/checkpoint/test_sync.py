@@ -1,0 +1,325 @@
+"""Weights arrive on servers bit for bit, whatever is killed in between."""
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import servers
+import torch
+from safetensors.torch import load_file, save_file
+from states import same
+
+from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher, publish_weights
+from pcrshard.errors import (
+    BrokenChain,
+    ConcurrentWriter,
+    CorruptCheckpoint,
+    PCRError,
+    UnsupportedState,
+    VersionUnavailable,
+)
+from pcrshard.native import sparse_words
+
+HERE = pathlib.Path(__file__).parent
+
+
+def weights(step, size=600):
+    """A policy after a number of steps that move a few words: a pure function of its number."""
+    generator = torch.Generator().manual_seed(0)
+    found = {
+        "embed.weight": (torch.randn(size, 300, generator=generator) * 0.02).bfloat16(),
+        "norm.bias": torch.zeros(7),
+        "head.weight": torch.randn(10, 300, generator=generator).half(),
+        "mask": torch.ones(5, dtype=torch.bool),
+        "count": torch.tensor(step),
+        "empty": torch.empty(0, 4),
+    }
+    for number in range(step):
+        for tensor in (found["embed.weight"], found["head.weight"]):
+            changed = torch.rand(tensor.shape, generator=generator) < 0.013
+            tensor.view(torch.int16)[changed] += 1 - 2 * (number % 2)
+        found["norm.bias"] += 0.5
+    found["embed.weight"][0, :4] = torch.tensor([0.0, -0.0, torch.nan, -torch.inf])
+    found["embed.weight"][1, step % 300] *= -1
+    return found
+
+
+def check(mirror, step):
+    expected = dict(sorted(weights(step).items()))
+    assert same(dict(sorted(load_file(mirror.path).items())), expected)
+    assert same(dict(sorted(mirror.tensors().items())), expected)
+
+
+def test_a_mirror_follows_a_publisher(tmp_path):
+    """Each step bit for bit, in the mapping that a server holds, and in a file for any tool."""
+    url = str(tmp_path / "stream")
+    publisher = WeightPublisher(url)
+    assert publisher.publish(weights(0)) == 1
+    mirror = WeightMirror(url, str(tmp_path / "mirror"))
+    assert mirror.wait() == 1
+    held = mirror.tensors()["embed.weight"]
+    for step in range(1, 5):
+        assert publisher.publish(weights(step)) == step + 1
+        assert mirror.wait(newer_than=step, timeout=5) == step + 1
+        check(mirror, step)
+        assert torch.equal(held.view(torch.int16), weights(step)["embed.weight"].view(torch.int16))
+    sizes = [os.path.getsize(path) for path in sorted((tmp_path / "stream").glob("step-*"))]
+    changed = 0.013 * (600 * 300 + 3000)
+    assert max(sizes[1:]) < 1.3 * changed + 2000
+    with pytest.raises(TimeoutError):
+        mirror.wait(timeout=0.1)
+    assert mirror.wait(newer_than=3) == 5
+
+
+def test_the_file_is_what_safetensors_writes(tmp_path):
+    """Byte for byte: the canonical file of a model folder."""
+    publish_weights(weights(2), str(tmp_path / "stream"))
+    mirror = WeightMirror(str(tmp_path / "stream"), str(tmp_path / "mirror"))
+    mirror.update()
+    save_file(weights(2), tmp_path / "expected.safetensors", {"format": "pt"})
+    written = pathlib.Path(mirror.path).read_bytes()
+    assert written == (tmp_path / "expected.safetensors").read_bytes()
+    assert publish_weights(str(tmp_path / "expected.safetensors"), str(tmp_path / "stream")) == 2
+    assert mirror.update() == 2
+    assert pathlib.Path(mirror.path).read_bytes() == written
+
+
+def test_several_steps_are_folded_into_one_pass(tmp_path):
+    """A mirror that was away catches up; so does one from before the last keyframe."""
+    url = str(tmp_path / "stream")
+    publisher = WeightPublisher(url, keyframe_every=4)
+    publisher.publish(weights(0))
+    early, late = (WeightMirror(url, str(tmp_path / name)) for name in ("early", "late"))
+    early.update()
+    for step in range(1, 14):
+        publisher.publish(weights(step))
+        if step == 10:
+            late.update()
+    for mirror in (early, late, WeightMirror(url, str(tmp_path / "new"))):
+        assert mirror.update() == 14
+        check(mirror, 13)
+    numbers = [int(path.name[5:14]) for path in (tmp_path / "stream").glob("step-*")]
+    assert min(numbers) == 9
+
+
+def test_a_changed_model_is_loaded_whole(tmp_path):
+    """Other shapes, or a publisher that was started again."""
+    url = str(tmp_path / "stream")
+    publisher = WeightPublisher(url)
+    publisher.publish(weights(0))
+    mirror = WeightMirror(url, str(tmp_path / "mirror"))
+    mirror.update()
+    publisher.publish({"w": torch.ones(3)})
+    assert mirror.update() == 2
+    assert torch.equal(load_file(mirror.path)["w"], torch.ones(3))
+    assert WeightPublisher(url).publish(weights(3)) == 3
+    assert mirror.update() == 3
+    check(mirror, 3)
+
+
+def test_web_servers_and_object_stores(tmp_path):
+    """The stream is plain files."""
+    with servers.s3() as s3:
+        options = s3.storage_options
+        publisher = WeightPublisher(s3.url("stream"), options=options)
+        mirror = WeightMirror(s3.url("stream"), str(tmp_path / "mirror"), options=options)
+        with pytest.raises(VersionUnavailable):
+            mirror.update()
+        for step in range(2):
+            publisher.publish(weights(step))
+            mirror.update()
+        check(mirror, 1)
+    publish_weights(weights(0), str(tmp_path / "web"))
+    with servers.nginx(tmp_path / "web") as server:
+        mirror = WeightMirror(server.url(), str(tmp_path / "other"))
+        mirror.update()
+        publish_weights(weights(1), str(tmp_path / "web"))
+        server.reset()
+        mirror.update()
+        assert sum(request.body_bytes for request in server.requests()) < 12_000
+    check(mirror, 1)
+
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pcrshard.checkpoint.sync import WeightMirror
+print("ready", flush=True)
+mirror = WeightMirror(sys.argv[2], sys.argv[3])
+print(mirror.update(), flush=True)
+"""
+
+
+def test_a_killed_mirror_goes_on(tmp_path):
+    """kill -9 at any moment of applying; the file is whole after the next update."""
+    random.seed(0)
+    url = str(tmp_path / "stream")
+    publisher = WeightPublisher(url)
+    publisher.publish(weights(0, 20_000))
+    folder = str(tmp_path / "mirror")
+    WeightMirror(url, folder).update()
+    unfinished = 0
+    for step in range(1, 7):
+        publisher.publish(weights(step, 20_000))
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(HERE), url, folder],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(HERE.parent.parent)},
+        )
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(random.uniform(0.001, 0.02))
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        state = (tmp_path / "mirror" / ".mirror.json").read_text()
+        unfinished += '"target": null' not in state
+        if step % 3 == 0:
+            mirror = WeightMirror(url, folder)
+            assert mirror.update() == step + 1
+            assert same(
+                dict(sorted(mirror.tensors().items())),
+                dict(sorted(weights(step, 20_000).items())),
+            )
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_block_that_was_left_half_done_is_taken_back(tmp_path, monkeypatch, call, kept):
+    """Stopped at a chosen word of a chosen block, as a kill would: nothing is applied twice."""
+    url = str(tmp_path / "stream")
+    publisher = WeightPublisher(url)
+    publisher.publish(weights(0))
+    mirror = WeightMirror(url, str(tmp_path / "mirror"))
+    mirror.update()
+    for step in (1, 2):
+        publisher.publish(weights(step))
+    whole, calls = sparse_words.apply, []
+
+    def stop(words, gaps, steps, old, done):
+        before = words.copy()
+        changes = whole(words, gaps, steps, old, done)
+        calls.append(changes)
+        if len(calls) == call:
+            places = np.flatnonzero(words != before)[int(kept * changes) :]
+            words[places] = before[places]
+            done[0] -= len(places)
+            raise KeyboardInterrupt
+        return changes
+
+    monkeypatch.setattr(sparse_words, "apply", stop)
+    with pytest.raises(KeyboardInterrupt):
+        mirror.update()
+    monkeypatch.undo()
+    again = WeightMirror(url, str(tmp_path / "mirror"))
+    assert again.update() == 3
+    check(again, 2)
+
+
+def test_a_patch_of_other_weights_is_refused(tmp_path):
+    """Two streams with the same numbers: the base is compared, not assumed."""
+    for name in ("a", "b"):
+        publisher = WeightPublisher(str(tmp_path / name))
+        publisher.publish(weights(0 if name == "a" else 3))
+        publisher.publish(weights(1 if name == "a" else 4))
+    mirror = WeightMirror(str(tmp_path / "a"), str(tmp_path / "mirror"))
+    mirror.update()
+    publisher.publish(weights(5))
+    mirror.url = str(tmp_path / "b")
+    with pytest.raises(BrokenChain, match="step 3 is a patch of"):
+        mirror.update()
+    check(mirror, 1)
+
+
+def test_two_publishers_are_told(tmp_path):
+    """One of them; it then begins again with all weights."""
+    url = str(tmp_path / "stream")
+    first, second = WeightPublisher(url), WeightPublisher(url)
+    first.publish(weights(0))
+    second.publish(weights(1))
+    with pytest.raises(ConcurrentWriter):
+        first.publish(weights(2))
+    assert first.publish(weights(2)) == 3
+    mirror = WeightMirror(url, str(tmp_path / "mirror"))
+    assert mirror.update() == 3
+    check(mirror, 2)
+
+
+def test_damaged_steps_change_nothing(tmp_path):
+    """A flipped bit anywhere, a cut: refused before a word changes."""
+    url = tmp_path / "stream"
+    publisher = WeightPublisher(str(url))
+    publisher.publish(weights(0))
+    mirror = WeightMirror(str(url), str(tmp_path / "mirror"))
+    mirror.update()
+    publisher.publish(weights(1))
+    path = url / "step-000000002.pcw"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 211):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(PCRError):
+            mirror.update()
+        assert mirror.step == 1
+    path.write_bytes(whole[:-1])
+    with pytest.raises(CorruptCheckpoint):
+        mirror.update()
+    check(mirror, 0)
+    path.write_bytes(whole)
+    mirror.update()
+    check(mirror, 1)
+
+
+def test_more_than_max_bytes_is_refused(tmp_path):
+    """Before memory is taken."""
+    publish_weights(weights(0), str(tmp_path / "stream"))
+    mirror = WeightMirror(str(tmp_path / "stream"), str(tmp_path / "mirror"), max_bytes=10_000)
+    with pytest.raises(PCRError, match="at most"):
+        mirror.update()
+
+
+def test_tensors_without_values_are_refused(tmp_path):
+    """By name."""
+    with pytest.raises(UnsupportedState, match="key=w"):
+        WeightPublisher(str(tmp_path)).publish({"w": torch.empty(3, device="meta")})
+    with pytest.raises(UnsupportedState, match=r"safetensors has no complex128.*key=w"):
+        WeightPublisher(str(tmp_path)).publish({"w": torch.ones(3).to(torch.complex128)})
+
+
+SERVER = """
+import sys
+import torch
+from pcrshard.checkpoint.sync import WeightMirror
+mirror = WeightMirror(sys.argv[1], sys.argv[2])
+policy = torch.nn.Linear(8, 2).bfloat16()
+for step in range(1, 6):
+    mirror.wait(newer_than=step - 1, timeout=60)
+    policy.load_state_dict(mirror.tensors())
+    print(mirror.step, policy(torch.ones(8, dtype=torch.bfloat16)).float().tolist(), flush=True)
+"""
+
+
+def test_a_policy_is_trained_here_and_served_there(tmp_path):
+    """Two processes: what the server answers is what the trainer's policy answers."""
+    torch.manual_seed(0)
+    policy = torch.nn.Linear(8, 2).bfloat16()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(tmp_path / "stream"), str(tmp_path / "mirror")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(HERE.parent.parent)},
+    )
+    for step in range(1, 6):
+        policy(torch.randn(4, 8).bfloat16()).square().mean().backward()
+        optimizer.step()
+        assert publish_weights(policy.state_dict(), str(tmp_path / "stream")) == step
+        answer = policy(torch.ones(8, dtype=torch.bfloat16)).float().tolist()
+        assert server.stdout.readline() == f"{step} {answer}\n"
+    server.communicate()
+    assert server.returncode == 0

@@ -1,0 +1,92 @@
+"""A file that must not exist yet: of two writers one succeeds, on every store."""
+
+import concurrent.futures
+import errno
+import os
+import typing
+
+import fsspec
+import pytest
+import servers
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pcrshard import storage
+from pcrshard.errors import StorageError
+
+
+def race(url, options, count=8):
+    """Several threads create the same file; gives whose content is there, and who succeeded."""
+
+    def work(number):
+        try:
+            storage.create(url, b"%d" % number, options=options)
+        except FileExistsError:
+            return None
+        return number
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        winners = [n for n in pool.map(work, range(count)) if n is not None]
+    return int(storage.read_bytes(url, options=options)), winners
+
+
+def test_one_of_many_writers_succeeds_on_local_disk(tmp_path):
+    """And leaves no temporary file."""
+    for number in range(20):
+        content, winners = race(str(tmp_path / "deep" / f"{number}"), None)
+        assert winners == [content]
+    assert len(os.listdir(tmp_path / "deep")) == 20
+
+
+def test_one_of_many_writers_succeeds_on_s3():
+    """By If-None-Match."""
+    with servers.s3() as server:
+        for number in range(3):
+            content, winners = race(server.url(f"{number}"), server.storage_options)
+            assert winners == [content]
+        url = server.url("0")
+        assert 0 <= storage.age_seconds(url, options=server.storage_options) < 60
+
+
+class Plain(MemoryFileSystem):
+    """A store without create-only writes."""
+
+    protocol = ("plain",)
+    store: typing.ClassVar = {}
+    pseudo_dirs: typing.ClassVar = [""]
+
+
+def test_a_store_without_such_writes_is_named(caplog, monkeypatch):
+    """A lease keeps others away, and the log says so; an existing file is never replaced."""
+    monkeypatch.setattr("pcrshard.storage.files._LEASE_SETTLE_SECONDS", 0.01)
+    fsspec.register_implementation("plain", Plain, clobber=True)
+    storage.create("plain://store/a", b"1")
+    assert "no create-only writes" in caplog.text
+    with pytest.raises(FileExistsError):
+        storage.create("plain://store/a", b"2")
+    assert storage.read_bytes("plain://store/a") == b"1"
+    fs, path = fsspec.core.url_to_fs("plain://store/b")
+    fs.pipe_file(f"{path}.lease", b"another process")
+    with pytest.raises(FileExistsError):
+        storage.create("plain://store/b", b"2")
+    assert not fs.exists(path)
+
+
+def test_a_folder_that_is_a_file_is_an_error_of_ours(tmp_path):
+    """Not FileExistsError: nothing is there under the name."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError):
+        storage.create(str(tmp_path / "file" / "a"), b"1")
+
+
+def test_file_systems_without_hard_links_work(tmp_path, monkeypatch):
+    """Some FUSE and FAT ones have none."""
+
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    storage.create(str(tmp_path / "a"), b"1")
+    with pytest.raises(FileExistsError):
+        storage.create(str(tmp_path / "a"), b"2")
+    assert (tmp_path / "a").read_bytes() == b"1"
+    assert os.listdir(tmp_path) == ["a"]
