@@ -11,10 +11,11 @@ from PIL import Image, ImageOps
 
 import pcrshard.hf
 from pcrshard import (
-    EpochOptions,
+    Buckets,
     ImageDecoder,
     JpegHandler,
     PCRDataset,
+    PCRLoader,
     Shard,
     ShardFormat,
     ShardWriter,
@@ -263,21 +264,25 @@ def test_photographs_of_cameras(data_folder):
 @pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("threads", [0, 2])
 def test_the_loader(folder, scan, threads):
-    """Batches of PCRDataset at a size, and whole images of any size."""
-    options = {"scan": scan, "epoch": EpochOptions(last="short")}
-    dataset = PCRDataset(folder, 3, image=ImageDecoder(layout="hwc"), **options)
+    """Batches at a size, whole images of any size, and single samples; and their sizes."""
+    dataset = PCRDataset(folder, scan=scan, decoder=ImageDecoder(layout="hwc"))
     check(
         folder,
         scan,
         (
             (key, np.asarray(image))
-            for batch in dataset.loader(threads=threads)
+            for batch in PCRLoader(dataset, 3, drop_last=False, threads=threads)
             for key, image in zip(batch["__key__"], batch["jpg"], strict=True)
         ),
     )
+    check(folder, scan, ((dataset[i]["__key__"], np.asarray(dataset[i]["jpg"])) for i in range(9)))
+    shapes = [expected(folder, scan)[key].shape[:2] for key in dataset.keys]
+    assert list(map(tuple, dataset.sizes)) == shapes
+    stored = PCRDataset(folder, decoder=ImageDecoder(upright=False))
+    assert {tuple(size) for size in stored.sizes} == {SHAPE}
     decoder = ImageDecoder((30, 40), "random", flip=0.5, return_geometry=True)
-    dataset = PCRDataset(folder, 3, image=decoder, **options)
-    for batch in dataset.loader(threads=threads):
+    dataset = PCRDataset(folder, scan=scan, decoder=decoder)
+    for batch in PCRLoader(dataset, 3, drop_last=False, threads=threads):
         for place, key in enumerate(batch["__key__"]):
             upright = expected(folder, scan)[key]
             where = batch["jpg.geometry"]
@@ -373,15 +378,24 @@ def test_grain(folder, scan):
 @pytest.mark.parametrize("scan", SCANS)
 def test_dali(folder, scan):
     """DALI's decoders turn images by their EXIF: the bytes have it."""
-    dataset = PCRDataset(
-        folder, 3, scan=scan, fields=("__key__", "jpg"), epoch=EpochOptions(last="short")
-    )
+    dataset = PCRDataset(folder, scan=scan, fields=("__key__", "jpg"))
+    loader = PCRLoader(dataset, 3, drop_last=False)
     pairs = (
         (bytes(key).decode(), decode_image(jpeg.tobytes()))
-        for keys, jpegs in DaliSource(dataset.loader())
+        for keys, jpegs in DaliSource(loader)
         for key, jpeg in zip(keys, jpegs, strict=True)
     )
     check(folder, scan, pairs)
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_buckets(folder, upright):
+    """Photographs on their side are in the bucket of the picture that training sees."""
+    dataset = PCRDataset(folder, decoder=ImageDecoder(upright=upright))
+    loader = PCRLoader(dataset, 1, buckets=Buckets(area=32 * 32, multiple=8))
+    shapes = {batch["__key__"][0]: batch["jpg"].shape[2:] for batch in loader}
+    for key, (height, width) in shapes.items():
+        assert (height > width) == (upright and 5 <= int(key[1:]) <= 8)
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -406,14 +420,14 @@ def test_files_that_are_kept_and_lists(tmp_path, jpegtran):
     Image.fromarray(make_pixels(1, *SHAPE)).save(file, "PNG", exif=exif(8))
     with ShardWriter(str(tmp_path / "png")) as writer:
         writer.write({"__key__": "a", "png": file.getvalue()})
-    dataset = PCRDataset(str(tmp_path / "png"), 1, image=ImageDecoder(layout="hwc"))
-    (batch,) = dataset
+    dataset = PCRDataset(str(tmp_path / "png"), decoder=ImageDecoder(layout="hwc"))
+    (batch,) = PCRLoader(dataset, 1)
     assert np.array_equal(batch["png"][0], by_pillow(file.getvalue()))
     with ShardWriter(str(tmp_path / "list")) as writer:
         writer.write({"__key__": "a", "views.jpg": [turned(3), turned(8), odd]})
     for image in (ImageDecoder(16), ImageDecoder()):
-        dataset = PCRDataset(str(tmp_path / "list"), 1, scan=10, image=image)
-        (batch,) = dataset.loader(threads=1)
+        dataset = PCRDataset(str(tmp_path / "list"), scan=10, decoder=image)
+        (batch,) = PCRLoader(dataset, 1, threads=1)
         for pixels, jpeg in zip(batch["views.jpg"][0], map(turned, (3, 8, 6)), strict=True):
             assert np.array_equal(np.asarray(pixels), image(jpeg))
 

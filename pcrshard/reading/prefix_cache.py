@@ -36,6 +36,7 @@ from .. import memory, storage
 from ..errors import PCRError, TruncatedShard
 from ..format.shard_head import BLOCK, decode_head
 from ..memory import Buffer
+from ..redaction import bare_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
 from . import cache_folder
@@ -206,7 +207,7 @@ class PrefixCache:
 
     def _path(self, url: str, identity: str) -> str:
         digests = [hashlib.sha256(text.encode()).hexdigest() for text in (url, identity)]
-        name = _UNSAFE.sub("_", storage.file_name(url))[-100:]
+        name = _UNSAFE.sub("_", storage.file_name(bare_url(url)))[-100:]
         return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
 
     def _files(self) -> list[_File]:

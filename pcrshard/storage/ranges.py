@@ -73,7 +73,8 @@ def read(
             buffer = memory.borrow_array(stop - start)
             read_local(handle, first, buffer.data[len(known) :])
     else:
-        buffer = memory.borrow_array(stop - start)
+        with mapped_errors(url, f"read bytes {first} to {stop}"):
+            buffer = memory.borrow_array(stop - start)
         rest = buffer.data[len(known) :]
         read_into(url, first, rest, options=options, retry=retry, cancel=cancel)
     buffer.data[: len(known)] = known
