@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .. import storage
 from ..format.dataset_index import DatasetIndex, ShardEntry
-from ..format.scan import FULL, Scan
+from ..format.scan import FULL, Scan, is_fraction
 from ..format.tar_members import TRAILER
 from ..reading.dataset_folder import Opened, open_dataset
 from ..reading.shard import Shard
@@ -108,6 +108,14 @@ def scan_argument(text: str) -> Scan:
     if text.isdecimal():
         return int(text)
     raise ArgumentTypeError(f"expected a scan number or 'full', got {text!r}")
+
+
+def scan_or_fraction(text: str) -> Scan | float:
+    """The type of a ``--scan`` that may be a fraction of the full bytes."""
+    with suppress(ValueError):
+        if is_fraction(fraction := float(text)):
+            return fraction
+    return scan_argument(text)
 
 
 def at_least(least: int) -> Kind:

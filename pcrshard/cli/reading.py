@@ -16,7 +16,7 @@ from ..encoding.sources import SampleRef, list_source
 from ..encoding.worker_processes import run_tasks, worker_pool
 from ..errors import EncodeError, PCRError, StorageError
 from ..fidelity.costs import human_bytes, table
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex
+from ..format.dataset_index import DATASET_INDEX, DatasetIndex, resolve_scan
 from ..format.scan import FULL
 from ..reading.cache_folder import MARKER, is_marked
 from ..reading.dataset_folder import open_dataset
@@ -37,13 +37,14 @@ from .arguments import (
     is_shard,
     open_source,
     print_json,
-    scan_argument,
+    scan_or_fraction,
     sizes,
     value,
 )
 from .progress import ProgressBar
 
 Sources = dict[str, SampleRef]
+SCAN_HELP = "scan to {}: a number, full, or a fraction such as 0.5 of the full bytes"
 
 
 def _verify(args: Namespace) -> bool:
@@ -149,6 +150,7 @@ def _sources_of(url: str, sources: Sources) -> Sources:
 
 def _export(args: Namespace) -> bool:
     index, urls = open_source(args.src)
+    args.scan = resolve_scan(index.shards, args.scan)
     _check_target(args, os.path.dirname(urls[0]))
     failed = []
 
@@ -192,7 +194,7 @@ EXPORT = Command(
     [
         DATASET_OR_SHARD,
         argument("dst", "target folder"),
-        value("--scan", "scan to export (default: full)", "SCAN", scan_argument, FULL),
+        value("--scan", SCAN_HELP.format("export"), "SCAN", scan_or_fraction, FULL),
         choice("--format", FORMATS, "image folder, or WebDataset tars (default: %(default)s)"),
         flag("--baseline", "rearrange losslessly into baseline JPEG, for hardware decoders"),
         choice(
@@ -220,6 +222,7 @@ def _check_target(args: Namespace, source: str) -> None:
 
 def _stage(args: Namespace) -> None:
     source, _ = open_dataset(args.src)
+    args.scan = resolve_scan(source.shards, args.scan)
     total = source.prefix_bytes(args.scan)
     copied = kept = 0
     with ProgressBar("stage", "MB") as progress:
@@ -254,7 +257,7 @@ STAGE = Command(
     [
         DATASET,
         argument("dst", "local folder"),
-        argument("--scan", "scan to copy, or full", type=scan_argument, required=True),
+        argument("--scan", SCAN_HELP.format("copy"), type=scan_or_fraction, required=True),
         value("--workers", "shards at a time (default: %(default)s)", "N", at_least(1), 8),
         JSON,
     ],

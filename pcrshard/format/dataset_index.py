@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import CorruptIndex, FormatError, ScanUnavailable
 from .names import are_distinct
-from .scan import Scan, check_scan
+from .scan import Scan, check_scan, is_fraction
 from .scan_script import MAX_GROUPS
 from .shard_head import (
     HEAD_STOP,
@@ -239,6 +239,11 @@ def scan_of_fraction(entries: Sequence[ShardEntry], fraction: float) -> int:
             f"got scan={fraction}"
         )
     return scans[-1]
+
+
+def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
+    """Return the scan of a fraction in (0, 1), see :func:`scan_of_fraction`; others as they are."""
+    return scan_of_fraction(entries, scan) if is_fraction(scan) else scan
 
 
 def _line(entry: ShardEntry) -> str:

@@ -17,6 +17,11 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def is_fraction(value: object) -> bool:
+    """Return whether this is a fraction of the full bytes: a float in (0, 1)."""
+    return isinstance(value, float) and 0 < value < 1
+
+
 def check_scan_type(scan: Any, lowest: int = 1) -> None:
     """Refuse what is no scan of any shard, before one is opened; arguments of :func:`check_scan`.
 

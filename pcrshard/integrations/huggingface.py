@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import storage
 from ..errors import FormatError, MissingDependency
-from ..format.dataset_index import ShardEntry
+from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.names import is_other_image
 from ..format.scan import FULL, Scan, check_scan, check_scan_type
 from ..format.shard_index import ShardIndex
@@ -105,7 +105,9 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         self.parts = {name: found[name] for name in names}
         self.typed = bool(kwargs.get("features"))
         self.json_types: dict[str, pa.DataType] = {}
-        _check_scan(kwargs.get("scan", FULL), self.parts)
+        entries = [entry for part in self.parts.values() for entry in part.index.shards]
+        kwargs["scan"] = resolve_scan(entries, kwargs.get("scan", FULL))
+        _check_scan(kwargs["scan"], self.parts)
         kwargs["hash"] = _hash(self.parts)
         kwargs["dataset_name"] = kwargs.get("dataset_name") or "pcrshard"
         super().__init__(*args, **kwargs)

@@ -36,9 +36,9 @@ from webdataset.gopen import rewrite_url
 
 from .. import storage
 from ..errors import PCRError
-from ..format.dataset_index import DatasetIndex, ShardEntry
+from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
 from ..format.names import is_jpeg_field
-from ..format.scan import FULL, Scan, check_scan_type
+from ..format.scan import FULL, Scan, check_scan_type, is_fraction
 from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
@@ -122,9 +122,9 @@ class _Load:
     """Loads the prefix of a shard, at the scan of the moment."""
 
     def __init__(self, scan: ScanChoice, options: _StageOptions) -> None:
-        self.scan = scan
         self.options = options
         self.entries = _entries(options.index, options.storage_options, options.retry)
+        self.scan = resolve_scan(list(self.entries.values()), scan)
 
     def __call__(self, url: str, cancel: Event) -> Prefix:
         path = _path(url)
@@ -183,8 +183,9 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
     ``WebDataset(urls).pcr_scan(5)``.
 
     Args:
-        scan: 1..N, ``"full"``, 0 for labels and metadata without images, or a
-            :class:`ScanLevel`, which is read at each shard.
+        scan: 1..N, ``"full"``, 0 for labels and metadata without images, a
+            :class:`ScanLevel`, which is read at each shard, or, with ``index``, a fraction in
+            (0, 1): the highest scan that takes at most that fraction of the full bytes.
         options: ``handler``, ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a
             dataset folder, its ``pcr.json`` or a :class:`DatasetIndex`, which saves one small
             request per shard; ``check=False`` to skip checksums; ``storage_options`` for fsspec;
@@ -196,7 +197,7 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be
         pickled.
     """
-    _check_scan_type(scan)
+    _check_scan_type(scan, options.get("index"))
     # Wrong options are an error here, not in a worker.
     # Of the job, not of each epoch or worker, which make these options anew.
     options = {"begun": time.time(), **options}
@@ -204,8 +205,11 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
     return pcr_samples(scan, **options)
 
 
-def _check_scan_type(scan: Any) -> None:
-    if not isinstance(scan, ScanLevel):
+def _check_scan_type(scan: Any, index: object) -> None:
+    if is_fraction(scan):
+        if index is None:
+            raise ValueError(f"expected index= with scan={scan}, a fraction of a dataset's bytes")
+    elif not isinstance(scan, ScanLevel):
         check_scan_type(scan, 0)
 
 
@@ -219,7 +223,7 @@ def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **options: A
     Raises:
         TypeError: This is not a ``WebDataset`` that opens tars.
     """
-    _check_scan_type(scan)
+    _check_scan_type(scan, options.get("index"))
     if isinstance(self, WebLoader):
         raise TypeError(
             "pcr_scan belongs on the WebDataset that the WebLoader loads: "

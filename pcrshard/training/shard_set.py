@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from ..checksum import crc32c
-from ..format.dataset_index import ShardEntry, scan_of_fraction
+from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.orientation import upright_sizes
@@ -162,8 +162,7 @@ class ShardSet:
         if isinstance(scan, ScanLevel):
             scan.follow(self.scans)
             return scan
-        if isinstance(scan, float) and 0 < scan < 1:
-            scan = scan_of_fraction(self.entries, scan)
+        scan = resolve_scan(self.entries, scan)
         now = current_scan(scan)
         for entry in self.entries:
             check_scan(now, entry.num_groups, 0)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .. import storage
 from ..checksum import crc32c
 from ..errors import CorruptIndex, EncodeError, FormatError, NotAShard, PCRError, StorageError
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry
+from ..format.dataset_index import DATASET_INDEX, DatasetIndex, ShardEntry, resolve_scan
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_head import BLOCK, HEAD_STOP, decode_head, is_tar
 from ..reading.dataset_folder import open_dataset
@@ -60,7 +60,7 @@ class _Task(NamedTuple):
 def stage(
     src: str,
     dst: str,
-    scan: Scan,
+    scan: Scan | float,
     *,
     workers: int = 8,
     storage_options: storage.Options = None,
@@ -78,7 +78,8 @@ def stage(
     Args:
         src: Dataset folder or its ``pcr.json``, local or any fsspec URL.
         dst: Local folder.
-        scan: Highest scan to copy, 1..N; ``"full"`` copies the shards whole.
+        scan: Highest scan to copy, 1..N; ``"full"`` copies the shards whole, and a fraction in
+            (0, 1) the highest scan that takes at most that fraction of the full bytes.
         workers: Shards that are copied at a time, by threads.
         storage_options: fsspec storage options of the source.
         retry: What to do about a bad network.
@@ -97,10 +98,11 @@ def stage(
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
+    highest: Scan = resolve_scan(source.shards, scan)
     tasks = []
     for url, entry in zip(urls, source.shards, strict=True):
-        entry.prefix_stop(scan)  # a staged copy may not have the scan
-        position = check_scan(scan, entry.num_groups)
+        entry.prefix_stop(highest)  # a staged copy may not have the scan
+        position = check_scan(highest, entry.num_groups)
         tasks.append(_Task(entry, position, url, os.path.join(dst, entry.name)))
     cancel = Event()
     read = partial(storage.read, options=storage_options, retry=retry, cancel=cancel)
