@@ -83,11 +83,12 @@ class Store:
 
 def held(folder):
     """The files of shards: their names and bytes."""
-    return {
-        path.name[50:]: path.stat().st_size
-        for path in sorted(pathlib.Path(folder).glob("*.tar"))
-        if not path.is_symlink()
-    }
+    found = {}
+    for path in sorted(pathlib.Path(folder).glob("*.tar")):
+        with contextlib.suppress(FileNotFoundError):  # a shard may be forgotten at any time
+            if not path.is_symlink():
+                found[path.name[50:]] = path.stat().st_size
+    return found
 
 
 def used(folder):
