@@ -187,12 +187,13 @@ class Prefix:
 
     def _all_jpegs(self) -> list[bytes | None]:
         """The JPEG of every unit, ``None`` where it is missing or has metadata to restore."""
+        contents = self.contents  # held until its bytes are copied: another thread may close
         table = self._sound_table.copy()
         table["size"][:, -1] *= table["size"][:, 0] + table["size"][:, 1] > 0
         view = join(table).data
         stops = table["size"].sum(axis=1).cumsum().tolist()
         jpegs = [bytes(view[start:stop]) or None for start, stop in itertools.pairwise([0, *stops])]
-        tail = self.contents.tail if self.scan == FULL else None
+        tail = contents.tail if self.scan == FULL else None
         if tail is not None:
             for unit in np.flatnonzero(tail.table.sizes[0]).tolist():
                 try:
@@ -279,6 +280,7 @@ class Prefix:
             (len(units), P) addresses and sizes of their pieces, in order; sizes of 0 for an image
             that is missing or damaged.
         """
+        _ = self.contents  # raises, if it is closed
         return self._table[units]
 
     @cached_property
@@ -325,14 +327,15 @@ class Prefix:
             raise type(error)(str(error), url=self.shard.url, key=self._key(unit)) from error
 
     def _jpeg(self, unit: int) -> bytes:
-        if self.scan != FULL and unit not in self.contents.damaged:
+        contents = self.contents  # held until its bytes are copied: another thread may close
+        if self.scan != FULL and unit not in contents.damaged:
             return bytes(self._oriented(unit, join(self._sound_table[unit]).tobytes()))
         pieces = self._pieces(unit)
         if self.scan != FULL:
             pieces[0] = memoryview(self._oriented(unit, pieces[0]))
-        tail = self.contents.tail if self.scan == FULL else None
+        tail = contents.tail if self.scan == FULL else None
         metadata = b"" if tail is None else tail.of_unit(unit)[0]
-        if tail is not None and unit in self.contents.damaged:
+        if tail is not None and unit in contents.damaged:
             self._compare(tail, unit, 0, crc32c(metadata))
         try:
             return join_pieces(pieces, bytes(metadata))

@@ -34,17 +34,18 @@ from numpy.typing import NDArray
 
 from .. import memory, storage
 from ..errors import PCRError, TruncatedShard
-from ..format.shard_head import BLOCK, decode_head
+from ..format.shard_head import BLOCK, HEAD_STOP, decode_head
 from ..memory import Buffer
 from ..redaction import bare_url
 from ..storage.locks import hold_lock
 from ..storage.retry import Cancel, Cancelled
+from ..storage.stores import mapped_errors
 from . import cache_folder
 from .shared_integers import SharedIntegers
 
 Fetch = Callable[[int, memoryview], None]
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-.*(?<!\.lock)")
-_UNSAFE = re.compile(r"[^\w.-]")
+_UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
 # Bytes of all files; until when it is known that nothing can be evicted, for which job.
 _ROOM = struct.Struct("<qdd")
 # Files idle this long may be evicted even if used during this job; their user may have exited.
@@ -149,7 +150,8 @@ class PrefixCache:
         Returns:
             (stop,) uint8, in memory that is used again once nothing refers to it.
         """
-        buffer = memory.borrow_array(stop)
+        with mapped_errors(url, f"read bytes 0 to {stop}", (MemoryError,)):
+            buffer = memory.borrow_array(stop)
         view = buffer.data
         view[: len(known)] = known
         path = self._path(url, identity)
@@ -234,7 +236,7 @@ class PrefixCache:
         """Fill ``view`` from ``start`` on, if a file has all of it; returns what is filled."""
         with suppress(OSError):
             size = os.stat(path, follow_symlinks=False).st_size
-            if size > len(view) and self.max_bytes is not None and self._is_full():
+            if size > len(view) > HEAD_STOP and self.max_bytes is not None and self._is_full():
                 # Room is wanted, and this reader of the shard does without the rest.
                 with self._lock(self._room, True, None) as room:
                     _add(room, -self._cut(path, len(view)))

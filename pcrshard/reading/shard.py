@@ -224,8 +224,14 @@ class Shard:
         if prefix.contents.is_damaged:
             return self.load(scan)
         buffer = self._read(stop, known=prefix.contents.buffer.data)
-        contents = find_contents(buffer, self.index, scan, check=self.check, url=self.url)
-        if contents.is_damaged and not storage.is_local(self.url):
+        is_last = self.cache is None and storage.is_local(self.url)
+        try:
+            contents = find_contents(buffer, self.index, scan, check=self.check, url=self.url)
+        except FormatError:
+            if is_last:
+                raise
+            return self.load(scan)
+        if contents.is_damaged and not is_last:
             return self.load(scan)
         return Prefix(self, scan, contents)
 

@@ -20,6 +20,8 @@ _POLL_SECONDS = 0.02
 # What another user's link leads to is neither made nor opened.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEVER = threading.Event()
+# A file system without locks grants all of them.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK)
 
 
 @contextmanager
@@ -36,7 +38,7 @@ def hold_lock(
     Args:
         path: The file, in a folder that is there, or a folder.
         shared: Whether others may hold it at the same time, if they share it too.
-        create: Whether to make a file that is not there; without it one is opened for reading only.
+        create: Whether to make a file that is not there; without it a read-only one will do.
         wait: Whether to wait for it, by polling, so that the wait can be canceled.
         cancel: Ends the wait from another thread.
 
@@ -75,11 +77,16 @@ def _open(path: str, create: bool) -> int | None:
     if os.path.isdir(path):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.open(path, _FLAGS | (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY), 0o666)
+        return os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT * create, 0o666)
     except FileNotFoundError:
         if create:
             raise
         return None
+    except OSError as error:
+        # On a read-only disk it may still be read. NFS grants no exclusive lock then.
+        if create or error.errno not in (errno.EROFS, errno.EACCES):
+            raise
+        return os.open(path, _FLAGS | os.O_RDONLY)
 
 
 def _lock(handle: int, shared: bool) -> bool:
@@ -88,8 +95,9 @@ def _lock(handle: int, shared: bool) -> bool:
         fcntl.flock(handle, mode | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        return True  # a file system without locks grants all of them
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import errno
 import logging
 import os
 import re
@@ -259,7 +260,7 @@ class _Read:
         log.log(level, "%s: %s; %s, trying again in %.1f s", url, why, came, pause)
         self.not_before = max(self.not_before, self.failed + pause)
         self.todo.appendleft(part)
-        if not hasattr(error, "status"):
+        if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:
             # The connection was cut, or too slow: smaller parts may come through.
             step = max((part.stop - part.start + 1) // 2, LEAST_PART_BYTES)
             halves = [half for part in self.todo for half in _split(part, step)]
@@ -306,6 +307,8 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
         StorageError: It cannot be read, or is larger.
     """
     streams = fs.async_impl and _protocols(fs) & _HTTP
+    # A buffered file takes memory for all that it is asked for.
+    bounds = {} if max_bytes >= 1 << 40 else {"start": 0, "end": max_bytes + 1}
 
     def request() -> bytes:
         if streams:
@@ -314,9 +317,7 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
             data = result(stream, retry.deadline)
         else:
             try:
-                data = call(
-                    fs, "cat_file", path, start=0, end=max_bytes + 1, seconds=retry.deadline
-                )
+                data = call(fs, "cat_file", path, **bounds, seconds=retry.deadline)
             except Exception as error:
                 # There is no first byte of an empty file.
                 if _is_out_of_range(error) and not call(fs, "size", path, seconds=retry.timeout):

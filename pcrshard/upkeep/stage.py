@@ -98,6 +98,7 @@ def stage(
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
+    dst = storage.plain_path(dst)
     highest: Scan = resolve_scan(source.shards, scan)
     tasks = []
     for url, entry in zip(urls, source.shards, strict=True):

@@ -649,3 +649,45 @@ def test_totals_count_every_process(tmp_path):
     for process in processes:
         process.join()
     assert cache.stats == (0, 3 * 200 * 10)
+
+
+@pytest.mark.parametrize("where", ["table", "piece"])
+@pytest.mark.parametrize("scheme", ["local", "http"])
+def test_raising_the_scan_heals_a_damaged_cache(dataset, tmp_path, scheme, where):
+    """A job that changes its scan gets sound samples from a sound source, as by a new load."""
+    entry = open_dataset(str(dataset))[0].shards[0]
+    local = Shard(f"{dataset}/{entry.name}")
+    place = local.prefix_stop(1) + 516 if where == "table" else int(pieces(local).starts[1, 0, 0])
+    with servers.faulty(dataset) as server:
+        url = server.url(entry.name) if scheme == "http" else f"{dataset}/{entry.name}"
+        shard = Shard(url, entry=entry, cache=PrefixCache(str(tmp_path)), retry=HASTY)
+        shard.load(3).close()
+        (path,) = tmp_path.glob("*.tar")
+        data = bytearray(path.read_bytes())
+        data[place] ^= 1
+        path.write_bytes(data)
+        changed = shard.change_scan(shard.load(1), 3)
+        strip = [{k: v for k, v in s.items() if k != "__url__"} for s in local.samples(3)]
+        assert list(changed.samples()) == strip
+
+
+def test_a_claimed_size_is_an_error_that_names_the_shard(dataset, tmp_path):
+    """A hostile index beside a cache is an error of ours, like one without a cache."""
+    entry = open_dataset(str(dataset))[0].shards[0]
+    huge = entry._replace(prefix_stops=(*entry.prefix_stops[:-1], 1 << 62), shard_bytes=1 << 62)
+    shard = Shard(f"{dataset}/{entry.name}", entry=huge, cache=PrefixCache(str(tmp_path)))
+    with pytest.raises(StorageError, match=entry.name):
+        shard.load()
+
+
+def test_reading_a_head_cuts_nothing(dataset, tmp_path):
+    """Without a dataset index a full cache keeps the shards whose heads are looked at."""
+    cache = PrefixCache(str(tmp_path), 1 << 20)
+    name = open_dataset(str(dataset))[0].shards[0].name
+    Shard(f"{dataset}/{name}", cache=cache).load(5).close()
+    size = used(tmp_path)
+    full = struct.pack("<qdd", size, time.time() + 60, cache.since)
+    (tmp_path / "room").write_bytes(full)
+    Shard(f"{dataset}/{name}", cache=cache).load(5).close()
+    assert used(tmp_path) == size
+    assert cache.stats.fetched_bytes == size

@@ -4,6 +4,7 @@ behind.
 
 import contextlib
 import dataclasses
+import errno
 import gzip
 import http.server
 import logging
@@ -503,6 +504,33 @@ def test_a_store_without_timeouts_ends_at_the_deadline(call):
     fsspec.register_implementation("silent", SilentFS, clobber=True)
     with within(10), pytest.raises(StorageError, match="silent://here"):
         call("silent://here", Retry(attempts=2, first_delay=0.01, timeout=0.3, deadline=1))
+
+
+def test_a_file_without_a_bound_through_a_chain(tmp_path):
+    """A file that fsspec buffers takes memory for its own size only."""
+    fsspec.filesystem("memory").pipe_file("/chained.txt", b"labels")
+    options = {"simplecache": {"cache_storage": str(tmp_path)}}
+    assert storage.read_bytes("simplecache::memory://chained.txt", options=options) == b"labels"
+
+
+class BusyFS(fsspec.AbstractFileSystem):
+    """A store that is busy six times, in the words of s3fs."""
+
+    protocol = "busy"
+    asked = 0
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        BusyFS.asked += 1
+        if BusyFS.asked <= 6:
+            raise OSError(errno.EBUSY, "Please reduce your request rate")
+        return bytes(end - start)
+
+
+def test_a_busy_store_is_not_asked_for_smaller_parts():
+    """More requests would make it busier."""
+    fsspec.register_implementation("busy", BusyFS, clobber=True)
+    storage.read("busy://here", 0, 20 << 20, retry=Retry(first_delay=0.01))
+    assert BusyFS.asked <= 6 + 5 + 3
 
 
 def test_reads_share_the_requests_of_a_process(raw):

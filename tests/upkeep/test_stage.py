@@ -448,6 +448,12 @@ def test_interrupt_ends_it_soon(dataset, index, tmp_path):
         assert time.monotonic() - begin < 30  # of 60
 
 
+def test_a_destination_by_its_url(dataset, index, tmp_path):
+    """``file:///scratch`` is the folder that it names."""
+    stage(str(dataset), f"file://{tmp_path}/dst", 2)
+    assert_staged(tmp_path / "dst", dataset, index, 2)
+
+
 def test_command(dataset, index, tmp_path, capsys):
     """``pcrshard stage SRC DST --scan K --json`` reports what it copied and what it kept."""
     for scan, kept in (("2", 0), ("5", 2), ("5", 5)):
