@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
@@ -41,6 +42,14 @@ class View:
             raise ValueError(f"expected at least one picture of a View, got count={self.count}")
         if self.crop not in ("random", "center", None):
             raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
+        for name, most in (("scale", 1.0), ("ratio", math.inf)):
+            interval = getattr(self, name)
+            is_pair = isinstance(interval, Sequence) and len(interval) == 2
+            if not (is_pair and 0 < interval[0] <= interval[1] <= most):
+                raise ValueError(
+                    f"expected {name} to be (low, high) with 0 < low <= high <= {most:g}, "
+                    f"got {interval!r}"
+                )
         sides = self._sides()
         if self.size is not None and (len(sides) != 2 or not all(map(_is_whole, sides))):
             raise TypeError(

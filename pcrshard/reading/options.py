@@ -45,6 +45,7 @@ class ReadOptions:
     begun: float = field(default_factory=time.time, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        _ = self.cache  # made before workers are, so that all count together
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

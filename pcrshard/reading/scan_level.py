@@ -60,6 +60,9 @@ class ScanLevel:
             :class:`PCRDataset` that is a staged copy the highest scan that it holds.
     """
 
+    # A mistyped name is an error, not an attribute without effect.
+    __slots__ = ("_is_default", "_number", "_range")
+
     def __init__(self, scan: FirstScan = "highest") -> None:
         self._number = SharedIntegers([_FULL_NUMBER])
         self._range: ScanRange | None = None

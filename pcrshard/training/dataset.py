@@ -170,7 +170,7 @@ class PCRDataset(Dataset[Any]):
         except ValueError as error:
             raise ValueError(f"expected an integer cls in each sample: {error}") from None
 
-    @cached_property
+    @property
     def sizes(self) -> Ints:
         """(N, 2) int64, height and width in pixels of each sample's first image; 0, 0 if unknown.
 

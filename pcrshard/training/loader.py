@@ -18,6 +18,7 @@ from ..format.scan import FULL, Scan
 from . import ranks
 from .batch_images import BatchMemory
 from .buckets import Buckets
+from .collate import Collator
 from .cpus import decoding_threads
 from .dataset import PCRDataset, refuse_unknown
 from .epoch_order import (
@@ -150,7 +151,7 @@ class PCRLoader:
             raise ValueError(f"expected rank and world_size together, got {rank} and {world_size}")
         self.dataset = dataset
         self.batch_size = check_whole("batch_size", batch_size, 1)
-        window = _SHUFFLE_SHARDS if shuffle is True else int(shuffle)
+        window = _SHUFFLE_SHARDS if shuffle is True else check_whole("shuffle", shuffle, 0)
         self.rules = Rules(
             seed, window, "short" if buckets and buckets.pixels else _LAST[drop_last]
         )
@@ -166,7 +167,6 @@ class PCRLoader:
         self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
         self.shards_ahead = check_whole("shards_ahead", shards_ahead, 0)
         self._context = multiprocessing_context
-        self.collator = dataset.collator(seed)
         self._cursor = _Cursor()
         check_whole("threads", self.threads, 0)
         geometry = self._geometry
@@ -181,6 +181,11 @@ class PCRLoader:
                 f"expected at least one global batch of {geometry.global_batch} samples, "
                 f"got {len(dataset)}"
             )
+
+    @property
+    def collator(self) -> Collator:
+        """What makes batches, by the decoder and the fields that the dataset has now."""
+        return self.dataset.collator(self.rules.seed)
 
     @property
     def rank(self) -> ranks.Rank:

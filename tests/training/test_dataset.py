@@ -423,3 +423,29 @@ def test_neighbors_cost_one_read(folder):
     CountingFS.requests.clear()
     assert [tight[number]["cls"] for number in (0, 1, 59, 58, 2)] == [0, 1, 59, 58, 2]
     assert len(CountingFS.requests) == 3
+
+
+def test_cache_stats_count_workers(folder, tmp_path):
+    """What DataLoader workers fetch and find counts, on a cold cache, too."""
+    dataset = PCRDataset(folder, cache_dir=str(tmp_path), transform=lambda sample: sample["cls"])
+    for epoch in range(2):
+        loader = PCRLoader(dataset, 5, shuffle=False, num_workers=2, lanes_per_rank=2)
+        assert sum(len(batch) for batch in loader) == SAMPLES
+        hit, fetched = dataset.cache_stats()
+        assert fetched > 0
+        assert hit > 0 or epoch == 0
+
+
+def test_changes_of_a_dataset_count(folder):
+    """A decoder that is set later is the one that decodes; what makes no sense is refused."""
+    dataset = PCRDataset(folder, decoder=16)
+    loader = PCRLoader(dataset, 4)
+    dataset.decoder = 24
+    assert next(iter(loader))["jpg"].shape[2:] == (24, 24)
+    with pytest.raises(ValueError, match="shuffle"):
+        PCRLoader(dataset, 4, shuffle=0.5)
+    for wrong in ({"scale": (1, 0.1)}, {"ratio": (-1, 1)}, {"scale": 0.5}, {"scale": (2, 3)}):
+        with pytest.raises(ValueError, match="low <= high"):
+            ImageDecoder(16, "random", **wrong)
+    with pytest.raises(AttributeError):
+        ScanLevel(2).scan = 5

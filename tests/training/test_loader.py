@@ -290,7 +290,7 @@ def test_ranks_are_those_of_the_moment(folder, monkeypatch):
         ({"lanes_per_rank": 0}, "phases"),
         ({"drop_last": "keep"}, "expected drop_last"),
         ({"seed": -1}, "expected seed"),
-        ({"shuffle": -1}, "expected shuffle_shards"),
+        ({"shuffle": -1}, "expected shuffle "),
         ({"threads": -1}, "threads"),
         ({"threads": 1, "num_workers": 1}, "threads or workers"),
         ({"prefetch": 0}, "prefetch"),
