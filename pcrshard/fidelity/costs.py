@@ -99,7 +99,8 @@ class PlanCost(NamedTuple):
         epoch_bytes: Bytes that all workers of all ranks read.
         rank_bytes: Bytes of the rank that reads most.
         repeated_bytes: Those of ``epoch_bytes`` that are read more than once.
-        requests: Ranged reads of all workers.
+        requests: Prefixes that all workers read. A remote one is one request up to the size of a
+            part (docs/remote.md), then one per part.
         worker_memory_bytes: Most bytes of prefixes that a worker holds at a time.
         images_per_second: What the bandwidth allows, X = W / E[s] (Theorem 4.1 of the VLDB paper);
             ``None`` without a bandwidth.

@@ -1,0 +1,86 @@
+"""Pieces in a prefix: found where they are, compared, joined, and never outside of the buffer."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pcrshard.checksum import crc32c
+from pcrshard.native.pieces import atomic_add, find_damaged, join, place_pieces
+
+ROWS = st.lists(
+    st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=600)), min_size=3, max_size=3),
+    min_size=1,
+    max_size=4,
+)
+NOTHING = np.zeros(0, np.uint64)
+
+
+def laid_out(rows, gap):
+    """The buffer, the headers and the starts of rows of (header, own bytes) of three units."""
+    buffer = bytearray(gap)
+    starts = []
+    for row in rows:
+        starts.append(len(buffer))
+        buffer += b"".join(own for _, own in row) + bytes(gap)
+    headers = b"".join(header for row in rows for header, _ in row)
+    sizes = np.array([[len(h) + len(own) for h, own in row] for row in rows], np.uint32)
+    header_sizes = np.array([[len(h) for h, _ in row] for row in rows], np.uint16)
+    return np.frombuffer(bytes(buffer), np.uint8), headers, starts, sizes, header_sizes
+
+
+@given(rows=ROWS, gap=st.integers(1, 30), flip=st.integers(0, 2))
+def test_pieces_are_what_was_laid_out(rows, gap, flip):
+    """Every image is the bytes of its pieces, also where some are empty or nothing but a header;
+    what does not have its checksum is found.
+    """
+    buffer, headers, starts, sizes, header_sizes = laid_out(rows, gap)
+    table = place_pieces(sizes, header_sizes, starts, 0, NOTHING, headers, buffer)
+    units = [b"".join(h + own for h, own in unit) for unit in zip(*rows, strict=True)]
+    assert [join(row).tobytes() for row in table] == units
+    assert join(table).tobytes() == b"".join(units)
+    crcs = np.array(list(map(crc32c, units)), np.uint32)
+    assert find_damaged(table, crcs) == []
+    crcs[flip] ^= 1
+    assert find_damaged(table, crcs) == ([flip] if units[flip] else [])
+
+
+@given(rows=ROWS, offsets=st.permutations(range(3)))
+def test_base_pieces_lie_unit_by_unit(rows, offsets):
+    """The pieces of a preview's base groups follow each other at their unit's offset."""
+    units = [b"".join(own for _, own in unit) for unit in zip(*rows, strict=True)]
+    order = [units[unit] for unit in offsets]
+    stops = list(itertools.accumulate(map(len, order), initial=5))
+    places = np.zeros(3, np.uint64)
+    places[list(offsets)] = stops[:-1]
+    buffer = np.frombuffer(bytes(5) + b"".join(order), np.uint8)
+    sizes = np.array([[len(own) for _, own in row] for row in rows], np.uint32)
+    none = np.zeros(sizes.shape, np.uint16)
+    table = place_pieces(sizes, none, [0] * len(rows), len(rows), places, b"", buffer)
+    assert [join(row).tobytes() for row in table] == units
+
+
+@pytest.mark.parametrize(
+    ("size", "header", "start", "offset"),
+    [(11, 0, 0, None), (5, 0, 6, None), (1, 0, 1 << 63, None), (4, 5, 0, None), (9, 4, 0, None),
+     (5, 0, 0, 6), (1, 0, 0, (1 << 64) - 1)],
+)  # fmt: skip
+def test_claims_beyond_the_buffer_are_refused(size, header, start, offset):
+    """A hostile table gives no address outside of the buffer or the headers."""
+    base = 0 if offset is None else 1
+    offsets = NOTHING if offset is None else np.array([offset], np.uint64)
+    sizes, header_sizes = np.array([[size]], np.uint32), np.array([[header]], np.uint16)
+    buffer = np.zeros(10, np.uint8)
+    assert place_pieces(sizes, header_sizes, [start], base, offsets, b"abc", buffer) is None
+
+
+def test_a_checksum_continues():
+    """CRC-32C of RFC 3720, appendix B.4, in one go and in parts."""
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(bytes(range(10, 32)), crc32c(bytes(range(10)))) == 0x46DD794E
+    numbers = np.array([5, 7], np.int64)
+    atomic_add(numbers, 1, -3)
+    assert numbers.tolist() == [5, 4]
