@@ -1,4 +1,4 @@
-"""Threads or workers: images a second and CPU time of ``PCRLoader``.
+"""Threads or workers: images per second and CPU time of ``PCRLoader``.
 
 Photographs at scan 5, RandomResizedCrop to 224 with flips, uint8 batches of 32, files in the page
 cache. Against decoding alone (the same images, crops and pool of the core, from memory), DataLoader

@@ -63,6 +63,10 @@ class _Process:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin as a process does; requests of a parent never end in its forked child."""
         self.slots = threading.BoundedSemaphore(MAX_REQUESTS)
         self.part_seconds: dict[str, float] = {}
 
@@ -70,12 +74,7 @@ class _Process:
 _process = _Process()
 
 
-def _forget_parent() -> None:
-    """Requests of a parent never end in its forked child."""
-    _process.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_process.reset)
 
 
 def read_range(
