@@ -51,7 +51,7 @@ from pcrshard.testing import make_jpeg
 multiprocessing.set_forkserver_preload(
     ["torch", "webdataset", "pcrshard", "pcrshard.upkeep.stage", "fsspec.implementations.http"]
 )
-HASTY = Retry(attempts=4, first_delay=0.01, timeout=0.4, deadline=10)
+HASTY = Retry(attempts=4, first_delay=0.01, timeout=1.5, deadline=10)
 DATA = random.Random(7).randbytes(3 << 20)
 
 
