@@ -62,7 +62,7 @@ def pictures(tmp_path_factory):
 @pytest.fixture(scope="module")
 def encoded(pictures, tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoded") / "pcr"
-    assert run(words("encode", pictures, folder)) == (0, "")
+    assert run(words("encode", pictures, folder, "--script", "q95")) == (0, "")
     return folder
 
 

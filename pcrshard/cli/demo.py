@@ -17,7 +17,8 @@ from numpy.random import Generator
 from torch import nn
 
 from ..encoding.encode_dataset import EncodeOptions, encode
-from ..encoding.sources import Source, list_source
+from ..encoding.samples import Source
+from ..encoding.sources import list_source
 from ..errors import EncodeError, MissingDependency
 from ..fidelity import plots
 from ..fidelity.costs import (
@@ -176,7 +177,7 @@ def _find_sets(photos: str, out: Path) -> Sets:
     if not source.splits:
         return _draw_sets(source, photos, out)
     names = ("train", "val")
-    if not source.splits.keys() >= {*names}:
+    if not {*source.splits} >= {*names}:
         found = ", ".join(source.splits)
         raise EncodeError(f"expected folders train and val, got {found}", url=photos)
     return {name: (photos, EncodeOptions(split=name)) for name in names}

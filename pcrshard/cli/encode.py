@@ -6,22 +6,22 @@ import collections
 import os
 from argparse import ArgumentTypeError, Namespace
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from .. import storage
-from ..encoding.clusters import ENGINES, open_engine
-from ..encoding.encode_dataset import EncodeOptions, encode_part
+from ..encoding.clusters import ENGINES, dask_executor, encode_on_slurm
+from ..encoding.encode_dataset import EncodeOptions, encode
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import KEPT, REPORTS, SKIPPED, read_report
-from ..encoding.shard_plan import NO_SPLIT, ON_ERROR, advise
-from ..encoding.sources import list_source
+from ..encoding.shard_plan import ON_ERROR, advise
+from ..encoding.sources import NO_SPLIT, list_source
 from ..errors import EncodeError
 from ..fidelity.costs import scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
-from ..format.shard_format import SCRIPTS, ShardFormat
+from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
 from .arguments import (
     Command,
@@ -65,12 +65,24 @@ def _encode(args: Namespace) -> None:
 
 
 def _open_engine(args: Namespace) -> AbstractContextManager[Executor | None]:
-    return open_engine(
-        args.engine,
-        workers=None if args.engine == "local" else args.workers,
-        scheduler=args.scheduler,
-        slurm=dict(args.slurm_option),
-    )
+    if args.scheduler and args.engine != "dask":
+        raise EncodeError(f"--scheduler needs --engine dask, got --engine {args.engine}")
+    if args.slurm_option and args.engine != "slurm":
+        raise EncodeError(f"--slurm-option needs --engine slurm, got --engine {args.engine}")
+    if args.part is not None and args.engine == "slurm":
+        raise EncodeError("--engine slurm makes parts itself: leave --part out")
+    if args.engine != "dask":
+        return nullcontext()
+    if args.workers is not None:
+        raise EncodeError(
+            "--workers is for the engines local and slurm; a Dask cluster brings its own"
+        )
+    if not args.scheduler:
+        raise EncodeError(
+            "--engine dask needs --scheduler: start `dask scheduler` here and "
+            "`dask worker ADDRESS --nthreads 1` on each node, then give ADDRESS"
+        )
+    return dask_executor(args.scheduler)
 
 
 def _targets(args: Namespace) -> list[tuple[EncodeOptions, str]]:
@@ -94,16 +106,28 @@ def _encode_to(
     executor: Executor | None,
 ) -> None:
     with ProgressBar("encode", "images") as progress:
-        index = encode_part(
-            args.src,
-            dst,
-            args.part,
-            options,
-            workers=args.workers if args.engine == "local" else None,
-            resume=args.resume,
-            executor=executor,
-            progress=progress,
-        )
+        index: DatasetIndex | None
+        if args.engine == "slurm":
+            index = encode_on_slurm(
+                args.src,
+                dst,
+                options,
+                jobs=8 if args.workers is None else args.workers,
+                sbatch=dict(args.slurm_option),
+                resume=args.resume,
+                progress=progress,
+            )
+        else:
+            index = encode(
+                args.src,
+                dst,
+                options,
+                part=args.part,
+                workers=args.workers,
+                resume=args.resume,
+                executor=executor,
+                progress=progress,
+            )
     if index is None:
         number, count = args.part
         print(f"part {number} of {count} is done; other parts have shards to write yet")
@@ -180,7 +204,7 @@ def _part(text: str) -> tuple[int, int]:
 
 def _script(name: str) -> ScanScript | str:
     """A built-in script's name, or the script in a file."""
-    if name in SCRIPTS:
+    if name in (*SCRIPTS, AUTO):
         return name
     stem, _ = os.path.splitext(os.path.basename(name))
     try:
@@ -284,8 +308,9 @@ _SOURCES = [
 _FORMAT = [
     value(
         "--script",
-        "scan script: standard, q95, or a file in the syntax of jpegtran -scans"
-        " (default: %(default)s)",
+        "scan script: standard, q95 (for sources of JPEG quality 90 and above), auto (chooses by"
+        " the quality of the sources), or a file in the syntax of jpegtran -scans (default:"
+        " %(default)s)",
         "SCRIPT",
         str,
         "standard",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import sys
@@ -10,21 +11,17 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from .. import storage
-from ..encoding.labels import renumber
-from ..encoding.resume_journal import SKIPPED, read_report
-from ..encoding.sources import SampleRef, list_source
-from ..encoding.worker_processes import run_tasks, worker_pool
 from ..errors import EncodeError, PCRError, StorageError
 from ..fidelity.costs import human_bytes, table
-from ..format.dataset_index import DATASET_INDEX, DatasetIndex, resolve_scan
+from ..format.dataset_index import resolve_scan
 from ..format.scan import FULL
 from ..reading.cache_folder import MARKER, is_marked
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import Cached, PrefixCache
 from ..reading.shard import Shard
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged, stage
-from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
+from ..upkeep.verify import verify
 from .arguments import (
     DATASET,
     DATASET_OR_SHARD,
@@ -43,25 +40,36 @@ from .arguments import (
 )
 from .progress import ProgressBar
 
-Sources = dict[str, SampleRef]
 SCAN_HELP = "scan to {}: a number, full, or a fraction such as 0.5 of the full bytes"
 
 
 def _verify(args: Namespace) -> bool:
-    index, urls = open_source(args.src)
-    problems = _verify_shards(args, index, urls)
+    datasets = {"": args.src} if is_shard(args.src) else find_datasets(args.src)
+    problems: list[str] = []
+    opened = []
+    for split, url in datasets.items():
+        opened.append(open_source(url)[0])
+        with ProgressBar(f"verify {split}".strip(), "images") as bar:
+            problems += verify(
+                url,
+                against=args.against or "",
+                prefix_keys=args.prefix_keys,
+                workers=args.workers,
+                progress=bar,
+            )
+    total = sum(index.num_samples for index in opened)
     if args.json:
-        counted = {
-            "samples": index.num_samples,
-            "shards": len(index.shards),
-        }
-        print_json(counted | {"problems": problems})
+        shards = sum(len(index.shards) for index in opened)
+        print_json({"samples": total, "shards": shards, "problems": problems})
     elif problems:
         print("\n".join(problems))
-        print(f"{len(problems)} problems in {index.num_samples} samples")
+        noun = "problem" if len(problems) == 1 else "problems"
+        print(f"{len(problems)} {noun} in {total} samples")
     else:
         proven = ", pixels equal the source's" if args.against else ""
-        print(f"{sizes(index)}: checksums and layout are right{proven}")
+        for (split, _), index in zip(datasets.items(), opened, strict=True):
+            name = f"{split}: " if split else ""
+            print(f"{name}{sizes(index)}: checksums and layout are right{proven}")
     return bool(problems)
 
 
@@ -78,74 +86,6 @@ VERIFY = Command(
         JSON,
     ],
 )
-
-
-def _list_sources(args: Namespace, index: DatasetIndex) -> Sources | None:
-    if not args.against:
-        return None
-    listed = list_source(args.against, prefix_keys=args.prefix_keys)
-    # A split alone may lack classes that the dataset numbers; other names are other labels.
-    if set(listed.classes) <= set(index.classes):
-        listed = renumber(listed, index.classes)
-    if index.scan is not None:
-        raise EncodeError(
-            f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
-            "verify the dataset itself"
-        )
-    return {sample.key: sample for sample in listed.samples}
-
-
-def _verify_shards(
-    args: Namespace,
-    index: DatasetIndex,
-    urls: list[str],
-) -> list[str]:
-    """The problems of each shard, and of the source's samples that no shard holds."""
-    sources = _list_sources(args, index)
-    entries = [None] if is_shard(args.src) else index.shards
-    tasks = {
-        number: VerifyTask(url, entry, sources and _sources_of(url, sources))
-        for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
-    }
-    results = _run(args, index, tasks)
-    problems = [problem for result in results for problem in result.problems]
-    return problems + _name_missing(args.src, sources, results)
-
-
-def _run(
-    args: Namespace,
-    index: DatasetIndex,
-    tasks: dict[int, VerifyTask],
-) -> list[VerifyResult]:
-    results = []
-    with ProgressBar("verify", "images") as bar, worker_pool(args.workers, len(tasks)) as pool:
-        for number, result in run_tasks(pool, verify_shard, tasks):
-            results.append(result)
-            bar(bar.done + index.shards[number].num_samples, index.num_samples)
-    return results
-
-
-def _name_missing(
-    src: str,
-    sources: Sources | None,
-    results: list[VerifyResult],
-) -> list[str]:
-    # Of a shard that could not be read nobody knows what is missing.
-    if sources is None or is_shard(src) or not all(result.keys for result in results):
-        return []
-    missing = set(sources).difference(*(result.keys for result in results))
-    skipped = read_report(src.removesuffix(DATASET_INDEX), SKIPPED)
-    missing.difference_update(row.key for row in skipped)
-    return [f"the source's sample {key} is in no shard" for key in sorted(missing)]
-
-
-def _sources_of(url: str, sources: Sources) -> Sources:
-    """Only the sources of a shard's samples, so that a task stays small."""
-    try:
-        keys = Shard(url).index.keys
-    except PCRError:
-        return {}
-    return {key: sources[key] for key in keys if key in sources}
 
 
 def _export(args: Namespace) -> bool:
@@ -221,9 +161,18 @@ def _check_target(args: Namespace, source: str) -> None:
 
 
 def _stage(args: Namespace) -> None:
-    source, _ = open_dataset(args.src)
-    args.scan = resolve_scan(source.shards, args.scan)
-    total = source.prefix_bytes(args.scan)
+    figures: collections.Counter[str] = collections.Counter()
+    for split, url in find_datasets(args.src).items():
+        dst = storage.join(args.dst, split) if split else args.dst
+        figures.update(_stage_one(args, url, dst))
+    if args.json:
+        print(json.dumps(figures))
+
+
+def _stage_one(args: Namespace, url: str, dst: str) -> dict[str, int]:
+    source, _ = open_dataset(url)
+    scan = resolve_scan(source.shards, args.scan)
+    total = source.prefix_bytes(scan)
     copied = kept = 0
     with ProgressBar("stage", "MB") as progress:
 
@@ -233,20 +182,18 @@ def _stage(args: Namespace) -> None:
             kept += staged.kept_bytes
             progress((copied + kept) // 10**6, total // 10**6)
 
-        index = stage(args.src, args.dst, args.scan, workers=args.workers, on_shard=note)
-    if args.json:
-        figures = {
-            "shards": len(index.shards),
-            "samples": index.num_samples,
-            "copied_bytes": copied,
-            "kept_bytes": kept,
-        }
-        print(json.dumps(figures))
-        return
-    print(
-        f"{len(index.shards)} shards at scan {args.scan} in {args.dst}: "
-        f"{human_bytes(copied)} copied, {human_bytes(kept)} were there"
-    )
+        index = stage(url, dst, scan, workers=args.workers, on_shard=note)
+    if not args.json:
+        print(
+            f"{len(index.shards)} shards at scan {scan} in {dst}: "
+            f"{human_bytes(copied)} copied, {human_bytes(kept)} were there"
+        )
+    return {
+        "shards": len(index.shards),
+        "samples": index.num_samples,
+        "copied_bytes": copied,
+        "kept_bytes": kept,
+    }
 
 
 STAGE = Command(
