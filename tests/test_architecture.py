@@ -76,7 +76,7 @@ DOORS = {
     "zstandard": {"zstd"},
 }
 MAX_COLUMNS = 100
-MAX_README_LINES = 100
+MAX_README_LINES = 90
 
 
 def room_of(name: str) -> str:
