@@ -23,7 +23,7 @@ typedef struct {
     uint64_t cursor, zeros;
 } pcr_zeros;
 
-static inline pcr_zeros pcr_count_zeros(uint64_t zeros) {
+static inline pcr_zeros pcr_walk_zeros(uint64_t zeros) {
     return (pcr_zeros){UINT64_C(1) << __builtin_popcountll(zeros), zeros};
 }
 

@@ -1,10 +1,10 @@
 /* Entropy decoding of spans of blocks (T.81 F.2 and G.2), compiled once per instruction set.
  *
- * The including file defines PCR_NAME(x) and these primitives (entropy_plain.h has all but the last):
- *   pcr_zeros, pcr_count_zeros(zeros)  the zeros of a band, to be walked from the first one
- *   pcr_next_zero(&walk, step)         the step-th zero from here, as a bit; 0 if there are fewer
- *   pcr_correct(block, bits, old, step)  moves coefficients away from zero: those of `old` whose bit
- *                                      is set, the last coefficient's bit being the lowest
+ * The including file defines PCR_NAME(x) and these primitives; entropy_plain.h has all but the last:
+ *   pcr_zeros, pcr_walk_zeros(zeros)     iterates over the zeros of a band
+ *   pcr_next_zero(&walk, step)           the step-th zero from here, as a bit; 0 if there is none
+ *   pcr_correct(block, bits, old, step)  moves those coefficients of `old` away from zero whose bit
+ *                                        is set; the lowest bit belongs to the last coefficient
  *   pcr_clear(block)
  * A span never crosses a block row or a restart. Each function returns PCR_OK or PCR_CORRUPT;
  * running past the end is for the caller to notice.
@@ -238,7 +238,7 @@ static inline uint64_t after(int k) { return ~UINT64_C(0) >> 1 >> k; }
 static inline int read_refinement(pcr_bits *bits, const pcr_huffman *table, uint64_t band,
                                   uint64_t old, int se, int al, int16_t *block, uint64_t *mask,
                                   uint64_t *corrections, int *reached) {
-    pcr_zeros zeros = pcr_count_zeros(band ^ old);
+    pcr_zeros zeros = pcr_walk_zeros(band ^ old);
     uint64_t found = 0, taken = 0;
     int k = *reached, result = BLOCK_FULL;
     for (; old & after(k);) {

@@ -19,7 +19,7 @@ static inline uint64_t pcr_reverse(uint64_t x) {
 #endif
 }
 
-static inline pcr_zeros pcr_count_zeros(uint64_t zeros) { return pcr_reverse(zeros); }
+static inline pcr_zeros pcr_walk_zeros(uint64_t zeros) { return pcr_reverse(zeros); }
 
 static inline uint64_t pcr_next_zero(pcr_zeros *zeros, int step) {
     uint64_t left = *zeros;
