@@ -1,6 +1,6 @@
 /* Entropy decoding of spans of blocks (T.81 F.2 and G.2), compiled once per instruction set.
  *
- * The including file defines PCR_NAME(x) and these primitives; entropy_plain.h has all but the last:
+ * The including file defines PCR_NAME(x) and these primitives (entropy_plain.h: all but the last):
  *   pcr_zeros, pcr_walk_zeros(zeros)     iterates over the zeros of a band
  *   pcr_next_zero(&walk, step)           the step-th zero from here, as a bit; 0 if there is none
  *   pcr_correct(block, bits, old, step)  moves those coefficients of `old` away from zero whose bit
