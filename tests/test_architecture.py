@@ -76,7 +76,7 @@ DOORS = {
     "zstandard": {"zstd"},
 }
 MAX_COLUMNS = 100
-MAX_README_LINES = 100
+MAX_README_LINES = 90
 
 
 def room_of(name: str) -> str:
@@ -190,7 +190,7 @@ def prose_lines(text: str):
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
-        elif not in_code and not line.startswith(("|", "![")):
+        elif not in_code and not line.startswith(("|", "![")) and "https://" not in line:
             yield number, line
 
 
