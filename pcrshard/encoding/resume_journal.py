@@ -307,7 +307,8 @@ class Journal:
         listing = {name: getattr(options, name) for name in _LISTING}
         saved = _Saved(self.plan.fingerprint, dict(sorted(results.items())), self._run, listing)
         with storage.atomic_write(url, options=self.options) as file:
-            file.write(msgspec.json.encode(saved))
+            # By json: names of files may have bytes that are not UTF-8.
+            file.write(json.dumps(msgspec.to_builtins(saved)).encode())
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[Results]:
@@ -345,8 +346,8 @@ def _is_there(result: ShardResult, sizes: dict[str, int | None]) -> bool:
 def _read_journal(url: str, options: storage.Options) -> _Saved:
     data = storage.read_bytes(url, options=options)
     try:
-        return msgspec.json.decode(data, type=_Saved)
-    except msgspec.MsgspecError as error:
+        return msgspec.convert(json.loads(data), _Saved, str_keys=True)
+    except (ValueError, RecursionError) as error:
         raise EncodeError(
             f"not a journal: {error}; remove it to start from the beginning", url=url
         ) from error
