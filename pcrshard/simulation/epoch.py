@@ -277,7 +277,8 @@ class _Worker:
                 self.loads.append(self.epoch.environment.process(self._load(request)))
             yield self.loads[self.begun]
             self.begun += 1
-        decoders = max(self.epoch.of.job.threads, 1)
+        # More threads than cores get no more done, and all ranks of a node have as many.
+        decoders = min(max(self.epoch.of.job.threads, 1), self.machine.cores.cores)
         seconds = self.reads.images[number] * work.image_seconds / decoders
         yield self.epoch.environment.all_of(
             [self.machine.cores.work(seconds) for _ in range(decoders)]

@@ -20,7 +20,7 @@ def test_one_shard_is_a_dataset(shard_urls, capsys):
 
 def test_system(capsys):
     """info --system tells what a bug report needs."""
-    assert main(["info", "--system"]) == 0
+    assert main(["info", "--system", "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
     assert {"pcrshard", "native core", "numpy"} <= about.keys()
 
@@ -33,7 +33,7 @@ def test_verify_finds_and_exits_with_1(dataset, tmp_path, capsys):
     assert main(["verify", str(tmp_path), "--workers", "1"]) == 1
     text = capsys.readouterr().out
     assert "data-000001.tar" in text
-    assert "1 problems in 24 samples" in text
+    assert "1 problem in 24 samples" in text
 
 
 @pytest.mark.parametrize("target", ["none/plot.png", "plot.nonsense"])
