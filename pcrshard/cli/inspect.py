@@ -144,7 +144,7 @@ def plan(
     ranks: Count = 1,
     workers: ParallelOrZero = 1,
     batch: Count = 256,
-    phases: Parallel = 4,
+    lanes_per_rank: Parallel = 4,
     shuffle_shards: ParallelOrZero = 4,
     bandwidth: Bandwidth | None = None,
     simulate: Positive | None = None,
@@ -162,7 +162,7 @@ def plan(
         ranks: Training processes.
         workers: DataLoader workers per rank.
         batch: Images per rank and step.
-        phases: Lanes per rank; best a multiple of the workers.
+        lanes_per_rank: Lanes per rank; best a multiple of the workers.
         shuffle_shards: Shards mixed at a time in a lane.
         bandwidth: Bandwidth of the storage, for all ranks together.
         simulate: Simulate the epoch with accelerators that train on this many images per
@@ -182,7 +182,7 @@ def plan(
             file=sys.stderr,
         )
         batch = most
-    geometry = Geometry(batch * ranks, ranks, phases)
+    geometry = Geometry(batch * ranks, ranks, lanes_per_rank)
     rules = Rules(shuffle_shards=shuffle_shards)
     scans = None if scan is None else [scan]
     rows: Any
@@ -207,10 +207,10 @@ def plan(
         )
         table = plan_table(rows)
     lines = [f"{sizes(index)}, {samples // geometry.global_batch} steps of {batch * ranks}", table]
-    if phases % max(workers, 1):
+    if lanes_per_rank % max(workers, 1):
         lines.append(
-            f"{workers} workers do not divide {phases} phases: "
-            f"shards are read by several workers; try --phases {workers}"
+            f"{workers} workers do not divide {lanes_per_rank} lanes per rank: "
+            f"shards are read by several workers; try --lanes-per-rank {workers}"
         )
     return Report(rows, "\n".join(lines))
 

@@ -103,9 +103,13 @@ def simulate_scans(
     options: ClusterOptions,
 ) -> list[dict[str, Any]]:
     """Simulate an epoch at each scan; a shard of the dataset is decoded to measure its cost."""
-    batch = geometry.global_batch // geometry.slots
+    batch = geometry.global_batch // geometry.max_world_size
     job = Job(
-        geometry.slots, rate, batch, 0 if options.threads else workers, threads=options.threads
+        geometry.max_world_size,
+        rate,
+        batch,
+        0 if options.threads else workers,
+        threads=options.threads,
     )
     median, p99 = options.latency
     requests, gigabytes = options.prices
@@ -125,7 +129,13 @@ def simulate_scans(
         seconds = 1 / options.decode if options.decode else image_seconds(shard, scan)
         sizes, prefixes = _shards(index, scan, options.samples or index.num_samples)
         simulation = Simulation(
-            cluster, job, Work(seconds), sizes, prefixes, rules=rules, phases=geometry.phases
+            cluster,
+            job,
+            Work(seconds),
+            sizes,
+            prefixes,
+            rules=rules,
+            lanes_per_rank=geometry.lanes_per_rank,
         )
         for epoch in range(2 if options.cache else 1):
             trace = simulation.run(epoch, options.steps)

@@ -96,7 +96,7 @@ class Simulation:
         sizes: (shards,) samples of each shard.
         prefixes: (shards,) bytes of each shard's prefix.
         rules: The rules of the job's order.
-        phases: Lanes of each rank.
+        lanes_per_rank: Lanes of each rank.
         seed: What latencies are drawn from.
     """
 
@@ -109,7 +109,7 @@ class Simulation:
         prefixes: Sequence[int],
         *,
         rules: Rules = Rules(),
-        phases: int = 4,
+        lanes_per_rank: int = 4,
         seed: int = 0,
     ) -> None:
         self.cluster = cluster
@@ -118,7 +118,7 @@ class Simulation:
         self.sizes = sizes
         self.prefixes = prefixes
         self.rules = rules
-        self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, phases)
+        self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, lanes_per_rank)
         self.rng = random.Random(seed)
         self.start_seconds = job.start_seconds
         nodes = range(cluster.num_nodes(job.accelerators))

@@ -206,7 +206,7 @@ def command_lines(draw):
 @example(line=["checkpoint", "recover", "store"])
 @example(line=["plan", "dataset", "--link", "5"])
 @example(line=["plan", "dataset", "--simulate", "1000", "--threads", "4096"])
-@example(line=["plan", "dataset", "--ranks", "24", "--phases", "4096"])
+@example(line=["plan", "dataset", "--ranks", "24", "--lanes-per-rank", "4096"])
 @example(line=["fidelity", "dataset", "--reference", "dataset/data-000000.tar"])
 def test_any_command_line_ends_with_a_line_and_a_status(line, workplace):
     """No combination of options and values ends in a traceback."""

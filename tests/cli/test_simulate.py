@@ -8,7 +8,7 @@ from pcrshard import open_dataset
 from pcrshard.cli.main import main
 
 pytest.importorskip("simpy")
-SIMULATE = ["--simulate", "100000", "--batch", "6", "--phases", "1", "--workers", "1"]
+SIMULATE = ["--simulate", "100000", "--batch", "6", "--lanes-per-rank", "1", "--workers", "1"]
 
 
 def plan(capsys, dataset, *more):
