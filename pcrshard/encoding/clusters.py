@@ -6,6 +6,7 @@ The only module that imports ``distributed`` and ``submitit``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from ..errors import EncodeError, MissingDependency
 from ..format.dataset_index import DatasetIndex
 from .encode_dataset import EncodeOptions, commit, encode
 from .resume_journal import Journal, Part
+from .samples import StorageOptions
 from .shard_plan import plan
 
 ENGINES = ("local", "dask", "slurm")
@@ -76,6 +78,8 @@ def encode_on_slurm(
     sbatch: Mapping[str, str] | None = None,
     resume: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    src_options: StorageOptions = None,
+    dst_options: StorageOptions = None,
     poll: float = 5,
 ) -> DatasetIndex:
     """Encode a dataset by an array of SLURM jobs, each of which encodes one part of the shards.
@@ -93,6 +97,8 @@ def encode_on_slurm(
             minutes, ``cpus_per_task``...).
         resume: Whether to resume an earlier run.
         progress: Called with (samples done, samples in all) when the jobs have saved progress.
+        src_options: fsspec storage options of the source; in the job files, for their owner alone.
+        dst_options: fsspec storage options of the destination.
         poll: Seconds between two looks at the journals and the queue.
 
     Raises:
@@ -106,17 +112,20 @@ def encode_on_slurm(
     except ImportError as error:
         message = "--engine slurm needs submitit: pip install 'pcrshard[slurm]'"
         raise MissingDependency(message) from error
-    planned = plan(src, options)
+    planned = plan(src, options, src_options)
     if not resume:
-        with Journal(dst, planned, None).open(resume=False):
+        with Journal(dst, planned, dst_options).open(resume=False):
             pass  # refuses a folder that holds something before jobs wait for it in the queue
-    journal = Journal(dst, planned, None, (0, jobs))
+    journal = Journal(dst, planned, dst_options, (0, jobs))
     folder = os.path.abspath(tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="."))
     try:
         executor = SlurmExecutor(folder, max_num_timeout=100)
         executor.update_parameters(**_parameters(executor._valid_parameters(), sbatch or {}))
         parts = [(number, jobs) for number in range(jobs)]
-        submitted = executor.map_array(_PartEncoder(src, dst, options), parts)
+        call = functools.partial(
+            encode, src, dst, options, resume=True, src_options=src_options, dst_options=dst_options
+        )
+        submitted = executor.map_array(_PartEncoder(call), parts)
     except Exception as error:
         shutil.rmtree(folder)
         raise EncodeError(f"cannot submit SLURM jobs: {error}") from error
@@ -172,14 +181,14 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 class _PartEncoder:
     """Encodes one part in a SLURM job."""
 
-    def __init__(self, src: str, dst: str, options: EncodeOptions) -> None:
-        self._how = (src, dst, options)
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
 
     def __call__(self, part: Part) -> None:
         # submitit ignores it, so that scancel would have to wait.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-        encode(*self._how, part=part, resume=True, workers=cpus)
+        self._call(part=part, workers=cpus)
 
     def checkpoint(self, part: Part) -> Any:
         """Let submitit requeue the job near its time limit; the journal has the rest."""

@@ -134,6 +134,7 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
         StorageError: The source cannot be read.
     """
     source = list_samples(src, options, src_options)
+    names = field_names(source.samples, options)
     if source.ignored:
         _log.warning(
             "%s: left out %d files that are not images, such as %s",
@@ -158,7 +159,7 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
     labels = read_labels(source.samples, src_options) if options.stratify else None
     return Plan(
         plan_shards(source.samples, options, labels),
-        field_names(source.samples, options),
+        names,
         source.classes,
         options,
         digest.hexdigest(),

@@ -35,7 +35,7 @@ from ..redaction import redact
 def verify(
     url: str,
     *,
-    against: str = "",
+    against: str | None = None,
     prefix_keys: bool = False,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
