@@ -17,7 +17,7 @@ version = release = __version__
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
-    "docs/evidence/*.md",
+    "evidence/**/README.md",
     *(f"{name}.md" for name in ("SPEC", "CHANGELOG", "CONTRIBUTING", "DECISIONS", "SECURITY")),
 ]
 extensions = [
@@ -48,7 +48,8 @@ html_theme_options = {
 }
 
 # Files that are no pages: shown where the repository is browsed, text on the site.
-_NO_PAGE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(?:README\.md|LICENSE|scripts/[^)]*|conf/[^)]*)\)")
+_FILES = r"(?:\.\./)*(?:LICENSE|scripts/[^)]*|conf/[^)]*)|(?:\.\./)?README\.md"
+_NO_PAGE = re.compile(rf"\[([^\]]+)\]\((?:{_FILES})\)")
 
 
 def _unlink(_app: Any, _name: str, source: list[str]) -> None:
