@@ -15,7 +15,7 @@ import os
 import tempfile
 import warnings
 
-from . import ROOT, overview, pages
+from . import ROOT, pages, summary
 from .lab import Lab
 
 SUBJECTS = (
@@ -44,7 +44,7 @@ def render(lab):
     pages.write(
         os.path.join(ROOT, "evidence", lab.subject, "page.md"), lab.path("README.md"), values
     )
-    overview.render(lab)
+    summary.render(lab)
     print(lab.path("README.md"))
 
 

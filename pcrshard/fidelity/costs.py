@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..format.dataset_index import DatasetIndex
+from ..format.dataset_index import DatasetIndex, prefix_totals
 from ..format.scan import FULL, Scan
 from ..training.epoch_order import Geometry, Order, Rules, epoch_order
 from ..training.shard_schedule import Account, account
-from .bandwidth import prefix_totals
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _PLAN_HEADER = (
@@ -144,7 +143,7 @@ def plan_costs(
     costs = []
     for scan in scans or [cost.scan for cost in scan_costs(index)]:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
-        counted = account(order, sizes, prefixes, geometry.slots, workers)
+        counted = account(order, sizes, prefixes, geometry.max_world_size, workers)
         costs.append(_plan_cost(scan, order, counted, bandwidth))
     return costs
 
