@@ -81,7 +81,12 @@ def simulated(setup, found, costs, sizes, prefixes):
     )
     work = Work(costs["image_seconds"][f"{setup.scan}, {setup.threads}"], costs["byte_seconds"])
     simulation = Simulation(
-        Cluster(storage, node), job, work, sizes, prefixes, phases=real_clusters.phases(setup)
+        Cluster(storage, node),
+        job,
+        work,
+        sizes,
+        prefixes,
+        lanes_per_rank=real_clusters.phases(setup),
     )
     traces = [simulation.run(epoch) for epoch in range(setup.epochs)]
     seconds = sum(trace.step_ends[-1] for trace in traces)
@@ -134,7 +139,7 @@ def run(cluster, job, work, scan, steps=None, **dataset):
     """The outcome of an epoch of ImageNet."""
     sizes, prefixes = imagenet(scan, **dataset)
     phases = max(job.workers, 1)
-    simulation = Simulation(cluster, job, work, sizes, prefixes, phases=phases)
+    simulation = Simulation(cluster, job, work, sizes, prefixes, lanes_per_rank=phases)
     return outcome(simulation, simulation.run(steps=steps))._asdict()
 
 
