@@ -66,16 +66,20 @@ def human_bytes(size: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Right-aligned columns.
+    """Columns of text; those with numbers are aligned on the right.
 
-    >>> print(table(["scan", "bytes"], [[1, "12 kB"], ["full", "3 MB"]]))
-    scan  bytes
-       1  12 kB
-    full   3 MB
+    >>> print(table(["scan", "bytes", "name"], [[1, "12 kB", "a"], ["full", "3 MB", "bc"]]))
+    scan  bytes  name
+       1  12 kB  a
+    full   3 MB  bc
     """
-    lines = [list(map(str, row)) for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
+    lines = [[str(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
+    columns = []
+    for name, *cells in zip(*lines, strict=True):
+        width = max(map(len, [name, *cells]))
+        is_text = cells and not any(cell[:1].isdigit() for cell in cells)
+        columns.append([f"{cell:{'<' if is_text else '>'}{width}}" for cell in (name, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def scan_table(costs: Sequence[ScanCost]) -> str:
