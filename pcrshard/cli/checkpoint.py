@@ -137,7 +137,7 @@ def _record_row(record: VersionRecord) -> Sequence[str]:
 def _show(args: argparse.Namespace) -> int:
     store = open_store(args)
     file = store.read(lambda manifest: store.io.open(manifest.record(args.version)))
-    rows = [_tensor_figures(entry) for entry in file.entries]
+    rows = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
     if args.original:
         _add_errors(store, args, rows)
     if args.figure:
@@ -145,23 +145,23 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"version": args.version, "tensors": rows}))
         return 0
-    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "escapes", "error")
+    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "patch", "error")
     print(text_table(header, [_tensor_row(row) for row in rows]))
     return 0
 
 
-def _tensor_figures(entry: Entry) -> dict[str, Any]:
-    lattice = entry.lattice
+def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
+    lattice = entry.grid
     return {
-        "path": entry.path,
+        "path": path,
         "dtype": entry.spec.dtype,
         "shape": list(entry.spec.shape),
-        "coder": entry.coder,
-        "stored_bytes": sum(entry.sizes),
+        "coder": "delta" if entry.is_delta else "intra",
+        "stored_bytes": entry.num_bytes,
         "raw_bytes": entry.spec.num_bytes,
         "bound_kind": "lossless" if lattice is None else lattice.kind,
         "error_bound": 0.0 if lattice is None else lattice.error_bound,
-        "escapes": entry.count,
+        "patch_bytes": entry.patch_bytes,
     }
 
 
@@ -176,7 +176,7 @@ def _tensor_row(figures: dict[str, Any]) -> Sequence[str]:
         str(figures["stored_bytes"]),
         ratio(figures["raw_bytes"], figures["stored_bytes"]),
         "lossless" if lossless else f"{figures['error_bound']:.3g}{relative}",
-        str(figures["escapes"]),
+        str(figures["patch_bytes"]),
         f"{figures['error']:.3f} of bound" if "error" in figures else "-",
     )
 
