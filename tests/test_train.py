@@ -13,8 +13,7 @@ import pcrshard
 from pcrshard.testing import make_jpeg
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import hardware
-import models
+from training import hardware, models
 
 
 def write(folder, classes, count=16):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ..format.dataset_index import ShardEntry
+from ..format.dataset_index import ShardEntry, prefix_totals
 from ..format.scan import Scan
 from ..reading.scan_level import ScanLevel, current_scan
 from .agreement import Agreement
@@ -143,15 +143,6 @@ class BandwidthTuner:
             self._wish = rules.position(wish)
         agreed = self._agreement.lowest(self._wish)
         return rules.scan(max(agreed, rules.position(floor)))
-
-
-def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
-    """Bytes of all prefixes of some shards at scans 1..N and at ``"full"``.
-
-    Args:
-        entries: The ``shards`` of a dataset index; of a staged copy, too, whole shards count.
-    """
-    return [sum(stops) for stops in zip(*(entry.prefix_stops for entry in entries), strict=True)]
 
 
 def bytes_per_sample(entries: Sequence[ShardEntry]) -> list[float]:

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ScanUnavailable
+from ..format.dataset_index import prefix_totals
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
 from ..training.epoch_sequence import Ints
 from ..training.loader import PCRLoader
-from .bandwidth import prefix_totals
 
 Loss = Callable[[nn.Module, Any], Tensor]
 State = dict[str, Any]

@@ -11,7 +11,7 @@ import braceexpand
 from ..errors import StorageError, harmless
 from ..redaction import PIPE, redact_url
 
-Urls = str | Sequence[str]
+Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _FILE = ("file://", "local://")
 _HTTP = ("http://", "https://")
@@ -39,7 +39,8 @@ def expand(urls: Urls) -> list[str]:
     >>> expand("a-{000..002}.tar::b.tar")
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """
-    patterns = _split(urls) if isinstance(urls, str) else [str(url) for url in urls]
+    each = [urls] if isinstance(urls, os.PathLike) else urls
+    patterns = _split(each) if isinstance(each, str) else [os.fspath(url) for url in each]
     try:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
     except ValueError as error:

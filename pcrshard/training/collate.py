@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.utils.data import default_collate
 
+from ..arguments import is_integer
 from ..errors import PCRError, ScanUnavailable
-from ..format.scan import FULL, Scan, check_scan, is_integer
+from ..format.scan import FULL, Scan, check_scan
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import geometry_field, unfold
 from ..native.pool import Pool, draw_key
@@ -42,7 +43,11 @@ Rows = list[Row]
 Images = dict[str, FieldImages]
 # A size is a decoder of whole images.
 OneImage = ImageDecoder | int | tuple[int, int] | None
-ImageChoice = OneImage | Callable[[int], OneImage]
+ImageChoice = Annotated[
+    OneImage | Callable[[int], OneImage],
+    "an ImageDecoder, a size such as 224 or (height, width), a function of the epoch's number that "
+    "returns one of them, or None; functions of images go to transform=",
+]
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,6 @@ class Collator:
         if self.image_of is None:
             return self
         return replace(self, image=as_decoder(self.image_of(epoch)), image_of=None)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.fields, str):
-            raise TypeError(
-                f"expected a sequence of field names, got {self.fields!r}; write ({self.fields!r},)"
-            )
 
     def begin(
         self,

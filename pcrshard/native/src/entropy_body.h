@@ -1,10 +1,13 @@
 /* Entropy decoding of spans of blocks (T.81 F.2 and G.2), compiled once per instruction set.
  *
- * The including file defines PCR_NAME(x) and the bit primitives pcr_spread(bits, mask) (pdep: bit n
- * goes to the n-th lowest one of the mask), pcr_spread_one (the same for a single bit),
- * pcr_clear(block), and pcr_correct(block, which, step), which moves the coefficients named by
- * `which` away from zero. A span never crosses a block row or a restart. Each function returns
- * PCR_OK or PCR_CORRUPT; running past the end is for the caller to notice.
+ * The including file defines PCR_NAME(x) and these primitives (entropy_plain.h: all but the last):
+ *   pcr_zeros, pcr_walk_zeros(zeros)     iterates over the zeros of a band
+ *   pcr_next_zero(&walk, step)           the step-th zero from here, as a bit; 0 if there is none
+ *   pcr_correct(block, bits, old, step)  moves those coefficients of `old` away from zero whose bit
+ *                                        is set; the lowest bit belongs to the last coefficient
+ *   pcr_clear(block)
+ * A span never crosses a block row or a restart. Each function returns PCR_OK or PCR_CORRUPT;
+ * running past the end is for the caller to notice.
  */
 #include "bits.h"
 
@@ -229,15 +232,14 @@ static inline uint64_t after(int k) { return ~UINT64_C(0) >> 1 >> k; }
  * correction bits that lie between them for `old`, the band's coefficients known before; *reached
  * is the last coefficient passed. Returns the same as read_ac.
  *
- * `cursor` has one bit set, as many places up as zeros are left in the band: shifted down by r + 1
- * and spread over the zeros, it marks the zero that r others precede. Of the coefficients passed,
- * those that are not the r zeros need a correction bit. All this is one chain of dependences per
- * symbol, and so is left for the ordinary one as soon as no known coefficient lies ahead. */
+ * Of the coefficients passed on the way to the zero that r others precede, those that are not the r
+ * zeros need a correction bit. All this is one chain of dependences per symbol, and so is left for
+ * the ordinary one as soon as no known coefficient lies ahead. */
 static inline int read_refinement(pcr_bits *bits, const pcr_huffman *table, uint64_t band,
                                   uint64_t old, int se, int al, int16_t *block, uint64_t *mask,
                                   uint64_t *corrections, int *reached) {
-    const uint64_t zeros = band ^ old;
-    uint64_t found = 0, taken = 0, cursor = UINT64_C(1) << __builtin_popcountll(zeros);
+    pcr_zeros zeros = pcr_walk_zeros(band ^ old);
+    uint64_t found = 0, taken = 0;
     int k = *reached, result = BLOCK_FULL;
     for (; old & after(k);) {
         /* Refilling is on the critical path: only when a code and 20 corrections might not be
@@ -258,9 +260,8 @@ static inline int read_refinement(pcr_bits *bits, const pcr_huffman *table, uint
             pcr_refill(bits);
             value = symbol & 15 ? pcr_take_signed(bits, 1) : 0;
         }
-        cursor >>= step;
-        if (PCR_UNLIKELY(!cursor)) return BLOCK_BAD;
-        uint64_t place = pcr_spread_one(cursor, zeros);
+        uint64_t place = pcr_next_zero(&zeros, step);
+        if (PCR_UNLIKELY(!place)) return BLOCK_BAD;
         int position = leading_zeros(place);
         taken = take_corrections(bits, taken, position - (k + step));
         k = position;
@@ -306,8 +307,7 @@ static int PCR_NAME(ac_refine)(pcr_scan *scan, int row, int col, int count) {
             corrections = take_corrections(&bits, corrections,
                                            __builtin_popcountll(old & after(k)));
         }
-        corrections = pcr_spread(corrections, old);
-        if (corrections) pcr_correct(block, corrections, step);
+        if (corrections) pcr_correct(block, corrections, old, step);
     }
     scan->eob_run = eob_run;
     scan->bits = bits;
