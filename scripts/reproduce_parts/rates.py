@@ -292,7 +292,7 @@ def measure_wait(lab):
                 time.sleep(used)  # an accelerator works, and the processor is free
                 done = time.monotonic()
                 waited = 0.0 if first else came - begun
-                scan = tuner.step(waited, done - came, batch)
+                scan = tuner.record(waited, done - came, batch)
                 rows.append([done - origin, waited, done - came, scan, factor, first])
                 first, factor = False, _factor(phases, done - origin)
                 _set_rate(state, top * factor)
