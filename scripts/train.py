@@ -20,12 +20,12 @@ import fsspec
 import hydra
 import torch
 import torch.distributed as dist
-from checkpoints import Checkpoints
-from hardware import PRECISIONS, choose_device, precision_of
-from models import MODELS
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from training.checkpoints import Checkpoints
+from training.hardware import PRECISIONS, choose_device, precision_of
+from training.models import MODELS
 
 import pcrshard
 from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample

@@ -66,13 +66,47 @@ def open_dataset(
     return index, [storage.join(folder, shard.name) for shard in index.shards]
 
 
+def find_datasets(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: storage.Options = None,
+) -> dict[str, str]:
+    """Find the dataset at a URL, or the splits of a folder of datasets.
+
+    Returns:
+        ``{"": url}`` for a dataset, ``{"train": "URL/train", ...}`` for a folder whose subfolders
+        are datasets. One request, or a listing of a folder that is no dataset itself.
+
+    Raises:
+        StorageError: There is neither.
+    """
+    url = os.fspath(url)
+    if storage.exists(index_url(url), options=storage_options):
+        return {"": url}
+    found = {}
+    if storage.is_folder(url, options=storage_options):
+        for name in _list_datasets(url, storage_options):
+            found[name] = storage.join(url, name)
+    if not found:
+        open_dataset(url, storage_options=storage_options)  # says what is missing
+    return found
+
+
+def _list_datasets(folder: str, storage_options: storage.Options) -> list[str]:
+    """The subfolders of a folder that are datasets."""
+    if storage.is_local(folder):
+        path = storage.plain_path(folder)
+        names = (entry.name for entry in os.scandir(path) if entry.is_dir())
+        return sorted(name for name in names if os.path.exists(index_url(os.path.join(path, name))))
+    files = (name for name, _ in storage.list_files(folder, options=storage_options))
+    split = [name.split("/") for name in files]
+    return [names[0] for names in split if len(names) == 2 and names[1] == DATASET_INDEX]
+
+
 def _instead(folder: str) -> str:
     """What else to do about a folder that is no dataset."""
-    inside = []
-    if storage.is_local(folder) and os.path.isdir(folder):
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        inside = [name for name in names if os.path.exists(index_url(os.path.join(folder, name)))]
-    if inside:
+    is_local = storage.is_local(folder) and os.path.isdir(storage.plain_path(folder))
+    if is_local and (inside := _list_datasets(folder, None)):
         return f"name one of its folders that are datasets: {', '.join(inside[:5])}"
     return "make a dataset with `pcrshard encode`, or name the folder of one"
 

@@ -37,23 +37,24 @@ def extension(field: str) -> str:
     return field.rpartition(".")[2]
 
 
-def convert(
-    to_value: Convert | None,
-    name: str,
-    sample: Sample,
-) -> Any:
-    """The value of a field, or of each of a list; ``None`` where the sample has no such field.
+def convert(name: str, value: Any, key: str) -> Any:
+    """The value of a field, or of each of a list, by the field's last extension.
+
+    Args:
+        name: Name of the field.
+        value: Bytes, or ``None``; what is an image stays as it is.
+        key: Key of the sample, named in errors.
 
     Raises:
         FormatError: The bytes are not what the name of the field says.
     """
-    if to_value is None or name not in sample:
-        return sample.get(name)
+    to_value = CONVERSIONS.get(extension(name))
+    if to_value is None or value is None:
+        return value
     try:
-        value = sample[name]
         return list(map(to_value, value)) if isinstance(value, list) else to_value(value)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error
+        raise FormatError(f"field {name!r}: {error}", key=key) from error
 
 
 def convert_all(sample: Sample) -> Sample:
@@ -62,4 +63,4 @@ def convert_all(sample: Sample) -> Sample:
     >>> convert_all({"__key__": "a", "cls": b"3", "json": b"[1]", "jpg": b"..."})
     {'__key__': 'a', 'cls': 3, 'json': [1], 'jpg': b'...'}
     """
-    return {name: convert(CONVERSIONS.get(extension(name)), name, sample) for name in sample}
+    return {name: convert(name, value, sample["__key__"]) for name, value in sample.items()}

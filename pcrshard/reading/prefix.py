@@ -212,23 +212,38 @@ class Prefix:
         """One sample by its position; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
-        for field, units in self.units(row):
-            is_list = field in self.index.schema.lists
-            if (units or is_list) and (select is None or select(key, field)):
-                images = [self._image(unit, decode) for unit in units]
-                sample[field] = images if is_list else images[0]
-        return sample | self.other_fields(row, select)
-
-    def other_fields(self, row: int, select: Select | None = None) -> Sample:
-        """A sample without the images that the scans hold; see :meth:`sample`."""
-        key = self.index.keys[row]
-        sample: Sample = {"__key__": key}
-        for field, values in self.fields.items():
-            value = values[row]
-            if value is not None and (select is None or select(key, field)):
-                self._check_late(field, row)
-                sample[field] = value
+        for field in dict.fromkeys((*self.streams, *self.fields)):
+            if select is None or select(key, field):
+                value = self.value(row, field, decode)
+                if value is not None:
+                    sample[field] = value
         return sample
+
+    def value(self, row: int, field: str, decode: Decode | None = None) -> Any:
+        """One field of a sample, ``None`` if the sample has no such field; see :meth:`sample`."""
+        if field in self.streams:
+            units = self.units_of(row, field)
+            if field in self.index.schema.lists:
+                return [self._image(unit, decode) for unit in units]
+            if units:
+                return self._image(units[0], decode)
+        found = self.fields.get(field)
+        if found is None or found[row] is None:
+            return None
+        if (field, row) in self.contents.damaged_late:
+            raise CorruptPiece(
+                f"expected the field {field} to have its CRC-32C",
+                url=self.shard.url,
+                key=self.index.keys[row],
+                scan=dict(self.index.schema.late)[field],
+            )
+        return found[row]
+
+    def units_of(self, row: int, field: str) -> Sequence[int]:
+        """The units of an image field of a sample: none where it lacks the field."""
+        if self.has_one_image:
+            return (row,) if self.index.dims[row, 0] else ()
+        return dict(self.units(row))[field]
 
     def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:
         """Each image field of a sample, and which units it has: none where it lacks the field."""
@@ -253,7 +268,7 @@ class Prefix:
         return with_orientation(jpeg, int(self.index.orientation[unit]))
 
     @cached_property
-    def kept_images(self) -> frozenset[str]:
+    def passthrough_images(self) -> frozenset[str]:
         """Fields of images that are stored as files: those that could not be layered.
 
         Where a shard has no JPEG at all they are the images that are no JPEG, such as PNG; beside
@@ -358,16 +373,6 @@ class Prefix:
                 scan="tail" if scan > self.index.num_groups else scan,
                 offset=pieces.start(row, unit),
             )
-
-    def _check_late(self, field: str, row: int) -> None:
-        if (field, row) not in self.contents.damaged_late:
-            return
-        raise CorruptPiece(
-            f"expected the field {field} to have its CRC-32C",
-            url=self.shard.url,
-            key=self.index.keys[row],
-            scan=dict(self.index.schema.late)[field],
-        )
 
     def _key(self, unit: int) -> str:
         row = bisect.bisect_right(self.index.first_units, unit) - 1
