@@ -13,7 +13,11 @@ PCR_AVX2_BEGIN
 
 static inline uint64_t pcr_spread(uint64_t bits, uint64_t mask) { return _pdep_u64(bits, mask); }
 
-#define pcr_spread_one pcr_spread
+static inline uint64_t pcr_find_zero(uint64_t *cursor, uint64_t zeros, int k, uint32_t step) {
+    (void)k;
+    *cursor >>= step;
+    return PCR_LIKELY(*cursor) ? _pdep_u64(*cursor, zeros) : 0;
+}
 
 /* gcc would make a memset of this size "rep stos", which costs more than decoding some blocks. */
 static inline void pcr_clear(int16_t *block) {

@@ -7,9 +7,11 @@
 
 #define PCR_NAME(x) portable_##x
 
-static inline uint64_t pcr_spread_one(uint64_t bit, uint64_t mask) {
-    for (; bit > 1; bit >>= 1) mask &= mask - 1;
-    return mask & (~mask + 1);
+static inline uint64_t pcr_find_zero(uint64_t *cursor, uint64_t zeros, int k, uint32_t step) {
+    (void)cursor;
+    uint64_t ahead = zeros & (~UINT64_C(0) >> 1 >> k);
+    while (--step > 0 && ahead) ahead &= ~UINT64_C(0) >> 1 >> __builtin_clzll(ahead);
+    return ahead ? UINT64_C(1) << 63 >> __builtin_clzll(ahead) : 0;
 }
 
 static inline uint64_t pcr_spread(uint64_t bits, uint64_t mask) {
