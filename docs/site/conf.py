@@ -5,10 +5,17 @@ Build it by scripts/site. The source folder is the repository, so that links bet
 same here and where the repository is browsed.
 """
 
+import contextlib
+import io
+import os
 import re
 from typing import Any
 
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
 from pcrshard import __version__
+from pcrshard.cli.main import main as pcrshard_command
 
 project = "pcrshard"
 author = "the pcrshard authors"
@@ -17,7 +24,8 @@ version = release = __version__
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
-    "docs/evidence/*.md",
+    "docs/api/*.md",
+    "evidence/**/README.md",
     *(f"{name}.md" for name in ("SPEC", "CHANGELOG", "CONTRIBUTING", "DECISIONS", "SECURITY")),
 ]
 extensions = [
@@ -25,8 +33,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
 ]
 source_suffix = {".md": "markdown"}
+myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 4
 smartquotes = False  # messages and commands are searched for as they are
 autodoc_typehints = "none"
@@ -46,15 +56,58 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1d4ed8", "color-brand-content": "#1d4ed8"},
     "dark_css_variables": {"color-brand-primary": "#93c5fd", "color-brand-content": "#93c5fd"},
 }
+if repository := os.environ.get("PCRSHARD_REPOSITORY"):  # adds a link to the source of each page
+    html_theme_options |= {
+        "source_repository": repository,
+        "source_branch": os.environ.get("PCRSHARD_BRANCH", "main"),
+        "source_directory": "",
+    }
 
-# Files that are no pages: shown where the repository is browsed, text on the site.
-_NO_PAGE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(?:README\.md|LICENSE|scripts/[^)]*|conf/[^)]*)\)")
+# Files outside the site: links where the repository is browsed, plain text on the site.
+_FILES = r"(?:\.\./)*(?:LICENSE|scripts/[^)]*|conf/[^)]*)|(?:\.\./)?README\.md"
+_NO_PAGE = re.compile(rf"\[([^\]]+)\]\((?:{_FILES})\)")
 
 
 def _unlink(_app: Any, _name: str, source: list[str]) -> None:
     source[0] = _NO_PAGE.sub(r"\1", source[0])
 
 
+def help_text(*command: str) -> str:
+    """Return what ``pcrshard COMMAND --help`` prints, 88 columns wide."""
+    os.environ["COLUMNS"] = "88"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        pcrshard_command([*command, "--help"])
+    return printed.getvalue()
+
+
+class CommandHelp(Directive):
+    """One section per command with its ``--help``; subcommands follow their command."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the sections."""
+        return [section for name in subcommands() for section in self.sections(name)]
+
+    def sections(self, *command: str) -> list[nodes.Node]:
+        """Return the section of a command and those of its subcommands."""
+        title = " ".join(("pcrshard", *command))
+        section = nodes.section(
+            ids=[nodes.make_id(title)], names=[nodes.fully_normalize_name(title)]
+        )
+        text = help_text(*command)
+        section += [nodes.title(text=title), nodes.literal_block(text, text, language="text")]
+        below = [each for name in subcommands(*command) for each in self.sections(*command, name)]
+        return [section, *below]
+
+
+def subcommands(*command: str) -> list[str]:
+    """Return the names of a command's subcommands, in the order of its help."""
+    text = help_text(*command)
+    usage = text.partition("\n\n")[0]
+    return re.findall(r"^ {4}([a-z]+)\b", text, re.MULTILINE) if usage.endswith("...") else []
+
+
 def setup(app: Any) -> None:
-    """Connect what is above."""
+    """Connect the directive and the link filter to Sphinx."""
+    app.add_directive("pcrshard-help", CommandHelp)
     app.connect("source-read", _unlink)

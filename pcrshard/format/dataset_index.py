@@ -221,29 +221,51 @@ class DatasetIndex:
         require(are_distinct(names), "shard names are not distinct")
 
 
-def scan_of_fraction(entries: Sequence[ShardEntry], fraction: float) -> int:
-    """The highest scan whose prefixes take at most a fraction, in (0, 1), of the full bytes.
+def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
+    """Bytes of all prefixes of some shards at scans 1..N and at ``"full"``.
 
-    Of a staged copy it is a scan that the copy holds.
+    Args:
+        entries: The ``shards`` of a dataset index; of a staged copy, too, whole shards count.
+    """
+    stops = [entry.prefix_stops for entry in entries]
+    scans = [sum(each) for each in zip(*(own[:-1] for own in stops), strict=False)]
+    return [*scans, sum(own[-1] for own in stops)]
+
+
+def scan_of_fraction(totals: Sequence[int], held: int, fraction: float) -> int:
+    """Return the highest scan whose prefixes take at most a fraction of the full bytes.
+
+    Args:
+        totals: From :func:`prefix_totals`.
+        held: The highest scan that can be read.
+        fraction: In (0, 1).
 
     Raises:
         ScanUnavailable: Even scan 1 takes more.
     """
-    totals = [sum(stops) for stops in zip(*(entry.prefix_stops for entry in entries), strict=False)]
-    full = sum(entry.prefix_stops[-1] for entry in entries)
-    held = min(entry.scan or entry.num_groups for entry in entries)
-    scans = [scan for scan, total in enumerate(totals[:held], 1) if total <= fraction * full]
+    full = totals[-1]
+    scans = [scan for scan, total in enumerate(totals[:-1], 1) if total <= fraction * full]
     if not scans:
         raise ScanUnavailable(
             f"expected at least {totals[0] / full:.3f} of the full bytes, which scan 1 takes, "
             f"got scan={fraction}"
         )
-    return scans[-1]
+    return min(scans[-1], held)
 
 
 def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
-    """Return the scan of a fraction in (0, 1), see :func:`scan_of_fraction`; others as they are."""
-    return scan_of_fraction(entries, scan) if is_fraction(scan) else scan
+    """Return the scan of a fraction in (0, 1), see :func:`scan_of_fraction`; others as they are.
+
+    Raises:
+        ScanUnavailable: Even scan 1 takes more.
+        TypeError: It is a number that is neither a scan nor a fraction.
+    """
+    if isinstance(scan, float) and not is_fraction(scan):
+        raise TypeError(f"expected a scan number, a fraction in (0, 1) or 'full', got {scan!r}")
+    if not is_fraction(scan):
+        return scan
+    held = min(entry.scan or entry.num_groups for entry in entries)
+    return scan_of_fraction(prefix_totals(entries), held, scan)
 
 
 def _line(entry: ShardEntry) -> str:

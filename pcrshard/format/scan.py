@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
-import numpy as np
-
+from ..arguments import is_integer
 from ..errors import ScanUnavailable
 
 FULL: Literal["full"] = "full"
 Scan = int | Literal["full"]
 
 
-def is_integer(value: object) -> bool:
-    """Whether this is an int or a NumPy integer; True and False are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def is_fraction(value: object) -> bool:
+def is_fraction(value: object) -> TypeGuard[float]:
     """Return whether this is a fraction of the full bytes: a float in (0, 1)."""
     return isinstance(value, float) and 0 < value < 1
 

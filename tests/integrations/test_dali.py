@@ -60,7 +60,7 @@ def test_dali_itself_decodes_a_prefix(dataset, tmp_path, monkeypatch):
     pytest.importorskip(
         "nvidia.dali", reason="DALI IS NOT INSTALLED: pip install nvidia-dali-cuda120"
     )
-    page = (ROOT / "docs" / "neighbours.md").read_text()
+    page = (ROOT / "docs" / "frameworks.md").read_text()
     block = re.search(r"^```python dali\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
     (tmp_path / "shards").symlink_to(dataset)
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ import pcrshard
 
 pytest.importorskip("ray.data", reason="RAY IS NOT INSTALLED: pip install 'ray[data]'")
 
-PAGE = (ROOT / "docs" / "neighbours.md").read_text()
+PAGE = (ROOT / "docs" / "frameworks.md").read_text()
 BLOCK = re.search(r"^```python ray\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
 # The page's own program, and what else is asked of the datasource.
 PROGRAM = f"""

@@ -1,8 +1,11 @@
 /* Entropy decoding of spans of blocks (T.81 F.2 and G.2), compiled once per instruction set.
  *
- * The including file defines PCR_NAME(x) and the bit primitives pcr_spread(bits, mask) (pdep: bit n
- * goes to the n-th lowest one of the mask), pcr_find_zero (see read_refinement), pcr_clear(block),
- * and pcr_correct(block, which, step), which moves the coefficients named by `which` away from zero.
+ * The including file defines PCR_NAME(x) and these primitives (entropy_plain.h: all but the last):
+ *   pcr_zeros, pcr_walk_zeros(zeros)     iterates over the zeros of a band
+ *   pcr_next_zero(&walk, step)           the step-th zero from here, as a bit; 0 if there is none
+ *   pcr_correct(block, bits, old, step)  moves those coefficients of `old` away from zero whose bit
+ *                                        is set; the lowest bit belongs to the last coefficient
+ *   pcr_clear(block)
  * A span never crosses a block row or a restart. Each function returns PCR_OK or PCR_CORRUPT;
  * running past the end is for the caller to notice.
  */
@@ -242,20 +245,16 @@ static inline uint64_t take_corrections(const pcr_bits *bits, uint64_t *at, uint
  * on: places them, and collects the correction bits that lie between them for `old`, the band's
  * coefficients known before; *reached is the last coefficient passed. Returns the same as read_ac.
  *
- * pcr_find_zero gives the zero after k that r others precede, for r + 1. To find it by one pdep,
- * `cursor` has one bit set, as many places up as zeros are left in the band: shifted down by r + 1
- * and spread over the zeros, it marks the one. Of the coefficients passed, those that are not the r
- * zeros need a correction bit.
- *
- * From one symbol to the next this is one chain of dependences. Refilling is kept out of it:
- * `window` is loaded at a symbol's first bit while that symbol is decoded out of `code`, which is
- * what the window before it has left. A test for when to refill would be mispredicted too often. */
+ * Of the coefficients passed on the way to the zero that r others precede, those that are not the r
+ * zeros need a correction bit. From one symbol to the next, this is one chain of dependencies.
+ * Refilling is kept out of it: `window` is loaded at a symbol's first bit while that symbol is
+ * decoded from `code`, the rest of the window before. A test for when to refill would be
+ * mispredicted too often. */
 static inline int read_refinement(const pcr_bits *bits, uint64_t *start, const pcr_huffman *table,
                                   uint64_t band, uint64_t old, int se, int al, int16_t *block,
                                   uint64_t *mask, uint64_t *corrections, int *reached) {
-    const uint64_t zeros = band ^ old;
-    uint64_t found = 0, taken = 0, cursor = UINT64_C(1) << __builtin_popcountll(zeros);
-    uint64_t at = *start, code = pcr_window(bits, at);
+    pcr_zeros zeros = pcr_walk_zeros(band ^ old);
+    uint64_t found = 0, taken = 0, at = *start, code = pcr_window(bits, at);
     int k = *reached, result = BLOCK_FULL;
     do {
         uint32_t entry = table->fast[code >> (64 - PCR_FAST_BITS)];
@@ -272,7 +271,7 @@ static inline int read_refinement(const pcr_bits *bits, uint64_t *start, const p
             uint32_t value = symbol & 15 ? (uint32_t)pcr_take_signed(&here, 1) : 0;
             entry = value << 16 | (64 - here.count) << 8 | (uint32_t)((symbol >> 4) + 1);
         }
-        uint64_t place = pcr_find_zero(&cursor, zeros, k, entry & 63);
+        uint64_t place = pcr_next_zero(&zeros, (int)(entry & 63));
         if (PCR_UNLIKELY(!place)) return BLOCK_BAD;
         int position = leading_zeros(place), passed = position - (k + (int)(entry & 63));
         int size = (int)PCR_ENTRY_HIGH(entry);
@@ -331,8 +330,7 @@ static int PCR_NAME(ac_refine)(pcr_scan *scan, int row, int col, int count) {
             corrections = take_corrections(&bits, &at, corrections,
                                            __builtin_popcountll(old & after(k)));
         }
-        corrections = pcr_spread(corrections, old);
-        if (corrections) pcr_correct(block, corrections, step);
+        if (corrections) pcr_correct(block, corrections, old, step);
     }
     scan->eob_run = eob_run;
     pcr_seek(&scan->bits, at);

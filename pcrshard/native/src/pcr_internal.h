@@ -252,8 +252,8 @@ void pcr_turned_size(const pcr_decoder *dec, int orientation, int32_t *height, i
 int pcr_output(pcr_decoder *dec, uint8_t *out);
 
 extern const pcr_kernels pcr_kernels_portable;
-#if PCR_HAVE_AVX2
-extern const pcr_kernels pcr_kernels_avx2;
+#if PCR_HAVE_VECTORS
+extern const pcr_kernels pcr_kernels_vector;
 #endif
 
 static inline int pcr_min(int a, int b) { return a < b ? a : b; }
