@@ -1,5 +1,5 @@
-"""Checkpoints: the integer coder against entropy and RLE+LZMA, a store's speed, the wait for a save,
-any of many versions, and weight sync.
+"""Checkpoints: the integer coder against entropy and RLE+LZMA, a store's speed, the wait for a
+save, any of many versions, and weight sync.
 
 The weights are synthetic: normal, with a deviation of their own for each tensor; an epoch moves
 them by a step whose size varies from weight to weight (log-normal), 4 % of the deviation on

@@ -1,5 +1,5 @@
 """PCRLoader without threads, with threads and with workers, against decoding alone from memory and
-stock WebDataset: random crops to 224 pixels at scan 5, uint8 batches of 64, files in the page cache.
+stock WebDataset: random crops to 224 pixels at scan 5, uint8 batches of 64, from the page cache.
 
 Then two loops that do something else: one sleeps as an accelerator would, one burns Python, while
 the next batch is decoded. Asserts that every way gives the same pixels.

@@ -21,7 +21,7 @@ ROUNDS = 5
 IMAGENET = [1024] * 1250 + [1167]  # 1,281,167 samples
 SHARDS, ROWS, BATCH = 100, 1000, 256
 SAMPLES = SHARDS * ROWS
-# (ranks, workers, lanes)
+# Ranks, workers and lanes.
 JOBS = ((1, 4, 4), (8, 1, 4), (8, 4, 4), (8, 3, 4), (64, 4, 4), (1024, 4, 4), (1024, 1, 1))
 
 

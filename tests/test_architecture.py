@@ -30,9 +30,7 @@ ROOMS = {
     "reading": {"storage", "format", "jpeg", "native"},
     "training": {"reading", "storage", "format", "jpeg", "native"},
     "encoding": {"storage", "format", "jpeg"},
-    "upkeep": {
-        "reading", "storage", "format", "jpeg", "encoding.sources", "encoding.resume_journal",
-    },
+    "upkeep": {"reading", "storage", "format", "jpeg", "encoding"},
     "fidelity": {"training", "reading", "storage", "format", "jpeg"},
     "integrations": {"training", "reading", "storage", "format", "jpeg", "native", "checkpoint"},
     "errorbound": set(),
@@ -58,8 +56,13 @@ DOORS = {
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.stores", "testing"},
     "matplotlib": {"fidelity.plots"},
-    "msgpack": {"format.schema", "checkpoint.frame"},
-    "msgspec": {"format.dataset_index"},
+    "msgpack": {"format.schema"},
+    "msgspec": {
+        "format.dataset_index",
+        "encoding.resume_journal",
+        "checkpoint.frame",
+        "checkpoint.convert",
+    },
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},
@@ -273,5 +276,7 @@ def test_public_things_are_documented():
     """Every public function and class says what it is for."""
     for name, tree in TREES.items():
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            named = isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+            is_overload = "overload" in map(ast.unparse, getattr(node, "decorator_list", ()))
+            if named and not is_overload:
                 assert ast.get_docstring(node), f"{name}.{node.name}"

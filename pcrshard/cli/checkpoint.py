@@ -105,7 +105,7 @@ def show(
     """
     opened = _open(store, storage_option)
     file = opened.read(lambda manifest: opened.io.open(manifest.record(version)))
-    tensors = [_tensor_figures(entry) for entry in file.entries]
+    tensors = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
     if original:
         from ..checkpoint.safetensors_file import measure_errors
 
@@ -120,23 +120,23 @@ def show(
         stored = sum(row["stored_bytes"] for row in tensors)
         raw = sum(row["raw_bytes"] for row in tensors)
         plot_tensors(drawn, figure, title=f"Version {version}: {_ratio(raw, stored)} smaller")
-    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "escapes", "error")
+    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "patch", "error")
     text = table(header, [_tensor_cells(row) for row in tensors])
     return Report({"version": version, "tensors": tensors}, text)
 
 
-def _tensor_figures(entry: Entry) -> dict[str, Any]:
-    lattice = entry.lattice
+def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
+    lattice = entry.grid
     return {
-        "path": entry.path,
+        "path": path,
         "dtype": entry.spec.dtype,
         "shape": list(entry.spec.shape),
-        "coder": entry.coder,
-        "stored_bytes": sum(entry.sizes),
+        "coder": "delta" if entry.is_delta else "intra",
+        "stored_bytes": entry.num_bytes,
         "raw_bytes": entry.spec.num_bytes,
         "bound_kind": "lossless" if lattice is None else lattice.kind,
         "error_bound": 0.0 if lattice is None else lattice.error_bound,
-        "escapes": entry.count,
+        "patch_bytes": entry.patch_bytes,
     }
 
 
@@ -151,7 +151,7 @@ def _tensor_cells(row: dict[str, Any]) -> list[object]:
         row["stored_bytes"],
         _ratio(row["raw_bytes"], row["stored_bytes"]),
         "lossless" if is_lossless else f"{row['error_bound']:.3g}{relative}",
-        row["escapes"],
+        row["patch_bytes"],
         f"{row['error']:.3f} of bound" if "error" in row else "-",
     ]
 

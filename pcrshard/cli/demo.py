@@ -170,7 +170,7 @@ def _find_sets(photos: str, out: Path) -> dict[str, tuple[str, EncodeOptions]]:
     names = ("train", "val")
     source = list_source(os.path.abspath(photos))
     if source.splits:
-        if not source.splits.keys() >= {*names}:
+        if not {*source.splits} >= {*names}:
             found = ", ".join(source.splits)
             raise EncodeError(f"expected folders train and val, got {found}", url=photos)
         return {name: (photos, EncodeOptions(split=name)) for name in names}

@@ -7,12 +7,14 @@ import os
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any
 
 from .. import storage
-from ..encoding.clusters import ENGINES, open_engine
-from ..encoding.encode_dataset import EncodeOptions, encode_part
+from ..encoding import encode_dataset
+from ..encoding.clusters import ENGINES, dask_executor, encode_on_slurm
+from ..encoding.encode_dataset import EncodeOptions
 from ..encoding.labels import read_classes
 from ..encoding.resume_journal import REPORTS, read_report
 from ..encoding.shard_plan import ON_ERROR, advise
@@ -22,8 +24,9 @@ from ..fidelity.costs import scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
-from ..format.shard_format import SCRIPTS, ShardFormat
+from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
+from ..upkeep.script_advice import advise_script
 from .parser import Kind, Report, StorageOptions, UsageError, from_file, key_value, parse_scan
 from .progress import ProgressBar
 
@@ -32,7 +35,7 @@ ALL_SPLITS = "all"
 
 def _script(name: str) -> ScanScript | str:
     """A built-in script's name, or the script in a file."""
-    if name in SCRIPTS:
+    if name in (*SCRIPTS, AUTO):
         return name
     stem, _ = os.path.splitext(os.path.basename(name))
     try:
@@ -107,7 +110,7 @@ def encode(
         workers: Worker processes (default: one per core), or concurrent SLURM jobs (default: 8).
         engine: Where shards are encoded: local processes, Dask or SLURM.
         scheduler: Dask scheduler address, or path to its JSON scheduler file.
-        slurm_option: Option for sbatch (partition, account, time, tasks_per_node...); repeatable.
+        slurm_option: Option for sbatch (partition, account, time, cpus_per_task...); repeatable.
         part: Encode only part I (from 0) of N; the last part to finish writes the dataset index.
         resume: Continue an earlier run; complete shards are kept.
         storage_option: fsspec option of the source and the target; repeatable.
@@ -119,42 +122,77 @@ def encode(
         raise EncodeError("--base and --preview-fields need --layout preview")
     if keep_order:
         options = replace(options, seed=None)
-    is_local = engine == "local"
+    if engine == "slurm" and part is not None:
+        raise EncodeError("--engine slurm makes parts itself: leave --part out")
 
     def encode_to(target: str, options: EncodeOptions, executor: Executor | None) -> Report:
+        how: dict[str, Any] = {
+            "resume": resume,
+            "src_options": storage_option,
+            "dst_options": storage_option,
+        }
+        index: DatasetIndex | None
         with ProgressBar("encode", "images") as progress:
-            index = encode_part(
-                src,
-                target,
-                part,
-                options,
-                workers=workers if is_local else None,
-                resume=resume,
-                executor=executor,
-                progress=progress,
-                src_options=storage_option,
-                dst_options=storage_option,
-            )
+            if engine == "slurm":
+                index = encode_on_slurm(
+                    src,
+                    target,
+                    options,
+                    jobs=8 if workers is None else workers,
+                    sbatch=slurm_option,
+                    progress=progress,
+                    **how,
+                )
+            else:
+                index = encode_dataset.encode(
+                    src,
+                    target,
+                    options,
+                    part=part,
+                    workers=workers,
+                    executor=executor,
+                    progress=progress,
+                    **how,
+                )
         if index is None and part is not None:
             text = f"part {part[0]} of {part[1]} is done; other parts have shards left to write"
             return Report({"url": target, "part": part}, text)
         assert index is not None, "a run without parts is complete when it ends"
-        return _report(target, index, storage_option)
+        return _report(target, index, options.fmt.script, storage_option)
 
     try:
         targets = list(_targets(src, dst, options, storage_option))
-        with open_engine(
-            engine,
-            workers=None if is_local else workers,
-            scheduler=scheduler,
-            slurm=slurm_option,
-        ) as executor:
+        with _open_engine(engine, scheduler, workers, slurm_option) as executor:
             reports = [encode_to(target, each, executor) for target, each in targets]
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command with --resume goes on from here") from None
     figures = [report.figures for report in reports]
     text = "\n".join(report.text for report in reports)
     return Report(figures if options.split == ALL_SPLITS else figures[0], text)
+
+
+def _open_engine(
+    engine: str,
+    scheduler: str | None,
+    workers: int | None,
+    slurm_option: dict[str, str] | None,
+) -> AbstractContextManager[Executor | None]:
+    if scheduler and engine != "dask":
+        raise EncodeError(f"--scheduler needs --engine dask, got --engine {engine}")
+    if slurm_option and engine != "slurm":
+        raise EncodeError(f"--slurm-option needs --engine slurm, got --engine {engine}")
+    if engine != "dask":
+        return nullcontext()
+    if workers is not None:
+        raise EncodeError(
+            "--workers is for the engines local and slurm; a Dask cluster brings its own"
+        )
+    if not scheduler:
+        raise EncodeError(
+            "--engine dask needs --scheduler: start `dask scheduler` here and "
+            "`dask worker ADDRESS --nthreads 1` on each node, then give ADDRESS"
+        )
+    return dask_executor(scheduler)
 
 
 def _targets(
@@ -174,14 +212,22 @@ def _targets(
         yield storage.join(dst, split), replace(options, split=split)
 
 
-def _report(dst: str, index: DatasetIndex, storage_options: storage.Options) -> Report:
+def _report(
+    dst: str,
+    index: DatasetIndex,
+    script: ScanScript | str,
+    storage_options: storage.Options,
+) -> Report:
+    urls = [storage.join(dst, entry.name) for entry in index.shards]
     costs = scan_costs(index)
     num_shards = len(index.shards)
     classes = f", {index.num_classes} classes" if index.num_classes else ""
     lines = [
         scan_table(costs),
         f"{index.num_samples} samples in {num_shards} shards in {dst}{classes}",
+        "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
         advise(num_shards),
+        advise_script(index, urls, storage_options=storage_options),
     ]
     figures: dict[str, Any] = {
         "url": redact_url(dst),

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
+import collections
 import os
 import sys
 import time
 from typing import Annotated, Literal
 
 from .. import storage
-from ..encoding.labels import renumber
-from ..encoding.resume_journal import SKIPPED, read_report
-from ..encoding.sources import SampleRef, list_source
-from ..encoding.worker_processes import run_tasks, worker_pool
 from ..errors import EncodeError, PCRError, StorageError
 from ..fidelity.costs import human_bytes, table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, resolve_scan
 from ..format.scan import FULL, Scan
 from ..reading.cache_folder import MARKER, is_marked
-from ..reading.dataset_folder import open_dataset
+from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
-from ..upkeep.croissant import croissant
 from ..upkeep.dataset_card import About, dataset_card
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged
 from ..upkeep.stage import stage as stage_dataset
-from ..upkeep.verify import VerifyResult, VerifyTask, verify_shard
+from ..upkeep.verify import verify as verify_dataset
 from .inspect import is_shard, open_source, sizes
 from .parser import Kind, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
-
-CARD_FILES = ("README.md", "croissant.json")
 
 
 def verify(
@@ -48,67 +41,38 @@ def verify(
         pcrshard verify /data/train-pcr --against imagenet/train
 
     Args:
-        src: Dataset folder, its pcr.json, or one shard.
-        against: Source that was encoded.
-        prefix_keys: Put the tar's name before its keys, as in encode.
+        src: Dataset folder, its pcr.json, a folder of splits, or one shard.
+        against: Source that was encoded; it is listed as encode listed it.
+        prefix_keys: Put the tar's name before its keys, if the dataset has lost its journal.
         workers: Worker processes (default: one per core).
         storage_option: fsspec option of the dataset; repeatable.
     """
-    index, urls = open_source(src, storage_option)
-    sources = _list_sources(against, prefix_keys, index) if against else None
-
-    def task(url: str, number: int) -> VerifyTask:
-        # The entry of a single shard is made from the shard itself: it proves nothing.
-        entry = None if is_shard(src) else index.shards[number]
-        wanted = sources and _sources_of(url, sources, storage_option)
-        return VerifyTask(url, entry, wanted, storage_option)
-
-    tasks = {number: task(url, number) for number, url in enumerate(urls)}
-    results: list[VerifyResult] = []
-    with ProgressBar("verify", "images") as bar, worker_pool(workers, len(tasks)) as pool:
-        for number, result in run_tasks(pool, verify_shard, tasks):
-            results.append(result)
-            bar(bar.done + index.shards[number].num_samples, index.num_samples)
-    problems = [problem for result in results for problem in result.problems]
-    # Whether a shard that cannot be read lacks samples is unknown.
-    if sources is not None and not is_shard(src) and all(result.keys for result in results):
-        missing = set(sources).difference(*(result.keys for result in results))
-        folder = src.removesuffix(DATASET_INDEX)
-        skipped = read_report(folder, SKIPPED, options=storage_option)
-        missing.difference_update(row.key for row in skipped)
-        problems += [f"the source's sample {key} is in no shard" for key in sorted(missing)]
+    datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
+    problems: list[str] = []
+    opened: list[DatasetIndex] = []
+    for split, url in datasets.items():
+        opened.append(open_source(url, storage_option)[0])
+        with ProgressBar(f"verify {split}".strip(), "images") as bar:
+            problems += verify_dataset(
+                url,
+                against=against,
+                prefix_keys=prefix_keys,
+                workers=workers,
+                progress=bar,
+                storage_options=storage_option,
+            )
+    num_samples = sum(index.num_samples for index in opened)
+    num_shards = sum(len(index.shards) for index in opened)
     proven = ", pixels equal the source's" if against else ""
-    summary = f"{sizes(index)}: checksums and layout are right{proven}"
+    lines = [
+        f"{split}{split and ': '}{sizes(index)}: checksums and layout are right{proven}"
+        for split, index in zip(datasets, opened, strict=True)
+    ]
     if problems:
         found = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        summary = "\n".join([*problems, f"{found} in {index.num_samples} samples"])
-    figures = {"samples": index.num_samples, "shards": len(index.shards), "problems": problems}
-    return Report(figures, summary, bool(problems))
-
-
-def _list_sources(against: str, prefix_keys: bool, index: DatasetIndex) -> dict[str, SampleRef]:
-    listed = list_source(against, prefix_keys=prefix_keys)
-    # A split alone may lack classes that the dataset numbers; other names are other labels.
-    if set(listed.classes) <= set(index.classes):
-        listed = renumber(listed, index.classes)
-    if index.scan is not None:
-        raise EncodeError(
-            f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
-            "verify the dataset itself"
-        )
-    return {sample.key: sample for sample in listed.samples}
-
-
-def _sources_of(
-    url: str, sources: dict[str, SampleRef], storage_options: storage.Options
-) -> dict[str, SampleRef]:
-    """Only the sources of a shard's samples, so that a task stays small."""
-    try:
-        keys = Shard(url, storage_options=storage_options).index.keys
-    except PCRError:
-        # The task finds the same error, and reports it.
-        return {}
-    return {key: sources[key] for key in keys if key in sources}
+        lines = [*problems, f"{found} in {num_samples} samples"]
+    figures = {"samples": num_samples, "shards": num_shards, "problems": problems}
+    return Report(figures, "\n".join(lines), bool(problems))
 
 
 def export(
@@ -193,13 +157,30 @@ def stage(
         pcrshard stage s3://bucket/train-pcr $SCRATCH/train-pcr --scan 5
 
     Args:
-        src: Dataset folder or its pcr.json, local or a URL.
+        src: Dataset folder, its pcr.json, or a folder of splits, local or a URL.
         dst: Local folder.
         scan: Scan to copy: a number, full, or a fraction such as 0.5 of the full bytes.
         workers: Shards copied at a time.
         storage_option: fsspec option of the source; repeatable.
     """
-    source, _ = open_dataset(src, storage_options=storage_option)
+    totals: collections.Counter[str] = collections.Counter()
+    lines = []
+    for split, url in find_datasets(src, storage_options=storage_option).items():
+        target = storage.join(dst, split) if split else dst
+        figures, line = _stage_one(url, target, scan, workers, storage_option)
+        totals.update(figures)
+        lines.append(line)
+    return Report(dict(totals), "\n".join(lines))
+
+
+def _stage_one(
+    src: str,
+    dst: str,
+    scan: ScanOrFraction,
+    workers: int,
+    storage_options: storage.Options,
+) -> tuple[dict[str, int], str]:
+    source, _ = open_dataset(src, storage_options=storage_options)
     top: Scan = resolve_scan(source.shards, scan)
     total = source.prefix_bytes(top)
     copied = kept = 0
@@ -212,7 +193,7 @@ def stage(
             progress((copied + kept) // 10**6, total // 10**6)
 
         index = stage_dataset(
-            src, dst, top, workers=workers, storage_options=storage_option, on_shard=note
+            src, dst, top, workers=workers, storage_options=storage_options, on_shard=note
         )
     figures = {
         "shards": len(index.shards),
@@ -224,7 +205,7 @@ def stage(
         f"{len(index.shards)} shards at scan {top} in {dst}: "
         f"{human_bytes(copied)} copied, {human_bytes(kept)} were there"
     )
-    return Report(figures, text)
+    return figures, text
 
 
 def cache(action: Literal["ls", "clear"], folder: str) -> Report:
@@ -268,52 +249,30 @@ def card(
     license: str = "",  # noqa: A002
     overwrite: bool = False,
 ) -> Report:
-    """Write README.md (a card for the Hub) and croissant.json next to the shards.
-
-    Reads every byte once for the SHA-256 checksums.
+    """Write README.md, a card for the Hub, next to the shards.
 
     Example:
         pcrshard card birds-pcr --license cc-by-4.0 --url hf://datasets/me/birds
 
     Args:
-        folder: Dataset folder.
+        folder: Dataset folder, or a folder of splits.
         name: Name of the dataset (default: the folder's).
         url: URL that jobs will read it from (default: hf://datasets/USER/NAME).
         license: Identifier of the license, as the Hub spells it.
-        overwrite: Replace files of these names.
+        overwrite: Replace a README.md that exists.
     """
     path = storage.plain_path(folder)
     if not storage.is_local(folder) or not os.path.isdir(path):
         raise EncodeError(f"expected a local folder with {DATASET_INDEX}, got {folder}")
-    targets = [os.path.join(path, file) for file in CARD_FILES]
-    there = [target for target in targets if os.path.lexists(target)]
-    if there and not overwrite:
-        raise EncodeError(f"{' and '.join(there)} is there already: --overwrite replaces it")
-
-    index, urls = open_source(path, None)
+    target = os.path.join(path, "README.md")
+    if os.path.lexists(target) and not overwrite:
+        raise EncodeError(f"{target} is there already: --overwrite replaces it")
+    opened = {split: open_dataset(each) for split, each in find_datasets(path).items()}
+    index, urls = next(iter(opened.values()))
     schema = Shard(urls[0], entry=index.shards[0]).index.schema
     name = name or os.path.basename(os.path.realpath(path))
     about = About(name, url or f"hf://datasets/USER/{name}", license)
-    texts = (
-        dataset_card(index, schema, about),
-        croissant(index, schema, about, _checksums(path, index)),
-    )
-    for target, text in zip(targets, texts, strict=True):
-        with storage.atomic_write(target) as file:
-            file.write(text.encode(errors="backslashreplace"))
-    written = f"wrote {' and '.join(targets)}"
-    return Report(
-        {"files": targets}, f"{written}; say in {CARD_FILES[0]} where the images come from"
-    )
-
-
-def _checksums(folder: str, index: DatasetIndex) -> dict[str, str]:
-    """SHA-256 of every file, which Croissant wants."""
-    names = [DATASET_INDEX, *(entry.name for entry in index.shards)]
-    checksums = {}
-    with ProgressBar("card", "files") as progress:
-        for done, name in enumerate(names, 1):
-            with open(os.path.join(folder, name), "rb") as file:
-                checksums[name] = hashlib.file_digest(file, "sha256").hexdigest()
-            progress(done, len(names))
-    return checksums
+    text = dataset_card({split: index for split, (index, _) in opened.items()}, schema, about)
+    with storage.atomic_write(target) as file:
+        file.write(text.encode(errors="backslashreplace"))
+    return Report({"files": [target]}, f"wrote {target}; say in it where the images come from")

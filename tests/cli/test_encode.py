@@ -81,7 +81,7 @@ def test_a_full_disk(synthetic_folder, tmp_path):
         "1",
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    check_one_line(result.returncode, result.stderr, "data-000000.tar")
+    check_one_line(result.returncode, result.stderr, "data-00000")
     assert not list(tmp_path.glob("*.tar"))
     assert (
         main(
