@@ -19,11 +19,13 @@ import sys
 import tempfile
 import time
 
-from .adapters import PEERS, SHARD_IMAGES
-from .damage import damaged_copy
-from .environments import python_of, versions
-from .resume import WAYS, compare
-from .server import SlowServer
+# Workers run these modules in environments without this package.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from adapters import PEERS, SHARD_IMAGES
+from damage import damaged_copy
+from environments import python_of, versions
+from resume import WAYS, compare
+from server import SlowServer
 
 # 780 images are enough where nothing is waited for; a link needs more, because the first seconds of
 # an epoch are unlike the others.
@@ -165,9 +167,7 @@ class Peers:
     def cpu(self):
         for workers in (1, 2):
             for name in self.names:
-                said = self.call(
-                    name, "epoch", folder=self.folder(name), workers=workers, epochs=2
-                )
+                said = self.call(name, "epoch", folder=self.folder(name), workers=workers, epochs=2)
                 if said is not None:
                     first, second = said["epochs"]
                     figures = {**second, "first": first["first"], "cold_cpu": first["cpu"]}
@@ -281,7 +281,9 @@ def measure(lab, parts=()):
     for question in parts or QUESTIONS:
         getattr(peers, question)()
     found = {
-        name: versions(peers.python(PEERS[name].environment) or sys.executable, PEERS[name].packages)
+        name: versions(
+            peers.python(PEERS[name].environment) or sys.executable, PEERS[name].packages
+        )
         for name in peers.names
     }
     lab.save("versions", found)
