@@ -27,6 +27,7 @@ from ..format.scan_script import ScanScript, parse_script
 from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
 from ..upkeep.script_advice import advise_script
+from .inspect import sizes
 from .parser import Kind, Report, StorageOptions, UsageError, from_file, key_value, parse_scan
 from .progress import ProgressBar
 
@@ -224,7 +225,7 @@ def _report(
     classes = f", {index.num_classes} classes" if index.num_classes else ""
     lines = [
         scan_table(costs),
-        f"{index.num_samples} samples in {num_shards} shards in {dst}{classes}",
+        f"{sizes(index)} in {dst}{classes}",
         "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
         advise(num_shards),
         advise_script(index, urls, storage_options=storage_options),
