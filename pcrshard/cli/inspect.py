@@ -118,7 +118,7 @@ def info(
             f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
         ],
         "fields": list(schema.fields),
-        "late": [f"{field}={scan}" for field, scan in late.items()],
+        "deferred": [f"{field}={scan}" for field, scan in late.items()],
         "classes": index.classes,
     }
     shown = ["  ".join(itertools.starmap(_shown, about.items()))]
