@@ -35,9 +35,9 @@ class ShardFormat:
             of the sources.
         layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
         base: Scan groups in a preview member.
-        deferred: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is the
-            name of a field, or its last extension. Other fields are present at every scan, images
-            other than JPEG from scan 1.
+        deferred: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is
+            the name of a field, or its last extension. Other fields are present at every scan,
+            images other than JPEG from scan 1.
         preview_fields: Fields stored as members too, in the preview layout.
     """
 
