@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the native core where integers, pointers, bytes or kernels differ: fuzz/portable.sh FILE...
-# All must give the same pixels: this machine, 32 bits, and under qemu big-endian s390x and ARM, whose
-# kernels are vectors. In Debian: qemu-user-static libc6-dev-i386 lib32gcc-12-dev and
+# All give the same pixels: this machine, 32 bits, and under qemu big-endian s390x and ARM, with
+# vector kernels. In Debian: qemu-user-static libc6-dev-i386 lib32gcc-12-dev and
 # gcc-{s390x,aarch64}-linux-gnu libc6-dev-{s390x,arm64}-cross
 set -eu
 work=$(mktemp -d)
