@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__, storage
@@ -14,7 +16,13 @@ from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
-from ..reading.dataset_folder import Opened, check_claims, count_classes, open_dataset
+from ..reading.dataset_folder import (
+    Opened,
+    check_claims,
+    count_classes,
+    find_datasets,
+    open_dataset,
+)
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..training.epoch_order import Geometry, Rules
@@ -85,7 +93,7 @@ def info(
         pcrshard info /data/train-pcr --plot sizes.png
 
     Args:
-        src: Dataset folder, its pcr.json, or one shard.
+        src: Dataset folder, its pcr.json, a folder of splits, or one shard.
         plot: PNG file to save the table to, as a picture.
         classes: Count the samples of each class (field cls); reads no image.
         system: Show the libraries and decoders of this machine instead.
@@ -99,13 +107,31 @@ def info(
         raise UsageError("expected a dataset or a shard")
     if plot:
         plots.check_target(plot)
-    index, urls = open_source(src, storage_option)
+    datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
+    reports = {}
+    for split, url in datasets.items():
+        index, urls = open_source(url, storage_option)
+        if plot:
+            title = f"{index.num_samples} samples, script {index.script}"
+            stem, extension = os.path.splitext(plot)
+            target = f"{stem}-{split}{extension}" if split else plot
+            plots.plot_scan_costs(scan_costs(index), target, title=title)
+        reports[split] = _describe(index, urls, classes, storage_option)
+    if "" in reports:
+        return reports[""]
+    text = "\n\n".join(f"{split}:\n{report.text}" for split, report in reports.items())
+    return Report({split: report.figures for split, report in reports.items()}, text)
+
+
+def _describe(
+    index: DatasetIndex,
+    urls: Sequence[str],
+    classes: bool,
+    storage_options: storage.Options,
+) -> Report:
     costs = scan_costs(index)
-    if plot:
-        title = f"{index.num_samples} samples, script {index.script}"
-        plots.plot_scan_costs(costs, plot, title=title)
     # Layout, streams and fields are those of the first shard.
-    schema = Shard(urls[0], storage_options=storage_option).index.schema
+    schema = Shard(urls[0], storage_options=storage_options).index.schema
     late = {
         field: FULL if position > index.num_groups else position for field, position in schema.late
     }
@@ -123,7 +149,7 @@ def info(
     }
     shown = ["  ".join(itertools.starmap(_shown, about.items()))]
     if classes:
-        counts = count_classes(index, urls, storage_options=storage_option)
+        counts = count_classes(index, urls, storage_options=storage_options)
         about["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
         shown += [f"{count:9d}  {name}" for name, count in about["samples_per_class"].items()]
     shown.append(scan_table(costs))

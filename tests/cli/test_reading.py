@@ -159,7 +159,7 @@ def test_a_card_is_not_overwritten_by_accident(dataset, tmp_path, capsys, fails)
     """Edits of README.md stay, until --overwrite."""
     folder = shutil.copytree(dataset, tmp_path / "pets")
     assert main(["card", str(folder), "--url", "hf://datasets/me/pets"]) == 0
-    assert "README.md and" in capsys.readouterr().out
+    assert "README.md; say" in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "# pets\n" in card
     assert "load_dataset('hf://datasets/me/pets', scan=5, streaming=True)" in card
