@@ -45,7 +45,7 @@ def _script(name: str) -> ScanScript | str:
         raise EncodeError(f"not a scan script: {error}", url=name) from error
 
 
-def _late(text: str) -> tuple[str, Scan]:
+def _deferred(text: str) -> tuple[str, Scan]:
     field, scan = key_value(text)
     return field, parse_scan(scan)
 
@@ -76,7 +76,7 @@ Options = Annotated[
         "script": from_file(_script, "SCRIPT"),
         "lists": _NAMES,
         "preview_fields": _NAMES,
-        "late": Kind(_late, "FIELD=SCAN", is_pair=True),
+        "deferred": Kind(_deferred, "FIELD=SCAN", is_pair=True),
     },
 ]
 

@@ -145,7 +145,7 @@ def _describe(
             f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
         ],
         "fields": list(schema.fields),
-        "late": [f"{field}={scan}" for field, scan in late.items()],
+        "deferred": [f"{field}={scan}" for field, scan in late.items()],
         "classes": index.classes,
     }
     shown = [f"{name}: {_listed(value)}" for name, value in about.items() if value]
