@@ -110,8 +110,8 @@ def alone(dataset, threads):
                 target = out[number % 3]
                 begun.append(IMAGE.begin(pool, table, [target], keys, keep=held))
                 if len(begun) == 3:
-                    assert begun.pop(0).wait().all()
-            assert all(batch.wait().all() for batch in begun)
+                    assert all(begun.pop(0).wait())
+            assert all(all(batch.wait()) for batch in begun)
         return len(plan) * BATCH
 
     return run

@@ -47,7 +47,7 @@ def decode(pool, decoder, jpegs):
         keys = draw_keys((SEED, 0), range(start, start + BATCH))
         outs = [np.empty(shape, np.uint8) for shape in decoder.batch_shapes(BATCH)]
         table = piece_table([[jpeg] for jpeg in part])
-        assert decoder.begin(pool, table, outs, keys, keep=part).wait().all()
+        assert all(decoder.begin(pool, table, outs, keys, keep=part).wait())
     return outs
 
 
@@ -60,7 +60,7 @@ def decode_ten_times(pool, decoder, jpegs):
             single = ImageDecoder(view.size, "random", scale=view.scale, flip=0.5)
             keys = draw_keys((SEED, place), range(start, start + BATCH))
             outs = [np.empty(shape, np.uint8) for shape in single.batch_shapes(BATCH)]
-            assert single.begin(pool, table, outs, keys, keep=part).wait().all()
+            assert all(single.begin(pool, table, outs, keys, keep=part).wait())
 
 
 def check(pool, jpegs):

@@ -93,7 +93,7 @@ class FieldImages:
     @cached_property
     def decoded(self) -> list[bool]:
         """For each sample whether all of its images were decoded; waits for them."""
-        each: list[bool] = self.decoding.wait().tolist()
+        each = self.decoding.wait()
         if not self.is_list:
             return each
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
