@@ -241,9 +241,7 @@ class Prefix:
 
     def units_of(self, row: int, field: str) -> Sequence[int]:
         """The units of an image field of a sample: none where it lacks the field."""
-        if self.has_one_image:
-            return (row,) if self.index.dims[row, 0] else ()
-        return dict(self.units(row))[field]
+        return dict(self.units(row)).get(field, ())
 
     def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:
         """Each image field of a sample, and which units it has: none where it lacks the field."""
