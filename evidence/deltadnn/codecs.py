@@ -11,10 +11,9 @@ import zstandard
 
 from pcrshard.checkpoint import Precision
 from pcrshard.checkpoint.choose_bound import one_delta
-from pcrshard.checkpoint.codec import fits
+from pcrshard.checkpoint.codec import fits, store_leaf
 from pcrshard.checkpoint.tensors import words_of
 from pcrshard.checkpoint.typed_tree import flatten
-from pcrshard.checkpoint.writer import store_leaf
 from pcrshard.errorbound import FLOAT_TYPES, encode_integers, encode_planes, paper
 
 F32 = FLOAT_TYPES["float32"]
@@ -119,11 +118,11 @@ def codes(weights, reference, bound):
     """For each tensor on a lattice, the codes of the delta, (N,) int32, and of a keyframe."""
     precision = Precision(weights=bound)
     first = {
-        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None).tensor
+        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)[0]
         for leaf in flatten(reference).leaves
     }
     for leaf in flatten(weights).leaves:
-        tensor = store_leaf(leaf, precision.bound_of(leaf), first[leaf.path]).tensor
+        tensor, _ = store_leaf(leaf, precision.bound_of(leaf), first[leaf.path])
         if tensor.lattice is not None and fits(tensor, first[leaf.path]):
             yield tensor.values - first[leaf.path].values, tensor.values
 
