@@ -236,7 +236,7 @@ class PrefixCache:
             os.unlink(f"{path}.lock")
 
     def _read_held(self, path: str, view: memoryview, start: int, least: int) -> int:
-        """Fill ``view`` from ``start`` on if a file has ``least`` bytes; return the bytes filled."""
+        """Fill ``view`` from ``start`` on if a file has ``least`` bytes; return the end filled."""
         with suppress(OSError):
             size = os.stat(path, follow_symlinks=False).st_size
             if size > len(view) > HEAD_STOP and self.max_bytes is not None and self._is_full():
