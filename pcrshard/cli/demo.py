@@ -117,7 +117,7 @@ def _sample_photographs() -> dict[str, Pixels]:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise MissingDependency(
-            "scikit-learn is not installed: pip install 'pcrshard[train]'"
+            "scikit-learn is not installed: pip install 'pcrshard[demo]'"
         ) from error
     found = load_sample_images()
     return {

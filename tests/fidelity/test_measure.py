@@ -13,7 +13,7 @@ from pcrshard.fidelity import measure as m
 from pcrshard.fidelity.user_network import Network
 from pcrshard.testing import make_jpeg
 
-pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[train]'")
+pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[fidelity]'")
 
 
 def test_psnr():

@@ -13,7 +13,7 @@ from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales, msssim, r
 from pcrshard.testing import make_pixels
 
 # scikit-learn, for the demonstration, brings SciPy.
-pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[train]'")
+pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[fidelity]'")
 
 
 def oracle(a, b, weights):
