@@ -64,7 +64,7 @@ def _run(words: Sequence[str]) -> int:
         # A function of the package raises ValueError for arguments that make no sense.
         return _fail(name, str(error))
     except ImportError as error:
-        extra = "checkpoint" if "checkpoint" in name else "train"
+        extra = next((each for each in ("checkpoint", "demo") if each in name), "train")
         return _fail(name, f"{error}: pip install 'pcrshard[{extra}]'")
     except OSError as error:
         # Python would complain again when it closes standard output.
