@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from .. import storage
 from ..errors import EncodeError, PCRError, StorageError
-from ..fidelity.costs import human_bytes, table
+from ..fidelity.costs import counted, human_bytes, table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, resolve_scan
 from ..format.scan import FULL, Scan
 from ..reading.cache_folder import MARKER, is_marked
@@ -69,8 +69,7 @@ def verify(
         for split, index in zip(datasets, opened, strict=True)
     ]
     if problems:
-        found = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        lines = [*problems, f"{found} in {num_samples} samples"]
+        lines = [*problems, f"{counted(len(problems), 'problem')} in {num_samples} samples"]
     figures = {"samples": num_samples, "shards": num_shards, "problems": problems}
     return Report(figures, "\n".join(lines), bool(problems))
 
@@ -202,7 +201,7 @@ def _stage_one(
         "kept_bytes": kept,
     }
     text = (
-        f"{len(index.shards)} shards at scan {top} in {dst}: "
+        f"{counted(len(index.shards), 'shard')} at scan {top} in {dst}: "
         f"{human_bytes(copied)} copied, {human_bytes(kept)} were there"
     )
     return figures, text
@@ -238,7 +237,7 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
     listed = table(["scan", "bytes", "last use", "shard"], rows)
     total = human_bytes(sum(entry.num_bytes for entry in entries))
     figures = [entry._asdict() | {"scan": entry.scan} for entry in entries]
-    return Report(figures, f"{listed}\n{len(entries)} shards, {total}")
+    return Report(figures, f"{listed}\n{counted(len(entries), 'shard')}, {total}")
 
 
 def card(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,10 @@ def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
     assert compared > 20
 
 
+@pytest.mark.skipif(
+    platform.machine() == "aarch64",
+    reason="the NEON transforms of libjpeg-turbo overflow unlike its others",
+)
 @pytest.mark.parametrize(("dc", "ac"), [(255, 255), (925, 925), (65535, 65535), (65535, 1)])
 def test_large_quantisers_match_libjpeg(dc: int, ac: int) -> None:
     """Values that no encoder writes are smoothed to the same pixels as by libjpeg."""
