@@ -66,9 +66,9 @@ static void build_lanes(pcr_filter *filter) {
             for (int pair = 0; pair < pairs; pair++, tap += 2) {
                 size_t to = at + 32 * (size_t)pair + 4 * (size_t)i;
                 const uint8_t shuffle[4] = {(uint8_t)tap, 0x80, (uint8_t)(tap + 1), 0x80};
-                const int16_t weights[2] = {used ? from[2 * pair] : 0, used ? from[2 * pair + 1] : 0};
                 memcpy(filter->shuffle + to, shuffle, 4);
-                memcpy(filter->lane_weights + to / 2, weights, 4);
+                memset(filter->lane_weights + to / 2, 0, 4);
+                if (used) memcpy(filter->lane_weights + to / 2, from + 2 * pair, 4);
             }
         }
     }
