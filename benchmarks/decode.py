@@ -178,7 +178,7 @@ def _views(bench, jpegs):
         outs = [np.empty(shape, np.uint8) for shape in decoder.batch_shapes(len(jpegs[scan]))]
         with Pool(0) as pool:
             table = piece_table([[jpeg] for jpeg in jpegs[scan]])
-            assert decoder.begin(pool, table, outs, keys, keep=jpegs[scan]).wait().all()
+            assert all(decoder.begin(pool, table, outs, keys, keep=jpegs[scan]).wait())
         return outs
 
     together, alone = all_of(decoders["ten views"], 5), decoders["ten views"](jpegs[5][0], keys[0])

@@ -70,7 +70,7 @@ def _alone(dataset, threads):
     def run():
         with Pool(threads) as pool:
             for table, keys in plan:
-                assert IMAGE.begin(pool, table, [out], keys, keep=held).wait().all()
+                assert all(IMAGE.begin(pool, table, [out], keys, keep=held).wait())
         return len(plan) * BATCH
 
     return run

@@ -143,7 +143,7 @@ def test_a_batch_is_smoothed(progressive: Progressive) -> None:
     table = piece_table([[stream] for stream in streams])
     out = np.empty((5, 64, 48, 3), np.uint8)
     with Pool(0) as pool:
-        assert pool.decode(table, [out], smoothing=True).wait().all()
+        assert all(pool.decode(table, [out], smoothing=True).wait())
     for row, stream in zip(out, streams, strict=True):
         assert np.array_equal(row, native.decode([stream], size=(64, 48), smoothing=True))
         assert not np.array_equal(row, native.decode([stream], size=(64, 48)))
