@@ -119,7 +119,9 @@ def arm(folder: pathlib.Path) -> None:
     """Count the ARM build's instructions, of vector kernels and of plain C."""
     tools = sorted(ROOT.glob("build/wheels-*/bin/python"))
     if not tools:
-        raise SystemExit("expected Zig, which compiles the ARM wheel: run scripts/wheels macos once")
+        raise SystemExit(
+            "expected Zig, which compiles the ARM wheel: run scripts/wheels macos once"
+        )
     zig = (tools[-1], "-m", "ziglang", "cc")
     write_pictures(folder)
     files = (HERE / "decode_files.c", *sorted(SOURCES.glob("*.c")))
