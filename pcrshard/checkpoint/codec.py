@@ -27,10 +27,10 @@ from ..errorbound import (
     encode_words,
     find_changes,
     lattice_from,
-    quantise,
+    quantize,
     restore,
 )
-from ..errorbound import Quantised as LatticeCodes
+from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain
 from .frame import MAX_RATIO, require
 from .tensors import TensorSpec, spec_from
@@ -193,7 +193,7 @@ def quantised(
     if known is not None and known.kind == lattice.kind:
         close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
         lattice = known if close else lattice
-    found = quantise(words, float_type, lattice, restored)
+    found = quantize(words, float_type, lattice, restored)
     return Quantised(spec, lattice, found.codes, found.escape_index, found.escape_words)
 
 

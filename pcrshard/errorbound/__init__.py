@@ -1,10 +1,13 @@
 """Values within a stated error: bounds, integer lattices, and the coders of what is left."""
 
 from .bounds import (
+    MEDIAN_OF_NORMAL,
     Absolute,
     Bound,
     PointwiseRelative,
     RelativeStd,
+    check_fraction,
+    check_positive,
     describe_bound,
     parse_bound,
 )
@@ -31,10 +34,11 @@ from .lattice import (
     LogLattice,
     lattice_from,
 )
-from .quantise import Quantised, check_error, quantise, restore
+from .quantize import Quantized, check_error, quantize, restore
 
 __all__ = [
     "FLOAT_TYPES",
+    "MEDIAN_OF_NORMAL",
     "Absolute",
     "Bound",
     "Codes",
@@ -43,10 +47,12 @@ __all__ = [
     "LinearLattice",
     "LogLattice",
     "PointwiseRelative",
-    "Quantised",
+    "Quantized",
     "RelativeStd",
     "Words",
     "check_error",
+    "check_fraction",
+    "check_positive",
     "compress",
     "content_bytes",
     "decode_index",
@@ -62,6 +68,6 @@ __all__ = [
     "find_changes",
     "lattice_from",
     "parse_bound",
-    "quantise",
+    "quantize",
     "restore",
 ]

@@ -11,7 +11,7 @@ from torch.distributed._composable.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pcrshard import compress_activations
-from pcrshard.activation.noise_bound import GradientNoise
+from pcrshard.activation import ActivationOptions, GradientNoise
 
 RANKS = 2
 
@@ -49,7 +49,7 @@ def wrapped(model, kind):
 def train(model, bound, rank, codec="zstd", size=8):
     """The saver after three steps; each rank has its own images."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    saver = compress_activations(model, bound, codec, min_bytes=0)
+    saver = compress_activations(model, bound, codec, ActivationOptions(min_bytes=0))
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
         images = torch.randn(4, 3, size, size, generator=generator)
