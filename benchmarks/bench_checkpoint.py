@@ -27,7 +27,7 @@ from pcrshard.errorbound import (
     decode_integers,
     encode_integers,
     paper,
-    quantise,
+    quantize,
     restore,
 )
 
@@ -84,8 +84,8 @@ def coders(rounds):
     rows = []
     for fraction in (0.01, 0.02, 0.05, 0.1):
         lattice = RelativeStd(fraction).lattice(old.view(np.uint32), F32)
-        first = quantise(old.view(np.uint32), F32, lattice)
-        second = quantise(new.view(np.uint32), F32, lattice)
+        first = quantize(old.view(np.uint32), F32, lattice)
+        second = quantize(new.view(np.uint32), F32, lattice)
         worst = check_error(new.view(np.uint32), restore(second, F32, lattice), F32, lattice)
         assert worst <= 1
         for name, codes in (("delta", second.codes - first.codes), ("keyframe", second.codes)):

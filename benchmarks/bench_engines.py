@@ -27,7 +27,7 @@ from common import (
 )
 
 import pcrshard
-from pcrshard.encoding.clusters import open_engine
+from pcrshard.encoding.clusters import dask_executor
 
 COPIES = 4
 WORKERS = 2
@@ -114,15 +114,14 @@ def encode(source, dst, pids=(), **how):
 
 
 def with_local(source, dst):
-    with open_engine("local") as executor:
-        return encode(source, dst, workers=WORKERS, executor=executor)
+    return encode(source, dst, workers=WORKERS)
 
 
 def with_dask(source, dst, folder, *, kill=False):
     """A cluster that is up already; starting it is not counted, as for any cluster."""
     with (
         dask_cluster(folder) as (address, scheduler, workers),
-        open_engine("dask", scheduler=address) as executor,
+        dask_executor(address) as executor,
     ):
         executor._client.wait_for_workers(WORKERS)
         # Workers import the package with their first task, the pool's are forked with it imported.

@@ -33,7 +33,7 @@ epoch_order([10], Geometry(1))  # what NumPy loads at first use
 status = lambda: open("/proc/self/status").read()
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", status())[1]) * 1024 / 1e6
 before, begin = peak(), time.perf_counter()
-order = epoch_order(sizes, Geometry(1024 * 32, slots=1024), Rules(1), epoch=5)
+order = epoch_order(sizes, Geometry(1024 * 32, max_world_size=1024), Rules(1), epoch=5)
 batches = worker_batches(order, 1024, 1023, 4, 3)
 seconds, after = time.perf_counter() - begin, peak()
 assert len(np.unique(order.ids)) == order.steps * 1024 * 32 and len(batches[0]) == 32
@@ -90,7 +90,7 @@ def orders():
     yield "full shuffle", SAMPLES, SAMPLES, rng.permutation(SAMPLES), np.arange(SAMPLES)
     for window in WINDOWS:
         rules = Rules(1, shuffle_shards=window, last="short")
-        order = epoch_order(sizes, Geometry(BATCH, phases=1), rules)
+        order = epoch_order(sizes, Geometry(BATCH, lanes_per_rank=1), rules)
         plan = schedule(worker_batches(order), sizes)
         unused = np.bincount(plan.first).cumsum() * ROWS - np.arange(plan.first.max() + 1) * BATCH
         yield (

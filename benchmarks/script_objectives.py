@@ -66,7 +66,9 @@ class Recognition:
     name = "relative probability"
 
     def __init__(self):
-        from reproduce_parts import lites, photographs
+        sys.path.insert(0, ROOT)
+        from evidence import lites
+        from evidence.imagenet import photographs
 
         self.classify = lites.Classifier(lites.pretrained("lite0"))
         self.decoder = pcrshard.ImageDecoder(224, "center")

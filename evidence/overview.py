@@ -1,10 +1,9 @@
-# ruff: noqa: INP001
 """Draw docs/images/overview-light.png and overview-dark.png: bytes, accuracy and speed at once.
 
 Usage: python evidence/overview.py [FOLDER]
 
 The photograph ships with scikit-learn. Every number comes from the evidence: bytes and top-1 are
-means over 260 ImageNet photographs (imagenet.md), speeds are those of peers.md, all measured in the
+means over 260 ImageNet photographs (imagenet), speeds are those of peers, all measured in the
 same runs. The width suits a phone: text stays above 11 pixels when the picture is 390 wide.
 """
 
@@ -24,7 +23,7 @@ from pcrshard import decode_image, join_scans, split_scans
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCANS = (1, 2, 5, 10)
-PEERS = (  # label, name in peers.json over a link and, where it differs, from memory
+PEERS = (  # label, name in peers/runs.jsonl over a link and, where it differs, from memory
     ("pcrshard, scan 2", "pcrshard scan 2, threads"),
     ("pcrshard, scan 5", "pcrshard scan 5, threads"),
     ("pcrshard, full", "pcrshard full, threads"),
@@ -51,7 +50,7 @@ def photograph_at_scans() -> list[np.ndarray]:
 def accuracy() -> dict[str, float]:
     """Top-1 of EfficientNet-Lite0 at 224 pixels, in percent, for each scan of `standard`."""
     marks: dict[str, str] = {}
-    for line in (ROOT / "docs/evidence/imagenet-rows.jsonl").read_text().splitlines():
+    for line in (ROOT / "evidence/imagenet/runs.jsonl").read_text().splitlines():
         row = json.loads(line)
         if row["network"] == "lite0" and row["crop"] == 224 and not row["smoothing"]:
             for name, text in row.get("marks", {}).items():
@@ -61,7 +60,8 @@ def accuracy() -> dict[str, float]:
 
 def speeds() -> list[dict[str, float]]:
     """Images per CPU second (one worker) and images per second over 20 MB/s, medians of rounds."""
-    runs = json.loads((ROOT / "docs/evidence/peers.json").read_text())["runs"]
+    lines = (ROOT / "evidence/peers/runs.jsonl").read_text().splitlines()
+    runs = [json.loads(line) for line in lines]
 
     def median(peer: str, question: str, seconds: str, **where: object) -> float | None:
         found = [
@@ -99,7 +99,7 @@ def bars(axes: Axes, values: dict[str, float], title: str, theme: dict[str, str]
 def draw(folder: pathlib.Path) -> None:
     """Write both pictures into a folder."""
     pictures = photograph_at_scans()
-    size = json.loads((ROOT / "docs/evidence/imagenet-bytes.json").read_text())["results"]["bytes"]
+    size = json.loads((ROOT / "evidence/imagenet/bytes.json").read_text())["results"]["bytes"]
     top1 = accuracy()
     by_cpu, by_link = speeds()
     pyplot.rcParams.update({"font.size": 13, "font.family": "DejaVu Sans"})

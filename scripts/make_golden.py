@@ -19,6 +19,7 @@ import numpy as np
 
 from pcrshard import Shard, ShardFormat, zstd
 from pcrshard.checksum import crc32c
+from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.format.shard_head import BLOCK, HEAD_STOP, MAGIC, decode_head, round512
 from pcrshard.format.shard_index import decode_index
@@ -56,7 +57,7 @@ def sources() -> list[dict[str, Any]]:
 
 
 def encode(sample: dict[str, Any]) -> Any:
-    return encode_sample(sample, on_unlayered=lambda file, _: file)
+    return encode_sample(sample, lambda _, file: encode_jpeg(file) if file[:1] == b"\xff" else file)
 
 
 def formats() -> dict[str, ShardFormat]:

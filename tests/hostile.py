@@ -7,6 +7,7 @@ its imports were done, seconds of CPU, and the name of the error class.
 import contextlib
 import http.server
 import json
+import os
 import pathlib
 import resource
 import struct
@@ -350,4 +351,9 @@ def peak_kilobytes() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1])))
+    for each in sys.argv[1:]:  # each in a child, so that peaks of memory are its own
+        if not (child := os.fork()):
+            print(json.dumps({"name": each, **run(each)}), flush=True)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{each}: the process died")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import time
 from typing import NamedTuple
 
@@ -27,19 +25,6 @@ def run_tool(*command: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} IS NOT INSTALLED: apt-get install libjpeg-turbo-progs")
     return subprocess.run(command, input=data, capture_output=True, check=False)
-
-
-def reproduce(out: pathlib.Path, *arguments: str) -> str:
-    """Run scripts/reproduce.py --quick with temporary files beside ``out``; what it prints."""
-    environment = os.environ | {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
-    environment["PATH"] += ":/usr/sbin:/sbin"
-    script = str(ROOT / "scripts" / "reproduce.py")
-    command = [sys.executable, script, *arguments, "--quick", "--out", str(out)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # What PyTurboJPEG looks for, and the list that says where it is.

@@ -18,9 +18,9 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
-# What each room may import of the package; five modules are free for all.
+# What each room may import of the package; six modules are free for all.
 # A name with a dot is one module of a room.
-FREE = {"errors", "redaction", "memory", "checksum", "zstd"}
+FREE = {"arguments", "errors", "redaction", "memory", "checksum", "zstd"}
 ROOMS = {
     "checksum": {"native"},
     "native": set(),
@@ -30,9 +30,7 @@ ROOMS = {
     "reading": {"storage", "format", "jpeg", "native"},
     "training": {"reading", "storage", "format", "jpeg", "native"},
     "encoding": {"storage", "format", "jpeg"},
-    "upkeep": {
-        "reading", "storage", "format", "jpeg", "encoding.sources", "encoding.resume_journal",
-    },
+    "upkeep": {"reading", "storage", "format", "jpeg", "encoding"},
     "fidelity": {"training", "reading", "storage", "format", "jpeg"},
     "integrations": {"training", "reading", "storage", "format", "jpeg", "native", "checkpoint"},
     "errorbound": set(),
@@ -45,7 +43,7 @@ ROOMS = {
 ABOVE = {"cli", "__init__", "hf"}
 TORCH_FREE = {
     "native", "jpeg", "format", "storage", "reading", "encoding", "upkeep", "errors", "memory",
-    "checksum", "redaction", "zstd", "__init__", "testing",
+    "arguments", "checksum", "redaction", "zstd", "__init__", "testing",
 }  # fmt: skip
 # Each third-party package has one door; numpy and torch are vocabulary.
 DOORS = {
@@ -58,8 +56,13 @@ DOORS = {
     "distributed": {"encoding.clusters"},
     "fsspec": {"storage.stores", "testing"},
     "matplotlib": {"fidelity.plots"},
-    "msgpack": {"format.schema", "checkpoint.frame"},
-    "msgspec": {"format.dataset_index"},
+    "msgpack": {"format.schema"},
+    "msgspec": {
+        "format.dataset_index",
+        "encoding.resume_journal",
+        "checkpoint.frame",
+        "checkpoint.convert",
+    },
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},
     "pyarrow": {"integrations.huggingface"},
@@ -190,7 +193,7 @@ def prose_lines(text: str):
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
-        elif not in_code and not line.startswith(("|", "![")):
+        elif not in_code and not line.startswith(("|", "![")) and "https://" not in line:
             yield number, line
 
 
@@ -273,5 +276,7 @@ def test_public_things_are_documented():
     """Every public function and class says what it is for."""
     for name, tree in TREES.items():
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            named = isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+            is_overload = "overload" in map(ast.unparse, getattr(node, "decorator_list", ()))
+            if named and not is_overload:
                 assert ast.get_docstring(node), f"{name}.{node.name}"

@@ -18,7 +18,11 @@ from pcrshard.cli import main as cli
 from pcrshard.errors import MissingDependency
 
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EVERY = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+EVERY = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "evidence").rglob("README.md")),
+]
 # Blocks of Python that follow each other run in one interpreter, each with names of its own.
 RUN = """
 import sys

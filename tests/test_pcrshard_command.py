@@ -55,7 +55,7 @@ def pictures(tmp_path_factory):
     """Images that take a second to encode."""
     folder = tmp_path_factory.mktemp("pictures")
     for number in range(24):
-        (folder / f"{number:02d}.jpg").write_bytes(make_jpeg(number, 400, 500, quality=95))
+        (folder / f"{number:02d}.jpg").write_bytes(make_jpeg(number, 450, 550, quality=85))
     return folder
 
 

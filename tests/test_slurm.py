@@ -74,24 +74,6 @@ def test_encode_array_and_stage(cluster, jobs, synthetic_folder, dataset, tmp_pa
     assert all(path.stat().st_size < (dst / path.name).stat().st_size for path in copies)
 
 
-def test_an_array_task_of_another_array_is_refused(cluster, jobs, synthetic_folder, tmp_path):
-    """Task 3 submitted alone would be part 3 of 4: the number of parts that are there is named."""
-    dst = tmp_path / "dst"
-    first = jobs(
-        "encode", synthetic_folder, dst, "--num-shards", "8", options=["--array=0"], PARTS="8"
-    )
-    second = jobs(
-        "encode",
-        synthetic_folder,
-        dst,
-        "--num-shards",
-        "8",
-        options=["--array=3", f"--dependency=afterany:{first}"],
-    )
-    cluster.wait(second, ("FAILED",))
-    assert "expected parts of 8, as those that are there, got part 3/4" in log_of(tmp_path, second)
-
-
 # Training
 
 

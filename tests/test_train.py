@@ -13,8 +13,7 @@ import pcrshard
 from pcrshard.testing import make_jpeg
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import hardware
-import models
+from training import hardware, models
 
 
 def write(folder, classes, count=16):
@@ -60,21 +59,8 @@ def test_networks_are_those_of_the_papers(name, parameters):
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
-def test_a_finished_run_is_kept(train, tmp_path):
-    """The same command does nothing more, and other settings want another folder."""
-    first = train("epochs=1", "precision=fp16")
-    assert first.returncode == 0, first.stderr
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    again = train("epochs=1", "precision=fp16", "workers=1")
-    assert "is finished; nothing is left to do" in again.stdout, again.stderr
-    other = train("epochs=1", "precision=fp32", "seed=3")
-    assert other.returncode != 0
-    assert "finished run with other settings (seed, precision)" in other.stderr
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-
-
 def test_a_run_goes_on_by_default(train, tmp_path):
-    """Stopped in the middle of an epoch and started again, its epochs have an unbroken run's loss.
+    """A stopped run resumes to an unbroken run's losses; a finished one is kept as it is.
 
     The scale of fp16 gradients is kept, too.
     """
@@ -88,6 +74,13 @@ def test_a_run_goes_on_by_default(train, tmp_path):
     whole, run = (losses(tmp_path / name) for name in ("whole", "run"))
     assert run == whole
     assert len(run) == 3
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    again = train(*settings, "workers=1")
+    assert "is finished; nothing is left to do" in again.stdout, again.stderr
+    other = train("epochs=3", "precision=fp32", "seed=3")
+    assert other.returncode != 0
+    assert "finished run with other settings (seed, precision)" in other.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
 def losses(folder):

@@ -25,7 +25,7 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
     "docs/api/*.md",
-    "docs/evidence/*.md",
+    "evidence/**/README.md",
     *(f"{name}.md" for name in ("SPEC", "CHANGELOG", "CONTRIBUTING", "DECISIONS", "SECURITY")),
 ]
 extensions = [
@@ -64,7 +64,8 @@ if repository := os.environ.get("PCRSHARD_REPOSITORY"):  # adds a link to the so
     }
 
 # Files outside the site: links where the repository is browsed, plain text on the site.
-_NO_PAGE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(?:README\.md|LICENSE|scripts/[^)]*|conf/[^)]*)\)")
+_FILES = r"(?:\.\./)*(?:LICENSE|scripts/[^)]*|conf/[^)]*)|(?:\.\./)?README\.md"
+_NO_PAGE = re.compile(rf"\[([^\]]+)\]\((?:{_FILES})\)")
 
 
 def _unlink(_app: Any, _name: str, source: list[str]) -> None:

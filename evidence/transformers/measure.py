@@ -1,6 +1,6 @@
 """Transformers trained with compressed activations, in pairs of seeds, and what their tensors take.
 
-python evidence/transformers/measure.py --data CLASSIFY.TAR [--out FOLDER] [--quick]
+python -m evidence.transformers.measure --data CLASSIFY.TAR [--out FOLDER] [--quick]
 
 A vision transformer learns hand signs from photographs, a small GPT the manual that Python ships
 (``pydoc_data.topics``). Runs of one seed share weights, order, crops and dropout. Each run is a
@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import sys
 import tarfile
 import time
 
@@ -22,10 +21,9 @@ from torch.nn import functional
 import pcrshard
 from pcrshard import compress_activations
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from models import GPT, ViT
+from .models import GPT, ViT
 
+HERE = pathlib.Path(__file__).resolve().parent
 ARMS = {"plain": None, "0.05 std": 0.05, "0.1 std": 0.1}
 SEEDS = range(5)
 # The width and heads of ViT-Tiny at a size that a CPU trains in a minute.

@@ -13,10 +13,9 @@ from typing import Any
 
 from ..errorbound import Bound, RelativeStd
 from ..redaction import get_logger
-from .codec import Precision, Tensor, encode
+from .codec import Precision, encode_tensor, store_leaf
 from .tensors import tensor_from
-from .typed_tree import flatten, unflatten
-from .writer import store_leaf
+from .typed_tree import TreeReader, flatten
 
 log = get_logger(__name__)
 
@@ -115,17 +114,20 @@ def choose_bound(
 
 def one_delta(target: Any, reference: Any, precision: Precision) -> tuple[float, Any]:
     """Return how many times smaller the delta of two states is, and the restored target."""
-    before: dict[str, Tensor] = {}
-    for leaf in flatten(reference).leaves:
-        before[leaf.path] = store_leaf(leaf, precision.bound_of(leaf), None).tensor
+    before = {
+        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)[0]
+        for leaf in flatten(reference).leaves
+    }
     flat = flatten(target)
-    found = [
-        store_leaf(leaf, precision.bound_of(leaf), before.get(leaf.path)) for leaf in flat.leaves
-    ]
-    stored = sum(sum(encode(s.path, s.tensor, before.get(s.path))[0].sizes) for s in found)
-    raw = sum(each.tensor.spec.num_bytes for each in found)
-    tensors = [tensor_from(each.tensor.restore(), each.tensor.spec) for each in found]
-    return raw / max(stored, 1), unflatten(flat.tree, tensors.__getitem__)
+    stored = raw = 0
+    tensors = []
+    for leaf in flat.leaves:
+        known = before.get(leaf.path)
+        tensor, words = store_leaf(leaf, precision.bound_of(leaf), known)
+        stored += encode_tensor(tensor, known)[0].num_bytes
+        raw += words.nbytes
+        tensors.append(tensor_from(words, tensor.spec))
+    return raw / max(stored, 1), TreeReader(flat.tree, tensors.__getitem__).read()
 
 
 def choose(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -17,40 +18,32 @@ from ..errorbound import (
     PointwiseRelative,
     RelativeStd,
     Words,
-    decode_index,
     decode_integers,
     decode_planes,
-    decode_words,
-    encode_index,
     encode_integers,
     encode_planes,
-    encode_words,
-    find_changes,
     lattice_from,
     quantize,
     restore,
 )
 from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain
-from .frame import MAX_RATIO, require
-from .tensors import TensorSpec, spec_from
+from .frame import Checksum, Count, Digest, Record
+from .patch import apply_patch, encode_patch
+from .tensors import TensorSpec, spec_of, words_of
 from .typed_tree import FIRST_MOMENT, SECOND_MOMENT, WEIGHT, Leaf
 
-INTRA = "intra"  # on its own
-DELTA = "delta"  # difference of codes, or exclusive or of words, to the reference
-SPARSE = "sparse"  # exclusive or of the words that differ
-SAME = "same"  # equal to the reference
-CODERS = (INTRA, DELTA, SPARSE, SAME)
 # A tensor keeps its lattice while the lattice's bound is this close to the one it would get now.
 _COARSEST = 1.1
 _FINEST = 0.5
-# Coders are compared on this many words from the middle of a tensor.
+# Forms are compared on this many words from the middle of a tensor.
 _SAMPLE = 1 << 15
-# Above this fraction of changed words the sparse form is not tried: it is larger.
-_SPARSE_FRACTION = 0.1
+# Below this fraction of changed words a patch is smaller than byte planes, whatever the changes.
+_FEW = 1 / 16
 _SMALLEST_LOSSY = 256
-_MAX_PATH = 4096
-_NONE = np.empty(0, np.int64)
+# One byte of payload never holds more: zstd and pcodec reach 32 and 75 Ki (measured on zeros).
+_MAX_RATIO = 1 << 17
+_NO_ESCAPES = np.empty(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,51 +58,49 @@ class Exact:
     spec: TensorSpec
     values: Words
     lattice = None
+    patch = b""
 
     def restore(self) -> Words:
         """Return the tensor's words (N,)."""
         return self.values
 
-    def middle(self) -> Exact:
-        """Return a sample of the tensor."""
-        return Exact(*_middle(self.spec, self.values))
-
 
 @dataclasses.dataclass(frozen=True)
-class Quantised:
+class Quantized:
     """A tensor kept within an error bound.
 
     Attributes:
         spec: Type and shape.
         lattice: The quantization grid.
         values: (N,) int32 codes on it; 0 where a value is escaped.
-        escape_index, escape_words: (E,) places and words of values that are kept bit for bit.
+        patch: What changes the words of the codes to those of escaped values.
     """
 
     spec: TensorSpec
     lattice: Lattice
     values: Any
-    escape_index: Any
-    escape_words: Any
+    patch: bytes
 
     def restore(self) -> Words:
         """Return the tensor's words (N,)."""
-        codes = LatticeCodes(self.values, self.escape_index, self.escape_words)
-        return restore(codes, FLOAT_TYPES[self.spec.dtype], self.lattice)
-
-    def middle(self) -> Quantised:
-        """Return a sample of the tensor, without its escapes."""
-        spec, values = _middle(self.spec, self.values)
-        return Quantised(spec, self.lattice, values, _NONE, np.empty(0, spec.word))
+        kind = FLOAT_TYPES[self.spec.dtype]
+        codes = LatticeCodes(self.values, _NO_ESCAPES, np.empty(0, self.spec.word))
+        words = restore(codes, kind, self.lattice)
+        apply_patch(words, self.patch)
+        return words
 
 
-Tensor = Exact | Quantised
+Tensor = Exact | Quantized
 
 
-def _middle(spec: TensorSpec, values: Any) -> tuple[TensorSpec, Any]:
-    start = max(len(values) - _SAMPLE, 0) // 2
-    part = values[start : start + _SAMPLE]
-    return TensorSpec(spec.dtype, (len(part),)), part
+def middle(tensor: Tensor) -> Tensor:
+    """Return a sample of a tensor: words from its middle, without escapes."""
+    start = max(len(tensor.values) - _SAMPLE, 0) // 2
+    values = tensor.values[start : start + _SAMPLE]
+    spec = TensorSpec(tensor.spec.dtype, (len(values),))
+    if tensor.lattice is None:
+        return Exact(spec, values)
+    return Quantized(spec, tensor.lattice, values, b"")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,22 +135,21 @@ class Precision:
         }
         return by_role.get(leaf.role)
 
+    def __str__(self) -> str:
+        """Say in words what a store keeps how exactly.
 
-def describe(precision: Precision) -> str:
-    """Say in words what a store keeps how exactly.
-
-    >>> describe(Precision(weights=RelativeStd(0.005)))
-    'weights within 0.5 % of their std, everything else bit for bit'
-    """
-    bounds: dict[str, Bound | None] = {
-        "weights": precision.weights,
-        "first moments": precision.first_moment,
-        "second moments": precision.second_moment,
-    }
-    parts = [f"{name} within {_in_words(bound)}" for name, bound in bounds.items() if bound]
-    if precision.exact:
-        parts.append(f"{' '.join(precision.exact)} bit for bit")
-    return ", ".join([*parts, f"everything{' else' if parts else ''} bit for bit"])
+        >>> str(Precision(weights=RelativeStd(0.005)))
+        'weights within 0.5 % of their std, everything else bit for bit'
+        """
+        bounds = {
+            "weights": self.weights,
+            "first moments": self.first_moment,
+            "second moments": self.second_moment,
+        }
+        parts = [f"{name} within {_in_words(bound)}" for name, bound in bounds.items() if bound]
+        if self.exact:
+            parts.append(f"{' '.join(self.exact)} bit for bit")
+        return ", ".join([*parts, f"everything{' else' if parts else ''} bit for bit"])
 
 
 def _in_words(bound: Bound) -> str:
@@ -171,236 +161,192 @@ def _in_words(bound: Bound) -> str:
     return f"{bound.error_bound:g}"
 
 
-def quantised(
-    words: Words,
-    spec: TensorSpec,
-    bound: Bound,
-    before: Tensor | None,
-    restored: Words | None = None,
-) -> Tensor:
+def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> tuple[Tensor, Words]:
+    """Return a tensor as a version stores it, and the words (N,) that it restores to."""
+    words = words_of(leaf.tensor)
+    spec = spec_of(leaf.tensor)
+    if bound is None:
+        exact = Exact(spec, words.copy())  # without the memory of the whole state
+        return exact, exact.values
+    return quantized(words, spec, bound, before)
+
+
+def quantized(
+    words: Words, spec: TensorSpec, bound: Bound, before: Tensor | None
+) -> tuple[Tensor, Words]:
     """Quantize words (N,) on the grid of the version before if that still fits the bound.
 
-    A tensor without a deviation has no grid, and stays exact. What the tensor restores to is
-    written to ``restored`` (N,).
+    A tensor without a standard deviation has no grid, and stays exact; so does one of which most
+    values cannot be quantized.
+
+    Returns:
+        The tensor, and the words (N,) that it restores to.
     """
     float_type = FLOAT_TYPES[spec.dtype]
     lattice = bound.lattice(words, float_type)
+    exact = Exact(spec, words.copy())
     if lattice is None:
-        if restored is not None:
-            restored[:] = words
-        return Exact(spec, words.copy())
+        return exact, exact.values
     known = before.lattice if before is not None and before.spec == spec else None
     if known is not None and known.kind == lattice.kind:
         close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
         lattice = known if close else lattice
+    restored = np.empty_like(words)
     found = quantize(words, float_type, lattice, restored)
-    return Quantised(spec, lattice, found.codes, found.escape_index, found.escape_words)
+    patch = b""
+    if len(found.escape_index):
+        bare = restored.copy()
+        bare[found.escape_index] = 0  # code 0 stands for the value 0
+        escapes = encode_patch(restored, bare)
+        if escapes is None:
+            return exact, exact.values
+        patch = escapes[1]
+    return Quantized(spec, lattice, found.codes, patch), restored
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(Record, frozen=True, array_like=True):
     """What a version file says of a tensor.
 
     Attributes:
-        path: Its keys in the state, joined by dots.
         spec: Type and shape.
-        lattice: The quantization grid; ``None`` for exact words.
-        coder: One of :data:`CODERS`.
-        count: Number of escapes, or of changes for ``sparse``.
-        sizes: Bytes of the three parts of the payload: main, places, words.
-        payload_crc: CRC-32C of the payload.
-        content_crc: CRC-32C of the restored tensor's bytes.
-        start: Where the payload starts, in bytes after the header.
+        lattice: Kind and numbers of the quantization grid; ``None`` for exact words.
+        is_delta: Whether the main part is a difference to the parent's tensor; without a main part
+            it is equal.
+        main_bytes: Bytes of the codes, or of the words as byte planes.
+        patch_bytes: Bytes of the patch that follows.
+        payload_crc: CRC-32C of both parts.
+        digest: SHA-256 of the restored tensor's bytes.
     """
 
-    path: str
     spec: TensorSpec
-    lattice: Lattice | None
-    coder: str
-    count: int
-    sizes: tuple[int, int, int]
-    payload_crc: int
-    content_crc: int
-    start: int = 0
+    lattice: tuple[str, list[int | float]] | None
+    is_delta: bool
+    main_bytes: Count
+    patch_bytes: Count
+    payload_crc: Checksum
+    digest: Digest
+
+    def __post_init__(self) -> None:
+        # Before memory is taken: a payload may not promise more than its bytes can hold.
+        if self.spec.num_bytes > _MAX_RATIO * self.main_bytes and not self.is_empty_delta:
+            raise ValueError(f"{self.main_bytes} bytes cannot hold the tensor")
+        if self.lattice is not None and self.spec.dtype not in FLOAT_TYPES:
+            raise ValueError("expected a lattice of a floating-point type")
+        assert self.grid is None or self.lattice is not None
 
     @property
-    def stop(self) -> int:
-        """Where the payload ends."""
-        return self.start + sum(self.sizes)
+    def is_empty_delta(self) -> bool:
+        """Whether the values are the parent's."""
+        return self.is_delta and self.main_bytes == 0
 
-    def pack(self) -> dict[str, Any]:
-        """Return plain values for the header."""
-        lattice = None if self.lattice is None else [self.lattice.kind, self.lattice.numbers()]
-        return {
-            "path": self.path,
-            "dtype": self.spec.dtype,
-            "shape": list(self.spec.shape),
-            "lattice": lattice,
-            "coder": self.coder,
-            "count": self.count,
-            "sizes": list(self.sizes),
-            "payload_crc": self.payload_crc,
-            "content_crc": self.content_crc,
-        }
+    @property
+    def grid(self) -> Lattice | None:
+        """The quantization grid."""
+        return None if self.lattice is None else lattice_from(*self.lattice)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the payload."""
+        return self.main_bytes + self.patch_bytes
 
 
-_ENTRY_KEYS = {
-    "path", "dtype", "shape", "lattice", "coder", "count", "sizes", "payload_crc", "content_crc",
-}  # fmt: skip
+def digest_of(words: Words) -> bytes:
+    """SHA-256 of words (N,)."""
+    return hashlib.sha256(words.data).digest()
 
 
-def parse_entry(raw: Any, start: int) -> Entry:
-    """Check an entry of a header, which may be hostile.
-
-    Raises:
-        CorruptCheckpoint: A rule of the format is broken.
-    """
-    require(isinstance(raw, dict) and raw.keys() == _ENTRY_KEYS, "expected a tensor's entry")
-    path, sizes, count = raw["path"], raw["sizes"], raw["count"]
-    require(isinstance(path, str) and len(path) <= _MAX_PATH, "expected a tensor's path")
-    spec = spec_from(raw["dtype"], raw["shape"])
-    lattice = None
-    if raw["lattice"] is not None:
-        pair = raw["lattice"]
-        require(isinstance(pair, list) and len(pair) == 2, "expected a lattice")
-        require(spec.dtype in FLOAT_TYPES, "expected a lattice of a floating-point type")
-        lattice = lattice_from(*pair)
-    coder = raw["coder"]
-    known = coder in CODERS and not (coder == SPARSE and lattice is not None)
-    require(known, f"expected a coder of {CODERS}, got {coder!r}")
-    require(isinstance(sizes, list) and len(sizes) == 3, "expected three sizes")
-    require(all(map(is_count, (*sizes, count))), "expected sizes and a count")
-    checksums = (raw["payload_crc"], raw["content_crc"])
-    require(all(is_count(crc) and crc < 1 << 32 for crc in checksums), "expected two checksums")
-    _check_ratio(spec, coder, count, sizes)
-    main, index, words = sizes
-    return Entry(path, spec, lattice, coder, count, (main, index, words), *checksums, start)
-
-
-def _check_ratio(spec: TensorSpec, coder: str, count: int, sizes: list[int]) -> None:
-    """Refuse an entry that promises more than its bytes can hold, before memory is taken."""
-    main, index, words = sizes
-    if coder in (SAME, SPARSE):
-        require(main == 0, f"expected no main part, got {main} bytes")
-    else:
-        require(spec.num_bytes <= MAX_RATIO * main, f"{main} bytes cannot hold the tensor")
-    require(count <= spec.num_words, f"expected fewer escapes than values, got {count}")
-    require(8 * count <= MAX_RATIO * min(index, words), f"too few bytes for {count} values")
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is an integer that a file may state as a size."""
-    return type(value) is int and 0 <= value < 1 << 48
-
-
-def fits(tensor: Tensor, reference: Tensor | None) -> bool:
-    """Whether a tensor can be stored as a difference to the reference."""
-    same_shape = reference is not None and reference.spec == tensor.spec
-    return same_shape and reference.lattice == tensor.lattice  # type: ignore[union-attr]
-
-
-def encode(
-    path: str, tensor: Tensor, reference: Tensor | None, content_crc: int = 0
+def encode_tensor(
+    tensor: Tensor, reference: Tensor | None, digest: bytes = bytes(32)
 ) -> tuple[Entry, list[bytes]]:
-    """Encode a tensor in its smallest form; large tensors compare coders on a sample.
+    """Encode a tensor in its smallest form; large tensors compare forms on a sample.
 
     Args:
-        path: Its path, for the entry.
         tensor: The tensor.
         reference: The same tensor in the parent version, or ``None``.
-        content_crc: CRC-32C of its restored bytes, for the entry.
+        digest: SHA-256 of its restored bytes, for the entry.
 
     Returns:
-        The entry, and the parts of the payload.
+        The entry, and the two parts of the payload.
     """
-    coder, parts, count = _encode(tensor, reference if fits(tensor, reference) else None)
-    main, index, words = parts
-    sizes = (len(main), len(index), len(words))
-    checksum = crc32c(words, crc32c(index, crc32c(main)))
+    if reference is not None and not fits(tensor, reference):
+        reference = None
+    is_delta, main, patch = _encode(tensor, reference)
+    lattice = tensor.lattice
     entry = Entry(
-        path, tensor.spec, tensor.lattice, coder, count, sizes, checksum, content_crc
-    )  # fmt: skip
-    return entry, parts
+        spec=tensor.spec,
+        lattice=None if lattice is None else (lattice.kind, lattice.numbers()),
+        is_delta=is_delta,
+        main_bytes=len(main),
+        patch_bytes=len(patch),
+        payload_crc=crc32c(patch, crc32c(main)),
+        digest=digest,
+    )
+    return entry, [main, patch]
 
 
-def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[str, list[bytes], int]:
-    if isinstance(tensor, Quantised):
-        coder = _coder(tensor, reference)
-        main = b"" if coder == SAME else encode_integers(_difference(coder, tensor, reference))
-        escapes = [encode_index(tensor.escape_index), encode_words(tensor.escape_words)]
-        return coder, [main, *escapes], len(tensor.escape_index)
-    sparse = None
-    if reference is not None:
-        changed = int(np.count_nonzero(tensor.values != reference.values))
-        if changed == 0:
-            return SAME, [b"", b"", b""], 0
-        if changed <= _SPARSE_FRACTION * len(tensor.values):
-            index, changes = find_changes(tensor.values, reference.values)
-            sparse = [b"", encode_index(index), encode_words(changes)]
-            if 16 * changed < len(tensor.values):
-                return SPARSE, sparse, changed  # planes need more for the places alone
-    coder = _coder(tensor, reference)
-    planes = encode_planes(_difference(coder, tensor, reference))
-    if sparse is not None and sum(map(len, sparse)) < len(planes):
-        return SPARSE, sparse, changed
-    return coder, [planes, b"", b""], 0
+def fits(tensor: Tensor, reference: Tensor) -> bool:
+    """Whether a tensor can be stored as a difference to the reference."""
+    return (tensor.spec, tensor.lattice) == (reference.spec, reference.lattice)
 
 
-def _coder(tensor: Tensor, reference: Tensor | None) -> str:
+def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, bytes]:
+    """Return whether it is a delta, the main part, and the patch."""
     if reference is None:
-        return INTRA
+        return False, _pack(tensor, None), tensor.patch
     if np.array_equal(tensor.values, reference.values):
-        return SAME
-    part, base = tensor.middle(), reference.middle()
-    pack = encode_integers if isinstance(tensor, Quantised) else encode_planes
-    sizes = {coder: len(pack(_difference(coder, part, base))) for coder in (DELTA, INTRA)}
-    return min(sizes, key=sizes.__getitem__)
+        return True, b"", tensor.patch
+    smallest = b""
+    if tensor.lattice is None:
+        found = encode_patch(tensor.values, reference.values.copy())
+        if found is not None:
+            changed, smallest = found
+            if changed < _FEW * len(tensor.values):
+                return True, b"", smallest
+    part, base = middle(tensor), middle(reference)
+    is_delta = len(_pack(part, base)) < len(_pack(part, None))
+    main = _pack(tensor, reference if is_delta else None)
+    if smallest and len(smallest) < len(main):
+        return True, b"", smallest
+    return is_delta, main, tensor.patch
 
 
-def _difference(coder: str, tensor: Tensor, reference: Tensor | None) -> Any:
-    if coder == INTRA:
-        return tensor.values
-    assert reference is not None
-    if isinstance(tensor, Quantised):
-        return tensor.values - reference.values
-    return tensor.values ^ reference.values
+def _pack(tensor: Tensor, reference: Tensor | None) -> bytes:
+    values = tensor.values
+    if tensor.lattice is None:
+        return encode_planes(values if reference is None else values ^ reference.values)
+    return encode_integers(values if reference is None else values - reference.values)
 
 
-def decode(entry: Entry, payload: memoryview, reference: Tensor | None) -> Tensor:
+def decode_tensor(entry: Entry, payload: memoryview, reference: Tensor | None) -> Tensor:
     """Decode a tensor.
 
     Args:
         entry: What the file says of it.
-        payload: The three parts.
-        reference: The tensor in the version that a delta refers to.
+        payload: Both parts.
+        reference: The tensor in the parent version, for a delta.
 
     Raises:
         BrokenChain: The reference is missing, or has another type, shape or grid.
         CorruptCheckpoint: The payload is damaged.
     """
-    first, second, _ = entry.sizes
-    main, index = payload[:first], payload[first : first + second]
-    words = payload[first + second :]
-    spec, coder = entry.spec, entry.coder
+    main, patch = payload[: entry.main_bytes], bytes(payload[entry.main_bytes :])
+    spec, lattice = entry.spec, entry.grid
     base: Any = None
-    if coder != INTRA:
-        if reference is None or (reference.spec, reference.lattice) != (spec, entry.lattice):
+    if entry.is_delta:
+        if reference is None or (reference.spec, reference.lattice) != (spec, lattice):
             raise BrokenChain("the parent has no such tensor of this type, shape and grid")
         base = reference.values
-    if entry.lattice is not None:
-        values = base if coder == SAME else decode_integers(main, spec.num_words, np.int32)
-        if coder == DELTA:
-            np.add(values, base, out=values)
-        places = decode_index(index, entry.count, spec.num_words)
-        escapes = decode_words(words, entry.count, spec.word)
-        return Quantised(spec, entry.lattice, values, places, escapes)
-    if coder == SPARSE:
-        values = base.copy()
-        places = decode_index(index, entry.count, spec.num_words)
-        values[places] ^= decode_words(words, entry.count, spec.word)
-    elif coder == SAME:
+    if entry.is_empty_delta:
         values = base
+    elif lattice is not None:
+        values = decode_integers(main, spec.num_words, np.int32)
+        values = values if base is None else np.add(values, base, out=values)
     else:
         values = decode_planes(main, spec.num_words, spec.word)
-        values = values if coder == INTRA else values ^ base
+        values = values if base is None else values ^ base
+    if lattice is not None:
+        return Quantized(spec, lattice, values, patch)
+    if patch:
+        values = values.copy()
+        apply_patch(values, patch)
     return Exact(spec, values)

@@ -8,30 +8,42 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from .. import storage
 from ..errors import ConcurrentWriter, CorruptCheckpoint, StorageError, VersionUnavailable
 from ..redaction import get_logger
-from .codec import is_count
-from .frame import MANIFEST, MAX_HEADER_BYTES, damage_named, pack_frame, require, unpack_frame
-from .version_file import VersionFile, check_identity
+from .frame import (
+    HEAD_BYTES,
+    Count,
+    Digest,
+    FileName,
+    Metrics,
+    Number,
+    Record,
+    Text,
+    check_time,
+    damage_named,
+    header_limit,
+    pack_frame,
+    unpack_frame,
+)
+from .version_file import Header, StoredTensor, VersionFile, write_version
 
 log = get_logger(__name__)
+MAGIC = b"\x89PCM\r\n\x1a\n"
 # A copy of the newest manifest for web servers, which cannot list.
 COPY_NAME = "manifest.pcm"
 _NAME = re.compile(r"manifest-([0-9]{6,12})\.pcm")
-_FILE_NAME = re.compile(r"[0-9]{6,12}-[0-9a-f]{16}\.pcd")
-_KEYS = {"number", "next_version", "precision", "versions"}
+_FILE_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
 # A reader that listed a moment ago still finds the manifest that it saw.
 _KEPT_MANIFESTS = 3
 _LEFTOVER_SECONDS = 3600.0
 _ATTEMPTS = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class VersionRecord:
+class VersionRecord(Record, frozen=True):
     """One version of a store.
 
     Attributes:
@@ -40,28 +52,42 @@ class VersionRecord:
         parent: Number of the version that it is a delta to; ``None`` for a keyframe.
         file: Name of its file in the store's folder.
         file_bytes: Size of the file.
-        header_bytes: Size of the packed header in it.
+        header_bytes: Size of the header in it.
         raw_bytes: Bytes of the restored tensors.
         metrics: Plain numbers and strings that the user noted.
         saved: Seconds since 1970.
     """
 
-    number: int
-    id: bytes
-    parent: int | None
-    file: str
-    file_bytes: int
-    header_bytes: int
-    raw_bytes: int
-    metrics: dict[str, Any]
+    number: Number
+    id: Digest
+    parent: Number | None
+    file: FileName
+    file_bytes: Count
+    header_bytes: Count
+    raw_bytes: Count
+    metrics: Metrics
     saved: float
 
+    def __post_init__(self) -> None:
+        check_time(self.saved)
 
-_RECORD_KEYS = {field.name for field in dataclasses.fields(VersionRecord)}
+
+def record_of(header: Header, name: str, header_bytes: int, file_bytes: int) -> VersionRecord:
+    """Return the record of a version's file."""
+    return VersionRecord(
+        number=header.number,
+        id=header.id,
+        parent=header.parent,
+        file=name,
+        file_bytes=file_bytes,
+        header_bytes=header_bytes,
+        raw_bytes=header.raw_bytes,
+        metrics=header.metrics,
+        saved=header.saved,
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Manifest:
+class Manifest(Record, frozen=True):
     """All versions of a store.
 
     Attributes:
@@ -71,10 +97,19 @@ class Manifest:
         versions: In the order of their numbers.
     """
 
-    number: int = 0
-    next_version: int = 1
-    precision: str = ""
+    number: Count = 0
+    next_version: Number = 1
+    precision: Text = ""
     versions: tuple[VersionRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = [record.number for record in self.versions]
+        if numbers != sorted(set(numbers)) or max(numbers, default=0) >= self.next_version:
+            raise ValueError("expected increasing numbers of versions")
+        known = {None, *numbers}
+        for record in self.versions:
+            if record.parent not in known or (record.parent or 0) >= record.number:
+                raise ValueError("expected an earlier version as parent")
 
     def record(self, number: int) -> VersionRecord:
         """Return the record of a version; negative numbers count from the newest, -1.
@@ -97,78 +132,55 @@ class Manifest:
             found.append(self.record(parent))
         return found
 
-
-def new_file_name(number: int) -> str:
-    """Return a name for a version's file that was never used."""
-    return f"{number:06d}-{secrets.token_hex(8)}.pcd"
-
-
-def is_version_file(name: str) -> bool:
-    """Whether a name is one of :func:`new_file_name`."""
-    return _FILE_NAME.fullmatch(name) is not None
+    def with_versions(self, records: Iterable[VersionRecord]) -> Manifest:
+        """Return the manifest with other versions; numbers are not reused."""
+        versions = tuple(sorted(records, key=lambda record: record.number))
+        following = max([self.next_version, *(record.number + 1 for record in versions)])
+        return self.replace(next_version=following, versions=versions)
 
 
-def parse_manifest(data: bytes | memoryview, max_bytes: int = MAX_HEADER_BYTES) -> Manifest:
-    """Parse a manifest, which may be hostile.
-
-    Raises:
-        CorruptCheckpoint: A rule of the format is broken.
-    """
-    raw = unpack_frame(data, MANIFEST, max_bytes=max_bytes)
-    require(raw.keys() == _KEYS, f"expected the keys {sorted(_KEYS)}")
-    require(is_count(raw["number"]) and is_count(raw["next_version"]), "expected two counts")
-    require(type(raw["precision"]) is str and len(raw["precision"]) < 4096, "expected a precision")
-    require(isinstance(raw["versions"], list), "expected a list of versions")
-    versions = tuple(map(_parse_record, raw["versions"]))
-    numbers = [record.number for record in versions]
-    require(numbers == sorted(set(numbers)), "expected increasing numbers of versions")
-    require(not numbers or numbers[-1] < raw["next_version"], "a number would be reused")
-    for record in versions:
-        known = record.parent is None or (record.parent < record.number)
-        require(
-            known and record.parent in {None, *numbers}, "expected an earlier version as parent"
-        )
-    return Manifest(raw["number"], raw["next_version"], raw["precision"], versions)
+def number_in(name: str) -> int | None:
+    """Return the number in the name of a version's file; ``None`` for other names."""
+    match = _FILE_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
-def _parse_record(raw: Any) -> VersionRecord:
-    require(isinstance(raw, dict) and raw.keys() == _RECORD_KEYS, "expected a record")
-    record = VersionRecord(**raw)
-    check_identity(record.number, record.id, record.saved, record.metrics)
-    counts = (record.file_bytes, record.header_bytes, record.raw_bytes)
-    require(all(map(is_count, counts)), "expected sizes in a record")
-    require(record.parent is None or is_count(record.parent), "expected the number of a parent")
-    named = type(record.file) is str and is_version_file(record.file)
-    require(named, f"expected the name of a version's file, got {record.file!r}")
-    return record
+def manifest_name(number: int) -> str:
+    """Return the name of a manifest."""
+    return f"manifest-{number:06d}.pcm"
+
+
+def manifest_numbers(names: Iterable[str]) -> set[int]:
+    """Return the numbers of the manifests among some names."""
+    return {int(match[1]) for match in map(_NAME.fullmatch, names) if match is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreIO:
-    """Where a store is, and how it is reached.
+    """Access to the files of a store.
 
     Attributes:
         url: The folder.
         options: fsspec storage options.
         workers: Threads that encode and decode.
-        max_bytes: What a manifest or a header may take in memory.
+        max_bytes: The memory that a manifest or a header may take.
     """
 
     url: str = dataclasses.field(repr=False)
     options: storage.Options | None = dataclasses.field(default=None, repr=False)
     workers: int = 1
-    max_bytes: int = MAX_HEADER_BYTES
+    max_bytes: int = 1 << 62
 
     def join(self, name: str) -> str:
         """Return the URL of a file in the folder."""
         return storage.join(self.url, name)
 
-    def list(self) -> dict[str, int | None]:
-        """Return the sizes of all files in the folder, by name; empty if there is no folder."""
+    def list(self) -> list[str]:
+        """Return the names of all files in the folder; empty if there is no folder."""
         if not storage.is_folder(self.url, options=self.options):
-            return {}
+            return []
         found = storage.list_files(self.url, options=self.options)
-        return {name: size for name, size in found if "/" not in name}
+        return [name for name, _ in found if "/" not in name]
 
     def newest(self) -> Manifest:
         """Read the newest manifest; number 0 if there is none.
@@ -182,11 +194,10 @@ class StoreIO:
         for _ in range(_ATTEMPTS):
             names = self.list()
             numbers = manifest_numbers(names)
-            if not numbers and COPY_NAME in names:
-                return self._read(COPY_NAME) or Manifest()  # of format 1, or all others were lost
-            if not numbers:
+            if not numbers and COPY_NAME not in names:
                 return Manifest()
-            found = self._read(manifest_name(max(numbers)))
+            # The copy alone is there if it is of format 1, or all others were lost.
+            found = self._read(manifest_name(max(numbers)) if numbers else COPY_NAME)
             if found is not None:
                 return found
         raise StorageError("the manifests change too fast to be read", url=self.url)
@@ -208,75 +219,72 @@ class StoreIO:
 
     def _read(self, name: str) -> Manifest | None:
         url = self.join(name)
+        limit = HEAD_BYTES + header_limit(self.max_bytes)
+        data = self._bytes(name, limit)
+        if data is None:
+            return None
         try:
-            data = storage.read_bytes(url, options=self.options, max_bytes=self.max_bytes)
+            with damage_named("the manifest is damaged", url):
+                return unpack_frame(data, MAGIC, Manifest, max_bytes=self.max_bytes)
+        except CorruptCheckpoint as error:
+            raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
+
+    def _bytes(self, name: str, max_bytes: int) -> bytes | None:
+        """Read a file; ``None`` if there is none."""
+        try:
+            return storage.read_bytes(self.join(name), options=self.options, max_bytes=max_bytes)
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise
-        try:
-            with damage_named("the manifest is damaged", url):
-                return parse_manifest(data, self.max_bytes)
-        except CorruptCheckpoint as error:
-            raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
 
     def commit(self, before: Manifest, after: Manifest) -> Manifest:
         """Create the manifest that follows another one; return it.
 
-        The file of every version in it must be in the store. Older manifests are pruned.
+        The file of every version in it must be in the store. Older manifests, and files that it
+        does not name any more, are removed.
 
         Raises:
             ConcurrentWriter: Another process has written to the store; nothing has changed.
             StorageError: The disk is full, or the store refuses.
         """
-        after = dataclasses.replace(after, number=before.number + 1)
+        after = after.replace(number=before.number + 1)
         name = manifest_name(after.number)
-        data = pack_frame(MANIFEST, dataclasses.asdict(after))
+        data = pack_frame(MAGIC, after)
         try:
             storage.create(self.join(name), data, options=self.options)
         except FileExistsError:
             # A request whose answer was lost may have been repeated by the client's library.
-            if not self._holds(name, data):
-                raise ConcurrentWriter(
-                    f"another process has written manifest {after.number} of this store",
-                    url=self.url,
-                ) from None
+            with suppress(StorageError):
+                if self._bytes(name, len(data)) == data:
+                    return self._finish(before, after, data)
+            message = f"another process has written manifest {after.number} of this store"
+            raise ConcurrentWriter(message, url=self.url) from None
+        return self._finish(before, after, data)
+
+    def _finish(self, before: Manifest, after: Manifest, data: bytes) -> Manifest:
+        old = {record.file for record in before.versions}
+        new = {record.file for record in after.versions}
         numbers = manifest_numbers(self.list())
         if max(numbers) > after.number:
-            self._check_followed(before, after)
-            return after
-        self._write_copy(data)
-        self.remove(manifest_name(n) for n in numbers if n <= after.number - _KEPT_MANIFESTS)
+            # A writer that slept while others wrote finds its number free again once it is pruned:
+            # then the newest manifest was not made of this one.
+            named = {record.file for record in self.newest().versions}
+            if not new - old <= named or (old - new) & named:
+                self.remove([manifest_name(after.number)])
+                raise ConcurrentWriter("other processes have written to this store", url=self.url)
+        else:
+            try:
+                url = self.join(COPY_NAME)
+                with storage.atomic_write(url, options=self.options, durable=False) as file:
+                    file.write(data)
+            except StorageError as error:
+                log.warning("the manifest's copy for web servers is out of date: %s", error)
+            self.remove(manifest_name(n) for n in numbers if n <= after.number - _KEPT_MANIFESTS)
+        self.remove(old - new)
         return after
 
-    def _holds(self, name: str, data: bytes) -> bool:
-        try:
-            return storage.read_bytes(self.join(name), options=self.options) == data
-        except StorageError:
-            return False  # another process holds a lease, or has pruned the file
-
-    def _check_followed(self, before: Manifest, mine: Manifest) -> None:
-        """Check that the newest manifest was made of mine.
-
-        A writer that slept while others wrote finds the next number free again, once it is pruned.
-        """
-        newest = self.newest()
-        files = {record.file for record in newest.versions}
-        added = {record.file for record in mine.versions if record not in before.versions}
-        followed = added <= files if added else newest.number < mine.number + _KEPT_MANIFESTS
-        if not followed:
-            self.remove([manifest_name(mine.number)])
-            raise ConcurrentWriter("other processes have written to this store", url=self.url)
-
-    def _write_copy(self, data: bytes) -> None:
-        try:
-            url = self.join(COPY_NAME)
-            with storage.atomic_write(url, options=self.options, durable=False) as file:
-                file.write(data)
-        except StorageError as error:
-            log.warning("the manifest's copy for web servers is out of date: %s", error)
-
-    def remove(self, names: Any) -> None:
+    def remove(self, names: Iterable[str]) -> None:
         """Remove files; one that cannot be removed is logged, and left to the next writer."""
         for name in names:
             try:
@@ -290,11 +298,36 @@ class StoreIO:
         used = {record.file for record in manifest.versions}
         for name in self.list():
             temporary = name.startswith(".") and name.endswith((".tmp", ".part"))
-            if name in used or not (temporary or is_version_file(name)):
+            if name in used or not (temporary or number_in(name) is not None):
                 continue
             with suppress(StorageError):  # another writer was faster
                 if storage.age_seconds(self.join(name), options=self.options) > _LEFTOVER_SECONDS:
                     self.remove([name])
+
+    def write(
+        self, tensors: Sequence[StoredTensor], parent: VersionRecord | None, **fields: object
+    ) -> VersionRecord:
+        """Write a version under a new name; arguments as for :func:`write_version`.
+
+        Args:
+            tensors: Its tensors.
+            parent: The version that deltas refer to; ``None`` for a keyframe.
+            **fields: ``number``, ``tree``, ``metrics`` and ``saved``.
+
+        Returns:
+            Its record.
+        """
+        name = f"{fields['number']:06d}-{secrets.token_hex(8)}.pcd"
+        header, header_bytes, file_bytes = write_version(
+            self.join(name),
+            tensors,
+            options=self.options,
+            workers=self.workers,
+            parent=None if parent is None else parent.number,
+            parent_id=None if parent is None else parent.id,
+            **fields,
+        )
+        return record_of(header, name, header_bytes, file_bytes)
 
     def open(self, record: VersionRecord) -> VersionFile:
         """Open the file of a version.
@@ -303,27 +336,13 @@ class StoreIO:
             CorruptCheckpoint: It is damaged, or holds another version.
         """
         url = self.join(record.file)
-        file = VersionFile(url, record.header_bytes, self.options, max_bytes=self.max_bytes)
-        parent = None if file.parent is None else file.parent[0]
-        found = (file.number, file.id, parent, file.num_bytes, file.raw_bytes)
-        wanted = (
-            record.number, record.id, record.parent, record.file_bytes, record.raw_bytes,
-        )  # fmt: skip
-        if found != wanted:
+        file = VersionFile(url, record.header_bytes, self.options, self.max_bytes)
+        found = record_of(file.header, record.file, record.header_bytes, file.num_bytes)
+        # The metrics and the time are not part of the content.
+        if found.replace(metrics=record.metrics, saved=record.saved) != record:
             raise CorruptCheckpoint(
                 f"expected version {record.number} {record.id.hex()}, "
-                f"got {file.number} {file.id.hex()}, or its sizes or parent differ",
-                url=file.url,
+                f"got {found.number} {found.id.hex()}, or its sizes or parent differ",
+                url=url,
             )
         return file
-
-
-def manifest_name(number: int) -> str:
-    """Return the name of a manifest."""
-    return f"manifest-{number:06d}.pcm"
-
-
-def manifest_numbers(names: Any) -> set[int]:
-    """Return the numbers of the manifests among some names."""
-    found = (_NAME.fullmatch(name) for name in names)
-    return {int(match[1]) for match in found if match is not None}

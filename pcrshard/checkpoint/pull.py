@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -72,7 +73,7 @@ def pull(
     source = StoreIO(url, options, max_bytes=limit)
     offered = source.existing()
     wanted = offered.record(version)
-    target = store.settled()
+    target = dataclasses.replace(store.settled(), max_bytes=limit)
     held = target.newest()
     missing = _missing(held, offered, wanted)
     for record in missing:
@@ -85,22 +86,38 @@ def pull(
             )
     if not missing:
         return Pulled(wanted.number, (), 0)
-    moved = 0
-    done, total = 0, sum(record.file_bytes for record in missing)
-    for record in missing:
-        for there, came in _copy(source, target, record):
-            moved += came
-            if progress is not None:
-                progress(done + there, total)
-        done += record.file_bytes
+    moved = _copy(source, target, missing, progress)
+    merged = held.with_versions((*held.versions, *missing))
     try:
-        merged = _merged(held, missing)
-        _check(dataclasses.replace(target, max_bytes=limit), merged, missing, wanted.number)
+        for record in missing:
+            file = target.open(record)
+            file.check_size()
+            for _ in file.payloads():
+                pass
+        error, _ = problem_of(target, merged, wanted.number)
+        if error is not None:
+            raise error
         target.commit(held, merged)
     except CorruptCheckpoint:
         target.remove(record.file for record in missing)
         raise
     return Pulled(wanted.number, tuple(record.number for record in missing), moved)
+
+
+def _copy(
+    source: StoreIO, target: StoreIO, missing: list[VersionRecord], progress: Progress | None
+) -> int:
+    """Copy the files of versions; return the bytes that were moved."""
+    moved = done = 0
+    total = sum(record.file_bytes for record in missing)
+    for record in missing:
+        with _partial_file(target, record) as path:
+            for there, came in _download(source, record, path):
+                moved += came
+                if progress is not None:
+                    progress(done + there, total)
+        done += record.file_bytes
+    return moved
 
 
 def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[VersionRecord]:
@@ -119,37 +136,29 @@ def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[V
     return missing
 
 
-def _merged(held: Manifest, added: list[VersionRecord]) -> Manifest:
-    versions = sorted((*held.versions, *added), key=lambda record: record.number)
-    following = max(held.next_version, versions[-1].number + 1)
-    return dataclasses.replace(held, next_version=following, versions=tuple(versions))
-
-
-def _copy(source: StoreIO, target: StoreIO, record: VersionRecord) -> Iterator[tuple[int, int]]:
-    """Copy a version's file; yield the bytes that are there, and those that just came."""
-    if not storage.is_local(target.url):
-        with tempfile.TemporaryDirectory(prefix="pcrshard-") as folder:
-            path = os.path.join(folder, record.file)
-            yield from _download(source, record, path)
-            with (
-                open(path, "rb") as whole,
-                storage.atomic_write(
-                    target.join(record.file), options=target.options, durable=False
-                ) as file,
-            ):
-                shutil.copyfileobj(whole, file, _BLOCK)
+@contextlib.contextmanager
+def _partial_file(target: StoreIO, record: VersionRecord) -> Iterator[str]:
+    """Give the local path of a version's file on its way, and move the whole file to the store."""
+    url = target.join(record.file)
+    if storage.is_local(target.url):
+        storage.make_folder(target.url)
+        path = storage.plain_path(target.join(f".{record.file}.part"))
+        with mapped_errors(path, "write", (OSError,)), hold_lock(path, wait=False) as is_held:
+            if is_held is None:
+                raise ConcurrentWriter("another process pulls this file", url=target.url)
+            yield path
+            os.replace(path, storage.plain_path(url))
         return
-    storage.make_folder(target.url)
-    path = storage.plain_path(target.join(f".{record.file}.part"))
-    with mapped_errors(path, "write", (OSError,)), hold_lock(path, wait=False) as is_held:
-        if is_held is None:
-            raise ConcurrentWriter("another process pulls this file", url=target.url)
-        yield from _download(source, record, path)
-        os.replace(path, storage.plain_path(target.join(record.file)))
+    with tempfile.TemporaryDirectory(prefix="pcrshard-") as folder:
+        path = os.path.join(folder, record.file)
+        yield path
+        upload = storage.atomic_write(url, options=target.options, durable=False)
+        with open(path, "rb") as whole, upload as file:
+            shutil.copyfileobj(whole, file, _BLOCK)
 
 
 def _download(source: StoreIO, record: VersionRecord, path: str) -> Iterator[tuple[int, int]]:
-    """Complete a local file, in pieces that a later call need not fetch again."""
+    """Complete a local file in pieces; yield the bytes that are there, and those that just came."""
     url = source.join(record.file)
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
         there = file.seek(0, os.SEEK_END)
@@ -159,21 +168,8 @@ def _download(source: StoreIO, record: VersionRecord, path: str) -> Iterator[tup
         yield there, 0
         while there < record.file_bytes:
             stop = min(there + _BLOCK, record.file_bytes)
-            with storage.open_range(url, there, stop, options=source.options) as view:
-                file.write(view)
+            file.write(storage.read(url, there, stop, options=source.options).data)
             file.flush()
             yield stop, stop - there
             there = stop
         os.fsync(file.fileno())
-
-
-def _check(target: StoreIO, merged: Manifest, added: list[VersionRecord], number: int) -> None:
-    """Check every byte of the new files, and that the wanted version restores to its id."""
-    for record in added:
-        file = target.open(record)
-        file.check_size()
-        for _ in file.payloads(file.entries):
-            pass
-    error, _ = problem_of(target, merged, number)
-    if error is not None:
-        raise error

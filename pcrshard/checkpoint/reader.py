@@ -1,22 +1,20 @@
-"""From files to a version: a chain of deltas on a keyframe, restored and compared with its id."""
+"""From files to a version: a chain of deltas on a keyframe, restored and compared with digests."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from ..checksum import crc32c
 from ..errorbound import Words
 from ..errors import BrokenChain, CorruptCheckpoint, PCRError, VersionUnavailable
-from .codec import INTRA, Entry, Tensor
-from .frame import damage_named, require
+from .codec import Tensor, digest_of
+from .frame import damage_named
 from .manifest import Manifest, StoreIO
 from .tensors import tensor_from
-from .typed_tree import leaves_of, unflatten, walk
-from .version_file import Progress, VersionFile, content_id, parallel_map
+from .typed_tree import TreeReader
+from .version_file import VersionFile, parallel_map
 
 
 class Decoded(NamedTuple):
@@ -49,59 +47,49 @@ def read_tensors(
         BrokenChain: A reference is missing or is another version.
         CorruptCheckpoint: A payload is damaged.
     """
-    layers: list[tuple[VersionFile, list[Entry]]] = []
-    wanted = paths
+    layers: list[tuple[VersionFile, list[str]]] = []
     tensors: dict[str, Tensor] = {}
     for record in manifest.chain(number):
-        expected = layers[-1][0].parent if layers else None
-        if known is not None and layers and expected == known[:2]:
-            tensors = known.tensors
-            break
+        if layers:
+            child, wanted = layers[-1]
+            parent = (child.header.parent, child.header.parent_id)
+            if parent != (record.number, record.id):
+                message = f"the parent of version {child.header.number} is another version"
+                raise BrokenChain(f"{message} than {record.number}", url=child.url)
+            paths = [path for path in wanted if child.entries[path].is_delta]
+            if not paths:
+                break
+            if known is not None and parent == known[:2]:
+                tensors = known.tensors
+                break
         file = io.open(record)
-        if layers and expected != (file.number, file.id):
-            raise BrokenChain(
-                f"the parent of version {layers[-1][0].number} is another version than "
-                f"{file.number} {file.id.hex()}",
-                url=layers[-1][0].url,
-            )
-        entries = [entry for entry in file.entries if wanted is None or entry.path in wanted]
-        missing = set(wanted or ()) - {entry.path for entry in entries}
+        missing = set(paths or ()) - file.entries.keys()
         if missing:
             raise BrokenChain(
                 "the reference of a tensor is missing", url=file.url, key=min(missing)
             )
-        layers.append((file, entries))
-        wanted = {entry.path for entry in entries if entry.coder != INTRA}
-        if not wanted:
-            break
-    for file, entries in reversed(layers):
-        tensors = file.decode(entries, tensors, io.workers)
+        layers.append((file, list(file.entries if paths is None else paths)))
+    for file, wanted in reversed(layers):
+        tensors = file.decode(wanted, tensors, io.workers)
     return layers[0][0], tensors
 
 
-def restore_all(
-    file: VersionFile,
-    tensors: Mapping[str, Tensor],
-    workers: int = 1,
-    progress: Progress | None = None,
-) -> dict[str, Words]:
-    """Restore the words (N,) of each tensor by path, and compare them with the version's id.
+def restore(file: VersionFile, tensors: Mapping[str, Tensor], workers: int = 1) -> dict[str, Words]:
+    """Restore the words (N,) of tensors by path, and compare each with its digest.
 
     Raises:
-        CorruptCheckpoint: The version restores to other content.
+        CorruptCheckpoint: A tensor restores to other content.
     """
 
-    def work(entry: Entry) -> tuple[Words, bytes]:
-        words = tensors[entry.path].restore()
-        return words, hashlib.sha256(words.data).digest()
+    def work(path: str) -> Words:
+        with damage_named("the tensor cannot be restored", file.url, path):
+            words = tensors[path].restore()
+        if digest_of(words) != file.entries[path].digest:
+            message = "the restored tensor does not match its digest"
+            raise CorruptCheckpoint(message, url=file.url, key=path)
+        return words
 
-    found = parallel_map(workers, work, file.entries, progress)
-    pairs = list(zip(file.entries, found, strict=True))
-    made = content_id(file.tree, ((entry.path, entry.spec, sha) for entry, (_, sha) in pairs))
-    if made != file.id:
-        message = f"version {file.number} restores to {made.hex()}, expected {file.id.hex()}"
-        raise CorruptCheckpoint(message, url=file.url)
-    return {entry.path: words for entry, (words, _) in pairs}
+    return dict(zip(tensors, parallel_map(workers, work, tensors), strict=True))
 
 
 def load_version(
@@ -113,59 +101,49 @@ def load_version(
     map_location: Any = None,
 ) -> Any:
     """Load a version, or the parts of it that ``names`` select; see :meth:`DeltaStore.load`."""
-    if names is None:
-        file, tensors = read_tensors(io, manifest, number)
-        return _state(file, file.tree, restore_all(file, tensors, io.workers), map_location)
-    file = io.open(manifest.record(number))
-    with damage_named("the tree is damaged", file.url):
-        nodes = _find(file, names)
-        leaves = set().union(*map(leaves_of, nodes.values()))
-        require(all(0 <= n < len(file.entries) for n in leaves), "the tree fits other tensors")
-    entries = [file.entries[n] for n in sorted(leaves)]
-    _, tensors = read_tensors(io, manifest, number, paths=[entry.path for entry in entries])
-
-    def work(entry: Entry) -> tuple[str, Words]:
-        words = tensors[entry.path].restore()
-        if crc32c(words) != entry.content_crc:
-            message = "the restored tensor does not match its checksum"
-            raise CorruptCheckpoint(message, url=file.url, key=entry.path)
-        return entry.path, words
-
-    words = dict(parallel_map(io.workers, work, entries))
-    return _state(file, ["d", list(map(list, nodes.items()))], words, map_location)
-
-
-def _find(file: VersionFile, names: Collection[str]) -> dict[str, Any]:
-    """Return the node of each name: the path of a tensor, or of anything above it."""
-    found: dict[str, Any] = {}
-    for path, node in walk(file.tree):
-        if path in names:
-            found.setdefault(path, node)
-    # Where two tensors have the same path, that of the second one ends in #2.
-    for number, entry in enumerate(file.entries):
-        if entry.path in names:
-            found.setdefault(entry.path, ["x", number])
-    missing = set(names) - found.keys()
-    if missing:
-        raise VersionUnavailable("there is no such tensor", url=file.url, key=min(missing))
-    return {name: found[name] for name in names}
-
-
-def _state(file: VersionFile, tree: Any, words: Mapping[str, Words], map_location: Any) -> Any:
-    """Make a state of a tree; tensors that shared memory when they were saved share it again."""
+    paths = None
+    parts = {}
+    if names is not None:
+        file = io.open(manifest.record(number))
+        parts = _parts(file, names)
+        paths = _leaves(file, parts.values())
+    file, tensors = read_tensors(io, manifest, number, paths=paths)
+    words = restore(file, tensors, io.workers)
     made: dict[int, torch.Tensor] = {}
 
-    def leaf(number: int) -> torch.Tensor:
-        require(0 <= number < len(file.entries), "the tree refers to a tensor that is not there")
+    def tensor(number: int) -> torch.Tensor:
         if number not in made:
-            entry = file.entries[number]
-            found = words[entry.path]
+            path = file.tree.names[number]
+            found = words[path]
             # Words of an exact tensor may lie in memory that cannot be written to.
-            made[number] = tensor_from(found if found.flags.writeable else found.copy(), entry.spec)
+            found = found if found.flags.writeable else found.copy()
+            made[number] = tensor_from(found, file.entries[path].spec)
         return made[number]
 
     with damage_named("the tree is damaged", file.url):
-        return unflatten(tree, leaf, map_location)
+        tree = TreeReader(file.header.tree, tensor, map_location)
+        if names is None:
+            return tree.read()
+        return {name: tree.read(parts[name]) for name in names}
+
+
+def _parts(file: VersionFile, names: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return the tokens of each name: the path of a tensor, or of anything above it."""
+    missing = set(names) - file.tree.parts.keys()
+    if missing:
+        raise VersionUnavailable("there is no such tensor", url=file.url, key=min(missing))
+    return {name: file.tree.parts[name] for name in names}
+
+
+def _leaves(file: VersionFile, parts: Iterable[tuple[int, int]]) -> list[str]:
+    """Return the paths of all tensors that parts of the tree refer to."""
+    numbers: set[int] = set()
+    with damage_named("the tree is damaged", file.url):
+        tree = TreeReader(file.header.tree)
+        for part in parts:
+            tree.read(part)
+        numbers = tree.leaves
+        return [file.tree.names[number] for number in sorted(numbers)]
 
 
 def problem_of(
@@ -179,7 +157,7 @@ def problem_of(
     try:
         file, tensors = read_tensors(io, manifest, number, known=known)
         file.check_size()
-        restore_all(file, tensors, io.workers)
+        restore(file, tensors, io.workers)
     except PCRError as error:
         return error, None
-    return None, Decoded(file.number, file.id, tensors)
+    return None, Decoded(file.header.number, file.header.id, tensors)

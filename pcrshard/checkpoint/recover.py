@@ -6,17 +6,17 @@ import dataclasses
 import time
 
 from .. import storage
-from ..errors import CorruptCheckpoint, FormatError, UnsupportedVersion, VersionUnavailable
-from .frame import HEAD_BYTES
-from .manifest import (
-    Manifest,
-    StoreIO,
-    VersionRecord,
-    is_version_file,
-    manifest_numbers,
+from ..errors import (
+    CorruptCheckpoint,
+    FormatError,
+    PCRError,
+    UnsupportedVersion,
+    VersionUnavailable,
 )
+from .frame import HEAD_BYTES
+from .manifest import Manifest, StoreIO, VersionRecord, manifest_numbers, number_in, record_of
 from .reader import problem_of
-from .version_file import Progress, VersionFile
+from .version_file import Progress, VersionFile, reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def recover(
 
     Args:
         url: The store's folder.
-        allow_loss: Go on if a version cannot be restored; the next writer removes its files.
+        allow_loss: Continue if a version cannot be restored; the next writer removes its files.
         options: fsspec storage options.
         progress: Called with the number of checked files, and of all files.
 
@@ -61,72 +61,67 @@ def recover(
     except FormatError:
         pass  # the damage that is to be repaired
     names = io.list()
-    files, lost = _open_files(io, sorted(filter(is_version_file, names)))
-    wanted = {int(name.partition("-")[0]) for name in [*files, *lost]}
+    wanted = {name: number for name in names if (number := number_in(name)) is not None}
     if not wanted:
         raise VersionUnavailable("there are no files of versions to recover", url=url)
-    parents = {file.parent for file in files.values()}
+    files, lost = _open_files(io, wanted)
+    parents = {(file.header.parent, file.header.parent_id) for file in files.values()}
+
+    def rank(name: str) -> tuple[int, bool, float]:
+        """Parents come before deltas; of two files of one number, the one others refer to."""
+        header = files[name].header
+        return header.number, (header.number, header.id) not in parents, -header.saved
+
     manifest = Manifest()
-    # Parents come before their deltas. Of two files of one number, the one that others refer to.
-    order = sorted(
-        files.items(),
-        key=lambda pair: (
-            pair[1].number, (pair[1].number, pair[1].id) not in parents, -pair[1].saved,
-        ),
-    )  # fmt: skip
-    for done, (name, file) in enumerate(order, 1):
-        reason = _add(io, manifest, name, file)
-        if isinstance(reason, Manifest):
-            manifest = reason
-        else:
-            lost[name] = reason
-        if progress is not None:
-            progress(done, len(order))
-    gone = sorted(wanted - {record.number for record in manifest.versions})
+    for name in reported(sorted(files, key=rank), progress):
+        try:
+            manifest = _with_file(io, manifest, name, files[name])
+        except PCRError as error:
+            lost[name] = str(error)
+    gone = sorted({*wanted.values()} - {record.number for record in manifest.versions})
     if (gone and not allow_loss) or not manifest.versions:
-        reasons = "; ".join(lost[name] for name in lost if int(name.partition("-")[0]) in gone)
+        reasons = "; ".join(lost[name] for name in lost if wanted[name] in gone)
         raise CorruptCheckpoint(f"cannot recover the versions {gone}, see allow_loss: {reasons}")
     # No writer that is still at work may take this manifest for its own.
     last = max(manifest_numbers(names) | {int(time.time())})
-    before = dataclasses.replace(manifest, number=last)
-    io.commit(before, dataclasses.replace(manifest, next_version=max(wanted) + 1))
+    before = manifest.replace(number=last)
+    io.commit(before, manifest.replace(next_version=max(wanted.values()) + 1))
     return Recovered(manifest.versions, lost)
 
 
-def _open_files(io: StoreIO, names: list[str]) -> tuple[dict[str, VersionFile], dict[str, str]]:
+def _open_files(
+    io: StoreIO, wanted: dict[str, int]
+) -> tuple[dict[str, VersionFile], dict[str, str]]:
     """Open the files whose headers are sound; say what is wrong with the others."""
-    files, lost = {}, {}
-    for name in names:
+    files: dict[str, VersionFile] = {}
+    lost = {}
+    for name in sorted(wanted):
         try:
             file = VersionFile(io.join(name), options=io.options)
             file.check_size()
-            if file.number != int(name.partition("-")[0]):
+            if file.header.number != wanted[name]:
                 raise CorruptCheckpoint("expected the number in the name", url=file.url)
+            files[name] = file
         except FormatError as error:
             lost[name] = str(error)
-        else:
-            files[name] = file
     return files, lost
 
 
-def _add(io: StoreIO, manifest: Manifest, name: str, file: VersionFile) -> Manifest | str:
-    """Return the manifest with one more version, or why it cannot be added."""
-    known = {(record.number, record.id) for record in manifest.versions}
-    if any(number == file.number for number, _ in known):
-        return "another file of this version is used"
-    if file.parent is not None and file.parent not in known:
-        return f"its parent, version {file.parent[0]}, is missing"
-    record = VersionRecord(
-        number=file.number,
-        id=file.id,
-        parent=None if file.parent is None else file.parent[0],
-        file=name,
-        file_bytes=file.num_bytes,
-        header_bytes=file.payload_start - HEAD_BYTES,
-        raw_bytes=file.raw_bytes,
-        metrics=file.metrics,
-        saved=file.saved,
-    )
-    more = dataclasses.replace(manifest, versions=(*manifest.versions, record))
-    error, _ = problem_of(io, more, file.number)
-    return more if error is None else str(error)
+def _with_file(io: StoreIO, manifest: Manifest, name: str, file: VersionFile) -> Manifest:
+    """Return the manifest with one more version.
+
+    Raises:
+        PCRError: The version cannot be added.
+    """
+    header = file.header
+    ids = {record.number: record.id for record in manifest.versions}
+    if header.number in ids:
+        raise CorruptCheckpoint("another file of this version is used")
+    if header.parent is not None and ids.get(header.parent) != header.parent_id:
+        raise CorruptCheckpoint(f"its parent, version {header.parent}, is missing")
+    record = record_of(header, name, file.payload_start - HEAD_BYTES, file.num_bytes)
+    more = manifest.with_versions((*manifest.versions, record))
+    error, _ = problem_of(io, more, header.number)
+    if error is not None:
+        raise error
+    return more

@@ -11,16 +11,28 @@ import torch
 from .. import storage
 from ..errorbound import FLOAT_TYPES, check_error
 from ..errors import ErrorBoundViolated, MissingDependency, StorageError
-from .codec import Quantised
 from .frame import damage_named
-from .reader import read_tensors, restore_all
+from .reader import read_tensors, restore
 from .store import DeltaStore
 from .tensors import spec_of, words_of
 
+# The types that safetensors has.
+DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
+    "int32": "I32", "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
+    "float64": "F64", "complex64": "C64",
+}  # fmt: skip
 _OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt")
 
 
-def safetensors_module() -> Any:
+def load_tensors(path: str) -> dict[str, torch.Tensor]:
+    """Load the tensors of a local safetensors file by name."""
+    found: dict[str, torch.Tensor] = _safetensors_module().torch.load_file(path)
+    return found
+
+
+def _safetensors_module() -> Any:
     """Return safetensors, with its module for torch.
 
     Raises:
@@ -65,7 +77,7 @@ def export_safetensors(
     """
     if url.lower().endswith(_OTHER_FORMATS):
         raise ValueError(f"expected a name like model.safetensors, got {url.rpartition('/')[2]!r}")
-    safetensors = safetensors_module()
+    safetensors = _safetensors_module()
     record = store.read(lambda manifest: manifest.record(version))
     loaded = store.load(record.number, names=names)
     state = {"": loaded} if names is None else loaded
@@ -111,14 +123,14 @@ def measure_errors(
         ErrorBoundViolated: A value is farther off than the bound, or the file has other values.
         StorageError: The file cannot be read.
     """
-    safetensors = safetensors_module()
+    safetensors = _safetensors_module()
     data = storage.read_bytes(url, options=options)
     try:
         originals = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
         raise StorageError(f"expected a safetensors file: {error}", url=url) from error
     file, tensors = store.read(lambda manifest: read_tensors(store.io, manifest, version))
-    words = restore_all(file, tensors)
+    words = restore(file, tensors)
     errors = {}
     for path in tensors.keys() & originals.keys():
         tensor, original = tensors[path], originals[path]
@@ -127,7 +139,7 @@ def measure_errors(
                 raise ErrorBoundViolated(f"expected {tensor.spec}, got {spec_of(original)}")
             expected = words_of(original.contiguous())
             errors[path] = 0.0
-            if isinstance(tensor, Quantised):
+            if tensor.lattice is not None:
                 kind = FLOAT_TYPES[tensor.spec.dtype]
                 errors[path] = check_error(expected, words[path], kind, tensor.lattice)
             elif not np.array_equal(expected, words[path]):

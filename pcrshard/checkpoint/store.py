@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from .. import storage
-from ..errorbound import PointwiseRelative, RelativeStd
+from ..errorbound import Bound, PointwiseRelative, RelativeStd
 from ..errors import ConcurrentWriter, CorruptCheckpoint, PCRError, StorageError
 from ..redaction import get_logger
-from .codec import Exact, Precision, describe
-from .manifest import Manifest, StoreIO, VersionRecord, is_version_file
-from .reader import Decoded, load_version, problem_of, read_tensors
-from .typed_tree import Flattened, Leaf, flatten
-from .version_file import Progress, check_metrics, content_id, parallel_map
-from .writer import (
-    Stored,
-    is_exact_smaller,
-    is_keyframe_due,
-    is_lossy,
-    sample,
+from .codec import (
+    Exact,
+    Precision,
+    Quantized,
+    Tensor,
+    digest_of,
+    encode_tensor,
+    middle,
+    quantized,
     store_leaf,
-    write_record,
 )
+from .frame import check_metrics
+from .manifest import Manifest, StoreIO, VersionRecord, number_in
+from .reader import Decoded, load_version, problem_of, read_tensors
+from .tensors import spec_of, words_of
+from .typed_tree import Flattened, Leaf, flatten
+from .version_file import Progress, StoredTensor, parallel_map, reported
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -36,6 +38,9 @@ PRESETS = {
     "lossless": Precision(),
 }
 _READ_ATTEMPTS = 3
+_LONG_CHAIN = 10
+# Above this fraction of changed words no exact form is compared: it is larger.
+_MOST_CHANGED = 0.25
 
 
 class DeltaStore:
@@ -83,9 +88,9 @@ class DeltaStore:
         self._background = _Background()
         # Of the store, as long as this writer knows it: None before the first save.
         self._manifest: Manifest | None = None
-        self._last: Decoded | None = None
+        self._last: dict[str, Tensor] | None = None
         # The words in the middle of each lossy tensor, as they were saved.
-        self._samples: dict[str, Exact] = {}
+        self._samples: dict[str, Tensor] = {}
 
     @classmethod
     def lossless(cls, url: str, **how: Any) -> Self:
@@ -195,14 +200,12 @@ class DeltaStore:
         """
 
         def work(manifest: Manifest) -> list[PCRError]:
-            numbers = [record.number for record in manifest.versions]
+            numbers = list(versions or (record.number for record in manifest.versions))
             problems = []
             known: Decoded | None = None
-            for done, number in enumerate(versions or numbers, 1):
+            for number in reported(numbers, progress):
                 error, known = problem_of(self.io, manifest, number, known)
                 problems += [error] if error is not None else []
-                if progress is not None:
-                    progress(done, len(versions or numbers))
             return problems
 
         return self.read(work)
@@ -222,30 +225,34 @@ class DeltaStore:
         before = io.existing()
         kept = sorted({before.record(number).number for number in keep})
         records = []
-        for done, number in enumerate(kept, 1):
-            record = before.record(number)
-            ancestors = [each.number for each in before.chain(number)[1:]]
-            parent = next((each for each in ancestors if each in kept), None)
-            records.append(
-                record if parent == record.parent else self._moved(before, record, parent)
-            )
-            if progress is not None:
-                progress(done, len(kept))
-        io.commit(before, dataclasses.replace(before, versions=tuple(records)))
-        files = {record.file for record in records}
-        io.remove(record.file for record in before.versions if record.file not in files)
+        for number in reported(kept, progress):
+            record, *ancestors = before.chain(number)
+            parent = next((each for each in ancestors if each.number in kept), None)
+            if record.parent != (None if parent is None else parent.number):
+                record = self._moved(before, record, parent)
+            records.append(record)
+        io.commit(before, before.with_versions(records))
 
     def _moved(
-        self, manifest: Manifest, record: VersionRecord, parent: int | None
+        self, manifest: Manifest, record: VersionRecord, parent: VersionRecord | None
     ) -> VersionRecord:
         """Write a version again, as a delta to another parent."""
-        reference = None
+        references: dict[str, Tensor] = {}
         if parent is not None:
-            file, tensors = read_tensors(self.io, manifest, parent)
-            reference = Decoded(parent, file.id, tensors)
+            _, references = read_tensors(self.io, manifest, parent.number)
         file, tensors = read_tensors(self.io, manifest, record.number)
-        checksums = {entry.path: entry.content_crc for entry in file.entries}
-        return write_record(self.io, record, file.tree, tensors, checksums, reference)
+        stored = [
+            StoredTensor(tensors[path], references.get(path), entry.digest)
+            for path, entry in file.entries.items()
+        ]
+        return self.io.write(
+            stored,
+            parent,
+            number=record.number,
+            tree=file.header.tree,
+            metrics=record.metrics,
+            saved=record.saved,
+        )
 
     def close(self) -> None:
         """Wait until all versions are in the store, and end the background thread.
@@ -282,10 +289,10 @@ class DeltaStore:
     def _open(self) -> Manifest:
         """Read what a writer has to know of the store, which is made if it is not there."""
         manifest = self.io.newest()
-        precision = describe(self.precision)
+        precision = str(self.precision)
         log.info("saving to %s: %s", self.url, precision)
         if manifest.number == 0:
-            left = [name for name in self.io.list() if is_version_file(name)]
+            left = [name for name in self.io.list() if number_in(name) is not None]
             if left:
                 raise CorruptCheckpoint(
                     f"expected a manifest beside the files of {len(left)} versions, there is "
@@ -311,10 +318,11 @@ class DeltaStore:
         number = manifest.next_version
         try:
             record = self._write_next(manifest, flat, metrics)
-            versions = (*manifest.versions, record)
-            after = Manifest(0, number + 1, describe(self.precision), versions)
+            after = manifest.with_versions((*manifest.versions, record))
             try:
-                self._manifest = self.io.commit(manifest, after)
+                self._manifest = self.io.commit(
+                    manifest, after.replace(precision=str(self.precision))
+                )
             except ConcurrentWriter:
                 self.io.remove([record.file])
                 raise
@@ -332,40 +340,87 @@ class DeltaStore:
     def _write_next(
         self, manifest: Manifest, flat: Flattened, metrics: dict[str, Any]
     ) -> VersionRecord:
-        if self._last is None and manifest.versions:
-            last = manifest.versions[-1]
-            _, tensors = read_tensors(self.io, manifest, last.number)
-            self._last = Decoded(last.number, last.id, tensors)
-        before = {} if self._last is None else self._last.tensors
-        is_due = is_keyframe_due(manifest, self._every)
+        parent = manifest.versions[-1] if manifest.versions else None
+        if self._last is None:
+            self._last = {}
+            if parent is not None:
+                _, self._last = read_tensors(self.io, manifest, parent.number)
+        before = self._last
         bounds = {leaf.path: self.precision.bound_of(leaf) for leaf in flat.leaves}
-        pairs = [(leaf, bounds[leaf.path]) for leaf in flat.leaves]
-        samples = {leaf.path: sample(leaf, bound) for leaf, bound in pairs if bound is not None}
-        exact = is_exact_smaller(samples, self._samples, before, self._every, is_due)
-        self._samples = {path: each.part for path, each in samples.items()}
-
-        def work(leaf: Leaf) -> Stored:
-            return store_leaf(leaf, None if exact else bounds[leaf.path], before.get(leaf.path))
-
-        found = parallel_map(self.io.workers, work, flat.leaves)
-        tensors = {stored.path: stored.tensor for stored in found}
-        changed_form = self._last is not None and is_lossy(tensors) != is_lossy(before)
-        reference = None if is_due or changed_form else self._last
-        record = VersionRecord(
+        if self._is_exact_smaller(flat.leaves, bounds):
+            bounds = dict.fromkeys(bounds)
+        found = parallel_map(
+            self.io.workers,
+            lambda leaf: store_leaf(leaf, bounds[leaf.path], before.get(leaf.path)),
+            flat.leaves,
+        )
+        tensors = {leaf.path: tensor for leaf, (tensor, _) in zip(flat.leaves, found, strict=True)}
+        changed_form = is_lossy(tensors.values()) != is_lossy(before.values())
+        if changed_form or is_keyframe_due(manifest, self._every):
+            parent, before = None, {}
+        stored = [
+            StoredTensor(tensor, before.get(leaf.path), digest_of(words))
+            for leaf, (tensor, words) in zip(flat.leaves, found, strict=True)
+        ]
+        record = self.io.write(
+            stored,
+            parent,
             number=manifest.next_version,
-            id=content_id(flat.tree, ((s.path, s.tensor.spec, s.digest) for s in found)),
-            parent=None,
-            file="",
-            file_bytes=0,
-            header_bytes=0,
-            raw_bytes=sum(tensor.spec.num_bytes for tensor in tensors.values()),
+            tree=flat.tree,
             metrics=metrics,
             saved=time.time(),
         )
-        checksums = {stored.path: stored.checksum for stored in found}
-        record = write_record(self.io, record, flat.tree, tensors, checksums, reference)
-        self._last = Decoded(record.number, record.id, tensors)
+        self._last = tensors
         return record
+
+    def _is_exact_smaller(self, leaves: Sequence[Leaf], bounds: Mapping[str, Bound | None]) -> bool:
+        """Whether exact versions would be smaller than quantized ones, by a sample of each tensor.
+
+        What is compared is a keyframe and the deltas that may follow it.
+        """
+        assert self._last is not None
+        # If the store was just opened, exact tensors tell what was saved.
+        last = {path: middle(t) for path, t in self._last.items() if isinstance(t, Exact)}
+        old = self._samples or last
+        self._samples = {}
+        pairs = []
+        total = changed = 0.0
+        for leaf in leaves:
+            if (bound := bounds[leaf.path]) is None:
+                continue
+            words = words_of(leaf.tensor)
+            now = middle(Exact(spec_of(leaf.tensor), words))
+            self._samples[leaf.path] = now = Exact(now.spec, now.values.copy())
+            was = old.get(leaf.path)
+            if was is not None and was.spec == now.spec:
+                pairs.append((now, was, bound, len(words) / len(now.values)))
+                total += len(words)
+                changed += len(words) * float((now.values != was.values).mean())
+        if not pairs or changed > _MOST_CHANGED * total:
+            return False
+        sizes = {"exact": 0.0, "quantized": 0.0}
+        for now, was, bound, weight in pairs:
+            coarse, _ = quantized(now.values, now.spec, bound, None)
+            coarse_was, _ = quantized(was.values, was.spec, bound, coarse)
+            for form, new, base in (("exact", now, was), ("quantized", coarse, coarse_was)):
+                key, delta = (encode_tensor(new, each)[0].num_bytes for each in (None, base))
+                sizes[form] += weight * (key + (self._every - 1) * delta)
+        return sizes["exact"] < sizes["quantized"]
+
+
+def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
+    """Whether the next version should not be a delta."""
+    if not manifest.versions:
+        return True
+    *deltas, keyframe = manifest.chain(manifest.versions[-1].number)
+    length = 1 + len(deltas)
+    outweighed = sum(record.file_bytes for record in deltas) > keyframe.file_bytes
+    return length >= keyframe_every or (length >= _LONG_CHAIN and outweighed)
+
+
+def is_lossy(tensors: Iterable[Tensor]) -> bool:
+    """Whether any tensor of a version is quantized."""
+    return any(isinstance(tensor, Quantized) for tensor in tensors)
 
 
 class _Background:

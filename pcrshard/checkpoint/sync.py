@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,57 +21,46 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import storage, zstd
+from .. import storage
 from ..checksum import crc32c
 from ..errors import (
     BrokenChain,
     ConcurrentWriter,
     CorruptCheckpoint,
-    MissingDependency,
     StorageError,
     UnsupportedState,
     VersionUnavailable,
 )
-from ..native import sparse_words
-from .codec import is_count
 from .frame import (
     HEAD_BYTES,
+    Digest,
+    Number,
+    Record,
+    Text,
     damage_named,
+    encode,
     header_bytes,
     pack_frame,
-    pack_plain,
     require,
     unpack_frame,
 )
-from .tensors import (
-    ITEM_BYTES,
-    TensorSpec,
-    check_storable,
-    spec_from,
-    spec_of,
-    tensor_from,
-    words_of,
-)
+from .patch import apply_patch, encode_patch
+from .safetensors_file import DTYPES, load_tensors
+from .tensors import ITEM_BYTES, TensorSpec, check_storable, spec_of, tensor_from, words_of
+from .version_file import parallel_map
 
-STEP = b"\x89PCW\r\n\x1a\n"
+MAGIC = b"\x89PCW\r\n\x1a\n"
 MODEL_NAME = "model.safetensors"
 _STATE_NAME = ".mirror.json"
 _JOURNAL_NAME = ".mirror.journal"
 _LATEST = "latest"
-_KEYS = {"number", "id", "parent", "tensors", "coders", "sizes", "gaps", "crcs"}
 # A block stays in a core's cache while it is compared and checked.
 _BLOCK_WORDS = 1 << 19
-_SAME, _SPARSE, _WHOLE = 0, 1, 2
+# Of the journal, for each worker: twice the number of its next block, odd while that block is being
+# changed; then that block as it was.
+_JOURNAL_BYTES = 64 + 4 * _BLOCK_WORDS
+_SAME, _PATCH, _WHOLE, _BY_EXPONENT = range(4)
 _POLL_SECONDS = 0.05
-# Of the journal: what is finished, what is in progress, and how many of its words are changed.
-# The first two are a block and a count of steps in one word, so that one store commits a step.
-_HEADER_WORDS = 3
-_SAFETENSORS = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
-    "int32": "I32", "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
-    "float64": "F64", "complex64": "C64",
-}  # fmt: skip
 
 
 class Block(NamedTuple):
@@ -115,7 +105,7 @@ class Layout:
         for name, spec in self.specs.items():
             start = self.starts[name]
             found[name] = {
-                "dtype": _SAFETENSORS[spec.dtype],
+                "dtype": DTYPES[spec.dtype],
                 "shape": list(spec.shape),
                 "data_offsets": [start, start + spec.num_bytes],
             }
@@ -123,13 +113,48 @@ class Layout:
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
-    def rows(self) -> list[list[Any]]:
-        """Return plain values for a step's header."""
-        return [[name, spec.dtype, list(spec.shape)] for name, spec in self.specs.items()]
+    def split(self, data: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        """Return the words of each block of the weights' bytes."""
+        return [data[b.start : b.stop].view(f"u{b.item_bytes}") for b in self.blocks]
 
 
-def _words(data: NDArray[np.uint8], block: Block) -> NDArray[Any]:
-    return data[block.start : block.stop].view(f"u{block.item_bytes}")
+class StepHeader(Record, frozen=True):
+    """The header of a step or keyframe.
+
+    Attributes:
+        number: Of the step, from 1.
+        digest: SHA-256 of the header with a digest of zeros, and of the payloads.
+        step: For a keyframe the id of the step that leads to the same weights; ``None`` for a step,
+            whose id is its digest.
+        parent: The id of the step that this one is a patch of; ``None`` for all weights.
+        sha256: SHA-256 of all weights after the step, if the publisher was asked for it.
+        tensors: Name, type and shape of each tensor, in the order of the file.
+        coders: A byte for each block.
+        sizes: (blocks,) u32, bytes of each payload.
+        crcs: (blocks,) u32, CRC-32C of each block after the step.
+    """
+
+    number: Number
+    digest: Digest
+    step: Digest | None
+    parent: Digest | None
+    sha256: Digest | None
+    tensors: list[tuple[Text, TensorSpec]]
+    coders: bytes
+    sizes: bytes
+    crcs: bytes
+
+    @property
+    def id(self) -> bytes:
+        """What the weights after the step are called."""
+        return self.step or self.digest
+
+    def digest_with(self, payloads: list[Any]) -> bytes:
+        """Return what the digest must be."""
+        digest = hashlib.sha256(encode(self.replace(digest=bytes(32))))
+        for payload in payloads:
+            digest.update(payload)
+        return digest.digest()
 
 
 class WeightPublisher:
@@ -141,24 +166,32 @@ class WeightPublisher:
     Args:
         url: The folder, local or at any fsspec URL; any web server can offer it.
         keyframe_every: Steps from one keyframe to the next.
+        slow_link: Make steps about 15 % smaller, at a tenth of the speed.
+        sha256: Also send SHA-256 of all weights with each step, which mirrors then compare.
+        workers: Threads.
         options: fsspec storage options.
-
-    Raises:
-        MissingDependency: The native core is not built.
     """
 
     def __init__(
-        self, url: str, *, keyframe_every: int = 50, options: storage.Options | None = None
+        self,
+        url: str,
+        *,
+        keyframe_every: int = 50,
+        slow_link: bool = False,
+        sha256: bool = False,
+        workers: int = 1,
+        options: storage.Options | None = None,
     ) -> None:
-        _require_core()
         self.url = url
         self._every = keyframe_every
+        self._is_slow_link = slow_link
+        self._needs_sha256 = sha256
+        self._workers = workers
         self._options = options
-        self._layout: Layout | None = None
+        # What was published; None when that is not known.
+        self._last: StepHeader | None = None
+        self._layout = Layout({})
         self._held = np.empty(0, np.uint8)
-        self._id = b""
-        self._number = 0
-        self._scratch = np.empty(4 * _BLOCK_WORDS, np.uint8)
 
     def publish(self, weights: Mapping[str, torch.Tensor] | str) -> int:
         """Publish weights; return the number of the step.
@@ -171,112 +204,112 @@ class WeightPublisher:
             ConcurrentWriter: Another process publishes to this folder.
             StorageError: The folder cannot be written to.
         """
-        tensors = _load(weights) if isinstance(weights, str) else weights
-        specs = {}
+        tensors = load_tensors(weights) if isinstance(weights, str) else weights
         for name, tensor in tensors.items():
             check_storable(tensor, name)
-            specs[name] = spec_of(tensor)
-            if specs[name].dtype not in _SAFETENSORS:
-                raise UnsupportedState(f"safetensors has no {specs[name].dtype}", key=name)
-        layout = Layout(specs)
-        is_new = self._layout is None or self._layout.specs != layout.specs
-        if is_new:
-            self._held = np.empty(layout.num_bytes, np.uint8)
-            self._number = max(_numbers(self.url, self._options), default=0)
-            self._layout = layout
-        coders, payloads, gaps, crcs = self._compare(layout, tensors, is_new)
-        parent = None if is_new else self._id
-        body = {
-            "number": self._number + 1,
-            "parent": parent,
-            "tensors": layout.rows(),
-            "coders": bytes(coders),
-            "sizes": np.array([len(part) for part in payloads], "<u4").tobytes(),
-            "gaps": np.array(gaps, "<u4").tobytes(),
-            "crcs": np.array(crcs, "<u4").tobytes(),
-        }
-        payload = b"".join(payloads)
-        step_id = _step_id(body, payload)
-        try:
-            self._write(_step_name(self._number + 1), body | {"id": step_id}, payload)
-        except FileExistsError:
-            self._layout = None
-            message = "another process publishes to this folder"
-            raise ConcurrentWriter(message, url=self.url) from None
-        except BaseException:
-            self._layout = None  # what is held was not published
-            raise
-        self._id, self._number = step_id, self._number + 1
-        if self._number % self._every == 0 and not is_new:
-            self._write_keyframe(body | {"id": step_id})
+            if spec_of(tensor).dtype not in DTYPES:
+                raise UnsupportedState(f"safetensors has no {spec_of(tensor).dtype}", key=name)
+        layout = Layout({name: spec_of(tensor) for name, tensor in tensors.items()})
+        # If this fails, what is held was not published.
+        last, self._last = self._last, None
+        if last is None or layout.specs != self._layout.specs:
+            self._layout, self._held = layout, np.empty(layout.num_bytes, np.uint8)
+            last = None
+        number = 1 + (max(self._numbers(), default=0) if last is None else last.number)
+        encoded = self._encode(tensors, is_new=last is None)
+        header = StepHeader(
+            number=number,
+            digest=bytes(32),
+            step=None,
+            parent=None if last is None else last.id,
+            sha256=hashlib.sha256(self._held.data).digest() if self._needs_sha256 else None,
+            tensors=list(self._layout.specs.items()),
+            coders=bytes(coder for coder, _, _ in encoded),
+            sizes=b"",
+            crcs=np.array([crc for _, _, crc in encoded], "<u4").tobytes(),
+        )
+        header = self._write("step", header, [payload for _, payload, _ in encoded])
+        if number % self._every == 0 and last is not None:
+            blocks = self._layout.blocks
+            whole = header.replace(
+                step=header.id, parent=None, coders=bytes([_WHOLE] * len(blocks))
+            )
+            self._write("keyframe", whole, [self._held[b.start : b.stop].data for b in blocks])
+            self._prune(number - self._every)
         with storage.atomic_write(
             storage.join(self.url, _LATEST), options=self._options, durable=False
         ) as file:
-            file.write(str(self._number).encode())
-        return self._number
+            file.write(str(number).encode())
+        self._last = header
+        return number
 
-    def _compare(
-        self, layout: Layout, tensors: Mapping[str, torch.Tensor], is_new: bool
-    ) -> tuple[list[int], list[bytes], list[int], list[int]]:
-        """Encode what changed, and hold it."""
-        coders: list[int] = []
-        payloads: list[bytes] = []
-        gaps: list[int] = []
-        crcs: list[int] = []
-        for block, now in self._blocks(layout, tensors):
-            was = _words(self._held, block)
-            found = None
-            if is_new:
-                was[:] = now
-            else:
-                found = sparse_words.encode(now, was, self._scratch[: now.nbytes])
-            crcs.append(crc32c(was))
-            if found is None:
-                coder, payload, gap_bytes = _WHOLE, was.tobytes(), 0
-            elif found[0] == 0:
-                coder, payload, gap_bytes = _SAME, b"", 0
-            else:
-                coder, payload = _SPARSE, zstd.compress(found[1] + found[2])
-                gap_bytes = len(found[1])
-            coders.append(coder)
-            payloads.append(payload)
-            gaps.append(gap_bytes)
-        return coders, payloads, gaps, crcs
+    def _encode(
+        self, tensors: Mapping[str, torch.Tensor], *, is_new: bool
+    ) -> list[tuple[int, Any, int]]:
+        """Return coder, payload and checksum of each block, and hold the weights."""
+        held = self._layout.split(self._held)
+        now = list(self._words(tensors))
 
-    def _blocks(
-        self, layout: Layout, tensors: Mapping[str, torch.Tensor]
-    ) -> Iterator[tuple[Block, NDArray[Any]]]:
-        blocks = iter(layout.blocks)
-        for name, spec in layout.specs.items():
-            words = words_of(tensors[name].detach().cpu().contiguous()).view(np.uint8)
-            start = 0
-            while start < spec.num_bytes:
-                block = next(blocks)
-                size = block.stop - block.start
-                yield block, words[start : start + size].view(f"u{block.item_bytes}")
-                start += size
+        def work(numbers: range) -> list[tuple[int, Any, int]]:
+            return [self._encode_block(now[n], held[n], is_new=is_new) for n in numbers]
 
-    def _write(self, name: str, header: dict[str, Any], payload: bytes) -> None:
-        data = pack_frame(STEP, header) + payload
-        storage.create(storage.join(self.url, name), data, options=self._options)
+        parts = parallel_map(self._workers, work, _shares(len(held), self._workers))
+        return [block for part in parts for block in part]
 
-    def _write_keyframe(self, body: dict[str, Any]) -> None:
-        """Publish all weights under the same number, and remove what no mirror needs any more."""
-        assert self._layout is not None
-        sizes = [block.stop - block.start for block in self._layout.blocks]
-        body |= {
-            "parent": None,
-            "coders": bytes([_WHOLE] * len(sizes)),
-            "sizes": np.array(sizes, "<u4").tobytes(),
-            "gaps": bytes(4 * len(sizes)),
-        }
-        self._write(_keyframe_name(self._number), body, self._held.tobytes())
-        for number in _numbers(self.url, self._options):
-            if number <= self._number - self._every:
-                for name in (_step_name(number), _keyframe_name(number)):
-                    url = storage.join(self.url, name)
-                    if storage.exists(url, options=self._options):
-                        storage.remove(url, options=self._options)
+    def _words(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[NDArray[Any]]:
+        """Yield the new words of each block."""
+        for name in self._layout.specs:
+            whole = {name: spec_of(tensors[name])}
+            words = words_of(tensors[name].detach().cpu().contiguous())
+            yield from Layout(whole).split(words.view(np.uint8))
+
+    def _encode_block(
+        self, now: NDArray[Any], held: NDArray[Any], *, is_new: bool
+    ) -> tuple[int, Any, int]:
+        found = None
+        coder = _PATCH
+        if is_new:
+            held[:] = now
+        elif self._is_slow_link and now.itemsize > 1:
+            coder = _BY_EXPONENT
+            order = _by_exponent(held)
+            found = encode_patch(now[order], held[order])
+            held[:] = now
+        else:
+            found = encode_patch(now, held)
+        crc = crc32c(held)
+        if found is None:
+            return _WHOLE, held.tobytes(), crc
+        changed, payload = found
+        return (coder if changed else _SAME), payload, crc
+
+    def _write(self, kind: str, header: StepHeader, payloads: list[Any]) -> StepHeader:
+        sizes = np.array([len(payload) for payload in payloads], "<u4").tobytes()
+        header = header.replace(sizes=sizes)
+        header = header.replace(digest=header.digest_with(payloads))
+        url = storage.join(self.url, _name(kind, header.number))
+        try:
+            data = b"".join([pack_frame(MAGIC, header), *payloads])
+            storage.create(url, data, options=self._options)
+        except FileExistsError:
+            message = "another process publishes to this folder"
+            raise ConcurrentWriter(message, url=self.url) from None
+        return header
+
+    def _numbers(self) -> set[int]:
+        """Return the numbers of the steps in the folder."""
+        if not storage.is_folder(self.url, options=self._options):
+            return set()
+        names = [name for name, _ in storage.list_files(self.url, options=self._options)]
+        return {int(name[5:14]) for name in names if name[:5] == "step-" and name[5:14].isdigit()}
+
+    def _prune(self, last: int) -> None:
+        """Remove what no mirror needs any more."""
+        for number in self._numbers():
+            for kind in ("step", "keyframe"):
+                url = storage.join(self.url, _name(kind, number))
+                if number <= last and storage.exists(url, options=self._options):
+                    storage.remove(url, options=self._options)
 
 
 @lru_cache(maxsize=4)
@@ -301,12 +334,13 @@ class WeightMirror:
     """A local ``model.safetensors`` that is kept equal to what a publisher publishes.
 
     The file is changed in place, through one memory mapping, only inside of :meth:`update` and
-    :meth:`wait`. A process killed there is no harm: the next mirror of the folder takes the
-    unfinished block back and goes on.
+    :meth:`wait`. A process killed there does no harm: the next mirror of the folder restores the
+    unfinished blocks and continues.
 
     Args:
         url: The publisher's folder.
         folder: A local folder; one mirror at a time.
+        workers: Threads.
         options: fsspec storage options of ``url``.
         max_bytes: Refuse weights of more bytes than this; default: the machine's memory.
 
@@ -315,7 +349,6 @@ class WeightMirror:
         path: The file.
 
     Raises:
-        MissingDependency: The native core is not built.
         CorruptCheckpoint: The folder's files are damaged.
     """
 
@@ -324,21 +357,23 @@ class WeightMirror:
         url: str,
         folder: str,
         *,
+        workers: int = 1,
         options: storage.Options | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        _require_core()
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.url = url
         self.step = 0
         self.path = os.path.join(folder, MODEL_NAME)
         self._folder = Path(folder)
+        self._workers = workers
         self._options = options
         self._limit = memory_bytes if max_bytes is None else max_bytes
         self._id = b""
+        # The step that is being applied; the journal says how far.
+        self._target: int | None = None
         self._layout = Layout({})
-        self._data = self._old = np.empty(0, np.uint8)
-        self._journal = np.empty(0, np.uint64)
+        self._data = np.empty(0, np.uint8)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._open()
 
@@ -373,16 +408,23 @@ class WeightMirror:
             CorruptCheckpoint: A step is damaged; the file is then loaded again by the next call.
             StorageError: The folder cannot be read.
         """
+        if self._target is not None:
+            self._open()  # an exception has ended the update before
         newest = self._latest()
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
-        if newest <= self.step:
-            return self.step
-        steps = self._patches(newest) if self.step else None
-        if steps is None:
-            self._load_whole(newest)
-        elif steps:
-            self._begin(steps)
+        if newest > self.step:
+            steps = self._patches(newest) if self.step else None
+            if steps is None:
+                self._load_whole(newest)
+                steps = self._patches(newest)
+            if steps:
+                shares = _shares(len(self._layout.blocks), self._workers)
+                for n, share in enumerate(shares):
+                    self._position(n)[0] = 2 * share.start
+                self._target = steps[-1].header.number
+                self._save_state()
+                self._apply(steps)
         return self.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -394,114 +436,106 @@ class WeightMirror:
         found = {}
         for name, spec in self._layout.specs.items():
             start = self._layout.starts[name]
-            words = self._data[start : start + spec.num_bytes]
-            found[name] = tensor_from(words, spec)
+            found[name] = tensor_from(self._data[start : start + spec.num_bytes], spec)
         return found
 
     def _latest(self) -> int:
-        url = storage.join(self.url, _LATEST)
+        text = self._bytes(_LATEST, 20)
+        require(text is None or text.isdigit(), "expected the number of a step")
+        return int(text or 0)
+
+    def _bytes(self, name: str, max_bytes: int) -> bytes | None:
+        """Read a file of the folder; ``None`` if there is none."""
+        url = storage.join(self.url, name)
         try:
-            text = storage.read_bytes(url, options=self._options, max_bytes=20)
+            return storage.read_bytes(url, options=self._options, max_bytes=max_bytes)
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                return 0
+                return None
             raise
-        require(text.isdigit(), "expected the number of a step")
-        return int(text)
+
+    def _read(self, kind: str, number: int) -> _Step | None:
+        name = _name(kind, number)
+        data = self._bytes(name, 2 * self._limit)
+        if data is None:
+            return None
+        with damage_named("the step is damaged", storage.join(self.url, name)):
+            return _Step(memoryview(data), self._limit)
 
     def _patches(self, newest: int) -> list[_Step] | None:
         """Read the steps after the file's; ``None`` if all weights have to be loaded instead."""
         steps: list[_Step] = []
         expected = self._id
         for number in range(self.step + 1, newest + 1):
-            step = self._read(_step_name(number))
-            if step is None or step.parent is None:
-                return None  # pruned, or the publisher began anew
-            if step.parent != expected or step.layout.specs != self._layout.specs:
-                raise BrokenChain(
-                    f"step {number} is a patch of {step.parent.hex()}, expected {expected.hex()}",
-                    url=self.url,
-                )
+            step = self._read("step", number)
+            if step is None or step.header.parent is None:
+                return None  # pruned, or the publisher was restarted
+            if step.header.parent != expected or step.layout.specs != self._layout.specs:
+                found = step.header.parent.hex()
+                message = f"step {number} is a patch of {found}, expected {expected.hex()}"
+                raise BrokenChain(message, url=self.url)
             steps.append(step)
-            expected = step.id
+            expected = step.header.id
         return steps
 
-    def _read(self, name: str) -> _Step | None:
-        url = storage.join(self.url, name)
-        try:
-            data = storage.read_bytes(url, options=self._options, max_bytes=2 * self._limit)
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-        with damage_named("the step is damaged", url):
-            return _Step(memoryview(data), self._limit, is_keyframe=name.startswith("keyframe"))
-
     def _load_whole(self, newest: int) -> None:
-        """Write the file anew from the newest keyframe, then apply the steps after it."""
-        for number in range(newest, 0, -1):
-            for name in (_keyframe_name(number), _step_name(number)):
-                step = self._read(name)
-                if step is not None and step.parent is None:
-                    self._write_whole(step)
-                    later = self._patches(newest)
-                    if later:
-                        self._begin(later)
-                    return
-        raise VersionUnavailable("there is no keyframe", url=self.url)
-
-    def _write_whole(self, step: _Step) -> None:
-        for name in (_STATE_NAME, _JOURNAL_NAME):
-            (self._folder / name).unlink(missing_ok=True)
-        self.step = 0
+        """Write a new file from the newest keyframe."""
+        kinds = ((kind, n) for n in range(newest, 0, -1) for kind in ("keyframe", "step"))
+        steps = (self._read(kind, number) for kind, number in kinds)
+        step = next((s for s in steps if s is not None and s.header.parent is None), None)
+        if step is None:
+            raise VersionUnavailable("there is no keyframe", url=self.url)
+        self._forget()
         with storage.atomic_write(self.path, durable=False) as file:
             file.write(step.layout.header())
             for n, block in enumerate(step.layout.blocks):
                 part = step.payloads[n]
-                require(
-                    step.coders[n] == _WHOLE and crc32c(part) == step.crcs[n],
-                    f"bytes {block.start} to {block.stop} do not match their checksum",
-                )
+                if step.header.coders[n] != _WHOLE or crc32c(part) != step.crcs[n]:
+                    message = f"bytes {block.start} to {block.stop} do not match their checksum"
+                    raise CorruptCheckpoint(message, url=self.url)
                 file.write(part)
-        self._layout, self._id, self.step = step.layout, step.id, step.number
+        self._layout = step.layout
         self._map()
-        self._save_state(step.number, step.id)
+        self._finish(step)
 
-    def _apply(self, steps: list[_Step], first_block: int = 0, first_step: int = 0) -> None:
-        """Apply steps in one pass; each block is compared with its checksum at the last one."""
+    def _apply(self, steps: list[_Step]) -> None:
+        """Apply steps in one pass, from where the journal is."""
+        blocks = self._layout.split(self._data)
         last = steps[-1]
-        for n in range(first_block, len(self._layout.blocks)):
-            words = _words(self._data, self._layout.blocks[n])
-            for k in range(first_step, len(steps)):
-                self._apply_block(steps[k], n, k, words)
-            first_step = 0
-            if crc32c(words) != last.crcs[n]:
-                self._forget()
-                raise CorruptCheckpoint(
-                    f"block {n} of step {last.number} does not match its checksum", url=self.url
-                )
-            self._journal[0] = _place(n + 1, 0)
-        self.step, self._id = last.number, last.id
-        self._save_state(self.step, self._id)
 
-    def _apply_block(self, step: _Step, n: int, k: int, words: NDArray[Any]) -> None:
-        if step.coders[n] == _SPARSE:
-            gaps, steps = step.patch(n, words)
-            old, done = self._old.view(words.dtype), self._journal[2:]
-            done[0] = 0
-            self._journal[1] = _place(n, k + 1)
-            if sparse_words.apply(words, gaps, steps, old, done) < 0:
-                self._forget()
-                raise CorruptCheckpoint(f"block {n} of step {step.number} is damaged", url=self.url)
-        elif step.coders[n] == _WHOLE:
-            words.view(np.uint8)[:] = np.frombuffer(step.payloads[n], np.uint8)
-        self._journal[0] = _place(n, k + 1)
+        def work(item: tuple[int, range]) -> None:
+            worker, share = item
+            position, old = self._position(worker), self._old(worker)
+            for n in range(int(position[0]) // 2, share.stop):
+                words = blocks[n]
+                changes = [step for step in steps if step.header.coders[n] != _SAME]
+                if changes:
+                    old[: words.nbytes] = words.view(np.uint8)
+                    position[0] = 2 * n + 1
+                    for step in changes:
+                        step.apply(n, words)
+                if crc32c(words) != last.crcs[n]:
+                    message = f"block {n} of step {last.header.number} does not match its checksum"
+                    raise CorruptCheckpoint(message, url=self.url)
+                position[0] = 2 * (n + 1)
 
-    def _begin(self, steps: list[_Step]) -> None:
-        """Apply steps from the first block on."""
-        self._journal[:] = 0
-        self._save_state(self.step, self._id, steps[-1].number)
-        self._apply(steps)
+        try:
+            shares = _shares(len(blocks), self._workers)
+            parallel_map(self._workers, work, enumerate(shares))
+            self._finish(last)
+        except CorruptCheckpoint:
+            self._forget()
+            raise
+
+    def _finish(self, last: _Step) -> None:
+        """Note that the file holds a step."""
+        expected = last.header.sha256
+        if expected is not None and hashlib.sha256(self._data.data).digest() != expected:
+            self._forget()
+            raise CorruptCheckpoint("the weights do not match their SHA-256", url=self.url)
+        self.step, self._id = last.header.number, last.header.id
+        self._target = None
+        self._save_state()
 
     def _map(self) -> None:
         """Map the file and its journal."""
@@ -510,19 +544,26 @@ class WeightMirror:
         head = 8 + int.from_bytes(whole[:8], "little")
         self._data = np.frombuffer(whole, np.uint8)[head:]
         with open(self._folder / _JOURNAL_NAME, "a+b") as file:
-            size = 8 * _HEADER_WORDS + 4 * _BLOCK_WORDS
-            file.truncate(size)
-            journal = mmap.mmap(file.fileno(), size)
-        self._journal = np.frombuffer(journal, np.uint64, _HEADER_WORDS)
-        self._old = np.frombuffer(journal, np.uint8)[8 * _HEADER_WORDS :]
+            file.truncate(self._workers * _JOURNAL_BYTES)
+            self._journal = mmap.mmap(file.fileno(), self._workers * _JOURNAL_BYTES)
 
-    def _save_state(self, step: int, step_id: bytes, target: int | None = None) -> None:
+    def _position(self, worker: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self._journal, np.uint64, 1, worker * _JOURNAL_BYTES)
+
+    def _old(self, worker: int) -> NDArray[np.uint8]:
+        size = 4 * _BLOCK_WORDS
+        return np.frombuffer(self._journal, np.uint8, size, worker * _JOURNAL_BYTES + 64)
+
+    def _save_state(self) -> None:
         state = {
-            "step": step,
-            "id": step_id.hex(),
-            "target": target,
+            "step": self.step,
+            "id": self._id.hex(),
+            "target": self._target,
+            "workers": self._workers,
             "boot": _boot_id(),
-            "tensors": self._layout.rows(),
+            "tensors": [
+                [name, spec.dtype, spec.shape] for name, spec in self._layout.specs.items()
+            ],
         }
         with storage.atomic_write(str(self._folder / _STATE_NAME), durable=False) as file:
             file.write(json.dumps(state).encode())
@@ -530,134 +571,102 @@ class WeightMirror:
     def _forget(self) -> None:
         """Load all weights again at the next update."""
         (self._folder / _STATE_NAME).unlink(missing_ok=True)
-        self.step = 0
+        self.step, self._target = 0, None
 
     def _open(self) -> None:
-        """Go on with the file of an earlier mirror, if it was left by a process of this boot."""
+        """Continue with the file of an earlier mirror, if it was left by a process of this boot."""
         path = self._folder / _STATE_NAME
         if not (path.exists() and os.path.exists(self.path)):
             return
         with damage_named("the mirror's state is damaged", str(path)):
             state = json.loads(path.read_bytes())
-            specs = {name: spec_from(dtype, shape) for name, dtype, shape in state["tensors"]}
-            layout = Layout(specs)
-        expected = len(layout.header()) + layout.num_bytes
-        # After a power cut memory and disk may differ: the weights are loaded again.
-        if state["boot"] != _boot_id() or os.path.getsize(self.path) != expected:
-            self._forget()
+            rows = state["tensors"]
+            layout = Layout({name: TensorSpec(dtype, tuple(shape)) for name, dtype, shape in rows})
+            size = len(layout.header()) + layout.num_bytes
+            # After a power cut memory and disk may differ: the weights are loaded again.
+            if state["boot"] != _boot_id() or os.path.getsize(self.path) != size:
+                self._forget()
+                return
+            self._layout, self.step, self._id = layout, state["step"], bytes.fromhex(state["id"])
+            self._target, workers = state["target"], int(state["workers"])
+        if self._target is None:
+            self._map()
             return
-        self._layout, self.step, self._id = layout, state["step"], bytes.fromhex(state["id"])
+        # A process was killed while it applied steps: its unfinished blocks are taken back.
+        wanted, self._workers = self._workers, workers
         self._map()
-        if state["target"] is not None:
-            self._finish(int(state["target"]))
-
-    def _finish(self, target: int) -> None:
-        """Take an unfinished block back, and finish the steps that a killed process began."""
-        steps = self._patches(target)
+        blocks = layout.split(self._data)
+        for worker in range(workers):
+            position = self._position(worker)
+            if position[0] % 2:
+                words = blocks[int(position[0]) // 2].view(np.uint8)
+                words[:] = self._old(worker)[: len(words)]
+                position[0] -= 1
+        steps = self._patches(self._target)
         if steps is None:
             self._forget()
-            return
-        finished, begun, done = (int(value) for value in self._journal)
-        block, count = finished >> 32, finished & 0xFFFFFFFF
-        if done and begun == _place(block, count + 1):
-            words = _words(self._data, self._layout.blocks[block])
-            gaps, changes = steps[count].patch(block, words)
-            old = self._old.view(words.dtype)
-            sparse_words.undo(words, gaps, changes, old, self._journal[2:])
-        if steps:
-            self._apply(steps, block, count)
-
-
-def _place(block: int, steps: int) -> int:
-    return block << 32 | steps
+        else:
+            self._apply(steps)
+        self._workers = wanted
+        self._map()
 
 
 class _Step:
     """A step that was read, checked as far as it can be without the weights."""
 
-    def __init__(self, data: memoryview, max_bytes: int, *, is_keyframe: bool) -> None:
-        start = HEAD_BYTES + header_bytes(data[:HEAD_BYTES], STEP)
-        raw = unpack_frame(data[:start], STEP)
-        require(raw.keys() == _KEYS, f"expected the keys {sorted(_KEYS)}")
-        self.number, self.id, self.parent = raw["number"], raw["id"], raw["parent"]
-        require(is_count(self.number), "expected the number of a step")
-        ids = [self.id, self.id if self.parent is None else self.parent]
-        require(all(type(each) is bytes and len(each) == 32 for each in ids), "expected ids")
-        specs = {}
-        for name, dtype, shape in raw["tensors"]:
-            require(type(name) is str and dtype in _SAFETENSORS, "expected a tensor of safetensors")
-            specs[name] = spec_from(dtype, shape)
-        self.layout = Layout(specs) if _total(specs) <= max_bytes else Layout({})
-        require(_total(specs) <= max_bytes, f"expected at most {max_bytes} bytes of weights")
-        count = len(self.layout.blocks)
-        self.coders = raw["coders"]
-        require(type(self.coders) is bytes and len(self.coders) == count, "expected coders")
-        sizes, self.gaps, self.crcs = (
-            np.frombuffer(raw[name], "<u4") for name in ("sizes", "gaps", "crcs")
-        )
-        require(len(sizes) == len(self.gaps) == len(self.crcs) == count, "expected sizes")
+    def __init__(self, data: memoryview, max_bytes: int) -> None:
+        start = HEAD_BYTES + header_bytes(data[:HEAD_BYTES], MAGIC)
+        self.header = unpack_frame(data[:start], MAGIC, StepHeader, max_bytes=max_bytes)
+        specs = dict(self.header.tensors)
+        require(all(spec.dtype in DTYPES for spec in specs.values()), "expected known types")
+        total = sum(spec.num_bytes for spec in specs.values())
+        require(total <= max_bytes, f"expected at most {max_bytes} bytes of weights, got {total}")
+        self.layout = Layout(specs)
+        sizes, self.crcs = (np.frombuffer(x, "<u4") for x in (self.header.sizes, self.header.crcs))
+        counts = {len(each) for each in (self.header.coders, sizes, self.crcs, self.layout.blocks)}
+        require(len(counts) == 1, "expected a coder, a size and a checksum for each block")
         stops = start + np.cumsum(sizes, dtype=np.int64)
-        require(len(data) == (stops[-1] if count else start), "the step is cut, or too long")
-        self.payloads = [
-            data[stop - size : stop]
-            for size, stop in zip(sizes.tolist(), stops.tolist(), strict=True)
-        ]
-        for coder, block, part in zip(self.coders, self.layout.blocks, self.payloads, strict=True):
-            whole = coder == _WHOLE and len(part) == block.stop - block.start
-            require(
-                whole or coder == _SPARSE or (coder == _SAME and not part), "a block is damaged"
-            )
-        body = {name: value for name, value in raw.items() if name != "id"}
-        # A keyframe has the id of the patch that leads to the same weights.
-        require(is_keyframe or _step_id(body, data[start:]) == self.id, "the step has another id")
+        require(len(data) == [start, *stops][-1], "the step is cut, or too long")
+        self.payloads = [data[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+        digest = self.header.digest_with(self.payloads)
+        require(digest == self.header.digest, "the step does not match its digest")
 
-    def patch(self, n: int, words: NDArray[Any]) -> tuple[memoryview, memoryview]:
-        """Return gaps and steps of a block."""
-        size = zstd.content_bytes(self.payloads[n])
-        require(size <= 8 * words.nbytes + 16, "a patch is larger than its block")
-        plain = memoryview(zstd.decompress(self.payloads[n], size))
-        split = int(self.gaps[n])
-        require(split <= size, "a patch is damaged")
-        return plain[:split], plain[split:]
+    def apply(self, n: int, words: NDArray[Any]) -> None:
+        """Change the words of a block."""
+        coder, payload = self.header.coders[n], self.payloads[n]
+        if coder == _WHOLE:
+            require(len(payload) == words.nbytes, "expected a whole block")
+            words.view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
+        elif coder == _PATCH:
+            apply_patch(words, payload)
+        else:
+            require(coder == _BY_EXPONENT, "expected a known coder")
+            order = _by_exponent(words)
+            ordered = words[order]
+            apply_patch(ordered, payload)
+            words[order] = ordered
 
 
-def _total(specs: Mapping[str, TensorSpec]) -> int:
-    return sum(spec.num_bytes for spec in specs.values())
+def _by_exponent(words: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the order of words (N,) by their exponents.
+
+    Small weights change more often than large ones, so the gaps between changes are more alike
+    among words of one exponent.
+    """
+    shift = 8 * words.itemsize - 9  # the sign and eight bits after it
+    return np.argsort((words >> shift).astype(np.uint8), kind="stable")
 
 
-def _step_id(body: Mapping[str, Any], payload: bytes | memoryview) -> bytes:
-    """SHA-256 of the parent's id and the patch: it names the weights without reading them."""
-    digest = hashlib.sha256(pack_plain(dict(sorted(body.items()))))
-    digest.update(payload)
-    return digest.digest()
+def _shares(count: int, workers: int) -> list[range]:
+    """Divide the blocks among workers."""
+    return [range(count * n // workers, count * (n + 1) // workers) for n in range(workers)]
 
 
-def _load(path: str) -> dict[str, torch.Tensor]:
-    from .safetensors_file import safetensors_module
-
-    found: dict[str, torch.Tensor] = safetensors_module().torch.load_file(path)
-    return found
-
-
-def _require_core() -> None:
-    if not sparse_words.available:
-        raise MissingDependency("weight sync needs the native core: build pcrshard with a compiler")
-
-
-def _step_name(number: int) -> str:
-    return f"step-{number:09d}.pcw"
-
-
-def _keyframe_name(number: int) -> str:
-    return f"keyframe-{number:09d}.pcw"
-
-
-def _numbers(url: str, options: storage.Options | None) -> set[int]:
-    if not storage.is_folder(url, options=options):
-        return set()
-    names = [name for name, _ in storage.list_files(url, options=options)]
-    return {int(name[5:14]) for name in names if name.startswith("step-") and name[5:14].isdigit()}
+def _name(kind: str, number: int) -> str:
+    return f"{kind}-{number:09d}.pcw"
 
 
 def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    path = Path("/proc/sys/kernel/random/boot_id")
+    # Where there is none, no boot is the same.
+    return path.read_text().strip() if path.exists() else uuid.uuid4().hex

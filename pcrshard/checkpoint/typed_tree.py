@@ -1,4 +1,4 @@
-"""Nested states as plain values and a list of tensors, and back with every type as it was.
+"""Nested states as flat tokens and a list of tensors, and back with every type as it was.
 
 A state consists of dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None, tensors,
 numpy arrays and numpy scalars. Nothing else: loading a checkpoint must not execute anything, and a
@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from ..errors import UnsupportedState
-from .frame import require
-from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot, spec_of
+from ..errors import CorruptCheckpoint, UnsupportedState
+from .frame import Record, require
+from .tensors import NUMPY_TYPES, array_tensor, check_storable, snapshot
 
+Token = bool | int | float | str | None
+T = TypeVar("T")
 MAX_DEPTH = 100
-_PLAIN = (type(None), bool, float, str, bytes)
-_KEYS = (*_PLAIN, int)
-_MAX_INTEGER_BYTES = 1 << 16
-# First item of each list in a packed tree.
-_DICT = "d"
-_ORDERED = "o"
-_LIST = "l"
-_TUPLE = "t"
-_INTEGER = "i"
-_TENSOR = "x"
-_VIEW = "v"
-_ARRAY = "a"
-_SCALAR = "s"
+_KEYS = (type(None), bool, int, float, str, bytes)
+# A token that is a string says what the following tokens are; see the format's section 2.3.
+_DICT, _ORDERED, _LIST, _TUPLE = "d", "o", "l", "t"
+_TEXT, _BYTES, _INTEGER, _SCALAR = "s", "b", "i", "g"
+_TENSOR, _ARRAY, _VIEW = "x", "a", "v"
 WEIGHT = "weight"
 FIRST_MOMENT = "first-moment"
 SECOND_MOMENT = "second-moment"
@@ -60,7 +54,7 @@ class Leaf:
 
     Attributes:
         path: Its keys, joined by dots; distinct in a state.
-        tensor: A contiguous copy on the CPU.
+        tensor: The tensor.
         role: ``"weight"``, ``"first-moment"`` or ``"second-moment"``, which selects the error
             bound, or ``"exact"``.
     """
@@ -70,155 +64,192 @@ class Leaf:
     role: str
 
 
-@dataclasses.dataclass
+class Tree(Record, frozen=True, array_like=True):
+    """A state without its tensors.
+
+    Attributes:
+        tokens: The state in which a tensor is the number of its leaf, or a view of a leaf.
+        blobs: Bytes that tokens refer to by number.
+    """
+
+    tokens: list[Token]
+    blobs: list[bytes]
+
+
+@dataclasses.dataclass(frozen=True)
 class Flattened:
     """A state taken apart.
 
     Attributes:
-        tree: Plain values; a tensor is the number of its leaf, or a view of a leaf.
-        leaves: The tensors; memory that the state refers to several times is stored once.
+        tree: The state without its tensors.
+        leaves: The tensors, contiguous copies on the CPU; memory that the state refers to several
+            times is stored once.
     """
 
-    tree: Any
+    tree: Tree
     leaves: list[Leaf]
 
 
 def flatten(state: Any) -> Flattened:
-    """Take a state apart, and copy its tensors so that training may go on.
+    """Take a state apart, and copy its tensors so that training may continue.
 
     Raises:
         UnsupportedState: A value has another type; its path is named.
     """
-    flattener = _Flattener()
-    tree = flattener.pack(state, (), None)
-    leaves = flattener.leaves()
+    packer = _Packer()
+    packer.pack(state, (), None)
+    leaves = _tie(packer.found)
     copies = snapshot([leaf.tensor for leaf in leaves])
     pairs = zip(leaves, copies, strict=True)
-    return Flattened(tree, [dataclasses.replace(leaf, tensor=copy) for leaf, copy in pairs])
+    tokens = [t for item in packer.tokens for t in (item if type(item) is list else [item])]
+    copied = [dataclasses.replace(leaf, tensor=copy) for leaf, copy in pairs]
+    return Flattened(Tree(tokens, packer.blobs), copied)
 
 
-class _Flattener:
-    """Collects the tensors of a state.
+class _Packer:
+    """Collects the tokens and tensors of a state.
 
-    ``known`` is None outside of optimizers, and inside says whether the optimizer is known.
+    Attributes:
+        tokens: Tokens; those of each tensor are a list, which :func:`_tie` completes.
+        blobs: Bytes.
+        found: Each tensor under its path, with that list.
     """
 
     def __init__(self) -> None:
-        # Each tensor with its node, whose leaf is filled in once all tensors are known.
-        self._found: list[tuple[Leaf, list[Any]]] = []
-        self._paths: collections.Counter[str] = collections.Counter()
+        self.tokens: list[Any] = []
+        self.blobs: list[bytes] = []
+        self.found: list[tuple[Leaf, list[Any]]] = []
 
-    def pack(self, value: Any, path: tuple[str, ...], known: bool | None) -> Any:
-        """Turn a value into plain values."""
+    def pack(self, value: Any, path: tuple[str, ...], known: bool | None) -> None:
+        """Add the tokens of a value.
+
+        Args:
+            value: The value.
+            path: Its keys.
+            known: Whether it belongs to an optimizer that is known; None outside of optimizers.
+        """
         kind = type(value)
         where = ".".join(path)
+        add = self.tokens.extend
         if len(path) > MAX_DEPTH:
             raise UnsupportedState(f"expected at most {MAX_DEPTH} levels", key=where)
         if kind is str:
             _check_text(value, where)
-        if kind in _PLAIN:
-            return value
-        if kind is int:
-            return _pack_integer(value, where)
-        if kind in (dict, collections.OrderedDict):
-            return self._pack_dict(value, path, known)
-        if kind in (list, tuple, torch.Size):
-            items = [self.pack(item, (*path, str(i)), known) for i, item in enumerate(value)]
-            return [_LIST if kind is list else _TUPLE, items]
-        return self._pack_values(value, path, known)
+            add((_TEXT, value))
+        elif kind is int and not -(1 << 63) <= value < 1 << 64:  # as numpy's generators have them
+            size = value.bit_length() // 8 + 1
+            add((_INTEGER, self._blob(value.to_bytes(size, "little", signed=True))))
+        elif kind is bytes:
+            add((_BYTES, self._blob(value)))
+        elif kind in _KEYS:
+            add((value,))
+        elif kind in (dict, collections.OrderedDict):
+            self._pack_dict(value, path, known)
+        elif kind in (list, tuple, torch.Size):
+            add((_LIST if kind is list else _TUPLE, len(value)))
+            for i, item in enumerate(value):
+                self.pack(item, (*path, str(i)), known)
+        else:
+            self._pack_array(value, path, known)
 
-    def _pack_values(self, value: Any, path: tuple[str, ...], known: bool | None) -> list[Any]:
+    def _pack_array(self, value: Any, path: tuple[str, ...], known: bool | None) -> None:
         kind = type(value)
         where = ".".join(path)
         if isinstance(value, torch.Tensor):
             check_storable(value, where)
-            return self._add(_TENSOR, value, path, _role(path, known))
-        if kind is np.ndarray:
-            return self._add(_ARRAY, array_tensor(value, where), path, EXACT)
-        if isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
-            return [_SCALAR, value.dtype.name, value.tobytes()]
-        raise UnsupportedState(f"cannot store a {kind.__module__}.{kind.__name__}", key=where)
+            self._add(_TENSOR, Leaf(where, value, _role(path, known)))
+        elif kind is np.ndarray:
+            self._add(_ARRAY, Leaf(where, array_tensor(value, where), EXACT))
+        elif isinstance(value, np.generic) and value.dtype.name in NUMPY_TYPES:
+            self.tokens += (_SCALAR, value.dtype.name, self._blob(value.tobytes()))
+        else:
+            raise UnsupportedState(f"cannot store a {kind.__module__}.{kind.__name__}", key=where)
 
-    def _pack_dict(self, value: Any, path: tuple[str, ...], known: bool | None) -> list[Any]:
+    def _pack_dict(self, value: Any, path: tuple[str, ...], known: bool | None) -> None:
         # The state of a torch.optim.Optimizer is recognized by its two keys.
         if {"state", "param_groups"} <= value.keys():
             known = _is_known_optimizer(value["param_groups"])
-        items = []
+        ordered = type(value) is not dict
+        self.tokens += (_ORDERED if ordered else _DICT, len(value))
         for key, item in value.items():
             if type(key) not in _KEYS:
                 where = ".".join((*path, str(key)))
                 raise UnsupportedState(f"cannot store a key of {type(key).__name__}", key=where)
-            _check_text(str(key), ".".join(path))
-            packed = _pack_integer(key, str(key)) if type(key) is int else key
-            items.append([packed, self.pack(item, (*path, str(key)), known)])
-        if type(value) is dict:
-            return [_DICT, items]
-        # torch keeps the versions of modules in this attribute of a state_dict.
-        extra = getattr(value, "_metadata", None)
-        return [_ORDERED, items, self.pack(extra, (*path, "_metadata"), None)]
+            self.pack(key, path, known)
+            self.pack(item, (*path, str(key)), known)
+        if ordered:
+            # torch keeps the versions of modules in this attribute of a state_dict.
+            self.pack(getattr(value, "_metadata", None), (*path, "_metadata"), None)
 
-    def _add(self, tag: str, tensor: torch.Tensor, path: tuple[str, ...], role: str) -> list[Any]:
-        node = [tag, -1]
-        joined = ".".join(path)
-        self._paths[joined] += 1
-        count = self._paths[joined]
-        name = joined if count == 1 else f"{joined}#{count}"
-        self._found.append((Leaf(name, tensor, role), node))
-        return node
+    def _blob(self, data: bytes) -> int:
+        self.blobs.append(data)
+        return len(self.blobs) - 1
 
-    def leaves(self) -> list[Leaf]:
-        """The distinct tensors; nodes of tensors that share memory refer to one of them."""
-        sharing = collections.defaultdict(list)
-        for i, (leaf, _) in enumerate(self._found):
-            tensor = leaf.tensor
-            key = (tensor.untyped_storage().data_ptr(), tensor.device) if tensor.numel() else i
-            sharing[key].append(i)
-        base_of = {i: i for i in range(len(self._found))}
-        for group in sharing.values():
-            # Larger tensors first, then contiguous ones, then in the order of the state.
-            group.sort(key=lambda i: (-_extent(self._found[i][0].tensor), self._is_loose(i), i))
-            for place, i in enumerate(group):
-                inside = (b for b in group[:place] if base_of[b] == b and self._covers(b, i))
-                base_of[i] = next(inside, i)
-        numbers = {i: n for n, i in enumerate(b for b in base_of if base_of[b] == b)}
-        for i, base in base_of.items():
-            self._refer(i, base, numbers[base])
-        # What an exact tensor shares must stay exact.
-        exact = {base_of[i] for i, (leaf, _) in enumerate(self._found) if leaf.role == EXACT}
-        leaves = {i: self._found[i][0] for i in numbers}
-        return [
-            dataclasses.replace(leaf, role=EXACT) if i in exact else leaf
-            for i, leaf in leaves.items()
-        ]
+    def _add(self, tag: str, leaf: Leaf) -> None:
+        node = [tag]
+        self.tokens.append(node)
+        self.found.append((leaf, node))
 
-    def _is_loose(self, i: int) -> bool:
-        return not self._found[i][0].tensor.is_contiguous()
 
-    def _covers(self, base: int, i: int) -> bool:
-        """Whether one tensor's memory contains another's."""
-        big, small = self._found[base][0].tensor, self._found[i][0].tensor
-        start = small.storage_offset() - big.storage_offset()
-        inside = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
-        lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in (big, small))
-        return _same_view(big, small) or (inside and big.dtype == small.dtype and not lazy)
+def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
+    """Return the distinct tensors, and complete the tokens of each tensor.
 
-    def _refer(self, i: int, base: int, number: int) -> None:
-        leaf, node = self._found[i]
-        big, small = self._found[base][0].tensor, leaf.tensor
-        node[1] = number
-        if not _same_view(big, small):
+    A tensor whose memory lies inside of another one's is a view of that one.
+    """
+    # Larger tensors first, then contiguous ones, then in the order of the state.
+    tensors = [leaf.tensor for leaf, _ in found]
+    order = sorted(
+        range(len(found)),
+        key=lambda i: (-_extent(tensors[i]), not tensors[i].is_contiguous(), i),
+    )
+    bases: dict[Any, list[int]] = collections.defaultdict(list)
+    base_of = {}
+    for i in order:
+        # Empty tensors have no memory by which they could be told apart.
+        storage = tensors[i].untyped_storage().data_ptr() if tensors[i].numel() else f"empty {i}"
+        sharing = bases[storage, tensors[i].device]
+        base_of[i] = next((b for b in sharing if _covers(tensors[b], tensors[i])), i)
+        if base_of[i] == i:
+            sharing.append(i)
+    numbers = {b: n for n, b in enumerate(sorted(set(base_of.values())))}
+    for i, base in base_of.items():
+        node, big, small = found[i][1], tensors[base], tensors[i]
+        if not _is_same_view(big, small):
             node[0] = _VIEW
+        node.append(numbers[base])
+        if node[0] == _VIEW:
             offset = small.storage_offset() - big.storage_offset()
-            node += [offset, list(small.shape), list(small.stride())]
+            node += [offset, small.dim(), *small.shape, *small.stride()]
+    # What an exact tensor shares must stay exact.
+    exact = {base_of[i] for i, (leaf, _) in enumerate(found) if leaf.role == EXACT}
+    names = _Names()
+    return [
+        Leaf(names.distinct(leaf.path), leaf.tensor, EXACT if base in exact else leaf.role)
+        for base, leaf in ((b, found[b][0]) for b in numbers)
+    ]
 
 
-def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    def view(tensor: torch.Tensor) -> tuple[Any, ...]:
-        lazy = (tensor.is_conj(), tensor.is_neg())
-        place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-        return (tensor.dtype, *place, *lazy)
+class _Names(collections.Counter[str]):
+    """Makes paths distinct: keys with dots in them can spell the same path twice."""
 
-    return view(a) == view(b)
+    def distinct(self, path: str) -> str:
+        self[path] += 1
+        return path if self[path] == 1 else f"{path}#{self[path]}"
+
+
+def _covers(big: torch.Tensor, small: torch.Tensor) -> bool:
+    """Whether the first tensor's memory contains the second one's."""
+    start = small.storage_offset() - big.storage_offset()
+    inside = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
+    lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in (big, small))
+    return _is_same_view(big, small) or (inside and big.dtype == small.dtype and not lazy)
+
+
+def _is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    views = [
+        (t.dtype, t.storage_offset(), t.shape, t.stride(), t.is_conj(), t.is_neg()) for t in (a, b)
+    ]
+    return views[0] == views[1]
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -252,131 +283,121 @@ def _check_text(text: str, where: str) -> None:
         raise UnsupportedState(f"cannot store a surrogate: {error.reason}", key=where) from None
 
 
-def _pack_integer(value: int, where: str) -> Any:
-    """Pack integers of more than 64 bits, as numpy's generators have them, as bytes."""
-    if -(1 << 63) <= value < 1 << 64:
-        return value
-    size = value.bit_length() // 8 + 1
-    if size > _MAX_INTEGER_BYTES:
-        raise UnsupportedState(f"an integer of {size} bytes is too large", key=where)
-    return [_INTEGER, value.to_bytes(size, "little", signed=True)]
+class TreeReader:
+    """Builds a state from tokens, which may be hostile.
 
-
-def walk(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield the path and node of every value below a node of a packed tree, itself included.
-
-    Raises:
-        CorruptCheckpoint: The tree is malformed.
-    """
-    require(len(path) <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
-    yield ".".join(path), tree
-    if type(tree) is not list or len(tree) < 2 or type(tree[1]) is not list:
-        return
-    for i, item in enumerate(tree[1]):
-        key: Any = i
-        if tree[0] in (_DICT, _ORDERED):
-            require(type(item) is list and len(item) == 2, "expected a key and a value")
-            key, item = item  # noqa: PLW2901  # the value takes the item's place
-            key = _unpack_integer(key) if type(key) is list else key
-        yield from walk(item, (*path, str(key)))
-
-
-def leaves_of(tree: Any) -> set[int]:
-    """Return the numbers of all leaves that a node of a packed tree refers to."""
-    return {node[1] for _, node in walk(tree) if type(node) is list and len(node) > 1
-            and node[0] in (_TENSOR, _VIEW, _ARRAY) and type(node[1]) is int}  # fmt: skip
-
-
-def unflatten(tree: Any, leaf: Callable[[int], torch.Tensor], map_location: Any = None) -> Any:
-    """Put a state together.
+    Errors other than :class:`CorruptCheckpoint` (TypeError, IndexError ...) are the caller's to
+    map: see :func:`damage_named`.
 
     Args:
-        tree: Plain values of :func:`flatten`, possibly hostile.
-        leaf: Returns the tensor of a number, on the CPU.
+        tree: Of :func:`flatten`.
+        tensor: Returns the tensor of a leaf by number, on the CPU. Without it the structure is
+            read alone, and tensors are None.
         map_location: The torch device of tensors; numpy arrays stay where they are.
 
-    Raises:
-        CorruptCheckpoint: It is not a tree.
+    Attributes:
+        parts: The range of tokens of each path.
+        names: The path of each leaf by number, where it is not a view of another one.
+        leaves: The numbers of all leaves that were read.
     """
-    return _Unflattener(leaf, map_location).unpack(tree, 0)
 
-
-class _Unflattener:
-    def __init__(self, leaf: Callable[[int], torch.Tensor], map_location: Any) -> None:
-        self._leaf = leaf
+    def __init__(
+        self,
+        tree: Tree,
+        tensor: Callable[[int], torch.Tensor] | None = None,
+        map_location: Any = None,
+    ) -> None:
+        self.parts: dict[str, tuple[int, int]] = {}
+        self.names: dict[int, str] = {}
+        self.leaves: set[int] = set()
+        self._tokens = tree.tokens
+        self._blobs = tree.blobs
+        self._tensor = tensor
         self._location = map_location
+        self._at = 0
         self._moved: dict[int, torch.Tensor] = {}
+        self._paths = _Names()
 
-    def unpack(self, node: Any, depth: int) -> Any:
-        """Turn a node into a value."""
-        require(depth <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
-        if type(node) in _KEYS:
-            return node
-        require(type(node) is list and len(node) >= 2, "expected a node of a tree")
-        tag, content = node[0], node[1]
-        if tag in (_DICT, _ORDERED):
-            return self._unpack_dict(node, depth + 1)
-        if tag in (_LIST, _TUPLE):
-            require(type(content) is list, "expected the items of a list")
-            items = [self.unpack(item, depth + 1) for item in content]
-            return items if tag == _LIST else tuple(items)
-        if tag == _INTEGER:
-            return _unpack_integer(node)
-        if tag == _SCALAR:
-            return _unpack_scalar(node)
-        return self._unpack_tensor(node)
+    def read(self, part: tuple[int, int] | None = None) -> Any:
+        """Build the state, or the part of it that a range of tokens holds."""
+        self._at, stop = part or (0, len(self._tokens))
+        value = self._read(())
+        require(self._at == stop, "expected the tree to end where its tokens end")
+        return value
 
-    def _unpack_tensor(self, node: Any) -> Any:
-        tag, content = node[0], node[1]
-        require(tag in (_TENSOR, _VIEW, _ARRAY) and type(content) is int, "unknown kind of node")
-        if tag == _ARRAY:
-            tensor = self._leaf(content)
-            require(spec_of(tensor).dtype in NUMPY_TYPES, "numpy has no such type")
-            return tensor.numpy()
-        if content not in self._moved:
-            base = self._leaf(content)
-            self._moved[content] = base if self._location is None else base.to(self._location)
-        whole = self._moved[content]
-        return whole if tag == _TENSOR else _view(node, whole)
+    def _take(self, kind: type[T]) -> T:
+        token: Any = self._tokens[self._at]
+        require(type(token) is kind, f"expected {kind.__name__}, got {type(token).__name__}")
+        self._at += 1
+        return token  # type: ignore[no-any-return]
 
-    def _unpack_dict(self, node: Any, depth: int) -> Any:
-        require(type(node[1]) is list, "expected the items of a dict")
-        found: dict[Any, Any] = {} if node[0] == _DICT else collections.OrderedDict()
-        for item in node[1]:
-            require(type(item) is list and len(item) == 2, "expected a key and a value")
-            key = self.unpack(item[0], depth)
+    def _take_blob(self) -> bytes:
+        number = self._take(int)
+        require(number >= 0, "expected the number of some bytes")
+        return self._blobs[number]
+
+    def _read(self, path: tuple[str, ...]) -> Any:
+        require(len(path) <= MAX_DEPTH + 1, f"the tree has more than {MAX_DEPTH} levels")
+        start = self._at
+        value = self._read_value(path)
+        self.parts.setdefault(".".join(path), (start, self._at))
+        return value
+
+    def _read_value(self, path: tuple[str, ...]) -> Any:
+        token = self._tokens[self._at]
+        self._at += 1
+        value: Any = token
+        match token:
+            case "d" | "o":
+                value = self._read_dict(token, path)
+            case "l" | "t":
+                items = [self._read((*path, str(i))) for i in range(self._take(int))]
+                value = items if token == _LIST else tuple(items)
+            case "s":
+                value = self._take(str)
+            case "i":
+                value = int.from_bytes(self._take_blob(), "little", signed=True)
+            case "b":
+                value = self._take_blob()
+            case "g":
+                dtype = NUMPY_TYPES[self._take(str)]
+                (value,) = np.frombuffer(self._take_blob(), dtype)
+            case "x" | "a" | "v":
+                value = self._read_tensor(token, path)
+            case str():
+                raise CorruptCheckpoint(f"expected the kind of a node, got {token!r}")
+        return value
+
+    def _read_dict(self, tag: str, path: tuple[str, ...]) -> Any:
+        found: dict[Any, Any] = {} if tag == _DICT else collections.OrderedDict()
+        for _ in range(self._take(int)):
+            key = self._read_value(path)
             require(type(key) in _KEYS, f"expected a key, got {type(key).__name__}")
-            found[key] = self.unpack(item[1], depth)
-        if node[0] == _ORDERED and len(node) == 3 and node[2] is not None:
-            found._metadata = self.unpack(node[2], depth)  # type: ignore[attr-defined]
+            found[key] = self._read((*path, str(key)))
+        if tag == _ORDERED:
+            metadata = self._read((*path, "_metadata"))
+            if metadata is not None:
+                found._metadata = metadata  # type: ignore[attr-defined]
         return found
 
-
-def _view(node: list[Any], base: torch.Tensor) -> torch.Tensor:
-    """Return the view of a leaf that a node describes."""
-    require(len(node) == 5, "expected a view of a tensor")
-    _, _, offset, shape, strides = node
-    lists = type(shape) is list and type(strides) is list and len(shape) == len(strides) <= 64
-    require(lists and type(offset) is int and offset >= 0, "expected a view of a tensor")
-    counts = all(type(n) is int and 0 <= n < 1 << 48 for n in (*shape, *strides))
-    require(counts, "expected a view of a tensor")
-    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    require(0 not in shape and last < base.numel(), "a view leaves its tensor")
-    # A stride of 0 may repeat elements: what it makes is no larger than its tensor's memory.
-    return base.as_strided(shape, strides, offset + base.storage_offset())
-
-
-def _unpack_integer(node: Any) -> int:
-    require(
-        node[0] == _INTEGER and len(node) == 2 and isinstance(node[1], bytes),
-        "expected the bytes of an integer",
-    )
-    require(len(node[1]) <= _MAX_INTEGER_BYTES, "an integer is too large")
-    return int.from_bytes(node[1], "little", signed=True)
-
-
-def _unpack_scalar(node: Any) -> Any:
-    known = len(node) == 3 and isinstance(node[1], str) and node[1] in NUMPY_TYPES
-    require(known and isinstance(node[2], bytes), "expected a numpy scalar")
-    require(len(node[2]) == NUMPY_TYPES[node[1]], "expected the bytes of a numpy scalar")
-    return np.frombuffer(node[2], node[1])[0]
+    def _read_tensor(self, tag: str, path: tuple[str, ...]) -> Any:
+        number = self._take(int)
+        self.leaves.add(number)
+        if tag != _VIEW and number not in self.names:
+            self.names[number] = self._paths.distinct(".".join(path))
+        view: Any = []
+        if tag == _VIEW:
+            offset, dim = self._take(int), self._take(int)
+            require(0 <= dim <= 64, "expected at most 64 dimensions")
+            view = [[self._take(int) for _ in range(dim)] for _ in range(2)]
+            view.append(offset)
+        if self._tensor is None:
+            return None
+        base = self._tensor(number)
+        if tag == _ARRAY:
+            return base.numpy()
+        if number not in self._moved:
+            self._moved[number] = base if self._location is None else base.to(self._location)
+        base = self._moved[number]
+        # torch refuses a view that leaves its tensor's memory.
+        return base.as_strided(*view) if view else base

@@ -1,4 +1,4 @@
-"""One version as a file: a header, checked rule by rule, and payloads.
+"""One version as a file: a header of known fields, and the payloads of its tensors.
 
 See docs/checkpoints-format.md, section 2.
 """
@@ -8,71 +8,90 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 from .. import storage
 from ..checksum import crc32c
 from ..errors import CorruptCheckpoint
-from .codec import INTRA, Entry, Tensor, decode, encode, is_count, parse_entry
+from .codec import Entry, Tensor, decode_tensor, encode_tensor
 from .frame import (
     HEAD_BYTES,
-    MAX_HEADER_BYTES,
-    VERSION,
-    VERSION_FILE,
+    Digest,
+    Metrics,
+    Number,
+    Record,
+    check_time,
     damage_named,
+    encode,
     header_bytes,
     pack_frame,
-    pack_plain,
     require,
     unpack_frame,
 )
-from .tensors import TensorSpec
+from .typed_tree import Tree, TreeReader
 
 T = TypeVar("T")
 S = TypeVar("S")
-ID_BYTES = 32
+MAGIC = b"\x89PCD\r\n\x1a\n"
 # Called with the number of finished steps, and of all steps.
 Progress = Callable[[int, int], None]
-_KEYS = {"number", "id", "parent", "tree", "tensors", "metrics", "saved"}
-_LATEST = 1 << 40  # seconds since 1970; more cannot be shown as a date
 
 
-def parallel_map(
-    workers: int, work: Callable[[S], T], items: Iterable[S], progress: Progress | None = None
-) -> list[T]:
+def parallel_map(workers: int, work: Callable[[S], T], items: Iterable[S]) -> list[T]:
     """Apply a function to all items, in threads: the coders release the GIL."""
-    waiting = list(items)
-    results: list[T] = []
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
-        for result in map(work, waiting) if workers <= 1 else pool.map(work, waiting):
-            results.append(result)
-            if progress is not None:
-                progress(len(results), len(waiting))
-    return results
+        return list(pool.map(work, items))
 
 
-def content_id(tree: Any, tensors: Iterable[tuple[str, TensorSpec, bytes]]) -> bytes:
-    """SHA-256 of a version's content.
+def reported(items: Sequence[T], progress: Progress | None) -> Iterator[T]:
+    """Yield items, and report each one that is finished."""
+    for done, item in enumerate(items, 1):
+        yield item
+        if progress is not None:
+            progress(done, len(items))
 
-    Args:
+
+class Header(Record, frozen=True):
+    """The header of a version's file.
+
+    Attributes:
+        number: The version's number in its store, from 1.
+        id: SHA-256 of the tree, and of type, shape and SHA-256 of each tensor.
+        parent: Number of the version that deltas refer to; ``None`` for a keyframe.
+        parent_id: Its id.
+        metrics: What the user noted.
+        saved: Seconds since 1970.
         tree: The state without its tensors.
-        tensors: Path, type and shape, and SHA-256 of the restored bytes of each tensor, in order.
+        tensors: The tensors, in the order of their payloads.
     """
-    rows = [[path, spec.dtype, list(spec.shape), digest] for path, spec, digest in tensors]
-    return hashlib.sha256(pack_plain([tree, rows])).digest()
+
+    number: Number
+    id: Digest
+    parent: Number | None
+    parent_id: Digest | None
+    metrics: Metrics
+    saved: float
+    tree: Tree
+    tensors: list[Entry]
+
+    def __post_init__(self) -> None:
+        check_time(self.saved)
+        if content_id(self.tree, self.tensors) != self.id:
+            raise ValueError("the header does not match its id")
+        if self.parent is None and any(entry.is_delta for entry in self.tensors):
+            raise ValueError("a version without a parent holds a delta")
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all tensors, restored."""
+        return sum(entry.spec.num_bytes for entry in self.tensors)
 
 
-def check_metrics(metrics: Any) -> None:
-    """Raise ``ValueError`` unless metrics are plain numbers and strings by name."""
-    plain = (type(None), bool, int, float, str)
-    if not isinstance(metrics, dict) or not all(
-        type(name) is str and type(value) in plain for name, value in metrics.items()
-    ):
-        raise ValueError(f"expected plain numbers and strings as metrics, got {metrics!r}")
-    try:
-        pack_plain(metrics)
-    except (OverflowError, UnicodeError) as error:
-        raise ValueError(f"expected plain numbers and strings as metrics: {error}") from error
+def content_id(tree: Tree, tensors: Iterable[Entry]) -> bytes:
+    """SHA-256 of a version's content, whatever form it is stored in."""
+    rows = [[entry.spec, entry.digest] for entry in tensors]
+    return hashlib.sha256(encode([tree, rows])).digest()
 
 
 class VersionFile:
@@ -80,20 +99,14 @@ class VersionFile:
 
     Args:
         url: The file.
-        header_size: Bytes of the packed header if known, which saves one request.
+        header_size: Bytes of the header if known, which saves one request.
         options: fsspec storage options.
-        version: The format version to expect.
-        max_bytes: What the header may take in memory.
+        max_bytes: The memory that the header may take.
 
     Attributes:
-        number: The version's number in its store, from 1.
-        id: SHA-256 of the restored content.
-        parent: Number and id of the version that deltas refer to; ``None`` for a keyframe.
-        tree: The state without its tensors.
-        entries: The tensors, in the order of their payloads.
-        metrics: What the user noted.
-        saved: Seconds since 1970.
+        header: Its header.
         payload_start: Where the first payload starts, in bytes.
+        num_bytes: Bytes that the file must have.
 
     Raises:
         CorruptCheckpoint: The header is damaged.
@@ -105,52 +118,33 @@ class VersionFile:
         url: str,
         header_size: int | None = None,
         options: storage.Options | None = None,
-        version: int = VERSION,
-        max_bytes: int = MAX_HEADER_BYTES,
+        max_bytes: int = 1 << 62,
     ) -> None:
         self.url = url
         self._options = options
         with damage_named("the header is damaged", url):
             if header_size is None:
-                with storage.open_range(url, 0, HEAD_BYTES, options=options) as head:
-                    header_size = header_bytes(head, VERSION_FILE, version)
+                head = storage.read(url, 0, HEAD_BYTES, options=options)
+                header_size = header_bytes(head.data, MAGIC)
             self.payload_start = HEAD_BYTES + header_size
-            with storage.open_range(url, 0, self.payload_start, options=options) as data:
-                raw = unpack_frame(data, VERSION_FILE, version=version, max_bytes=max_bytes)
-            self._parse(raw, version)
+            data = storage.read(url, 0, self.payload_start, options=options)
+            self.header = unpack_frame(data.data, MAGIC, Header, max_bytes=max_bytes)
+        self.num_bytes = self.payload_start + sum(e.num_bytes for e in self.header.tensors)
 
-    def _parse(self, raw: dict[str, Any], version: int) -> None:
-        require(raw.keys() == _KEYS, f"expected the keys {sorted(_KEYS)}")
-        self.number, self.id = raw["number"], raw["id"]
-        self.metrics, self.saved, self.tree = raw["metrics"], raw["saved"], raw["tree"]
-        # Format 1 allowed any plain values as metrics.
-        noted = self.metrics if version == VERSION else {}
-        require(isinstance(self.metrics, dict), "expected a map of metrics")
-        check_identity(self.number, self.id, self.saved, noted)
-        parent = raw["parent"]
-        self.parent: tuple[int, bytes] | None = None
-        if parent is not None:
-            require(isinstance(parent, list) and len(parent) == 2, "expected the parent's number")
-            check_identity(parent[0], parent[1], 0.0, {})
-            self.parent = (parent[0], parent[1])
-        require(isinstance(raw["tensors"], list), "expected a list of tensors")
-        self.entries: list[Entry] = []
-        for item in raw["tensors"]:
-            self.entries.append(parse_entry(item, self.entries[-1].stop if self.entries else 0))
-        paths = {entry.path for entry in self.entries}
-        require(len(paths) == len(self.entries), "expected distinct paths of tensors")
-        alone = all(entry.coder == INTRA for entry in self.entries)
-        require(self.parent is not None or alone, "a version without a parent holds a delta")
+    @cached_property
+    def tree(self) -> TreeReader:
+        """The structure of the state."""
+        with damage_named("the tree is damaged", self.url):
+            tree = TreeReader(self.header.tree)
+            tree.read()
+            count = len(self.header.tensors)
+            require(sorted(tree.names) == list(range(count)), f"expected a tree of {count} tensors")
+        return tree
 
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes of all tensors, restored."""
-        return sum(entry.spec.num_bytes for entry in self.entries)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the file must have."""
-        return self.payload_start + (self.entries[-1].stop if self.entries else 0)
+    @cached_property
+    def entries(self) -> dict[str, Entry]:
+        """The tensors by path."""
+        return {self.tree.names[n]: entry for n, entry in enumerate(self.header.tensors)}
 
     def check_size(self) -> None:
         """Raise :class:`CorruptCheckpoint` unless the file ends where its last payload ends."""
@@ -158,33 +152,38 @@ class VersionFile:
         if size is not None and size != self.num_bytes:
             raise CorruptCheckpoint(f"expected {self.num_bytes} bytes, got {size}", url=self.url)
 
-    def payloads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, memoryview]]:
-        """Yield each entry with its checked payload, which is valid until the next one.
-
-        Adjacent payloads are read in one request.
+    def payloads(self, paths: Iterable[str] | None = None) -> Iterator[tuple[str, memoryview]]:
+        """Yield the path and checked payload of tensors; adjacent ones are read in one request.
 
         Raises:
             CorruptCheckpoint: A payload does not match its checksum.
         """
-        for run in _runs(entries):
-            start = self.payload_start + run[0].start
-            stop = self.payload_start + run[-1].stop
-            if start == stop:
-                yield from ((entry, memoryview(b"")) for entry in run)
-                continue
-            with storage.open_range(self.url, start, stop, options=self._options) as view:
-                for entry in run:
-                    part = view[entry.start - run[0].start : entry.stop - run[0].start]
-                    if crc32c(part) != entry.payload_crc:
-                        message = "the payload does not match its checksum"
-                        raise CorruptCheckpoint(message, url=self.url, key=entry.path)
-                    yield entry, part
+        wanted = self.entries.keys() if paths is None else set(paths)
+        run: list[str] = []
+        start = stop = self.payload_start
+        for path, entry in self.entries.items():
+            if path in wanted:
+                run.append(path)
+            else:
+                yield from self._run(run, start, stop)
+                run, start = [], stop + entry.num_bytes
+            stop += entry.num_bytes
+        yield from self._run(run, start, stop)
+
+    def _run(self, paths: list[str], start: int, stop: int) -> Iterator[tuple[str, memoryview]]:
+        view = memoryview(b"")
+        if start < stop and paths:
+            view = storage.read(self.url, start, stop, options=self._options).data
+        for path in paths:
+            entry = self.entries[path]
+            part, view = view[: entry.num_bytes], view[entry.num_bytes :]
+            if crc32c(part) != entry.payload_crc:
+                message = "the payload does not match its checksum"
+                raise CorruptCheckpoint(message, url=self.url, key=path)
+            yield path, part
 
     def decode(
-        self,
-        entries: Sequence[Entry],
-        references: Mapping[str, Tensor],
-        workers: int = 1,
+        self, paths: Iterable[str], references: Mapping[str, Tensor], workers: int = 1
     ) -> dict[str, Tensor]:
         """Decode tensors, whose deltas refer to ``references``.
 
@@ -193,79 +192,60 @@ class VersionFile:
             CorruptCheckpoint: A payload is damaged.
         """
 
-        def work(item: tuple[Entry, Any]) -> tuple[str, Tensor]:
-            entry, payload = item
-            with damage_named("the payload is damaged", self.url, entry.path):
-                return entry.path, decode(entry, payload, references.get(entry.path))
+        def work(item: tuple[str, memoryview]) -> tuple[str, Tensor]:
+            path, payload = item
+            with damage_named("the payload is damaged", self.url, path):
+                return path, decode_tensor(self.entries[path], payload, references.get(path))
 
-        pairs = self.payloads(entries)
-        if workers <= 1:
-            return dict(map(work, pairs))
-        # The buffer of a payload is reused: threads get copies.
-        copies = [(entry, memoryview(bytes(view))) for entry, view in pairs]
-        return dict(parallel_map(workers, work, copies))
+        return dict(parallel_map(workers, work, self.payloads(paths)))
 
 
-def check_identity(number: Any, version_id: Any, saved: Any, metrics: Any) -> None:
-    """Check the fields that a version's file and its record share.
+class StoredTensor(NamedTuple):
+    """A tensor to be written.
 
-    Raises:
-        CorruptCheckpoint: One is not what it should be.
+    Attributes:
+        tensor: The tensor.
+        reference: The same one in the parent version, for a delta.
+        digest: SHA-256 of its restored bytes.
     """
-    require(is_count(number) and number > 0, "expected a version's number")
-    require(type(version_id) is bytes and len(version_id) == ID_BYTES, "expected a version's id")
-    require(type(saved) is float and 0 <= saved < _LATEST, "expected the time of saving")
-    with damage_named("expected metrics"):
-        check_metrics(metrics)
 
-
-def _runs(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    run: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: entry.start):
-        if run and entry.start != run[-1].stop:
-            yield run
-            run = []
-        run.append(entry)
-    if run:
-        yield run
+    tensor: Tensor
+    reference: Tensor | None
+    digest: bytes
 
 
 def write_version(
     url: str,
-    header: dict[str, Any],
-    tensors: Mapping[str, tuple[Tensor, int]],
-    references: Mapping[str, Tensor],
+    tensors: Sequence[StoredTensor],
     *,
     options: storage.Options | None = None,
     workers: int = 1,
-) -> tuple[int, int]:
+    **fields: object,
+) -> tuple[Header, int, int]:
     """Write a version as a file that appears whole or not at all.
 
     Args:
         url: The file.
-        header: Its header without the tensors.
-        tensors: Each tensor with the CRC-32C of its restored bytes, by path.
-        references: The parent's tensors by path; empty for a keyframe.
+        tensors: The tensors in the order of the tree.
         options: fsspec storage options.
         workers: Threads.
+        **fields: Other fields of the header; the id follows from the content.
 
     Returns:
-        Bytes of the packed header, and of the file.
+        The header, its bytes, and those of the file.
 
     Raises:
         StorageError: The disk is full, or the store refuses.
     """
-
-    def work(item: tuple[str, tuple[Tensor, int]]) -> tuple[Entry, list[bytes]]:
-        path, (tensor, checksum) = item
-        return encode(path, tensor, references.get(path), checksum)
-
-    encoded = parallel_map(workers, work, tensors.items())
-    head = pack_frame(VERSION_FILE, header | {"tensors": [entry.pack() for entry, _ in encoded]})
+    encoded = parallel_map(workers, lambda item: encode_tensor(*item), tensors)
+    entries = [entry for entry, _ in encoded]
+    identity = content_id(fields["tree"], entries)  # type: ignore[arg-type]
+    header = Header(id=identity, tensors=entries, **fields)  # type: ignore[arg-type]
+    head = pack_frame(MAGIC, header)
     # The local temporary file of an upload need not survive a power cut.
     with storage.atomic_write(url, options=options, durable=storage.is_local(url)) as file:
         file.write(head)
         for _, parts in encoded:
             file.writelines(parts)
-    payload_bytes = sum(sum(entry.sizes) for entry, _ in encoded)
-    return len(head) - HEAD_BYTES, len(head) + payload_bytes
+    payload_bytes = sum(entry.num_bytes for entry in entries)
+    return header, len(head) - HEAD_BYTES, len(head) + payload_bytes

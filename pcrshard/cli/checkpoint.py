@@ -1,272 +1,312 @@
-"""The commands for stores of checkpoints: ``pcrshard checkpoint ls | show | verify | pull ...``."""
+"""The commands for stores of checkpoints: ``pcrshard checkpoint ls | show | verify | pull ...``.
+
+Importing ``pcrshard.checkpoint`` brings torch, two seconds that other commands should not pay: each
+command imports it itself.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from ..fidelity.costs import human_bytes, table
+from .parser import Count, Report, StorageOptions, UsageError
+from .progress import ProgressBar
 
-from .store_commands import (
-    Run,
-    add_command,
-    add_store,
-    bar,
-    counted,
-    open_store,
-    printable,
-    ratio,
-    report,
-    text_table,
-)
+if TYPE_CHECKING:
+    from ..checkpoint import DeltaStore
+    from ..checkpoint.codec import Entry
 
 _MB = 1_000_000
 
-if TYPE_CHECKING:
-    from ..checkpoint import DeltaStore, VersionRecord
-    from ..checkpoint.codec import Entry, Tensor
+
+def _open(store: str, options: dict[str, Any] | None) -> DeltaStore:
+    from ..checkpoint import DeltaStore
+
+    return DeltaStore(store, options=options)
 
 
-def register(commands: Any) -> None:
-    """Add ``checkpoint`` and its own commands to the parser's sub-commands."""
-    parser = commands.add_parser(
-        "checkpoint",
-        help="Look into a store of checkpoints, check it, and move versions between stores.",
-        description="Look into a store of checkpoints, check it, and move versions between stores.",
-    )
-    inner = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add_reading(inner)
-    _add_writing(inner)
+def _bar(name: str, unit: str) -> ProgressBar:
+    """A bar on a terminal, nothing elsewhere: these commands are short."""
+    return ProgressBar(name, unit, log_seconds=math.inf)
 
 
-def _add(inner: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
-    command = add_command(inner, name, run, text)
-    add_store(command)
-    return command
+def _counted(number: int, noun: str = "version") -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _add_reading(inner: Any) -> None:
-    _add(inner, "ls", _ls, "List the versions.")
-
-    show = _add(inner, "show", _show, "Show the tensors of a version: form, size, bound.")
-    show.add_argument("version", type=int, help="number of the version")
-    show.add_argument("--figure", metavar="PNG", help="draw ratio and error of each tensor")
-    show.add_argument(
-        "--original",
-        metavar="FILE",
-        help="safetensors file with what was saved: the largest error is measured",
-    )
-
-    verify = _add(inner, "verify", _verify, "Read every byte, and restore every version.")
-    verify.add_argument("versions", type=int, nargs="*", help="numbers (default: all)")
-
-    export = _add(inner, "export", _export, "Write a version's tensors as a safetensors file.")
-    export.add_argument("version", type=int, help="number of the version")
-    export.add_argument("file", help="the file to write, local or a URL")
-    export.add_argument("--names", nargs="+", help="only these, such as `model` (default: all)")
+def _ratio(raw: int, stored: int) -> str:
+    return f"{raw / stored:.1f}x" if stored else "-"
 
 
-def _add_writing(inner: Any) -> None:
-    text = "Write a lost or damaged manifest again, from the files of the versions."
-    recover = _add(inner, "recover", _recover, text)
-    recover.add_argument(
-        "--allow-loss", action="store_true", help="go on if a version cannot be restored"
-    )
+def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
+    """List the versions.
 
-    delete = _add(inner, "delete", _delete, "Delete all versions but some.")
-    keep = delete.add_mutually_exclusive_group(required=True)
-    keep.add_argument("--keep", type=int, nargs="+", metavar="N", help="numbers to keep")
-    keep.add_argument("--keep-every", type=int, metavar="K", help="keep each K-th and the newest")
-    keep.add_argument("--keep-last", type=int, metavar="K", help="keep the newest K")
+    Example:
+        pcrshard checkpoint ls runs/resnet
 
-    text = "Copy a version from a store behind a URL; only missing files are moved."
-    pull = add_command(inner, "pull", _pull, text)
-    pull.add_argument("url", help="the other store's folder, on a web server or at any URL")
-    add_store(pull)
-    pull.add_argument("--version", type=int, default=-1, metavar="N", help="default: the newest")
-    pull.add_argument(
-        "--max-bytes", type=int, metavar="BYTES", help="refuse more (default: the machine's memory)"
-    )
-
-    text = "Copy a store or release of format 1 into a new store, bit for bit."
-    convert = add_command(inner, "convert", _convert, text)
-    convert.add_argument("source", help="the old folder, local or a URL")
-    add_store(convert)
-
-
-def _ls(args: argparse.Namespace) -> int:
-    records = open_store(args).read(lambda manifest: manifest.versions)
-    if args.json:
-        print(json.dumps([_record_figures(record) for record in records]))
-        return 0
-    header = ("version", "reference", "bytes", "ratio", "saved", "metrics")
-    print(text_table(header, [_record_row(record) for record in records]))
+    Args:
+        store: Store's folder, local or a URL.
+        storage_option: fsspec option of the store; repeatable.
+    """
+    records = _open(store, storage_option).read(lambda manifest: manifest.versions)
+    figures = [
+        {
+            "version": record.number,
+            "reference": record.parent,
+            "file": record.file,
+            "file_bytes": record.file_bytes,
+            "raw_bytes": record.raw_bytes,
+            "saved": record.saved,
+            "metrics": {key: str(value) for key, value in record.metrics.items()},
+            "id": record.id.hex(),
+        }
+        for record in records
+    ]
+    rows = [
+        [
+            record.number,
+            "-" if record.parent is None else record.parent,
+            record.file_bytes,
+            _ratio(record.raw_bytes, record.file_bytes),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved)),
+            " ".join(f"{key}={value}" for key, value in record.metrics.items()),
+        ]
+        for record in records
+    ]
+    listed = table(("version", "reference", "bytes", "ratio", "saved", "metrics"), rows)
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
-    print(f"{counted(len(records))}, {raw} bytes in {stored}: {ratio(raw, stored)}")
-    return 0
+    total = f"{_counted(len(records))}, {raw} bytes in {stored}: {_ratio(raw, stored)}"
+    return Report(figures, f"{listed}\n{total}")
 
 
-def _record_figures(record: VersionRecord) -> dict[str, Any]:
+def show(
+    store: str,
+    version: int,
+    *,
+    figure: str | None = None,
+    original: str | None = None,
+    storage_option: StorageOptions = None,
+) -> Report:
+    """Show how each tensor of a version is stored: coder, size, error bound.
+
+    Example:
+        pcrshard checkpoint show runs/resnet 12 --figure tensors.png
+
+    Args:
+        store: Store's folder, local or a URL.
+        version: Number of the version; -1 is the newest.
+        figure: PNG file for a plot of the ratio and the error of each tensor.
+        original: safetensors file with the state that was saved, to measure the largest error.
+        storage_option: fsspec option of the store; repeatable.
+    """
+    opened = _open(store, storage_option)
+    file = opened.read(lambda manifest: opened.io.open(manifest.record(version)))
+    tensors = [_tensor_figures(path, entry) for path, entry in file.entries.items()]
+    if original:
+        from ..checkpoint.safetensors_file import measure_errors
+
+        errors = measure_errors(opened, version, original)
+        for row in tensors:
+            if row["path"] in errors:
+                row["error"] = errors[row["path"]]
+    if figure:
+        from .checkpoint_figure import bounds_of, plot_tensors
+
+        drawn = tensors if original else bounds_of(opened, version, tensors)
+        stored = sum(row["stored_bytes"] for row in tensors)
+        raw = sum(row["raw_bytes"] for row in tensors)
+        plot_tensors(drawn, figure, title=f"Version {version}: {_ratio(raw, stored)} smaller")
+    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "patch", "error")
+    text = table(header, [_tensor_cells(row) for row in tensors])
+    return Report({"version": version, "tensors": tensors}, text)
+
+
+def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
+    lattice = entry.grid
     return {
-        "version": record.number,
-        "reference": record.parent,
-        "file": record.file,
-        "file_bytes": record.file_bytes,
-        "raw_bytes": record.raw_bytes,
-        "saved": record.saved,
-        "metrics": {key: str(value) for key, value in record.metrics.items()},
-        "id": record.id.hex(),
-    }
-
-
-def _record_row(record: VersionRecord) -> Sequence[str]:
-    return (
-        str(record.number),
-        "-" if record.parent is None else str(record.parent),
-        str(record.file_bytes),
-        ratio(record.raw_bytes, record.file_bytes),
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved)),
-        " ".join(f"{key}={value}" for key, value in record.metrics.items()),
-    )
-
-
-def _show(args: argparse.Namespace) -> int:
-    store = open_store(args)
-    file = store.read(lambda manifest: store.io.open(manifest.record(args.version)))
-    rows = [_tensor_figures(entry) for entry in file.entries]
-    if args.original:
-        _add_errors(store, args, rows)
-    if args.figure:
-        _draw(store, args, rows)
-    if args.json:
-        print(json.dumps({"version": args.version, "tensors": rows}))
-        return 0
-    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "escapes", "error")
-    print(text_table(header, [_tensor_row(row) for row in rows]))
-    return 0
-
-
-def _tensor_figures(entry: Entry) -> dict[str, Any]:
-    lattice = entry.lattice
-    return {
-        "path": entry.path,
+        "path": path,
         "dtype": entry.spec.dtype,
         "shape": list(entry.spec.shape),
-        "coder": entry.coder,
-        "stored_bytes": sum(entry.sizes),
+        "coder": "delta" if entry.is_delta else "intra",
+        "stored_bytes": entry.num_bytes,
         "raw_bytes": entry.spec.num_bytes,
         "bound_kind": "lossless" if lattice is None else lattice.kind,
         "error_bound": 0.0 if lattice is None else lattice.error_bound,
-        "escapes": entry.count,
+        "patch_bytes": entry.patch_bytes,
     }
 
 
-def _tensor_row(figures: dict[str, Any]) -> Sequence[str]:
-    relative = " of each value" if figures["bound_kind"] == "log" else ""
-    lossless = figures["bound_kind"] == "lossless"
-    return (
-        figures["path"],
-        figures["dtype"],
-        "x".join(map(str, figures["shape"])) or "scalar",
-        figures["coder"],
-        str(figures["stored_bytes"]),
-        ratio(figures["raw_bytes"], figures["stored_bytes"]),
-        "lossless" if lossless else f"{figures['error_bound']:.3g}{relative}",
-        str(figures["escapes"]),
-        f"{figures['error']:.3f} of bound" if "error" in figures else "-",
+def _tensor_cells(row: dict[str, Any]) -> list[object]:
+    relative = " of each value" if row["bound_kind"] == "log" else ""
+    is_lossless = row["bound_kind"] == "lossless"
+    return [
+        row["path"],
+        row["dtype"],
+        "x".join(map(str, row["shape"])) or "scalar",
+        row["coder"],
+        row["stored_bytes"],
+        _ratio(row["raw_bytes"], row["stored_bytes"]),
+        "lossless" if is_lossless else f"{row['error_bound']:.3g}{relative}",
+        row["patch_bytes"],
+        f"{row['error']:.3f} of bound" if "error" in row else "-",
+    ]
+
+
+def verify(
+    store: str, versions: Sequence[int] = (), *, storage_option: StorageOptions = None
+) -> Report:
+    """Read every byte, and restore every version.
+
+    Example:
+        pcrshard checkpoint verify runs/resnet
+
+    Args:
+        store: Store's folder, local or a URL.
+        versions: Numbers of the versions (default: all).
+        storage_option: fsspec option of the store; repeatable.
+    """
+    opened = _open(store, storage_option)
+    with _bar("verify", "versions") as progress:
+        problems = list(map(str, opened.verify(list(versions) or None, progress=progress)))
+    checked = len(versions) or len(opened.versions())
+    found = _counted(len(problems), "problem") if problems else "no problems"
+    text = "\n".join([*problems, f"{_counted(checked)}, {found}"])
+    return Report({"versions": checked, "problems": problems}, text, bool(problems))
+
+
+def export(
+    store: str,
+    version: int,
+    file: str,
+    *,
+    names: Sequence[str] | None = None,
+    storage_option: StorageOptions = None,
+) -> Report:
+    """Write a version's tensors as a safetensors file.
+
+    Example:
+        pcrshard checkpoint export runs/resnet 12 model.safetensors --names model
+
+    Args:
+        store: Store's folder, local or a URL.
+        version: Number of the version; -1 is the newest.
+        file: File to write, local or a URL.
+        names: Only the tensors under these names, such as model (default: all).
+        storage_option: fsspec option of the store and the file; repeatable.
+    """
+    from ..checkpoint import export_safetensors
+
+    opened = _open(store, storage_option)
+    size = export_safetensors(opened, version, file, names=names, options=storage_option)
+    return Report(
+        {"version": version, "file": file, "file_bytes": size},
+        f"version {version} in {file}: {human_bytes(size)}",
     )
 
 
-def _add_errors(
-    store: DeltaStore,
-    args: argparse.Namespace,
-    rows: Sequence[dict[str, Any]],
-) -> None:
-    """The measured error of each tensor that the original file has."""
-    from ..checkpoint.safetensors_file import measure_errors
+def recover(
+    store: str, *, allow_loss: bool = False, storage_option: StorageOptions = None
+) -> Report:
+    """Write a lost or damaged manifest again, from the files of the versions.
 
-    errors = measure_errors(store, args.version, args.original)
-    for row in rows:
-        if row["path"] in errors:
-            row["error"] = errors[row["path"]]
+    Example:
+        pcrshard checkpoint recover runs/resnet
 
+    Args:
+        store: Store's folder, local or a URL.
+        allow_loss: Continue if a version cannot be restored.
+        storage_option: fsspec option of the store; repeatable.
+    """
+    from ..checkpoint import recover as recover_store
 
-def _draw(
-    store: DeltaStore,
-    args: argparse.Namespace,
-    rows: Sequence[dict[str, Any]],
-) -> None:
-    """The figure; without measured errors it shows what is allowed."""
-    from .store_figure import plot_tensors
-
-    drawn = list(rows)
-    if not args.original:
-        from ..checkpoint.reader import read_tensors
-
-        _, state = store.read(lambda manifest: read_tensors(store.io, manifest, args.version))
-        drawn = [row | {"bound_std": _bound_share(row, state[row["path"]])} for row in rows]
-    stored = sum(row["stored_bytes"] for row in rows)
-    raw = sum(row["raw_bytes"] for row in rows)
-    title = f"Version {args.version}: {ratio(raw, stored)} smaller"
-    plot_tensors(drawn, args.figure, title=title)
+    with _bar("recover", "files") as progress:
+        found = recover_store(
+            store, allow_loss=allow_loss, options=storage_option, progress=progress
+        )
+    numbers = [record.number for record in found.versions]
+    unused = [f"not used: {name}: {reason}" for name, reason in found.lost.items()]
+    text = "\n".join([*unused, f"{_counted(len(numbers))} recovered"])
+    return Report({"versions": numbers, "unused_files": found.lost}, text)
 
 
-def _bound_share(row: dict[str, Any], tensor: Tensor) -> float:
-    """What error is allowed, as a share of the deviation, or of each value."""
-    if row["bound_kind"] != "linear":
-        return float(row["error_bound"])
-    from ..errorbound import FLOAT_TYPES
+def delete(
+    store: str,
+    *,
+    keep: Sequence[int] = (),
+    keep_every: Count | None = None,
+    keep_last: Count | None = None,
+    storage_option: StorageOptions = None,
+) -> Report:
+    """Delete all versions but some.
 
-    values = FLOAT_TYPES[tensor.spec.dtype].widen(tensor.restore())
-    deviation = float(values[np.isfinite(values)].std())
-    return float(row["error_bound"] / deviation) if deviation else 0.0
+    Example:
+        pcrshard checkpoint delete runs/resnet --keep-last 5
+
+    Args:
+        store: Store's folder, local or a URL.
+        keep: Numbers of the versions to keep.
+        keep_every: Keep the versions whose number is a multiple of this, and the newest.
+        keep_last: Keep this many of the newest versions.
+        storage_option: fsspec option of the store; repeatable.
+    """
+    if [bool(keep), keep_every is not None, keep_last is not None].count(True) != 1:
+        raise UsageError("one of the arguments --keep --keep-every --keep-last is required")
+    opened = _open(store, storage_option)
+    before = opened.versions()
+    numbers = [record.number for record in before]
+    if keep_last is not None:
+        keep = numbers[-keep_last:]
+    elif keep_every is not None:
+        keep = [number for number in numbers if number % keep_every == 0] + numbers[-1:]
+    with _bar("delete", "versions") as progress:
+        opened.delete(keep=set(keep), progress=progress)
+    after = opened.versions()
+    figures = {
+        "versions_before": len(before),
+        "versions": len(after),
+        "bytes_before": sum(record.file_bytes for record in before),
+        "bytes": sum(record.file_bytes for record in after),
+    }
+    text = (
+        f"{_counted(len(after))} of {len(before)} are left, "
+        f"{human_bytes(figures['bytes'])} of {human_bytes(figures['bytes_before'])}"
+    )
+    return Report(figures, text)
 
 
-def _verify(args: argparse.Namespace) -> int:
-    store = open_store(args)
-    with bar("verify", "versions") as progress:
-        found = store.verify(args.versions or None, progress=progress)
-    problems = [str(problem) for problem in found]
-    checked = len(args.versions) or len(store.versions())
-    if args.json:
-        print(json.dumps({"versions": checked, "problems": problems}))
-    else:
-        found_text = f"{len(problems)} problems" if problems else "no problems"
-        print(printable("\n".join([*problems, f"{counted(checked)}, {found_text}"])))
-    return 1 if problems else 0
+def pull(
+    url: str,
+    store: str,
+    *,
+    version: int = -1,
+    max_bytes: int | None = None,
+    storage_option: StorageOptions = None,
+) -> Report:
+    """Copy a version from a store behind a URL; only missing files are moved.
 
+    Example:
+        pcrshard checkpoint pull https://models.example.org/resnet local --version 12
 
-def _export(args: argparse.Namespace) -> int:
-    from ..checkpoint import export_safetensors
+    Args:
+        url: Folder of the other store, on a web server or at any URL.
+        store: Folder of the local store, which may be new.
+        version: Number of the version; -1 is the newest.
+        max_bytes: Most bytes to accept (default: the machine's memory).
+        storage_option: fsspec option of the URL; repeatable.
+    """
+    from ..checkpoint import pull as pull_version
 
-    names = args.names or None
-    size = export_safetensors(open_store(args), args.version, args.file, names=names)
-    report(args, {"version": args.version, "file": args.file, "file_bytes": size})
-    return 0
-
-
-def _delete(args: argparse.Namespace) -> int:
-    store = open_store(args)
-    before = store.versions()
-    with bar("delete", "versions") as progress:
-        store.delete(keep=_kept([record.number for record in before], args), progress=progress)
-    _report_sizes(args, before, store.versions())
-    return 0
-
-
-def _pull(args: argparse.Namespace) -> int:
-    from ..checkpoint import pull
-
-    with bar("pull", "MB") as progress:
-        got = pull(
-            args.url,
-            open_store(args),
-            version=args.version,
-            max_bytes=args.max_bytes,
+    with _bar("pull", "MB") as progress:
+        got = pull_version(
+            url,
+            _open(store, None),
+            version=version,
+            max_bytes=max_bytes,
+            options=storage_option,
             progress=lambda done, total: progress(done // _MB, total // _MB),
         )
     figures = {
@@ -274,50 +314,30 @@ def _pull(args: argparse.Namespace) -> int:
         "added_versions": list(got.added),
         "moved_bytes": got.moved_bytes,
     }
-    report(args, figures)
-    return 0
+    text = (
+        f"version {got.version} in {store}: {_counted(len(got.added))} added, "
+        f"{human_bytes(got.moved_bytes)} moved"
+    )
+    return Report(figures, text)
 
 
-def _convert(args: argparse.Namespace) -> int:
-    from ..checkpoint import convert
+def convert(source: str, store: str, *, storage_option: StorageOptions = None) -> Report:
+    """Copy a store or release of format 1 into a new store, bit for bit.
 
-    with bar("convert", "versions") as progress:
-        records = convert(args.source, args.store, progress=progress)
-    report(args, {"versions": [record.number for record in records]})
-    return 0
+    Example:
+        pcrshard checkpoint convert old-run new-run
 
+    Args:
+        source: Old folder, local or a URL.
+        store: Folder of the new store, local or a URL.
+        storage_option: fsspec option of both; repeatable.
+    """
+    from ..checkpoint import convert as convert_store
 
-def _recover(args: argparse.Namespace) -> int:
-    from ..checkpoint import recover
-
-    with bar("recover", "files") as progress:
-        found = recover(args.store, allow_loss=args.allow_loss, progress=progress)
-    figures = {
-        "versions": [record.number for record in found.versions],
-        "unused_files": found.lost,
-    }
-    report(args, figures)
-    return 0
+    with _bar("convert", "versions") as progress:
+        records = convert_store(source, store, options=storage_option, progress=progress)
+    numbers = [record.number for record in records]
+    return Report({"versions": numbers}, f"{_counted(len(numbers))} converted into {store}")
 
 
-def _report_sizes(
-    args: argparse.Namespace,
-    before: Sequence[VersionRecord],
-    after: Sequence[VersionRecord],
-) -> None:
-    figures = {
-        "versions_before": len(before),
-        "versions": len(after),
-        "bytes_before": sum(record.file_bytes for record in before),
-        "bytes": sum(record.file_bytes for record in after),
-    }
-    report(args, figures)
-
-
-def _kept(numbers: Sequence[int], args: argparse.Namespace) -> Sequence[int]:
-    if args.keep is not None:
-        return list(args.keep)
-    if args.keep_last is not None:
-        return numbers[-max(args.keep_last, 1) :]
-    every = [number for number in numbers if number % max(args.keep_every, 1) == 0]
-    return sorted({*every, *numbers[-1:]})
+COMMANDS = (ls, show, verify, export, recover, delete, pull, convert)

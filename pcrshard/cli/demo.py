@@ -6,27 +6,20 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Sequence
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from torch import nn
 
 from ..encoding.encode_dataset import EncodeOptions, encode
-from ..encoding.sources import Source, list_source
+from ..encoding.sources import list_source
 from ..errors import EncodeError, MissingDependency
 from ..fidelity import plots
-from ..fidelity.costs import (
-    ScanCost,
-    human_bytes,
-    scan_costs,
-    scan_table,
-    table,
-)
+from ..fidelity.costs import human_bytes, scan_costs, scan_table, table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
@@ -36,76 +29,79 @@ from ..reading.dataset_folder import open_dataset
 from ..reading.shard import Shard
 from ..training.dataset import PCRDataset
 from ..training.loader import PCRLoader
+from .parser import Report
 
 _CROP = 256
 _INPUT = 64
 _BATCH = 32
 _MARKER = ".pcrshard-demo"
-# A source, and the options to encode it with.
-Sets = dict[str, tuple[str, EncodeOptions]]
 
 
 class Training(NamedTuple):
-    """What a training read and reached."""
+    """The bytes that a training run read, and its validation accuracy."""
 
     scan: Scan
     bytes_read: int
     accuracy: float
 
 
-def run_demo(
-    photos: str | None,
-    out: str,
-    *,
-    epochs: int,
-) -> list[Training]:
-    """Run the demonstration and print what it finds.
+def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
+    """Run the demonstration.
 
     Args:
-        photos: Folder of JPEGs with one sub-folder a class, or of ``train`` and ``val`` with one
-            sub-folder a class each; by default crops of scikit-learn's two sample photographs.
+        photos: Folder of JPEGs with one subfolder per class, or of ``train`` and ``val`` with one
+            subfolder per class each; by default crops of scikit-learn's two sample photographs.
         out: Target folder: new, empty, or of an earlier demonstration, whose files are replaced.
-        epochs: Epochs of each training.
-
-    Returns:
-        The two trainings, scan 2 and full.
+        epochs: Epochs of each training run.
 
     Raises:
         EncodeError: The folder holds something else.
+        MissingDependency: matplotlib or scikit-learn is not installed.
     """
     folder = Path(out)
-    _take(folder)
-    if photos is None:
-        print("Cropping scikit-learn's two sample photographs into a two-class set ...")
+    picture = str(folder / "scans.png")
+    # What is missing is found before anything is written.
+    plots.pyplot_module()
+    images = None if photos else _sample_photographs()
+    _claim(folder)
+    if images is not None:
+        _say("Cropping scikit-learn's two sample photographs into a two-class set ...")
         photos = str(folder / "photos")
-        _crop_sample_photographs(Path(photos))
+        _write_crops(images, Path(photos))
+    assert photos is not None
     train = _encode_sets(photos, folder)
     costs = scan_costs(train)
-    named = ", ".join(train.classes)
-    print(f"\nWhat a job reads of the {train.num_samples} training images ({named}):")
-    print(scan_table(costs))
+    _say(f"Training a small network for {epochs} epochs at scan 2, then at full fidelity ...")
+    low, full = trainings = [_train(folder, scan, epochs) for scan in (2, FULL)]
 
-    trainings = [_train(folder, scan, epochs) for scan in (2, FULL)]
-    print(f"\nTraining a small network for {epochs} epochs, validated at full fidelity:")
-    print(_training_table(trainings))
+    index, urls = open_dataset(folder / "val")
+    jpegs = {
+        scan: next(Shard(urls[0]).samples(scan))["jpg"]
+        for scan in (1, 2, 3, 5, 6, index.num_groups)
+    }
+    ladder = [(f"scan {scan}", len(jpeg), decode_image(jpeg)) for scan, jpeg in jpegs.items()]
+    title = "One image at each scan, and what a scan costs"
+    plots.plot_ladder(ladder, costs, picture, title=title)
 
-    picture = str(folder / "scans.png")
-    _draw(folder, picture, costs)
-    low, full = trainings
-    print(
-        f"\nScan 2 read {full.bytes_read / low.bytes_read:.1f}x fewer bytes. "
-        f"One image at each scan: {picture}"
-    )
-    return trainings
-
-
-def _training_table(trainings: Sequence[Training]) -> str:
     rows = [[scan, human_bytes(size), f"{accuracy:.3f}"] for scan, size, accuracy in trainings]
-    return table(["scan", "bytes read", "accuracy"], rows)
+    lines = [
+        f"A job that reads the {train.num_samples} training images ({', '.join(train.classes)}):",
+        scan_table(costs),
+        f"\nA small network after {epochs} epochs, validated at full fidelity:",
+        table(["scan", "bytes read", "accuracy"], rows),
+        f"\nScan 2 read {full.bytes_read / low.bytes_read:.1f}x fewer bytes.",
+        f"One image at each scan: {picture}",
+    ]
+    figures = {"trainings": trainings, "scans": costs, "picture": picture}
+    return Report(figures, "\n".join(lines))
 
 
-def _take(folder: Path) -> None:
-    """Make the target folder ours; what a user has there must not be replaced."""
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _claim(folder: Path) -> None:
+    """Refuse a folder with files of the user; mark a new one."""
     folder.mkdir(parents=True, exist_ok=True)
     marker = folder / _MARKER
     if any(folder.iterdir()) and not marker.exists():
@@ -116,41 +112,38 @@ def _take(folder: Path) -> None:
     marker.write_text("pcrshard demo replaces what is in this folder.\n")
 
 
-def _crop_sample_photographs(folder: Path) -> None:
-    """Crops of china.jpg and flower.jpg: training from the left, validation from the right.
-
-    They share no pixel.
-    """
+def _sample_photographs() -> dict[str, Pixels]:
+    """china.jpg and flower.jpg, as (H, W, 3) uint8."""
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise MissingDependency(
             "scikit-learn is not installed: pip install 'pcrshard[train]'"
         ) from error
+    found = load_sample_images()
+    return {
+        Path(name).stem: image for name, image in zip(found.filenames, found.images, strict=True)
+    }
+
+
+def _write_crops(images: dict[str, Pixels], folder: Path) -> None:
+    """Random crops, for training from the left and for validation from the right.
+
+    They share no pixel.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     rng = np.random.default_rng(0)
-    photographs = load_sample_images()
-    for path, image in zip(photographs.filenames, photographs.images, strict=True):
-        label = Path(path).stem
+    for label, image in images.items():
         border = image.shape[1] - _CROP - 32
-        _write_crops(image[:, :border], folder / "train" / label, 320, rng)
-        _write_crops(image[:, border:], folder / "val" / label, 80, rng)
-
-
-def _write_crops(
-    image: Pixels,
-    folder: Path,
-    count: int,
-    rng: Generator,
-) -> None:
-    folder.mkdir(parents=True)
-    for number in range(count):
-        (folder / f"{number:03d}.jpg").write_bytes(compress(_crop(image, rng), 90))
-
-
-def _crop(image: Pixels, rng: Generator) -> Pixels:
-    y, x = (rng.integers(0, side - _CROP + 1) for side in image.shape[:2])
-    return np.ascontiguousarray(image[y : y + _CROP, x : x + _CROP])
+        for name, part, count in (
+            ("train", image[:, :border], 320),
+            ("val", image[:, border:], 80),
+        ):
+            (folder / name / label).mkdir(parents=True)
+            for number in range(count):
+                y, x = (rng.integers(0, side - _CROP + 1) for side in part.shape[:2])
+                crop = np.ascontiguousarray(part[y : y + _CROP, x : x + _CROP])
+                (folder / name / label / f"{number:03d}.jpg").write_bytes(compress(crop, 90))
 
 
 def _encode_sets(photos: str, out: Path) -> DatasetIndex:
@@ -159,56 +152,43 @@ def _encode_sets(photos: str, out: Path) -> DatasetIndex:
     Returns:
         The index of the training images.
     """
-    sources = _find_sets(photos, out)
     indexes = []
-    for name, (src, options) in sources.items():
+    for name, (src, options) in _find_sets(photos, out).items():
         target = out / name
         shutil.rmtree(target, ignore_errors=True)
         index = encode(src, target, replace(options, name=name, on_error="skip"))
-        print(f"Encoded {index.num_samples} images into {target}.")
+        _say(f"Encoded {index.num_samples} images into {target}.")
         indexes.append(index)
     return indexes[0]
 
 
-def _find_sets(photos: str, out: Path) -> Sets:
-    """The source and the options of the training images, then those of the validation images."""
-    source = list_source(os.path.abspath(photos))
-    if not source.splits:
-        return _draw_sets(source, photos, out)
+def _find_sets(photos: str, out: Path) -> dict[str, tuple[str, EncodeOptions]]:
+    """The source and the options of the training images, then those of the validation images.
+
+    Of a folder without splits, one image in five validates.
+    """
     names = ("train", "val")
-    if not source.splits.keys() >= {*names}:
-        found = ", ".join(source.splits)
-        raise EncodeError(f"expected folders train and val, got {found}", url=photos)
-    return {name: (photos, EncodeOptions(split=name)) for name in names}
-
-
-def _draw_sets(
-    source: Source,
-    photos: str,
-    out: Path,
-) -> Sets:
-    """Two lists of the images of a folder without splits: one image in five validates."""
+    source = list_source(os.path.abspath(photos))
+    if source.splits:
+        if not {*source.splits} >= {*names}:
+            found = ", ".join(source.splits)
+            raise EncodeError(f"expected folders train and val, got {found}", url=photos)
+        return {name: (photos, EncodeOptions(split=name)) for name in names}
     if len(source.classes) < 2:
         raise EncodeError(
-            f"expected at least two classes, one sub-folder each, got {len(source.classes)}",
+            f"expected at least two classes, one subfolder each, got {len(source.classes)}",
             url=photos,
         )
     rng = random.Random(0)
-    rows: dict[str, list[str]] = {"train": [], "val": []}
+    rows: dict[str, list[str]] = {name: [] for name in names}
     for sample in source.samples:
-        (name,) = rng.choices(list(rows), [4, 1])
+        (name,) = rng.choices(names, [4, 1])
         label = sample.key.partition("/")[0]
-        row = {
-            "path": sample.refs[0].url,
-            "label": label,
-        }
-        rows[name].append(json.dumps(row))
-    sets = {}
+        rows[name].append(json.dumps({"path": sample.refs[0].url, "label": label}))
     for name, lines in rows.items():
-        path = out / f"{name}.jsonl"
-        path.write_text("\n".join(lines))
-        sets[name] = (str(path), EncodeOptions(classes=source.classes))
-    return sets
+        (out / f"{name}.jsonl").write_text("\n".join(lines))
+    options = EncodeOptions(classes=source.classes)
+    return {name: (str(out / f"{name}.jsonl"), options) for name in names}
 
 
 def _loader(folder: Path, scan: Scan, *, shuffle: bool = True) -> PCRLoader:
@@ -218,42 +198,28 @@ def _loader(folder: Path, scan: Scan, *, shuffle: bool = True) -> PCRLoader:
     return PCRLoader(dataset, _BATCH, shuffle=shuffle, drop_last=False, lanes_per_rank=1)
 
 
-def _train(
-    out: Path,
-    scan: Scan,
-    epochs: int,
-) -> Training:
+def _train(out: Path, scan: Scan, epochs: int) -> Training:
     torch.manual_seed(0)
     index, _ = open_dataset(out / "train")
-    model = _network(index.num_classes)
-    optimiser = torch.optim.AdamW(model.parameters(), 2e-3)
+    # Three convolutions, each halving the side, and a linear layer.
+    layers: list[nn.Module] = []
+    for channels, wider in ((3, 16), (16, 32), (32, 64)):
+        layers += [
+            nn.Conv2d(channels, wider, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(wider),
+            nn.ReLU(),
+        ]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, index.num_classes)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     loader = _loader(out / "train", scan)
     for _ in range(epochs):
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images / 127.5 - 1), labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-            optimiser.step()
+            optimizer.step()
     return Training(scan, epochs * index.prefix_bytes(scan), _accuracy(model, out / "val"))
-
-
-def _network(num_classes: int) -> nn.Module:
-    """Three convolutions, each halving the side, and a linear layer."""
-    layers: list[nn.Module] = []
-    for channels, wider in ((3, 16), (16, 32), (32, 64)):
-        layers += [
-            nn.Conv2d(
-                channels,
-                wider,
-                3,
-                stride=2,
-                padding=1,
-                bias=False,
-            ),
-            nn.BatchNorm2d(wider),
-            nn.ReLU(),
-        ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
 @torch.no_grad()
@@ -264,20 +230,3 @@ def _accuracy(model: nn.Module, folder: Path) -> float:
         right += int((model(images / 127.5 - 1).argmax(1) == labels).sum())
         total += len(labels)
     return right / total
-
-
-def _draw(
-    out: Path,
-    picture: str,
-    costs: Sequence[ScanCost],
-) -> None:
-    """One validation image at several scans, above the bars."""
-    index, urls = open_dataset(out / "val")
-    shard = Shard(urls[0])
-    images = [_rung(shard, scan) for scan in (1, 2, 3, 5, 6, index.num_groups)]
-    plots.plot_ladder(images, costs, picture, title="One image at each scan, and what a scan costs")
-
-
-def _rung(shard: Shard, scan: Scan) -> tuple[str, int, Pixels]:
-    jpeg = next(shard.samples(scan))["jpg"]
-    return f"scan {scan}", len(jpeg), decode_image(jpeg)

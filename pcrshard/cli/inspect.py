@@ -1,109 +1,141 @@
-"""Commands that look and change nothing: ``pcrshard info | plan | fidelity``."""
+"""Commands that change nothing: ``pcrshard info | plan | fidelity``."""
 
 from __future__ import annotations
 
 import itertools
-import math
+import os
 import sys
-from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
-from .. import __version__
-from ..errors import EncodeError, PCRError
+from .. import __version__, storage
+from ..errors import PCRError
 from ..fidelity import measure, plots
-from ..fidelity.costs import PlanCost, plan_costs, plan_table, scan_costs, scan_table
-from ..format.dataset_index import DatasetIndex
+from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
+from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
+from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
-from ..reading.dataset_folder import check_claims, count_classes, open_dataset
+from ..reading.dataset_folder import (
+    Opened,
+    check_claims,
+    count_classes,
+    find_datasets,
+    open_dataset,
+)
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..training.epoch_order import Geometry, Rules
-from .arguments import (
-    DATASET,
-    JSON,
-    Command,
-    argument,
-    at_least,
-    flag,
-    megabytes,
-    open_source,
-    positive,
-    print_json,
-    scan_argument,
-    sizes,
-    value,
+from .parser import (
+    Bandwidth,
+    Count,
+    Parallel,
+    ParallelOrZero,
+    Positive,
+    Report,
+    ScanNumber,
+    StorageOptions,
+    UsageError,
 )
 from .progress import ProgressBar
-from .simulate import ARGUMENTS, simulate, simulation_table
-
-Report = dict[str, Any]
-
-
-def _info(args: Namespace) -> None:
-    if args.system:
-        print_json({"pcrshard": __version__} | libjpeg_turbo.system())
-    elif args.src is None:
-        raise EncodeError("expected a dataset or a shard; see `pcrshard info --help`")
-    else:
-        index, urls = open_source(args.src)
-        if args.plot:
-            title = f"{index.num_samples} samples, script {index.script}"
-            plots.plot_scan_costs(scan_costs(index), args.plot, title=title)
-        about = _describe(index, urls[0])
-        if args.classes:
-            about["samples_per_class"] = count_classes(index, urls)
-        show = _info_as_json if args.json else _info_as_text
-        show(index, about)
-
-
-def _info_as_json(index: DatasetIndex, about: Report) -> None:
-    scans = [cost._asdict() for cost in scan_costs(index)]
-    labels = {
-        "classes": index.classes,
-        "num_classes": index.num_classes,
-    }
-    print_json(about | labels | {"scans": scans})
-
-
-def _info_as_text(index: DatasetIndex, about: Report) -> None:
-    counts = about.pop("samples_per_class", {})
-    print("  ".join(itertools.starmap(_shown, about.items())))
-    for name, count in counts.items():
-        print(f"{count:9d}  {name}")
-    print(scan_table(scan_costs(index)))
-    if about["layout"] == "compact":
-        print(_COMPACT_HINT)
-
-
-def _shown(name: str, content: object) -> str:
-    shown = ", ".join(content) if isinstance(content, list) else content
-    return f"{name}: {shown}"
-
+from .simulate import ClusterOptions, simulate_scans, simulation_table
 
 _COMPACT_HINT = (
     "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader gets "
     "one record of scan groups a shard. `pcrshard encode --layout preview` shows it the images."
 )
-INFO = Command(
-    "info",
-    "Show what each scan of a dataset costs.",
-    "pcrshard info /data/train-pcr --plot sizes.png",
-    _info,
-    [
-        argument("src", "dataset folder, its pcr.json, or one shard", nargs="?"),
-        JSON,
-        value("--plot", "save the table as a picture", "PNG"),
-        flag("--classes", "count the samples of each class (field cls); reads no image"),
-        flag("--system", "show libraries and decoders of this machine instead"),
-    ],
-)
 
 
-def _describe(index: DatasetIndex, first_url: str) -> Report:
-    """What a dataset holds; layout, streams and fields are those of its first shard."""
-    schema = Shard(first_url).index.schema
-    return {
+def is_shard(url: str) -> bool:
+    """Whether a command was given one shard instead of a dataset."""
+    return storage.file_name(url).endswith(".tar")
+
+
+def open_source(url: str, storage_options: storage.Options) -> Opened:
+    """Open a dataset, or one shard as a dataset: its index, and the URLs of its shards.
+
+    Raises:
+        StorageError: There is no dataset index.
+    """
+    if not is_shard(url):
+        return open_dataset(url, storage_options=storage_options)
+    shard = Shard(url, storage_options=storage_options)
+    head = shard.head
+    entry = ShardEntry(
+        storage.file_name(url),
+        head.num_samples,
+        head.crc32c,
+        head.prefix_stop(FULL) + len(TRAILER),
+        # The checksum of the file, which only a dataset index knows.
+        0,
+        head.prefix_stops,
+        head.index_stop,
+    )
+    return DatasetIndex(shard.index.schema.script, head.num_groups, (entry,)), [url]
+
+
+def sizes(index: DatasetIndex) -> str:
+    """The size of a dataset, in words."""
+    return f"{index.num_samples} samples in {len(index.shards)} shards"
+
+
+def info(
+    src: str = "",
+    *,
+    plot: str | None = None,
+    classes: bool = False,
+    system: bool = False,
+    storage_option: StorageOptions = None,
+) -> Report:
+    """Show what each scan of a dataset costs.
+
+    Example:
+        pcrshard info /data/train-pcr --plot sizes.png
+
+    Args:
+        src: Dataset folder, its pcr.json, a folder of splits, or one shard.
+        plot: PNG file to save the table to, as a picture.
+        classes: Count the samples of each class (field cls); reads no image.
+        system: Show the libraries and decoders of this machine instead.
+        storage_option: fsspec option of the dataset; repeatable.
+    """
+    if system:
+        system_figures = {"pcrshard": __version__} | libjpeg_turbo.system()
+        lines = itertools.starmap("{}: {}".format, system_figures.items())
+        return Report(system_figures, "\n".join(lines))
+    if not src:
+        raise UsageError("expected a dataset or a shard")
+    if plot:
+        plots.check_target(plot)
+    datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
+    reports = {}
+    for split, url in datasets.items():
+        index, urls = open_source(url, storage_option)
+        if plot:
+            title = f"{index.num_samples} samples, script {index.script}"
+            stem, extension = os.path.splitext(plot)
+            target = f"{stem}-{split}{extension}" if split else plot
+            plots.plot_scan_costs(scan_costs(index), target, title=title)
+        reports[split] = _describe(index, urls, classes, storage_option)
+    if "" in reports:
+        return reports[""]
+    text = "\n\n".join(f"{split}:\n{report.text}" for split, report in reports.items())
+    return Report({split: report.figures for split, report in reports.items()}, text)
+
+
+def _describe(
+    index: DatasetIndex,
+    urls: Sequence[str],
+    classes: bool,
+    storage_options: storage.Options,
+) -> Report:
+    costs = scan_costs(index)
+    # Layout, streams and fields are those of the first shard.
+    schema = Shard(urls[0], storage_options=storage_options).index.schema
+    late = {
+        field: FULL if position > index.num_groups else position for field, position in schema.late
+    }
+    about: dict[str, Any] = {
         "samples": index.num_samples,
         "shards": len(index.shards),
         "script": index.script,
@@ -112,231 +144,201 @@ def _describe(index: DatasetIndex, first_url: str) -> Report:
             f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
         ],
         "fields": list(schema.fields),
-        "late": [f"{field}={_scan_name(index, scan)}" for field, scan in schema.late],
-        "classes": index.num_classes,
+        "late": [f"{field}={scan}" for field, scan in late.items()],
+        "classes": index.classes,
     }
+    shown = ["  ".join(itertools.starmap(_shown, about.items()))]
+    if classes:
+        counts = count_classes(index, urls, storage_options=storage_options)
+        about["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
+        shown += [f"{count:9d}  {name}" for name, count in about["samples_per_class"].items()]
+    shown.append(scan_table(costs))
+    if schema.layout == "compact":
+        shown.append(_COMPACT_HINT)
+    about |= {"num_classes": index.num_classes, "scans": costs}
+    return Report(about, "\n".join(shown))
 
 
-def _scan_name(index: DatasetIndex, position: int) -> Scan:
-    return FULL if position > index.num_groups else position
+def _shown(name: str, content: Any) -> str:
+    return f"{name}: {', '.join(content) if isinstance(content, list | tuple) else content}"
 
 
-def _plan(args: Namespace) -> None:
-    index, urls = open_dataset(args.src)
-    check_claims(index, urls)
-    samples = args.samples if args.simulate and args.samples else index.num_samples
-    step = _global_batch(args, samples)
-    rows: list[Report]
-    if args.simulate:
-        args.batch = step // args.ranks
-        rows = simulate(args, index, urls)
-        shown = simulation_table(rows)
-    else:
-        costs = _plan_costs(args, index, step)
-        rows = [cost._asdict() for cost in costs]
-        shown = plan_table(costs)
-    if args.json:
-        print_json(rows)
-        return
-    print(f"{sizes(index)}, {samples // step} steps of {step}")
-    print(shown)
-    if args.phases % max(args.workers, 1):
+def plan(
+    src: str,
+    *,
+    scan: ScanNumber | None = None,
+    ranks: Count = 1,
+    workers: ParallelOrZero = 1,
+    batch: Count = 256,
+    lanes_per_rank: Parallel = 4,
+    shuffle_shards: ParallelOrZero = 4,
+    bandwidth: Bandwidth | None = None,
+    simulate: Positive | None = None,
+    cluster: ClusterOptions = ClusterOptions(),
+    storage_option: StorageOptions = None,
+) -> Report:
+    """Predict what an epoch of PCRDataset reads, and with --simulate how long it takes.
+
+    Example:
+        pcrshard plan s3://bucket/train-pcr --scan 5 --ranks 8 --workers 4 --bandwidth 200
+
+    Args:
+        src: Dataset folder or its pcr.json, local or a URL.
+        scan: Only this scan (default: all).
+        ranks: Training processes.
+        workers: DataLoader workers per rank.
+        batch: Images per rank and step.
+        lanes_per_rank: Lanes per rank; best a multiple of the workers.
+        shuffle_shards: Shards mixed at a time in a lane.
+        bandwidth: Bandwidth of the storage, for all ranks together.
+        simulate: Simulate the epoch with accelerators that train on this many images per
+            second each.
+        cluster: Machines of the simulated epoch.
+        storage_option: fsspec option of the dataset; repeatable.
+    """
+    index, urls = open_dataset(src, storage_options=storage_option)
+    check_claims(index, urls, storage_options=storage_option)
+    samples = index.num_samples if simulate is None else cluster.samples or index.num_samples
+    if ranks > samples:
+        raise PCRError(f"expected at most {samples} ranks, one per sample, got {ranks}")
+    if batch > (most := samples // ranks):
         print(
-            f"{args.workers} workers do not divide {args.phases} phases: "
-            f"shards are read by several workers; try --phases {args.workers}"
-        )
-
-
-def _plan_costs(args: Namespace, index: DatasetIndex, step: int) -> list[PlanCost]:
-    return plan_costs(
-        index,
-        [args.scan] if args.scan else None,
-        Geometry(step, args.ranks, args.phases),
-        Rules(shuffle_shards=args.shuffle_shards),
-        workers=max(args.workers, 1),
-        bandwidth=args.bandwidth,
-    )
-
-
-def _global_batch(args: Namespace, num_samples: int) -> int:
-    """Images of all ranks in a step; of a small dataset as many as there are."""
-    ranks: int = args.ranks
-    if ranks > num_samples:
-        raise PCRError(f"expected at most {num_samples} ranks, one a sample, got {ranks}")
-    batch: int = args.batch
-    most = num_samples // ranks
-    if batch > most:
-        print(
-            f"note: {batch} x {ranks} (--batch x --ranks) is more than the {num_samples} "
-            f"samples; planned with --batch {most}",
+            f"note: {batch} x {ranks} (--batch x --ranks) is more than the {samples} samples; "
+            f"planned with --batch {most}",
             file=sys.stderr,
         )
-    return min(batch, most) * ranks
-
-
-PLAN = Command(
-    "plan",
-    "What an epoch of PCRDataset will read, before any job runs: bytes, requests, memory,"
-    " images a second; with --simulate, what a cluster will do.",
-    "pcrshard plan s3://bucket/train-pcr --scan 5 --ranks 8 --workers 4 --bandwidth 200",
-    _plan,
-    [
-        DATASET,
-        value("--scan", "only this scan (default: all)", "SCAN", scan_argument),
-        value("--ranks", "processes that train (default: %(default)s)", "R", at_least(1), 1),
-        value(
-            "--workers", "DataLoader workers of each (default: %(default)s)", "W", at_least(0), 1
-        ),
-        value("--batch", "images per rank and step (default: %(default)s)", "N", at_least(1), 256),
-        value(
-            "--phases",
-            "lanes per rank; best a multiple of the workers (default: %(default)s)",
-            "P",
-            at_least(1),
-            4,
-        ),
-        value(
-            "--shuffle-shards",
-            "shards mixed at a time in a lane (default: %(default)s)",
-            "K",
-            at_least(0),
-            4,
-        ),
-        value("--bandwidth", "of the storage, for all ranks together", "MB/s", megabytes),
-        *ARGUMENTS,
-        JSON,
-    ],
-)
-
-
-def _fidelity(args: Namespace) -> None:
-    rows = _measure(args)
-    advice = measure.recommend(rows, args.min_msssim)
-    _draw_fidelity(args, rows)
-    if args.json:
-        scans = [_as_json(row, args) for row in rows]
-        print_json({"recommended": advice.scan, "reason": advice.reason, "scans": scans})
-        return
-    print(_describe_images(rows[0]))
-    print(measure.fidelity_table(rows, args.bandwidth, args.cores))
-    print(f"recommended: scan {advice.scan}: {advice.reason}")
-
-
-def _measure(args: Namespace) -> list[measure.ScanFidelity]:
-    with ProgressBar("fidelity", "images") as progress:
-        return measure.measure(
-            args.src,
-            num_images=args.num_images,
-            seed=args.seed,
-            on_image=progress,
-            reference=args.reference,
-            model=_network(args),
-            smoothing=args.smoothing,
+        batch = most
+    geometry = Geometry(batch * ranks, ranks, lanes_per_rank)
+    rules = Rules(shuffle_shards=shuffle_shards)
+    scans = None if scan is None else [scan]
+    rows: Any
+    if simulate is not None:
+        rows = simulate_scans(
+            index,
+            Shard(urls[0], storage_options=storage_option),
+            scans,
+            geometry,
+            rules,
+            rate=simulate,
+            workers=workers,
+            bandwidth=bandwidth,
+            options=cluster,
         )
+        table = simulation_table(rows)
+    elif cluster != ClusterOptions():
+        raise UsageError(f"{', '.join(cluster.given())} needs --simulate")
+    else:
+        rows = plan_costs(
+            index, scans, geometry, rules, workers=max(workers, 1), bandwidth=bandwidth
+        )
+        table = plan_table(rows)
+    lines = [f"{sizes(index)}, {samples // geometry.global_batch} steps of {batch * ranks}", table]
+    if lanes_per_rank % max(workers, 1):
+        lines.append(
+            f"{workers} workers do not divide {lanes_per_rank} lanes per rank: "
+            f"shards are read by several workers; try --lanes-per-rank {workers}"
+        )
+    return Report(rows, "\n".join(lines))
 
 
-def _network(args: Namespace) -> Any:
-    if not args.model:
-        return None
-    # It brings torch, two seconds that the others should not pay.
-    from ..fidelity.user_network import load_network
+def fidelity(
+    src: str,
+    *,
+    min_msssim: Positive = 0.95,
+    bandwidth: Bandwidth | None = None,
+    cores: Positive = 1,
+    num_images: Count = 32,
+    seed: int = 0,
+    plot: str | None = None,
+    contact_sheet: str | None = None,
+    model: str | None = None,
+    model_size: Count = 224,
+    reference: str | None = None,
+    smoothing: bool = False,
+    storage_option: StorageOptions = None,
+) -> Report:
+    """Measure how good each scan is and what it costs, and recommend one.
 
-    return load_network(args.model, args.model_size)
+    Reports MS-SSIM, PSNR, bytes, and decoding time on this machine.
 
+    Example:
+        pcrshard fidelity /data/train-pcr --bandwidth 200 --plot fidelity.png
 
-def _describe_images(row: measure.ScanFidelity) -> str:
-    """How many images were measured, and what they were compared with."""
-    note = f"; {row.num_small} small ones by fewer scales" if row.num_small else ""
-    return f"{row.num_images} images, against {_describe_reference(row.reference)}{note}"
+    Args:
+        src: Dataset folder, local or a URL.
+        min_msssim: Minimum acceptable mean MS-SSIM; the default is the paper's.
+        bandwidth: Bandwidth of the storage: adds the images per second that each scan allows
+            (Theorem 4.1).
+        cores: CPU cores used for decoding in that estimate.
+        num_images: Number of random images.
+        seed: Seed of the random choice.
+        plot: PNG file for a plot of MS-SSIM over bytes.
+        contact_sheet: PNG file for a picture of some images at scans 1, 2, 5 and full, with their
+            differences to full.
+        model: PACKAGE.MODULE:FUNCTION that returns your network: adds its top-1 accuracy at each
+            scan, by the labels in cls.
+        model_size: Side in pixels of the images that the network takes.
+        reference: Dataset that SRC is a staged copy of, to compare with its full fidelity.
+        smoothing: Decode with smoothing between blocks, as ImageDecoder(smoothing=True).
+        storage_option: fsspec option of the dataset and the reference; repeatable.
+    """
+    for path in filter(None, (plot, contact_sheet)):
+        plots.check_target(path)
+    network = None
+    if model:
+        # Importing torch takes two seconds, which the other commands should not pay.
+        from ..fidelity.user_network import load_network
 
-
-def _describe_reference(scan: Scan) -> str:
-    if scan == FULL:
-        return "full fidelity"
-    return f"scan {scan}, the highest of this staged copy (--reference URL names the whole dataset)"
-
-
-def _draw_fidelity(args: Namespace, rows: list[measure.ScanFidelity]) -> None:
-    if args.plot:
+        network = load_network(model, model_size)
+    with ProgressBar("fidelity", "images") as progress:
+        rows = measure.measure(
+            src,
+            num_images=num_images,
+            seed=seed,
+            on_image=progress,
+            reference=reference,
+            model=network,
+            smoothing=smoothing,
+            storage_options=storage_option,
+        )
+    if plot:
         plots.plot_fidelity(
             [row.scan for row in rows],
             [row.bytes_per_image / 1000 for row in rows],
             [row.msssim for row in rows],
-            args.plot,
-            title=f"{rows[0].num_images} images of {redact_url(args.src)}",
+            plot,
+            title=f"{rows[0].num_images} images of {redact_url(src)}",
         )
-    if args.contact_sheet:
+    if contact_sheet:
         measure.contact_sheet(
-            args.src,
-            args.contact_sheet,
-            seed=args.seed,
-            reference=args.reference,
-            smoothing=args.smoothing,
+            src,
+            contact_sheet,
+            seed=seed,
+            reference=reference,
+            smoothing=smoothing,
+            storage_options=storage_option,
         )
+    scans = [row._asdict() for row in rows]
+    if bandwidth is not None:
+        for scan, row in zip(scans, rows, strict=True):
+            rate = measure.throughput(row, bandwidth, cores)
+            scan["images_per_second"] = rate.images_per_second
+    advice = measure.recommend(rows, min_msssim)
+    first = rows[0]
+    small = f"; {first.num_small} small ones by fewer scales" if first.num_small else ""
+    lines = [
+        f"{first.num_images} images, against {_described(first.reference)}{small}",
+        measure.fidelity_table(rows, bandwidth, cores),
+        f"recommended: scan {advice.scan}: {advice.reason}",
+    ]
+    figures = {"recommended": advice.scan, "reason": advice.reason, "scans": scans}
+    return Report(figures, "\n".join(lines))
 
 
-def _as_json(row: measure.ScanFidelity, args: Namespace) -> Report:
-    entry = row._asdict()
-    if row.psnr == math.inf:
-        # JSON has no infinity, which is the PSNR of equal pixels.
-        entry["psnr"] = None
-    if args.bandwidth is not None:
-        rate = measure.throughput(row, args.bandwidth, args.cores)
-        entry["images_per_second"] = rate.images_per_second
-    return entry
-
-
-FIDELITY = Command(
-    "fidelity",
-    "How good each scan is, what it costs, and which to take: MS-SSIM, PSNR, bytes,"
-    " decode time on this machine.",
-    "pcrshard fidelity /data/train-pcr --bandwidth 200 --plot fidelity.png"
-    " --contact-sheet sheet.png",
-    _fidelity,
-    [
-        argument("src", "dataset folder, local or a URL"),
-        value(
-            "--min-msssim",
-            "that is good enough (default: %(default)s, as in the paper)",
-            "X",
-            float,
-            0.95,
-        ),
-        value(
-            "--bandwidth",
-            "of the storage: adds the images/s that each scan allows (Theorem 4.1)",
-            "MB/s",
-            megabytes,
-        ),
-        value("--cores", "that decode, for the same (default: %(default)s)", "N", positive, 1),
-        value("--num-images", "drawn at random (default: %(default)s)", "N", at_least(1), 32),
-        value("--seed", "same seed, same images (default: %(default)s)", "SEED", int, 0),
-        value("--plot", "draw bytes against MS-SSIM", "OUT.png"),
-        value(
-            "--contact-sheet",
-            "draw some images at scans 1, 2, 5 and full, with their differences to full",
-            "OUT.png",
-        ),
-        value(
-            "--model",
-            "a function that gives your network: adds its top-1 at each scan, by the labels in cls",
-            "PACKAGE.MODULE:FUNCTION",
-        ),
-        value(
-            "--model-size",
-            "side of the images that it takes (default: %(default)s)",
-            "PIXELS",
-            at_least(1),
-            224,
-        ),
-        value(
-            "--reference",
-            "the dataset that SRC is a staged copy of, to compare with its full fidelity",
-            "URL",
-        ),
-        flag(
-            "--smoothing", "decode with smoothing between blocks, as ImageDecoder(smoothing=True)"
-        ),
-        JSON,
-    ],
-)
+def _described(reference: Scan) -> str:
+    if reference == FULL:
+        return "full fidelity"
+    return (
+        f"scan {reference}, the highest of this staged copy (--reference URL names the whole "
+        "dataset)"
+    )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import math
 import os
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, Literal
 
 from .. import __version__
 from ..errors import PCRError
 from ..redaction import PIPE, RedactingStream
 from . import checkpoint
-from .arguments import Command, argument, at_least, value
-from .card import CARD
-from .encode import ENCODE
-from .inspect import FIDELITY, INFO, PLAN
-from .reading import CACHE, EXPORT, STAGE, VERIFY
+from .encode import encode
+from .inspect import fidelity, info, plan
+from .parser import Count, Report, UsageError, add_command, run_command
+from .reading import cache, card, export, stage, verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,26 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well, 1 for a problem found or an error, 2 for wrong usage.
     """
-    _print_any_name()
-    words = sys.argv[1:] if argv is None else argv
-    with _redacted(words):
-        try:
-            return _run(words)
-        except KeyboardInterrupt:
-            print("pcrshard: stopped", file=sys.stderr)
-            return 130
-
-
-def _print_any_name() -> None:
-    """A file's name need not be UTF-8, and must not stop the report about it."""
     for stream in (sys.stdout, sys.stderr):
+        # A file's name need not be UTF-8, and must not stop the report about it.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if argv is None else argv
+    with _redacted(words):
+        return _run(words)
 
 
 @contextmanager
 def _redacted(words: Sequence[str]) -> Iterator[None]:
-    """What is printed may be shown: no secret of a URL that was given is in it."""
+    """Leave the secrets of URLs on the command line out of everything that is printed."""
     urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
     out = RedactingStream(sys.stdout, urls)
     err = RedactingStream(sys.stderr, urls)
@@ -55,74 +49,125 @@ def _redacted(words: Sequence[str]) -> Iterator[None]:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Parse a command and run it."""
-    args = _parse(words)
-    logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
+    """Parse a command, run it, and print its report."""
+    name = " ".join(["pcrshard", *words[:1]])
     try:
-        status = int(args.run(args) or 0)
+        args = _parse(words)
+        name = args.parser.prog
+        logging.getLogger("pcrshard").handlers = [logging.StreamHandler(sys.stderr)]
+        report: Report = run_command(args.function, vars(args))
+        print(_as_json(report.figures) if "json" in args else printable(report.text))
         sys.stdout.flush()
-    except (PCRError, KeyboardInterrupt) as error:
-        return _tell(args.command, error)
+    except UsageError as error:
+        args.parser.error(str(error))
+    except (PCRError, ValueError) as error:
+        # A function of the package raises ValueError for arguments that make no sense.
+        return _fail(name, str(error))
+    except ImportError as error:
+        extra = "checkpoint" if "checkpoint" in name else "train"
+        return _fail(name, f"{error}: pip install 'pcrshard[{extra}]'")
     except OSError as error:
-        # Python would complain once more when it closes standard output.
+        # Python would complain again when it closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # The reader has seen enough (| head), or the report does not fit on a disk.
-        return 0 if isinstance(error, BrokenPipeError) else _tell(args.command, error)
-    return status
+        return 0 if isinstance(error, BrokenPipeError) else _fail(name, str(error))
+    except KeyboardInterrupt as error:
+        advice = "".join(f"; {text}" for text in error.args)
+        print(f"{name}: stopped{advice}", file=sys.stderr)
+        return 130
+    return int(report.has_failed)
 
 
-def _tell(command: str, error: BaseException) -> int:
-    """Print why a command has ended; returns its exit status."""
-    if isinstance(error, PCRError | OSError):
-        print(f"pcrshard {command}: {error}", file=sys.stderr)
-        return 1
-    # What the command knows of how to go on.
-    advice = "".join(f"; {text}" for text in error.args)
-    print(f"pcrshard {command}: stopped{advice}", file=sys.stderr)
-    return 130
+def _fail(name: str, message: str) -> int:
+    print(f"{name}: {printable(message)}", file=sys.stderr)
+    return 1
+
+
+def _as_json(figures: Any) -> str:
+    return json.dumps(_plain(figures), indent=1)
+
+
+def _plain(value: Any) -> Any:
+    """Replace named tuples by dicts, and infinity, which JSON does not have, by ``null``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey: names in a dataset or a store are another user's."""
+    return "".join(
+        char if char.isprintable() or char in "\t\n" else ascii(char)[1:-1] for char in text
+    )
 
 
 def _parse(words: Sequence[str]) -> Namespace:
-    """The command and its options; what is wrong is told with the usage of the command itself."""
+    """Parse a command line; usage errors show the usage of the command, not of the program."""
     args, unknown = build_parser().parse_known_args(words)
     if unknown:
-        # argparse itself would show the usage of the main parser.
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_advice(unknown)}")
+        is_option = any(word.startswith("-") for word in unknown)
+        advice = "" if is_option else "; quote a pattern, so that the shell leaves it as it is"
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
     return args
 
 
-def _advice(unknown: Sequence[str]) -> str:
-    if any(word.startswith("-") for word in unknown):
-        return ""
-    return "; quote a pattern, so that the shell leaves it as it is"
-
-
 def build_parser() -> ArgumentParser:
-    """The parser of all commands; ``run`` of what it parses is the command's function."""
+    """The parser of all commands."""
     parser = ArgumentParser(
         prog="pcrshard", description="Read only the JPEG fidelity that training needs."
     )
     parser.add_argument("--version", action="version", version=f"pcrshard {__version__}")
-    commands = parser.add_subparsers(
-        dest="command",
-        required=True,
-        metavar="COMMAND",
-    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.add_to(commands)
-    checkpoint.register(commands)
+        add_command(commands, command.__name__, command)
+    text = "List, check, export, copy and delete the checkpoints of a store."
+    stores = commands.add_parser("checkpoint", help=text, description=text)
+    actions = stores.add_subparsers(required=True, metavar="ACTION")
+    for action in checkpoint.COMMANDS:
+        add_command(actions, action.__name__, action)
     return parser
 
 
-def _complete(args: Namespace) -> None:
+def demo(photos: str | None = None, *, out: str = "demo-output", epochs: Count = 6) -> Report:
+    """Encode photographs, show what each scan costs, train from scan 2 and from full fidelity.
+
+    Example:
+        pcrshard demo my-photos --out demo-output
+
+    Args:
+        photos: Folder of JPEGs with one subfolder per class, or with train/ and val/ of these;
+            by default crops of two sample photographs.
+        out: Folder for the shards and the picture.
+        epochs: Epochs of each training run.
+    """
+    # Importing torch takes two seconds, which the other commands should not pay.
+    from .demo import run_demo
+
+    return run_demo(photos, out, epochs=epochs)
+
+
+def completion(shell: Literal["bash", "zsh", "tcsh"]) -> Report:
+    """Print a script that makes a shell complete the commands, their options and files.
+
+    Example:
+        pcrshard completion bash
+
+    Args:
+        shell: The shell that reads the script.
+    """
     import shtab
 
     parser = build_parser()
     for action in _all_arguments(parser):
-        # A dataset, a source, a target: whatever has no words of its own may be a file.
+        # An argument without choices is a dataset, a source or a target: perhaps a file.
         if not action.option_strings and action.choices is None:
             vars(action)["complete"] = shtab.FILE
-    print(shtab.complete(parser, args.shell))
+    script = shtab.complete(parser, shell)
+    return Report({"script": script}, script)
 
 
 def _all_arguments(parser: ArgumentParser) -> Iterator[Action]:
@@ -133,45 +178,4 @@ def _all_arguments(parser: ArgumentParser) -> Iterator[Action]:
             yield from _all_arguments(command)
 
 
-def _demo(args: Namespace) -> None:
-    # It brings torch, two seconds that the other commands should not pay.
-    from .demo import run_demo
-
-    run_demo(args.photos, args.out, epochs=args.epochs)
-
-
-DEMO = Command(
-    "demo",
-    "Encode photographs, show what each scan costs, train from scan 2 and from full fidelity.",
-    "pcrshard demo my-photos --out demo-output",
-    _demo,
-    [
-        argument(
-            "photos",
-            "folder of JPEGs, one sub-folder a class, or train/ and val/ of these"
-            " (default: crops of two sample photographs)",
-            nargs="?",
-        ),
-        value(
-            "--out",
-            "folder for shards and picture (default: %(default)s)",
-            "OUT",
-            str,
-            "demo-output",
-        ),
-        value(
-            "--epochs", "epochs of each training (default: %(default)s)", "EPOCHS", at_least(1), 6
-        ),
-    ],
-)
-COMPLETION = Command(
-    "completion",
-    "Print what makes a shell complete the commands, their options and files.",
-    "pcrshard completion bash",
-    _complete,
-    [argument("shell", "whose completion", choices=("bash", "zsh", "tcsh"))],
-)
-COMMANDS = (
-    *(ENCODE, INFO, VERIFY, EXPORT, STAGE, PLAN, CACHE, FIDELITY, CARD, DEMO),
-    COMPLETION,
-)
+COMMANDS = (encode, info, verify, export, stage, plan, cache, fidelity, card, demo, completion)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
-from ..errors import PCRError
 from ..fidelity.costs import human_bytes, scan_costs, table
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
@@ -15,9 +15,9 @@ from ..reading.shard import Shard
 from ..simulation.cluster import Cluster, Job, Node, Storage, Work
 from ..simulation.decoding import image_seconds
 from ..simulation.epoch import Simulation
-from ..simulation.outcome import Outcome, outcome
-from ..training.epoch_order import Rules
-from .arguments import at_least, megabytes, positive, value
+from ..simulation.outcome import outcome
+from ..training.epoch_order import Geometry, Rules
+from .parser import Bandwidth, Count, Kind, Parallel, ParallelOrZero, Positive, between
 
 _HEADER = (
     "scan",
@@ -30,11 +30,10 @@ _HEADER = (
     "sent",
     "dollars",
 )
-_MOST_SAMPLES = 1 << 30
 
 
-def _pair(text: str) -> tuple[float, float]:
-    """The type of an option with a number, or two, such as ``30,300``; none is 0."""
+def _numbers(text: str) -> tuple[float, float]:
+    """One number or two, such as ``30,300``; a missing second one is 0."""
     first, _, second = text.partition(",")
     try:
         found = float(first), float(second or 0)
@@ -45,118 +44,133 @@ def _pair(text: str) -> tuple[float, float]:
     return found
 
 
-ARGUMENTS = [
-    value(
-        "--simulate",
-        "simulate the epoch, with accelerators that train so many images a second each",
-        "IMAGES/S",
-        positive,
-    ),
-    value("--per-node", "accelerators a node (default: %(default)s)", "N", at_least(1), 8),
-    value("--cores", "cores a node (default: %(default)s)", "N", at_least(1), 64),
-    value(
-        "--threads", "threads that decode in each rank, in place of workers", "N", at_least(0), 0
-    ),
-    value("--link", "network of a node (default: without limit)", "MB/s", megabytes, math.inf),
-    value("--stream", "of one request (default: without limit)", "MB/s", megabytes, math.inf),
-    value(
-        "--latency",
-        "until a request's first byte: the median, and the slowest hundredth",
-        "MS[,MS]",
-        _pair,
-        (0.0, 0.0),
-    ),
-    value("--cache", "local cache of a node; the second epoch is shown", "GB", positive, 0.0),
-    value(
-        "--decode",
-        "images a second of a core (default: as measured here, at each scan)",
-        "IMAGES/S",
-        positive,
-    ),
-    value(
-        "--prices",
-        "dollars for 1,000 requests, and for a GB that leaves the storage",
-        "REQUESTS[,GB]",
-        _pair,
-        (0.0, 0.0),
-    ),
-    value("--samples", "as if the dataset had so many", "N", at_least(1)),
-    value("--steps", "only the first steps of the epoch", "N", at_least(1)),
-]
+def _latency(text: str) -> tuple[float, float]:
+    median, p99 = _numbers(text)
+    if 0 < p99 < median:
+        raise ArgumentTypeError(f"expected MEDIAN,P99 with the median first, got {text!r}")
+    return median, max(median, p99)
 
 
-def simulate(args: Namespace, index: DatasetIndex, urls: Sequence[str]) -> list[dict[str, Any]]:
-    """The outcome of an epoch at each scan."""
-    scans = [args.scan] if args.scan else [cost.scan for cost in scan_costs(index)]
-    return [{"scan": scan} | _simulate(args, index, urls, scan)._asdict() for scan in scans]
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Machines, with --simulate.
+
+    Attributes:
+        per_node: Accelerators per node.
+        cores: CPU cores per node.
+        threads: Decoding threads of each rank, instead of workers.
+        link: Network bandwidth of a node (default: unlimited).
+        stream: Bandwidth of one request (default: unlimited).
+        latency: Time to the first byte of a request, median and 99th percentile.
+        cache: Local cache of a node in GB; the second epoch is shown.
+        decode: Images per second that a core decodes (default: as measured here,
+            at each scan).
+        prices: Dollars per 1,000 requests, and per GB that leaves the storage.
+        samples: Number of samples, if the dataset is a part of a larger one.
+        steps: Only the first steps of the epoch.
+    """
+
+    per_node: Parallel = 8
+    cores: Parallel = 64
+    threads: ParallelOrZero = 0
+    link: Bandwidth = math.inf
+    stream: Bandwidth = math.inf
+    latency: Annotated[tuple[float, float], Kind(_latency, "MS[,MS]")] = (0.0, 0.0)
+    cache: Positive = 0.0
+    decode: Positive | None = None
+    prices: Annotated[tuple[float, float], Kind(_numbers, "REQUESTS[,GB]")] = (0.0, 0.0)
+    # Planning takes 57 bytes per sample.
+    samples: Annotated[int, between(1, 1 << 26)] | None = None
+    steps: Count | None = None
+
+    def given(self) -> Iterator[str]:
+        """The options that are not at their defaults, as on a command line."""
+        for field in fields(self):
+            if getattr(self, field.name) != field.default:
+                yield f"--{field.name.replace('_', '-')}"
 
 
-def _simulate(
-    args: Namespace,
+def simulate_scans(
     index: DatasetIndex,
-    urls: Sequence[str],
-    scan: Scan,
-) -> Outcome:
-    seconds = 1 / args.decode if args.decode else image_seconds(Shard(urls[0]), scan)
-    workers = 0 if args.threads else args.workers
-    job = Job(args.ranks, args.simulate, args.batch, workers, args.threads)
-    sizes, prefixes = zip(*_shards(index, scan, args.samples or index.num_samples), strict=True)
-    simulation = Simulation(
-        _cluster(args),
-        job,
-        Work(seconds),
-        sizes,
-        prefixes,
-        rules=Rules(shuffle_shards=args.shuffle_shards),
-        phases=args.phases,
+    shard: Shard,
+    scans: Sequence[Scan] | None,
+    geometry: Geometry,
+    rules: Rules,
+    *,
+    rate: float,
+    workers: int,
+    bandwidth: float | None,
+    options: ClusterOptions,
+) -> list[dict[str, Any]]:
+    """Simulate an epoch at each scan; a shard of the dataset is decoded to measure its cost."""
+    batch = geometry.global_batch // geometry.max_world_size
+    job = Job(
+        geometry.max_world_size,
+        rate,
+        batch,
+        0 if options.threads else workers,
+        threads=options.threads,
     )
-    epochs = 2 if args.cache else 1
-    traces = [simulation.run(epoch, args.steps) for epoch in range(epochs)]
-    return outcome(simulation, traces[-1])
-
-
-def _cluster(args: Namespace) -> Cluster:
-    median, p99 = args.latency
-    requests, gigabytes = args.prices
-    storage = Storage(
-        args.bandwidth or math.inf,
-        args.stream,
-        median / 1e3,
-        max(median, p99) / 1e3,
-        requests / 1e3,
-        gigabytes / 1e9,
+    median, p99 = options.latency
+    requests, gigabytes = options.prices
+    cluster = Cluster(
+        Storage(
+            bandwidth or math.inf,
+            options.stream,
+            median / 1e3,
+            p99 / 1e3,
+            requests / 1e3,
+            gigabytes / 1e9,
+        ),
+        Node(options.per_node, options.cores, options.link, options.cache * 1e9),
     )
-    node = Node(args.per_node, args.cores, args.link, args.cache * 1e9)
-    return Cluster(storage, node)
+    rows = []
+    for scan in scans or [cost.scan for cost in scan_costs(index)]:
+        seconds = 1 / options.decode if options.decode else image_seconds(shard, scan)
+        sizes, prefixes = _shards(index, scan, options.samples or index.num_samples)
+        simulation = Simulation(
+            cluster,
+            job,
+            Work(seconds),
+            sizes,
+            prefixes,
+            rules=rules,
+            lanes_per_rank=geometry.lanes_per_rank,
+        )
+        for epoch in range(2 if options.cache else 1):
+            trace = simulation.run(epoch, options.steps)
+        rows.append({"scan": scan} | outcome(simulation, trace)._asdict())
+    return rows
 
 
-def _shards(index: DatasetIndex, scan: Scan, samples: int) -> Iterator[tuple[int, int]]:
-    """Samples and prefix bytes of each shard; its own again and again, if there are more."""
-    if samples > _MOST_SAMPLES:
-        raise PCRError(f"expected at most {_MOST_SAMPLES} samples, got {samples}")
-    left = samples
-    while left > 0:
+def _shards(index: DatasetIndex, scan: Scan, samples: int) -> tuple[list[int], list[int]]:
+    """Samples and prefix bytes of each shard; the shards repeat for more samples than they have."""
+    sizes: list[int] = []
+    prefixes: list[int] = []
+    while samples > 0:
         for shard in index.shards:
-            taken = min(left, shard.num_samples)
+            taken = min(samples, shard.num_samples)
             if taken:
-                yield taken, shard.prefix_stop(scan) * taken // shard.num_samples
-            left -= taken
+                sizes.append(taken)
+                prefixes.append(shard.prefix_stop(scan) * taken // shard.num_samples)
+            samples -= taken
+    return sizes, prefixes
 
 
 def simulation_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of ``pcrshard plan --simulate``."""
-    return table(_HEADER, [_cells(row) for row in rows])
-
-
-def _cells(row: dict[str, Any]) -> list[object]:
-    return [
-        row["scan"],
-        f"{row['images_per_second']:.0f}",
-        f"{100 * row['stall']:.0f} %",
-        f"{row['step_p99']:.3g} s",
-        f"{row['first_batch']:.3g} s",
-        f"{row['epoch_seconds']:.4g} s",
-        row["requests"],
-        human_bytes(row["sent_bytes"]),
-        f"{row['dollars']:.2f}",
+    """Format the result of :func:`simulate_scans`."""
+    cells = [
+        [
+            row["scan"],
+            f"{row['images_per_second']:.0f}",
+            f"{100 * row['stall']:.0f} %",
+            f"{row['step_p99']:.3g} s",
+            f"{row['first_batch']:.3g} s",
+            f"{row['epoch_seconds']:.4g} s",
+            row["requests"],
+            human_bytes(row["sent_bytes"]),
+            f"{row['dollars']:.2f}",
+        ]
+        for row in rows
     ]
+    return table(_HEADER, cells)

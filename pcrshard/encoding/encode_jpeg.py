@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..errors import PCRError, UnsupportedJpeg
+from ..errors import UnsupportedJpeg
 from ..format.group_table import MAX_HEADER_BYTES
 from ..format.scan_script import STANDARD, ScanScript, group_scans, scans_for
 from ..format.shard_index import MAX_PIECE_BYTES
@@ -13,8 +13,6 @@ from ..jpeg.markers import Range, map_jpeg
 from ..jpeg.pixels import make_progressive
 from ..jpeg.segments import read_segment
 from ..jpeg.split import check_complete, cut_scans, cut_tail, mend_headers
-
-OnUnlayered = Callable[[bytes, PCRError], bytes | None]
 
 
 class EncodedImage(NamedTuple):
@@ -61,37 +59,6 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
         frame.width,
         source.orientation,
     )
-
-
-def encode_each(
-    files: Mapping[str, bytes],
-    script: ScanScript,
-    on_unlayered: OnUnlayered | None,
-) -> list[EncodedImage] | None:
-    """The images of a list; ``None`` if one of them is to be kept as it is, and so all of them.
-
-    Args:
-        files: Each by its name, for errors.
-        script: The scan script.
-        on_unlayered: Called with a file that cannot be rearranged into scans, and with why; gives
-            the same file to keep it as it is, or a JPEG in its place.
-
-    Raises:
-        CorruptJpeg, UnsupportedJpeg: An image is refused; the message has its name.
-    """
-    images = []
-    for name, file in files.items():
-        try:
-            images.append(encode_jpeg(file, script))
-        except PCRError as error:
-            named = type(error)(str(error), key=name)
-            instead = None if on_unlayered is None else on_unlayered(file, named)
-            if instead is None:
-                raise named from error
-            if instead is file:
-                return None
-            images.append(encode_jpeg(instead, script))
-    return images
 
 
 def _cut_groups(

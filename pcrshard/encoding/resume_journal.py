@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
+import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+
+import msgspec
 
 from .. import storage
 from ..checksum import crc32c
 from ..errors import EncodeError, PCRError, StorageError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..redaction import redact, redact_url
-from .folder_lock import FolderLock
+from ..storage.locks import hold_lock
+from .shard_plan import EncodeOptions, Plan
 
 JOURNAL = "encode-journal.json"
+LOCK = ".encode.lock"
 SKIPPED = "skipped.jsonl"
 KEPT = "kept.jsonl"
 REPORTS = (SKIPPED, KEPT)
 PARTS = "encode-parts"
 SECONDS_PER_SAVE = 1.0
+_GRACE_SECONDS = 1.0
 Part = tuple[int, int]
-# What may have been done about a file, by what is to be done now.
+# The outcomes that a shard may have, by what is to be done about bad files now.
 _ALLOWED = {
     "raise": frozenset[str](),
     "skip": frozenset({"skipped"}),
     "keep": frozenset({"kept"}),
     "reencode": frozenset({"reencoded", "skipped"}),
 }
+# The options that say how a source is listed, besides the class names, which pcr.json has.
+_LISTING = ("prefix_keys", "split", "lists", "on_error", "reencode_quality")
 
 
 class Unlayered(NamedTuple):
-    """A file that is not in scans, what was done about it, and why.
+    """A file that is not in scans, and why.
 
     ``outcome`` is ``skipped``, ``kept`` or ``reencoded``.
     """
@@ -52,7 +59,7 @@ class Unlayered(NamedTuple):
         reason: str,
         outcome: str = "skipped",
     ) -> Unlayered:
-        """A file with what may be shown of its source, because this is written down."""
+        """The same without secrets of URLs, because it is written to a file."""
         return cls(key, redact_url(source), redact(reason, source), outcome)
 
     @property
@@ -62,7 +69,7 @@ class Unlayered(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What came of a task; no entry if every sample was skipped.
+    """The result of a task; no entry if every sample was skipped.
 
     ``num_classes`` is the highest label + 1 in the shard.
     """
@@ -75,24 +82,25 @@ class ShardResult(NamedTuple):
 Results = dict[int, ShardResult]
 
 
-class _Saved(NamedTuple):
+class _Saved(msgspec.Struct):
     """A journal's file."""
 
     fingerprint: str
-    results: Results
+    shards: Results
+    run: str = ""
+    listing: dict[str, Any] = {}  # msgspec copies it
 
 
 class Journal:
-    """Which shards are written; kept in the destination, so that a run can go on where it stopped.
+    """Which shards are written; kept in the destination, so that a run can be resumed.
 
     A run over all shards keeps ``encode-journal.json``. Part I of N keeps
     ``encode-parts/I-of-N.json``, until all are united.
 
     Args:
         dst: Folder of the shards.
-        fingerprint: Identifies source and options; another run's journal is refused.
-        on_error: What is done about files that are not in scans; a shard where something else was
-            done is made again.
+        plan: The source and the options. A journal with another fingerprint is refused, and a shard
+            where ``on_error`` did something else is encoded again.
         options: fsspec storage options of the folder.
         part: (I, N), or ``None`` for a run over all shards.
     """
@@ -100,72 +108,92 @@ class Journal:
     def __init__(
         self,
         dst: str,
-        fingerprint: str,
-        on_error: str,
+        plan: Plan,
         options: storage.Options,
         part: Part | None = None,
     ) -> None:
-        _check_part(part)
+        if part is not None and not 0 <= part[0] < part[1]:
+            raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
         self.dst = dst
-        self.fingerprint = fingerprint
-        self.on_error = on_error
+        self.plan = plan
         self.options = options
         self.part = part
-        self.whole_url = storage.join(dst, JOURNAL)
-        self.parts_url = storage.join(dst, PARTS)
-        self.url = self.whole_url
-        if part is not None:
-            self.url = storage.join(self.parts_url, f"{part[0]}-of-{part[1]}.json")
         self.results: Results = {}
+        self._name = "" if part is None else f"{part[0]}-of-{part[1]}"
+        self._whole_url = storage.join(dst, JOURNAL)
+        self._parts_url = storage.join(dst, PARTS)
+        self._url = self._whole_url
+        if part is not None:
+            self._url = storage.join(self._parts_url, f"{self._name}.json")
         self._run = secrets.token_hex(8)
+        # Named as a temporary file, so that it is removed like one if this process is killed.
+        self.permit = storage.join(dst, f".pcrshard-run-{self._run}.tmp")
         self._saved = 0.0
-        self._goes_on = False
-        # Object stores have no locks.
-        self._lock = FolderLock(dst) if storage.is_local(dst) else None
+        self._resumes = False
 
     @contextlib.contextmanager
     def open(self, resume: bool) -> Iterator[None]:
         """Take over the whole shards of an earlier run, or make sure that there was none.
 
-        Until the end of the block no other run may write to the folder, but for other parts.
+        Until the end of the block no other run may write to the folder, except other parts. Object
+        stores have no locks: there the run that was first fails when it next saves.
 
         Raises:
-            EncodeError: Another run is writing there, or has written and this one may not go on
-                with it.
+            EncodeError: Another run is writing there, or has written and must not be resumed.
         """
         storage.make_folder(self.dst, options=self.options)
-        number = None if self.part is None else self.part[0]
-        with self._lock.held(number) if self._lock else contextlib.nullcontext():
+        with self._lock(LOCK, shared=self.part is not None), contextlib.ExitStack() as stack:
+            if self.part is not None:
+                stack.enter_context(self._lock(f"{LOCK}-{self._name}"))
             self._take_over(resume)
             yield
 
+    @contextlib.contextmanager
+    def _lock(self, name: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+        if not storage.is_local(self.dst):
+            yield
+            return
+        path = os.path.join(self.dst, name)
+        with contextlib.ExitStack() as stack:
+            # Workers of a killed run share its lock until they notice, a moment later.
+            end = time.monotonic() + _GRACE_SECONDS
+            held = None
+            while held is None:
+                if time.monotonic() > end:
+                    raise EncodeError(
+                        "another encode, of the same part or of the whole dataset, is writing to "
+                        f"{self.dst}: wait for it, or use another folder"
+                    )
+                try:
+                    held = stack.enter_context(hold_lock(path, shared=shared, wait=wait))
+                except OSError as error:
+                    message = f"cannot write: {type(error).__name__}: {error}"
+                    raise StorageError(message, url=path) from error
+                if held is None:
+                    time.sleep(0.05)
+            try:
+                yield
+            finally:
+                if not shared:
+                    self._unlock_for_good(name)
+
+    def _unlock_for_good(self, name: str) -> None:
+        """Remove a lock's file; a process that has opened it opens a new one once it has it."""
+        if storage.is_local(self.dst):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.dst, name))
+
     def _take_over(self, resume: bool) -> None:
         found = self._read_all()
-        mine = found
-        if self.part is not None:
-            mine = {url: found[url] for url in found if url in (self.url, self.whole_url)}
-        self._check_allowed(resume, found, mine)
-        self._check_parts(found)
-        self._goes_on = resume and bool(mine)
-        if self.part is None:
-            storage.remove_temporary_files(self.dst)
-        for number, result in _merged(mine.values()).items():
-            if self.is_mine(number) and self._is_kept(result):
-                self.results[number] = result
-
-    def _check_allowed(
-        self,
-        resume: bool,
-        found: dict[str, _Saved],
-        mine: dict[str, _Saved],
-    ) -> None:
+        mine = [
+            saved
+            for url, saved in found.items()
+            if self.part is None or url in (self._url, self._whole_url)
+        ]
         index_url = storage.join(self.dst, DATASET_INDEX)
-        there = [url for url, saved in mine.items() if saved.results]
         has_index = storage.exists(index_url, options=self.options)
-        if has_index:
-            there.append(index_url)
-        if there and not resume:
-            which = there[0].removeprefix(self.dst).lstrip("/")
+        if not resume and (has_index or any(saved.shards for saved in mine)):
+            which = DATASET_INDEX if has_index else self._url.removeprefix(self.dst).lstrip("/")
             raise EncodeError(
                 f"already holds a dataset ({which}): use --resume, or another folder", url=self.dst
             )
@@ -174,91 +202,82 @@ class Journal:
                 f"holds a dataset that --resume cannot go on with: it has no {JOURNAL}",
                 url=self.dst,
             )
-        if any(known.results and known.fingerprint != self.fingerprint for known in found.values()):
+        fingerprint = self.plan.fingerprint
+        if any(saved.shards and saved.fingerprint != fingerprint for saved in found.values()):
             raise EncodeError(
                 "the source or the options differ from the run that is there, "
                 "and that --resume would go on with",
                 url=self.dst,
             )
-
-    def _check_parts(self, urls: Iterable[str]) -> None:
+        self._resumes = resume and bool(mine)
         if self.part is None:
-            return
-        matches = (re.search(r"/\d+-of-(\d+)\.json$", url) for url in urls)
-        counts = {int(match[1]) for match in matches if match}
-        if counts - {self.part[1]}:
-            raise EncodeError(
-                f"expected parts of {min(counts)}, as those that are there, "
-                f"got part {self.part[0]}/{self.part[1]}"
-            )
+            storage.remove_temporary_files(self.dst)
+        sizes = self._sizes()
+        for saved in mine:
+            for number, result in saved.shards.items():
+                if self.is_mine(number) and self._is_kept(result, sizes):
+                    self.results[number] = result
 
     def is_mine(self, number: int) -> bool:
         """Whether this part writes the shard of this number."""
         return self.part is None or number % self.part[1] == self.part[0]
 
     def begin(self, names: Iterable[str]) -> None:
-        """Put on record that these shards will be written.
+        """Record that these shards will be written, and permit tasks to write them.
 
         Raises:
-            EncodeError: One of them is there, and this does not go on with a run that may have
-                written it.
+            EncodeError: One of them exists, and no run that this one resumes has written it.
         """
-        # An object store has no folder before it has something in it.
-        if not self._goes_on and storage.is_folder(self.dst, options=self.options):
-            self._check_free(names)
-        self.save()
-
-    def _check_free(self, names: Iterable[str]) -> None:
-        there = {name for name, _ in storage.list_files(self.dst, options=self.options)}
-        if found := sorted(there.intersection(names)):
+        if not self._resumes and (found := sorted(self._sizes().keys() & {*names})):
             raise EncodeError(
                 f"already holds {found[0]}, of no run that this goes on with: use another folder",
                 url=self.dst,
             )
+        self.save()
+        with storage.atomic_write(self.permit, options=self.options, durable=False):
+            pass
+
+    def end(self) -> None:
+        """Withdraw the permit: tasks that have not started do nothing."""
+        with contextlib.suppress(StorageError):
+            storage.remove(self.permit, options=self.options)
+
+    def _sizes(self) -> dict[str, int | None]:
+        """The files of the folder with their sizes; an object store has no empty folder."""
+        if not storage.is_folder(self.dst, options=self.options):
+            return {}
+        return dict(storage.list_files(self.dst, options=self.options))
 
     def _read_all(self) -> dict[str, _Saved]:
         """Every journal in the folder by its URL."""
         try:
             return self._try_to_read_all()
         except StorageError:
-            # Another part has found all shards done, and united the journals meanwhile.
+            # Another part has found all shards done, and united the journals in the meantime.
             return self._try_to_read_all()
 
     def _try_to_read_all(self) -> dict[str, _Saved]:
         urls = []
-        if storage.exists(self.whole_url, options=self.options):
-            urls.append(self.whole_url)
-        if storage.exists(self.parts_url, options=self.options):
-            files = storage.list_files(self.parts_url, options=self.options)
+        if storage.exists(self._whole_url, options=self.options):
+            urls.append(self._whole_url)
+        if storage.exists(self._parts_url, options=self.options):
+            files = storage.list_files(self._parts_url, options=self.options)
             names = [name for name, _ in files if name.endswith(".json")]
-            urls += [storage.join(self.parts_url, name) for name in names]
-        return {url: self._read(url) for url in urls}
+            urls += [storage.join(self._parts_url, name) for name in names]
+        return {url: _read_journal(url, self.options) for url in urls}
 
-    def _read(self, url: str) -> _Saved:
-        data = storage.read_bytes(url, options=self.options)
-        try:
-            return _parse_journal(data)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EncodeError(
-                f"not a journal: {error}; remove it to start from the beginning", url=url
-            ) from error
-
-    def _is_kept(self, result: ShardResult) -> bool:
-        """Whether a shard need not be made again.
-
-        Every byte must be there, and nothing may have been done about a file that is not to be
-        done now.
-        """
-        entry = result.entry
-        outcomes = {row.outcome for row in result.unlayered}
-        if outcomes - _ALLOWED[self.on_error]:
+    def _is_kept(self, result: ShardResult, sizes: dict[str, int | None]) -> bool:
+        """Whether a shard is whole, and bad files were treated as they would be now."""
+        if {row.outcome for row in result.unlayered} - _ALLOWED[self.plan.options.on_error]:
             return False
-        if entry is None:
+        if result.entry is None:
             return True
-        url = storage.join(self.dst, entry.name)
+        if not _is_there(result, sizes):
+            return False
+        url = storage.join(self.dst, result.entry.name)
         try:
-            with storage.open_range(url, 0, entry.shard_bytes, options=self.options) as view:
-                return crc32c(view) == entry.shard_crc32c and self._is_there(result)
+            with storage.open_range(url, 0, result.entry.shard_bytes, options=self.options) as view:
+                return crc32c(view) == result.entry.shard_crc32c
         except PCRError:
             return False
 
@@ -269,84 +288,85 @@ class Journal:
             self.save()
 
     def save(self) -> None:
-        """Save; where there are no locks, make sure that no other run has taken over.
+        """Save; without locks, make sure that no other run has taken over.
 
         Raises:
             EncodeError: One has.
         """
-        if self._lock is None and self._saved:
-            self._check_run()
-        self._write(self.url, self.results)
-        self._saved = time.monotonic()
-
-    def _check_run(self) -> None:
-        raw = json.loads(storage.read_bytes(self.url, options=self.options))
-        if raw.get("run") != self._run:
+        is_unsure = self._saved and not storage.is_local(self.dst)
+        if is_unsure and _read_journal(self._url, self.options).run != self._run:
             raise EncodeError(
                 "another encode is writing to this folder; wait for it, then use --resume",
                 url=self.dst,
             )
+        self._write(self._url, self.results)
+        self._saved = time.monotonic()
 
     def _write(self, url: str, results: Results) -> None:
-        shards = {str(number): result for number, result in sorted(results.items())}
-        run = {
-            "fingerprint": self.fingerprint,
-            "run": self._run,
-            "shards": shards,
-        }
-        text = json.dumps(run)
+        options = self.plan.options
+        listing = {name: getattr(options, name) for name in _LISTING}
+        saved = _Saved(self.plan.fingerprint, dict(sorted(results.items())), self._run, listing)
         with storage.atomic_write(url, options=self.options) as file:
-            file.write(text.encode())
+            # By json: names of files may have bytes that are not UTF-8.
+            file.write(json.dumps(msgspec.to_builtins(saved)).encode())
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[Results]:
-        """What this part and all others have written; one process at a time."""
-        if self.part is None:
-            yield self.results
-            return
-        with self._lock.finishing() if self._lock else contextlib.nullcontext():
-            yield self._find_written() | self.results
+        """The shards that all parts have written; one process at a time."""
+        with self._lock(f"{LOCK}-finish", wait=True):
+            yield self.written() | self.results
 
-    def _find_written(self) -> Results:
-        """The shards of all journals that are there."""
-        found = _merged(self._read_all().values())
-        return {number: result for number, result in found.items() if self._is_there(result)}
-
-    def _is_there(self, result: ShardResult) -> bool:
-        """Whether a shard has its size; the part that wrote it has checked the rest."""
-        if result.entry is None:
-            return True
-        url = storage.join(self.dst, result.entry.name)
-        return (
-            storage.exists(url, options=self.options)
-            and storage.file_bytes(url, options=self.options) == result.entry.shard_bytes
-        )
+    def written(self) -> Results:
+        """The shards of all journals that have their size; the part that wrote one checked it."""
+        sizes = self._sizes()
+        return {
+            number: result
+            for saved in self._read_all().values()
+            for number, result in saved.shards.items()
+            if _is_there(result, sizes)
+        }
 
     def unite(self, results: Results) -> None:
-        """Save the results of all parts in one journal."""
+        """Save the results of all parts in one journal, and remove whatever parts have left."""
         if self.part is not None:
-            self._write(self.whole_url, results)
-
-    def clean_up(self) -> None:
-        """Remove the parts' journals, and what killed workers and parts left; all are done."""
+            self._write(self._whole_url, results)
         storage.remove_temporary_files(self.dst)
         with contextlib.suppress(StorageError):
-            if storage.exists(self.parts_url, options=self.options):
-                storage.remove(self.parts_url, options=self.options)
-        if self._lock is not None:
-            self._lock.remove()
+            if storage.exists(self._parts_url, options=self.options):
+                storage.remove(self._parts_url, options=self.options)
+        self._unlock_for_good(LOCK)
 
 
-def _check_part(part: Part | None) -> None:
-    if part is not None and not 0 <= part[0] < part[1]:
-        raise EncodeError(f"expected a part I/N with I from 0 to N-1, got {part[0]}/{part[1]}")
+def _is_there(result: ShardResult, sizes: dict[str, int | None]) -> bool:
+    """Whether a shard has its size, if the store tells sizes."""
+    entry = result.entry
+    return entry is None or sizes.get(entry.name, -1) in (entry.shard_bytes, None)
 
 
-def _merged(journals: Iterable[_Saved]) -> Results:
-    results: Results = {}
-    for saved in journals:
-        results |= saved.results
-    return results
+def _read_journal(url: str, options: storage.Options) -> _Saved:
+    data = storage.read_bytes(url, options=options)
+    try:
+        return msgspec.convert(json.loads(data), _Saved, str_keys=True)
+    except (ValueError, RecursionError) as error:
+        raise EncodeError(
+            f"not a journal: {error}; remove it to start from the beginning", url=url
+        ) from error
+
+
+def listing_options(dst: str, *, options: storage.Options = None) -> EncodeOptions:
+    """The options that say how the source of a dataset is listed, as far as its journal has them.
+
+    Args:
+        dst: The dataset's folder.
+        options: fsspec storage options of the folder.
+    """
+    url = storage.join(dst, JOURNAL)
+    if not storage.exists(url, options=options):
+        return EncodeOptions()
+    listing = _read_journal(url, options).listing
+    known = {name: value for name, value in listing.items() if name in _LISTING}
+    lists = known.get("lists")
+    return EncodeOptions(**known | {"lists": None if lists is None else tuple(lists)})
 
 
 def read_report(
@@ -376,23 +396,6 @@ def write_report(
     *,
     options: storage.Options | None = None,
 ) -> None:
-    """List files as :func:`read_report` reads them, one JSON object a line."""
+    """List files as :func:`read_report` reads them, one JSON object per line."""
     with storage.atomic_write(storage.join(dst, name), options=options) as file:
         file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in rows)
-
-
-def _parse_journal(data: bytes) -> _Saved:
-    raw = json.loads(data)
-    return _Saved(
-        str(raw["fingerprint"]),
-        {int(number): _result_from_json(result) for number, result in raw["shards"].items()},
-    )
-
-
-def _result_from_json(raw: Any) -> ShardResult:
-    entry, unlayered, *counted = raw
-    if entry is not None:
-        entry = ShardEntry(*entry)
-        entry = entry._replace(prefix_stops=tuple(entry.prefix_stops))
-    rows = tuple(Unlayered.of(*row) for row in unlayered)
-    return ShardResult(entry, rows, *map(int, counted))

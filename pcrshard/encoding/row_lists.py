@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import storage
 from ..errors import EncodeError
 from ..redaction import redact_url
-from .sample_refs import (
-    FieldRef,
-    SampleRef,
-    Source,
-    StorageOptions,
-    unique_keys,
-)
+from .samples import LABEL_FIELD, FieldRef, SampleRef, StorageOptions, unique_keys
 
-Row = dict[str, Any]
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+Row = dict[str, Any]
 _DIGITS = re.compile("-?[0-9]+")
+_NUMBER = re.compile("0|-?[1-9][0-9]*")
 _MAX_LIST_BYTES = 1 << 31
 _MAX_DIGITS = 18  # fits into int64
-_NUMBER = re.compile("0|-?[1-9][0-9]*")
-# What other programs call the columns, the first that is there.
+# Names that other programs give to the columns; the first one found is used.
 _PATH_COLUMNS = ("path", "file_name", "filename", "file", "image")
 _LABEL_COLUMNS = ("label", "class")
 _DEFAULT_COLUMNS = ["path", "label", "extra"]
 
 
-class _Lines:
-    """The lines of a list as text, and the number of the one that was read last."""
+def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list[str | None]]:
+    """List the samples of a file in its order, and the class name of each.
 
-    def __init__(self, data: bytes) -> None:
-        self._lines = iter(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-        self.number = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.number += 1
-        return line.removesuffix(b"\r").decode()
-
-
-def list_rows(path: str, options: StorageOptions) -> Source:
-    """The samples of a list, in its order.
+    Numeric labels are already in the samples' field ``cls``, and have no class name.
 
     Raises:
-        EncodeError: A row is not as it should be; the message names its line.
+        EncodeError: A row is malformed; the message names its line.
         StorageError: The list cannot be read.
     """
-    lines = _open_list(path, options)
+    # A local list may be a pipe, which has no size.
+    most = None if storage.is_local(path) else _MAX_LIST_BYTES
+    lines = _Lines(storage.read_bytes(path, options=options, max_bytes=most))
     rows = []
     try:
         for row in _parse(path, lines):
@@ -66,40 +49,54 @@ def list_rows(path: str, options: StorageOptions) -> Source:
         raise EncodeError(f"line {lines.number}: {reason}", url=path) from error
     if not path.endswith(("jsonl", "ndjson")):
         _read_numbers(rows)
-    return _rows_to_source(rows, path)
+    labels = [row.pop("label", None) for row in rows]
+    _check_alike(labels, path)
+    folder = path.rpartition("/")[0]
+    samples = []
+    for key, row, label in zip(unique_keys(row["path"] for row in rows), rows, labels, strict=True):
+        url = row.pop("path")
+        if folder and "://" not in url and not url.startswith("/"):
+            url = storage.join(folder, url)
+        known = [(LABEL_FIELD, str(label).encode())] if isinstance(label, int) else []
+        if row:
+            known.append(("json", json.dumps(row).encode()))
+        samples.append(SampleRef(key, (FieldRef("jpg", url),), tuple(known)))
+    return samples, [label if isinstance(label, str) else None for label in labels]
 
 
-def _open_list(path: str, options: StorageOptions) -> _Lines:
-    # A local one may be a pipe, which has no size.
-    most = None if storage.is_local(path) else _MAX_LIST_BYTES
-    data = storage.read_bytes(path, options=options, max_bytes=most)
-    return _Lines(data)
+class _Lines:
+    """The lines of a list as text, and the number of the line read last."""
+
+    def __init__(self, data: bytes) -> None:
+        self._lines = iter(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+        self.number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self.number += 1
+            yield line.removesuffix(b"\r").decode() + "\n"
 
 
 def _parse(path: str, lines: _Lines) -> Iterator[Row]:
-    if path.endswith(".csv"):
-        return _table_rows(_csv_cells(lines), needs_header=True)
+    filled = (line for line in lines if line.strip())
     if path.endswith(".tsv"):
-        cells = (line.split("\t") for line in lines if line.strip())
-        return _table_rows(cells)
-    return (_parse_json(line) for line in lines if line.strip())
+        yield from _table_rows(line[:-1].split("\t") for line in filled)
+    elif path.endswith(".csv"):
+        yield from _table_rows(_csv_cells(iter(lines)), needs_header=True)
+    else:
+        for line in filled:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise EncodeError("expected a JSON object")
+            yield row
 
 
-def _csv_cells(lines: _Lines) -> Iterator[list[str]]:
-    """The rows of a CSV file; separated by semicolons if its first line has no comma."""
+def _csv_cells(lines: Iterator[str]) -> Iterator[list[str]]:
+    """The rows of a CSV file, separated by semicolons if its first line has no comma."""
     first = next(lines)
-    separator = _separator(first)
-
-    def texts() -> Iterator[str]:
-        yield f"{first}\n"
-        yield from (f"{line}\n" for line in lines)
-
-    rows = csv.reader(texts(), delimiter=separator, strict=True)
+    separator = ";" if ";" in first and "," not in first else ","
+    rows = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
     return (cells for cells in rows if any(cells))
-
-
-def _separator(line: str) -> str:
-    return "," if "," in line or ";" not in line else ";"
 
 
 def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Iterator[Row]:
@@ -111,21 +108,20 @@ def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Ite
             if names:
                 continue
             names = _DEFAULT_COLUMNS
-        _check_cells(cells, names)
+        if len(cells) > len(names) or "\r" in "".join(cells):
+            raise ValueError(f"expected the columns {', '.join(names)}, got {len(cells)}")
         row = {name: value for name, value in zip(names, cells, strict=False) if value}
-        _check_digits(row.get("label", ""))
+        label = row.get("label", "")
+        if _DIGITS.fullmatch(label) and len(label) > _MAX_DIGITS:
+            raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(label)}")
         yield row
 
 
-def _check_cells(cells: Sequence[str], names: Sequence[str]) -> None:
-    if len(cells) > len(names) or "\r" in "".join(cells):
-        raise ValueError(f"expected the columns {', '.join(names)}, got {len(cells)}")
-
-
 def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
-    """The names of the columns, if this row is a header; the path is ``path`` in any case."""
+    """The columns that a header names, with ``path`` and ``label``; empty for a row of data."""
     names = [cell.strip() for cell in cells]
-    path = _first_of(_PATH_COLUMNS, names)
+    path = next((name for name in _PATH_COLUMNS if name in names), None)
+    label = next((name for name in _LABEL_COLUMNS if name in names), None)
     if path is None:
         if needs_header and "." not in names[0]:
             raise ValueError(
@@ -133,62 +129,8 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
                 f"or a path first, got {', '.join(map(redact_url, names))}"
             )
         return []
-    label = _first_of(_LABEL_COLUMNS, names)
-    renamed = {
-        path: "path",
-        label: "label",
-    }
+    renamed = {path: "path", label: "label"}
     return [renamed.get(name, name) for name in names]
-
-
-def _first_of(usual: Sequence[str], names: Sequence[str]) -> str | None:
-    return next((name for name in usual if name in names), None)
-
-
-def _check_digits(label: str) -> None:
-    if _DIGITS.fullmatch(label) and len(label) > _MAX_DIGITS:
-        raise ValueError(f"expected a label of at most {_MAX_DIGITS} digits, got {len(label)}")
-
-
-def _rows_to_source(rows: list[Row], path: str) -> Source:
-    folder = path.rpartition("/")[0]
-    classes = _class_names(rows, path)
-    numbers = {name: number for number, name in enumerate(classes)}
-    samples = []
-    for key, row in zip(unique_keys(row["path"] for row in rows), rows, strict=True):
-        url = _resolve(folder, row.pop("path"))
-        known = tuple(_known_fields(row, numbers))
-        samples.append(SampleRef(key, (FieldRef("jpg", url),), known))
-    return Source(samples, classes)
-
-
-def _resolve(folder: str, url: str) -> str:
-    """A path as it is meant in a list that lies in a folder."""
-    if folder and "://" not in url and not url.startswith("/"):
-        return storage.join(folder, url)
-    return url
-
-
-def _known_fields(row: Row, numbers: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-    """The label of a row by its number, and all else that the row has."""
-    if "label" in row:
-        label = row.pop("label")
-        yield "cls", str(numbers.get(label, label)).encode()
-    if row:
-        yield "json", json.dumps(row).encode()
-
-
-def _class_names(rows: list[Row], path: str) -> tuple[str, ...]:
-    """The labels, sorted, if they are names; none if they are numbers."""
-    labels = {row["label"] for row in rows if "label" in row}
-    names = sorted(label for label in labels if isinstance(label, str))
-    numbers = [label for label in labels if not isinstance(label, str)]
-    if names and numbers:
-        raise EncodeError(
-            f"expected labels that are all numbers or all names, got {numbers[0]} and {names[0]!r}",
-            url=path,
-        )
-    return tuple(names)
 
 
 def _check_row(row: Row) -> None:
@@ -197,35 +139,30 @@ def _check_row(row: Row) -> None:
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         shown = redact_url(path) if isinstance(path, str) else path
         raise EncodeError(f"expected a path to a file, got {shown!r}")
-    _check_label(row.get("label", 0))
-
-
-def _check_label(label: object) -> None:
+    label = row.get("label", 0)
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise EncodeError(f"expected a label that is a number or a name, got {label!r}")
     if isinstance(label, int) and abs(label) >= 10**_MAX_DIGITS:
         raise EncodeError(f"expected a label of at most {_MAX_DIGITS} digits, got a longer number")
 
 
-def _parse_json(line: str) -> Row:
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise EncodeError("expected a JSON object")
-    return row
-
-
 def _read_numbers(rows: list[Row]) -> None:
-    """Turn labels that are written as numbers into numbers.
+    """Turn labels of a table that are written as numbers into numbers.
 
-    Where all are digits and some have leading zeros they stay: 007 is a name.
+    If all are digits and some have leading zeros, they stay: 007 is a name.
     """
-    labelled = [row for row in rows if "label" in row]
-    numbered = [row for row in labelled if _NUMBER.fullmatch(row["label"])]
-    if len(numbered) < len(labelled) and _are_digits(labelled):
-        return
-    for row in numbered:
-        row["label"] = int(row["label"])
+    labeled = [row for row in rows if "label" in row]
+    numbers = [row for row in labeled if _NUMBER.fullmatch(row["label"])]
+    if len(numbers) == len(labeled) or not all(_DIGITS.fullmatch(row["label"]) for row in labeled):
+        for row in numbers:
+            row["label"] = int(row["label"])
 
 
-def _are_digits(rows: list[Row]) -> bool:
-    return all(_DIGITS.fullmatch(row["label"]) for row in rows)
+def _check_alike(labels: Sequence[int | str | None], path: str) -> None:
+    names = sorted(label for label in labels if isinstance(label, str))
+    numbers = [label for label in labels if isinstance(label, int)]
+    if names and numbers:
+        raise EncodeError(
+            f"expected labels that are all numbers or all names, got {numbers[0]} and {names[0]!r}",
+            url=path,
+        )

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError
 from ..format.names import check_name, is_jpeg_field
-from ..format.shard_format import FieldNames, ShardFormat
-from .labels import check_classes
-from .sources import CONVERTIBLE, FieldRef, SampleRef
+from ..format.scan_script import Q95, STANDARD
+from ..format.shard_format import AUTO, FieldNames, ShardFormat
+from ..jpeg.quality import HIGH_QUALITY, estimate_quality
+from ..redaction import get_logger, redact_url
+from .labels import check_classes, read_labels
+from .samples import FieldRef, SampleRef, Source, StorageOptions, gather_lists
+from .sources import CONVERTIBLE, NO_SPLIT, list_source
 
+_log = get_logger("pcrshard")
 ON_ERROR = ("raise", "keep", "reencode", "skip")
-# The split that takes a folder's splits for classes.
-NO_SPLIT = "none"
-# Ranks of the jobs that a dataset is likely to meet, and how idle they may be without a word.
+# Numbers of ranks that are common, and the idle time that needs no advice.
 _USUAL_RANKS = (2, 4, 8)
 _MOST_IDLE = 0.1
-# The options that are numbers of something.
-_COUNTS = (
-    "num_shards",
-    "samples_per_shard",
-    "resize_short",
-    "for_ranks",
-    "for_workers",
-)
+_COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
+# Files whose quality decides on the scan script, and the bytes of each that are read.
+_PROBES = 32
+_PROBE_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,29 +39,28 @@ class EncodeOptions:
     Attributes:
         name: Name of the shards before their number.
         num_shards: Number of shards; their sizes differ by at most one sample.
-        samples_per_shard: The most samples a shard has, if ``num_shards`` is not given; by default
-            1024, and fewer where that would make less than 8 shards.
+        samples_per_shard: Maximum samples per shard, if ``num_shards`` is not given. Default: 1024,
+            or fewer to make up to 8 shards.
         seed: Seed of the global shuffle before sharding; ``None`` keeps the source's order.
-        on_error: What is done about a file that cannot be rearranged into scans: ``raise``;
+        on_error: What to do with a file that cannot be rearranged into scans: ``raise`` an error;
             ``keep`` it as it is; ``reencode`` it as a JPEG (lossy); or ``skip`` it. The last three
-            list such files, in ``kept.jsonl`` or ``skipped.jsonl``, and go on; ``reencode`` skips
-            what cannot be decoded.
-        reencode_quality: JPEG quality for sources that are not JPEG; without it they are refused,
-            or kept.
-        resize_short: Shorter side in pixels that larger images are resized to. Lossy.
-        prefix_keys: Whether to put a tar's name before its keys.
-        classes: Names of the labels 0, 1, ...; by default those that the source has. A source with
-            names is numbered by their places here.
-        split: Which split of a source to encode that has several (``train``, ``val``...); labels
-            are numbered by the classes of all. ``none`` takes the folders for classes.
-        lists: Which numbered fields of tars become lists of images: ``("images.jpg",)`` for
-            ``images.0.jpg``, ``images.1.jpg``... By default those whose number differs from sample
-            to sample, and that are counted from 0 without a gap; ``()`` for none.
-        stratify: Whether every shard gets the same share of each class (field ``cls``), to one
-            sample; reads the labels of tars before.
-        for_ranks: Processes that will train; they and ``for_workers`` together divide the number
-            of shards.
-        for_workers: DataLoader workers of each.
+            list such files in ``kept.jsonl`` or ``skipped.jsonl``. ``reencode`` skips files that
+            cannot be decoded.
+        reencode_quality: Convert PNG, WebP, BMP and other images to JPEG of this quality, 1 to 100
+            (lossy). Default: such images are refused, or kept.
+        resize_short: Resize larger images to a shorter side of this many pixels (lossy).
+        prefix_keys: Put a tar's name before its keys.
+        classes: Names of the labels 0, 1, ... Default: the names that the source has.
+        split: Split of the source to encode (``train``, ``val``...); labels are numbered by the
+            classes of all splits. ``none`` takes the folders for classes.
+        lists: Numbered fields of tars that become lists of images: ``images.jpg`` for
+            ``images.0.jpg``, ``images.1.jpg``... Default: those whose number varies between samples
+            and that are counted from 0 without a gap; ``()`` for none.
+        stratify: Give every shard the same fraction of each class (field ``cls``), to one sample;
+            reads the labels of tars first.
+        for_ranks: Pick a number of shards divisible by this many training processes times
+            ``for_workers``.
+        for_workers: DataLoader workers of each training process.
         fmt: Scan script and layout.
     """
 
@@ -87,49 +88,134 @@ class EncodeOptions:
         if self.on_error not in ON_ERROR:
             raise EncodeError(f"expected on_error to be of {ON_ERROR}, got {self.on_error!r}")
         for name in _COUNTS:
-            _check_count(name, getattr(self, name))
-        _check_quality(self.reencode_quality)
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise EncodeError(f"expected {name} above 0, got {count}")
+        quality = self.reencode_quality
+        if quality is not None and not 1 <= quality <= 100:
+            raise EncodeError(f"expected reencode_quality of 1 to 100, got {quality}")
 
 
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise EncodeError(f"expected {name} above 0, got {value}")
+class Plan(NamedTuple):
+    """How a source is encoded.
+
+    Attributes:
+        shards: The samples of each shard.
+        names: The fields of all samples.
+        classes: Names of the labels 0, 1, ...
+        options: The options, with the scan script that ``auto`` stands for.
+        fingerprint: Identifies the source's listing and the options, except ``on_error``, so that
+            a run that was stopped by a bad file can be resumed with another choice.
+    """
+
+    shards: list[list[SampleRef]]
+    names: FieldNames
+    classes: tuple[str, ...]
+    options: EncodeOptions
+    fingerprint: str
 
 
-def _check_quality(quality: int | None) -> None:
-    if quality is not None and not 1 <= quality <= 100:
-        raise EncodeError(f"expected reencode_quality of 1 to 100, got {quality}")
+def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Plan:
+    """List a source and decide which sample goes into which shard.
+
+    With the script ``auto``, reads the first 64 kB of 32 JPEGs to learn their quality; with
+    ``stratify``, the labels of tars.
+
+    Raises:
+        EncodeError: The source or the options are not usable.
+        StorageError: The source cannot be read.
+    """
+    source = list_samples(src, options, src_options)
+    names = field_names(source.samples, options)
+    if source.ignored:
+        _log.warning(
+            "%s: left out %d files that are not images, such as %s",
+            redact_url(src),
+            len(source.ignored),
+            ", ".join(source.ignored[:5]),
+        )
+    if options.fmt.script == AUTO:
+        is_high = _source_quality(source.samples, src_options) >= HIGH_QUALITY
+        fmt = dataclasses.replace(options.fmt, script=(Q95 if is_high else STANDARD).name)
+        options = dataclasses.replace(options, fmt=fmt)
+    digest = hashlib.sha256(repr(dataclasses.replace(options, on_error="raise")).encode())
+    for sample in source.samples:
+        digest.update(repr(sample).encode("utf-8", "surrogateescape"))
+    labels = read_labels(source.samples, src_options) if options.stratify else None
+    return Plan(
+        plan_shards(source.samples, options, labels),
+        names,
+        source.classes,
+        options,
+        digest.hexdigest(),
+    )
+
+
+def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Source:
+    """List a source as it is encoded: one split, numbered labels, names of fields, image lists.
+
+    Raises:
+        EncodeError: There is nothing to encode, or several splits would be mixed.
+        StorageError: The source cannot be listed.
+    """
+    source = list_source(
+        src,
+        prefix_keys=options.prefix_keys,
+        split=options.split,
+        classes=options.classes,
+        options=src_options,
+    )
+    if options.split is None and source.splits:
+        shown = redact_url(src)
+        raise EncodeError(
+            f"{shown} holds the splits {', '.join(source.splits)}, which one dataset would mix: "
+            f"encode each into a folder of its own (`pcrshard encode --split all {shown} DST`, or "
+            f"--split {source.splits[0]} for one), or take the folders for classes by --split "
+            f"{NO_SPLIT}"
+        )
+    samples = gather_lists(convert_names(source.samples, options), options.lists)
+    return source._replace(samples=samples)
+
+
+def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -> float:
+    """The median JPEG quality of some files of a source; 0 if it is unknown."""
+    refs = [ref for sample in samples for ref in sample.refs if is_jpeg_field(ref.name)]
+    ranges = [
+        (ref.url, ref.start, ref.stop and min(ref.stop, ref.start + _PROBE_BYTES))
+        for ref in refs[:: -(-len(refs) // _PROBES) or 1]
+    ]
+    heads = storage.read_ranges(ranges, options=src_options)
+    found = [estimate_quality(head) for head in heads if isinstance(head, bytes)]
+    return statistics.median([quality for quality in found if quality] or [0])
 
 
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
-    """Name the image ``jpg`` where a sample has another image but no JPEG, if it is re-encoded.
+    """Name the image ``jpg`` if a sample has another image but no JPEG, and it is re-encoded.
 
-    Where files are kept, and none of a folder is a JPEG by its name, each image has the name of its
-    own extension instead; beside JPEGs it stays ``jpg``, so that a job finds all images in one
+    If files are kept, and no file of a folder is a JPEG by its name, each image has the name of its
+    own extension instead. Beside JPEGs it stays ``jpg``, so that a job finds all images in one
     field.
     """
     if options.reencode_quality is not None:
         return list(map(_convert_name, samples))
-    refs = [ref for sample in samples for ref in sample.refs]
-    if options.on_error == "keep" and not any(map(_is_jpeg_file, refs)):
-        return list(map(_keep_name, samples))
-    return samples
-
-
-def _is_jpeg_file(ref: FieldRef) -> bool:
-    return is_jpeg_field(ref.name) and not _own_extension(ref)
+    refs = (ref for sample in samples for ref in sample.refs)
+    if options.on_error != "keep" or any(
+        is_jpeg_field(ref.name) and not _own_extension(ref) for ref in refs
+    ):
+        return samples
+    return [
+        sample._replace(
+            refs=tuple(ref._replace(name=_own_extension(ref) or ref.name) for ref in sample.refs)
+        )
+        for sample in samples
+    ]
 
 
 def _own_extension(ref: FieldRef) -> str:
-    """The extension of a file that is an image but no JPEG by its name; nothing for others."""
+    """The extension of a file that is an image but no JPEG by its name; empty for others."""
     path, _ = storage.split_query(ref.url)
     extension = path.rpartition(".")[2].lower()
     return extension if extension in CONVERTIBLE else ""
-
-
-def _keep_name(sample: SampleRef) -> SampleRef:
-    refs = [ref._replace(name=_own_extension(ref) or ref.name) for ref in sample.refs]
-    return sample._replace(refs=tuple(refs))
 
 
 def _convert_name(sample: SampleRef) -> SampleRef:
@@ -155,24 +241,19 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
     lists = dict.fromkeys(ref.name for ref in refs if ref.place is not None)
     streams = tuple(name for name in names if is_jpeg_field(name) and name not in lists)
     others = tuple(itertools.filterfalse(is_jpeg_field, names))
-    if not (streams or lists):
-        _check_without_jpeg(names, options)
-    if unknown := set(options.fmt.preview_fields).difference(others):
-        raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
-    return FieldNames(streams, others, tuple(lists))
-
-
-def _check_without_jpeg(names: Iterable[str], options: EncodeOptions) -> None:
-    """Refuse a source without a JPEG, unless its images are to be kept as they are."""
-    if {"pcr", "scan01"} <= {*names}:
-        raise EncodeError(
-            "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them back"
-        )
-    if options.on_error != "keep":
+    if not (streams or lists or options.on_error == "keep"):
+        if {"pcr", "scan01"} <= {*names}:
+            raise EncodeError(
+                "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them "
+                "back"
+            )
         raise EncodeError(
             f"expected a JPEG field, found {sorted(names)}; --on-error keep stores other images "
             "as they are, --reencode-quality Q converts PNG, WebP, BMP (lossy)"
         )
+    if unknown := set(options.fmt.preview_fields).difference(others):
+        raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
+    return FieldNames(streams, others, tuple(lists))
 
 
 def plan_shards(
@@ -201,93 +282,58 @@ def plan_shards(
     if options.seed is not None:
         rng.shuffle(order)
     if labels is None:
-        shards = _cut(order, count)
+        bounds = [total * i // count for i in range(count + 1)]
+        shards = [order[start:stop] for start, stop in itertools.pairwise(bounds)]
     else:
-        shards = _deal(order, labels, count)
+        # Samples are dealt like cards, one class after the other.
+        order.sort(key=lambda i: (labels[i] is None, labels[i] or b""))
+        shards = [order[number::count] for number in range(count)]
         for shard in shards:
             shard.sort() if options.seed is None else rng.shuffle(shard)
     return [[samples[i] for i in shard] for shard in shards]
 
 
-def _cut(order: list[int], count: int) -> list[list[int]]:
-    bounds = [len(order) * i // count for i in range(count + 1)]
-    return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
-
-
-def _deal(
-    order: list[int],
-    labels: Sequence[bytes | None],
-    count: int,
-) -> list[list[int]]:
-    """Deal samples out as cards, one class after the other.
-
-    >>> _deal([0, 1, 2, 3, 4], [b"a", b"b", b"a", b"b", b"a"], 2)
-    [[0, 4, 3], [2, 1]]
-    """
-    by_label = sorted(order, key=lambda i: (labels[i] is None, labels[i] or b""))
-    return [by_label[number::count] for number in range(count)]
-
-
 def _num_shards(total: int, options: EncodeOptions) -> int:
     unit = options.for_ranks * options.for_workers
     named = f"{options.for_ranks} ranks x {options.for_workers} workers"
-    if options.num_shards is not None:
-        count = options.num_shards
-        _check_divided(count, unit, named)
-    elif options.samples_per_shard is not None:
-        count = _round_up(-(-total // options.samples_per_shard), unit)
-    else:
-        count = _round_up(default_num_shards(total), unit)
+    count = options.num_shards
+    if count is None:
+        most = options.samples_per_shard
+        count = _round_up(-(-total // most) if most else default_num_shards(total), unit)
+    elif count % unit:
+        raise EncodeError(
+            f"expected a number of shards that {named} divide, such as "
+            f"{_round_up(count, unit)}, got {count}"
+        )
     if count > total:
         why = f" that {named} divide" if unit > 1 else ""
         raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}{why}")
     return count
 
 
-def _check_divided(
-    count: int,
-    unit: int,
-    named: str,
-) -> None:
-    if count % unit:
-        raise EncodeError(
-            f"expected a number of shards that {named} divide, such as "
-            f"{_round_up(count, unit)}, got {count}"
-        )
-
-
 def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-def idle_share(num_shards: int, ranks: int) -> float:
-    """The share of its time that an average rank waits, where ranks read whole shards.
-
-    >>> [round(idle_share(10, ranks), 2) for ranks in (2, 4, 8)]
-    [0.0, 0.17, 0.38]
-    """
-    return 1 - num_shards / _round_up(num_shards, ranks)
-
-
 def advise(num_shards: int) -> str:
-    """What to say of a number of shards that leaves ranks of usual jobs idle; often nothing."""
-    idle = _list_idle(num_shards)
-    if not idle:
+    """Advice on a number of shards that leaves ranks of usual jobs idle; often empty.
+
+    >>> advise(128)
+    ''
+    """
+    idle = {ranks: 1 - num_shards / _round_up(num_shards, ranks) for ranks in _USUAL_RANKS}
+    shown = [f"{share:.0%} on {ranks}" for ranks, share in idle.items() if share > _MOST_IDLE]
+    if not shown:
         return ""
     noun = "shard leaves" if num_shards == 1 else "shards leave"
     return (
         f"{num_shards} {noun} ranks idle where each reads whole shards, as in WebDataset: "
-        f"{', '.join(idle)}; --for-ranks R --for-workers W takes a number that they divide"
+        f"{', '.join(shown)}; --for-ranks R --for-workers W takes a number that they divide"
     )
 
 
-def _list_idle(num_shards: int) -> list[str]:
-    shares = {ranks: idle_share(num_shards, ranks) for ranks in _USUAL_RANKS}
-    return [f"{share:.0%} on {ranks}" for ranks, share in shares.items() if share > _MOST_IDLE]
-
-
 def default_num_shards(num_samples: int) -> int:
-    """Number of shards, so that each has at most 1024 samples.
+    """Number of shards of at most 1024 samples.
 
     There are up to 8, of at least 16 samples, so that ranks and workers have something to split.
 

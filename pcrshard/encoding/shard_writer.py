@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Self
 
 from .. import storage
@@ -25,13 +25,12 @@ from ..format.names import (
     valid_field,
     valid_key,
 )
-from ..format.scan_script import STANDARD, ScanScript
 from ..format.schema import Schema
 from ..format.shard_format import FieldNames, ShardFormat
 from ..format.shard_head import round512
 from ..format.shard_index import MAX_LISTED
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
-from .encode_jpeg import EncodedImage, OnUnlayered, encode_each, encode_jpeg
+from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import count_classes
 from .shard_tables import (
     BYTES,
@@ -47,20 +46,17 @@ from .shard_tables import (
 
 def encode_sample(
     sample: Mapping[str, Any],
-    script: ScanScript = STANDARD,
-    on_unlayered: OnUnlayered | None = None,
+    encode_image: Callable[[str, bytes], EncodedImage | bytes] = lambda _, file: encode_jpeg(file),
 ) -> EncodedSample:
-    """Encode a sample as WebDataset gives it.
+    """Encode a sample in WebDataset's form.
 
     Args:
-        sample: ``__key__``, image fields as bytes, and other fields as bytes, str, int, or what
-            JSON can hold. Fields whose last extension is a JPEG one become progressive streams, a
-            list of up to 64 JPEGs in one field a stream of lists; names that start with ``__`` are
-            dropped.
-        script: The scan script.
-        on_unlayered: Called with a file that cannot be rearranged into scans, and with why; gives
-            the same file to keep it as it is, or a JPEG in its place. By default the error is
-            raised.
+        sample: ``__key__``, image fields as bytes, and other fields as bytes, str, int, or values
+            that JSON can hold. Fields whose last extension is a JPEG one become progressive
+            streams; a list of up to 64 JPEGs in one field becomes a stream of lists. Names that
+            start with ``__`` are dropped.
+        encode_image: Called with the name and the bytes of each image; returns it encoded, or bytes
+            to store as they are.
 
     Raises:
         EncodeError: A key or field name is not legal.
@@ -71,79 +67,60 @@ def encode_sample(
     for name, value in sample.items():
         if name.startswith("__"):
             continue
-        _check_field_name(key, name)
-        if is_jpeg_field(name) and isinstance(value, list | tuple):
-            _encode_list(encoded, name, value, script, on_unlayered)
-            continue
         try:
-            _encode_field(encoded, name, value, script)
+            if not valid_field(name):
+                raise EncodeError(
+                    f"expected a field name in lower case without blanks, got {name!r}"
+                )
+            if not is_jpeg_field(name):
+                encoded.fields[name] = field_bytes(name, value)
+            elif isinstance(value, list | tuple):
+                _encode_list(encoded, name, value, encode_image)
+            else:
+                image = _encode_image(key, name, value, encode_image)
+                if isinstance(image, EncodedImage):
+                    encoded.images[name] = image
+                else:
+                    encoded.fields[name] = image
         except EncodeError as error:
             raise EncodeError(str(error), key=key) from error
-        except PCRError as error:
-            named = type(error)(str(error), key=f"{key}.{name}")
-            file = bytes(value) if isinstance(value, BYTES) else None
-            if on_unlayered is None or file is None:
-                raise named from error
-            instead = on_unlayered(file, named)
-            if instead is None:
-                raise named from error
-            _add_instead(encoded, name, file, instead, script)
     return encoded
 
 
-def _check_field_name(key: str, name: str) -> None:
-    if not valid_field(name):
-        raise EncodeError(
-            f"expected a field name in lower case without blanks, got {name!r}",
-            key=key,
-        )
-
-
-def _add_instead(
-    encoded: EncodedSample,
-    name: str,
-    file: bytes,
-    instead: bytes,
-    script: ScanScript,
-) -> None:
-    """Add a file that cannot be rearranged into scans: itself, or the JPEG in its place."""
-    if instead is file:
-        encoded.fields[name] = file
-    else:
-        encoded.images[name] = encode_jpeg(instead, script)
-
-
-def _encode_field(
-    encoded: EncodedSample,
+def _encode_image(
+    key: str,
     name: str,
     value: object,
-    script: ScanScript,
-) -> None:
-    if not is_jpeg_field(name):
-        encoded.fields[name] = field_bytes(name, value)
-    else:
-        encoded.images[name] = encode_jpeg(_image_bytes(name, value), script)
+    encode_image: Callable[[str, bytes], EncodedImage | bytes],
+) -> EncodedImage | bytes:
+    if not isinstance(value, BYTES):
+        raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}")
+    try:
+        return encode_image(name, bytes(value))
+    except EncodeError:
+        raise
+    except PCRError as error:
+        raise type(error)(str(error), key=f"{key}.{name}") from error
 
 
 def _encode_list(
     encoded: EncodedSample,
     name: str,
     value: Sequence[object],
-    script: ScanScript,
-    on_unlayered: OnUnlayered | None,
+    encode_image: Callable[[str, bytes], EncodedImage | bytes],
 ) -> None:
-    """Add a list of images, or their files under numbered names where one is kept as it is."""
-    key = encoded.key
+    """Add a list of images, or their files under numbered names if one is kept as it is."""
     if len(value) > MAX_LISTED:
-        count = len(value)
-        raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {count}", key=key)
-    files = {numbered(name, i): _image_bytes(name, image) for i, image in enumerate(value)}
-    named = {f"{key}.{field}": file for field, file in files.items()}
-    images = encode_each(named, script, on_unlayered)
-    if images is None:
-        encoded.fields.update(files)
+        raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {len(value)}")
+    files = {numbered(name, i): image for i, image in enumerate(value)}
+    images = [
+        _encode_image(encoded.key, field, file, encode_image) for field, file in files.items()
+    ]
+    layered = [image for image in images if isinstance(image, EncodedImage)]
+    if len(layered) == len(images):
+        encoded.lists[name] = layered
     else:
-        encoded.lists[name] = images
+        encoded.fields.update((field, field_bytes(field, file)) for field, file in files.items())
 
 
 def _checked_key(key: object) -> str:
@@ -154,15 +131,9 @@ def _checked_key(key: object) -> str:
     if is_metadata(f"{key}."):
         raise EncodeError(
             "expected a key that is not in a folder named __...__, "
-            f"which WebDataset passes over, got {key!r}"
+            f"which WebDataset skips, got {key!r}"
         )
     return key
-
-
-def _image_bytes(name: str, value: object) -> bytes:
-    if not isinstance(value, BYTES):
-        raise EncodeError(f"expected a JPEG's bytes in field {name!r}, got {type(value).__name__}")
-    return bytes(value)
 
 
 def write_shard(
@@ -338,7 +309,8 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Encode a sample and, when the shard is full, write it; see :func:`encode_sample`."""
-        encoded = encode_sample(sample, self.fmt.scan_script)
+        script = self.fmt.scan_script
+        encoded = encode_sample(sample, lambda _, file: encode_jpeg(file, script))
         self._num_classes = max(self._num_classes, count_classes([encoded.fields]))
         self._pending.append(encoded)
         if len(self._pending) >= self.samples_per_shard:

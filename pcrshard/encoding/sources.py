@@ -1,57 +1,45 @@
-"""Where samples come from: image folders, WebDataset tars, lists of files.
+"""Where samples come from: image folders, patterns, WebDataset tars, lists of files.
 
-A source is listed once, cheaply; what is kept of a sample is where its bytes are, so that any
-worker can read it.
+A source is listed once, cheaply. A listed sample says where its bytes are, so that any worker can
+read it.
 """
 
 from __future__ import annotations
 
-import itertools
-import operator
 import posixpath
 import re
-import tarfile
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple, Self
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from .. import storage
 from ..errors import EncodeError, StorageError
-from ..format.names import JPEG_EXTENSIONS, is_metadata, valid_field, valid_key
-from ..format.shard_index import BLOCK
+from ..format.names import JPEG_EXTENSIONS
 from ..redaction import bare_url, get_logger, redact_url
 from .row_lists import LISTS, list_rows
-from .sample_refs import FieldRef, SampleRef, Source, StorageOptions, find_splits, unique_keys
-
-__all__ = ["CONVERTIBLE", "FieldRef", "SampleRef", "Source", "StorageOptions", "list_source"]
+from .samples import (
+    FieldRef,
+    SampleRef,
+    Source,
+    StorageOptions,
+    number_labels,
+    unique_keys,
+)
+from .tars import list_tars
 
 _log = get_logger("pcrshard")
 CONVERTIBLE = frozenset({"png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2"})
 _IMAGES = JPEG_EXTENSIONS | CONVERTIBLE
-_MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
-# A larger tar would take gigabytes to list; what is without end never ends otherwise.
-_MAX_MEMBERS = 1 << 22
-_LONG_HEADERS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
-_MAX_HEADER_BYTES = 1 << 20
 _HTTP = ("http://", "https://")
-
-
-class _How(NamedTuple):
-    """How a source is listed; see :func:`list_source`."""
-
-    prefix_keys: bool
-    options: StorageOptions
-    retry: storage.Retry
+_TRAINING = frozenset({"train", "training"})
+_OTHER_SPLITS = frozenset({"val", "valid", "validation", "eval", "test", "testing"})
+_SPLITS = _TRAINING | _OTHER_SPLITS
+# The split that takes a folder's splits for classes.
+NO_SPLIT = "none"
 
 
 class _File(NamedTuple):
-    """A file of a folder: its path in it, its URL, and its size in bytes if that is known."""
+    """A file: its path in the source, its URL, and its size in bytes if it is known."""
 
     name: str
     url: str
@@ -62,45 +50,118 @@ def list_source(
     src: str,
     *,
     prefix_keys: bool = False,
+    split: str | None = None,
+    classes: tuple[str, ...] = (),
     options: StorageOptions = None,
     retry: storage.Retry = storage.Retry(),
 ) -> Source:
     """List the samples of a source.
 
     Args:
-        src: A folder of images (its sub-folders are classes if every image is in one), or a
-            pattern of such files (``photos/*/*.jpg``); a folder, URL, or pattern of WebDataset
-            tars; a ``.csv``, ``.tsv`` or ``.jsonl`` list of path, label, extra.
-        prefix_keys: Put the tar's name, and its folder where the tars have several, before its
+        src: A folder of images (its subfolders are classes if every image is in one), or a pattern
+            of such files (``photos/*/*.jpg``); a folder, URL, or pattern of WebDataset tars; a
+            ``.csv``, ``.tsv``, or ``.jsonl`` list of path, label, and other columns.
+        prefix_keys: Put the tar's name, and its folder if the tars are in several, before its
             keys, for tars that use the same keys.
+        split: Which split to list of a source with several; its labels are numbered by the classes
+            of all splits. ``None`` lists all samples, and ``splits`` of the result names the
+            splits; ``"none"`` takes their folders for classes.
+        classes: Names that number the labels; by default the sorted names of the source.
         options: fsspec storage options.
         retry: ``deadline`` is the longest time without a file or a sample.
 
     Raises:
-        EncodeError: Nothing to encode was found, or two samples have the same key.
+        EncodeError: Nothing to encode was found, two samples have the same key, there is no such
+            split, or a class is not among ``classes``.
         StorageError: The source cannot be listed, or does not answer.
     """
-    how = _How(prefix_keys, options, retry)
+    files: list[_File] = []
+    splits: dict[str, list[_File]] = {}
+    if not src.endswith(LISTS):
+        files = _find_files(src, options, retry)
+        splits = {} if split == NO_SPLIT else _find_splits(files)
+    if split not in (None, NO_SPLIT, *splits):
+        shown = f"{redact_url(src)} ({', '.join(splits) or 'it has none'})"
+        raise EncodeError(f"expected a split of {shown}, got {split!r}")
+    files = splits.get(split or "", files)
+    usable = [file for file in files if _is_usable(file.name)]
+    tars = [file.url for file in usable if file.name.endswith(".tar")]
+    if tars and len(tars) < len(usable):
+        raise EncodeError("found both images and tars: name the tars by a pattern", url=src)
+
     if src.endswith(LISTS):
-        source = list_rows(src, options)
+        samples, labels = list_rows(src, options)
+    elif tars:
+        samples = list_tars(tars, prefix_keys, options, retry)
+        labels = [None] * len(samples)
     else:
-        urls = storage.expand(src)
-        if any(map(storage.is_pattern, urls)):
-            source = _list_patterns(urls, how)
-        elif len(urls) == 1 and not urls[0].endswith(".tar"):
-            source = _list_folder(urls[0].rstrip("/") or "/", how)
-        else:
-            source = Source(list(_tar_samples(urls, how)))
-    if not source.samples:
+        keys = unique_keys(file.name for file in usable)
+        refs = [FieldRef("jpg", file.url, 0, file.size) for file in usable]
+        samples = [SampleRef(key, (ref,)) for key, ref in zip(keys, refs, strict=True)]
+        labels = _folder_labels(src, usable)
+    if not samples:
         raise EncodeError(
             "expected images, .tar files, or a .csv, .tsv or .jsonl list in "
             f"{redact_url(src)}, found none{_http_advice(src)}"
         )
-    return source
+    named = {*labels}
+    for others in splits.values() if split in splits else ():
+        named.update(_folder_labels(src, others))
+    classes = classes or tuple(sorted(name for name in named if name is not None))
+    return Source(
+        number_labels(samples, labels, classes),
+        classes,
+        tuple(file.name for file in files if not (_is_usable(file.name) or _is_hidden(file.name))),
+        tuple(splits),
+    )
+
+
+def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list[_File]:
+    """The files of a folder or of patterns, with names relative to it; or tars by their URLs."""
+    urls = storage.expand(src)
+    if any(map(storage.is_pattern, urls)):
+        return _match_files(urls, options, retry)
+    if len(urls) > 1 or urls[0].endswith(".tar"):
+        # Tars that are given one by one are tars whatever their names, and belong to no split.
+        return [_File(f"given/{number}.tar", url, None) for number, url in enumerate(urls)]
+    folder = urls[0].rstrip("/") or "/"
+    try:
+        listed = storage.list_files(folder, options=options, retry=retry)
+    except StorageError as error:
+        if advice := _http_advice(folder):
+            raise StorageError(f"{error}{advice}") from error.__cause__
+        raise
+    if folder.startswith(_HTTP):
+        # A listing has links for sorting it, and its names are quoted as in URLs.
+        listed = [(name, size) for name, size in listed if "?" not in name]
+    return [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
+
+
+def _match_files(
+    patterns: list[str],
+    options: StorageOptions,
+    retry: storage.Retry,
+) -> list[_File]:
+    """The files that match any of some patterns, named as if they were alone in their folder."""
+    found: dict[str, int | None] = {}
+    for pattern in patterns:
+        if storage.is_pattern(pattern):
+            found |= storage.list_matching(pattern, options=options, retry=retry)
+        else:
+            found[pattern] = None
+    shared = posixpath.commonprefix([bare_url(storage.fixed_folder(each)) for each in patterns])
+    folder = shared[: shared.rfind("/") + 1]
+    return [
+        _File(_shown(url, bare_url(url).removeprefix(folder)), url, size)
+        for url, size in sorted(found.items())
+    ]
+
+
+def _shown(url: str, name: str) -> str:
+    return urllib.parse.unquote(name) if url.startswith(_HTTP) else name
 
 
 def _http_advice(src: str) -> str:
-    """What helps where a server does not list its folders."""
     if not src.startswith(_HTTP):
         return ""
     return (
@@ -109,265 +170,50 @@ def _http_advice(src: str) -> str:
     )
 
 
-def _list_folder(folder: str, how: _How) -> Source:
-    try:
-        listed = storage.list_files(folder, options=how.options, retry=how.retry)
-    except StorageError as error:
-        if advice := _http_advice(folder):
-            raise StorageError(f"{error}{advice}") from error.__cause__
-        raise
-    if folder.startswith(_HTTP):
-        # A listing has links by which it is sorted, and names as they are written in URLs.
-        listed = [(name, size) for name, size in listed if "?" not in name]
-    files = [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
-    source = _sort_files(folder, files, how)
-    return source._replace(
-        splits=_split_sources(_usable(files), lambda split: storage.join(folder, split))
-    )
-
-
-def _usable(files: Sequence[_File]) -> list[_File]:
-    """Images and tars that are not hidden."""
-    return [file for file in files if not _hidden(file.name) and _is_usable(file.name)]
-
-
-def _is_usable(name: str) -> bool:
-    return name.endswith(".tar") or _extension(name) in _IMAGES
-
-
-def _shown(folder: str, name: str) -> str:
-    return urllib.parse.unquote(name) if folder.startswith(_HTTP) else name
-
-
-def _split_sources(files: Sequence[_File], folder_of: Callable[[str], str]) -> dict[str, str]:
-    """What to encode for each split: its folder, as ``folder_of`` says, or its tars."""
-    urls = {file.name: file.url for file in files}
-    sources = {}
-    for split, names in find_splits(urls).items():
-        is_folder = "/" in names[0]
-        sources[split] = folder_of(split) if is_folder else "::".join(urls[name] for name in names)
-    return sources
-
-
-def _list_patterns(patterns: list[str], how: _How) -> Source:
-    """The files that match any of some patterns, as if they were alone in their folder."""
-    found: dict[str, int | None] = {}
-    for pattern in patterns:
-        if storage.is_pattern(pattern):
-            found |= storage.list_matching(pattern, options=how.options, retry=how.retry)
-        else:
-            found[pattern] = None
-    fixed = [storage.fixed_folder(pattern) for pattern in patterns]
-    folder = _shared_folder(fixed)
-    # Names become keys and classes.
-    bare = _shared_folder([bare_url(each) for each in fixed])
-    files = [
-        _File(_shown(url, bare_url(url).removeprefix(bare)), url, size)
-        for url, size in sorted(found.items())
-    ]
-    source = _sort_files(bare, files, how)
-    rests = [storage.plain_path(pattern).removeprefix(folder) for pattern in patterns]
-    splits = _split_sources(_usable(files), lambda split: _in_split(folder, split, rests))
-    return source._replace(splits=splits)
-
-
-def _in_split(
-    folder: str,
-    split: str,
-    rests: Sequence[str],
-) -> str:
-    """The patterns that match in one split only."""
-    tails = [rest if rest.startswith("**/") else rest.partition("/")[2] for rest in rests]
-    return "::".join(f"{folder}{split}/{tail}" for tail in tails)
-
-
-def _shared_folder(folders: Sequence[str]) -> str:
-    shared = posixpath.commonprefix(folders)
-    return shared[: shared.rfind("/") + 1]
-
-
-def _sort_files(
-    folder: str,
-    files: Sequence[_File],
-    how: _How,
-) -> Source:
-    """Take the tars or the images of a folder, and name the rest."""
-    usable = _usable(files)
-    tars = [file for file in usable if file.name.endswith(".tar")]
-    if tars and len(tars) < len(usable):
-        raise EncodeError(
-            "found both images and tars: name the tars by a pattern",
-            url=folder,
-        )
-    source = _tar_source(tars, how) if tars else _image_source(folder, usable)
-    ignored = [name for name, *_ in files if not _hidden(name) and not _is_usable(name)]
-    return source._replace(ignored=tuple(ignored))
-
-
-def _tar_source(tars: Sequence[_File], how: _How) -> Source:
-    urls = [file.url for file in tars]
-    return Source(list(_tar_samples(urls, how)))
-
-
-def _image_source(folder: str, images: Sequence[_File]) -> Source:
-    names = [image.name for image in images]
-    classes = _class_folders(folder, names)
-    labels = {name: str(number).encode() for number, name in enumerate(classes)}
-    samples = []
-    for key, image in zip(unique_keys(names), images, strict=True):
-        ref = FieldRef("jpg", image.url, 0, image.size)
-        label = labels.get(image.name.partition("/")[0])
-        samples.append(SampleRef(key, (ref,), () if label is None else (("cls", label),)))
-    return Source(samples, classes)
-
-
-def _class_folders(folder: str, images: list[str]) -> tuple[str, ...]:
-    """The classes of a folder's images; none if an image is in no sub-folder."""
-    outside = [name for name in images if "/" not in name]
-    if not outside:
-        return tuple(sorted({name.split("/")[0] for name in images}))
-    if len(outside) < len(images):
-        _log.warning(
-            "%s: no class labels, because %s and %d others are in no sub-folder",
-            redact_url(folder),
-            outside[0],
-            len(outside) - 1,
-        )
-    return ()
-
-
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _extension(name: str) -> str:
-    return posixpath.splitext(name)[1][1:].lower()
+def _is_usable(name: str) -> bool:
+    extension = posixpath.splitext(name)[1][1:].lower()
+    return not _is_hidden(name) and (name.endswith(".tar") or extension in _IMAGES)
 
 
-def _tar_samples(urls: list[str], how: _How) -> Iterator[SampleRef]:
-    seen: dict[str, str] = {}
-    names = [bare_url(url) for url in urls]
-    folder = posixpath.commonprefix(names).rpartition("/")[0]
-    for url, name in zip(urls, names, strict=True):
-        stem = name[len(folder) :].lstrip("/").removesuffix(".tar")
-        for sample in storage.collect(_tar_members(url, how.options), url, how.retry):
-            key = f"{stem}/{sample.key}" if how.prefix_keys else sample.key
-            if key in seen:
-                where = "which holds it twice" if seen[key] == url else f"and in {redact_url(url)}"
-                # Tars that hold a key twice themselves are not kept apart by their names.
-                advice = (
-                    ""
-                    if how.prefix_keys or seen[key] == url
-                    else "; --prefix-keys keeps them apart"
-                )
-                first = redact_url(seen[key])
-                raise EncodeError(f"key {key!r} is in {first}, {where}{advice}")
-            seen[key] = url
-            yield sample._replace(key=key)
+def _folder_labels(src: str, images: Sequence[_File]) -> list[str | None]:
+    """The top folder of each image as its class; no classes if an image is in no folder."""
+    outside = [image.name for image in images if "/" not in image.name]
+    if not outside:
+        return [image.name.partition("/")[0] for image in images]
+    if len(outside) < len(images):
+        _log.warning(
+            "%s: no class labels, because %s and %d others are in no subfolder",
+            redact_url(src),
+            outside[0],
+            len(outside) - 1,
+        )
+    return [None] * len(images)
 
 
-def _tar_members(url: str, options: StorageOptions) -> Iterator[SampleRef]:
-    """Group a tar's members as WebDataset does: neighbors of one name up to the first dot."""
-    unchanged = storage.unchanged([url], options=options)
-    with unchanged, storage.open_file(url, options=options) as file:
-        try:
-            yield from _group_members(url, file)
-        except (tarfile.TarError, RecursionError) as error:
-            raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
+def _find_splits(files: Sequence[_File]) -> dict[str, list[_File]]:
+    """The files of each split, named relative to it; empty if the files are not in splits.
 
-
-class _CheckedInfo(tarfile.TarInfo):
-    """A header that leads on: with a negative size tarfile would read the same one for ever."""
-
-    @classmethod
-    def frombuf(
-        cls,
-        buf: bytes | bytearray,
-        encoding: str,
-        errors: str,
-    ) -> Self:
-        info = super().frombuf(buf, encoding, errors)
-        # tarfile reads what belongs to headers into memory.
-        if info.type in _LONG_HEADERS and info.size > _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header claims {info.size} bytes")
-        return info
-
-    @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
-        info = super().fromtarfile(tarfile_)
-        if info.size < 0 or tarfile_.offset <= info.offset:
-            raise tarfile.ReadError(f"a member claims {info.size} bytes at {info.offset}")
-        return info
-
-
-def _group_members(url: str, file: BinaryIO) -> Iterator[SampleRef]:
-    with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
-        for key, members in itertools.groupby(_fields(tar), operator.itemgetter(0)):
-            refs: dict[str, FieldRef] = {}
-            for _, name, info in members:
-                ref = _tar_field(url, info, key, name)
-                if name in refs:
-                    raise EncodeError(f"two members {info.name!r} in one sample", url=url)
-                refs[name] = ref
-            yield SampleRef(key, tuple(refs.values()))
-        _check_tar_end(file, tar.offset, url)
-
-
-def _fields(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """(key, field name, header) of the members that WebDataset would read."""
-    places: dict[str, tuple[int, int]] = {}
-    for number, info in enumerate(tar):
-        if number == _MAX_MEMBERS:
-            raise tarfile.ReadError(f"more than {_MAX_MEMBERS} members; divide it")
-        # A hard link is a file that is in the tar already, under another name.
-        if info.islnk() and info.linkname in places:
-            info.type = tarfile.REGTYPE
-            info.offset_data, info.size = places[info.linkname]
-        name = info.name.removeprefix("./")
-        match = _MEMBER.fullmatch(name)
-        hidden = is_metadata(name) or posixpath.basename(name).startswith(".")
-        if info.isreg() and match is not None and not hidden:
-            places[info.name] = (info.offset_data, info.size)
-            yield match[1], match[2].lower(), info
-        # tarfile would keep every header in memory.
-        tar.members = []  # type: ignore[attr-defined]
-
-
-def _check_tar_end(
-    file: BinaryIO,
-    offset: int,
-    url: str,
-) -> None:
-    """Make sure that the tar is over: a shorter dataset must not come of a damaged header.
-
-    Python's tarfile takes a damaged header for the end of the tar, and a first end for the last.
+    A split is a top-level folder with one of the usual names; for tars without folders, such a
+    word in the tar's name. All files must be in splits, or there must be a training set and
+    another split: a class may be called ``train``. Tars of one split alone mix with nothing.
     """
-    file.seek(offset)
-    block = file.read(BLOCK)
-    if block not in (b"", bytes(BLOCK)):
-        raise EncodeError(
-            "expected a tar header or the end of the tar, got a damaged header",
-            url=url,
-            offset=offset,
-        )
-    while rest := file.read(1 << 20):
-        if rest.strip(b"\0"):
-            raise EncodeError(
-                "expected nothing behind the end of the tar; join tars by `tar --concatenate`",
-                url=url,
-            )
-
-
-def _tar_field(
-    url: str,
-    info: tarfile.TarInfo,
-    key: str,
-    name: str,
-) -> FieldRef:
-    if not valid_key(key) or not valid_field(name):
-        raise EncodeError(f"member {info.name!r} does not make a legal key and field", url=url)
-    if info.issparse():
-        raise EncodeError(
-            f"member {info.name!r} is stored with holes; make the tar without --sparse", url=url
-        )
-    return FieldRef(name, url, info.offset_data, info.offset_data + info.size)
+    splits: dict[str, list[_File]] = {}
+    usable = [file for file in files if _is_usable(file.name)]
+    for file in usable:
+        folder, slash, rest = file.name.partition("/")
+        stem, extension = posixpath.splitext(file.name)
+        words = [folder] if slash else re.split(r"[-_.]", stem) if extension == ".tar" else []
+        found = [word for word in words if word.lower() in _SPLITS]
+        if len(found) == 1:
+            splits.setdefault(found[0], []).append(file._replace(name=rest or file.name))
+    kinds = {split.lower() for split in splits}
+    is_whole = sum(map(len, splits.values())) == len(usable)
+    if not (is_whole or (kinds & _TRAINING and kinds & _OTHER_SPLITS)):
+        return {}
+    if len(splits) == 1 and usable[0].name.endswith(".tar"):
+        return {}
+    return dict(sorted(splits.items()))

@@ -8,8 +8,6 @@ from .bounds import (
     RelativeStd,
     check_fraction,
     check_positive,
-    describe_bound,
-    parse_bound,
 )
 from .byte_codes import (
     compress,
@@ -21,9 +19,6 @@ from .byte_codes import (
 from .changed_words import (
     decode_index,
     decode_words,
-    encode_index,
-    encode_words,
-    find_changes,
 )
 from .float_types import FLOAT_TYPES, FloatType, Words
 from .integer_codes import decode_integers, encode_integers
@@ -60,14 +55,9 @@ __all__ = [
     "decode_planes",
     "decode_words",
     "decompress",
-    "describe_bound",
-    "encode_index",
     "encode_integers",
     "encode_planes",
-    "encode_words",
-    "find_changes",
     "lattice_from",
-    "parse_bound",
     "quantize",
     "restore",
 ]

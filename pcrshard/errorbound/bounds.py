@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,7 +53,6 @@ class RelativeStd:
 
     fraction: float
     outlier_guard: float = 8.0
-    kind = "relative-std"
 
     def __post_init__(self) -> None:
         check_fraction("fraction", self.fraction)
@@ -80,7 +77,6 @@ class Absolute:
     """
 
     error_bound: float
-    kind = "absolute"
 
     def __post_init__(self) -> None:
         check_positive("error_bound", self.error_bound)
@@ -105,7 +101,6 @@ class PointwiseRelative:
     """
 
     rel_error_bound: float
-    kind = "pointwise-relative"
 
     def __post_init__(self) -> None:
         check_positive("rel_error_bound", self.rel_error_bound)
@@ -120,38 +115,6 @@ class PointwiseRelative:
 
 
 Bound = RelativeStd | Absolute | PointwiseRelative
-_KINDS = {kind.kind: kind for kind in (RelativeStd, Absolute, PointwiseRelative)}
-
-
-def describe_bound(bound: Bound | None) -> dict[str, Any] | None:
-    """A bound as plain values.
-
-    >>> describe_bound(Absolute(0.5))
-    {'kind': 'absolute', 'error_bound': 0.5}
-    """
-    return None if bound is None else {"kind": bound.kind} | asdict(bound)
-
-
-def parse_bound(described: Any) -> Bound | None:
-    """The bound of :func:`describe_bound`.
-
-    Raises:
-        ValueError: It describes none.
-    """
-    if described is None:
-        return None
-    if not isinstance(described, dict) or described.get("kind") not in _KINDS:
-        raise ValueError(f"expected a bound of {sorted(_KINDS)}, got {described!r}")
-    kind = _KINDS[described["kind"]]
-    arguments = {name: value for name, value in described.items() if name != "kind"}
-    names = {field.name for field in fields(kind)}
-    if arguments.keys() != names or not _are_numbers(arguments.values()):
-        raise ValueError(f"expected numbers {sorted(names)}, got {described!r}")
-    return kind(**arguments)
-
-
-def _are_numbers(values: Iterable[object]) -> bool:
-    return all(type(value) in (int, float) for value in values)
 
 
 def _linear(

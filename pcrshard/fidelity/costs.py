@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..format.dataset_index import DatasetIndex
+from ..format.dataset_index import DatasetIndex, prefix_totals
 from ..format.scan import FULL, Scan
 from ..training.epoch_order import Geometry, Order, Rules, epoch_order
 from ..training.shard_schedule import Account, account
-from .bandwidth import prefix_totals
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _PLAN_HEADER = (
@@ -67,16 +66,20 @@ def human_bytes(size: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Right-aligned columns.
+    """Columns of text; those with numbers are aligned on the right.
 
-    >>> print(table(["scan", "bytes"], [[1, "12 kB"], ["full", "3 MB"]]))
-    scan  bytes
-       1  12 kB
-    full   3 MB
+    >>> print(table(["scan", "bytes", "name"], [[1, "12 kB", "a"], ["full", "3 MB", "bc"]]))
+    scan  bytes  name
+       1  12 kB  a
+    full   3 MB  bc
     """
-    lines = [list(map(str, row)) for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
+    lines = [[str(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
+    columns = []
+    for name, *cells in zip(*lines, strict=True):
+        width = max(map(len, [name, *cells]))
+        is_text = cells and not any(cell[:1].isdigit() for cell in cells)
+        columns.append([f"{cell:{'<' if is_text else '>'}{width}}" for cell in (name, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def scan_table(costs: Sequence[ScanCost]) -> str:
@@ -144,7 +147,7 @@ def plan_costs(
     costs = []
     for scan in scans or [cost.scan for cost in scan_costs(index)]:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
-        counted = account(order, sizes, prefixes, geometry.slots, workers)
+        counted = account(order, sizes, prefixes, geometry.max_world_size, workers)
         costs.append(_plan_cost(scan, order, counted, bandwidth))
     return costs
 

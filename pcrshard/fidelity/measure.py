@@ -18,7 +18,6 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan, check_scan
 from ..jpeg.pixels import SMOOTHING, Pixels, decode_image
 from ..reading.prefix import Sample
-from ..redaction import redact_url
 from ..storage import Options
 from .advice import (
     Quartiles,
@@ -118,8 +117,9 @@ def measure(
     Raises:
         ScanUnavailable: There is no such scan, or a staged copy does not hold it.
         MissingDependency: OpenCV is not installed.
-        ValueError: The dataset has no image that is large enough, or ``reference`` other shards.
-        PCRError: A shard cannot be read, an image is damaged, or there are no labels for ``model``.
+        ValueError: ``reference`` has other shards.
+        PCRError: No image is large enough, a shard cannot be read, an image is damaged, or there
+            are no labels for ``model``.
     """
     require_opencv()
     sample = draw_images(
@@ -130,9 +130,8 @@ def measure(
     climb = partial(_climb, stops=stops, rounds=rounds, model=model, smoothing=smoothing)
     ladders = _climb_all(sample, climb, on_image, model is not None)
     if not ladders:
-        shown = redact_url(url)
-        raise ValueError(
-            f"expected images of 11 pixels or more on each side, found none in {shown}"
+        raise PCRError(
+            "expected progressive JPEGs of 11 pixels or more on each side, found none", url=url
         )
     return [
         _summarise(costs[stop - 1], sample.top, ladders, place) for place, stop in enumerate(stops)

@@ -1,8 +1,10 @@
-"""The one door to matplotlib: pictures of sizes and scans."""
+"""Pictures of sizes and scans; the only importer of matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ from ..jpeg.pixels import Pixels
 from .costs import ScanCost, human_bytes, name_scan
 
 _BLUE = "#2b6cb0"
-_GREY = "#4a5568"
+_GRAY = "#4a5568"
 
 
 class Picture(NamedTuple):
@@ -43,48 +45,62 @@ def pyplot_module() -> Any:
     return pyplot
 
 
-def plot_scan_costs(
-    costs: Sequence[ScanCost],
-    path: str,
-    *,
-    title: str,
-) -> None:
-    """Draw bars of the bytes per sample at each scan, saved as PNG."""
-    figure, axes = _figure(8, 4.5)
-    _draw_bars(axes, costs)
-    axes.set_title(title)
-    _save(figure, path)
+def check_target(path: str) -> None:
+    """Refuse a picture that could not be saved, before the work that it would show.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+        StorageError: There is no such folder, or matplotlib cannot write such a file.
+    """
+    pyplot_module()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise StorageError("cannot save the picture: there is no such folder", url=path)
+    suffix = os.path.splitext(path)[1][1:]
+    if suffix and suffix not in FigureCanvasAgg.filetypes:
+        raise StorageError(f"cannot save the picture as {suffix!r}, use .png", url=path)
 
 
-def _figure(width: float, height: float) -> Any:
-    return pyplot_module().subplots(figsize=(width, height), layout="constrained")
+@contextmanager
+def saved_figure(path: str, width: float, height: float) -> Iterator[Any]:
+    """Yield a new figure of this size in inches, and then save it.
 
-
-def _save(figure: Any, path: str) -> None:
+    Raises:
+        MissingDependency: matplotlib is not installed.
+        StorageError: The picture cannot be written.
+    """
+    pyplot = pyplot_module()
+    figure = pyplot.figure(figsize=(width, height), layout="constrained")
     try:
-        figure.savefig(path, dpi=100)
-    except (OSError, ValueError) as error:
-        raise StorageError(f"cannot save the picture: {error}", url=path) from error
+        yield figure
+        try:
+            figure.savefig(path, dpi=100)
+        except (OSError, ValueError) as error:
+            raise StorageError(f"cannot save the picture: {error}", url=path) from error
     finally:
-        pyplot_module().close(figure)
+        pyplot.close(figure)
 
 
-def _label(
-    axes: Any,
-    across: str,
-    up: str,
-) -> None:
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    axes.spines[["top", "right"]].set_visible(False)
+def plot_scan_costs(costs: Sequence[ScanCost], path: str, *, title: str) -> None:
+    """Draw bars of the bytes per sample at each scan, saved as PNG."""
+    with saved_figure(path, 8, 4.5) as figure:
+        axes = figure.subplots()
+        _draw_bars(axes, costs)
+        axes.set_title(title)
 
 
 def _draw_bars(axes: Any, costs: Sequence[ScanCost]) -> None:
     """The bars, with the saving written on each."""
-    scans, _, sizes, savings = zip(*costs, strict=True)
-    bars = axes.bar(list(map(str, scans)), [size / 1000 for size in sizes], color=_BLUE)
-    axes.bar_label(bars, [f"{saving:.1f}x" for saving in savings], padding=2, color=_GREY)
-    _label(axes, "read up to scan (label: times fewer bytes than full)", "bytes per sample (kB)")
+    bars = axes.bar(
+        [str(cost.scan) for cost in costs],
+        [cost.bytes_per_sample / 1000 for cost in costs],
+        color=_BLUE,
+    )
+    axes.bar_label(bars, [f"{cost.saving:.1f}x" for cost in costs], padding=2, color=_GRAY)
+    axes.set_xlabel("read up to scan (label: times fewer bytes than full)")
+    axes.set_ylabel("bytes per sample (kB)")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plot_ladder(
@@ -97,27 +113,21 @@ def plot_ladder(
     """Draw one image at several scans above the bars of :func:`plot_scan_costs`, saved as PNG.
 
     Args:
-        images: Label, bytes and (H, W, 3) uint8 pixels of each rung.
+        images: Label, bytes and (H, W, 3) uint8 pixels of the image at each scan.
         costs: Costs of the whole dataset.
         path: Target file.
         title: Text above the figure.
     """
-    figure = pyplot_module().figure(figsize=(12, 7), layout="constrained")
-    rungs = range(len(images))
-    axes = figure.subplot_mosaic([[*rungs], ["bars"] * len(rungs)], height_ratios=[1, 1.4])
-    for rung, (label, num_bytes, pixels) in enumerate(images):
-        _draw_image(axes[rung], pixels, f"{label}\n{human_bytes(num_bytes)}", fontsize=10)
-    _draw_bars(axes["bars"], costs)
-    figure.suptitle(title)
-    _save(figure, path)
+    with saved_figure(path, 12, 7) as figure:
+        columns = range(len(images))
+        axes = figure.subplot_mosaic([[*columns], ["bars"] * len(images)], height_ratios=[1, 1.4])
+        for column, (label, num_bytes, pixels) in enumerate(images):
+            _draw_image(axes[column], pixels, f"{label}\n{human_bytes(num_bytes)}", fontsize=10)
+        _draw_bars(axes["bars"], costs)
+        figure.suptitle(title)
 
 
-def _draw_image(
-    axes: Any,
-    pixels: Pixels,
-    title: str = "",
-    fontsize: int = 9,
-) -> None:
+def _draw_image(axes: Any, pixels: Pixels, title: str = "", fontsize: int = 9) -> None:
     axes.imshow(pixels)
     axes.set_title(title, fontsize=fontsize)
     axes.axis("off")
@@ -131,7 +141,7 @@ def plot_fidelity(
     *,
     title: str,
 ) -> None:
-    """Draw MS-SSIM over bytes per sample, one point a scan, saved as PNG.
+    """Draw MS-SSIM over bytes per sample, one point per scan, saved as PNG.
 
     Args:
         scans: Labels of the points.
@@ -140,31 +150,22 @@ def plot_fidelity(
         path: Target file.
         title: Text above the figure.
     """
-    figure, axes = _figure(8, 4)
-    axes.plot(kilobytes, msssim, "o-", color=_BLUE)
-    for scan, *point in zip(scans, kilobytes, msssim, strict=True):
-        axes.annotate(
-            str(scan),
-            point,
-            textcoords="offset points",
-            xytext=(5, -12),
-            fontsize=9,
-        )
-    _label(axes, "kB per sample, cumulative", "mean MS-SSIM against full fidelity")
-    axes.set_title(title, fontsize=11)
-    axes.grid(alpha=0.3)
-    _save(figure, path)
+    with saved_figure(path, 8, 4) as figure:
+        axes = figure.subplots()
+        axes.plot(kilobytes, msssim, "o-", color=_BLUE)
+        for scan, *point in zip(scans, kilobytes, msssim, strict=True):
+            axes.annotate(str(scan), point, textcoords="offset points", xytext=(5, -12), fontsize=9)
+        axes.set_xlabel("kB per sample, cumulative")
+        axes.set_ylabel("mean MS-SSIM against full fidelity")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(title, fontsize=11)
+        axes.grid(alpha=0.3)
 
 
-def plot_contact_sheet(
-    images: Sequence[Sequence[Picture]],
-    path: str,
-    *,
-    title: str,
-) -> None:
+def plot_contact_sheet(images: Sequence[Sequence[Picture]], path: str, *, title: str) -> None:
     """Draw images at several scans, saved as PNG.
 
-    Below each picture is its difference to full fidelity, times four about gray.
+    Below each picture is its difference to full fidelity, times four around gray.
 
     Args:
         images: Each image's pictures from left to right, full fidelity last.
@@ -173,22 +174,15 @@ def plot_contact_sheet(
     """
     rows = len(images)
     columns = len(images[0])
-    figure = pyplot_module().figure(figsize=(2.3 * columns, 4.9 * rows), layout="constrained")
-    axes = figure.subplots(2 * rows, columns, squeeze=False)
-    for row, pictures in enumerate(images):
-        for column, picture in enumerate(pictures):
-            upper, lower = axes[2 * row : 2 * row + 2, column]
-            _draw_image(upper, picture.pixels, _caption(picture))
-            _draw_image(lower, _difference(picture.pixels, pictures[-1].pixels))
-    figure.suptitle(title, fontsize=10)
-    _save(figure, path)
-
-
-def _difference(pixels: Pixels, reference: Pixels) -> Pixels:
-    difference = 128 + 4 * (pixels - reference.astype(np.int16))
-    return np.clip(difference, 0, 255).astype(np.uint8)
-
-
-def _caption(picture: Picture) -> str:
-    name = name_scan(picture.scan)
-    return f"{name}: {human_bytes(picture.num_bytes)}\nMS-SSIM {picture.msssim:.3f}"
+    with saved_figure(path, 2.3 * columns, 4.9 * rows) as figure:
+        axes = figure.subplots(2 * rows, columns, squeeze=False)
+        for row, pictures in enumerate(images):
+            full = pictures[-1].pixels.astype(np.int16)
+            for column, picture in enumerate(pictures):
+                upper, lower = axes[2 * row : 2 * row + 2, column]
+                size = human_bytes(picture.num_bytes)
+                caption = f"{name_scan(picture.scan)}: {size}\nMS-SSIM {picture.msssim:.3f}"
+                _draw_image(upper, picture.pixels, caption)
+                difference = 128 + 4 * (picture.pixels - full)
+                _draw_image(lower, np.clip(difference, 0, 255).astype(np.uint8))
+        figure.suptitle(title, fontsize=10)

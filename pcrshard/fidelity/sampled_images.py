@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import open_dataset
-from ..reading.prefix import Sample
+from ..reading.prefix import Prefix, Sample
 from ..reading.shard import Shard
 from ..storage import Options
 from ..training.shard_set import check_same_shards
@@ -35,11 +35,6 @@ class ImageSample(NamedTuple):
     top: Scan
     drawn: list[tuple[Shard, list[int]]]
 
-    @property
-    def num_images(self) -> int:
-        """Images drawn."""
-        return sum(len(positions) for _, positions in self.drawn)
-
     def look(
         self,
         look: Callable[[Pieces], T],
@@ -56,29 +51,29 @@ class ImageSample(NamedTuple):
         Yields:
             What ``look`` gave, and the sample, which has these fields.
         """
+        total = sum(len(positions) for _, positions in self.drawn)
         done = 0
         for shard, positions in self.drawn:
-            for seen in self._look_at(shard, positions, look, fields):
-                yield seen
-                done += 1
-                if on_image is not None:
-                    on_image(done, self.num_images)
+            with shard.load(shard.num_groups if self.top == FULL else self.top) as prefix:
+                for row in positions:
+                    yield from _look_at(prefix, row, look, fields)
+                    done += 1
+                    if on_image is not None:
+                        on_image(done, total)
 
-    def _look_at(
-        self,
-        shard: Shard,
-        positions: list[int],
-        look: Callable[[Pieces], T],
-        fields: Sequence[str],
-    ) -> Iterator[tuple[T, Sample]]:
-        top = shard.num_groups if self.top == FULL else self.top
-        with shard.load(top) as prefix:
-            image = prefix.index.schema.streams[0][0]
-            wanted = {image, *fields}
-            samples = prefix.samples(positions, select=lambda _, name: name in wanted, decode=look)
-            for sample in samples:
-                if image in sample:
-                    yield sample.pop(image), sample
+
+def _look_at(
+    prefix: Prefix, row: int, look: Callable[[Pieces], T], fields: Sequence[str]
+) -> Iterator[tuple[T, Sample]]:
+    """The images of a sample's first stream; none of a sample that is stored without scans."""
+    schema = prefix.index.schema
+    image = schema.streams[0][0] if schema.streams else None
+    sample = prefix.sample(row, select=lambda _, name: name in (image, *fields), decode=look)
+    seen = sample.pop(str(image), None)
+    for one in seen if image in schema.lists else [seen]:
+        # A file that was kept as it is comes as its bytes.
+        if not isinstance(one, bytes | None):
+            yield one, sample
 
 
 def draw_images(

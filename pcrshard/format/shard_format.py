@@ -13,6 +13,8 @@ from .scan_script import Q95, STANDARD, ScanScript
 from .schema import IMAGE, IMAGE_LIST, Schema, check_schema
 
 SCRIPTS = {script.name: script for script in (STANDARD, Q95)}
+# The script that `encode` chooses by the quality of the sources.
+AUTO = "auto"
 
 
 class FieldNames(NamedTuple):
@@ -28,13 +30,15 @@ class ShardFormat:
     """How shards are written.
 
     Attributes:
-        script: The scan script, or the name of a built-in one.
+        script: Scan script, or the name of a built-in one: ``standard``, or ``q95`` for sources of
+            JPEG quality 90 and above. ``encode`` also takes ``auto``, which chooses by the quality
+            of the sources.
         layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
         base: Scan groups in a preview member.
-        late: From which scan on a field is there: ``{"npy": 5, "json": "full"}``; a key is the
-            name of a field, or its last extension. Other fields are there at every scan, images
-            that are no JPEG from scan 1 on.
-        preview_fields: Fields stored once more as members in the preview layout.
+        late: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is the
+            name of a field, or its last extension. Other fields are present at every scan, images
+            that are no JPEG from scan 1.
+        preview_fields: Fields stored as members too, in the preview layout.
     """
 
     script: ScanScript | str = STANDARD.name
@@ -44,11 +48,12 @@ class ShardFormat:
     late: Mapping[str, Scan] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.script, str) and self.script not in SCRIPTS:
-            raise EncodeError(f"expected a scan script of {sorted(SCRIPTS)}, got {self.script!r}")
+        if isinstance(self.script, str) and self.script not in (known := [*SCRIPTS, AUTO]):
+            raise EncodeError(f"expected a scan script of {known}, got {self.script!r}")
         if self.layout not in ("compact", "preview"):
             raise EncodeError(f"expected layout 'compact' or 'preview', got {self.layout!r}")
-        most = self.scan_script.num_groups
+        # Both scripts that `auto` stands for have as many groups.
+        most = STANDARD.num_groups if self.script == AUTO else self.scan_script.num_groups
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
         for field, scan in self.late.items():
@@ -56,7 +61,13 @@ class ShardFormat:
 
     @property
     def scan_script(self) -> ScanScript:
-        """The script itself."""
+        """The script itself.
+
+        Raises:
+            EncodeError: It is ``auto``, which only ``encode`` resolves.
+        """
+        if self.script == AUTO:
+            raise EncodeError("script 'auto' needs `encode`, which reads the sources first")
         return SCRIPTS[self.script] if isinstance(self.script, str) else self.script
 
     def schema(self, names: FieldNames) -> Schema:

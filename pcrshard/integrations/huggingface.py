@@ -16,13 +16,13 @@ from typing import Any
 
 from .. import storage
 from ..errors import FormatError, MissingDependency
-from ..format.dataset_index import ShardEntry, resolve_scan
+from ..format.dataset_index import ShardEntry
 from ..format.names import is_other_image
-from ..format.scan import FULL, Scan, check_scan, check_scan_type
+from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import PrefixCache
-from ..reading.scan_level import ScanLevel, current_scan
+from ..reading.scan_level import ScanLevel, ScanOrFraction, current_scan, resolve_choice
 from ..reading.shard import Shard
 from ..redaction import get_logger
 from .huggingface_splits import Parts, asked_names, open_splits, usual_names
@@ -106,8 +106,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         self.typed = bool(kwargs.get("features"))
         self.json_types: dict[str, pa.DataType] = {}
         entries = [entry for part in self.parts.values() for entry in part.index.shards]
-        kwargs["scan"] = resolve_scan(entries, kwargs.get("scan", FULL))
-        _check_scan(kwargs["scan"], self.parts)
+        kwargs["scan"] = resolve_choice(entries, kwargs.get("scan", FULL), os.fspath(data_dir))
         kwargs["hash"] = _hash(self.parts)
         kwargs["dataset_name"] = kwargs.get("dataset_name") or "pcrshard"
         super().__init__(*args, **kwargs)
@@ -216,15 +215,6 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 )
 
 
-def _check_scan(scan: Any, parts: Parts) -> None:
-    """Refuse a scan that some shard does not have, before any is read."""
-    now = current_scan(scan)
-    check_scan_type(now, 0)
-    for part in parts.values():
-        for entry in part.index.shards:
-            entry.prefix_stop(now)
-
-
 def _hash(parts: Parts) -> str:
     """The content of the splits, by which their Arrow cache is known."""
     contents = [name.encode() + part.index.encode() for name, part in parts.items()]
@@ -315,7 +305,7 @@ def _example(
 def load_dataset(
     url: str | os.PathLike[str],
     *,
-    scan: Scan | ScanLevel = FULL,
+    scan: ScanOrFraction = FULL,
     streaming: bool = False,
     split: Any = None,
     columns: Sequence[str] | None = None,
@@ -337,7 +327,8 @@ def load_dataset(
             which is the split ``train`` unless the folder is named for another one, or a folder
             whose sub-folders are such folders, named ``train``, ``val`` and ``test`` or as listed
             in ``pcrshard.integrations.huggingface_splits.FOLDERS``.
-        scan: 1..N, ``"full"``, or when streaming a :class:`ScanLevel`, which is read at each shard.
+        scan: 1..N, ``"full"``, a fraction in (0, 1) of the full bytes, or when streaming a
+            :class:`ScanLevel`, which is read at each shard.
         streaming: ``False``, the default as in ``datasets``, copies everything into an Arrow cache,
             once per scan; ``True`` reads each shard's prefix in one request when its turn comes.
         split: ``"train"``, ``"train+test"``, a list of them, or of a map-style dataset a slice,

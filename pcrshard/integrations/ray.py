@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import MissingDependency
-from ..format.dataset_index import ShardEntry
+from ..format.dataset_index import ShardEntry, resolve_scan
 from ..format.scan import FULL, Scan
 from ..reading.dataset_folder import check_claims, open_dataset
 from ..reading.field_values import convert_all
@@ -38,7 +38,7 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
 
     Args:
         url: Dataset folder or its ``pcr.json``, local or any fsspec URL that all nodes can read.
-        scan: Highest scan to read, 1-based, or ``"full"``.
+        scan: Highest scan to read, 1-based; ``"full"``; or a fraction in (0, 1) of the full bytes.
         fields: Columns; by default ``__key__`` and all fields of a sample.
         read: Cache and network.
 
@@ -50,7 +50,7 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
         self,
         url: str | os.PathLike[str],
         *,
-        scan: Scan = FULL,
+        scan: Scan | float = FULL,
         fields: Sequence[str] | None = None,
         read: ReadOptions = ReadOptions(),
     ) -> None:
@@ -58,10 +58,10 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
         how: Any = {"storage_options": read.storage_options, "retry": read.retry}
         self.index, urls = open_dataset(url, **how)
         check_claims(self.index, urls, **how)
-        self.index.prefix_bytes(scan)  # raises for a scan that some shard does not have
-        self.scan = scan
+        self.scan: Scan = resolve_scan(self.index.shards, scan)
+        self.index.prefix_bytes(self.scan)  # raises for a scan that some shard does not have
         self._places = list(zip(urls, self.index.shards, strict=True))
-        self._read = partial(_read, scan=scan, fields=fields, read=read)
+        self._read = partial(_read, scan=self.scan, fields=fields, read=read)
 
     def estimate_inmemory_data_size(self) -> int:
         """Bytes of the prefixes."""

@@ -36,9 +36,9 @@ from webdataset.gopen import rewrite_url
 
 from .. import storage
 from ..errors import PCRError
-from ..format.dataset_index import DatasetIndex, ShardEntry, resolve_scan
+from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.names import is_jpeg_field
-from ..format.scan import FULL, Scan, check_scan_type, is_fraction
+from ..format.scan import FULL, check_scan_type, is_fraction
 from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
@@ -47,7 +47,7 @@ from ..reading.dataset_folder import index_url, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
-from ..reading.scan_level import ScanChoice, ScanLevel, current_scan
+from ..reading.scan_level import ScanChoice, ScanLevel, ScanOrFraction, current_scan, resolve_choice
 from ..storage import file_name
 from ..training import ranks
 from ..training.shard_lists import ShardOrder, SplitByNode
@@ -124,7 +124,9 @@ class _Load:
     def __init__(self, scan: ScanChoice, options: _StageOptions) -> None:
         self.options = options
         self.entries = _entries(options.index, options.storage_options, options.retry)
-        self.scan = resolve_scan(list(self.entries.values()), scan)
+        self.scan = scan
+        if self.entries:
+            self.scan = resolve_choice(list(self.entries.values()), scan, "the dataset of index=")
 
     def __call__(self, url: str, cancel: Event) -> Prefix:
         path = _path(url)
@@ -176,7 +178,7 @@ def _entries(
 pcr_samples = filters.pipelinefilter(_pcr_samples)
 
 
-def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
+def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
     """A WebDataset stage that reads PCR shards at a scan: shard URLs in, samples out.
 
     For ``wds.DataPipeline``, in place of ``tarfile_to_samples()``. In the fluent interface write
@@ -206,14 +208,15 @@ def pcr_scan(scan: Scan | ScanLevel = FULL, **options: Any) -> Any:
 
 
 def _check_scan_type(scan: Any, index: object) -> None:
-    if is_fraction(scan):
+    is_level = isinstance(scan, ScanLevel)
+    if is_fraction(scan) or (is_level and scan.is_fraction):
         if index is None:
-            raise ValueError(f"expected index= with scan={scan}, a fraction of a dataset's bytes")
-    elif not isinstance(scan, ScanLevel):
+            raise ValueError(f"expected index= with {scan=}, a fraction of a dataset's bytes")
+    elif not is_level:
         check_scan_type(scan, 0)
 
 
-def _fluent_pcr_scan(self: Pipeline, scan: Scan | ScanLevel = FULL, **options: Any) -> Pipeline:
+def _fluent_pcr_scan(self: Pipeline, scan: ScanOrFraction = FULL, **options: Any) -> Pipeline:
     """Read PCR shards at a scan: ``WebDataset(urls).pcr_scan(5)``.
 
     May stand before or after ``.shuffle()``, ``.decode()`` and the like. Handler, ``select_files``

@@ -7,12 +7,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import native
+from ..arguments import check_fields, is_integer
 from ..native.pieces import Table, piece_table
 from ..native.pool import MAX_VIEWS, Batch, Boxes, Draw, Interval, Pool, draw_boxes, own_pool
 from .pixels import SMOOTHING, Jpeg, Pixels, as_pieces, decode_image, image_size
@@ -58,12 +59,11 @@ class ImageDecoder:
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
     smoothing: bool = SMOOTHING
-    views: Sequence[View] = ()
+    views: Annotated[Sequence[View], "a list of pcrshard.View"] = ()
     return_geometry: bool = False
 
     def __post_init__(self) -> None:
-        if not all(isinstance(view, View) for view in self.views):
-            raise TypeError(f"expected a list of pcrshard.View, got views={self.views!r}")
+        check_fields(self)
         defaults = {field.name: field.default for field in fields(self)}
         given = [name for name in _OF_VIEWS if getattr(self, name) != defaults[name]]
         if self.views and given:
@@ -72,10 +72,6 @@ class ImageDecoder:
             raise ValueError("expected a size of each View")
         if len(self._pictures) > MAX_VIEWS:  # this checks size and crop, too
             raise ValueError(f"expected at most {MAX_VIEWS} views, got {len(self._pictures)}")
-        if self.layout not in ("chw", "hwc") or self.color not in ("rgb", "gray"):
-            raise ValueError(
-                f"expected a known layout and color, got {self.layout!r} and {self.color!r}"
-            )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
 
@@ -215,7 +211,7 @@ class ImageDecoder:
             rng: As for one image; a number is that of the first image, and the next ones follow.
         """
         keys: Sequence[int] = [self.key(rng) for _ in jpegs]
-        if isinstance(rng, int):
+        if is_integer(rng):
             keys = range(rng, rng + len(jpegs))
         arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
         decoding = Decoding(self, own_pool(), jpegs, keys, arrays)
@@ -230,8 +226,10 @@ class ImageDecoder:
 
     def key(self, rng: Rng) -> int:
         """The number that an image draws from; nothing is taken where nothing is drawn."""
-        if isinstance(rng, int):
-            return rng
+        if is_integer(rng):
+            return int(rng)
+        if not isinstance(rng, random.Random | None):
+            raise TypeError(f"expected rng to be a random.Random, an integer or None, got {rng!r}")
         is_random = self.flip > 0 or any(view.crop == "random" for view in self._kinds)
         return (random if rng is None else rng).getrandbits(64) if is_random else 0
 

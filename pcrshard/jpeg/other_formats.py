@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,8 +22,6 @@ _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000
 # or by OpenJPEG.
 _PILLOW_PIXEL_BYTES = 16
 _ORIENTATION = 0x0112  # EXIF's tag
-# What Pillow raises for damaged files, and for damaged EXIF.
-_BROKEN = (OSError, ValueError, SyntaxError, struct.error)
 
 
 def crop_and_resize(
@@ -59,7 +56,7 @@ def size_by_pillow(image: bytes, *, upright: bool) -> Size:
 
 def _orientation(picture: Any) -> int:
     """EXIF orientation as Pillow finds it, in XMP too; 1 where it is broken or not there."""
-    with suppress(*_BROKEN):
+    with suppress(Exception):
         found = picture.getexif().get(_ORIENTATION)
         return int(found) if found in range(1, 9) else 1
     return 1
@@ -92,10 +89,11 @@ def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
             if load:
                 picture.load()
             yield picture
-    except PCRError:
+    except (PCRError, MemoryError):
         raise
-    except (*_BROKEN, pillow.DecompressionBombError) as error:
-        raise CorruptJpeg(f"Pillow: {error}") from error
+    except Exception as error:
+        # Its plugins raise whatever a damaged byte leads to: TypeError, KeyError, struct.error...
+        raise CorruptJpeg(f"Pillow: {error or type(error).__name__}") from error
 
 
 def _pillow() -> Any:

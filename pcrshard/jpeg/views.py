@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import Positive, check_fields
 from ..native import Size
 from ..native.pool import Boxes, Interval
 
 # How a crop is chosen; None is the whole image.
 Crop = Literal["random", "center"] | None
 # A side, or (height, width); None is the image's own size.
-Side = int | Size | None
+Side = Annotated[
+    Positive | tuple[Positive, Positive] | None, "a size such as 224 or (height, width), or None"
+]
 
 
 @dataclass(frozen=True)
@@ -32,49 +35,30 @@ class View:
     """
 
     size: Side
-    count: int = 1
+    count: Positive = 1
     scale: Interval = (0.08, 1.0)
     ratio: Interval = (3 / 4, 4 / 3)
     crop: Crop = "random"
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"expected at least one picture of a View, got count={self.count}")
-        if self.crop not in ("random", "center", None):
-            raise ValueError(f"expected crop 'random', 'center' or None, got {self.crop!r}")
-        for name, most in (("scale", 1.0), ("ratio", math.inf)):
-            interval = getattr(self, name)
-            is_pair = isinstance(interval, Sequence) and len(interval) == 2
-            if not (is_pair and 0 < interval[0] <= interval[1] <= most):
+        check_fields(self)
+        for name, (low, high), most in (
+            ("scale", self.scale, 1.0),
+            ("ratio", self.ratio, math.inf),
+        ):
+            if not 0 < low <= high <= most:
                 raise ValueError(
                     f"expected {name} to be (low, high) with 0 < low <= high <= {most:g}, "
-                    f"got {interval!r}"
+                    f"got {(low, high)}"
                 )
-        sides = self._sides()
-        if self.size is not None and (len(sides) != 2 or not all(map(_is_whole, sides))):
-            raise TypeError(
-                f"expected a size such as 224 or (height, width), or None, got {self.size!r}"
-            )
-        if self.size is not None and min(sides) < 1:
-            raise ValueError(f"expected a size above 0, got {self.size}")
 
     @property
     def shape(self) -> Size | None:
         """(height, width), if it is fixed."""
         if self.size is None:
             return None
-        height, width = self._sides()
+        height, width = self.size if isinstance(self.size, Sequence) else (self.size, self.size)
         return int(height), int(width)
-
-    def _sides(self) -> tuple[Any, ...]:
-        """What should be height and width."""
-        size: Any = self.size
-        is_list = isinstance(size, Sequence) and not isinstance(size, str)
-        return tuple(size) if is_list else (size, size)
-
-
-def _is_whole(side: object) -> bool:
-    return isinstance(side, int | np.integer) and not isinstance(side, bool)
 
 
 class Geometry(NamedTuple):

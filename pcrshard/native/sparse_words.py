@@ -1,4 +1,4 @@
-"""Changed words between two versions of weights: encoded, checked, applied, and taken back.
+"""Changed words between two versions of weights: encoded, checked, and applied.
 
 Both sides work on memory that the caller owns; each call runs without the GIL.
 """
@@ -15,7 +15,6 @@ try:
 except ImportError:  # built without a compiler
     ffi = lib = None
 
-available: bool = lib is not None and hasattr(lib, "pcr_sparse_apply")
 Words = NDArray[Any]
 
 
@@ -48,40 +47,24 @@ def encode(now: Words, was: Words, scratch: NDArray[np.uint8]) -> tuple[int, byt
     return changed, scratch[: used[0]].tobytes(), scratch[half : half + used[1]].tobytes()
 
 
-def apply(words: Words, gaps: Any, steps: Any, old: Words, done: NDArray[np.uint64]) -> int:
+def apply(words: Words, gaps: Any, steps: Any) -> int:
     """Change the words (N,) that gaps and steps name.
 
     Args:
         words: (N,) words of 1, 2 or 4 bytes, contiguous and writable.
         gaps: Bytes of :func:`encode`, possibly hostile.
         steps: The same.
-        old: (N,) words: each changed word is copied there before it changes.
-        done: (1,) the number of words in ``old`` that count.
 
     Returns:
-        The number of changes, or -1 if the bytes do not fit: then call :func:`undo`.
+        The number of changes, or -1 if the bytes do not fit: some words may then have changed.
     """
-    parts = _parts(words, gaps, steps, old)
-    return int(lib.pcr_sparse_apply(*parts, ffi.cast("uint64_t *", done.ctypes.data)))
-
-
-def undo(words: Words, gaps: Any, steps: Any, old: Words, done: NDArray[np.uint64]) -> None:
-    """Take an :func:`apply` back, also one whose process was killed; arguments as there."""
-    lib.pcr_sparse_undo(*_parts(words, gaps, steps, old), int(done[0]))
-    done[0] = 0
-
-
-def _parts(words: Words, gaps: Any, steps: Any, old: Words) -> tuple[Any, ...]:
-    return (
-        _address(words),
-        len(words),
-        words.itemsize,
-        ffi.from_buffer("uint8_t[]", gaps),
-        len(gaps),
-        ffi.from_buffer("uint8_t[]", steps),
-        len(steps),
-        _address(old),
-    )
+    gap_bytes, step_bytes = ffi.from_buffer("uint8_t[]", gaps), ffi.from_buffer("uint8_t[]", steps)
+    return int(
+        lib.pcr_sparse_apply(
+            _address(words), len(words), words.itemsize, gap_bytes, len(gaps), step_bytes,
+            len(steps),
+        )
+    )  # fmt: skip
 
 
 def _address(array: NDArray[Any]) -> Any:

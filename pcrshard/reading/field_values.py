@@ -1,4 +1,4 @@
-"""What the bytes of a field mean, by its last extension, as WebDataset has it."""
+"""Convert the bytes of a field by its last extension, as WebDataset does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTEGERS = ("cls", "cls2", "index", "inx", "id")
 
 
 def _integer(data: bytes) -> int:
-    """A number that 64 bits can hold."""
+    """Parse an integer that fits 64 bits."""
     number = int(data)
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"expected a number of 64 bits, got {number}")
@@ -29,7 +29,7 @@ CONVERSIONS: dict[str, Convert] = {
 
 
 def extension(field: str) -> str:
-    """The last extension of a field's name.
+    """Return the last extension of a field's name.
 
     >>> extension("left.jpg")
     'jpg'
@@ -37,29 +37,30 @@ def extension(field: str) -> str:
     return field.rpartition(".")[2]
 
 
-def convert(
-    to_value: Convert | None,
-    name: str,
-    sample: Sample,
-) -> Any:
-    """The value of a field, or of each of a list; ``None`` where the sample has no such field.
+def convert(name: str, value: Any, key: str) -> Any:
+    """Convert the value of a field, or each value of a list, by the field's last extension.
+
+    Args:
+        name: Name of the field.
+        value: Bytes, or ``None``; images are returned unchanged.
+        key: Key of the sample, named in errors.
 
     Raises:
-        FormatError: The bytes are not what the name of the field says.
+        FormatError: The bytes do not match the extension.
     """
-    if to_value is None or name not in sample:
-        return sample.get(name)
+    to_value = CONVERSIONS.get(extension(name))
+    if to_value is None or value is None:
+        return value
     try:
-        value = sample[name]
         return list(map(to_value, value)) if isinstance(value, list) else to_value(value)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"field {name!r}: {error}", key=sample["__key__"]) from error
+        raise FormatError(f"field {name!r}: {error}", key=key) from error
 
 
 def convert_all(sample: Sample) -> Sample:
-    """A sample with every field that is no image converted.
+    """Return a sample with every non-image field converted.
 
     >>> convert_all({"__key__": "a", "cls": b"3", "json": b"[1]", "jpg": b"..."})
     {'__key__': 'a', 'cls': 3, 'json': [1], 'jpg': b'...'}
     """
-    return {name: convert(CONVERSIONS.get(extension(name)), name, sample) for name in sample}
+    return {name: convert(name, value, sample["__key__"]) for name, value in sample.items()}

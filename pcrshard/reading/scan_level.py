@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
+from ..arguments import is_integer
 from ..errors import ScanUnavailable
-from ..format.scan import FULL, Scan, is_integer
+from ..format.dataset_index import ShardEntry, prefix_totals, resolve_scan, scan_of_fraction
+from ..format.scan import FULL, Scan, is_fraction
 from ..format.shard_index import MAX_GROUPS
 from .shared_integers import SharedIntegers
 
+FirstScan = Scan | float | Literal["highest"]
+# What a level's shared number means besides a scan; a fraction of the full bytes is negative.
 _FULL_NUMBER = 0
-FirstScan = Scan | Literal["highest"]
+_HIGHEST_NUMBER = 1 << 62
+_ONE = 1 << 53
 
 
 class ScanRange(NamedTuple):
@@ -21,11 +26,13 @@ class ScanRange(NamedTuple):
         num_groups: Scan groups N.
         highest: ``"full"``, or the highest scan that a staged copy holds.
         name: What it is, in messages.
+        totals: Bytes of all prefixes at scans 1..N and ``"full"``.
     """
 
     num_groups: int
     highest: Scan
     name: str
+    totals: tuple[int, ...] = ()
 
     def check(self, scan: Scan) -> None:
         """Raise ``ScanUnavailable`` for a scan that cannot be read."""
@@ -37,6 +44,17 @@ class ScanRange(NamedTuple):
             expected = f"scan of 1 to {self.highest}, which the staged copy holds,"
         if not legal:
             raise ScanUnavailable(f"expected a {expected} for {self.name}, got {scan!r}")
+
+    @classmethod
+    def of(cls, entries: Sequence[ShardEntry], name: str) -> Self:
+        """The scans that every shard of a dataset index has."""
+        held = min((entry.scan for entry in entries if entry.scan), default=FULL)
+        num_groups = min(entry.num_groups for entry in entries)
+        return cls(num_groups, held, name, tuple(prefix_totals(entries)))
+
+    def scan_of(self, fraction: float) -> int:
+        """The highest scan that takes at most a fraction, in (0, 1), of the full bytes."""
+        return scan_of_fraction(self.totals, min(self.number, self.num_groups), fraction)
 
     @property
     def number(self) -> int:
@@ -56,44 +74,72 @@ class ScanLevel:
     ScanLevel('full')
 
     Args:
-        scan: Highest scan to read, 1-based, or ``"full"``. By default ``"full"``, and for a
-            :class:`PCRDataset` that is a staged copy the highest scan that it holds.
+        scan: Highest scan to read, 1-based; ``"full"``; or a fraction in (0, 1), for the highest
+            scan that takes at most this fraction of the full bytes of the dataset that follows the
+            level. By default ``"full"``, and for a :class:`PCRDataset` that is a staged copy the
+            highest scan that it holds.
     """
 
     # A mistyped name is an error, not an attribute without effect.
-    __slots__ = ("_is_default", "_number", "_range")
+    __slots__ = ("_number", "_range")
 
     def __init__(self, scan: FirstScan = "highest") -> None:
-        self._number = SharedIntegers([_FULL_NUMBER])
+        self._number = SharedIntegers([_HIGHEST_NUMBER])
         self._range: ScanRange | None = None
-        self.value = FULL if scan == "highest" else scan
-        self._is_default = scan == "highest"
+        if scan != "highest":
+            self.value = scan
 
     @property
     def value(self) -> Scan:
-        """The highest scan to read, 1-based, or ``"full"``.
+        """The highest scan to read, 1-based, or ``"full"``; it can be set to a fraction, too.
 
         Setting it raises ``ValueError`` for what is no scan, and ``ScanUnavailable`` for a scan
         that the dataset which follows the level does not have.
         """
-        return self._number[0] or FULL
+        return self._of(self._range)
 
     @value.setter
-    def value(self, scan: Scan) -> None:
+    def value(self, scan: Scan | float) -> None:
         self.check(scan)
+        if is_fraction(scan):
+            scan = -round(scan * _ONE)
         self._number[0] = _FULL_NUMBER if scan == FULL else scan
-        self._is_default = False
+
+    def _of(self, scans: ScanRange | None) -> Scan:
+        """The scan that the level has for a dataset."""
+        number: int = self._number[0]
+        if number == _HIGHEST_NUMBER:
+            return FULL if scans is None else scans.highest
+        if number >= 0:
+            return number or FULL
+        if scans is None:
+            raise ValueError(
+                f"expected a dataset that follows this level: scan {-number / _ONE} is a fraction "
+                "of its bytes"
+            )
+        return scans.scan_of(-number / _ONE)
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether it is set to a fraction of the bytes of the dataset that follows it."""
+        return bool(self._number[0] < 0)
 
     @property
     def highest(self) -> Scan:
         """The highest scan that it may be set to: that of the datasets which follow it."""
         return FULL if self._range is None else self._range.highest
 
-    def check(self, scan: Scan) -> None:
+    def check(self, scan: Scan | float) -> None:
         """Raise what setting the level to this scan would raise."""
-        if scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
-            raise ValueError(f"expected a scan of 1 to {MAX_GROUPS} or 'full', got {scan!r}")
-        if self._range is not None:
+        if is_fraction(scan):
+            if self._range is not None:
+                self._range.scan_of(scan)
+        elif scan != FULL and not (is_integer(scan) and 1 <= scan <= MAX_GROUPS):
+            raise ValueError(
+                f"expected a scan of 1 to {MAX_GROUPS}, a fraction in (0, 1) or 'full', "
+                f"got {scan!r}"
+            )
+        elif self._range is not None:
             self._range.check(scan)
 
     def follow(self, scans: ScanRange) -> None:
@@ -102,15 +148,15 @@ class ScanLevel:
         Raises:
             ScanUnavailable: The level is at a scan that the dataset does not have.
         """
-        if self._is_default:
-            self._number[0] = _FULL_NUMBER if scans.highest == FULL else scans.highest
-        scans.check(self.value)
+        scans.check(self._of(scans))
         known = self._range
         # A copy that was staged to a higher scan since then is followed again.
         if known is None or scans.name == known.name or scans.number <= known.number:
             self._range = scans
 
     def __repr__(self) -> str:
+        if self.is_fraction and self._range is None:
+            return f"ScanLevel({-self._number[0] / _ONE})"
         return f"ScanLevel({self.value!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScanLevel:
@@ -119,6 +165,10 @@ class ScanLevel:
 
 
 ScanChoice = Scan | ScanLevel | Callable[[], Scan]
+# What ``scan=`` may be where there is a dataset index.
+ScanOrFraction = Annotated[
+    ScanChoice | float, "a scan number, a fraction in (0, 1), 'full' or a ScanLevel"
+]
 
 
 def current_scan(scan: ScanChoice) -> Scan:
@@ -126,3 +176,24 @@ def current_scan(scan: ScanChoice) -> Scan:
     if isinstance(scan, ScanLevel):
         return scan.value
     return scan() if callable(scan) else scan
+
+
+def resolve_choice(entries: Sequence[ShardEntry], scan: ScanOrFraction, name: str) -> ScanChoice:
+    """What readers of a dataset use: a fraction becomes a scan, and a level follows the dataset.
+
+    Args:
+        entries: The shards of its index.
+        scan: What was asked for.
+        name: The dataset, in messages.
+
+    Raises:
+        ScanUnavailable: There is no such scan, or a staged copy does not hold it.
+        TypeError: It is neither an integer, nor a fraction, nor ``"full"``.
+    """
+    if isinstance(scan, ScanLevel):
+        scan.follow(ScanRange.of(entries, name))
+        return scan
+    resolved: ScanChoice = resolve_scan(entries, scan)
+    for entry in entries:
+        entry.prefix_stop(current_scan(resolved))
+    return resolved

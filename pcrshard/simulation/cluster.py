@@ -11,7 +11,7 @@ from ..errors import PCRError
 
 # The 99th percentile of a normal distribution, in deviations.
 _P99 = 2.326
-MAX_ACCELERATORS = 1 << 16
+MAX_READERS = 1 << 17
 
 
 def _check(numbers: Mapping[str, float], least: float) -> None:
@@ -112,10 +112,8 @@ class Job:
         _check(counts, 0)
         _check({"sync_seconds": self.sync_seconds, "start_seconds": self.start_seconds}, 0)
         _check({"rate": self.rate}, 1e-6)
-        if self.accelerators > MAX_ACCELERATORS:
-            raise PCRError(
-                f"expected at most {MAX_ACCELERATORS} accelerators, got {self.accelerators}"
-            )
+        if (readers := self.accelerators * max(self.workers, 1)) > MAX_READERS:
+            raise PCRError(f"expected at most {MAX_READERS} ranks and workers, got {readers}")
         if self.workers and self.threads:
             raise PCRError(
                 f"expected workers or threads, got {self.workers} workers and "

@@ -96,7 +96,7 @@ class Simulation:
         sizes: (shards,) samples of each shard.
         prefixes: (shards,) bytes of each shard's prefix.
         rules: The rules of the job's order.
-        phases: Lanes of each rank.
+        lanes_per_rank: Lanes of each rank.
         seed: What latencies are drawn from.
     """
 
@@ -109,7 +109,7 @@ class Simulation:
         prefixes: Sequence[int],
         *,
         rules: Rules = Rules(),
-        phases: int = 4,
+        lanes_per_rank: int = 4,
         seed: int = 0,
     ) -> None:
         self.cluster = cluster
@@ -118,7 +118,7 @@ class Simulation:
         self.sizes = sizes
         self.prefixes = prefixes
         self.rules = rules
-        self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, phases)
+        self.geometry = Geometry(job.batch * job.accelerators, job.accelerators, lanes_per_rank)
         self.rng = random.Random(seed)
         self.start_seconds = job.start_seconds
         nodes = range(cluster.num_nodes(job.accelerators))
@@ -277,7 +277,8 @@ class _Worker:
                 self.loads.append(self.epoch.environment.process(self._load(request)))
             yield self.loads[self.begun]
             self.begun += 1
-        decoders = max(self.epoch.of.job.threads, 1)
+        # More threads than cores get no more done, and all ranks of a node have as many.
+        decoders = min(max(self.epoch.of.job.threads, 1), self.machine.cores.cores)
         seconds = self.reads.images[number] * work.image_seconds / decoders
         yield self.epoch.environment.all_of(
             [self.machine.cores.work(seconds) for _ in range(decoders)]

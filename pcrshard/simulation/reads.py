@@ -48,7 +48,7 @@ def epoch_reads(
         steps: Only so many steps.
     """
     order = epoch_order(sizes, geometry, rules, epoch=epoch)
-    world = geometry.slots
+    world = geometry.max_world_size
     each = max(workers, 1)
     for rank in range(world):
         for worker in range(each):

@@ -1,4 +1,4 @@
-"""The one door to bytes: exact ranged reads, whole files and folders, local and through fsspec."""
+"""Access to bytes by URL: exact ranged reads, whole files and folders, local and with fsspec."""
 
 from .files import (
     abandon_writes,

@@ -18,17 +18,17 @@ _POLL_MILLISECONDS = 200
 
 
 def read_range(command: str, start: int, view: memoryview, cancel: Cancel = None) -> None:
-    """Fill ``view`` with a command's output from byte ``start`` on; the rest is not read.
+    """Fill ``view`` with a command's output that starts at byte ``start``; the rest is not read.
 
     Args:
-        command: For the shell, as the user wrote it; never made from a file's content.
-        start: Absolute first byte; what stands before is read and dropped.
-        view: Where the bytes go.
-        cancel: Ends the command from another thread, within a fraction of a second.
+        command: Shell command, as the user wrote it; never built from a file's content.
+        start: Absolute first byte; bytes before it are read and dropped.
+        view: Destination of the bytes.
+        cancel: Set by another thread to end the command within a fraction of a second.
 
     Raises:
-        TruncatedShard: The output ends before.
-        StorageError: The command failed; says what it wrote to its error output.
+        TruncatedShard: The output is too short.
+        StorageError: The command failed; the message includes its error output.
     """
     stop = start + len(view)
     skipped = memoryview(bytearray(min(start, _SKIP_BYTES)))
@@ -69,7 +69,7 @@ def read_range(command: str, start: int, view: memoryview, cancel: Cancel = None
             raise StorageError(message) from None
         finally:
             process.stdout.close()
-            # The shell, and what it started.
+            # The shell and the processes it started.
             for number in (SIGTERM, SIGKILL):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)

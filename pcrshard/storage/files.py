@@ -1,4 +1,4 @@
-"""Files as wholes: what is there, lists of folders, and writes that appear whole or not at all."""
+"""Whole files: existence, listings, and writes that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _WILDCARD = re.compile(r"[*?[]")
 _HTTP_WILDCARD = re.compile(r"[*[]")
 _TEMPORARY = ".pcrshard-"
 _HEADER_BLOCK = 1 << 20
-# Temporary files by the process that has begun them; a forked one knows those of its parent, too.
+# (PID, path) of temporary files; a forked child also inherits the entries of its parent.
 _begun: set[tuple[int, str]] = set()
-# What stores of different kinds tell of a version of a file.
+# Keys by which different stores identify a version of a file.
 _VERSION_NAMES = (
     "size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "md5Hash",
     "Content-MD5", "ino",
@@ -36,10 +36,10 @@ _VERSION_NAMES = (
 
 @contextmanager
 def open_file(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
-    """Open a file for seeking reads (a tar's headers); remote ones in blocks of 1 MiB.
+    """Open a file for seeking reads (a tar's headers); remote files are read in blocks of 1 MiB.
 
     Raises:
-        StorageError: It cannot be read; also for what goes wrong in the ``with`` block.
+        StorageError: The file cannot be read, now or in the ``with`` block.
     """
     fs, path = resolve(url, options)
     with mapped_errors(url, "read"), fs.open(path, "rb", block_size=_HEADER_BLOCK) as file:
@@ -47,7 +47,7 @@ def open_file(url: str, *, options: Options = None) -> Iterator[BinaryIO]:
 
 
 def file_bytes(url: str, *, options: Options = None) -> int | None:
-    """Size of a file in bytes, ``None`` where the server does not tell it; one request."""
+    """Return the size in bytes, or ``None`` if the store does not report it; one request."""
     size = ask(url, "look up", "size", options)
     return None if size is None else int(size)
 
@@ -58,12 +58,12 @@ def identity(
     options: Options = None,
     retry: Retry = DEFAULT_RETRY,
 ) -> str:
-    """What tells this content of a file from another under the same URL; one request.
+    """Return a string that changes when the file at a URL is replaced; one request.
 
-    It is made of ETag, times, checksums and size, as far as the store tells them.
+    It combines ETag, times, checksums and size, as far as the store reports them.
 
     Raises:
-        StorageError: The file is not there.
+        StorageError: The file does not exist.
     """
     if url.startswith(PIPE):
         return url.removeprefix(PIPE)
@@ -76,9 +76,9 @@ def identity(
 
 @contextmanager
 def unchanged(urls: Iterable[str], *, options: Options = None) -> Iterator[None]:
-    """Raise :class:`StorageError` if a remote file is replaced in the ``with`` block.
+    """Raise :class:`StorageError` if a remote file is replaced during the ``with`` block.
 
-    For bytes that no checksum follows; two requests a file.
+    For bytes without checksums; two requests per file.
     """
     remote = {url for url in urls if not (is_local(url) or url.startswith(PIPE))}
     before = {url: identity(url, options=options) for url in remote}
@@ -89,12 +89,12 @@ def unchanged(urls: Iterable[str], *, options: Options = None) -> Iterator[None]
 
 
 def exists(url: str, *, options: Options = None) -> bool:
-    """Whether a file or folder is there; one request."""
+    """Return whether a file or folder exists; one request."""
     return bool(ask(url, "look up", "exists", options))
 
 
 def is_folder(url: str, *, options: Options = None) -> bool:
-    """Whether the URL is a folder; one request."""
+    """Return whether the URL is a folder; one request."""
     return bool(ask(url, "look up", "isdir", options))
 
 
@@ -104,10 +104,10 @@ def list_files(
     options: Options = None,
     retry: Retry = DEFAULT_RETRY,
 ) -> list[tuple[str, int | None]]:
-    """All files under a folder, as (path relative to it, size in bytes or ``None``), sorted.
+    """Return all files under a folder, sorted, as (relative path, size in bytes or ``None``).
 
-    Links to folders are followed, except those that lead back to where they are. A link to a file
-    that is not there has no size, nor has a file of a store that does not tell it.
+    Links to folders are followed, except those that form a cycle. The size is ``None`` for a broken
+    link, and if the store does not report it.
 
     Args:
         folder: A local folder, or any fsspec URL.
@@ -115,7 +115,7 @@ def list_files(
         retry: When to give up.
 
     Raises:
-        StorageError: There is no such folder, or the store does not answer.
+        StorageError: The folder does not exist, or the store does not answer.
     """
     fs, path = resolve(folder, options)
     fs.invalidate_cache()  # another process may have written since the last listing
@@ -133,9 +133,9 @@ def list_files(
 
 
 def is_pattern(url: str) -> bool:
-    """Whether a name has wildcards (``*``, ``?``, ``[``) and is not that of a local file.
+    """Return whether a URL has wildcards (``*``, ``?``, ``[``) and is not an existing local file.
 
-    In an HTTP URL ``?`` begins the query. A user's password and a query may have any character.
+    In an HTTP URL, ``?`` begins the query. Passwords and queries may have any character.
     """
     if _wildcard(url) is None:
         return False
@@ -143,7 +143,7 @@ def is_pattern(url: str) -> bool:
 
 
 def fixed_folder(pattern: str) -> str:
-    """The part of a pattern before the first wildcard up to the last ``/``, included.
+    """Return the part of a pattern before the first wildcard, up to and including the last ``/``.
 
     >>> fixed_folder("photos/2023-*/a?.jpg"), fixed_folder("*.jpg")
     ('photos/', '')
@@ -154,7 +154,7 @@ def fixed_folder(pattern: str) -> str:
 
 
 def _wildcard(url: str) -> int | None:
-    """Where the first wildcard is."""
+    """Return the position of the first wildcard, ``None`` without one."""
     parts = split_url(url)
     start = len(parts.scheme) + len(parts.user)
     is_http = url.startswith("http")
@@ -169,17 +169,17 @@ def list_matching(
     options: Options | None = None,
     retry: Retry = DEFAULT_RETRY,
 ) -> dict[str, int | None]:
-    """The files that match a pattern: their URLs, and their sizes in bytes where these are known.
+    """Return the URLs of files that match a pattern, and their sizes in bytes if known.
 
     ``**`` matches any number of folders.
 
     Args:
-        pattern: A local pattern, or any fsspec URL with one.
+        pattern: Local path or fsspec URL with wildcards.
         options: fsspec storage options.
         retry: When to give up.
 
     Raises:
-        StorageError: The folder cannot be listed, or the store does not answer.
+        StorageError: The folder cannot be listed or the store does not answer.
     """
     folder = fixed_folder(pattern)
     if is_local(pattern):
@@ -215,23 +215,23 @@ def _raise(error: OSError) -> None:
 
 
 def make_folder(url: str, *, options: Options = None) -> None:
-    """Make a folder and its parents where the store has folders."""
+    """Make a folder and its parents, if the store has folders."""
     fs, path = resolve(url, options)
     with mapped_errors(url, "make the folder"):
         fs.makedirs(path, exist_ok=True)
 
 
 def remove(url: str, *, options: Options = None) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its contents."""
     fs, path = resolve(url, options)
     with mapped_errors(url, "remove"):
         fs.rm(path, recursive=True)
 
 
 def remove_temporary_files(folder: str) -> None:
-    """Remove what a killed process left of :func:`atomic_write` in a local folder.
+    """Remove temporary files that a killed :func:`atomic_write` left in a local folder.
 
-    No other process may be writing to the folder. Elsewhere there is nothing to remove.
+    No other process may be writing to the folder. Remote folders have none.
     """
     if is_local(folder):
         with mapped_errors(folder, "remove temporary files"):
@@ -246,15 +246,15 @@ def atomic_write(
     options: Options = None,
     durable: bool = True,
 ) -> Iterator[BinaryIO]:
-    """Write a file that appears whole or not at all.
+    """Write a file that appears complete or not at all.
 
-    Local: a temporary name in the same folder, fsync, rename, fsync of the folder. Elsewhere: a
-    local temporary file, put as one object.
+    Local: a temporary name in the same folder, fsync, rename, fsync of the folder. Remote: a local
+    temporary file, uploaded as one object.
 
     Args:
-        url: Where the file appears.
+        url: Destination.
         options: fsspec storage options.
-        durable: Whether it must survive a power cut; False leaves the two fsyncs out.
+        durable: Whether the file must survive a power failure; False skips both fsyncs.
 
     Yields:
         The temporary file; ``name`` is its local path.
@@ -270,7 +270,7 @@ def atomic_write(
     _begun.add(begun)
     with mapped_errors(url, "write"):
         os.makedirs(folder, exist_ok=True)
-        # Its mode follows the umask, as the final file's should.
+        # Not mkstemp, whose mode ignores the umask.
         opened = open(temporary, "xb")  # noqa: SIM115  # closed by the with statement below
     try:
         with _full_disk_is_ours(url), opened as file:
@@ -291,21 +291,21 @@ def atomic_write(
         _begun.discard(begun)
 
 
-# Stores whose writes can be conditional: S3's If-None-Match, GCS's generation 0, fsspec's memory.
+# Stores with conditional writes: S3's If-None-Match, GCS's generation 0, fsspec's memory.
 _CONDITIONAL = {"s3", "s3a", "gs", "gcs", "memory"}
 _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
-# File systems without hard links: a reader may see such a file before it is whole.
+# Errors of file systems without hard links, where a reader may see an incomplete file.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 _LEASE_SECONDS = 60.0
 _LEASE_SETTLE_SECONDS = 0.5
 
 
 def create(url: str, data: bytes, *, options: Options = None) -> None:
-    """Write a file that must not exist yet; it appears whole, and of two writers one succeeds.
+    """Write a file that must not exist yet; of two concurrent writers, exactly one succeeds.
 
-    Local: a temporary file, fsync, then a hard link. S3: ``If-None-Match: *``. GCS: generation 0.
-    Other stores have no such request: there a lease file beside the target keeps other processes
-    of this package away, and a warning says so.
+    The file appears complete or not at all. Local: a temporary file, fsync, then a hard link. S3:
+    ``If-None-Match: *``. GCS: generation 0. Other stores have no such request: a lease file next to
+    the target excludes other processes of this package, and a warning says so.
 
     Args:
         url: The file.
@@ -324,7 +324,7 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
     with mapped_errors(url, "write"):
         try:
             if names & _CONDITIONAL:
-                # One attempt: a repeated request could meet the file that the first one made.
+                # One attempt: a retry could find the file that the first attempt created.
                 fs.pipe_file(path, data, mode="create")
             else:
                 _create_with_lease(fs, path, data)
@@ -332,7 +332,7 @@ def create(url: str, data: bytes, *, options: Options = None) -> None:
         except FileExistsError:
             pass
         except OSError as error:
-            # Some servers do not say which condition failed, and s3fs then keeps the bare code.
+            # Some servers do not say which condition failed; s3fs then passes on the bare code.
             answer = getattr(error.__cause__, "response", None) or {}
             if answer.get("Error", {}).get("Code") not in _REFUSED_CODES:
                 raise
@@ -388,10 +388,10 @@ def _create_with_lease(fs: Any, path: str, data: bytes) -> None:
 
 
 def age_seconds(url: str, *, options: Options = None) -> float:
-    """How long ago a file was last written, by the store's clock; one request.
+    """Return the seconds since a file was last written, by the store's clock; one request.
 
     Raises:
-        StorageError: The file is not there, or the store does not say.
+        StorageError: The file does not exist, or the store reports no time.
     """
     fs, path = resolve(url, options)
     with mapped_errors(url, "look up"):
@@ -399,7 +399,7 @@ def age_seconds(url: str, *, options: Options = None) -> float:
 
 
 def abandon_writes() -> None:
-    """Remove what this process has begun to write; it is about to end without further ado."""
+    """Remove this process's unfinished files; for a process about to end without cleanup."""
     for process, temporary in tuple(_begun):
         if process == os.getpid():
             with suppress(OSError):
@@ -413,10 +413,10 @@ def write_at(
     *,
     url: str,
 ) -> None:
-    """Write all of ``data`` at a position of an open local file.
+    """Write all of ``data`` at an offset of an open local file.
 
     Raises:
-        StorageError: The disk is full, or refuses.
+        StorageError: The disk is full or refuses.
     """
     with _full_disk_is_ours(url):
         while data:
@@ -427,7 +427,7 @@ def write_at(
 
 @contextmanager
 def _full_disk_is_ours(url: str) -> Iterator[None]:
-    """Make an error of the system a :class:`StorageError`; any other error of the block passes."""
+    """Turn an ``OSError`` of the block into a :class:`StorageError`; other errors pass through."""
     try:
         yield
     except PCRError:

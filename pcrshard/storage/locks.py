@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from .retry import Cancel, Cancelled
 
 _POLL_SECONDS = 0.02
-# What another user's link leads to is neither made nor opened.
+# O_NOFOLLOW: never create or open the target of another user's link.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEVER = threading.Event()
-# A file system without locks grants all of them.
+# On a file system without locks, every lock is granted.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK)
 
 
@@ -36,18 +36,18 @@ def hold_lock(
     """Hold the lock of a local file or folder.
 
     Args:
-        path: The file, in a folder that is there, or a folder.
-        shared: Whether others may hold it at the same time, if they share it too.
-        create: Whether to make a file that is not there; without it a read-only one will do.
-        wait: Whether to wait for it, by polling, so that the wait can be canceled.
-        cancel: Ends the wait from another thread.
+        path: A folder, or a file in an existing folder.
+        shared: Whether other shared holders are allowed at the same time.
+        create: Whether to create a missing file; if not, a read-only file suffices.
+        wait: Whether to wait for the lock. The wait polls, so that it can be canceled.
+        cancel: Set by another thread to end the wait.
 
     Yields:
-        The descriptor of the locked file, also on a file system without locks. ``None`` if there
-        is no file, or another process holds it.
+        The descriptor of the locked file, also on a file system without locks. ``None`` if the
+        file does not exist or another process holds the lock.
 
     Raises:
-        OSError: The file cannot be made or opened, or is a link.
+        OSError: The file cannot be created or opened, or is a link.
         Cancelled: The wait was canceled.
     """
     handle = None
@@ -67,7 +67,7 @@ def hold_lock(
         yield handle
     finally:
         if handle is not None:
-            # Closing is not enough: a process that was forked since then shares the lock.
+            # Closing is not enough: a process forked since then shares the lock.
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
@@ -83,7 +83,7 @@ def _open(path: str, create: bool) -> int | None:
             raise
         return None
     except OSError as error:
-        # On a read-only disk it may still be read. NFS grants no exclusive lock then.
+        # A read-only disk allows opening for reading; NFS then grants no exclusive lock.
         if create or error.errno not in (errno.EROFS, errno.EACCES):
             raise
         return os.open(path, _FLAGS | os.O_RDONLY)
@@ -102,15 +102,15 @@ def _lock(handle: int, shared: bool) -> bool:
 
 
 def _has_its_name(handle: int, path: str) -> bool:
-    """Return whether others who open the path find this file."""
+    """Return whether opening the path again would find this file."""
     try:
         held = os.fstat(handle)
-        # Folders are not removed by us.
+        # Folders are never removed.
         return stat.S_ISDIR(held.st_mode) or os.path.samestat(
             held, os.stat(path, follow_symlinks=False)
         )
     except OSError as error:
-        # By NFS, of a file that another machine has removed.
+        # From NFS, for a file that another machine removed.
         if error.errno in (errno.ENOENT, errno.ESTALE):
             return False
         raise

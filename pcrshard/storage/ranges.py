@@ -1,4 +1,4 @@
-"""Exact ranged reads of any store into one buffer; a short or a long answer is an error."""
+"""Exact ranged reads of any store into one buffer; an answer of another length is an error."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .retry import Cancel, Retry
 from .stores import DEFAULT_RETRY, Options, mapped_errors, resolve
 from .urls import is_local, plain_path
 
-# A hint for more than a file system's read-ahead may be cut short, so hints are given in steps.
+# The kernel may truncate a hint that exceeds its read-ahead, so hints are given in steps.
 _HINT_BYTES = 1 << 20
 _PAGE = 4096
-# More than anyone means to read into memory at once.
+# More than anyone reads into memory at once.
 _UNBOUNDED = 1 << 40
 
 Range = tuple[str, int, int | None]
 Answer = bytes | PCRError
-# Small files that are asked for at a time.
+# Small files read concurrently.
 _MAX_THREADS = 16
 
 
@@ -46,29 +46,29 @@ def read(
 ) -> NDArray[np.uint8]:
     """Read the bytes ``[start, stop)`` of a file.
 
-    A remote file is read by one request up to the size of a part, else by one request a part.
+    A remote file takes one request up to the size of a part, and one request per part beyond it.
 
     Args:
         url: Local path, any fsspec URL, or ``pipe:COMMAND``, whose output is read up to ``stop``.
         start: Absolute first byte.
-        stop: Absolute byte after the last one.
-        known: The first bytes of the range, which are copied instead of read.
+        stop: Absolute end, exclusive.
+        known: First bytes of the range, copied instead of read.
         options: fsspec storage options.
         retry: When to give up on a remote store.
-        cancel: Ends a remote read from another thread.
+        cancel: Set by another thread to end a remote read.
 
     Returns:
-        (stop - start,) uint8, in memory that is used again once nothing refers to it.
+        (stop - start,) uint8, in memory that is reused once nothing refers to it.
 
     Raises:
         TruncatedShard: The file ends before ``stop``.
-        StorageError: It cannot be read, or the server does not do what was asked.
+        StorageError: The file cannot be read, or the server does not honor the request.
     """
     first = start + len(known)
     if is_local(url):
         errors = mapped_errors(url, f"read bytes {first} to {stop}")
         with errors, _open_local(plain_path(url)) as (handle, size):
-            # Before memory is taken: a claim must not take any.
+            # Checked before allocating: a false claim must not take memory.
             _check_size(size, first, stop)
             buffer = memory.borrow_array(stop - start)
             read_local(handle, first, buffer.data[len(known) :])
@@ -83,7 +83,7 @@ def read(
 
 @contextmanager
 def open_range(url: str, start: int, stop: int, **how: Any) -> Iterator[memoryview]:
-    """Read the bytes ``[start, stop)`` of a file as a memoryview; arguments as of :func:`read`."""
+    """Read the bytes ``[start, stop)`` of a file as a memoryview; arguments as in :func:`read`."""
     yield read(url, start, stop, **how).data
 
 
@@ -96,7 +96,7 @@ def read_into(
     retry: Retry = DEFAULT_RETRY,
     cancel: Cancel = None,
 ) -> None:
-    """Fill ``view`` with the bytes of a file from ``start`` on; raises as :func:`read`."""
+    """Fill ``view`` with the bytes of a file that start at ``start``; raises as :func:`read`."""
     with mapped_errors(url, f"read bytes {start} to {start + len(view)}"):
         if is_local(url):
             with _open_local(plain_path(url)) as (handle, size):
@@ -111,7 +111,7 @@ def read_into(
 
 @contextmanager
 def _open_local(path: str) -> Iterator[tuple[int, int]]:
-    """Open a regular file; yields its descriptor and its size."""
+    """Open a regular file; yield its descriptor and its size."""
     # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -131,16 +131,16 @@ def _check_size(size: int, start: int, stop: int) -> None:
 
 
 def read_local(handle: int, start: int, view: memoryview) -> None:
-    """Fill ``view`` with the bytes of a regular file from ``start`` on.
+    """Fill ``view`` with the bytes of a regular file that start at ``start``.
 
     Raises:
-        TruncatedShard: The file ends before.
-        OSError: It cannot be read.
+        TruncatedShard: The file is too short.
+        OSError: The file cannot be read.
     """
-    # A look at more than a page would start the file system's own read-ahead, beyond the range.
+    # Touching more than a page would start the kernel's own read-ahead, beyond the range.
     done = _read_cached(handle, start, view[:_PAGE])
     if not done and hasattr(os, "posix_fadvise"):  # not on macOS
-        # All of it at once, because on a network each read that waits is a round trip.
+        # The whole range at once: on a network file system, each blocking read is a round trip.
         for first in range(start, start + len(view), _HINT_BYTES):
             size = min(_HINT_BYTES, start + len(view) - first)
             os.posix_fadvise(handle, first, size, os.POSIX_FADV_WILLNEED)
@@ -153,8 +153,8 @@ def read_local(handle: int, start: int, view: memoryview) -> None:
 
 
 def _read_cached(handle: int, start: int, view: memoryview) -> int:
-    """Read what is in the page cache; returns how many bytes that were."""
-    if not hasattr(os, "RWF_NOWAIT"):  # Linux has it
+    """Read the bytes that are in the page cache; return their number."""
+    if not hasattr(os, "RWF_NOWAIT"):  # Linux only
         return 0
     try:
         return os.preadv(handle, [view], start, os.RWF_NOWAIT)
@@ -171,17 +171,17 @@ def read_bytes(
     max_bytes: int | None = None,
     retry: Retry = DEFAULT_RETRY,
 ) -> bytes:
-    """Return a whole file, read by one request.
+    """Return a whole file, read with one request.
 
     Args:
-        url: Local path, or any fsspec URL.
+        url: Local path or any fsspec URL.
         options: fsspec storage options.
-        max_bytes: A larger file is refused, before more than this is in memory; ``None`` for a
-            file that is the user's own.
+        max_bytes: A larger file is refused before more than this is in memory; ``None`` for the
+            user's own files.
         retry: When to give up on a remote store.
 
     Raises:
-        StorageError: It cannot be read, or is too large.
+        StorageError: The file cannot be read or is too large.
     """
     with mapped_errors(url, "read"):
         if not is_local(url):
@@ -206,8 +206,8 @@ def read_ranges(ranges: Sequence[Range], *, options: Options = None) -> list[Ans
     A stop of ``None`` means the whole file.
 
     Returns:
-        For each range its bytes, or the :class:`StorageError` or :class:`TruncatedShard` that
-        came instead.
+        For each range, its bytes, or the :class:`StorageError` or :class:`TruncatedShard` that it
+        raised.
     """
 
     def read_one(asked: Range) -> Answer:

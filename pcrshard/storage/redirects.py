@@ -1,7 +1,7 @@
-"""HTTP sessions that tell the user's headers, cookies and passwords to no other server.
+"""HTTP sessions that keep the user's headers, cookies and passwords from other servers.
 
-A store may send a reader on to another host. aiohttp then drops ``Authorization`` and ``Cookie``,
-but keeps any other header, such as an API key, and the credentials that a session has by default.
+A store may redirect a reader to another host. aiohttp then drops ``Authorization`` and ``Cookie``
+but keeps other headers, such as an API key, and the session's default credentials.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-# Headers that another server may see; all others are for the server that the user named.
+# Headers that another server may see; all others are only for the server the user named.
 _PUBLIC = {
     "accept", "accept-encoding", "accept-language", "if-match", "if-modified-since",
     "if-none-match", "if-range", "if-unmodified-since", "range", "user-agent",
@@ -19,7 +19,7 @@ _PUBLIC = {
 
 
 def with_redirect_guard(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return storage options of an HTTP file system whose sessions keep headers to one server.
+    """Return storage options of an HTTP file system whose sessions send headers to one server only.
 
     ``auth`` and ``cookies`` of ``client_kwargs`` become headers.
     """
@@ -40,7 +40,7 @@ async def _drop_headers(
     _context: object,
     redirect: aiohttp.TraceRequestRedirectParams,
 ) -> None:
-    """Leave out what another server must not see; the next request has the headers that stay."""
+    """Drop headers that another server must not see from the next request."""
     target = redirect.response.headers.get("Location", "")
     if _same_origin(redirect.url, target):
         return
@@ -55,6 +55,6 @@ def _same_origin(url: Any, target: str) -> bool:
         return False
 
 
-# One for all sessions, because fsspec tells file systems apart by the text of their arguments.
+# One object for all sessions, because fsspec compares file systems by their arguments' repr.
 _DROPPING = aiohttp.TraceConfig()
 _DROPPING.on_request_redirect.append(_drop_headers)

@@ -1,7 +1,7 @@
-"""Ranges of remote files, in parts by ``cat_file``: each is checked, and tried again alone.
+"""Read ranges of remote files in parts, with ``cat_file``; each part is checked and retried alone.
 
-A part must have the length that was asked for. Which version of the file its bytes are from only
-checksums of the caller can tell.
+A part must have the requested length. Only the caller's checksums can tell which version of the
+file its bytes come from.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
 from .stores import Request, begin, call, in_thread, result, retried
 
 log = get_logger(__name__)
-# Measured: a request by HTTP takes 0.2 ms of CPU time, and a part of this size fits the processor's
-# cache; a request to an object store takes 4 ms, most of it in botocore.
+# Measured: an HTTP request takes 0.2 ms of CPU time, and a part of this size fits the CPU's cache.
+# A request to an object store takes 4 ms, most of it in botocore.
 HTTP_PART_BYTES = 1 << 20
 PART_BYTES = 4 << 20
-# Parts of one read that are asked for at a time, together, where they take time to come.
+# Total size of the parts that one read requests concurrently from a slow store.
 BYTES_IN_FLIGHT = 12 << 20
-# Parts of this size are not halved any more.
+# Parts are not halved below this size.
 LEAST_PART_BYTES = 64 << 10
-# Requests of all reads of this process.
+# Concurrent requests of all reads of this process.
 MAX_REQUESTS = 32
-# From a store that is faster than this, one at a time is as fast, and takes less CPU time.
+# A store that answers faster gets one request at a time: as fast, for less CPU time.
 _FAST_SECONDS = 0.02
-# A file that was sent compressed may not become larger than this.
+# Limit of a compressed answer after decompression.
 _MAX_EXPANDED = 1 << 24
 _STREAM_BYTES = 1 << 18
 _POLL_SECONDS = 0.2
@@ -46,7 +46,7 @@ _OUT_OF_RANGE = re.compile(r"invalidrange|range (is )?not satisfiable", re.IGNOR
 
 
 class _Part(NamedTuple):
-    """The bytes ``[start, stop)`` of a file, and when they were asked for."""
+    """The bytes ``[start, stop)`` of a file, and when they were requested (monotonic)."""
 
     start: int
     stop: int
@@ -54,19 +54,19 @@ class _Part(NamedTuple):
 
 
 class _Process:
-    """What the reads of a process share.
+    """State shared by all reads of a process.
 
     Attributes:
-        slots: One for each request that may be under way.
-        part_seconds: How long the last part took, by store. A store that has not answered with a
-            range yet is asked for one part at a time, because each answer might be the whole file.
+        slots: Limits concurrent requests.
+        part_seconds: Duration of the last part, by store. A store that has not returned a range
+            yet gets one request at a time, because each answer might be the whole file.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin as a process does; requests of a parent never end in its forked child."""
+        """Start over in a forked child, where the parent's requests never complete."""
         self.slots = threading.BoundedSemaphore(MAX_REQUESTS)
         self.part_seconds: dict[str, float] = {}
 
@@ -85,20 +85,20 @@ def read_range(
     retry: Retry,
     cancel: Cancel = None,
 ) -> None:
-    """Fill ``view`` with the bytes of a file from ``start`` on.
+    """Fill ``view`` with the bytes of a file that start at ``start``.
 
     Args:
         fs: The fsspec file system.
-        path: The file, as the file system calls it.
+        path: Path of the file within the file system.
         start: Absolute first byte.
-        view: Written by the caller's thread only.
+        view: Written only by the caller's thread.
         retry: When to give up.
-        cancel: Ends the read from another thread, within a fraction of a second.
+        cancel: Set by another thread to end the read within a fraction of a second.
 
     Raises:
-        TruncatedShard: The file ends before the range.
-        Cancelled: By ``cancel``.
-        StorageError: All else; says how much came in how many requests.
+        TruncatedShard: The file ends before the range does.
+        Cancelled: ``cancel`` was set.
+        StorageError: Any other failure; the message has the bytes received and the requests sent.
     """
     read = _Read(fs, path, start, view, retry, cancel)
     try:
@@ -109,19 +109,19 @@ def read_range(
 
 
 class _Read:
-    """One range that is being read.
+    """The state of one read.
 
     Attributes:
-        todo: Parts that are not asked for yet.
-        asked: Parts under way, by their request.
-        came: Bytes that came.
-        requests: Requests so far.
-        failures: Failures in a row.
-        most: Parts that may be under way, at most, and after a failure, as the next.
-        in_flight: Those that may be now.
-        not_before: When the next request may be sent, on the monotonic clock, as the next two.
-        progress: When the last part came.
-        failed: When the last failure was known.
+        todo: Parts to request.
+        asked: Parts in flight, by request.
+        came: Bytes received.
+        requests: Requests sent.
+        failures: Consecutive failures.
+        most: Upper bound of ``in_flight``.
+        in_flight: Parts that may be in flight now: one after a failure, then one more per part.
+        not_before: Earliest time of the next request. Times are monotonic.
+        progress: When the last part arrived.
+        failed: When the last failure was detected.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class _Read:
 
     def _ask(self) -> None:
         now = time.monotonic()
-        # The base class's cat_file opens a buffered file, which reads 5 MiB ahead.
+        # The base class's cat_file opens a buffered file that reads 5 MiB ahead.
         plain = self.fs.async_impl or "cat_file" in vars(type(self.fs))
         options = {} if plain else {"cache_type": "none"}
         is_fast = _process.part_seconds.get(self.store, 0.0) < _FAST_SECONDS
@@ -199,7 +199,7 @@ class _Read:
             raise Cancelled("the read was cancelled")
 
     def _end(self, request: Request, part: _Part) -> None:
-        """Take what came of a part, or ask for it again."""
+        """Store a part that arrived, or schedule a retry."""
         try:
             if not request.done():
                 request.cancel()
@@ -216,7 +216,7 @@ class _Read:
 
     def _put(self, part: _Part, data: Buffer) -> None:
         if len(data) == part.stop - part.start:
-            # From byte 0 on it may still be all of a file, of just this size.
+            # An answer from byte 0 might still be a whole file of exactly this size.
             if part.start or self.todo:
                 _process.part_seconds[self.store] = time.monotonic() - part.asked
         else:
@@ -227,7 +227,7 @@ class _Read:
             if not whole:
                 asked = f"bytes {part.start} to {part.stop}"
                 raise StorageError(f"asked for {asked}, got {len(data)} bytes")
-            # The server ignores ranges: nothing else needs to be asked for.
+            # The server ignores ranges and sent the whole file: no other part is needed.
             _process.part_seconds.pop(self.store, None)
             for request in self.asked:
                 request.cancel()
@@ -240,7 +240,7 @@ class _Read:
         self.came += len(data)
 
     def _retry(self, part: _Part, error: Exception) -> None:
-        # Requests that were sent before the last failure was known fail for the same reason.
+        # Requests sent before the last failure was detected fail for the same reason.
         self.failures += part.asked >= self.failed
         self.failed = time.monotonic()
         self.in_flight = 1
@@ -260,7 +260,7 @@ class _Read:
         self.not_before = max(self.not_before, self.failed + pause)
         self.todo.appendleft(part)
         if not hasattr(error, "status") and getattr(error, "errno", None) != errno.EBUSY:
-            # The connection was cut, or too slow: smaller parts may come through.
+            # The connection was closed or too slow: smaller parts may get through.
             step = max((part.stop - part.start + 1) // 2, LEAST_PART_BYTES)
             halves = [half for part in self.todo for half in _split(part, step)]
             self.todo = collections.deque(halves)
@@ -273,7 +273,7 @@ class _Read:
         return StorageError(f"cannot read bytes {self.start} to {stop}, {came}: {what}")
 
     def _size(self) -> int | None:
-        """The file's size by the store, if it tells."""
+        """Return the file's size, or ``None`` if the store does not report it."""
         size = None
         with suppress(Exception):
             self.fs.invalidate_cache()
@@ -300,13 +300,13 @@ def _describe(error: Exception, path: str) -> str:
 
 
 def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
-    """Return a whole file by one request; more than ``max_bytes`` are never kept.
+    """Return a whole file with one request; never hold more than ``max_bytes``.
 
     Raises:
-        StorageError: It cannot be read, or is larger.
+        StorageError: The file cannot be read or is larger.
     """
     streams = fs.async_impl and _protocols(fs) & _HTTP
-    # A buffered file takes memory for all that it is asked for.
+    # A buffered file allocates everything that is requested from it.
     bounds = {} if max_bytes >= 1 << 40 else {"start": 0, "end": max_bytes + 1}
 
     def request() -> bytes:
@@ -318,7 +318,7 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
             try:
                 data = call(fs, "cat_file", path, **bounds, seconds=retry.deadline)
             except Exception as error:
-                # There is no first byte of an empty file.
+                # An empty file has no first byte.
                 if _is_out_of_range(error) and not call(fs, "size", path, seconds=retry.timeout):
                     return b""
                 raise
@@ -336,9 +336,9 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
 
 
 def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:
-    """Read an HTTP body piece by piece, because a server may send it without an end.
+    """Read an HTTP body in chunks, because a server may send it endlessly.
 
-    A block size of 0 makes fsspec stream; it asks nothing of a file whose size it is told.
+    A block size of 0 makes fsspec stream; given a size, it sends no request to find it out.
     """
     headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
     data = bytearray()

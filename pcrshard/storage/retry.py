@@ -1,4 +1,4 @@
-"""When to try again, and how long to wait: plain decisions about failed requests."""
+"""Decide when to retry a failed request and how long to wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOPELESS = (
     ImportError,
     TypeError,
 )
-# Of libraries that are not imported here.
+# Names of exceptions of libraries that are not imported here.
 _HOPELESS_NAMES = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -34,15 +34,15 @@ _PASSING_STATUS = (408, 425, 429)
 
 @dataclass(frozen=True)
 class Retry:
-    """What to do about a bad network.
+    """How to retry failed requests.
 
     Attributes:
-        attempts: Failures in a row after which a read is given up.
-        first_delay: Seconds of the first pause; each next one is twice as long.
+        attempts: Consecutive failures after which a read fails.
+        first_delay: Seconds of the first pause; each following pause is twice as long.
         max_delay: Seconds of the longest pause.
-        timeout: Seconds until a request for a part of a file, or a small one, has failed. Parts
-            are halved then, down to 64 KiB.
-        deadline: Seconds without a part after which a read is given up.
+        timeout: Seconds after which a request for a part or a small file counts as failed. Parts
+            are then halved, down to 64 KiB.
+        deadline: Seconds without a new part after which a read fails.
 
     Raises:
         ValueError: A number is not positive.
@@ -60,19 +60,16 @@ class Retry:
                 raise ValueError(f"expected {name} to be positive, got {value!r}")
 
     def delay(self, failures: int) -> float:
-        """Return the seconds to wait after a number of failures in a row.
+        """Return the seconds to wait after a number of consecutive failures.
 
-        Exponential, with jitter, so that a thousand workers do not return at once.
+        Exponential with jitter, so that a thousand workers do not return at once.
         """
         longest = min(self.first_delay * 2 ** min(failures - 1, 30), self.max_delay)
         return float(random.uniform(0.5, 1.0) * longest)
 
 
 def asked_pause(error: BaseException) -> float:
-    """Return the seconds that an HTTP server asks clients to wait; 0 if it says nothing.
-
-    ``Retry-After`` is in RFC 9110, section 10.2.3.
-    """
+    """Return the seconds of an answer's ``Retry-After`` (RFC 9110, 10.2.3); 0 without it."""
     headers = getattr(error, "headers", None) or {}
     value = str(headers.get("Retry-After", "")).strip()
     return float(value) if value.isdecimal() else _seconds_until(value)
@@ -85,28 +82,28 @@ def _seconds_until(date: str) -> float:
         return 0.0
 
 
-# Ends a read or a wait from another thread.
+# Set by another thread to end a read or a wait.
 Cancel = threading.Event | None
 
 
 class Cancelled(StorageError):
-    """The reader no longer wants what it asked for."""
+    """The reader no longer needs the result."""
 
 
 class Refused(StorageError):
-    """An answer that another request would not change."""
+    """An answer that a retry would not change."""
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Return whether another request would fail alike: no file, no permission, HTTP 4xx."""
+    """Return whether a retry would fail the same way: no file, no permission, HTTP 4xx."""
     status = getattr(error, "status", None)
-    # aiohttp gives an answer that is no HTTP the status 400, with a cause; what a server says
-    # has none.
+    # aiohttp reports an answer that is not HTTP as status 400 with a cause; a server's own 400 has
+    # none.
     if isinstance(status, int) and 400 <= status < 500 and error.__cause__ is None:
         return status not in _PASSING_STATUS
     if isinstance(error, StorageError):
         return isinstance(error, Refused)
     if type(error) is ValueError:
-        # A URL that is none; its sub-classes may be about an answer.
+        # An invalid URL; subclasses may be about an answer.
         return True
     return isinstance(error, (PCRError, *_HOPELESS)) or type(error).__name__ in _HOPELESS_NAMES

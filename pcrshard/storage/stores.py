@@ -1,8 +1,9 @@
-"""Which store a URL belongs to, requests to it that end, and its errors made ours.
+"""Resolve a URL to its store, send requests that always end, and map errors to this package's.
 
-The only module that imports fsspec. Asynchronous file systems (HTTP, S3, GCS, Azure) are called by
-their coroutines, which fsspec documents under "Async", on their own loop, where a request can be
-canceled. A request to any other runs in a thread of its own, which is abandoned if it is late.
+The only module that imports fsspec. Asynchronous file systems (HTTP, S3, GCS, Azure) are called
+through their coroutines, which fsspec documents under "Async", on their own loop, where a request
+can be canceled. A request to any other file system runs in its own thread, which is abandoned if it
+is late.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from ..redaction import PIPE, redact_url
 from .retry import Retry, asked_pause, is_hopeless
 from .urls import is_local, plain_path
 
-# Those of fsspec, if any.
+# fsspec storage options.
 Options = Mapping[str, Any] | None
 T = TypeVar("T")
 Request = concurrent.futures.Future[Any]
 _HTTP = re.compile("https?://")
 DEFAULT_RETRY = Retry()
-# Stores that list a folder in one call do not report progress; a million files take a minute.
+# Stores list a folder in one call without progress; a million files take a minute.
 LISTING_SECONDS = 3600.0
-# fsspec forgets its file systems in a forked process, and then waits a second for each session of
-# its parent to be closed by a thread that is not there; so they are kept, as fsspec keeps its own.
+# In a forked process, fsspec drops its file systems and then waits a second per session of the
+# parent for a thread that does not exist; so a reference is kept here, as fsspec keeps its own.
 _used: set[Any] = set()
 
 
 def resolve(url: str, options: Options) -> tuple[Any, str]:
-    """Return the file system of a URL, and the file's name in it.
+    """Return the file system of a URL and the path within it.
 
     Raises:
-        StorageError: There is no such kind of store, or the URL is a command's output.
+        StorageError: The protocol is unknown, or the URL is a command (``pipe:``).
     """
     if url.startswith(PIPE):
         raise StorageError(
             "expected a file, got a pipe, which can only be read from its beginning", url=url
         )
     if is_local(url):
-        # Not through url_to_fs, which takes "::" in a file's name for two chained file systems.
+        # Not url_to_fs, which takes "::" in a file name for two chained file systems.
         return LocalFileSystem(), plain_path(url)
     try:
         fs, path = fsspec.core.url_to_fs(url, **_guarded_options(url, options or {}))
@@ -62,10 +63,10 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
 
 
 def _guarded_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return options under which a redirect takes no header of the user's to another server."""
+    """Return options under which redirects carry none of the user's headers to another server."""
     if _HTTP.search(url) is None or "get_client" in options:
         return options
-    # aiohttp takes half a second to import, which readers of other stores need not wait for.
+    # aiohttp takes half a second to import; readers of other stores should not wait for it.
     from .redirects import with_redirect_guard
 
     if _HTTP.match(url):
@@ -81,12 +82,12 @@ def mapped_errors(
     doing: str,
     errors: tuple[type[Exception], ...] = (Exception,),
 ) -> Iterator[None]:
-    """Make any failure of a store an error of ours that names the URL.
+    """Turn any failure of a store into a :class:`StorageError` that names the URL.
 
     Args:
         url: The file.
-        doing: What failed: ``cannot {doing}: ...``.
-        errors: What a store may raise; each library has errors of its own.
+        doing: Action in the message: ``cannot {doing}: ...``.
+        errors: Exceptions to map; each library has its own.
     """
     try:
         yield
@@ -100,7 +101,7 @@ def mapped_errors(
 
 
 def begin(fs: Any, method: str, *args: Any, **kwargs: Any) -> Request:
-    """Begin a request by a method of a file system."""
+    """Start a request with a method of a file system."""
     if fs.async_impl:
         coroutine = getattr(fs, f"_{method}")(*args, **kwargs)
         return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
@@ -108,7 +109,7 @@ def begin(fs: Any, method: str, *args: Any, **kwargs: Any) -> Request:
 
 
 def in_thread(call: Callable[[], Any]) -> Request:
-    """Run a call that nothing can end in a daemon thread of its own."""
+    """Run a call that cannot be canceled in its own daemon thread."""
     request: Request = concurrent.futures.Future()
     request.set_running_or_notify_cancel()
 
@@ -123,10 +124,10 @@ def in_thread(call: Callable[[], Any]) -> Request:
 
 
 def result(request: Request, seconds: float) -> Any:
-    """Wait for a request, and cancel one that is late.
+    """Wait for a request; cancel it if it is late.
 
     Raises:
-        TimeoutError: There was no answer in time.
+        TimeoutError: No answer in time.
     """
     try:
         return request.result(seconds)
@@ -139,10 +140,10 @@ def result(request: Request, seconds: float) -> Any:
 
 
 def collect(items: Iterator[T], url: str, retry: Retry = DEFAULT_RETRY) -> list[T]:
-    """Return all items of an iterator that reads from a store, which may hang.
+    """Return all items of an iterator that reads from a store and may hang.
 
     Raises:
-        StorageError: None came for ``retry.deadline`` seconds.
+        StorageError: No item arrived for ``retry.deadline`` seconds.
     """
     found: list[T] = []
     request = in_thread(lambda: found.extend(items))
@@ -160,7 +161,7 @@ def call(fs: Any, method: str, *args: Any, seconds: float, **kwargs: Any) -> Any
     """Return the answer to a small request.
 
     Raises:
-        TimeoutError: There was no answer in time.
+        TimeoutError: No answer in time.
     """
     if isinstance(fs, LocalFileSystem):
         return getattr(fs, method)(*args, **kwargs)
@@ -176,16 +177,16 @@ def ask(
     seconds: float | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return the result of a file system's method for a file, trying as :class:`Retry` says.
+    """Call a file system's method for a file, retrying as :class:`Retry` says.
 
     Args:
         url: The file.
-        doing: What failed, for the error.
+        doing: Action in the error message.
         method: Name of the fsspec method.
         options: fsspec storage options.
         retry: When to give up.
-        seconds: How long one answer may take; ``retry.timeout`` by default.
-        kwargs: Arguments of the method, after the path.
+        seconds: Timeout of one answer; ``retry.timeout`` by default.
+        kwargs: Arguments of the method after the path.
     """
     fs, path = resolve(url, options)
     limit = min(retry.timeout, retry.deadline) if seconds is None else seconds
@@ -194,7 +195,7 @@ def ask(
 
 
 def retried(request: Callable[[], T], retry: Retry = DEFAULT_RETRY) -> T:
-    """Return the result of a small request, which is sent again as :class:`Retry` says."""
+    """Return the result of a small request, retrying as :class:`Retry` says."""
     end = time.monotonic() + retry.deadline
     for failures in range(1, retry.attempts):
         try:

@@ -1,4 +1,4 @@
-"""What a URL says without a request: whether it is local, its file's name, its folder."""
+"""Properties of a URL that need no request: local or remote, file name, folder."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import braceexpand
 from ..errors import StorageError, harmless
 from ..redaction import PIPE, redact_url
 
-Urls = str | Sequence[str]
+Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _FILE = ("file://", "local://")
 _HTTP = ("http://", "https://")
-# A user, and the beginning of a password, which is no port.
+# A user name and the start of a password, not a port.
 _OPEN_USER = re.compile(r"\w[\w+.-]*://[^/@]*:[^/@]*[^/@\d:][^/@]*")
 
 
 def is_local(url: str) -> bool:
-    """Whether the URL is a path of this machine: ``/a.tar``, ``a.tar`` or ``file:///a.tar``."""
+    """Return whether the URL is local: ``/a.tar``, ``a.tar`` or ``file:///a.tar``."""
     return url.startswith(_FILE) or not ("://" in url or url.startswith(PIPE))
 
 
 def plain_path(url: str) -> str:
-    """The path of a local URL, with ``~`` for the user's home; any other URL as it is."""
+    """Return the path of a local URL, with ``~`` expanded; return other URLs unchanged."""
     if not is_local(url):
         return url
     return os.path.expanduser(url.partition("://")[2] if url.startswith(_FILE) else url)
@@ -39,7 +39,8 @@ def expand(urls: Urls) -> list[str]:
     >>> expand("a-{000..002}.tar::b.tar")
     ['a-000.tar', 'a-001.tar', 'a-002.tar', 'b.tar']
     """
-    patterns = _split(urls) if isinstance(urls, str) else [str(url) for url in urls]
+    each = [urls] if isinstance(urls, os.PathLike) else urls
+    patterns = _split(each) if isinstance(each, str) else [os.fspath(url) for url in each]
     try:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
     except ValueError as error:
@@ -50,7 +51,7 @@ def expand(urls: Urls) -> list[str]:
 
 
 def _split(urls: str) -> list[str]:
-    """The URLs between ``::``, which may also be in a password."""
+    """Split at ``::``, except within a password."""
     found: list[str] = []
     for part in urls.split("::"):
         if found and _OPEN_USER.fullmatch(found[-1]):
@@ -61,9 +62,9 @@ def _split(urls: str) -> list[str]:
 
 
 def split_query(url: str) -> tuple[str, str]:
-    """An HTTP URL up to its query, and the query, which may be a signature for a whole folder.
+    """Split an HTTP URL into the part before the query and the query, perhaps a folder's signature.
 
-    Elsewhere ``?`` may be in a name.
+    In other URLs, ``?`` may be part of a name.
     """
     if not url.startswith(_HTTP):
         return url, ""
@@ -72,11 +73,11 @@ def split_query(url: str) -> tuple[str, str]:
 
 
 def file_name(url: str) -> str:
-    """The last part of a URL's path."""
+    """Return the last part of a URL's path."""
     return split_query(url)[0].rpartition("/")[2]
 
 
 def join(folder: str, name: str) -> str:
-    """The URL of a file in a folder, with the folder's query."""
+    """Return the URL of a file in a folder, keeping the folder's query."""
     path, query = split_query(folder)
     return f"{path.rstrip('/')}/{name}{query}"

@@ -11,21 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from .. import memory
 from ..jpeg.image_decoder import ImageDecoder
-from ..jpeg.views import Geometry, at_image, geometry_field
-from ..native.pieces import Table, empty_table
+from ..jpeg.views import Geometry, Picture, at_image, geometry_field
+from ..native.pieces import empty_table
 from ..native.pool import Batch, Pool, draw_keys
 from ..reading.prefix import Prefix
 from .shard_set import Row
-
-# An image that a sample does not have, or that is stored as a file.
-_NO_UNIT = -1
-# The places in a batch, and the units, of each prefix's images.
-Groups = dict[Prefix, tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True)
@@ -50,25 +44,34 @@ class BatchMemory:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(memory.borrow_array(size))
 
+    def take_arrays(self, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Memory for tensors of these shapes, one after the other."""
+        stops = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+        whole = self.take(stops[-1])
+        ends = zip(stops, stops[1:], shapes, strict=False)
+        return [whole[start:stop].view(shape) for start, stop, shape in ends]
+
 
 @dataclass(frozen=True, eq=False)
 class FieldImages:
-    """The images of one field of a batch.
+    """The images of one field of a batch, which the native core decodes.
 
     Attributes:
+        name: Name of the field.
         arrays: The pixels of all of them, one after the other, (images, 3, H, W) or as the
             decoder's layout says; (images, V, 3, H, W) of each of its views.
-        image: What decodes them.
+        image: How they are decoded.
         first: (samples + 1) positions in the arrays: where those of each sample begin.
         is_list: Whether the field has a list of images in each sample.
-        decoding: Their decoding, if the native core does it.
+        decoding: Their decoding.
     """
 
+    name: str
     arrays: list[torch.Tensor]
     image: ImageDecoder
     first: list[int]
     is_list: bool
-    decoding: Batch | None
+    decoding: Batch
 
     @property
     def pixels(self) -> Any:
@@ -78,42 +81,96 @@ class FieldImages:
     @cached_property
     def geometry(self) -> Any:
         """Where decoded images are from, if that is asked for: a Geometry, or one of each view."""
-        done = self.decoding
-        return None if done is None else self.image.geometry(done.boxes, done.sizes)
+        return self.image.geometry(self.decoding.boxes, self.decoding.sizes)
 
-    def columns(self, name: str) -> dict[str, Any]:
+    @property
+    def columns(self) -> dict[str, Any]:
         """The field and its geometry, as a batch has them."""
-        if (geometry := self.geometry) is None:
-            return {name: self.pixels}
-        return {name: self.pixels, geometry_field(name): as_tensors(geometry)}
+        if not self.image.return_geometry:
+            return {self.name: self.pixels}
+        return {self.name: self.pixels, geometry_field(self.name): as_tensors(self.geometry)}
 
+    @cached_property
     def decoded(self) -> list[bool]:
         """For each sample whether all of its images were decoded; waits for them."""
-        if self.decoding is None:
-            return [False] * (len(self.first) - 1)
         each: list[bool] = self.decoding.wait().tolist()
         if not self.is_list:
             return each
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
 
-    def of_sample(self, name: str, position: int) -> dict[str, Any]:
-        """The field and its geometry of a sample: of one image, or of a list of them."""
+    def value(self, position: int) -> Any:
+        """What the decoder gives for a sample: of one image, or of a list of them."""
         start, stop = self.first[position : position + 2]
         own = [array[start:stop].numpy() for array in self.arrays]
-        images = list(map(list, zip(*own, strict=True))) if self.image.views else list(own[0])
-        found = {name: images if self.is_list else images[0]}
-        if (geometry := self.geometry) is not None:
-            places = [at_image(geometry, place) for place in range(start, stop)]
-            found[geometry_field(name)] = places if self.is_list else places[0]
-        return found
+        images: list[Any] = list(map(list, zip(*own, strict=True)))
+        if not self.image.views:
+            images = list(own[0])
+        if self.image.return_geometry:
+            places = range(start, stop)
+            images = [
+                Picture(image, at_image(self.geometry, place))
+                for image, place in zip(images, places, strict=True)
+            ]
+        return images if self.is_list else images[0]
 
-    def put(self, position: int, pixels: Any) -> None:
-        """Take over what was decoded elsewhere; what does not fit stays where it is."""
-        own = pixels if self.image.views else [pixels]
-        if self.is_list or own is None or not all(isinstance(each, np.ndarray) for each in own):
+    def put(self, position: int, value: Any) -> None:
+        """Take over an image that was decoded elsewhere; lists have no place for them."""
+        if self.is_list or value is None:
             return
-        for array, each in zip(self.arrays, own, strict=True):
+        pixels = value.pixels if self.image.return_geometry else value
+        for array, each in zip(self.arrays, pixels if self.image.views else [pixels], strict=True):
             array[position] = torch.from_numpy(each)
+
+
+def begin_field(
+    rows: list[Row],
+    field: str,
+    image: ImageDecoder,
+    key: tuple[int, int],
+    pool: Pool,
+    target: BatchMemory,
+) -> FieldImages:
+    """Begin to decode an image field of a batch.
+
+    Args:
+        rows: The samples.
+        field: Name of the field.
+        image: How to decode; it has a size.
+        key: Seed and epoch, from which each sample draws.
+        pool: Decodes.
+        target: Where pixels go.
+    """
+    prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
+    lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
+    # Of each prefix the places in the batch, and the units, of its images.
+    groups: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
+    ids: list[int] = []
+    first = [0]
+    for sample, prefix, row in rows:
+        found = prefix.units_of(row, field) if field in prefix.streams else ()
+        places, units = groups[prefix]
+        places.extend(range(len(ids), len(ids) + len(found)))
+        units.extend(found)
+        # One place for an image that is missing.
+        ids.extend([sample] * max(len(found), prefix not in lists))
+        first.append(len(ids))
+    # An empty stream is not decoded: an image that is missing or damaged.
+    tables = [prefix.table(units) for prefix, (_, units) in groups.items()]
+    table = empty_table(len(ids), max(own.shape[1] for own in tables))
+    orientations = np.zeros(len(ids), np.uint8)
+    for (prefix, (places, units)), own in zip(groups.items(), tables, strict=True):
+        table[places, : own.shape[1]] = own
+        orientations[places] = prefix.index.orientation[units]
+    arrays = target.take_arrays(image.batch_shapes(len(ids)))
+    decoding = image.begin(
+        pool,
+        table,
+        [array.numpy() for array in arrays],
+        draw_keys(key, ids),
+        orientations=orientations,
+        keep=[prefix.contents for prefix in prefixes],
+    )
+    return FieldImages(field, arrays, image, first, bool(lists), decoding)
 
 
 def as_tensors(value: Any) -> Any:
@@ -122,7 +179,7 @@ def as_tensors(value: Any) -> Any:
         return Geometry(*map(torch.as_tensor, value))
     if isinstance(value, list):
         return list(map(as_tensors, value))
-    return torch.from_numpy(value)
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
@@ -138,7 +195,7 @@ def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
     """
     if not any(map(has_pictures, values)):
         return None
-    tensors = [None if value is None else as_tensors(value) for value in values]
+    tensors = list(map(as_tensors, values))
     shown = tensors if not image.views else [value and value[0] for value in tensors]
     if all(isinstance(value, Geometry) for value in shown):
         return _stack(tensors)
@@ -159,118 +216,3 @@ def _stack(values: Sequence[Any]) -> Any:
         return torch.stack(list(values))
     parts = [_stack(part) for part in zip(*values, strict=True)]
     return Geometry(*parts) if isinstance(values[0], Geometry) else parts
-
-
-def begin_images(
-    rows: list[Row],
-    fields: list[str],
-    image: ImageDecoder,
-    key: tuple[int, int],
-    pool: Pool | None,
-    target: BatchMemory,
-) -> dict[str, FieldImages]:
-    """Begin to decode the images of a batch.
-
-    Args:
-        rows: The samples.
-        fields: Their image fields.
-        image: How to decode; it has a size.
-        key: Seed and epoch, from which each sample draws.
-        pool: Decodes; without one there is only the memory.
-        target: Where they go.
-    """
-    return {field: _begin_field(rows, field, image, key, pool, target) for field in fields}
-
-
-def _begin_field(
-    rows: list[Row],
-    field: str,
-    image: ImageDecoder,
-    key: tuple[int, int],
-    pool: Pool | None,
-    target: BatchMemory,
-) -> FieldImages:
-    prefixes = {prefix for _, prefix, _ in rows}
-    is_list = any(field in prefix.index.schema.lists for prefix in prefixes)
-    alone = {each for each in prefixes if each.has_one_image and each.streams[0] == field}
-    units = [
-        [row] if prefix in alone else _units(prefix, row, field, is_list) for _, prefix, row in rows
-    ]
-    first = [0, *itertools.accumulate(map(len, units))]
-    arrays = _take(target, image.batch_shapes(first[-1]))
-    decoding = None
-    if pool is not None:
-        decoding = _decode(rows, units, image, key, pool, arrays)
-    return FieldImages(arrays, image, first, is_list, decoding)
-
-
-def _take(target: BatchMemory, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Memory for tensors of these shapes, one after the other."""
-    stops = list(itertools.accumulate(map(math.prod, shapes), initial=0))
-    whole = target.take(stops[-1])
-    places = itertools.pairwise(stops)
-    return [
-        whole[start:stop].view(shape) for (start, stop), shape in zip(places, shapes, strict=True)
-    ]
-
-
-def _units(
-    prefix: Prefix,
-    row: int,
-    field: str,
-    is_list: bool,
-) -> list[int]:
-    """Which units of a prefix a sample's images are; one, if its field has no list."""
-    found = list(dict(prefix.units(row)).get(field, ()))
-    return found if is_list or found else [_NO_UNIT]
-
-
-def _decode(
-    rows: list[Row],
-    units: list[list[int]],
-    image: ImageDecoder,
-    key: tuple[int, int],
-    pool: Pool,
-    arrays: list[torch.Tensor],
-) -> Batch:
-    groups = _group(rows, units)
-    ids = [row[0] for row, own in zip(rows, units, strict=True) for _ in own]
-    table, orientations = _table(groups, len(ids))
-    return image.begin(
-        pool,
-        table,
-        [array.numpy() for array in arrays],
-        draw_keys(key, ids),
-        orientations=orientations,
-        keep=[prefix.contents for prefix in groups],
-    )
-
-
-def _table(groups: Groups, count: int) -> tuple[Table, NDArray[np.uint8]]:
-    """Where the images are, and their EXIF orientations."""
-    # An empty stream is not decoded: an image that is missing or damaged.
-    tables = {prefix: prefix.table(wanted) for prefix, (_, wanted) in groups.items()}
-    table = empty_table(count, max([1, *(own.shape[1] for own in tables.values())]))
-    orientations = np.zeros(count, np.uint8)
-    for prefix, (places, wanted) in groups.items():
-        own = tables[prefix]
-        table[places, : own.shape[1]] = own
-        orientations[places] = prefix.index.orientation[wanted]
-    return table, orientations
-
-
-def _group(
-    rows: list[Row],
-    units: list[list[int]],
-) -> Groups:
-    """By prefix, the place of each image in the batch, and its unit."""
-    groups: Groups = {}
-    place = 0
-    for (_, prefix, _), own in zip(rows, units, strict=True):
-        places, wanted = groups.setdefault(prefix, ([], []))
-        for unit in own:
-            if unit != _NO_UNIT:
-                places.append(place)
-                wanted.append(unit)
-            place += 1
-    return groups

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arguments import Positive, check_fields
 from .epoch_order import Geometry, Regroup, last_share
-from .epoch_sequence import BUCKETS, Ints, Rules, check_whole, random_words
+from .epoch_sequence import BUCKETS, Ints, Rules, random_words
 
 if TYPE_CHECKING:
     from .collate import Collator
@@ -52,21 +53,19 @@ class Buckets:
     [(320, 192), (256, 256), (192, 320)]
     """
 
-    area: int | None = None
-    multiple: int = 64
+    area: Positive | None = None
+    multiple: Positive = 64
     max_ratio: float = 2.0
-    pixels: int | None = None
+    pixels: Positive | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.area is None) == (self.pixels is None):
             raise ValueError(
                 f"expected one of area and pixels, got area={self.area} and pixels={self.pixels}"
             )
-        check_whole("multiple", self.multiple, 1)
-        if self.area is None:
-            check_whole("pixels", self.pixels or 0, 1)
-        else:
-            check_whole("area", self.area, self.multiple**2)
+        if self.area is not None and self.area < self.multiple**2:
+            raise ValueError(f"expected area of at least {self.multiple**2}, got {self.area}")
         if not self.max_ratio >= 1:
             raise ValueError(f"expected max_ratio of at least 1, got {self.max_ratio}")
 
@@ -138,11 +137,11 @@ class Buckets:
                 f"expected pixels of at least twice the largest image, {2 * largest}, got {limit}"
             )
         # A batch of less than limit - largest pixels may get one image more.
-        return math.ceil(int(costs.sum()) / (geometry.slots * (limit - largest)))
+        return math.ceil(int(costs.sum()) / (geometry.max_world_size * (limit - largest)))
 
     def _costs(self, sizes: Ints, geometry: Geometry) -> Ints:
         """Pixels of each image, and at least its part of a batch of the most images."""
-        batch = geometry.global_batch // geometry.slots
+        batch = geometry.global_batch // geometry.max_world_size
         found: Ints = np.maximum(sizes.prod(axis=1), -(-(self.pixels or 0) // batch))
         return found
 
@@ -170,21 +169,21 @@ class Buckets:
         rules: Rules,
         key: tuple[int, int],
     ) -> tuple[Ints, None]:
-        """Sort the samples of each slot by bucket, window by window, and shuffle the steps.
+        """Sort the samples of each rank by bucket, window by window, and shuffle the steps.
 
-        Slots keep their samples, so that each shard is still read by one rank. They are sorted
+        Ranks keep their samples, so that each shard is still read by one rank. They are sorted
         alike, so that most steps have one shape on all ranks.
         """
-        slots = geometry.slots
+        world = geometry.max_world_size
         steps = len(sizes) // geometry.global_batch
-        batch = geometry.global_batch // slots
+        batch = geometry.global_batch // world
         window = np.arange(steps) // max(_WINDOW_SAMPLES // batch, _WINDOW_BATCHES)
         places = np.arange(len(sizes))
-        full = places[: steps * geometry.global_batch].reshape(steps, slots, batch)
-        own = full.transpose(1, 0, 2).reshape(slots, -1)
+        full = places[: steps * geometry.global_batch].reshape(steps, world, batch)
+        own = full.transpose(1, 0, 2).reshape(world, -1)
         by = self._bucket(sizes)[own] + np.repeat(window, batch) * len(self.shapes)
         order = np.take_along_axis(own, by.argsort(axis=1, kind="stable"), axis=1)
-        order = order.reshape(slots, steps, batch)
+        order = order.reshape(world, steps, batch)
         if rules.shuffle_shards:
             draws = random_words(steps, rules, BUCKETS, key)
             order = order[:, np.lexsort((draws, window))]
@@ -198,12 +197,12 @@ class Buckets:
         rules: Rules,
         key: tuple[int, int],
     ) -> tuple[Ints, Ints]:
-        """Cut the samples, slot after slot, into runs of nearly equally many pixels."""
-        slots = geometry.slots
+        """Cut the samples, rank after rank, into runs of nearly equally many pixels."""
+        world = geometry.max_world_size
         rest = len(sizes) % geometry.global_batch
         full, last = np.split(np.arange(len(sizes)), [len(sizes) - rest])
-        own = full.reshape(-1, slots, geometry.global_batch // slots).transpose(1, 0, 2)
-        shares = [last_share(rest, slots, slot) for slot in range(slots)]
+        own = full.reshape(-1, world, geometry.global_batch // world).transpose(1, 0, 2)
+        shares = [last_share(rest, world, rank) for rank in range(world)]
         parts = [
             np.append(part.ravel(), last[share.start : share.stop])
             for part, share in zip(own, shares, strict=True)
@@ -212,7 +211,7 @@ class Buckets:
         costs = self._costs(sizes, geometry)[order]
         steps = self.num_batches(sizes, geometry)
         begins = np.cumsum(costs) - costs
-        runs = np.arange(1, steps * slots) * int(costs.sum()) // (steps * slots)
+        runs = np.arange(1, steps * world) * int(costs.sum()) // (steps * world)
         batches = np.split(order, np.searchsorted(begins, runs))
-        turns = [batches[slot * steps + step] for step in range(steps) for slot in range(slots)]
+        turns = [batches[rank * steps + step] for step in range(steps) for rank in range(world)]
         return np.concatenate(turns), np.cumsum([0, *map(len, turns)])

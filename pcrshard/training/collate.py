@@ -1,48 +1,39 @@
-"""Make a batch of samples: images decoded at once where possible, other fields converted."""
+"""Make a batch of samples: a column for each field, images decoded at once where possible."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 from torch.utils.data import default_collate
 
+from ..arguments import is_integer
 from ..errors import PCRError, ScanUnavailable
-from ..format.scan import FULL, Scan, check_scan, is_integer
+from ..format.scan import FULL, Scan, check_scan
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.views import geometry_field, unfold
 from ..native.pool import Pool, draw_key
-from ..reading.field_values import (
-    CONVERSIONS,
-    INTEGERS,
-    Convert,
-    convert,
-    convert_all,
-    extension,
-)
-from ..reading.prefix import Decode, Prefix, Sample
-from .batch_images import (
-    BatchMemory,
-    FieldImages,
-    as_tensors,
-    begin_images,
-    has_pictures,
-    picture_column,
-)
+from ..reading.field_values import CONVERSIONS, INTEGERS, convert, extension
+from ..reading.prefix import Sample
+from .batch_images import BatchMemory, FieldImages, as_tensors, begin_field, picture_column
 from .shard_set import Row
 
-Key = tuple[int, int, int]
+# Seed and epoch.
+Key = tuple[int, int]
 Rows = list[Row]
 # The images of a batch, by field.
 Images = dict[str, FieldImages]
 # A size is a decoder of whole images.
 OneImage = ImageDecoder | int | tuple[int, int] | None
-ImageChoice = OneImage | Callable[[int], OneImage]
+ImageChoice = Annotated[
+    OneImage | Callable[[int], OneImage],
+    "an ImageDecoder, a size such as 224 or (height, width), a function of the epoch's number that "
+    "returns one of them, or None; functions of images go to transform=",
+]
 
 
 @dataclass(frozen=True)
@@ -69,12 +60,6 @@ class Collator:
             return self
         return replace(self, image=as_decoder(self.image_of(epoch)), image_of=None)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.fields, str):
-            raise TypeError(
-                f"expected a sequence of field names, got {self.fields!r}; write ({self.fields!r},)"
-            )
-
     def begin(
         self,
         rows: Rows,
@@ -94,12 +79,15 @@ class Collator:
             What finishes it, and returns it.
         """
         key = (self.seed, epoch)
-        if self.transform is not None:
-            target = BatchMemory()  # torch copies what a transform returns
-        fields = self._image_fields(rows)
         images: Images = {}
-        if self.image is not None and fields:
-            images = begin_images(rows, fields, self.image, key, pool, target)
+        if pool is not None and self.image is not None and self.image.is_sized:
+            if self.transform is not None:
+                target = BatchMemory()  # torch copies what a transform returns
+            streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
+            images = {
+                name: begin_field(rows, name, self.image, key, pool, target)
+                for name in filter(self._is_read, streams)
+            }
         return partial(self._finish, rows, key, images)
 
     def begin_scans(
@@ -118,15 +106,10 @@ class Collator:
 
     def one(self, row: Row, epoch: int = 0) -> Any:
         """One sample: what ``transform`` makes of it, or a tuple or dict with images as tensors."""
-        sample = convert_all(self._sample(row, (self.seed, epoch)))
+        [sample] = self._samples([row], (self.seed, epoch), {})
         if self.transform is not None:
             return self.transform(sample)
-        self._check_fields([row], [sample], {})
-        found = {
-            name: as_tensors(value) if has_pictures(value) else value
-            for name, value in sample.items()
-        }
-        return tuple(found[name] for name in self.fields) if self.fields else found
+        return self._chosen([row], {name: as_tensors(value) for name, value in sample.items()})
 
     def of_size(self, size: tuple[int, int]) -> Collator:
         """What makes batches of images of (height, width): boxes of that shape, at that size."""
@@ -149,139 +132,127 @@ class Collator:
         # A subclass may do more than decode.
         return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
-    def _finish(
-        self,
-        rows: Rows,
-        key: tuple[int, int],
-        images: Images,
-    ) -> Any:
-        decoded = [field.decoded() for field in images.values()]
-        done = list(map(all, zip(*decoded, strict=True))) if images else [False] * len(rows)
-        # Where everything is decoded, nobody looks at the pixels of a sample.
-        whole = all(done) and self.transform is None and not any(map(_is_list, images.values()))
-        columns: dict[str, Any] = {}
-        if whole:
-            for name, field in images.items():
-                columns |= {k: v for k, v in field.columns(name).items() if self._is_wanted(k)}
-            samples = [prefix.other_fields(row, self._select) for _, prefix, row in rows]
-        else:
-            samples = self._samples(rows, key, images, done)
+    def _finish(self, rows: Rows, key: Key, images: Images) -> Any:
         if self.transform is not None:
-            return default_collate([self.transform(convert_all(sample)) for sample in samples])
-        return self._collate(rows, samples, columns, images)
+            return default_collate(list(map(self.transform, self._samples(rows, key, images))))
+        batch: dict[str, Any] = {}
+        for name in self._names(rows):
+            batch |= self._columns(name, rows, key, images.get(name))
+        return self._chosen(rows, batch)
 
-    def _samples(
-        self,
-        rows: Rows,
-        key: tuple[int, int],
-        images: Images,
-        done: list[bool],
-    ) -> list[Sample]:
-        """The samples of a batch; what the core could not decode is decoded here."""
-        samples = []
-        for position, row in enumerate(rows):
-            if done[position]:
-                samples.append(self._decoded(row, position, images))
-                continue
-            sample = self._sample(row, key)
-            for name, field in images.items():
-                field.put(position, sample.get(name))
-            samples.append(sample)
-        return samples
+    def _names(self, rows: Rows) -> list[str]:
+        """The fields that are read of these samples."""
+        prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
+        found = dict.fromkeys(("__key__",))
+        for prefix in prefixes:
+            found |= dict.fromkeys(prefix.streams)
+        for prefix in prefixes:
+            found |= dict.fromkeys(prefix.fields)
+        return list(filter(self._is_read, found))
 
-    def _collate(
-        self,
-        rows: Rows,
-        samples: list[Sample],
-        columns: dict[str, Any],
-        images: Images,
-    ) -> Any:
-        """A batch of samples, and of columns that they do not hold."""
-        self._check_fields(rows, samples, columns)
-        names: Iterable[str] = itertools.chain(("__key__",), columns, *samples)
-        batch = {
-            name: columns[name]
-            if name in columns
-            else self._column(name, samples, images.get(name))
-            for name in dict.fromkeys(self.fields or names)
-        }
-        return tuple(batch[name] for name in self.fields) if self.fields else batch
-
-    def _decoded(
-        self,
-        row: Row,
-        position: int,
-        images: Images,
-    ) -> Sample:
-        """A sample whose images the native core has decoded."""
-        _, prefix, place = row
-        others = prefix.other_fields(place, self._select)
-        pixels: Sample = {}
-        for name, field in images.items():
-            pixels |= field.of_sample(name, position)
-        return {"__key__": others["__key__"], **pixels, **others}
-
-    def _sample(self, row: Row, key: tuple[int, int]) -> Sample:
-        """A sample with its images decoded here, one by one."""
-        number, prefix, place = row
-        decode: Decode | None = None
-        if self.image is not None:
-            decode = partial(_decode, self.image, (*key, number))
-        sample = prefix.sample(place, select=self._select, decode=decode)
-        if self.image is None or decode is None:
-            return sample
-        sample = _decode_kept(prefix, sample, decode)
-        return unfold(sample) if self.image.return_geometry else sample
-
-    def _image_fields(self, rows: Rows) -> list[str]:
-        """The image fields of a batch whose images have one size."""
-        if self.image is None or not self.image.is_sized:
-            return []
-        streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
-        return [stream for stream in streams if self._select("", stream)]
-
-    def _select(self, key: str, field: str) -> bool:
+    def _is_read(self, field: str) -> bool:
         return self._is_wanted(field) or self._is_wanted(geometry_field(field))
 
     def _is_wanted(self, name: str) -> bool:
         return self.fields is None or self.transform is not None or name in self.fields
 
-    def _check_fields(
-        self,
-        rows: Rows,
-        samples: list[Sample],
-        columns: dict[str, Any],
-    ) -> None:
-        """Name a field that is asked for and not there, and those that are."""
-        wanted = [name for name in self.fields or () if name not in columns]
-        for (_, prefix, place), sample in zip(rows, samples, strict=True):
-            for name in wanted:
-                if name not in sample:
-                    _refuse_late(prefix, name)
-                    there = ", ".join(prefix.sample(place))
-                    raise KeyError(
-                        f"sample {sample['__key__']!r} has no field {name!r}, it has {there}"
-                    )
+    def _chosen(self, rows: Rows, found: dict[str, Any]) -> Any:
+        """A batch, or a sample, as ``fields`` says."""
+        if self.fields is None:
+            return found
+        for name in self.fields:
+            if name not in found:
+                _refuse_missing(rows[0], name)
+        return tuple(found[name] for name in self.fields)
 
-    def _column(
-        self,
-        name: str,
-        samples: list[Sample],
-        images: FieldImages | None,
-    ) -> Any:
+    def _samples(self, rows: Rows, key: Key, images: Images) -> list[Sample]:
+        """Samples with images as arrays."""
+        columns: dict[str, list[Any]] = {}
+        for name in self._names(rows):
+            columns |= self._values(name, rows, key, images.get(name))
+        return [
+            {
+                name: convert(name, own[place], prefix.index.keys[row])
+                for name, own in columns.items()
+                if own[place] is not None
+            }
+            for place, (_, prefix, row) in enumerate(rows)
+        ]
+
+    def _values(
+        self, name: str, rows: Rows, key: Key, images: FieldImages | None
+    ) -> dict[str, list[Any]]:
+        """A field of each sample, ``None`` where it has none, and the geometry of images."""
+        if images is None:
+            values = [self._value(name, row, key) for row in rows]
+        else:
+            values = []
+            for place, is_decoded in enumerate(images.decoded):
+                if is_decoded:
+                    values.append(images.value(place))
+                else:
+                    values.append(self._value(name, rows[place], key))
+                    images.put(place, values[-1])
+        if self.image is None or not self.image.return_geometry:
+            return {name: values}
+        parts = [unfold({name: value}) for value in values]
+        names = (name, geometry_field(name))
+        return {field: [part.get(field) for part in parts] for field in names}
+
+    def _value(self, name: str, row: Row, key: Key) -> Any:
+        """A field of a sample; an image is decoded here."""
+        number, prefix, place = row
+        if name == "__key__":
+            return prefix.index.keys[place]
+        image = self.image
+        is_passthrough = name in prefix.passthrough_images
+        if image is None or not (is_passthrough or name in prefix.streams):
+            return prefix.value(place, name)
+
+        def decode(pieces: list[memoryview]) -> Any:
+            # Each image of a sample has the same draws, whichever others are read: an image and
+            # its mask are cropped alike.
+            return image(pieces, draw_key(*key, number))
+
+        value = prefix.value(place, name, decode)
+        if not (is_passthrough and isinstance(value, bytes)):
+            return value
+        try:
+            return decode([memoryview(value)])
+        except PCRError as error:
+            key_of = prefix.index.keys[place]
+            raise type(error)(f"{name}: {error}", url=prefix.shard.url, key=key_of) from error
+
+    def _columns(
+        self, name: str, rows: Rows, key: Key, images: FieldImages | None
+    ) -> dict[str, Any]:
+        """A field of a batch, and the geometry of images, unless no sample has it."""
+        columns: dict[str, Any]
+        if images is not None and not images.is_list and all(images.decoded):
+            columns = images.columns
+        else:
+            columns = {
+                field: self._column(field, values, rows, images if field == name else None)
+                for field, values in self._values(name, rows, key, images).items()
+                if any(value is not None for value in values)
+            }
+        return {field: column for field, column in columns.items() if self._is_wanted(field)}
+
+    def _column(self, name: str, values: list[Any], rows: Rows, images: FieldImages | None) -> Any:
         """The values of a field, by WebDataset's meaning of its last extension."""
-        missing = any(name not in sample for sample in samples)
-        if images is not None and not (missing or images.is_list):
+        missing = [row for row, value in zip(rows, values, strict=True) if value is None]
+        if missing and self.fields is not None and name in self.fields:
+            _refuse_missing(missing[0], name)
+        if images is not None and not missing and not images.is_list:
             return images.pixels
-        values: list[Any] = [sample.get(name) for sample in samples]
         last = extension(name)
         if self.image is not None and last not in CONVERSIONS:
             pictures = picture_column(values, self.image)
             if pictures is not None:
                 return pictures
-        to_value = CONVERSIONS.get(last)
-        if to_value is not None:
-            values = _convert(to_value, name, samples)
+        if last in CONVERSIONS:
+            keys = (prefix.index.keys[row] for _, prefix, row in rows)
+            values = list(map(partial(convert, name), values, keys))
         return torch.tensor(values) if last in INTEGERS and not missing else values
 
 
@@ -319,8 +290,9 @@ def as_decoder(image: OneImage) -> ImageDecoder | None:
     return ImageDecoder((int(sides[0]), int(sides[-1])))
 
 
-def _refuse_late(prefix: Prefix, name: str) -> None:
-    """Say so where a field is missing because the scan is too low for it."""
+def _refuse_missing(row: Row, name: str) -> NoReturn:
+    """Name a field that is asked for and not there, and why, or those that are."""
+    _, prefix, place = row
     first = dict(prefix.index.schema.late).get(name, 0)
     if first > check_scan(prefix.scan, prefix.index.num_groups, 0):
         shown = FULL if first > prefix.index.num_groups else first
@@ -328,44 +300,7 @@ def _refuse_late(prefix: Prefix, name: str) -> None:
             f"field {name!r} is stored from scan {shown} on, asked for it at scan {prefix.scan}",
             url=prefix.shard.url,
         )
-
-
-def _decode_kept(
-    prefix: Prefix,
-    sample: Sample,
-    decode: Decode,
-) -> Sample:
-    """A sample with the images decoded that are stored as files."""
-    for field in prefix.kept_images & sample.keys():
-        if isinstance(sample[field], bytes):
-            try:
-                sample[field] = decode([memoryview(sample[field])])
-            except PCRError as error:
-                key = sample["__key__"]
-                raise type(error)(f"{field}: {error}", url=prefix.shard.url, key=key) from error
-    return sample
-
-
-def _decode(
-    image: ImageDecoder,
-    key: Key,
-    pieces: list[memoryview],
-) -> Any:
-    # Each image of a sample has the same draws, whichever others are read: an image and its mask
-    # are cropped alike.
-    return image(pieces, draw_key(*key))
-
-
-def _convert(
-    to_value: Convert,
-    name: str,
-    samples: list[Sample],
-) -> list[Any]:
-    """The values of a field by a conversion; an error names the sample."""
-    with suppress(KeyError, TypeError, ValueError, RecursionError):
-        return [to_value(sample[name]) for sample in samples]
-    return [convert(to_value, name, sample) for sample in samples]
-
-
-def _is_list(images: FieldImages) -> bool:
-    return images.is_list
+    sample = prefix.sample(place)
+    raise KeyError(
+        f"sample {sample['__key__']!r} has no field {name!r}, it has {', '.join(sample)}"
+    )

@@ -3,55 +3,34 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import inspect
 import math
 import operator
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Never, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from .. import storage
+from ..arguments import ByteSize, Natural, checked, num_bytes
 from ..checksum import crc32c
 from ..format.scan import FULL, Scan
 from ..reading.options import ReadOptions
 from ..reading.prefix import Sample
 from ..reading.prefix_cache import CacheStats
-from ..reading.scan_level import ScanChoice, current_scan
+from ..reading.scan_level import ScanOrFraction, current_scan
 from ..storage.retry import Retry
 from .collate import Collator, ImageChoice, make_collator
 from .epoch_sequence import SPLIT, Ints, Rules, random_words, share_out
 from .shard_set import RecentPrefixes, ShardSet
 
-# What arguments were called, or are called by other loaders, and where they are now.
-_ELSEWHERE = {
-    "batch_size": "PCRLoader(dataset, batch_size)",
-    "image": "decoder",
-    "epoch": "PCRLoader(shuffle=, seed=, drop_last=, ...)",
-    "read": "cache_dir, cache_bytes, storage_options, retry and check",
-    "pin": "pin_memory",
-    "shuffle_shards": "shuffle",
-    "last": "drop_last",
-    "phases": "lanes_per_rank",
-    "slots": "max_world_size",
-    "samples": "num_samples",
-    "prefetch_batches": "prefetch",
-    "prefetch_factor": "prefetch",
-    "sampler": "torch.utils.data.DataLoader(dataset, batch_size, sampler=...)",
-}
-
-
-def refuse_unknown(function: Callable[..., Any], unknown: dict[str, Any]) -> None:
-    """Raise ``TypeError`` for arguments that a function does not have, naming the nearest ones."""
-    for name in unknown:
-        known = list(inspect.signature(function).parameters)
-        near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, known)
-        hint = f"; use {near[0]}" if near else f"; there are {', '.join(known[1:-1])}"
-        raise TypeError(f"unexpected argument {name!r}{hint}")
+# Annotated, so that a wrong argument is refused in these words.
+Fields = Annotated[Sequence[str] | None, "a sequence of field names, such as ('jpg', 'cls')"]
+Fractions = Annotated[Sequence[float], "a sequence of fractions, such as [0.9, 0.1]"]
+Numbers = Annotated[Iterable[int], "sample numbers, or a mask of True and False"]
 
 
 class PCRDataset(Dataset[Any]):
@@ -74,36 +53,48 @@ class PCRDataset(Dataset[Any]):
         fields: Fields of a sample, which is then a tuple; by default a sample is a dict of all.
         transform: Called with each sample, a dict whose images are arrays if there is a decoder.
         cache_dir: Folder on local disk that keeps the prefixes that were read.
-        cache_bytes: Upper bound of that folder, in bytes.
+        cache_bytes: Upper bound of that folder, in bytes, or a size such as ``"50GB"``.
         storage_options: fsspec storage options.
         retry: What to do about a bad network.
         check: Whether to compare each image with its CRC-32C.
-        held_bytes: Upper bound of the prefixes that random access holds in memory, in bytes per
-            process.
+        held_bytes: Upper bound of the prefixes that random access holds in memory, per process,
+            written like ``cache_bytes``.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
         StorageError: There is no dataset.
-        TypeError: ``scan``, ``decoder`` or ``fields`` is none of these, or an argument is unknown.
+        TypeError: An argument is unknown or of another type.
+        ValueError: An argument is out of range.
     """
 
+    @checked(
+        batch_size="PCRLoader(dataset, batch_size)",
+        cache_limit="cache_bytes",
+        epoch="PCRLoader(shuffle=, seed=, drop_last=, ...)",
+        image="decoder",
+        local="cache_dir",
+        read="cache_dir, cache_bytes, storage_options, retry and check",
+        remote="urls",
+        root="urls",
+        shuffle="PCRLoader(dataset, batch_size, shuffle=)",
+    )
     def __init__(
         self,
         urls: storage.Urls,
         *,
-        scan: ScanChoice = FULL,
+        scan: ScanOrFraction = FULL,
         decoder: ImageChoice = None,
-        fields: Sequence[str] | None = None,
+        fields: Fields = None,
         transform: Callable[[Sample], Any] | None = None,
-        cache_dir: str | None = None,
-        cache_bytes: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: ByteSize | None = None,
         storage_options: storage.Options = None,
         retry: Retry | None = None,
         check: bool = True,
-        held_bytes: int = 1 << 29,
-        **unknown: Never,
+        held_bytes: ByteSize = 1 << 29,
     ) -> None:
-        refuse_unknown(PCRDataset, unknown)
+        if fields is not None and len(fields) == 0:
+            raise ValueError("expected at least one field, or fields=None for all, got none")
         options = ReadOptions(
             check=check,
             storage_options=storage_options,
@@ -118,7 +109,7 @@ class PCRDataset(Dataset[Any]):
         self.transform = transform
         # The ids of a view's samples in the whole dataset, ascending.
         self._ids: Ints | None = None
-        self._recent = RecentPrefixes(self.shards, held_bytes)
+        self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
         self.collator(0)  # raises if the decoder or the fields are none
 
     def collator(self, seed: int) -> Collator:
@@ -224,6 +215,11 @@ class PCRDataset(Dataset[Any]):
         """
         if isinstance(sample, str):
             number = self._numbers[sample]
+        elif isinstance(sample, slice):
+            raise TypeError(
+                f"expected a sample number or a key, got {sample}; write "
+                f"dataset.subset(range({sample.start or 0}, {sample.stop}))"
+            )
         else:
             number = operator.index(sample)
             if not -len(self) <= number < len(self):
@@ -238,7 +234,8 @@ class PCRDataset(Dataset[Any]):
     def _numbers(self) -> dict[str, int]:
         return {key: number for number, key in enumerate(self.keys)}
 
-    def at(self, scan: ScanChoice) -> Self:
+    @checked()
+    def at(self, scan: ScanOrFraction) -> Self:
         """The same samples at another scan.
 
         Raises:
@@ -248,7 +245,8 @@ class PCRDataset(Dataset[Any]):
         view.scan = self.shards.check_scan(scan)
         return view
 
-    def subset(self, numbers: Any) -> Self:
+    @checked()
+    def subset(self, numbers: Numbers) -> Self:
         """A view of some samples, in the order of this dataset; it shares the shards.
 
         Args:
@@ -258,7 +256,7 @@ class PCRDataset(Dataset[Any]):
             IndexError: There is no such sample.
             ValueError: A sample comes twice, or there is none.
         """
-        chosen = np.asarray(numbers)
+        chosen = np.asarray(numbers if hasattr(numbers, "__array__") else list(numbers))
         if chosen.dtype != bool:
             chosen = np.array([operator.index(number) for number in chosen.tolist()], np.int64)
         ids = np.sort(self.sample_ids(np.arange(len(self)))[chosen])
@@ -270,31 +268,32 @@ class PCRDataset(Dataset[Any]):
         view._ids = ids
         return view
 
+    @checked(shares="fractions", lengths="fractions", generator="seed")
     def split(
         self,
-        shares: Sequence[float],
+        fractions: Fractions,
         *,
         stratify: bool = True,
-        seed: int = 0,
+        seed: Natural = 0,
     ) -> list[Self]:
         """Views that divide the samples among them at random, such as for training and validation.
 
         Args:
-            shares: Fraction of the samples of each view; they sum to 1.
+            fractions: Fraction of the samples of each view; they sum to 1.
             stratify: Whether to divide each class by these fractions, as nearly as possible.
             seed: The same seed always gives the same views.
 
         Raises:
-            ValueError: The shares do not sum to 1, a view would be empty, or with ``stratify`` a
+            ValueError: The fractions do not sum to 1, a view would be empty, or with ``stratify`` a
                 sample has no label.
         """
-        if not math.isclose(sum(shares), 1):
-            raise ValueError(f"expected shares that sum to 1, got {list(shares)}")
+        if not math.isclose(sum(fractions), 1):
+            raise ValueError(f"expected fractions that sum to 1, got {list(fractions)}")
         draws = random_words(len(self), Rules(seed), SPLIT, (0, 0))
         labels = self.labels if stratify else np.zeros(len(self), np.int64)
         # By class, shuffled: the samples of each view are then spread evenly.
         order = np.lexsort((draws, labels))
-        counts = np.array(share_out(shares, len(self)))
+        counts = np.array(share_out(fractions, len(self)))
         due = [(np.arange(count) + 0.5) / count for count in counts]
         views = np.repeat(np.arange(len(counts)), counts)
         views = views[np.argsort(np.concatenate(due), kind="stable")]

@@ -6,15 +6,15 @@ samples of each shard. An epoch is made in three steps, the first one by
 
 1. **Sequence**: every sample once, shard after shard in a seeded order, and the samples of each
    shard in a seeded order (``mixture`` makes a sequence from several datasets).
-2. **Lanes**: the sequence is cut into ``slots * phases`` runs whose lengths follow from the batch
-   geometry alone, so each cut splits at most one shard. Inside a lane a sliding window mixes at
-   most ``shuffle_shards`` neighbouring shards at a time.
-3. **Rows**: row t is the global batch of step t. Slot c gives the columns
-   [c, c + 1) * global_batch / slots, from its lane t % phases.
+2. **Lanes**: the sequence is cut into ``max_world_size * lanes_per_rank`` runs whose lengths follow
+   from the batch geometry alone, so each cut splits at most one shard. Inside a lane a sliding
+   window mixes at most ``shuffle_shards`` neighboring shards at a time.
+3. **Rows**: row t is the global batch of step t. Slot c, which is rank c of the largest world,
+   gives the columns [c, c + 1) * global_batch / max_world_size, from its lane t % lanes_per_rank.
 
 The number of DataLoader workers and the world size play no part in this, so they cannot change the
 order. A loader hands out the batches of W workers in turn: worker w makes the steps t % W == w,
-which are whole lanes where W divides ``phases``.
+which are whole lanes where W divides ``lanes_per_rank``.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ class Geometry:
     """How an epoch is cut up; fixed while a job runs, and in an elastic job for all of its runs.
 
     Attributes:
-        global_batch: Samples per step over all ranks; a multiple of ``slots``.
-        slots: Places that ranks fill: the world size, or in an elastic job a number that all of
-            its world sizes divide.
-        phases: Lanes per slot. A number of workers that divides it reads each lane in one worker.
+        global_batch: Samples per step over all ranks; a multiple of ``max_world_size``.
+        max_world_size: The world size, or in an elastic job a multiple of all its world sizes.
+        lanes_per_rank: Lanes per slot. A number of workers that divides it reads each lane in one
+            worker.
     """
 
     global_batch: int
-    slots: int = 1
-    phases: int = 4
+    max_world_size: int = 1
+    lanes_per_rank: int = 4
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             check_whole(name, value, 1)
 
-        if self.global_batch % self.slots:
+        if self.global_batch % self.max_world_size:
             raise ValueError(
-                "expected global_batch to be a multiple of slots, "
-                f"got {self.global_batch} and {self.slots}"
+                "expected global_batch to be a multiple of max_world_size, "
+                f"got {self.global_batch} and {self.max_world_size}"
             )
 
 
@@ -90,8 +90,8 @@ class Order:
     Attributes:
         ids: (samples,) int64, step after step; the last step may be short with ``last="short"``.
         geometry: How the steps were laid out.
-        cuts: (steps * slots + 1,) int64 where each slot's batch of each step begins, if the batches
-            differ in size; then ranks are slots.
+        cuts: (steps * max_world_size + 1,) int64 where each slot's batch of each step begins, if
+            the batches differ in size; the world size is then fixed.
     """
 
     ids: Ints
@@ -102,13 +102,13 @@ class Order:
     def steps(self) -> int:
         """Number of steps."""
         if self.cuts is not None:
-            return (len(self.cuts) - 1) // self.geometry.slots
+            return (len(self.cuts) - 1) // self.geometry.max_world_size
         return -(-len(self.ids) // self.geometry.global_batch)
 
     def start(self, step: int) -> int:
         """Where a step begins in :attr:`ids`; ``step`` in [0, steps]."""
         if self.cuts is not None:
-            return int(self.cuts[step * self.geometry.slots])
+            return int(self.cuts[step * self.geometry.max_world_size])
         return min(step * self.geometry.global_batch, len(self.ids))
 
     def step(self, index: int) -> Ints:
@@ -133,9 +133,10 @@ def epoch_order(
         geometry: How the steps to come are cut up.
         rules: Seed, window and last batch; the same in every segment of an epoch.
         epoch: Number of the epoch, from 0.
-        history: Segments ``(global_batch, slots, phases, steps)`` done in this epoch, oldest first.
-            If the last one has this geometry, its order continues unchanged. Otherwise what no step
-            has delivered is laid out again, and ``rules.last`` applies to the rest again.
+        history: Segments ``(global_batch, max_world_size, lanes_per_rank, steps)`` done in this
+            epoch, oldest first. If the last one has this geometry, its order continues unchanged.
+            Otherwise what no step has delivered is laid out again, and ``rules.last`` applies to
+            the rest again.
         sequence: (samples,) int64 ids that the epoch consists of, from ``mixture``; by default
             every sample once.
         regroup: Moves samples between the steps, such as :class:`Buckets` does.
@@ -146,10 +147,10 @@ def epoch_order(
     Raises:
         ValueError: An argument is out of range, or the history has more steps than the epoch.
 
-    >>> order = epoch_order([3, 3, 2], Geometry(2, phases=1), Rules(shuffle_shards=0))
+    >>> order = epoch_order([3, 3, 2], Geometry(2, lanes_per_rank=1), Rules(shuffle_shards=0))
     >>> order.ids.reshape(-1, 2).tolist()
     [[0, 1], [2, 3], [4, 5], [6, 7]]
-    >>> epoch_order([3, 3, 2], Geometry(2, phases=1), history=[(2, 1, 1, 3)]).steps
+    >>> epoch_order([3, 3, 2], Geometry(2, lanes_per_rank=1), history=[(2, 1, 1, 3)]).steps
     1
     """
     sizes = check_counts("sizes", sizes)
@@ -173,7 +174,7 @@ def epoch_order(
         if done:
             left = np.delete(left, entries[:done])
     if order.cuts is not None:
-        cuts = order.cuts[steps * geometry.slots :] - done
+        cuts = order.cuts[steps * geometry.max_world_size :] - done
     return Order(order.ids[done:], geometry, cuts)
 
 
@@ -191,7 +192,8 @@ def advance(
     for segment in [*history, (*astuple(geometry), steps)]:
         if len(segment) != 4:
             raise ValueError(
-                f"expected segments (global_batch, slots, phases, steps), got {segment!r}"
+                "expected segments (global_batch, max_world_size, lanes_per_rank, steps), "
+                f"got {segment!r}"
             )
         *cut, done = segment
         numbers = list(astuple(Geometry(*cut)))
@@ -226,8 +228,8 @@ def worker_batches(
     size = order.geometry.global_batch
     if order.cuts is not None:
         starts = order.cuts[rank::world]
-        if world != order.geometry.slots:
-            raise ValueError(f"expected as many ranks as slots, got {world}")
+        if world != order.geometry.max_world_size:
+            raise ValueError(f"expected {order.geometry.max_world_size} ranks, got {world}")
         stops = order.cuts[rank + 1 :: world]
         pairs = zip(starts.tolist(), stops.tolist(), strict=False)
         return [order.ids[start:stop] for start, stop in pairs][worker::workers]
@@ -297,21 +299,21 @@ def _lay_out(
 
 
 def _lanes(total: int, geometry: Geometry) -> NDArray[Any]:
-    """(total,) lane of each place of the rows; lanes count by slot, then by phase.
+    """(total,) lane of each place of the rows; lanes count by slot, then by their turn.
 
     A short last row is spread evenly over the slots.
     """
-    slots = geometry.slots
-    phases = geometry.phases
+    slots = geometry.max_world_size
+    turns = geometry.lanes_per_rank
     steps, rest = divmod(total, geometry.global_batch)
 
     def lanes_of_row(length: int) -> Ints:
-        return ((np.arange(length) + 1) * slots - 1) // max(length, 1) * phases
+        return ((np.arange(length) + 1) * slots - 1) // max(length, 1) * turns
 
-    full = np.add.outer(np.arange(steps) % phases, lanes_of_row(geometry.global_batch))
-    lanes = np.append(full, lanes_of_row(rest) + steps % phases)
+    full = np.add.outer(np.arange(steps) % turns, lanes_of_row(geometry.global_batch))
+    lanes = np.append(full, lanes_of_row(rest) + steps % turns)
     # NumPy sorts 16 bits by counting, several times faster than 64.
-    return lanes.astype(np.min_scalar_type(slots * phases))
+    return lanes.astype(np.min_scalar_type(slots * turns))
 
 
 def _mix(

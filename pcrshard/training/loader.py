@@ -8,19 +8,20 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, Never, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from ..arguments import Natural, Positive, checked
 from ..format.scan import FULL, Scan
 from . import ranks
 from .batch_images import BatchMemory
 from .buckets import Buckets
 from .collate import Collator
 from .cpus import decoding_threads
-from .dataset import PCRDataset, refuse_unknown
+from .dataset import PCRDataset
 from .epoch_order import (
     Geometry,
     Order,
@@ -69,6 +70,14 @@ class _Cursor:
     is_over: bool = False
 
 
+# Annotated, so that a wrong argument is refused in these words.
+Dataset = Annotated[
+    PCRDataset, "a PCRDataset: PCRDataset(url), and of some samples dataset.subset(numbers)"
+]
+Shuffle = Annotated[bool | Natural, "True, False or a number of shards"]
+BucketChoice = Annotated[Buckets | None, "pcrshard.Buckets(area=...), Buckets(pixels=...) or None"]
+
+
 class PCRLoader:
     """Batches of a :class:`PCRDataset`, in an order that is a pure function of its arguments.
 
@@ -109,35 +118,48 @@ class PCRLoader:
 
     Raises:
         ValueError: The numbers do not fit together, or the dataset does not fill one batch.
-        TypeError: An argument is unknown.
+        TypeError: An argument is unknown or of another type.
     """
 
+    @checked(
+        batch_sampler="buckets, or torch.utils.data.DataLoader(dataset, batch_sampler=...)",
+        collate_fn="PCRDataset(transform=), or torch.utils.data.DataLoader(dataset, collate_fn=)",
+        generator="seed",
+        last="drop_last",
+        persistent_workers="threads, which need no start; workers are started for each epoch",
+        phases="lanes_per_rank",
+        pin="pin_memory",
+        prefetch_batches="prefetch",
+        prefetch_factor="prefetch",
+        sampler="weights, or torch.utils.data.DataLoader(dataset, batch_size, sampler=...)",
+        samples="num_samples",
+        shuffle_shards="shuffle",
+        slots="max_world_size",
+        timeout="PCRDataset(retry=Retry(deadline=))",
+        worker_init_fn="PCRDataset(transform=)",
+    )
     def __init__(
         self,
-        dataset: PCRDataset,
-        batch_size: int,
+        dataset: Dataset,
+        batch_size: Positive,
         *,
-        shuffle: bool | int = True,
-        seed: int = 0,
+        shuffle: Shuffle = True,
+        seed: Natural = 0,
         drop_last: bool | Literal["pad"] = True,
-        threads: int | None = None,
-        num_workers: int = 0,
-        prefetch: int = 2,
+        threads: Natural | None = None,
+        num_workers: Natural = 0,
+        prefetch: Positive = 2,
         pin_memory: bool = False,
         weights: Sequence[float] | None = None,
-        num_samples: int | None = None,
-        buckets: Buckets | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        max_world_size: int | None = None,
-        lanes_per_rank: int | None = None,
-        shards_ahead: int = 2,
-        multiprocessing_context: str | None = None,
-        **unknown: Never,
+        num_samples: Positive | None = None,
+        buckets: BucketChoice = None,
+        rank: Natural | None = None,
+        world_size: Positive | None = None,
+        max_world_size: Positive | None = None,
+        lanes_per_rank: Positive | None = None,
+        shards_ahead: Natural = 2,
+        multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None,
     ) -> None:
-        refuse_unknown(PCRLoader, unknown)
-        if drop_last not in _LAST:
-            raise ValueError(f"expected drop_last True, False or 'pad', got {drop_last!r}")
         if num_samples is not None and weights is None:
             raise ValueError(
                 f"expected weights with num_samples={num_samples}: without them each sample comes "
@@ -147,28 +169,31 @@ class PCRLoader:
             raise ValueError(
                 f"expected threads or workers, got threads={threads} and num_workers={num_workers}"
             )
+        if multiprocessing_context and not num_workers:
+            raise ValueError(
+                f"expected num_workers with multiprocessing_context={multiprocessing_context!r}"
+            )
         if (rank is None) != (world_size is None):
             raise ValueError(f"expected rank and world_size together, got {rank} and {world_size}")
         self.dataset = dataset
-        self.batch_size = check_whole("batch_size", batch_size, 1)
-        window = _SHUFFLE_SHARDS if shuffle is True else check_whole("shuffle", shuffle, 0)
+        self.batch_size = batch_size
+        window = _SHUFFLE_SHARDS if shuffle is True else int(shuffle)
         self.rules = Rules(
-            seed, window, "short" if buckets and buckets.pixels else _LAST[drop_last]
+            int(seed), window, "short" if buckets and buckets.pixels else _LAST[drop_last]
         )
         self.threads = (0 if num_workers else decoding_threads()) if threads is None else threads
-        self.num_workers = check_whole("num_workers", num_workers, 0)
-        self.prefetch = check_whole("prefetch", prefetch, 1)
+        self.num_workers = num_workers
+        self.prefetch = prefetch
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.weights = weights
-        self.num_samples = num_samples
+        self.num_samples = None if num_samples is None else int(num_samples)
         self.buckets = buckets
         self._given_rank = None if rank is None or world_size is None else (rank, world_size)
         self.max_world_size = max_world_size
         self._lanes = (_LANES if window else 1) if lanes_per_rank is None else lanes_per_rank
-        self.shards_ahead = check_whole("shards_ahead", shards_ahead, 0)
+        self.shards_ahead = shards_ahead
         self._context = multiprocessing_context
         self._cursor = _Cursor()
-        check_whole("threads", self.threads, 0)
         geometry = self._geometry
         if buckets is not None:
             if max_world_size is not None:
@@ -220,7 +245,8 @@ class PCRLoader:
             return full + bool(last_share(rest, world, rank))
         return full + (self.rules.last == "pad" and rest > 0)
 
-    def set_epoch(self, epoch: int) -> None:
+    @checked()
+    def set_epoch(self, epoch: Natural) -> None:
         """Read this epoch next, from its beginning.
 
         If a state was loaded and the iteration has not begun, the epoch of the state keeps its
@@ -231,9 +257,7 @@ class PCRLoader:
         if cursor.steps is None and cursor.epoch == epoch:
             return
         ended = cursor.is_loaded and not cursor.segments and cursor.steps is None
-        self._cursor = _Cursor(
-            check_whole("epoch", epoch, 0), is_over=ended and epoch == cursor.epoch - 1
-        )
+        self._cursor = _Cursor(epoch, is_over=ended and epoch == cursor.epoch - 1)
 
     def state_dict(self) -> State:
         """Return the position after the batches that the loop got; the same on all ranks.
@@ -333,8 +357,7 @@ class PCRLoader:
     @property
     def _geometry(self) -> Geometry:
         world = self.rank.world
-        slots = world if self.max_world_size is None else self.max_world_size
-        return Geometry(self.batch_size * world, slots, self._lanes)
+        return Geometry(self.batch_size * world, self.max_world_size or world, self._lanes)
 
     def _order(self, cursor: _Cursor) -> Order:
         """The steps from a cursor's start on."""
@@ -383,7 +406,7 @@ class PCRLoader:
             "seed": rules.seed,
             "shuffle_shards": rules.shuffle_shards,
             "last": rules.last,
-            "weights": None if self.weights is None else list(self.weights),  # as JSON has them
+            "weights": None if self.weights is None else list(map(float, self.weights)),
             "samples": self.num_samples,
             "view": view,
             "buckets": self.buckets and self.buckets.numbers,

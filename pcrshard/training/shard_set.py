@@ -15,15 +15,15 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from ..checksum import crc32c
-from ..format.dataset_index import ShardEntry, resolve_scan
-from ..format.scan import FULL, Scan, check_scan
+from ..format.dataset_index import ShardEntry
+from ..format.scan import Scan
 from ..format.shard_index import ShardIndex
 from ..jpeg.orientation import upright_sizes
 from ..reading.dataset_folder import Opened, check_claims, open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
-from ..reading.scan_level import ScanChoice, ScanLevel, ScanRange, current_scan
+from ..reading.scan_level import ScanChoice, ScanOrFraction, ScanRange, current_scan, resolve_choice
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..storage import Urls
@@ -100,9 +100,7 @@ class ShardSet:
     @property
     def scans(self) -> ScanRange:
         """The scans that every shard has."""
-        num_groups = min(entry.num_groups for entry in self.entries)
-        held = [entry.scan for entry in self.entries if entry.scan]
-        return ScanRange(num_groups, min(held, default=FULL), self.name)
+        return ScanRange.of(self.entries, self.name)
 
     @cached_property
     def fingerprint(self) -> int:
@@ -150,7 +148,7 @@ class ShardSet:
         check_same_shards(self.entries, found.entries, url)
         return found
 
-    def check_scan(self, scan: ScanChoice) -> ScanChoice:
+    def check_scan(self, scan: ScanOrFraction) -> ScanChoice:
         """The scan, if every shard has it; a fraction of the full bytes becomes a scan.
 
         A level remembers what it may be set to.
@@ -159,15 +157,7 @@ class ShardSet:
             ScanUnavailable: There is no such scan, or a staged copy does not hold it.
             TypeError: It is neither an integer, nor a fraction, nor ``"full"``.
         """
-        if isinstance(scan, ScanLevel):
-            scan.follow(self.scans)
-            return scan
-        scan = resolve_scan(self.entries, scan)
-        now = current_scan(scan)
-        for entry in self.entries:
-            check_scan(now, entry.num_groups, 0)
-            entry.prefix_stop(now)
-        return scan
+        return resolve_choice(self.entries, scan, self.name)
 
     def open(self, shard: int) -> Shard:
         """One of the shards."""
@@ -206,7 +196,7 @@ def _identities(entries: Sequence[ShardEntry]) -> list[tuple[Any, ...]]:
     return [(entry.name, entry.num_samples, entry.head_crc32c) for entry in entries]
 
 
-def _open(url: str, options: ReadOptions) -> Opened:
+def _open(url: str | os.PathLike[str], options: ReadOptions) -> Opened:
     how: Any = {
         "storage_options": options.storage_options,
         "retry": options.retry,

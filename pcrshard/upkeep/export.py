@@ -218,7 +218,7 @@ def _to_baseline(
     for sample in samples:
         try:
             for field in filter(is_jpeg_field, list(sample)):
-                sample[field] = _baseline(sample[field], field in prefix.kept_images)
+                sample[field] = _baseline(sample[field], field in prefix.passthrough_images)
         except PCRError as error:
             named = type(error)(str(error), url=prefix.shard.url, key=sample["__key__"])
             if on_error is None or not on_error(named):

@@ -2,26 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
-from ..encoding.sources import SampleRef
-from ..errors import MissingDependency, PCRError
+from ..encoding.resume_journal import SKIPPED, listing_options, read_report
+from ..encoding.samples import SampleRef
+from ..encoding.shard_plan import list_samples
+from ..encoding.sources import NO_SPLIT, list_source
+from ..encoding.worker_processes import run_tasks
+from ..errors import EncodeError, MissingDependency, PCRError
 from ..format.dataset_index import DATASET_INDEX, ShardEntry
 from ..format.group_table import GroupTable, decode_table
+from ..format.names import numbered
 from ..format.scan import FULL, Scan, check_scan
 from ..format.shard_index import BLOCK, ShardIndex, round512
 from ..format.tar_members import TRAILER, index_name, plan_members, tar_header
 from ..jpeg.markers import SOI, map_jpeg
 from ..jpeg.pixels import add_missing_tables, decode, decode_image
 from ..jpeg.split import mend_headers
-from ..reading.prefix import Prefix, Sample
+from ..reading.dataset_folder import open_dataset
+from ..reading.prefix import Prefix, Sample, number_lists
 from ..reading.shard import Shard
 from ..redaction import redact
+
+
+def verify(
+    url: str,
+    *,
+    against: str | None = None,
+    prefix_keys: bool = False,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    storage_options: storage.Options = None,
+) -> list[str]:
+    """Check every byte of a dataset or shard; with a source, prove that all pixels equal its own.
+
+    Args:
+        url: A dataset folder, its ``pcr.json``, or one shard.
+        against: The source that was encoded. It is listed as ``encode`` did, by the options that
+            the dataset's journal has.
+        prefix_keys: As given to ``encode``, for a dataset without a journal.
+        workers: Number of worker processes; by default one per core.
+        progress: Called with (samples checked, samples in all) after each shard.
+        storage_options: fsspec storage options of the dataset and the source.
+
+    Returns:
+        One line per problem; empty for a dataset that is exactly what its indexes say.
+
+    Raises:
+        EncodeError: The source cannot be compared with this dataset.
+        StorageError: The dataset index or the source cannot be read.
+    """
+    shards: list[tuple[str, ShardEntry | None]] = [(url, None)]
+    folder = url.rpartition("/")[0] or "."
+    classes: tuple[str, ...] = ()
+    is_shard = storage.file_name(url).endswith(".tar")
+    if not is_shard:
+        index, urls = open_dataset(url, storage_options=storage_options)
+        shards = list(zip(urls, index.shards, strict=True))
+        folder = url.removesuffix(DATASET_INDEX)
+        classes = index.classes
+        if against and index.scan is not None:
+            raise EncodeError(
+                f"--against needs full fidelity, this staged copy holds scans 1 to {index.scan}: "
+                "verify the dataset itself"
+            )
+    sources = None
+    if against:
+        options = listing_options(folder, options=storage_options)
+        options = replace(options, prefix_keys=options.prefix_keys or prefix_keys, classes=classes)
+        if options.split not in (None, NO_SPLIT):
+            # The split itself may be given as well as the folder of all splits.
+            splits = list_source(against, options=storage_options).splits
+            options = replace(options, split=options.split if splits else None)
+        samples = list_samples(against, options, storage_options).samples
+        sources = {sample.key: sample for sample in samples}
+    tasks = {
+        number: VerifyTask(
+            shard, entry, sources and _sources_of(shard, sources, storage_options), storage_options
+        )
+        for number, (shard, entry) in enumerate(shards)
+    }
+    total = sum(entry.num_samples if entry else 1 for _, entry in shards)
+    done = 0
+    problems: list[str] = []
+    missing = set(sources or ()).difference(
+        row.key for row in read_report(folder, SKIPPED, options=storage_options)
+    )
+    with closing(run_tasks(verify_shard, tasks, workers=workers)) as results:
+        for number, result in results:
+            problems += result.problems
+            # What is missing from a shard that could not be read is unknown.
+            missing = missing.difference(result.keys) if result.keys else set()
+            entry = shards[number][1]
+            done += entry.num_samples if entry else 1
+            if progress is not None:
+                progress(done, total)
+    if not is_shard:
+        problems += [f"the source's sample {key} is in no shard" for key in sorted(missing)]
+    return problems
+
+
+def _sources_of(
+    url: str,
+    sources: dict[str, SampleRef],
+    storage_options: storage.Options,
+) -> dict[str, SampleRef]:
+    """Only the sources of a shard's samples, so that a task stays small."""
+    try:
+        keys = Shard(url, storage_options=storage_options).index.keys
+    except PCRError:
+        return {}
+    return {key: sources[key] for key in keys if key in sources}
 
 
 class VerifyTask(NamedTuple):
@@ -212,15 +310,18 @@ def _compare(
         yield "the source has no such sample"
         return
     ranges = [(ref.url, ref.start, ref.stop) for ref in source.refs]
-    names = [ref.name for ref in source.refs]
     values = storage.read_ranges(ranges, options=options)
+    names = [
+        ref.name if ref.place is None else numbered(ref.name, ref.place) for ref in source.refs
+    ]
     expected = dict(zip(names, values, strict=True)) | dict(source.known)
-    for field in sample.keys() - {"__key__"} - expected.keys():
+    stored = number_lists(sample)
+    for field in stored.keys() - {"__key__"} - expected.keys():
         yield f"the source has no field {field}"
     for field, value in expected.items():
         if isinstance(value, PCRError):
             raise value
-        yield from _compare_field(field, value, sample.get(field))
+        yield from _compare_field(field, value, stored.get(field))
 
 
 def _compare_field(

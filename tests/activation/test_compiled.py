@@ -82,7 +82,10 @@ def step(model, saver, size=8):
             loss = functional.cross_entropy(model(images), labels)
     held = saved_bytes(loss, model)
     loss.backward()
-    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    gradients = {
+        name.replace("_orig_mod.", ""): weight.grad.clone()
+        for name, weight in model.named_parameters()
+    }
     return float(loss.detach()), held, gradients
 
 
@@ -162,7 +165,7 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
     torch.manual_seed(0)
     values = torch.randn(64, 24, 40).to(dtype)
     values[values.abs() < 0.3] = 0
-    values[3, 2, :4] = torch.tensor([1e4, -1e4, math.inf, math.nan], dtype=dtype)
+    values[3, 2, :4] = torch.tensor([30, -30, math.inf, math.nan], dtype=dtype)
     values = values.transpose(0, 1).requires_grad_()
     saver = compress_activations(nn.Identity(), bound, codec, SMALL)
 
@@ -176,7 +179,7 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
     (found,) = torch.autograd.grad(out.sum(), values)
     found = found.detach() / 2  # of what was saved
     exact = values.detach()
-    special = ~exact.isfinite() | (exact.abs() > 100)
+    special = ~exact.isfinite() | (exact.abs() > 20)
     assert torch.equal(found[special].nan_to_num(), exact[special].nan_to_num())
     wide, near = exact[~special].double(), found[~special].double()
     assert torch.equal(wide.sign(), near.sign())

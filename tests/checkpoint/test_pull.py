@@ -6,15 +6,16 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
+from forge import manifest_path, rewrite_manifest
 from servers import Fault, faulty, nginx, s3
 from states import same
 from support import ROOT, wait_for
 
 from pcrshard.checkpoint import DeltaStore, pull
-from pcrshard.checkpoint.frame import MANIFEST, pack_frame, unpack_frame
 from pcrshard.errors import (
     BrokenChain,
     ConcurrentWriter,
@@ -116,7 +117,8 @@ def test_pulling_while_versions_are_saved(tmp_path, client):
     writer.start()
     try:
         seen = []
-        for _ in range(12):
+        end = time.monotonic() + 60
+        while len(set(seen)) < 4 and time.monotonic() < end:
             try:
                 pull(store.url, client)
             except StorageError:
@@ -127,7 +129,7 @@ def test_pulling_while_versions_are_saved(tmp_path, client):
         writer.join()
         store.close()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 1
+    assert len(set(seen)) >= 4
     assert client.verify() == []
 
 
@@ -211,20 +213,20 @@ def test_a_damaged_file_adds_nothing(sender, client, tmp_path):
 
 def test_a_manifest_that_lies_adds_nothing(sender, client, tmp_path):
     """About ids, parents and sizes: each is found, each time."""
-    path = max((tmp_path / "web").glob("manifest-*.pcm"))
-    whole = unpack_frame(path.read_bytes(), MANIFEST)
-    key, delta = whole["versions"][3:]
+    path = manifest_path(tmp_path / "web")
+    whole = path.read_bytes()
+    key, delta = sender.versions()[3:]
     for lie in (
-        {"id": key["id"]}, {"parent": 3}, {"raw_bytes": 1}, {"file": key["file"]},
-        {"file_bytes": delta["file_bytes"] - 1}, {"file_bytes": delta["file_bytes"] + 1},
+        {"id": key.id}, {"parent": 3}, {"raw_bytes": 1}, {"file": key.file},
+        {"file_bytes": delta.file_bytes - 1}, {"file_bytes": delta.file_bytes + 1},
         {"header_bytes": 100},
     ):  # fmt: skip
-        versions = [*whole["versions"][:4], delta | lie]
-        path.write_bytes(pack_frame(MANIFEST, whole | {"versions": versions}))
+        rewrite_manifest(tmp_path / "web", lambda raw, lie=lie: raw["versions"][-1].update(lie))
         for _ in range(2):
             with pytest.raises(PCRError):
                 pull(sender.url, client)
             assert client.versions() == []
+        path.write_bytes(whole)
 
 
 def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
@@ -234,7 +236,7 @@ def test_more_than_max_bytes_is_refused(sender, client, tmp_path):
             pull(server.url(), client, max_bytes=10_000)
         assert [request.path for request in server.requests()] == ["/manifest.pcm"]
     (tmp_path / "endless").mkdir()
-    head = b"\x89PCM\r\n\x1a\n" + struct.pack("<IIQ", 0, 2, 1 << 27)
+    head = b"\x89PCM\r\n\x1a\n" + struct.pack("<IIQ", 0, 2, 1 << 25)
     with (tmp_path / "endless" / "manifest.pcm").open("wb") as file:
         file.write(head)
         file.truncate(1 << 33)

@@ -28,20 +28,6 @@ def saved(url, count=6, state=adam_state, **options):
     return DeltaStore(str(url))
 
 
-@pytest.mark.parametrize("url", ["", "memory://checkpoints-lossless"])
-def test_lossless_versions_come_back_bit_for_bit(tmp_path, url):
-    """All of them, on local disk and in an object store."""
-    with DeltaStore.lossless(url or str(tmp_path), keyframe_every=4) as store:
-        for number in range(1, 7):
-            store.save(adam_state(number))
-    store = DeltaStore(url or str(tmp_path))
-    for number in range(1, 7):
-        assert same(store.load(number), adam_state(number))
-    assert same(store.load(), adam_state(6))
-    assert same(store.load(-2), adam_state(5))
-    assert store.verify() == []
-
-
 def test_bounds_hold_for_weights_and_moments(tmp_path):
     """0.5 % of the deviation for weights, 30 % of each value for second moments, rest exact."""
     store = saved(tmp_path)
@@ -80,39 +66,6 @@ def test_only_known_optimizer_entries_are_lossy(tmp_path, group, name, is_exact)
         store.save(state)
         back = store.load()["optimizer"]["state"][0][name]
     assert torch.equal(back, tensor) == is_exact
-
-
-def test_tied_weights_come_back_tied_under_each_name(tmp_path):
-    """Tied parameters, a transposed view and a slice share memory again; any name loads."""
-    weight = torch.randn(30, 20)
-    state = {
-        "emb.weight": weight, "head.weight": weight, "view": weight.t(), "row": weight[3],
-        "flat": weight.reshape(-1), "other": torch.randn(30, 20),
-    }  # fmt: skip
-    with DeltaStore.lossless(str(tmp_path)) as store:
-        store.save({"model": state})
-    assert sum(r.raw_bytes for r in store.versions()) == 2 * weight.nbytes
-    loaded = store.load()["model"]
-    assert same(loaded, state)
-    loaded["emb.weight"][3] = 7
-    for name in ("head.weight", "view", "row", "flat"):
-        assert (loaded[name] == 7).sum() == 20, name
-    assert (loaded["other"] == 7).sum() == 0
-    for name, tensor in state.items():
-        part = store.load(names=[f"model.{name}"])
-        assert torch.equal(part[f"model.{name}"], tensor)
-    both = store.load(names=["model.emb.weight", "model.head.weight"])
-    assert both["model.emb.weight"] is both["model.head.weight"]
-
-
-def test_a_conjugate_view_keeps_its_values(tmp_path):
-    """It shares its source's memory, but not its values."""
-    tensor = torch.randn(3, dtype=torch.complex64)
-    with DeltaStore.lossless(str(tmp_path)) as store:
-        store.save({"a": tensor, "b": tensor.conj()})
-        loaded = store.load()
-    assert torch.equal(loaded["a"], tensor)
-    assert torch.equal(loaded["b"], tensor.conj().resolve_conj())
 
 
 def test_after_a_failed_close_the_next_save_is_whole(tmp_path, monkeypatch):
@@ -444,23 +397,6 @@ def test_deleting_keeps_the_others_bit_for_bit(tmp_path):
     store.delete(keep=[4])
     assert store.save(adam_state(1), blocking=True) == 10
     store.close()
-
-
-def test_two_writers_lose_nothing(tmp_path):
-    """One of them is told, and goes on after the other."""
-    first = DeltaStore(str(tmp_path))
-    first.save(tiny_state(1), blocking=True)
-    second = DeltaStore(str(tmp_path))
-    second.save(tiny_state(2), blocking=True)
-    with pytest.raises(ConcurrentWriter):
-        first.save(tiny_state(9), blocking=True)
-    assert first.save(tiny_state(3), blocking=True) == 3
-    assert [store.load(n)["epoch"] for store in (first, second) for n in (1, 2, 3)] == [
-        1, 2, 3, 1, 2, 3,
-    ]  # fmt: skip
-    assert len(list(tmp_path.glob("*.pcd"))) == 3
-    first.close()
-    second.close()
 
 
 def test_a_writer_that_slept_through_many_versions_loses_nothing(tmp_path):

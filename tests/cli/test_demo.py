@@ -4,47 +4,44 @@ import shutil
 
 import pytest
 
-from pcrshard.cli.demo import run_demo
-from pcrshard.errors import EncodeError
 from pcrshard.fidelity.costs import plan_costs
 from pcrshard.reading.dataset_folder import open_dataset
 from pcrshard.training.epoch_order import Geometry, Rules
 
 
-def test_the_demo_touches_no_folder_of_the_user(tmp_path):
+def test_the_demo_touches_no_folder_of_the_user(tmp_path, fails):
     """What is in the target folder stays, and the demonstration says so."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "mine.jpg").write_bytes(b"mine")
-    with pytest.raises(EncodeError, match="holds files"):
-        run_demo(None, str(tmp_path), epochs=1)
+    fails("demo", "--out", tmp_path, words=["holds files"])
     assert (tmp_path / "photos" / "mine.jpg").read_bytes() == b"mine"
 
 
-def test_the_demo_runs_end_to_end(tmp_path, capsys):
+def test_the_demo_runs_end_to_end(tmp_path, cli):
     """A new user sees sizes, two trainings and a picture; the bytes it claims are those it read."""
-    low, full = run_demo(None, str(tmp_path), epochs=1)
+    status, figures, err = cli("demo", "--out", tmp_path, "--epochs", 1, "--json")
+    low, full = figures["trainings"]
+    assert (status, err.count("Encoded")) == (0, 2)
     index, _ = open_dataset(str(tmp_path / "train"))
-    assert (low.bytes_read, full.bytes_read) == (index.prefix_bytes(2), index.prefix_bytes("full"))
-    assert low.accuracy > 0.4
+    assert low["bytes_read"] == index.prefix_bytes(2)
+    assert full["bytes_read"] == index.prefix_bytes("full")
+    assert low["accuracy"] > 0.4
     assert (tmp_path / "scans.png").read_bytes().startswith(b"\x89PNG")
-    text = capsys.readouterr().out
-    assert "saving" in text
-    # Rates of so short a training are noise, which can contradict what the bytes say.
-    assert "images/s" not in text
     for scan in (2, "full"):
         (cost,) = plan_costs(index, [scan], Geometry(32, 1, 1), Rules())
         assert cost.epoch_bytes == index.prefix_bytes(scan)
 
 
 @pytest.mark.parametrize("layout", ["classes", "splits"])
-def test_the_demo_of_own_photographs(synthetic_folder, tmp_path, layout):
+def test_the_demo_of_own_photographs(synthetic_folder, tmp_path, layout, cli):
     """Class folders are divided; training and validation folders stay what they are."""
     photos = synthetic_folder
     if layout == "splits":
         photos = tmp_path / "photos"
         for part in ("train", "val", "test"):
             shutil.copytree(synthetic_folder, photos / part)
-    run_demo(str(photos), str(tmp_path / "out"), epochs=1)
+    status, text, _ = cli("demo", photos, "--out", tmp_path / "out", "--epochs", 1)
+    assert (status, "Scan 2 read" in text) == (0, True)
     indexes = [open_dataset(tmp_path / "out" / part)[0] for part in ("train", "val")]
     assert [index.classes for index in indexes] == [("cat", "dog")] * 2
     counts = [index.num_samples for index in indexes]

@@ -20,7 +20,7 @@ def test_one_shard_is_a_dataset(shard_urls, capsys):
 
 def test_system(capsys):
     """info --system tells what a bug report needs."""
-    assert main(["info", "--system"]) == 0
+    assert main(["info", "--system", "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
     assert {"pcrshard", "native core", "numpy"} <= about.keys()
 
@@ -33,7 +33,7 @@ def test_verify_finds_and_exits_with_1(dataset, tmp_path, capsys):
     assert main(["verify", str(tmp_path), "--workers", "1"]) == 1
     text = capsys.readouterr().out
     assert "data-000001.tar" in text
-    assert "1 problems in 24 samples" in text
+    assert "1 problem in 24 samples" in text
 
 
 @pytest.mark.parametrize("target", ["none/plot.png", "plot.nonsense"])
@@ -75,7 +75,7 @@ def test_a_sample_in_no_shard_is_told(dataset, synthetic_folder, tmp_path, capsy
 def test_the_plan_adds_up(dataset, capsys):
     """The plan's bytes are those of the dataset index, and a bandwidth gives a rate."""
     index, _ = open_dataset(dataset)
-    command = ["plan", str(dataset), "--batch", "6", "--phases", "1", "--bandwidth", "2"]
+    command = ["plan", str(dataset), "--batch", "6", "--lanes-per-rank", "1", "--bandwidth", "2"]
     assert main([*command, "--json"]) == 0
     costs = json.loads(capsys.readouterr().out)
     assert [cost["scan"] for cost in costs] == [*range(1, 11), "full"]
@@ -84,10 +84,10 @@ def test_the_plan_adds_up(dataset, capsys):
     ]
     full = costs[-1]
     assert full["images_per_second"] == pytest.approx(24 / (full["epoch_bytes"] / 2e6))
-    assert main([*command, "--scan", "2", "--workers", "3", "--phases", "4"]) == 0
+    assert main([*command, "--scan", "2", "--workers", "3", "--lanes-per-rank", "4"]) == 0
     text = capsys.readouterr().out
     assert "24 samples in 4 shards, 4 steps of 6" in text
-    assert "try --phases 3" in text
+    assert "try --lanes-per-rank 3" in text
 
 
 def test_a_plan_for_a_small_dataset(dataset, capsys):

@@ -13,67 +13,8 @@ import pytest
 from command_line import RUN
 from support import wait_for
 
-from pcrshard import __version__, open_dataset
-from pcrshard.cli.main import build_parser, main
-
-COMMANDS = [
-    "encode", "info", "verify", "export", "stage", "plan", "cache", "fidelity", "card", "demo",
-    "completion",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command, capsys):
-    """Each command's help shows a line that can be copied, whose options exist."""
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    text = capsys.readouterr().out
-    assert caught.value.code == 0
-    (example,) = re.findall(rf"example:\n  pcrshard ({command} .*)", text)
-    build_parser().parse_args(example.split())
-    assert "==SUPPRESS==" not in text
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        (["ver"], {"verify"}),
-        (["encode", "--on-"], {"--on-error"}),
-        (["encode", "--on-error", "k"], {"keep"}),
-        (["info", "photo"], {"photos"}),
-    ],
-)
-def test_a_shell_completes(typed, expected, capsys, tmp_path):
-    """Commands, options, their words, and files, by a real bash."""
-    assert main(["completion", "bash"]) == 0
-    (tmp_path / "complete.sh").write_text(capsys.readouterr().out)
-    (tmp_path / "photos").mkdir()
-    words = " ".join(["pcrshard", *typed])
-    program = (
-        f"source complete.sh; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; "
-        '_shtab_pcrshard; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    command = ["bash", "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert set(done.stdout.split()) == expected, done.stderr
-
-
-def test_version_and_usage(capsys):
-    """--version tells the version; wrong usage exits with 2."""
-    wrong = (
-        [],
-        ["encode"],
-        ["nonsense"],
-        ["export", "a", "b", "--scan", "x"],
-        ["encode", "a", "b", "--keep-order", "--seed", "1"],
-    )
-    for args, code in ((["--version"], 0), *((args, 2) for args in wrong)):
-        with pytest.raises(SystemExit) as caught:
-            main(args)
-        assert caught.value.code == code
-    captured = capsys.readouterr()
-    assert __version__ in captured.out
-    assert "_scan" not in captured.err
+from pcrshard import open_dataset
+from pcrshard.cli.main import main
 
 
 def test_round_trip(synthetic_folder, tmp_path, capsys):
@@ -156,7 +97,6 @@ def test_not_a_shard(tmp_path, fails, command, data):
 def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
     """Wrong arguments of every command end with one line on standard error and exit code 1."""
     folder, data = str(synthetic_folder), str(dataset)
-    fails("info")
     fails("encode", tmp_path / "none", tmp_path / "out", words=["none"])
     fails("encode", folder, data, words=["--resume"])
     fails("encode", folder, tmp_path / "out", "--num-shards", "100", words=["100"])
@@ -228,24 +168,3 @@ def test_an_interrupt_is_one_line(tmp_path):
     os.close(opened[0])
     assert process.returncode == 130
     assert err == "pcrshard encode: stopped; the same command with --resume goes on from here\n"
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_option_shows_the_usage_of_its_command(command, capsys):
-    """Who mistypes an option sees those that the command has, not a list of commands."""
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    (example,) = re.findall(rf"example:\n  pcrshard ({command} .*)", capsys.readouterr().out)
-    with pytest.raises(SystemExit) as caught:
-        main([*example.split(), "--no-such-option", "5"])
-    assert caught.value.code == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"usage: pcrshard {command} ")
-    assert f"pcrshard {command}: error: unrecognized arguments: --no-such-option 5\n" in err
-
-
-def test_a_pattern_that_the_shell_has_expanded(capsys):
-    """``encode photos/*.jpg shards`` arrives as many files; the error says to quote it."""
-    with pytest.raises(SystemExit):
-        main(["encode", "a.jpg", "b.jpg", "c.jpg", "shards"])
-    assert "c.jpg shards; quote a pattern" in capsys.readouterr().err

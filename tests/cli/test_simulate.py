@@ -8,7 +8,7 @@ from pcrshard import open_dataset
 from pcrshard.cli.main import main
 
 pytest.importorskip("simpy")
-SIMULATE = ["--simulate", "100000", "--batch", "6", "--phases", "1", "--workers", "1"]
+SIMULATE = ["--simulate", "100000", "--batch", "6", "--lanes-per-rank", "1", "--workers", "1"]
 
 
 def plan(capsys, dataset, *more):
@@ -58,11 +58,3 @@ def test_the_table_is_for_people(dataset, capsys):
     text = capsys.readouterr().out
     assert "step p99" in text
     assert " % " in text
-
-
-@pytest.mark.parametrize("latency", ["a", "-1", "1,nan"])
-def test_what_is_no_number_is_refused(dataset, capsys, latency):
-    """Wrong usage, in one line."""
-    with pytest.raises(SystemExit):
-        main(["plan", str(dataset), *SIMULATE, "--latency", latency])
-    assert "expected" in capsys.readouterr().err

@@ -12,8 +12,7 @@ import time
 import numpy as np
 from slurm import cluster_fixture  # noqa: F401
 
-from pcrshard import EncodeOptions, Shard, open_dataset, storage
-from pcrshard.encoding.encode_dataset import encode_part
+from pcrshard import EncodeOptions, Shard, encode, open_dataset, storage
 
 CLI = [
     sys.executable,
@@ -79,4 +78,4 @@ def die_once(flag, value, how="kill"):
 
 def encode_parts(src, dst, count, order, **how):
     options = EncodeOptions(num_shards=4)
-    return [encode_part(str(src), str(dst), (i, count), options, workers=1, **how) for i in order]
+    return [encode(str(src), str(dst), options, part=(i, count), workers=1, **how) for i in order]

@@ -7,18 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from encode_support import (
-    die_once,
-)
 from slurm import cluster_fixture  # noqa: F401
-from support import ROOT, read_all, run_encode, wait_for
+from support import ROOT, read_all, run_encode
 
 from pcrshard import EncodeOptions, encode
 from pcrshard.cli.main import main
-from pcrshard.encoding.clusters import Patience, SlurmPool, open_engine
+from pcrshard.encoding.clusters import dask_executor, encode_on_slurm
 from pcrshard.encoding.worker_processes import run_tasks
 from pcrshard.errors import (
     CorruptJpeg,
@@ -26,24 +22,6 @@ from pcrshard.errors import (
     MissingDependency,
 )
 from pcrshard.testing import make_jpeg
-
-
-def slow(seconds, value):
-    time.sleep(seconds)
-    return value
-
-
-def signal_once(flag, value):
-    """Announce the time limit to this process, the first time."""
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-        os.kill(os.getpid(), signal.SIGUSR2)
-    return value
-
-
-def bad(text):
-    raise CorruptJpeg(text)
-
 
 # Dask
 
@@ -117,7 +95,7 @@ def test_dask_writes_the_same_bytes_though_a_worker_is_killed(larger_folder, tmp
             killed.append((done, total))
 
     with dask_cluster(tmp_path) as (address, workers):
-        with open_engine("dask", scheduler=address) as executor:
+        with dask_executor(address) as executor:
             run_encode(
                 larger_folder,
                 tmp_path / "dask",
@@ -157,7 +135,7 @@ def test_a_bad_image_on_dask_is_named(dask, tmp_path):
     (tmp_path / "src" / "cut.jpg").write_bytes(make_jpeg(9)[:-30])
     with (
         pytest.raises(CorruptJpeg, match=r"no EOI.*--on-error skip.*cut\.jpg"),
-        open_engine("dask", scheduler=dask[0]) as executor,
+        dask_executor(dask[0]) as executor,
     ):
         run_encode(tmp_path / "src", tmp_path / "dst", executor=executor)
 
@@ -166,7 +144,7 @@ def test_a_dask_scheduler_that_is_not_there():
     """The message names the address, after half a minute at most."""
     with (
         pytest.raises(EncodeError, match=r"cannot reach the Dask scheduler tcp://127\.0\.0\.1:9"),
-        open_engine("dask", scheduler="tcp://127.0.0.1:9", patience=Patience(connect=1)),
+        dask_executor("tcp://127.0.0.1:9", timeout=1),
     ):
         pass
 
@@ -190,7 +168,7 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path):
 
         with (
             pytest.raises(EncodeError, match=r"lost the Dask scheduler.*--resume"),
-            open_engine("dask", scheduler=address) as executor,
+            dask_executor(address) as executor,
         ):
             run_encode(
                 larger_folder,
@@ -202,13 +180,13 @@ def test_dask_clusters_that_fail(larger_folder, tmp_path):
     with dask_cluster(tmp_path, workers=5) as (address, _):
         with (
             pytest.raises(EncodeError, match="killed several Dask workers"),
-            open_engine("dask", scheduler=address) as executor,
+            dask_executor(address) as executor,
         ):
-            list(run_tasks(executor, os._exit, {0: 0}))
+            list(run_tasks(os._exit, {0: 0}, executor=executor))
     with dask_cluster(tmp_path, workers=0) as (address, _):
         with (
             pytest.raises(EncodeError, match="has no workers"),
-            open_engine("dask", scheduler=address, patience=Patience(connect=2)),
+            dask_executor(address, timeout=2),
         ):
             pass
 
@@ -237,16 +215,14 @@ def test_options_that_do_not_fit(synthetic_folder, tmp_path, capsys, options, me
     assert not (tmp_path / "dst").exists()
 
 
-@pytest.mark.parametrize(("engine", "package"), [("dask", "distributed"), ("slurm", "submitit")])
-def test_a_missing_package_is_named(engine, package, monkeypatch):
+def test_a_missing_package_is_named(monkeypatch, synthetic_folder, tmp_path):
     """The message says what to install."""
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setitem(sys.modules, f"{package}.slurm", None)
-    with (
-        pytest.raises(MissingDependency, match=rf"pip install 'pcrshard\[{engine}\]'"),
-        open_engine(engine, scheduler="x" if engine == "dask" else None),
-    ):
-        pass
+    for name in ("distributed", "submitit", "submitit.slurm", "submitit.slurm.slurm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependency, match=r"pip install 'pcrshard\[dask\]'"):
+        dask_executor("x").__enter__()
+    with pytest.raises(MissingDependency, match=r"pip install 'pcrshard\[slurm\]'"):
+        encode_on_slurm(str(synthetic_folder), str(tmp_path))
 
 
 # SLURM
@@ -267,85 +243,61 @@ def on_cluster(cluster, monkeypatch, tmp_path):
     return cluster
 
 
-QUICK = Patience(results=0.05, queue=0.3)
+def on_slurm(src, dst, **how):
+    """Encode on the test cluster, of which nobody else uses a partition."""
+    return encode_on_slurm(str(src), str(dst), EncodeOptions(num_shards=12), poll=0.3, **how)
 
 
 def test_slurm_on_the_command_line(on_cluster, synthetic_folder, dataset, tmp_path):
-    """``--engine slurm`` runs the shards in SLURM jobs, and leaves the same dataset and nothing
-    else.
+    """``--engine slurm`` runs the parts in SLURM jobs, and leaves the same dataset and nothing
+    else; another number of jobs resumes it.
     """
     command = ["encode", str(synthetic_folder), str(tmp_path / "dst"), "--num-shards", "4"]
     command += ["--engine", "slurm", "--workers", "2"]
-    for option in ("partition=test", "time=10", "tasks_per_node=2"):
+    for option in ("partition=test", "time=10", "cpus_per_task=2"):
         command += ["--slurm-option", option]
     assert main(command) == 0
     assert read_all(tmp_path / "dst") == read_all(dataset)
     assert list((tmp_path / "cwd").iterdir()) == []
+    assert main(command) == 1
+    (tmp_path / "dst" / "data-000001.tar").unlink()
+    assert main([*command, "--resume", "--workers", "3"]) == 0
+    assert read_all(tmp_path / "dst") == read_all(dataset)
 
 
-def test_tasks_of_a_lost_slurm_job_run_again(on_cluster, tmp_path):
-    """A job that is killed midway (a lost node, a time limit) costs its task some time."""
-    flag = tmp_path / "flag"
-    with SlurmPool(2, {}, QUICK) as pool:
-        futures = [pool.submit(die_once, str(flag), i, "hang") for i in range(8)]
-        # All others end while one job hangs: it is not waited for.
-        wait_for(lambda: sum(future.done() for future in futures) == 7, seconds=40)
-        queue = ("squeue", "--array", "--noheader", "--format=%i")
-        wait_for(lambda: len(on_cluster.run(*queue).split()) == 1)
-        on_cluster.run("scancel", on_cluster.run(*queue))
-        assert [future.result(40) for future in futures] == list(range(8))
-
-
-def test_a_killed_slurm_worker_is_replaced(on_cluster, tmp_path):
-    """So does a job whose process is killed."""
-    flag = str(tmp_path / "flag")
-    with SlurmPool(1, {}, QUICK) as pool:
-        assert [
-            future.result(40) for future in [pool.submit(die_once, flag, i) for i in range(3)]
-        ] == [0, 1, 2]
-
-
-def test_errors_of_slurm_jobs_come_back(on_cluster):
-    """A task's error is raised here with its text, and the logs are kept."""
-    with pytest.raises(CorruptJpeg, match="the text"), SlurmPool(1, {}, QUICK) as pool:
-        pool.submit(bad, "the text").result(30)
-    assert list(pathlib.Path(pool.folder, "jobs").glob("*_log.err"))
-
-
-def test_jobs_that_cannot_start_end_the_run(on_cluster, tmp_path, monkeypatch):
-    """Jobs that fail before they do anything are tried a few times, then their log is shown."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no-such-module >&2\nexit 3\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    with (
-        pytest.raises(EncodeError, match=r"(?s)ended 3 times.*no-such-module"),
-        SlurmPool(1, {}, QUICK) as pool,
-    ):
-        pool.submit(slow, 0, 0).result(60)
-
-
-def test_a_job_whose_time_is_almost_up_leaves_tasks_to_others(on_cluster, tmp_path):
-    """The signal before the time limit ends a job after its task; what it had left runs
-    elsewhere.
+def test_a_slurm_job_near_its_time_limit_goes_on(on_cluster, larger_folder, tmp_path):
+    """A job that gets the signal of the time limit goes back into the queue and keeps what it had;
+    progress is that of the journals.
     """
-    with SlurmPool(1, {}, QUICK) as pool:
-        futures = [pool.submit(signal_once, str(tmp_path / "flag"), i) for i in range(20)]
-        assert len({future.result(60) for future in futures}) == 20
-        assert len(list(pathlib.Path(pool.folder, "jobs").glob("*_log.out"))) > 4
+    (tmp_path / "src").mkdir()
+    for number, path in enumerate([*larger_folder.iterdir()] * 5):
+        (tmp_path / "src" / f"{number}.jpg").symlink_to(path)
+    options = EncodeOptions(num_shards=40)
+    calls = []
+
+    def signal_once(done, total):
+        if done and not any(calls):
+            on_cluster.run("scancel", "--signal=USR2", "--name=pcrshard-encode")
+        calls.append(done)
+
+    dst = str(tmp_path / "dst")
+    encode_on_slurm(str(tmp_path / "src"), dst, options, jobs=1, progress=signal_once, poll=0.1)
+    assert calls == sorted(calls)
+    assert len(set(calls)) > 2
+    encode(tmp_path / "src", tmp_path / "local", options, workers=1)
+    assert read_all(dst) == read_all(tmp_path / "local")
 
 
-def test_many_tasks_need_few_jobs(on_cluster):
-    """Starting a job takes seconds or minutes, so that jobs do several tasks each."""
-    with SlurmPool(2, {}, QUICK) as pool:
-        assert list(pool.map(abs, range(-96, 0))) == list(range(96, 0, -1))
-        assert len(list(pathlib.Path(pool.folder, "jobs").glob("*_log.out"))) <= 8
+def test_a_slurm_job_that_fails_is_told_with_its_log(on_cluster, mixed_folder, tmp_path):
+    """The error of a bad image comes back with its text, and the logs are kept."""
+    with pytest.raises(EncodeError, match=r"(?s)a SLURM job failed.*CorruptJpeg|expected a JPEG"):
+        encode_on_slurm(str(mixed_folder), str(tmp_path / "dst"), jobs=2, poll=0.3)
+    assert list(pathlib.Path.cwd().glob("pcrshard-slurm-*/*_log.err"))
 
 
-def test_options_that_sbatch_refuses(on_cluster):
-    """The message is sbatch's own."""
-    with (
-        pytest.raises(EncodeError, match=r"cannot submit SLURM jobs.*partition"),
-        SlurmPool(1, {"partition": "none"}, QUICK) as pool,
-    ):
-        pool.submit(slow, 0, 0).result(30)
+def test_options_that_sbatch_refuses(on_cluster, synthetic_folder, tmp_path):
+    """The message is sbatch's own, or says which option to use."""
+    with pytest.raises(EncodeError, match=r"cannot submit SLURM jobs.*partition"):
+        on_slurm(synthetic_folder, tmp_path / "dst", sbatch={"partition": "none"})
+    with pytest.raises(EncodeError, match="expected cpus_per_task"):
+        on_slurm(synthetic_folder, tmp_path / "dst", sbatch={"tasks_per_node": "2"})

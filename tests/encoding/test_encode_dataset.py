@@ -20,7 +20,6 @@ from support import digest, read_all, run_encode
 from pcrshard import EncodeOptions, encode, open_dataset
 from pcrshard.cli.main import main
 from pcrshard.encoding import resume_journal
-from pcrshard.encoding.encode_dataset import encode_part
 from pcrshard.encoding.resume_journal import JOURNAL
 from pcrshard.errors import (
     EncodeError,
@@ -179,7 +178,7 @@ def test_skipped_images_of_all_parts_are_listed(tmp_path):
         (tmp_path / "src" / f"{i}.jpg").write_bytes(make_jpeg(i) if i % 3 else b"bad")
     options = EncodeOptions(num_shards=4, on_error="skip")
     for i in (1, 0):
-        encode_part(str(tmp_path / "src"), str(tmp_path / "a"), (i, 2), options, workers=1)
+        encode(tmp_path / "src", tmp_path / "a", options, part=(i, 2), workers=1)
     encode(str(tmp_path / "src"), str(tmp_path / "b"), options, workers=1)
     assert read_all(tmp_path / "a") == read_all(tmp_path / "b")
 

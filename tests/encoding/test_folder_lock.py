@@ -14,9 +14,8 @@ from encode_support import (
 from slurm import cluster_fixture  # noqa: F401
 from support import read_all, run_encode, wait_for
 
-from pcrshard import EncodeOptions
-from pcrshard.encoding import folder_lock
-from pcrshard.encoding.encode_dataset import encode_part
+from pcrshard import EncodeOptions, encode
+from pcrshard.encoding.resume_journal import LOCK
 from pcrshard.errors import (
     EncodeError,
     StorageError,
@@ -47,9 +46,9 @@ def test_two_encodes_in_one_folder(larger_folder, tmp_path):
             with pytest.raises(EncodeError, match=r"another encode.*is writing to"):
                 run_encode(larger_folder, tmp_path, num_shards=12, **how)
         with pytest.raises(EncodeError, match="another encode"):
-            encode_part(str(larger_folder), str(tmp_path), (0, 2), EncodeOptions(num_shards=12))
+            encode(larger_folder, tmp_path, EncodeOptions(num_shards=12), part=(0, 2))
     run_encode(larger_folder, tmp_path, num_shards=12, resume=True)
-    assert not (tmp_path / folder_lock.LOCK).exists()
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_a_part_and_another_encode(larger_folder, tmp_path):
@@ -57,21 +56,11 @@ def test_a_part_and_another_encode(larger_folder, tmp_path):
     parts.
     """
     with encoding(larger_folder, tmp_path, "--part", "0/2"):
-        assert (
-            encode_part(
-                str(larger_folder), str(tmp_path), (1, 2), EncodeOptions(num_shards=12), workers=1
-            )
-            is None
-        )
+        options = EncodeOptions(num_shards=12)
+        assert encode(larger_folder, tmp_path, options, part=(1, 2), workers=1) is None
         for part in (None, (0, 2)):
             with pytest.raises(EncodeError, match="another encode"):
-                encode_part(
-                    str(larger_folder),
-                    str(tmp_path),
-                    part,
-                    EncodeOptions(num_shards=12),
-                    resume=True,
-                )
+                encode(larger_folder, tmp_path, options, part=part, resume=True)
 
 
 def test_two_encodes_in_one_process(synthetic_folder, tmp_path):
@@ -97,7 +86,7 @@ def test_a_file_system_without_locks(synthetic_folder, dataset, tmp_path, monkey
     def refuse(*args):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     run_encode(synthetic_folder, tmp_path, num_shards=4)
     assert read_all(tmp_path) == read_all(dataset)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcrshard.encoding.sample_refs import FieldRef, SampleRef, gather_lists, unique_keys
+from pcrshard.encoding.samples import FieldRef, SampleRef, gather_lists, unique_keys
 from pcrshard.errors import EncodeError
 from pcrshard.format.names import is_metadata, valid_key
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from slurm import cluster_fixture  # noqa: F401
 
 from pcrshard import EncodeOptions
+from pcrshard.encoding.samples import FieldRef, SampleRef
 from pcrshard.encoding.shard_plan import advise, plan_shards
-from pcrshard.encoding.sources import FieldRef, SampleRef
 from pcrshard.errors import (
     EncodeError,
 )

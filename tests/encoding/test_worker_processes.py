@@ -1,6 +1,5 @@
 """Tasks on worker processes: whoever dies, the run ends as it should."""
 
-import concurrent.futures
 import contextlib
 import functools
 import os
@@ -21,7 +20,7 @@ from encode_support import (
 from slurm import cluster_fixture  # noqa: F401
 from support import read_all, run_encode, wait_for
 
-from pcrshard.encoding.worker_processes import run_tasks, worker_pool
+from pcrshard.encoding.worker_processes import run_tasks
 from pcrshard.errors import (
     EncodeError,
 )
@@ -34,10 +33,8 @@ def die(_):
 def test_a_killed_worker_costs_only_its_tasks(tmp_path):
     """When the kernel kills a worker process, its tasks run again and the run goes on."""
     function = functools.partial(die_once, str(tmp_path / "flag"))
-    with worker_pool(2, 20) as pool:
-        assert dict(run_tasks(pool, function, {i: i for i in range(20)})) == {
-            i: i for i in range(20)
-        }
+    tasks = {i: i for i in range(20)}
+    assert dict(run_tasks(function, tasks, workers=2)) == tasks
 
 
 def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
@@ -52,11 +49,8 @@ def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
 
 def test_a_task_that_always_kills_its_worker_ends_the_run():
     """It is tried a few times, not for ever, and the message says how to go on."""
-    with (
-        pytest.raises(EncodeError, match=r"a worker process died.*--resume"),
-        worker_pool(2, 2) as pool,
-    ):
-        list(run_tasks(pool, die, {0: 0, 1: 1}))
+    with pytest.raises(EncodeError, match=r"a worker process died.*--resume"):
+        list(run_tasks(die, {0: 0, 1: 1}, workers=2))
 
 
 def test_workers_die_with_their_parent(larger_folder, tmp_path):
@@ -101,38 +95,13 @@ def test_a_script_without_a_main_guard_is_told_so(synthetic_folder, tmp_path):
         shutil.rmtree(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("workers", "num_tasks"), [(1, 9), (4, 1), (3, 0)])
-def test_one_worker_is_this_process(workers, num_tasks):
-    """No process is started where there is nothing to share out."""
-    with worker_pool(workers, num_tasks) as pool:
-        assert pool is None
-        assert dict(run_tasks(pool, str, {})) == {}
-
-
-def test_an_executor_of_the_user_is_used_and_left_open():
-    """Any executor will do; it has only so many tasks at a time, and whoever opened it closes
-    it.
-    """
-    with concurrent.futures.ThreadPoolExecutor(2) as given:
-        active = []
-
-        def task(number):
-            active.append(number)
-            return -number
-
-        with worker_pool(None, 50, given) as pool:
-            results = {}
-            for number, result in run_tasks(pool, task, dict(enumerate(range(50))), in_flight=3):
-                results[number] = result
-                assert len(active) <= len(results) + 2
-        assert results == {i: -i for i in range(50)}
-        assert given.submit(len, "ab").result() == 2
-
-
-def test_no_worker_is_too_few():
-    """It is said at once, not by a run that never ends."""
-    with pytest.raises(EncodeError, match="at least one worker, got 0"), worker_pool(0, 1):
-        pass
+def test_one_worker_is_this_process():
+    """No process is started where there is nothing to share out, and none is too few."""
+    for workers, numbers in ((1, range(9)), (4, range(1)), (3, range(0))):
+        found = dict(run_tasks(lambda _: os.getpid(), dict.fromkeys(numbers), workers=workers))
+        assert found == dict.fromkeys(numbers, os.getpid())
+    with pytest.raises(EncodeError, match="at least one worker, got 0"):
+        list(run_tasks(abs, {0: 0}, workers=0))
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.long)])

@@ -3,9 +3,14 @@
 import pytest
 
 from pcrshard import Shard, ShardFormat
+from pcrshard.encoding.encode_jpeg import encode_jpeg
 from pcrshard.encoding.shard_writer import encode_sample, write_shard
 from pcrshard.format.group_table import decode_table
 from pcrshard.testing import make_jpeg
+
+
+def keep_bad(_, file):
+    return encode_jpeg(file) if file[:1] == b"\xff" else file
 
 
 @pytest.fixture(scope="module", params=["compact", "preview"])
@@ -21,7 +26,7 @@ def table_shard(request, tmp_path_factory):
             sample["json"] = b"{}"
         samples.append(sample)
     samples.append({"__key__": "k4", "jpg": b"kept"})
-    encoded = [encode_sample(sample, on_unlayered=lambda file, _: file) for sample in samples]
+    encoded = [encode_sample(sample, keep_bad) for sample in samples]
     path = tmp_path_factory.mktemp("tables") / "a-000000.tar"
     late = {"npy": 2, "json": "full"}
     write_shard(str(path), encoded, ShardFormat(layout=request.param, late=late))

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from pcrshard.arguments import is_integer
 from pcrshard.errors import ScanUnavailable
-from pcrshard.format.scan import FULL, check_scan, check_scan_type, is_integer
+from pcrshard.format.scan import FULL, check_scan, check_scan_type
 
 
 @pytest.mark.parametrize("scan", [1, 10, np.int64(3), np.uint8(10)])

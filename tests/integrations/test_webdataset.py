@@ -414,7 +414,7 @@ def test_a_dataset_that_was_replaced_is_read_anew(synthetic_folder, tmp_path):
         )
 
 
-@pytest.mark.parametrize("options", [{"prefetch": -1}, {"prefetch_bytes": 0}, {"cache_bytes": 0}])
+@pytest.mark.parametrize("options", [{"prefetch": -1}, {"prefetch_bytes": 0}])
 def test_impossible_ways_to_read_are_refused(options):
     """A negative number is an error, not an empty epoch."""
     with pytest.raises(ValueError, match="of at least"):

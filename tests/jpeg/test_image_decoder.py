@@ -166,5 +166,5 @@ def test_a_size_is_one_or_two_whole_numbers(size):
 @pytest.mark.parametrize("size", ["224", True, 2.5, (1, 2, 3), (5,), (2, "2")])
 def test_another_size_is_refused_at_once(size):
     """With what was expected, and not by the first image."""
-    with pytest.raises(TypeError, match="expected a size such as 224"):
+    with pytest.raises(TypeError, match="expected size to be a size such as 224"):
         ImageDecoder(size)

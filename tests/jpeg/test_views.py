@@ -105,7 +105,7 @@ def test_damage_is_named():
     [
         ({"views": [LARGE], "size": 224}, ValueError, "size in each View"),
         ({"views": [LARGE], "scale": (0.5, 1)}, ValueError, "scale in each View"),
-        ({"views": [224, 96]}, TypeError, "pcrshard.View"),
+        ({"views": [224, 96]}, TypeError, "list of pcrshard.View"),
         ({"views": [View(None)]}, ValueError, "size of each View"),
     ],
 )
@@ -113,9 +113,9 @@ def test_wrong_views_are_refused(options, error, match):
     """A typing error is refused before the first image."""
     with pytest.raises(error, match=match):
         ImageDecoder(**options)
-    with pytest.raises(ValueError, match="count=0"):
+    with pytest.raises(ValueError, match="count to be a whole number of at least 1, got 0"):
         View(224, 0)
-    with pytest.raises(ValueError, match="size above 0"):
+    with pytest.raises(ValueError, match="size such as 224"):
         View(0)
     with pytest.raises(ValueError, match="crop"):
         View(16, crop="left")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-SECONDS = 5
+SECONDS = 2
 
 
 def test_fuzzing_smoke_run(odd_files: list[Path], tmp_path: Path) -> None:

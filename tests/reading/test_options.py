@@ -10,8 +10,8 @@ from pcrshard import PrefixCache, ReadOptions, Retry
 )
 def test_impossible_numbers_are_refused(name, value):
     """A negative prefetch would give an empty epoch; it is an error at construction."""
-    with pytest.raises(ValueError, match=f"expected {name} of at least"):
-        ReadOptions(**{name: value})
+    with pytest.raises(ValueError, match=f"expected {name} to be"):
+        ReadOptions(cache_dir="cache", **{name: value})
 
 
 def test_a_shard_is_opened_as_asked(shard_urls, tmp_path):

@@ -16,7 +16,7 @@ PREFIXES = [64 * 10_000] * 40
 def run(cluster=Cluster(), job=Job(1, 1000, 32, 1), work=Work(), prefixes=PREFIXES, epochs=1):
     """The trace of the last of some epochs."""
     pytest.importorskip("simpy")
-    simulation = Simulation(cluster, job, work, SIZES, prefixes, phases=max(job.workers, 1))
+    simulation = Simulation(cluster, job, work, SIZES, prefixes, lanes_per_rank=max(job.workers, 1))
     return [simulation.run(epoch) for epoch in range(epochs)][-1]
 
 

@@ -31,9 +31,8 @@ from servers import AS_ASKED, Fault
 from support import pieces
 
 import pcrshard
-from pcrshard import memory, storage
+from pcrshard import encode, memory, storage
 from pcrshard.cli.main import main
-from pcrshard.encoding.encode_dataset import encode_part
 from pcrshard.errors import (
     CorruptIndex,
     CorruptPiece,
@@ -195,7 +194,7 @@ def test_encode_to_a_place_that_is_not_there(bucket, synthetic_folder, dataset, 
     if part is None:
         pcrshard.encode(str(synthetic_folder), dst, options, **how)
     else:
-        assert encode_part(str(synthetic_folder), dst, part, options, **how) is None
+        assert encode(synthetic_folder, dst, options, part=part, **how) is None
     index = pcrshard.encode(str(synthetic_folder), dst, options, resume=True, **how)
     assert index == pcrshard.open_dataset(str(dataset))[0]
     with pytest.raises(EncodeError, match="already holds a dataset"):

@@ -127,7 +127,7 @@ def test_a_field_that_is_not_there(dataset):
     """A field that no sample has is an error that names it, and those that are there."""
     with pytest.raises(KeyError, match="'caption', it has __key__, jpg, cls"):
         next(iter(loader_of(str(dataset), 6, fields=("jpg", "caption"))))
-    with pytest.raises(TypeError, match=r"write \('jpg',\)"):
+    with pytest.raises(TypeError, match="expected fields to be a sequence of field names"):
         PCRDataset(str(dataset), fields="jpg")
 
 
@@ -337,3 +337,21 @@ def test_images_that_were_kept_are_decoded(tmp_path, name):
     assert images.shape == (4, 3, 8, 8)
     reds = (images[:, 0] == 200).all(dim=(1, 2)) & (images[:, 1] == 10).all(dim=(1, 2))
     assert int(reds.sum()) == (1 if name == "jpg" else 4)
+
+
+class Normalized(ImageDecoder):
+    """A user's decoder, which gives floats."""
+
+    def __call__(self, jpeg, rng=None, out=None):
+        return np.float32(super().__call__(jpeg, rng)) / 255
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_decoder_of_ones_own_keeps_its_type(dataset, threads):
+    """What a subclass returns is stacked as it is, and not cut to the bytes of its base class."""
+    plain, floats = (
+        next(iter(loader_of(str(dataset), 4, decoder=kind(16), shuffle=False, threads=threads)))
+        for kind in (ImageDecoder, Normalized)
+    )
+    assert floats["jpg"].dtype == torch.float32
+    assert torch.equal(floats["jpg"], plain["jpg"] / 255)

@@ -151,7 +151,7 @@ def test_ranks_and_workers_share_out_the_epoch_exactly_at_length():
 
 def test_the_world_does_not_change_an_elastic_order():
     """With fixed slots, 1 to 16 ranks with any workers consume the same samples in each step."""
-    order = epoch_order([97] * 11, Geometry(48, slots=8), Rules(5))
+    order = epoch_order([97] * 11, Geometry(48, max_world_size=8), Rules(5))
     for world in (1, 2, 3, 4, 6, 8, 16):
         for workers in (1, 3, 4):
             assert np.array_equal(joined(delivered(order, world, workers)), order.ids)
@@ -178,7 +178,7 @@ def test_an_elastic_job_resumes_with_the_exact_sequence():
 
 
 def test_another_geometry_delivers_exactly_what_is_left():
-    """Resumed twice with other ranks, batches or phases, no sample is lost or comes again, but for
+    """Resumed twice with other ranks, batches or lanes, no sample is lost or comes again, but for
     the rule of the last batch.
     """
     for case, number in cases(400):
@@ -223,25 +223,26 @@ def test_a_window_keeps_few_shards_open():
     size.
     """
     for case, number in cases(300):
-        sizes, slots, phases = case.sizes, case.geometry.slots, case.geometry.phases
+        sizes = case.sizes
+        _, slots, turns = dataclasses.astuple(case.geometry)
         lanes = dataclasses.replace(case.rules, last="drop")
         order = epoch_order(sizes, case.geometry, lanes, epoch=case.epoch)
         grid = order.ids.reshape(order.steps, slots, -1)
-        for phase in range(phases):
+        for turn in range(turns):
             for slot in range(slots):
-                lane = grid[phase::phases, slot].ravel()
+                lane = grid[turn::turns, slot].ravel()
                 peak = schedule([lane[i : i + 1] for i in range(len(lane))], sizes).peak()
                 assert peak <= max(1, case.rules.shuffle_shards), number
 
 
 def test_a_wide_window_shuffles_a_lane_completely():
     """With a window of twice the lane, a sample's place says nothing about its shard."""
-    order = epoch_order([500] * 40, Geometry(100, phases=1), Rules(3, shuffle_shards=80))
+    order = epoch_order([500] * 40, Geometry(100, lanes_per_rank=1), Rules(3, shuffle_shards=80))
     shards = shards_of(order.ids, [500] * 40)
     assert shards.reshape(20, -1).mean(1) == pytest.approx(
         19.5, abs=1.8
     )  # five standard errors of 1000 samples
-    wider = epoch_order([500] * 40, Geometry(100, phases=1), Rules(3, shuffle_shards=10**9))
+    wider = epoch_order([500] * 40, Geometry(100, lanes_per_rank=1), Rules(3, shuffle_shards=10**9))
     assert np.array_equal(order.ids, wider.ids)
 
 
@@ -250,7 +251,7 @@ def test_the_first_and_last_batches_are_mixed_too():
     first sample on.
     """
     sizes = [1000] * 32
-    order = epoch_order(sizes, Geometry(100, phases=1), Rules(0, shuffle_shards=8))
+    order = epoch_order(sizes, Geometry(100, lanes_per_rank=1), Rules(0, shuffle_shards=8))
     opened = [len(set(shards_of(order.step(step), sizes))) for step in range(order.steps)]
     assert min(opened) >= 4
     assert max(opened) <= 9
@@ -258,12 +259,14 @@ def test_the_first_and_last_batches_are_mixed_too():
 
 def test_no_shuffle_is_the_order_of_the_dataset():
     """For evaluation, one lane without shuffling gives 0, 1, 2 and so on, each exactly once."""
-    for phases in (1, 2):
+    for lanes in (1, 2):
         order = epoch_order(
-            [5, 0, 7, 1], Geometry(4, 2, phases), Rules(shuffle_shards=0, last="short")
+            [5, 0, 7, 1], Geometry(4, 2, lanes), Rules(shuffle_shards=0, last="short")
         )
         assert sorted(order.ids.tolist()) == list(range(13))
-    order = epoch_order([5, 0, 7, 1], Geometry(4, phases=1), Rules(shuffle_shards=0, last="short"))
+    order = epoch_order(
+        [5, 0, 7, 1], Geometry(4, lanes_per_rank=1), Rules(shuffle_shards=0, last="short")
+    )
     assert order.ids.tolist() == list(range(13))
     assert order.step(3).tolist() == [12]
 
@@ -294,7 +297,8 @@ def test_every_place_in_an_epoch_is_equally_likely():
     places = np.zeros((8, 8))
     for epoch in range(4000):
         places[
-            np.arange(8), epoch_order([2] * 4, Geometry(2, phases=2), Rules(1, 2), epoch=epoch).ids
+            np.arange(8),
+            epoch_order([2] * 4, Geometry(2, lanes_per_rank=2), Rules(1, 2), epoch=epoch).ids,
         ] += 1
     chi_square = ((places - 500) ** 2 / 500).sum()
     assert chi_square < 95  # 49 degrees of freedom: mean 49, one in ten thousand above 95
@@ -304,12 +308,15 @@ def test_the_order_never_changes():
     """A new version of pcrshard or NumPy does not silently reorder a running job."""
     sizes = [5, 3, 0, 6, 4]
     order = epoch_order(
-        sizes, Geometry(4, slots=2, phases=2), Rules(42, shuffle_shards=2, last="short"), epoch=1
+        sizes,
+        Geometry(4, max_world_size=2, lanes_per_rank=2),
+        Rules(42, shuffle_shards=2, last="short"),
+        epoch=1,
     )
     assert order.ids.tolist() == GOLDEN_ORDER
     rest = epoch_order(
         sizes,
-        Geometry(6, slots=1),
+        Geometry(6, max_world_size=1),
         Rules(42, shuffle_shards=2, last="pad"),
         epoch=1,
         history=[(4, 2, 2, 2)],
@@ -347,16 +354,16 @@ def test_shards_of_very_different_sizes_work(sizes, batch, seed, window):
 
 def test_a_shard_may_be_smaller_than_its_share_of_ranks():
     """Fewer shards than lanes: every rank still gets its batches."""
-    order = epoch_order([5000], Geometry(64, slots=64), Rules(last="pad"))
+    order = epoch_order([5000], Geometry(64, max_world_size=64), Rules(last="pad"))
     assert len(worker_batches(order, 64, 63, 4, 3)) == order.steps // 4
     assert set(order.ids.tolist()) == set(range(5000))
 
 
 WRONG = {
     "global_batch to be a whole number": lambda: Geometry(0),
-    "slots to be a whole number of at least 1, got 1.5": lambda: Geometry(4, 1.5),
-    "global_batch to be a multiple of slots, got 7 and 2": lambda: Geometry(7, 2),
-    "phases to be a whole number of at least 1, got 0": lambda: Geometry(4, 2, 0),
+    "max_world_size to be a whole number of at least 1, got 1.5": lambda: Geometry(4, 1.5),
+    "global_batch to be a multiple of max_world_size, got 7 and 2": lambda: Geometry(7, 2),
+    "lanes_per_rank to be a whole number of at least 1, got 0": lambda: Geometry(4, 2, 0),
     "seed to be a whole number in": lambda: Rules(-1),
     "shuffle_shards to be": lambda: Rules(shuffle_shards=-1),
     "last to be 'drop', 'pad' or 'short', got 'wrap'": lambda: Rules(last="wrap"),
@@ -368,8 +375,8 @@ WRONG = {
     "one global batch of 8 samples, got 7": lambda: epoch_order([7], Geometry(8)),
     "at most 2 steps of": lambda: epoch_order([8], Geometry(4), history=[(4, 1, 4, 3)]),
     "at most 4 steps of": lambda: epoch_order([8], Geometry(4), history=[(2, 1, 4, 5)]),
-    r"segments \(global_batch, slots, phases, steps\), got \(4, 1\)": lambda: epoch_order(
-        [8], Geometry(4), history=[(4, 1)]
+    r"segments \(global_batch, max_world_size, lanes_per_rank, steps\), got \(4, 1\)": lambda: (
+        epoch_order([8], Geometry(4), history=[(4, 1)])
     ),
     "steps to be": lambda: advance([], Geometry(4), -1),
     "world to divide global_batch=4, got 3": lambda: worker_batches(

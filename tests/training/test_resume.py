@@ -224,7 +224,7 @@ def test_a_state_of_something_else_is_refused(folder, two):
             )
         ),
         {"segments": [[8, 1, 4, 99]]},  # more steps than the epoch has
-        {"segments": [[8, 3, 4, 1]]},  # slots that do not divide the batch
+        {"segments": [[8, 3, 4, 1]]},  # world sizes that do not divide the batch
     ):
         with pytest.raises(ValueError, match="expected"):
             loader.load_state_dict(state | wrong)

@@ -66,12 +66,12 @@ def shards_of(ids, sizes):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_that_divide_the_phases_share_only_split_shards(workers):
+def test_workers_that_divide_the_lanes_share_only_split_shards(workers):
     """A shard is read by one worker of one rank, but for at most one split shard per cut between
     lanes.
     """
     sizes, world = [64] * 40, 2
-    order = epoch_order(sizes, Geometry(8, slots=world), Rules(1))
+    order = epoch_order(sizes, Geometry(8, max_world_size=world), Rules(1))
     readers = collections.Counter()
     for rank in range(world):
         for worker in range(workers):
@@ -133,8 +133,8 @@ def final(batches, shard, sizes):
     return max(i for i, ids in enumerate(batches) if shard in shards_of(ids, sizes))
 
 
-def test_workers_that_do_not_divide_the_phases_read_more_and_it_shows():
-    """Three workers over four phases deliver the same samples, and the account states the price."""
+def test_workers_that_do_not_divide_the_lanes_read_more_and_it_shows():
+    """Three workers over four lanes deliver the same samples, and the account states the price."""
     sizes = [64] * 40
     order = epoch_order(sizes, Geometry(8), Rules(1))
     four, three = (account(order, sizes, [1000] * 40, workers=workers) for workers in (4, 3))
@@ -149,7 +149,7 @@ def test_split_shards_cost_a_single_worker_nothing():
     And holds no split shard from one end of the epoch to the other.
     """
     sizes = [100] * 50
-    order = epoch_order(sizes, Geometry(10, slots=2), Rules(2, shuffle_shards=3))
+    order = epoch_order(sizes, Geometry(10, max_world_size=2), Rules(2, shuffle_shards=3))
     plan = schedule(worker_batches(order), sizes)
     assert sorted(plan.shards.tolist()) == list(range(50))
     assert plan.peak() <= 8 * (3 + 1)

@@ -99,10 +99,12 @@ def prefetchers():
     return [thread for thread in threading.enumerate() if thread.name == "pcrshard-prefetch"]
 
 
-def plan(size=4, workers=1, worker=0, window=3, phases=1):
+def plan(size=4, workers=1, worker=0, window=3, lanes_per_rank=1):
     """A worker's batches of ids."""
     order = epoch_order(
-        [ROWS] * SHARDS, Geometry(size, phases=phases), Rules(seed=5, shuffle_shards=window)
+        [ROWS] * SHARDS,
+        Geometry(size, lanes_per_rank=lanes_per_rank),
+        Rules(seed=5, shuffle_shards=window),
     )
     return worker_batches(order, workers=workers, worker=worker)
 

@@ -1,10 +1,12 @@
-/* Whether this machine has AVX2 + BMI2 + PCLMULQDQ, and BEGIN and END, which compile what is
- * between them for it, whatever the file's target. */
+/* The vector kernels' instructions. They are written in AVX2's intrinsics, which neon.h gives a
+ * meaning on ARM. Here: whether this machine can run them, and BEGIN and END, which compile what is
+ * between them for them, whatever the file's target. */
 #ifndef PCR_AVX2_H
 #define PCR_AVX2_H
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define PCR_HAVE_AVX2 1
+#define PCR_HAVE_VECTORS 1
+#define PCR_VECTORS "avx2"
 #include <cpuid.h>
 #include <immintrin.h>
 #include <stdbool.h>
@@ -34,7 +36,8 @@ static inline int pcr_processor(void) {
     return answer;
 }
 
-static inline bool pcr_have_avx2(void) { return pcr_processor() & PCR_AVX2; }
+static inline bool pcr_have_vectors(void) { return pcr_processor() & PCR_AVX2; }
+static inline bool pcr_have_crc32c(void) { return pcr_have_vectors(); }
 
 #define PCR_PRAGMA(x) _Pragma(#x)
 #ifdef __clang__
@@ -47,8 +50,32 @@ static inline bool pcr_have_avx2(void) { return pcr_processor() & PCR_AVX2; }
     PCR_PRAGMA(GCC push_options) PCR_PRAGMA(GCC target("avx2,bmi,bmi2,lzcnt,popcnt,pclmul,crc32"))
 #define PCR_AVX2_END PCR_PRAGMA(GCC pop_options)
 #endif
+#elif defined(__aarch64__) && defined(__ARM_NEON) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define PCR_HAVE_VECTORS 1
+#define PCR_VECTORS "neon"
+#include <stdbool.h>
+
+#include "neon.h"
+
+static inline bool pcr_have_vectors(void) { return true; }
+
+/* CRC32 and PMULL came with ARMv8.1; every server has them, but not every small board. */
+#if defined(__linux__)
+#include <sys/auxv.h>
+static inline bool pcr_have_crc32c(void) {
+    const unsigned long needed = HWCAP_CRC32 | HWCAP_PMULL;
+    return (getauxval(AT_HWCAP) & needed) == needed;
+}
+#elif defined(__APPLE__)
+static inline bool pcr_have_crc32c(void) { return true; }
 #else
-#define PCR_HAVE_AVX2 0
+static inline bool pcr_have_crc32c(void) { return false; }
+#endif
+
+#define PCR_AVX2_BEGIN
+#define PCR_AVX2_END
+#else
+#define PCR_HAVE_VECTORS 0
 #endif
 
 #endif

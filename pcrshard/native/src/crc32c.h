@@ -37,29 +37,59 @@ static inline uint32_t pcr_crc32c_portable(const uint32_t (*table)[256], uint32_
     return crc;
 }
 
-#if PCR_HAVE_AVX2
+#if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 
-/* What a CRC becomes when so many zero bytes follow its data; factor is x^(8 * bytes - 33) modulo
- * the polynomial, reflected. */
+/* pcr_crc32c_shift: what a CRC becomes when so many zero bytes follow its data; factor is
+ * x^(8 * bytes - 33) modulo the polynomial, reflected. */
+#if defined(__x86_64__)
+static inline uint32_t pcr_crc32c_byte(uint32_t crc, uint8_t byte) {
+    return _mm_crc32_u8(crc, byte);
+}
+
+static inline uint64_t pcr_crc32c_word(uint64_t crc, uint64_t word) {
+    return _mm_crc32_u64(crc, word);
+}
+
 static inline uint64_t pcr_crc32c_shift(uint64_t crc, uint32_t factor) {
     __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc),
                                            _mm_cvtsi32_si128((int)factor), 0);
     return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
+#else
+static inline uint32_t pcr_crc32c_byte(uint32_t crc, uint8_t byte) {
+    __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"((uint32_t)byte));
+    return crc;
+}
 
-static inline uint64_t pcr_crc32c_word(uint64_t crc, const uint8_t *data) {
+static inline uint64_t pcr_crc32c_word(uint64_t crc, uint64_t word) {
+    uint32_t out = (uint32_t)crc;
+    __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(out) : "r"(word));
+    return out;
+}
+
+static inline uint64_t pcr_crc32c_shift(uint64_t crc, uint32_t factor) {
+    uint64x2_t product;
+    __asm__(".arch_extension aes\n\tpmull %0.1q, %1.1d, %2.1d"
+            : "=w"(product)
+            : "w"(vdupq_n_u64(crc)), "w"(vdupq_n_u64(factor)));
+    return pcr_crc32c_word(0, vgetq_lane_u64(product, 0));
+}
+#endif
+
+static inline uint64_t pcr_crc32c_next(uint64_t crc, const uint8_t *data) {
     uint64_t word;
     memcpy(&word, data, 8);
-    return _mm_crc32_u64(crc, word);
+    return pcr_crc32c_word(crc, word);
 }
 
 static inline uint32_t pcr_crc32c_serial(uint64_t crc, const uint8_t *data, size_t size) {
-    for (; size >= 8; data += 8, size -= 8) crc = pcr_crc32c_word(crc, data);
-    for (; size > 0; data++, size--) crc = _mm_crc32_u8((uint32_t)crc, *data);
+    for (; size >= 8; data += 8, size -= 8) crc = pcr_crc32c_next(crc, data);
+    for (; size > 0; data++, size--) crc = pcr_crc32c_byte((uint32_t)crc, *data);
     return (uint32_t)crc;
 }
 
+#if defined(__x86_64__)
 PCR_AVX2_END
 
 #define PCR_VPCLMUL __attribute__((target("avx2,pclmul,sse4.2,crc32,vpclmulqdq")))
@@ -97,23 +127,23 @@ PCR_VPCLMUL static inline uint32_t pcr_crc32c_wide(uint32_t crc, const uint8_t *
 }
 
 PCR_AVX2_BEGIN
+#endif
 
 /* Three runs at a time, because the instruction takes three cycles (Gopal et al., "Fast CRC
- * Computation for iSCSI Polynomial Using CRC32 Instruction", 2011). It is SSE4.2's, which no
- * processor with AVX2 lacks. */
-static inline uint32_t pcr_crc32c_avx2(const uint32_t (*table)[256], uint32_t crc,
-                                       const uint8_t *data, size_t size) {
+ * Computation for iSCSI Polynomial Using CRC32 Instruction", 2011). */
+static inline uint32_t pcr_crc32c_hardware(uint32_t crc, const uint8_t *data, size_t size) {
     enum { RUN = 256 };
     uint64_t wide = crc;
-    (void)table;
+#if defined(__x86_64__)
     if (size >= 512 && pcr_processor() & PCR_VPCLMULQDQ)
         return pcr_crc32c_wide(crc, data, size);
+#endif
     for (; size >= 3 * RUN; data += 3 * RUN, size -= 3 * RUN) {
         uint64_t second = 0, third = 0;
         for (size_t i = 0; i < RUN; i += 8) {
-            wide = pcr_crc32c_word(wide, data + i);
-            second = pcr_crc32c_word(second, data + RUN + i);
-            third = pcr_crc32c_word(third, data + 2 * RUN + i);
+            wide = pcr_crc32c_next(wide, data + i);
+            second = pcr_crc32c_next(second, data + RUN + i);
+            third = pcr_crc32c_next(third, data + 2 * RUN + i);
         }
         wide = pcr_crc32c_shift(wide, UINT32_C(0xDD7E3B0C)) ^
             pcr_crc32c_shift(second, UINT32_C(0xB9E02B86)) ^ third;

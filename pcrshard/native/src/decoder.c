@@ -4,8 +4,8 @@
 #include "pcr_internal.h"
 
 static const pcr_kernels *choose_kernels(int backend) {
-#if PCR_HAVE_AVX2
-    if (backend == PCR_BACKEND_AUTO && pcr_have_avx2()) return &pcr_kernels_avx2;
+#if PCR_HAVE_VECTORS
+    if (backend == PCR_BACKEND_AUTO && pcr_have_vectors()) return &pcr_kernels_vector;
 #endif
     (void)backend;
     return &pcr_kernels_portable;

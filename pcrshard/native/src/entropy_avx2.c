@@ -1,7 +1,7 @@
-/* Entropy decoding with BMI2 and AVX2, and the table of the vector kernels. */
+/* Entropy decoding with BMI2 and AVX2, or on ARM; and the table of the vector kernels. */
 #include "pcr_internal.h"
 
-#if PCR_HAVE_AVX2
+#if PCR_HAVE_VECTORS
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
@@ -11,20 +11,33 @@ PCR_AVX2_BEGIN
 
 #define PCR_NAME(x) avx2_##x
 
-static inline uint64_t pcr_spread(uint64_t bits, uint64_t mask) { return _pdep_u64(bits, mask); }
-
-#define pcr_spread_one pcr_spread
-
 /* gcc would make a memset of this size "rep stos", which costs more than decoding some blocks. */
 static inline void pcr_clear(int16_t *block) {
     for (int i = 0; i < 4; i++) _mm256_store_si256((__m256i *)block + i, _mm256_setzero_si256());
 }
 
+#if defined(__x86_64__)
+/* One bit, as many places up as zeros are left: shifted down by `step` and spread over the zeros,
+ * it marks the one looked for. */
+typedef struct {
+    uint64_t cursor, zeros;
+} pcr_zeros;
+
+static inline pcr_zeros pcr_walk_zeros(uint64_t zeros) {
+    return (pcr_zeros){UINT64_C(1) << __builtin_popcountll(zeros), zeros};
+}
+
+static inline uint64_t pcr_next_zero(pcr_zeros *walk, int step) {
+    walk->cursor >>= step;
+    return PCR_LIKELY(walk->cursor) ? _pdep_u64(walk->cursor, walk->zeros) : 0;
+}
+
 /* All 64 coefficients without a branch per coefficient: which ones need correcting is random. */
-static inline void pcr_correct(int16_t *block, uint64_t which, int16_t step) {
+static inline void pcr_correct(int16_t *block, uint64_t corrections, uint64_t old, int16_t step) {
     const __m256i lanes = _mm256_setr_epi16(-32768, 16384, 8192, 4096, 2048, 1024, 512, 256, 128,
                                             64, 32, 16, 8, 4, 2, 1);
     const __m256i steps = _mm256_set1_epi16(step);
+    uint64_t which = _pdep_u64(corrections, old);
     for (int group = 0; group < 4; group++, which <<= 16) {
         __m256i *at = (__m256i *)(block + 16 * group);
         __m256i bits = _mm256_set1_epi16((int16_t)(which >> 48));
@@ -34,6 +47,9 @@ static inline void pcr_correct(int16_t *block, uint64_t which, int16_t step) {
         _mm256_store_si256(at, _mm256_add_epi16(value, change));
     }
 }
+#else
+#include "entropy_plain.h"
+#endif
 
 #include "entropy_body.h"
 
@@ -52,8 +68,8 @@ static size_t avx2_copy_plain(uint8_t *dst, const uint8_t *src, size_t size) {
 
 PCR_AVX2_END
 
-const pcr_kernels pcr_kernels_avx2 = {
-    .name = "native (avx2)",
+const pcr_kernels pcr_kernels_vector = {
+    .name = "native (" PCR_VECTORS ")",
     .copy_plain = avx2_copy_plain,
     .dc_first = avx2_dc_first,
     .dc_refine = avx2_dc_refine,

@@ -1,5 +1,6 @@
 /* Kernels in plain C: the reference for the vector ones, and all there is on other machines. */
 #include "pcr_internal.h"
+#include "entropy_plain.h"
 #include "idct.h"
 #include "pixels.h"
 #include "resize.h"
@@ -7,26 +8,7 @@
 
 #define PCR_NAME(x) portable_##x
 
-static inline uint64_t pcr_spread_one(uint64_t bit, uint64_t mask) {
-    for (; bit > 1; bit >>= 1) mask &= mask - 1;
-    return mask & (~mask + 1);
-}
-
-static inline uint64_t pcr_spread(uint64_t bits, uint64_t mask) {
-    uint64_t out = 0;
-    for (; mask; bits >>= 1, mask &= mask - 1)
-        if (bits & 1) out |= mask & (~mask + 1);
-    return out;
-}
-
 static inline void pcr_clear(int16_t *block) { memset(block, 0, 128); }
-
-static inline void pcr_correct(int16_t *block, uint64_t which, int16_t step) {
-    for (; which; which &= which - 1) {
-        int16_t *value = &block[63 - __builtin_ctzll(which)];
-        *value = (int16_t)(*value + (*value < 0 ? -step : step));
-    }
-}
 
 #include "entropy_body.h"
 

@@ -205,14 +205,9 @@ void pcr_atomic_add(int64_t *number, int64_t amount);
  * equal to now in part). item_bytes: 1, 2 or 4. used: bytes written to gaps and to steps. */
 int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_bytes, uint8_t *gaps,
                           uint8_t *steps, size_t capacity, size_t *used);
-/* Applies the steps. Before a word changes it is copied to old, and done counts it. Returns how
- * many changed, or -1 where the bytes end early, go on too long, or leave the words: then undo. */
+/* Applies the steps. Returns how many words changed, or -1 where the bytes end early, go on too
+ * long, or leave the words: some words may then have changed. */
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
-                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
-                         uint64_t *done);
-/* Copies the first done words of old back; also after the process that applied was killed. */
-int64_t pcr_sparse_undo(void *words, size_t count, int item_bytes, const uint8_t *gaps,
-                        size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
-                        uint64_t done);
+                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes);
 
 #endif

@@ -13,8 +13,8 @@ static void fill(void) { pcr_crc32c_fill(table); }
 
 /* Goes on from the inverted register and gives it back inverted. */
 static uint32_t update(uint32_t crc, const uint8_t *data, size_t size) {
-#if PCR_HAVE_AVX2
-    if (pcr_have_avx2()) return pcr_crc32c_avx2(table, crc, data, size);
+#if PCR_HAVE_VECTORS
+    if (pcr_have_crc32c()) return pcr_crc32c_hardware(crc, data, size);
 #endif
     return pcr_crc32c_portable(table, crc, data, size);
 }

@@ -4,7 +4,7 @@
  */
 #include "pixels.h"
 
-#if PCR_HAVE_AVX2
+#if PCR_HAVE_VECTORS
 #include "avx2.h"
 
 PCR_AVX2_BEGIN

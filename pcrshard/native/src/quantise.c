@@ -4,9 +4,9 @@
 #include "avx2.h"
 #include "pcr.h"
 
-static int use_avx2(int backend) {
-#if PCR_HAVE_AVX2
-    return backend != PCR_BACKEND_PORTABLE && pcr_have_avx2();
+static int use_vectors(int backend) {
+#if PCR_HAVE_VECTORS
+    return backend != PCR_BACKEND_PORTABLE && pcr_have_vectors();
 #else
     (void)backend;
     return 0;
@@ -16,8 +16,8 @@ static int use_avx2(int backend) {
 size_t pcr_quantise(const void *values, size_t count, int type, float step, int8_t *codes,
                     int backend) {
     float scale = 1 / (2 * step);
-#if PCR_HAVE_AVX2
-    if (use_avx2(backend)) {
+#if PCR_HAVE_VECTORS
+    if (use_vectors(backend)) {
         if (type == PCR_BFLOAT16) return pcr_quantise_bf16_avx2(values, count, scale, codes);
         return pcr_quantise_f32_avx2(values, count, scale, codes);
     }
@@ -27,8 +27,8 @@ size_t pcr_quantise(const void *values, size_t count, int type, float step, int8
 }
 
 void pcr_dequantise(const int8_t *codes, size_t count, float step, float *values, int backend) {
-#if PCR_HAVE_AVX2
-    if (use_avx2(backend)) {
+#if PCR_HAVE_VECTORS
+    if (use_vectors(backend)) {
         pcr_dequantise_f32_avx2(codes, count, step, values);
         return;
     }

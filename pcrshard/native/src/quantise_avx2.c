@@ -3,7 +3,7 @@
 
 #include "avx2.h"
 
-#if PCR_HAVE_AVX2
+#if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 
 enum { STEP = 32 };

@@ -1,7 +1,7 @@
 /* The resize kernels with AVX2; the same results as those in resize.c. */
 #include "resize.h"
 
-#if PCR_HAVE_AVX2
+#if PCR_HAVE_VECTORS
 #include "avx2.h"
 
 PCR_AVX2_BEGIN

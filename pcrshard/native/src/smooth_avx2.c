@@ -4,7 +4,7 @@
  */
 #include "smooth.h"
 
-#if PCR_HAVE_AVX2
+#if PCR_HAVE_VECTORS
 PCR_AVX2_BEGIN
 
 #define INLINE static inline __attribute__((always_inline))

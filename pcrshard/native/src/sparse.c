@@ -15,7 +15,6 @@
     ((type)((place) ^ (SIGN(type, stype, (type)~(place)) | TOP(type))))
 
 #define RUN 64
-#define NEVER UINT64_MAX
 
 /* A bit for each of 64 bytes that differs. */
 static uint64_t difference(const void *a, const void *b) {
@@ -88,12 +87,11 @@ static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t si
         return changes;                                                                          \
     }                                                                                            \
     static int64_t apply_##suffix(type *words, size_t count, const uint8_t *gap,                 \
-                                  size_t gap_bytes, const uint8_t *step, size_t step_bytes,      \
-                                  volatile type *old, volatile uint64_t *done, uint64_t undo) {  \
+                                  size_t gap_bytes, const uint8_t *step, size_t step_bytes) {    \
         const uint8_t *gap_end = gap + gap_bytes, *step_end = step + step_bytes;                 \
         size_t i = 0;                                                                            \
-        uint64_t changes = 0;                                                                    \
-        while (gap < gap_end && changes < undo) {                                                \
+        int64_t changes = 0;                                                                     \
+        while (gap < gap_end) {                                                                  \
             size_t distance = 0;                                                                 \
             while (gap < gap_end && *gap == 255) {                                               \
                 distance += 255;                                                                 \
@@ -110,22 +108,13 @@ static uint64_t difference_of_rest(const uint8_t *a, const uint8_t *b, size_t si
                 for (size_t byte = 0; byte < sizeof(type); byte++)                               \
                     zigzag = (type)(zigzag | (type)((type)*step++ << (8 * byte)));               \
             }                                                                                    \
-            volatile type *word = words + i;                                                     \
-            if (undo == NEVER) {                                                                 \
-                type d = (type)((type)(zigzag >> 1) ^ (type)(0 - (zigzag & 1)));                 \
-                type was = *word;                                                                \
-                type place = (type)(ORDERED(type, stype, was) + d);                              \
-                /* In this order, so that a killed process can be undone. */                     \
-                old[changes] = was;                                                              \
-                *done = changes + 1;                                                             \
-                *word = UNORDERED(type, stype, place);                                           \
-            } else {                                                                             \
-                *word = old[changes];                                                            \
-            }                                                                                    \
+            type d = (type)((type)(zigzag >> 1) ^ (type)(0 - (zigzag & 1)));                     \
+            type place = (type)(ORDERED(type, stype, words[i]) + d);                             \
+            words[i] = UNORDERED(type, stype, place);                                            \
             i++;                                                                                 \
             changes++;                                                                           \
         }                                                                                        \
-        return undo != NEVER || step == step_end ? (int64_t)changes : -1;                        \
+        return step == step_end ? changes : -1;                                                  \
     }
 
 DEFINE(uint8_t, int8_t, u8)
@@ -139,24 +128,9 @@ int64_t pcr_sparse_encode(const void *now, void *was, size_t count, int item_byt
     return encode_u32(now, was, count, gaps, steps, capacity, used);
 }
 
-static int64_t walk(void *words, size_t count, int item_bytes, const uint8_t *gaps,
-                    size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
-                    uint64_t *done, uint64_t undo) {
-    if (item_bytes == 1)
-        return apply_u8(words, count, gaps, gap_bytes, steps, step_bytes, old, done, undo);
-    if (item_bytes == 2)
-        return apply_u16(words, count, gaps, gap_bytes, steps, step_bytes, old, done, undo);
-    return apply_u32(words, count, gaps, gap_bytes, steps, step_bytes, old, done, undo);
-}
-
 int64_t pcr_sparse_apply(void *words, size_t count, int item_bytes, const uint8_t *gaps,
-                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
-                         uint64_t *done) {
-    return walk(words, count, item_bytes, gaps, gap_bytes, steps, step_bytes, old, done, NEVER);
-}
-
-int64_t pcr_sparse_undo(void *words, size_t count, int item_bytes, const uint8_t *gaps,
-                        size_t gap_bytes, const uint8_t *steps, size_t step_bytes, void *old,
-                        uint64_t done) {
-    return walk(words, count, item_bytes, gaps, gap_bytes, steps, step_bytes, old, NULL, done);
+                         size_t gap_bytes, const uint8_t *steps, size_t step_bytes) {
+    if (item_bytes == 1) return apply_u8(words, count, gaps, gap_bytes, steps, step_bytes);
+    if (item_bytes == 2) return apply_u16(words, count, gaps, gap_bytes, steps, step_bytes);
+    return apply_u32(words, count, gaps, gap_bytes, steps, step_bytes);
 }

@@ -1,0 +1,79 @@
+"""Measure what is missing of a subject, draw its pictures, and render its page.
+
+    python -m evidence pcr                    evidence/pcr/README.md; rows that are there are kept
+    python -m evidence pcr sizes decode       only these parts
+    python -m evidence deltadnn --fresh       measure everything again
+    python -m evidence imagenet --existing    render what is there, without measuring
+    python -m evidence finetuning --quick     a smoke run on synthetic pictures, elsewhere
+
+Rows are written as each run ends: a command that was stopped resumes where it was.
+"""
+
+import argparse
+import importlib
+import os
+import tempfile
+import warnings
+
+from . import ROOT, pages, summary
+from .lab import Lab
+
+SUBJECTS = (
+    "pcr",
+    "finetuning",
+    "imagenet",
+    "clusters",
+    "deltadnn",
+    "activations",
+    "peers",
+    "newcomer",
+)
+
+
+def run(lab, parts=(), *, existing=False):
+    """Measure, draw and render one subject."""
+    if not existing:
+        importlib.import_module(f".{lab.subject}.measure", __package__).measure(lab, parts)
+    render(lab)
+
+
+def render(lab):
+    """Write a subject's page, and the overview of all subjects."""
+    figures = importlib.import_module(f".{lab.subject}.figures", __package__)
+    values = pages.collect(lab, figures.SECTIONS)
+    pages.write(
+        os.path.join(ROOT, "evidence", lab.subject, "page.md"), lab.path("README.md"), values
+    )
+    summary.render(lab)
+    print(lab.path("README.md"))
+
+
+def main(arguments=None):
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m evidence", description=__doc__.splitlines()[0])
+    parser.add_argument("subject", choices=SUBJECTS)
+    parser.add_argument("parts", nargs="*", help="parts of the subject; all by default")
+    parser.add_argument("--quick", action="store_true", help="tiny runs on synthetic pictures")
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--existing", action="store_true", help="measure nothing; only render")
+    parser.add_argument(
+        "--scale", type=int, default=1, metavar="N", help="N times the epochs, seeds and pictures"
+    )
+    parser.add_argument("--out", help="folder of the results (default: evidence/)")
+    args = parser.parse_args(arguments)
+    if args.scale < 1:
+        parser.error(f"expected --scale of at least 1, got {args.scale}")
+    special = args.quick or args.scale > 1
+    apart = os.path.join(tempfile.gettempdir(), f"pcrshard-evidence-{os.getuid()}-pages")
+    root = args.out or (apart if special else os.path.join(ROOT, "evidence"))
+    if special and os.path.abspath(root) == os.path.join(ROOT, "evidence"):
+        parser.error("--quick and --scale need another --out: evidence/ is for real runs")
+    warnings.filterwarnings("ignore", message="epoch .* is read again")
+    lab = Lab(root, args.subject, quick=args.quick, scale=args.scale)
+    if args.fresh:
+        lab.forget(args.parts)
+    run(lab, args.parts, existing=args.existing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Table 1 at full shapes: what is saved by AlexNet, VGG-16, ResNet-18, ResNet-50 and a 3-D U-Net in
+a forward and backward pass over photographs at 224x224, and in how many bytes it is kept.
+
+The weights are those after some steps at a reduced size: sparsity is then no longer that of random
+weights, and not yet that of a trained network.
+"""
+
+import os
+import pathlib
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pcrshard
+from pcrshard import compress_activations
+from pcrshard.activation import ActivationOptions
+
+from .models import UNet3d, alexnet, resnet18, resnet50, vgg16
+
+# Network: how it is made, the batch that is measured; size, batch and number of the steps before.
+NETWORKS = {
+    "AlexNet": (alexnet, 8, 224, 8, 40),
+    "VGG-16": (vgg16, 2, 64, 8, 30),
+    "ResNet-18": (lambda: resnet18(small=False), 8, 64, 16, 80),
+    "ResNet-50": (lambda: resnet50(small=False), 4, 64, 16, 80),
+}
+SIZE = 224
+# Name of a case, its share of the standard deviation, and the codec.
+SHARES = (0.05, 0.08, 0.1, 0.2)
+PREDICTED = "0.05 std, images too, predicted"
+CASES = {f"{share} std, images too": (share, "zstd") for share in SHARES}
+CASES[PREDICTED] = (0.05, "predicted")
+
+
+def photographs(lab, count, size=SIZE):
+    """(count, 3, size, size) floats of the ImageNet photographs, as training code gives them."""
+    folder = pathlib.Path(next(iter(lab.photos().values())))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    chosen = files[:: max(len(files) // count, 1)][:count]
+    images = [pcrshard.decode_image(path.read_bytes(), size=size) for path in chosen]
+    stacked = torch.as_tensor(np.stack(images)).float()
+    mean = torch.tensor((0.485, 0.456, 0.406)) * 255
+    deviation = torch.tensor((0.229, 0.224, 0.225)) * 255
+    return ((stacked - mean) / deviation).permute(0, 3, 1, 2).contiguous()
+
+
+def flowers(lab, size):
+    """Photographs of flowers, and which flowers they are: 510 of the train split."""
+    folder = pathlib.Path(lab.unpacked("classify")) / "flowers" / "train"
+    files = sorted(path for path in folder.rglob("*") if path.is_file())[::5]
+    names = sorted({path.parent.name for path in files})
+    images = [pcrshard.decode_image(path.read_bytes(), size=size) for path in files]
+    labels = torch.tensor([names.index(path.parent.name) for path in files])
+    return torch.as_tensor(np.stack(images)), labels
+
+
+def _small(name, model):
+    """The network for small images: VGG's classifier wants 7x7, and gets a smaller one."""
+    if name != "VGG-16":
+        return model
+    features = [layer for layer in model if not isinstance(layer, nn.Linear | nn.Dropout)]
+    features = features[: features.index(next(x for x in model if isinstance(x, nn.Flatten)))]
+    return nn.Sequential(*features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def settle(lab, name):
+    """A network after some steps of Adam on the flowers; its weights are kept beside the data."""
+    make, _, size, batch, steps = NETWORKS[name]
+    torch.manual_seed(0)
+    model = make()
+    steps = 1 if lab.quick else steps
+    path = os.path.join(lab.cache, f"settled-{name}-{size}-{steps}.pt")
+    if os.path.exists(path):
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return model
+    if lab.quick:
+        images, labels = photographs(lab, batch, size), torch.arange(batch) % 2
+    else:
+        images, labels = flowers(lab, size)
+    small = _small(name, model)
+    optimizer = torch.optim.Adam(small.parameters(), 2e-4)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        chosen = torch.randint(0, len(images), (batch,), generator=generator)
+        loss = functional.cross_entropy(small(_floats(images[chosen])), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    os.makedirs(lab.cache, exist_ok=True)
+    torch.save(model.state_dict(), path)
+    return model
+
+
+def _floats(images):
+    if images.is_floating_point():
+        return images
+    return images.permute(0, 3, 1, 2).float().sub_(118.0).div_(58.0).contiguous()
+
+
+def _kinds(model, report):
+    """Raw and stored bytes by what a tensor is."""
+    modules = dict(model.named_modules())
+    found = {}
+    for row in report.rows:
+        module = type(modules.get(row.name)).__name__
+        image = row.shape[1:] == (3, SIZE, SIZE)
+        kind = "images" if image else "inputs of convolutions" if row.read_by else module
+        raw, stored = found.get(kind, (0, 0))
+        found[kind] = (raw + row.raw_bytes, stored + row.stored_bytes)
+    return found
+
+
+def _one_pass(model, images, share, codec="zstd"):
+    torch.manual_seed(1)  # of dropout
+    saver = compress_activations(model, share, codec, ActivationOptions(inputs=True))
+    labels = torch.arange(len(images)) % 10
+    with saver:
+        loss = functional.cross_entropy(model(images), labels)
+    loss.backward()
+    model.zero_grad()
+    report = saver.report()
+    kinds = _kinds(model, report)
+    raw, stored = kinds["images"]
+    return {
+        "raw_bytes": report.raw_bytes,
+        "ratio": report.ratio,
+        "ratio_images_kept": report.raw_bytes / (report.stored_bytes - stored + raw),
+        "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
+        "kinds": kinds,
+        "live_bytes_after": saver.ledger.live_bytes,
+    }
+
+
+def measure_network(lab, name):
+    """One network's ratios, with initial weights and after the steps."""
+    make, batch, _, _, steps = NETWORKS[name]
+    images = photographs(lab, 2 if lab.quick else batch)
+    torch.manual_seed(0)
+    initial = make()
+    settled = settle(lab, name)
+    cases = {case: _one_pass(settled, images, *how) for case, how in CASES.items()}
+    cases["0.1 std, images too, initial weights"] = _one_pass(initial, images, 0.1)
+    return {"batch": len(images), "steps": steps, "cases": cases}
+
+
+def measure_unet(lab):
+    """A 3-D U-Net over a volume of noise that is smooth: no real volumes are at hand."""
+    torch.manual_seed(0)
+    size = 16 if lab.quick else 48
+    model = UNet3d()
+    volume = functional.interpolate(torch.randn(1, 1, 8, 8, 8), size=(size,) * 3, mode="trilinear")
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    target = (volume > 0).long()[:, 0]
+    rows = {}
+    for _ in range(2 if lab.quick else 10):
+        loss = functional.cross_entropy(model(volume), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for case, (share, codec) in CASES.items():
+        saver = compress_activations(model, share, codec, ActivationOptions(inputs=True))
+        with saver:
+            loss = functional.cross_entropy(model(volume), target)
+        loss.backward()
+        report = saver.report()
+        rows[case] = {
+            "raw_bytes": report.raw_bytes,
+            "stored_bytes": report.stored_bytes,
+            "ratio": report.ratio,
+            "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
+        }
+    return {"size": size, "cases": rows}
+
+
+def measure(lab):
+    """All networks, and the U-Net."""
+    names = ("ResNet-18",) if lab.quick else NETWORKS
+    networks = {name: measure_network(lab, name) for name in names}
+    return {"networks": networks, "unet": measure_unet(lab)}

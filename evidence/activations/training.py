@@ -1,0 +1,278 @@
+"""Full trainings with and without compressed activations: the same seed, order and crops, so that
+runs can be compared in pairs. Each is a line of runs.jsonl, and is made once.
+"""
+
+import dataclasses
+import math
+import pathlib
+import statistics
+import time
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from training.models import Head, Residual, conv
+
+import pcrshard
+from pcrshard import compress_activations
+from pcrshard.activation import ActivationOptions, GradientNoise
+
+from .. import lites
+
+BATCH = 32
+# Epochs at the end whose accuracies are averaged: the rate is near 0 there, before that they swing.
+LAST = 2
+PRINTED = "adaptive, as printed"
+# Added when 0.1 had been seen to cost a network 0.3 points, and 0.05 to compress it too little.
+BETWEEN = "0.08 std, images too"
+
+
+class PrintedNoise(GradientNoise):
+    """The paper's Eq. 6, 7 and 9 as they are printed: a * mean(|L|) * sqrt(N R), a = 0.32."""
+
+    def noise_per_bound(self, profile, rounding):
+        count = profile.batch_size * profile.nonzero_share
+        return 0.32 * profile.mean_absolute * math.sqrt(count)
+
+
+ARMS = {
+    "plain": None,
+    "0.05 std": {"bound": 0.05},
+    "0.1 std": {"bound": 0.1},
+    "0.2 std": {"bound": 0.2},
+    BETWEEN: {"bound": 0.08, "options": ActivationOptions(inputs=True)},
+    "0.1 std, images too": {"bound": 0.1, "options": ActivationOptions(inputs=True)},
+    "0.1 std, stochastic": {"bound": 0.1, "options": ActivationOptions(rounding="stochastic")},
+    "adaptive": {"bound": GradientNoise(0.01, every=50)},
+    PRINTED: {"bound": PrintedNoise(0.01, every=50)},
+}
+# What is compared first, so that a stop leaves pairs of these.
+FIRST = ("plain", "0.1 std, images too", "0.05 std")
+OTHERS = ("0.2 std", "adaptive", "0.1 std", "0.1 std, stochastic")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What decides a run."""
+
+    network: str
+    arm: str
+    seed: int
+    epochs: int
+    size: int
+
+
+def resnet10(classes):
+    """Four basic blocks, 16 to 128 channels, behind a convolution of stride 2."""
+    widths = (16, 32, 64, 128)
+    layers = [conv(3, 16, 3, 2)]
+    inputs = 16
+    for position, outputs in enumerate(widths):
+        layers.append(Residual(inputs, outputs, 2 if position else 1))
+        inputs = outputs
+    return nn.Sequential(*layers, Head(inputs, classes))
+
+
+def vgg8(classes):
+    """Seven convolutions with batch normalisation, max-pooling between them."""
+    layers = []
+    inputs = 3
+    for outputs, depth in ((16, 1), (32, 2), (64, 2), (128, 2)):
+        for _ in range(depth):
+            layers.append(conv(inputs, outputs))
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, Head(inputs, classes))
+
+
+NETWORKS = {"resnet10": resnet10, "vgg8": vgg8}
+
+
+@dataclasses.dataclass
+class Data:
+    """Pictures in memory: (n, side, side, 3) uint8, a little larger than what is trained on."""
+
+    train: torch.Tensor
+    train_labels: torch.Tensor
+    test: torch.Tensor
+    test_labels: torch.Tensor
+    classes: int
+    # What differences from the middle of 0 to 255 are divided by.
+    scale: float = 64.0
+
+
+def load(lab, side):
+    """The hand signs, by hundreds of file numbers: odd ones to train on, even ones to test on.
+
+    A hundred is about ten pupils; the test set is half of all, so that tenths of a point count.
+    """
+    root = pathlib.Path(lab.classify(lab.tasks[0].name if lab.quick else "signs"))
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    names = sorted({path.parent.name for path in files})
+    parts = ([], [])
+    for path in files:
+        number = int("".join(filter(str.isdigit, path.stem)) or 0)
+        odd = number % 4 < 2 if lab.quick else number // 100 % 2
+        image = pcrshard.decode_image(path.read_bytes(), size=side)
+        parts[0 if odd else 1].append((np.asarray(image), names.index(path.parent.name)))
+    images = [torch.as_tensor(np.stack([image for image, _ in part])) for part in parts]
+    labels = [torch.tensor([label for _, label in part]) for part in parts]
+    return Data(images[0], labels[0], images[1], labels[1], len(names))
+
+
+def normalised(images, scale):
+    """(n, 3, h, w) floats of (n, h, w, 3) uint8."""
+    return images.permute(0, 3, 1, 2).float().sub_(127.5).div_(scale).contiguous()
+
+
+def crops(images, size, scale, generator):
+    """A crop of each picture, at random."""
+    room = images.shape[1] - size + 1
+    corners = torch.randint(0, room, (len(images), 2), generator=generator).tolist()
+    cut = [
+        image[top : top + size, left : left + size]
+        for image, (top, left) in zip(images, corners, strict=True)
+    ]
+    return normalised(torch.stack(cut), scale)
+
+
+@torch.no_grad()
+def evaluate(model, data, size):
+    """Accuracy and loss on the middle of each test picture."""
+    model.eval()
+    edge = (data.test.shape[1] - size) // 2
+    right = 0
+    loss = 0.0
+    for part, labels in zip(data.test.split(BATCH), data.test_labels.split(BATCH), strict=True):
+        logits = model(normalised(part[:, edge : edge + size, edge : edge + size], data.scale))
+        right += int((logits.argmax(1) == labels).sum())
+        loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+    model.train()
+    return right / len(data.test), loss / len(data.test)
+
+
+def train_epoch(model, saver, optimizer, schedule, batches):
+    """Steps with compressed activations; the mean loss."""
+    losses = []
+    for images, labels in batches:
+        with saver:
+            loss = functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        saver.step(optimizer)
+        schedule.step()
+        losses.append(float(loss.detach()))
+    return statistics.fmean(losses)
+
+
+def batches(data, size, batch, generator):
+    """An epoch of crops in a random order, without a short batch at the end."""
+    order = torch.randperm(len(data.train), generator=generator)
+    for chosen in order[: len(order) // batch * batch].split(batch):
+        yield crops(data.train[chosen], size, data.scale, generator), data.train_labels[chosen]
+
+
+def train(spec, model, data, batch, rate, *, every_epoch):
+    """A training with SGD at a rate that rises and falls: what came of it, epoch by epoch."""
+    saver = compress_activations(model, **ARMS[spec.arm] or {"codec": "none"})
+    optimizer = torch.optim.SGD(
+        model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
+    steps = len(data.train) // batch * spec.epochs
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
+    generator = torch.Generator().manual_seed(spec.seed)
+    rows = []
+    begun = time.process_time()
+    for epoch in range(spec.epochs):
+        order = batches(data, spec.size, batch, generator)
+        row = [train_epoch(model, saver, optimizer, schedule, order)]
+        if every_epoch or epoch + 1 == spec.epochs:
+            row += evaluate(model, data, spec.size)
+        rows.append(row)
+    report = saver.report()
+    last = [row for row in rows[-LAST:] if len(row) > 1]
+    return {
+        "spec": dataclasses.asdict(spec),
+        "columns": ["loss", "accuracy", "test loss"],
+        "rows": rows,
+        "accuracy": statistics.fmean(row[1] for row in last),
+        "test_loss": statistics.fmean(row[2] for row in last),
+        "ratio": report.ratio,
+        "ratio_of_conv_inputs": report.ratio_of_conv_inputs,
+        "cpu_seconds": time.process_time() - begun,
+        "train": len(data.train),
+        "test": len(data.test),
+    }
+
+
+def perform(spec, data):
+    """A training from scratch, or of the pretrained network."""
+    torch.manual_seed(spec.seed)
+    if spec.network == LITE:
+        model = lites.pretrained("lite0", data.classes)
+        return train(spec, model, data, 8, 0.01, every_epoch=False)
+    model = NETWORKS[spec.network](data.classes)
+    return train(spec, model, data, BATCH, 0.1, every_epoch=True)
+
+
+LITE = "lite0, pretrained"
+LITE_ARMS = ("plain", "0.1 std, images too")
+# Its pictures are of pixels in about -1 to 1; one of ten of the train split is trained on.
+LITE_SCALE = 127.5
+LITE_STRIDE = 10
+
+
+def load_flowers(lab, side):
+    """255 flowers to train on, and the 600 of the val split to test on."""
+    root = pathlib.Path(lab.classify("flowers"))
+    files = [
+        sorted((root / "train").rglob("*.*"))[::LITE_STRIDE],
+        sorted((root / "val").rglob("*.*")),
+    ]
+    names = sorted({path.parent.name for path in files[1]})
+    tensors = []
+    for part in files:
+        images = [pcrshard.decode_image(path.read_bytes(), size=side) for path in part]
+        labels = [names.index(path.parent.name) for path in part]
+        tensors += [torch.as_tensor(np.stack(images)), torch.tensor(labels)]
+    return Data(*tensors, len(names), LITE_SCALE)
+
+
+def specs(lab):
+    """All runs: arms next to each other, so that a stop leaves pairs."""
+    if lab.quick:
+        return [
+            Spec("resnet10", arm, seed, 2, 32) for seed in (0, 1) for arm in ("0.05 std", *FIRST)
+        ]
+    chosen = [Spec("resnet10", arm, seed, 12, 48) for seed in range(3) for arm in FIRST]
+    chosen += [Spec("vgg8", arm, seed, 12, 32) for seed in range(3) for arm in FIRST[:2]]
+    chosen += [Spec("resnet10", arm, 3, 12, 48) for arm in FIRST]
+    chosen += [Spec("resnet10", BETWEEN, seed, 12, 48) for seed in range(4)]
+    chosen += [Spec("resnet10", arm, seed, 12, 48) for arm in OTHERS for seed in range(3)]
+    chosen += [Spec("vgg8", arm, seed, 12, 32) for seed in range(3) for arm in FIRST[2:]]
+    chosen += [Spec("resnet10", PRINTED, seed, 12, 48) for seed in range(2)]
+    # Three or four seeds left it open whether the gaps are chance: twelve of each were decided on.
+    compared = (*FIRST, BETWEEN)
+    chosen += [Spec("resnet10", arm, seed, 12, 48) for seed in range(4, 12) for arm in compared]
+    if lites.available("lite0"):
+        chosen += [Spec(LITE, arm, seed, 1, 224) for seed in (0, 1, 2) for arm in LITE_ARMS]
+    return chosen
+
+
+def train_all(lab):
+    """The runs that are missing, one after another."""
+    torch.set_num_threads(1)
+    have = [row["spec"] for row in lab.rows()]
+    data = {}
+    for spec in specs(lab):
+        if dataclasses.asdict(spec) in have:
+            continue
+        if spec.size not in data:
+            small = spec.network != LITE
+            data[spec.size] = load(lab, spec.size * 9 // 8) if small else load_flowers(lab, 224)
+        row = perform(spec, data[spec.size])
+        lab.append(row)
+        seconds = row["cpu_seconds"]
+        print(f"{spec}: {row['accuracy']:.4f} ({seconds:.0f} CPU s)", flush=True)

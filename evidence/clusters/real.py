@@ -1,0 +1,315 @@
+"""Small clusters that are real: processes in network namespaces behind shaped links, nginx as the
+storage, real reads and decoding; only the accelerator is a sleep. What the simulation is held to.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import time
+
+import servers
+import torch
+
+import pcrshard
+from pcrshard.simulation.cluster import Storage
+
+from .links import apart, enter, network
+
+SIZE = 224
+BATCH = 16
+COPIES = 4
+PER_SHARD = 64
+# The accelerator of a calibration, in seconds.
+PAUSE = 0.01
+# How long a plain download takes that tells what a link carries.
+GOODPUT_SECONDS = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A cluster that can be built here; rates in MB/s, ``latency`` in seconds (median, p99)."""
+
+    name: str
+    scan: int | str
+    processes: int = 1
+    nodes: int = 1
+    workers: int = 0
+    threads: int = 0
+    storage: float = 20.0
+    link: float = 100.0
+    rate: float = 200.0
+    epochs: int = 1
+    latency: tuple[float, float] | None = None
+
+    @property
+    def per_node(self):
+        """Processes of a node."""
+        return self.processes // self.nodes
+
+
+def dataset(lab):
+    """Photographs in shards of a few megabytes, several times over."""
+    target = os.path.join(lab.cache, "cluster-shards")
+    copies = 1 if lab.quick else COPIES
+    if not os.path.exists(os.path.join(target, "pcr.json")):
+        source = lab.photos()[lab.tasks[0].name if lab.quick else "imagenet"]
+        links = os.path.join(lab.cache, "cluster-copies")
+        for copy in range(copies):
+            os.makedirs(links, exist_ok=True)
+            place = os.path.join(links, f"copy{copy}")
+            if not os.path.lexists(place):
+                os.symlink(os.path.abspath(source), place)
+        options = pcrshard.EncodeOptions(samples_per_shard=8 if lab.quick else PER_SHARD)
+        pcrshard.encode(links, target, options, workers=1)
+    return target
+
+
+def open_rank(url, setup, rank=0):
+    """The loader of a rank."""
+    decoder = pcrshard.ImageDecoder(SIZE, "random")
+    dataset = pcrshard.PCRDataset(url, scan=setup.scan, decoder=decoder, fields=("jpg", "__key__"))
+    return pcrshard.PCRLoader(
+        dataset,
+        BATCH,
+        threads=setup.threads,
+        num_workers=setup.workers,
+        lanes_per_rank=phases(setup),
+        rank=rank,
+        world_size=setup.processes,
+    )
+
+
+def phases(setup):
+    """Lanes of a rank: one a worker."""
+    return max(setup.workers, 1)
+
+
+def _rank(url, setup, rank, barrier):
+    """Seconds of each epoch, and (waited, whole) of each step."""
+    loader = open_rank(url, setup, rank)
+    seconds = []
+    steps = []
+    for epoch in range(setup.epochs):
+        loader.set_epoch(epoch)
+        barrier.wait()
+        begun = end = time.monotonic()
+        for _ in loader:
+            came = time.monotonic()
+            time.sleep(BATCH / setup.rate)
+            barrier.wait()
+            steps.append((came - end, time.monotonic() - end))
+            end = time.monotonic()
+        seconds.append(end - begun)
+    return seconds, steps
+
+
+def _run_rank(send, namespace, url, setup, rank, barrier):
+    enter(namespace)
+    torch.set_num_threads(1)
+    send.send(_rank(url, setup, rank, barrier))
+
+
+def goodput(url, file_bytes, num_bytes):
+    """Bytes a second of a plain download: of a part of the file, or of the file again and again."""
+    each = int(min(file_bytes, num_bytes))
+    times = math.ceil(num_bytes / each)
+    command = ["curl", "-sf", "-r", f"0-{each - 1}", *["-o", os.devnull, url] * times]
+    begun = time.monotonic()
+    subprocess.run(command, check=True)
+    return each * times / (time.monotonic() - begun)
+
+
+def real(lab, setup):
+    """Images a second of a set-up, steps, and what its links were measured to carry."""
+    folder = dataset(lab)
+    index = pcrshard.open_dataset(folder)[0]
+    with (
+        network(setup.nodes, setup.storage * 1e6, setup.link * 1e6) as (link, nodes),
+        servers.nginx(folder, link=link) as server,
+        _latency(setup, server, nodes) as url,
+    ):
+        largest = max(index.shards, key=lambda shard: shard.shard_bytes)
+        wanted = GOODPUT_SECONDS * 1e6 * min(setup.storage, setup.link)
+        plain = (server.url(largest.name), largest.shard_bytes, wanted)
+        speed = apart(goodput, *plain, namespace=nodes[0])
+        server.reset()
+        ranks = _all_ranks(url, setup, nodes)
+        requests = server.requests()
+    seconds = [max(times) for times in zip(*(rank[0] for rank in ranks), strict=True)]
+    images = sum(len(rank[1]) for rank in ranks) * BATCH
+    waited = sum(step[0] for rank in ranks for step in rank[1])
+    whole = [step[1] for step in ranks[0][1]]
+    shards = [request for request in requests if request.path.endswith(".tar")]
+    return {
+        "images_per_second": images / sum(seconds),
+        "seconds": seconds,
+        "images": images,
+        "stall": waited / len(ranks) / sum(seconds),
+        "step_p50": statistics.median(whole),
+        "step_p99": sorted(whole)[int(0.99 * len(whole))],
+        "first_batch": max(rank[1][0][0] for rank in ranks),
+        "goodput": speed,
+        "requests": len(shards),
+        "sent_bytes": sum(request.body_bytes for request in shards),
+    }
+
+
+def _all_ranks(url, setup, nodes):
+    """What each rank's process tells."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(setup.processes)
+    started = []
+    for rank in range(setup.processes):
+        receive, send = context.Pipe(duplex=False)
+        node = nodes[rank // setup.per_node]
+        process = context.Process(target=_run_rank, args=(send, node, url, setup, rank, barrier))
+        process.start()
+        send.close()
+        started.append((process, receive))
+    found = []
+    for process, receive in started:
+        found.append(receive.recv())
+        process.join()
+    return found
+
+
+# Latency: the first bytes of a request wait in a proxy, on the node itself.
+
+
+@contextlib.contextmanager
+def _latency(setup, server, nodes):
+    """The URL of the dataset, through a proxy where a set-up has latency."""
+    if setup.latency is None:
+        yield server.url()
+        return
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    target = (server.host, server.port)
+    process = context.Process(target=_serve_late, args=(send, nodes[0], target, setup.latency))
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{receive.recv()}/"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve_late(send, namespace, target, latency):
+    enter(namespace)
+    asyncio.run(_proxy(send, target, Storage(latency=latency[0], latency_p99=latency[1])))
+
+
+async def _proxy(send, target, storage):
+    rng = random.Random(0)
+
+    async def copy(reader, writer, late):
+        with contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                if late:
+                    await asyncio.sleep(storage.draw_latency(rng))
+                writer.write(data)
+                await writer.drain()
+
+    async def serve(reader, writer):
+        far_reader, far_writer = await asyncio.open_connection(*target)
+        await asyncio.gather(
+            copy(reader, far_writer, late=True),
+            copy(far_reader, writer, late=False),
+            return_exceptions=True,
+        )
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    send.send(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
+
+
+# What the machine does in a second, for the simulation.
+
+
+def calibrate(lab, ways):
+    """Seconds of an image at each (scan, threads), of a received byte, of handing a batch over, and
+    until workers read; nothing of it looks at the set-ups. By the clock, because what idles on the
+    other half of a core makes decoding slower, too.
+    """
+    folder = dataset(lab)
+    images = {
+        f"{scan}, {threads}": apart(_image_seconds, folder, scan, threads) for scan, threads in ways
+    }
+    found = {"image_seconds": images}
+    decoding = BATCH * apart(_image_seconds, folder, 1, 0)
+    found["batch_seconds"] = [
+        max(0.0, apart(_beside, folder, Setup("", 1)) - decoding),
+        apart(_beside, folder, Setup("", 1, workers=1)),
+    ]
+    with network(1, 1e9, 1e9) as (link, nodes), servers.nginx(folder, link=link) as server:
+        url = server.url()
+        costs = [apart(_byte_seconds, url, namespace=nodes[0]) for _ in range(3)]
+        found["byte_seconds"] = min(costs)
+        found["start_seconds"] = [
+            apart(_start_seconds, url, workers, namespace=nodes[0]) for workers in (0, 1)
+        ]
+        found["latency"] = apart(_request_seconds, url, namespace=nodes[0])
+    return found
+
+
+def _image_seconds(folder, scan, threads):
+    """Decoded in this process from local shards, by a thread or none; the least of two epochs."""
+    loader = open_rank(folder, Setup("", scan, threads=threads))
+    costs = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        begun = time.monotonic()
+        images = sum(BATCH for _ in loader)
+        costs.append((time.monotonic() - begun) / images)
+    return min(costs)
+
+
+def _beside(folder, setup):
+    """What a step takes beside the accelerator: the median of two epochs."""
+    loader = open_rank(folder, setup)
+    steps = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        end = time.monotonic()
+        for _ in loader:
+            time.sleep(PAUSE)
+            steps.append(time.monotonic() - end - PAUSE)
+            end = time.monotonic()
+    return statistics.median(steps)
+
+
+def _start_seconds(url, workers):
+    """How much later the first batch of a process comes than those of its next epochs."""
+    loader = open_rank(url, Setup("", 1, workers=workers))
+    firsts = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        begun = time.monotonic()
+        came = [time.monotonic() - begun for _ in loader]
+        firsts.append(came[0])
+    return max(0.0, firsts[0] - min(firsts[1:]))
+
+
+def _byte_seconds(url):
+    """CPU seconds of a byte that is received, joined and checked, nothing decoded."""
+    loader = pcrshard.PCRLoader(pcrshard.PCRDataset(url, fields=("__key__",)), BATCH, threads=0)
+    begun = time.process_time()
+    for _ in loader:
+        pass
+    return (time.process_time() - begun) / pcrshard.open_dataset(url)[0].prefix_bytes("full")
+
+
+def _request_seconds(url):
+    """The median time of a small request, a connection being there."""
+    times = []
+    for _ in range(20):
+        begun = time.monotonic()
+        pcrshard.open_dataset(url)
+        times.append(time.monotonic() - begun)
+    return statistics.median(times)

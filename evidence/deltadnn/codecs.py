@@ -1,0 +1,199 @@
+"""What the Delta-DNN tables compare: each coder gives the ratio of a network (or of its difference
+to an earlier one) and the network that comes back.
+"""
+
+import lzma
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import zstandard
+
+from pcrshard.checkpoint import Precision
+from pcrshard.checkpoint.choose_bound import one_delta
+from pcrshard.checkpoint.codec import fits, store_leaf
+from pcrshard.checkpoint.tensors import words_of
+from pcrshard.checkpoint.typed_tree import flatten
+from pcrshard.errorbound import FLOAT_TYPES, encode_integers, encode_planes
+
+from . import paper
+
+F32 = FLOAT_TYPES["float32"]
+# As in pcrshard.checkpoint: smaller tensors and those of one dimension are kept bit for bit.
+SMALLEST_LOSSY = 256
+
+
+class Epsilon(NamedTuple):
+    """A candidate of the paper's own: its relative error bound."""
+
+    fraction: float
+
+
+def raw_bytes(weights):
+    """Bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+
+
+def _all_bytes(weights):
+    return b"".join(words_of(tensor).tobytes() for tensor in weights.values())
+
+
+def lossless(weights):
+    """Ratios of LZMA and Zstd on the floats as they lie in memory."""
+    data = _all_bytes(weights)
+    packed = {
+        "LZMA": lzma.compress(data),
+        "Zstd": zstandard.ZstdCompressor(level=19).compress(data),
+    }
+    return {name: len(data) / len(payload) for name, payload in packed.items()}
+
+
+def ours(weights, reference, bound):
+    """(ratio, state) of a delta within a bound."""
+    return one_delta({"model": weights}, {"model": reference}, Precision(weights=bound))
+
+
+def _is_lossy(tensor):
+    return tensor.is_floating_point() and tensor.dim() >= 2 and tensor.numel() >= SMALLEST_LOSSY
+
+
+def sz3(weights, bound, reference=None):
+    """(ratio, state) of SZ3 at the same error of the same tensors; the others as byte planes.
+
+    Args:
+        weights: The network.
+        bound: The error; 1 % of a tensor's deviation is the same here and in :func:`ours`.
+        reference: Compress the difference to this network; ``None`` for the network itself, as the
+            paper has SZ.
+    """
+    size = 0
+    state = {}
+    for name, tensor in weights.items():
+        lattice = bound.lattice(words_of(tensor), F32) if _is_lossy(tensor) else None
+        if lattice is None:
+            size += len(encode_planes(words_of(tensor)))
+            state[name] = tensor
+            continue
+        base = 0 if reference is None else reference[name].numpy()
+        values = np.ascontiguousarray(tensor.numpy() - base).ravel()
+        payload, restored = _sz3_of(values, lattice.error_bound)
+        size += payload
+        state[name] = torch.from_numpy(restored.reshape(tensor.shape) + base)
+    return raw_bytes(weights) / size, {"model": state}
+
+
+def _sz3_of(values, error_bound):
+    from pysz import sz, szConfig, szErrorBoundMode
+
+    config = szConfig()
+    config.errorBoundMode = szErrorBoundMode.ABS
+    config.absErrorBound = error_bound
+    packed, _ = sz.compress(values, config)
+    return packed.nbytes, sz.decompress(packed, values.dtype, values.shape)[0]
+
+
+def _floats(weights):
+    return np.concatenate(
+        [tensor.numpy().ravel() for tensor in weights.values() if tensor.is_floating_point()]
+    )
+
+
+def literal(weights, reference, epsilon, coder="rle+lzma"):
+    """(ratio, state) of the paper's equations on all floats, by its coder."""
+    base = _floats(reference)
+    factors = paper.quantisation_factors(_floats(weights), base, epsilon)
+    size = len(paper.encode_factors(factors, coder))
+    restored = torch.from_numpy(paper.recover(factors, base, epsilon))
+    state = {}
+    start = 0
+    for name, tensor in weights.items():
+        if tensor.is_floating_point():
+            state[name] = restored[start : start + tensor.numel()].reshape(tensor.shape)
+            start += tensor.numel()
+        else:
+            size += len(encode_planes(words_of(tensor)))
+            state[name] = tensor
+    return raw_bytes(weights) / size, {"model": state}
+
+
+def codes(weights, reference, bound):
+    """For each tensor on a lattice, the codes of the delta, (N,) int32, and of a keyframe."""
+    precision = Precision(weights=bound)
+    first = {
+        leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)[0]
+        for leaf in flatten(reference).leaves
+    }
+    for leaf in flatten(weights).leaves:
+        tensor, _ = store_leaf(leaf, precision.bound_of(leaf), first[leaf.path])
+        if tensor.lattice is not None and fits(tensor, first[leaf.path]):
+            yield tensor.values - first[leaf.path].values, tensor.values
+
+
+def entropy_bits(values):
+    """Bits of integers (N,) by their order-0 entropy."""
+    shares = np.unique(values, return_counts=True)[1] / len(values)
+    return float(-(shares * np.log2(shares)).sum() * len(values))
+
+
+def coders(weights, reference, bound):
+    """Figure 5: ratios of coders on our codes of all tensors at a bound, and of a keyframe's."""
+    pairs = list(codes(weights, reference, bound))
+    together = np.concatenate([delta for delta, _ in pairs])
+    ratios = {
+        name: together.nbytes / len(paper.encode_factors(together, name)) for name in paper.CODERS
+    }
+    return {
+        "delta": ratios | _against_entropy([delta for delta, _ in pairs]),
+        "keyframe": _against_entropy([whole for _, whole in pairs]),
+    }
+
+
+def _against_entropy(tensors):
+    size = sum(tensor.nbytes for tensor in tensors)
+    return {
+        "pcodec": size / sum(len(encode_integers(tensor)) for tensor in tensors),
+        "entropy": 8 * size / sum(entropy_bits(tensor) for tensor in tensors),
+    }
+
+
+def literal_zeros(weights, reference, epsilon):
+    """The share of the literal formula's factors that are 0."""
+    factors = paper.quantisation_factors(_floats(weights), _floats(reference), epsilon)
+    return float((factors == 0).mean())
+
+
+def similarity(weights, reference, points=400):
+    """Figure 1: the line through (reference, weights), and SSIM with one window over all."""
+    old = _floats(_parameters(reference)).astype(np.float64)
+    new = _floats(_parameters(weights)).astype(np.float64)
+    slope, intercept = np.polyfit(old, new, 1)
+    covariance = np.mean((old - old.mean()) * (new - new.mean()))
+    spread = max(old.max(), new.max()) - min(old.min(), new.min())
+    mean_term = (0.01 * spread) ** 2
+    deviation_term = (0.03 * spread) ** 2
+    ssim = (2 * old.mean() * new.mean() + mean_term) * (2 * covariance + deviation_term)
+    ssim /= old.mean() ** 2 + new.mean() ** 2 + mean_term
+    ssim /= old.var() + new.var() + deviation_term
+    chosen = np.random.default_rng(0).choice(len(old), points)
+    return {
+        "slope": float(slope),
+        "intercept": float(intercept),
+        "r2": float(np.corrcoef(old, new)[0, 1] ** 2),
+        "ssim": float(ssim),
+        "moved": float(np.median(_moved(weights, reference))),
+        "points": [[float(old[i]), float(new[i])] for i in chosen],
+    }
+
+
+def _parameters(weights):
+    """Without the statistics of BatchNorm, which are no parameters and much larger."""
+    return {name: tensor for name, tensor in weights.items() if "running_" not in name}
+
+
+def _moved(weights, reference):
+    """Deviation of the difference by that of the tensor, for each tensor of a lattice."""
+    return [
+        float((tensor - reference[name]).std() / tensor.std())
+        for name, tensor in weights.items()
+        if _is_lossy(tensor)
+    ]

@@ -1,0 +1,190 @@
+"""What networks of ImageNet see at each scan.
+
+Each photograph is stored at every scan of two scripts, as it was, and resized once; a network that
+nobody has trained again classifies all of them. Rows are appended as blocks of photographs end.
+"""
+
+import os
+import time
+
+import numpy as np
+import torch
+
+import pcrshard
+from pcrshard.fidelity.msssim import Reference
+from pcrshard.jpeg.pixels import decode_image
+
+from .. import lites
+from .photographs import photographs, points, shard_bytes, stored, unfinished
+
+# Four blocks are the photographs of shared/data.
+BLOCK = 65
+EARLY = 4
+# Of other crops than the main one, every other point.
+OTHER_CROPS = (160, 288)
+SOME = (1, 2, 4, 5, 6, 8, 10, "full")
+# (network, crop, smoothing), those first whose figures are read first.
+CASES = (
+    ("lite0", 224, False),
+    ("lite0", 224, True),
+    ("lite2", 224, False),
+    ("lite0", 160, False),
+    ("lite0", 288, False),
+    ("lite2", 224, True),
+    ("lite2", 160, False),
+    ("lite2", 288, False),
+    ("lite0", 160, True),
+    ("lite0", 288, True),
+    ("lite2", 160, True),
+    ("lite2", 288, True),
+)
+# So many cases see more photographs than those of shared/data.
+MOST = 3
+QUICK_CASES = (("lite0", 64, False), ("lite0", 64, True))
+CPU_IMAGES = 48
+ROUNDS = 7
+
+
+def _mark(scores, label):
+    """``1`` for the best guess, ``5`` for one of the five best, ``0``."""
+    best = scores.topk(5).indices.tolist()
+    if best[0] == label:
+        return "1"
+    return "5" if label in best else "0"
+
+
+def _see(classify, photograph, crop, smoothing):
+    """The mark at each point, by the point's name."""
+    decoder = pcrshard.ImageDecoder(crop, "center", smoothing=smoothing)
+    wanted = [
+        point
+        for point in points()
+        if (not smoothing or unfinished(point)) and (crop not in OTHER_CROPS or point.scan in SOME)
+    ]
+    files = stored(photograph.path.read_bytes())
+    scores = classify(np.stack([decoder(files[point.name], None) for point in wanted]))
+    return {
+        point.name: _mark(row, photograph.label) for point, row in zip(wanted, scores, strict=True)
+    }
+
+
+def _measure_block(classify, chosen, case, block):
+    name, crop, smoothing = case
+    begun = time.process_time()
+    seen = [_see(classify, photograph, crop, smoothing) for photograph in chosen]
+    return {
+        "network": name,
+        "crop": crop,
+        "smoothing": smoothing,
+        "block": block,
+        "number": str(classify.number),
+        "cpu_seconds": time.process_time() - begun,
+        "first": chosen[0].path.name,
+        "marks": {point: "".join(each[point] for each in seen) for point in seen[0]},
+    }
+
+
+def _classify(lab):
+    """What is missing of the rows; all cases of one stage before the next, so that a stop leaves
+    whole curves: first the photographs of shared/data.
+    """
+    known = {(row["network"], row["crop"], row["smoothing"], row["block"]) for row in lab.rows()}
+    chosen = photographs(lab)
+    blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
+    cases = [case for case in (QUICK_CASES if lab.quick else CASES) if lites.available(case[0])]
+    early = min(len(blocks), EARLY * lab.scale)
+    stages = ((cases, range(early)), (cases[:MOST], range(early, len(blocks))))
+    wanted = [(case, block) for some, part in stages for case in some for block in part]
+    networks = {}
+    for case, block in wanted:
+        if (*case, block) in known:
+            continue
+        if case[0] not in networks:
+            networks[case[0]] = lites.Classifier(lites.pretrained(case[0]), fused=not lab.quick)
+        row = _measure_block(networks[case[0]], blocks[block], case, block)
+        lab.append(row)
+        print(f"{case}, block {block}: {row['cpu_seconds']:.0f} CPU s", flush=True)
+
+
+def _decode_cost(lab):
+    """CPU milliseconds to decode, crop and resize a photograph at each point: the least of some
+    rounds over all points, because others' work makes it longer and nothing makes it shorter.
+    """
+    chosen = photographs(lab)[: 1 if lab.quick else CPU_IMAGES]
+    files = [stored(photograph.path.read_bytes()) for photograph in chosen]
+    found = {}
+    for _ in range(ROUNDS):
+        for smoothing in (False, True):
+            decoder = pcrshard.ImageDecoder(224, "center", smoothing=smoothing)
+            for point in points():
+                if smoothing and not unfinished(point):
+                    continue
+                begun = time.process_time()
+                for file in files:
+                    decoder(file[point.name], None)
+                name = f"{point.name}{' smooth' if smoothing else ''}"
+                milliseconds = 1000 * (time.process_time() - begun) / len(files)
+                found[name] = min(milliseconds, found.get(name, milliseconds))
+    return {"images": len(files), "milliseconds": found}
+
+
+def _agreement(lab):
+    """Share of photographs whose best guess is the same in float32 as in the rows' numbers."""
+    if lab.quick or lites.fast_type() == torch.float32:
+        return None
+    chosen = photographs(lab)[:100]
+    decoder = pcrshard.ImageDecoder(224, "center")
+    images = np.stack([decoder(photograph.path.read_bytes(), None) for photograph in chosen])
+    exact, fast = (
+        lites.Classifier(lites.pretrained("lite0"), number)(images).argmax(1)
+        for number in (torch.float32, lites.fast_type())
+    )
+    return {"images": len(chosen), "share": float((exact == fast).float().mean())}
+
+
+def _guesses(lab):
+    """The best guess of Lite0 for each photograph at each point, and the mean MS-SSIM of each scan
+    against the whole photograph.
+    """
+    decoder = pcrshard.ImageDecoder(64 if lab.quick else 224, "center")
+    classify = lites.Classifier(lites.pretrained("lite0"), fused=not lab.quick)
+    chosen = photographs(lab)
+    names = [point.name for point in points()]
+    scans = [point.name for point in points() if point.scan != "full"]
+    guesses, likeness = [], []
+    for photograph in chosen:
+        files = stored(photograph.path.read_bytes())
+        images = np.stack([decoder(files[name], None) for name in names])
+        guesses.append(classify(images).argmax(1).tolist())
+        reference = Reference(decode_image(files["source full"]))
+        likeness.append([reference.compare(decode_image(files[name])) for name in scans])
+    # On one line of JSON each.
+    told = {
+        name: " ".join(map(str, column))
+        for name, column in zip(names, zip(*guesses, strict=True), strict=True)
+    }
+    means = np.mean(likeness, axis=0).tolist()
+    return {
+        "labels": " ".join(str(photograph.label) for photograph in chosen),
+        "guesses": told,
+        "msssim": dict(zip(scans, means, strict=True)),
+    }
+
+
+def _bytes(lab):
+    return {"images": len(photographs(lab)), "bytes": shard_bytes(lab, photographs(lab))}
+
+
+PARTS = {"cpu": _decode_cost, "agreement": _agreement, "guesses": _guesses, "bytes": _bytes}
+
+
+def measure(lab, parts=()):
+    """Rows and costs that are missing."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if lab.quick else 1)
+    if not parts:
+        _classify(lab)
+        sizes = lab.load("bytes")
+        if sizes is not None and sizes["images"] != len(photographs(lab)):
+            lab.forget(["bytes"])
+    for part in parts or PARTS:
+        lab.measured(part, lambda part=part: PARTS[part](lab))

@@ -1,0 +1,216 @@
+"""Where the evidence's data and results are: datasets encoded once, rows appended as runs end."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import tarfile
+import tempfile
+
+import pcrshard
+from pcrshard.testing import make_jpeg
+
+from . import ROOT, pages
+
+SCANS = (1, 2, 5, "full")
+SAMPLES_PER_SHARD = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A classification task; ``coarse`` gives each class the number of its coarse class,
+    ``coarse_name`` says what that is.
+    """
+
+    name: str
+    epochs: int
+    coarse: tuple[int, ...] = ()
+    coarse_name: str = ""
+
+
+# In the order of the classes' names. Daisies, dandelions and sunflowers are Asteraceae; akiec, bcc
+# and mel are malignant or nearly so.
+TASKS = (
+    Task("flowers", 10, (0, 0, 1, 0, 1), "Asteraceae or not, 2 classes"),
+    Task("signs", 12, (0, 0, 0, 0, 0, 0, 1, 1, 1, 1), "0 to 5 or 6 to 9"),
+    Task("ham224", 12, (1, 1, 0, 0, 1, 0, 0), "malignant or benign, 2 classes"),
+)
+QUICK_TASKS = (Task("waves", 2, (0, 1), "two"), Task("ripples", 2, (0, 1), "two"))
+
+
+@dataclasses.dataclass
+class Lab:
+    """Where a subject's results go, what the tasks are, and how long training is."""
+
+    root: str
+    subject: str
+    quick: bool = False
+    scale: int = 1  # times the epochs, seeds and pictures, for a machine with a GPU
+
+    def __post_init__(self):
+        self.out = os.path.join(self.root, self.subject)
+        os.makedirs(self.out, exist_ok=True)
+        name = f"pcrshard-evidence-{os.getuid()}{'-quick' if self.quick else ''}"
+        self.cache = os.path.join(tempfile.gettempdir(), name)
+        self.tasks = QUICK_TASKS if self.quick else TASKS
+        self.seeds = (0, 1) if self.quick else (0, 1, 2)
+        self.size = 32 if self.quick else 64
+
+    def beside(self, subject):
+        """The same settings for another subject, whose results are read."""
+        return dataclasses.replace(self, subject=subject)
+
+    def task(self, number):
+        """A task by number; a quick reproduction has two only."""
+        return self.tasks[min(number, len(self.tasks) - 1)]
+
+    # Data
+
+    def photos(self):
+        """Folders of photographs, by name of the set."""
+        if self.quick:
+            return {
+                task.name: os.path.join(self.classify(task.name), "train") for task in self.tasks
+            }
+        folder = self.unpacked("photos")
+        return {
+            name: os.path.join(folder, name)
+            for name in ("imagenet", "ham10000", "cars", "faces_1024")
+        }
+
+    def dataset(self, name, split=None, script="standard"):
+        """The folder of an encoded dataset: a task's split, or a set of photographs."""
+        shards = "shards" if script == "standard" else f"shards-{script}"
+        target = os.path.join(self.cache, shards, name, split or "all")
+        if not os.path.exists(os.path.join(target, "pcr.json")):
+            source = os.path.join(self.classify(name), split) if split else self.photos()[name]
+            options = pcrshard.EncodeOptions(
+                samples_per_shard=16 if self.quick else SAMPLES_PER_SHARD,
+                fmt=pcrshard.ShardFormat(script),
+            )
+            # A run that was stopped has left some shards.
+            pcrshard.encode(source, target, options, workers=1, resume=True)
+        return target
+
+    def index(self, name, split=None, script="standard"):
+        """The dataset index of the same."""
+        return pcrshard.open_dataset(self.dataset(name, split, script))[0]
+
+    def classify(self, name):
+        """The folder of a task's pictures: SPLIT/CLASS/FILE."""
+        return os.path.join(self._pictures() if self.quick else self.unpacked("classify"), name)
+
+    def unpacked(self, name):
+        """A tar of shared/data, unpacked once."""
+        target = os.path.join(self.cache, name)
+        if not os.path.exists(target):
+            beside = os.path.join(os.path.dirname(ROOT), "shared", "data")
+            path = os.path.join(os.environ.get("PCRSHARD_DATA") or beside, f"{name}.tar")
+            if not os.path.exists(path):
+                raise SystemExit(
+                    f"needs {name}.tar: set PCRSHARD_DATA to the folder that holds it, or say "
+                    "--quick"
+                )
+            with made_whole(target) as folder, tarfile.open(path) as tar:
+                tar.extractall(folder, filter="data")
+                os.rename(os.path.join(folder, name), os.path.join(folder, "made"))
+        return target
+
+    def _pictures(self):
+        """Synthetic pictures in place of photographs: TASK/SPLIT/CLASS/FILE, classes of different
+        quality and texture.
+        """
+        target = os.path.join(self.cache, "pictures")
+        if os.path.exists(target):
+            return target
+        with made_whole(target) as temporary:
+            for t, task in enumerate(self.tasks):
+                for s, (split, count) in enumerate((("train", 64), ("val", 32))):
+                    for i in range(count):
+                        folder = os.path.join(temporary, "made", task.name, split, "ab"[i % 2])
+                        os.makedirs(folder, exist_ok=True)
+                        seed = 1000 * (2 * t + s) + i
+                        jpeg = make_jpeg(seed, 64, 64, "RGB", quality=(25, 92)[i % 2])
+                        with open(os.path.join(folder, f"{i:03d}.jpg"), "wb") as file:
+                            file.write(jpeg)
+        return target
+
+    # Results
+
+    def path(self, name):
+        """A file of the subject's results."""
+        return os.path.join(self.out, name)
+
+    def figure(self, name):
+        """The path of a picture."""
+        return self.path(f"{name}.png")
+
+    def _report(self, name):
+        if not os.path.exists(self.path(f"{name}.json")):
+            return None
+        with open(self.path(f"{name}.json")) as file:
+            return json.load(file)
+
+    def load(self, name):
+        """What was measured of a part, or ``None``."""
+        report = self._report(name)
+        return report and report["results"]
+
+    def date(self, name):
+        """The day on which a part was measured."""
+        report = self._report(name)
+        return report and report["date"][:10]
+
+    def save(self, name, results):
+        """Keep what was measured of a part, whole or not at all, and return it."""
+        report = {"experiment": name, "quick": self.quick, **stamp(), "results": results}
+        pages.write_text(self.path(f"{name}.json"), json.dumps(report, indent=1) + "\n")
+        return results
+
+    def measured(self, name, measure):
+        """The results of a part, measured unless they are there."""
+        found = self.load(name)
+        if found is None:
+            print(f"{self.subject}: {name}", flush=True)
+            found = self.save(name, measure())
+        return found
+
+    def rows(self, name="runs"):
+        """What ``append`` has kept: a row for each run."""
+        if not os.path.exists(self.path(f"{name}.jsonl")):
+            return []
+        with open(self.path(f"{name}.jsonl")) as file:
+            return [json.loads(line) for line in file if line.strip()]
+
+    def append(self, row, name="runs"):
+        """Keep a row as its run ends."""
+        with open(self.path(f"{name}.jsonl"), "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def forget(self, parts=()):
+        """Remove what was measured: some parts, or all of the subject."""
+        for name in os.listdir(self.out):
+            part, ending = os.path.splitext(name)
+            if ending in (".json", ".jsonl") and (not parts or part in parts):
+                os.remove(self.path(name))
+
+
+def stamp():
+    """When, and on what; nothing that names the machine."""
+    with open("/proc/cpuinfo") as file:
+        cpu = next(
+            (line.partition(":")[2].strip() for line in file if line.startswith("model name")),
+            "unknown",
+        )
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"date": now, "cpu": cpu, "cores": len(os.sched_getaffinity(0))}
+
+
+@contextlib.contextmanager
+def made_whole(target):
+    """A folder in which ``made`` is put together, and then becomes ``target``."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as folder:
+        yield folder
+        os.rename(os.path.join(folder, "made"), target)

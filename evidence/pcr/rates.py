@@ -1,0 +1,187 @@
+"""How fast training goes at a limited bandwidth; BandwidthTuner while it falls and returns."""
+
+import itertools
+import os
+import statistics
+import tempfile
+import time
+
+import fsspec
+import torch
+import train
+
+import pcrshard
+from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
+from pcrshard.testing import ThrottledFS, TokenBucket
+
+from ..lab import SCANS
+from .runs import Spec, batch, config, paced
+
+BANDWIDTHS = (0.5, 1.0, 2.0, 4.0)
+STEPS = 25
+
+
+def _step_cost(lab, task, scan, model):
+    """CPU seconds of a training step, decoding included."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
+        more = (f"model={model}", "data.val=null", f"stop_after={STEPS}")
+        run = train.Run(
+            config(lab, Spec(task.name, scan), out, *more), train.current(), torch.device("cpu")
+        )
+        run.checkpoint = lambda: None
+        times = []
+        around = run.around
+        run.around = lambda loader: (
+            times.append(time.process_time()) or found for found in around(loader)
+        )
+        run.train_epoch(len(run.loader))
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+
+def _step_costs(lab, task, rounds, model="small_cnn"):
+    """The least of some interleaved rounds: other jobs of the machine make a step slower, none
+    makes it cheaper.
+    """
+    found = [
+        [_step_cost(lab, task, scan, model) for scan in SCANS]
+        for _ in range(1 if lab.quick else rounds)
+    ]
+    return dict(zip(SCANS, map(min, zip(*found, strict=True)), strict=True))
+
+
+def _epoch_rate(lab, task, scan, cost, bandwidth):
+    """Images a second of an epoch whose reads are real, and whose steps sleep for ``cost``
+    seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
+        cfg = config(lab, Spec(task.name, scan, bandwidth=bandwidth), out)
+        level = pcrshard.ScanLevel(scan)
+        loader = train.make_loader(cfg, cfg.data.train, level, None, training=True)
+        begun = time.monotonic()
+        paced(loader, cost)
+        return len(loader) * cfg.batch_size / (time.monotonic() - begun)
+
+
+def bandwidth(lab):
+    """Images a second at each scan and bandwidth."""
+    task = lab.task(2)
+    index = lab.index(task.name, "train")
+    found = {}
+    for scan, cost in _step_costs(lab, task, 4).items():
+        limits = (1.0,) if lab.quick else BANDWIDTHS
+        points = [[limit, _epoch_rate(lab, task, scan, cost, limit)] for limit in limits]
+        size = index.prefix_bytes(scan) / index.num_samples
+        found[str(scan)] = {"bytes": size, "points": points, "unlimited": batch(lab) / cost}
+        print(scan, found[str(scan)], flush=True)
+    return {"task": task.name, "scans": found}
+
+
+def rates(lab):
+    """Images a second of two models at 1 MB/s."""
+    task, limit = lab.task(2), 1.0
+    models = {}
+    for model in ("small_cnn", "shufflenet_v2"):
+        costs = _step_costs(lab, task, 3, model)
+        rows = {
+            str(scan): _epoch_rate(lab, task, scan, cost, limit) for scan, cost in costs.items()
+        }
+        models[model] = {"limited": rows, "unlimited": batch(lab) / costs["full"]}
+        print(model, models[model], flush=True)
+    return {"task": task.name, "bandwidth": limit, "models": models}
+
+
+class _VaryingBucket(TokenBucket):
+    """A token bucket whose rate is what a file says."""
+
+    def take(self, count):
+        with open(self.state + ".rate") as file:
+            self.rate = float(file.read())
+        return super().take(count)
+
+
+class _VaryingFS(ThrottledFS):
+    """Local files at a bandwidth that changes while processes read; small chunks, so that a change
+    is felt at once.
+    """
+
+    protocol = "varying"
+    _CHUNK_BYTES = 1 << 15
+
+    def __init__(self, state, **kwargs):
+        super().__init__(1.0, state, **kwargs)
+        self.bucket = _VaryingBucket(1.0, state, 20_000)
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return str(path).removeprefix("varying://")
+
+
+def _set_rate(state, rate):
+    with open(state + ".rate.new", "w") as file:
+        file.write(str(rate))
+    os.replace(state + ".rate.new", state + ".rate")
+
+
+def _open(lab, task, state, level):
+    """A loader whose one worker reads through the bucket and decodes."""
+    fsspec.register_implementation("varying", _VaryingFS, clobber=True)
+    _set_rate(state, 1e9)
+    dataset = pcrshard.PCRDataset(
+        f"varying://{lab.dataset(task.name, 'train')}",
+        scan=level,
+        decoder=pcrshard.ImageDecoder(lab.size, "random"),
+        fields=("jpg", "cls"),
+        storage_options={"state": state, "skip_instance_cache": True},
+    )
+    return pcrshard.PCRLoader(
+        dataset, batch(lab), shuffle=1, num_workers=1, lanes_per_rank=1, shards_ahead=1
+    )
+
+
+def wait(lab):
+    """Steps of a fixed length at a bandwidth that falls to a quarter and comes back."""
+    task, used = lab.task(0), 0.02 if lab.quick else 0.2
+    phases = ((2, 1.0), (2, 0.25), (2, 1.0)) if lab.quick else ((20, 1.0), (60, 0.25), (110, 1.0))
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="pcrshard-wait-") as folder:
+        state, level = os.path.join(folder, "bucket"), pcrshard.ScanLevel("full")
+        loader = _open(lab, task, state, level)
+        entries = loader.dataset.shards.entries
+        sizes, per_shard = bytes_per_sample(entries), entries[0].num_samples
+        tuner = BandwidthTuner(level, sizes, window=5, ahead=2 * per_shard)
+        # Half as much again as full fidelity needs.
+        top = 1.5 * sizes[-1] * batch(lab) / used
+        _set_rate(state, top)
+        ends = list(itertools.accumulate(seconds for seconds, _ in phases))
+        origin, factor = time.monotonic(), 1.0
+        for begun, came, first in _arrivals(loader, origin + ends[-1]):
+            time.sleep(used)  # an accelerator works, and the processor is free
+            done = time.monotonic()
+            waited = 0.0 if first else came - begun
+            scan = tuner.record(waited, done - came, batch(lab))
+            rows.append([done - origin, waited, done - came, scan, factor, first])
+            factor = next((f for end, (_, f) in zip(ends, phases, strict=True)
+                           if done - origin < end), factor)  # fmt: skip
+            _set_rate(state, top * factor)
+    return {
+        "task": task.name,
+        "rows": rows,
+        "phases": phases,
+        "top": top,
+        "batch": batch(lab),
+        "per_shard": per_shard,
+        "sizes": sizes,
+    }
+
+
+def _arrivals(loader, deadline):
+    """(asked at, came at, whether it is an epoch's first) of batches, epoch after epoch."""
+    while time.monotonic() < deadline:
+        source, first = iter(loader), True
+        begun = time.monotonic()
+        for _ in source:
+            yield begun, time.monotonic(), first
+            if time.monotonic() >= deadline:
+                return
+            begun, first = time.monotonic(), False

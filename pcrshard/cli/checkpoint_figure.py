@@ -1,0 +1,107 @@
+"""The figure of ``pcrshard checkpoint show``: ratio and error of each tensor of a version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..fidelity.plots import pyplot_module, saved_figure
+
+if TYPE_CHECKING:
+    from ..checkpoint import DeltaStore
+
+# More bars than this cannot be read; the largest tensors are drawn.
+MAX_TENSORS = 60
+_INCHES_PER_BAR = 0.24
+# Color and meaning of each kind of bound.
+_KINDS = {
+    "lossless": ("#a0aec0", "bit for bit"),
+    "linear": ("#2b6cb0", "within an absolute error"),
+    "log": ("#c05621", "within a relative error"),
+}
+Row = dict[str, Any]
+
+
+def bounds_of(store: DeltaStore, version: int, rows: Sequence[Row]) -> list[Row]:
+    """Add ``bound_std`` to each tensor's row: its error bound as a fraction of its std.
+
+    A logarithmic grid bounds the error of each value: there it is a fraction of the value.
+    """
+    from ..checkpoint.reader import read_tensors
+    from ..errorbound import FLOAT_TYPES
+
+    _, state = store.read(lambda manifest: read_tensors(store.io, manifest, version))
+
+    def fraction(row: Row) -> float:
+        bound = float(row["error_bound"])
+        if row["bound_kind"] != "linear":
+            return bound
+        tensor = state[row["path"]]
+        values = FLOAT_TYPES[tensor.spec.dtype].widen(tensor.restore())
+        std = float(values[np.isfinite(values)].std())
+        return bound / std if std else 0.0
+
+    return [row | {"bound_std": fraction(row)} for row in rows]
+
+
+def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
+    """Draw bars of ratio and error for each tensor, saved as PNG.
+
+    Args:
+        rows: Of the tensors: ``path``, ``raw_bytes``, ``stored_bytes``, ``bound_kind``, and
+            ``error`` (measured, as a fraction of the bound) or ``bound_std`` (allowed, as a
+            fraction of the tensor's standard deviation).
+        path: Target file.
+        title: Text above the figure.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+        StorageError: The picture cannot be written.
+    """
+    drawn = sorted(rows, key=lambda row: -row["raw_bytes"])[:MAX_TENSORS]
+    if len(drawn) < len(rows):
+        title = f"{title}: the largest {len(drawn)} of {len(rows)} tensors"
+    # A tensor that is equal to its reference takes no bytes at all.
+    ratios = [row["raw_bytes"] / max(row["stored_bytes"], 1) for row in drawn]
+    measured = any("error" in row for row in drawn)
+    name = "error" if measured else "bound_std"
+    errors = [row.get(name, 0.0) for row in drawn]
+    texts = [f"{row[name]:.3g}" if name in row else "not compared" for row in drawn]
+
+    with saved_figure(path, 11, 1.6 + _INCHES_PER_BAR * len(drawn)) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        _draw_bars(left, drawn, ratios, [f"{ratio:.3g}x" for ratio in ratios])
+        left.set_xscale("log")
+        left.set_xlim(min([0.8, *ratios]), max(ratios, default=1) * 3)
+        left.set_yticks(range(len(drawn)), [row["path"] for row in drawn], fontsize=8)
+        left.set_ylim(len(drawn) - 0.4, -0.6)
+        left.set_xlabel("times smaller (log scale)")
+        _draw_bars(right, drawn, errors, texts)
+        right.set_xlim(0, max([1e-9, *errors]) * 1.3)
+        right.tick_params(axis="y", left=False)
+        if measured:
+            right.axvline(1, color="#c53030", linewidth=1)
+            right.set_xlabel("largest error, as a fraction of the bound (red)")
+        else:
+            right.set_xlabel("error bound, as a fraction of the std (orange: of each value)")
+        _draw_legend(figure, drawn)
+        figure.suptitle(title)
+
+
+def _draw_legend(figure: Any, rows: Sequence[Row]) -> None:
+    rectangle = pyplot_module().Rectangle
+    used = [_KINDS[kind] for kind in _KINDS if any(row["bound_kind"] == kind for row in rows)]
+    handles = [rectangle((0, 0), 1, 1, color=color) for color, _ in used]
+    meanings = [meaning for _, meaning in used]
+    figure.legend(handles, meanings, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+
+
+def _draw_bars(
+    axes: Any, rows: Sequence[Row], values: Sequence[float], texts: Sequence[str]
+) -> None:
+    colors = [_KINDS[row["bound_kind"]][0] for row in rows]
+    bars = axes.barh(range(len(rows)), values, 0.7, color=colors)
+    axes.bar_label(bars, texts, padding=3, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)

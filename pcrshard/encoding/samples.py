@@ -1,0 +1,179 @@
+"""Samples before they are read: where their bytes are, which keys they get, and image lists."""
+
+from __future__ import annotations
+
+import itertools
+import posixpath
+import re
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
+
+from .. import storage
+from ..errors import EncodeError
+from ..format.names import is_metadata, numbered, place_in_list
+from ..format.shard_index import MAX_LISTED
+from ..redaction import links_of
+
+StorageOptions = storage.Options
+LABEL_FIELD = "cls"
+
+
+class FieldRef(NamedTuple):
+    """Where a field's bytes are: ``[start, stop)`` of a file, to its end if stop is ``None``.
+
+    ``place`` is the position of an image in the list ``name``; ``None`` for any other field.
+    """
+
+    name: str
+    url: str
+    start: int = 0
+    stop: int | None = None
+    place: int | None = None
+
+
+class SampleRef(NamedTuple):
+    """A sample to encode: fields to read, and fields whose bytes the listing already knows."""
+
+    key: str
+    refs: tuple[FieldRef, ...]
+    known: tuple[tuple[str, bytes], ...] = ()
+
+
+class Source(NamedTuple):
+    """All samples of a source in a stable order.
+
+    Attributes:
+        samples: The samples.
+        classes: Names of the labels 0, 1, ...; empty if labels are numbers or missing.
+        ignored: Files that are neither images nor tars.
+        splits: The training, validation, and test sets that the source seems to hold.
+    """
+
+    samples: list[SampleRef]
+    classes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+
+
+def unique_keys(paths: Iterable[str]) -> list[str]:
+    """Legal, distinct keys for file names: no dots in the last part, no ``..``."""
+    keys: dict[str, None] = {}
+    for path in paths:
+        stem = _legal_key(path)
+        numbered_stems = (f"{stem}_{number}" for number in itertools.count(1))
+        candidates = itertools.chain([stem], numbered_stems)
+        keys[next(key for key in candidates if key not in keys)] = None
+    return list(keys)
+
+
+def _legal_key(path: str) -> str:
+    """A legal key for a file name, or for the path of a URL without its host and query."""
+    links = links_of(path)
+    remote = [link for link in links if link.scheme] or links
+    names = [link.path for link in remote] + [link.host for link in remote] + ["_"]
+    usable = next(name for name in names if name.strip("/\\\0."))
+    parts = [part for part in re.split(r"[/\\\0]", usable) if part not in ("", ".", "..")]
+    parts[-1] = posixpath.splitext(parts[-1])[0].replace(".", "_") or "_"
+    key = "/".join(parts).encode("utf-8", "replace").decode()
+    return f"_{key.lstrip('_')}" if is_metadata(f"{key}.jpg") else key
+
+
+def number_labels(
+    samples: Sequence[SampleRef],
+    labels: Sequence[str | None],
+    classes: Sequence[str],
+) -> list[SampleRef]:
+    """Give each sample the number of its class in the field ``cls``.
+
+    Args:
+        samples: The samples.
+        labels: The class name of each sample, or ``None``.
+        classes: The names of classes 0, 1, ...
+
+    Raises:
+        EncodeError: A name is not among ``classes``.
+    """
+    numbers = {name: str(number).encode() for number, name in enumerate(classes)}
+    if unknown := {label for label in labels if label is not None} - numbers.keys():
+        raise EncodeError(
+            f"expected classes of the {len(classes)} names given, such as {classes[0]!r}, "
+            f"the source has {min(unknown)!r}"
+        )
+    return [
+        sample
+        if label is None
+        else sample._replace(known=((LABEL_FIELD, numbers[label]), *sample.known))
+        for sample, label in zip(samples, labels, strict=True)
+    ]
+
+
+def gather_lists(
+    samples: list[SampleRef],
+    wanted: Sequence[str] | None = None,
+) -> list[SampleRef]:
+    """Turn numbered images into lists: ``images.0.jpg``, ``images.1.jpg`` into ``images.jpg``.
+
+    Args:
+        samples: The samples of tars.
+        wanted: Which lists to make. By default, fields that are clearly lists: their number varies
+            between samples, and they are counted from 0 without a gap.
+
+    Raises:
+        EncodeError: A wanted list does not exist, or has a gap.
+    """
+    found = _find_lists(samples)
+    if wanted is None:
+        fields = {ref.name for sample in samples for ref in sample.refs}
+        names = {name for name, rows in found.items() if _is_list(rows) and name not in fields}
+    else:
+        names = set(wanted)
+        for name in wanted:
+            _check_list(name, samples, found.get(name))
+    return [_gather(sample, names) for sample in samples] if names else samples
+
+
+def _find_lists(samples: Sequence[SampleRef]) -> dict[str, list[list[int]]]:
+    """For each possible list, the numbers that each sample has."""
+    found: dict[str, list[list[int]]] = {}
+    for row, sample in enumerate(samples):
+        for place in map(place_in_list, (ref.name for ref in sample.refs)):
+            if place is not None:
+                rows = found.setdefault(place[0], [[] for _ in samples])
+                rows[row].append(place[1])
+    return found
+
+
+def _is_list(rows: Sequence[Sequence[int]]) -> bool:
+    lengths = {len(places) for places in rows}
+    return len(lengths) > 1 and 2 <= max(lengths) <= MAX_LISTED and all(map(_is_counted, rows))
+
+
+def _is_counted(places: Sequence[int]) -> bool:
+    return sorted(places) == list(range(len(places)))
+
+
+def _check_list(
+    name: str,
+    samples: Sequence[SampleRef],
+    rows: Sequence[Sequence[int]] | None,
+) -> None:
+    if rows is None:
+        raise EncodeError(
+            f"expected numbered fields such as {numbered(name, 0)!r} for the list {name!r}, "
+            "found none"
+        )
+    for sample, places in zip(samples, rows, strict=True):
+        if not _is_counted(places) or name in [ref.name for ref in sample.refs]:
+            raise EncodeError(
+                f"expected images 0, 1, ... of the list {name!r} without a gap and no field of "
+                f"that name, got {sorted(places)}",
+                key=sample.key,
+            )
+
+
+def _gather(sample: SampleRef, names: Container[str]) -> SampleRef:
+    refs = []
+    for ref in sample.refs:
+        name, place = place_in_list(ref.name) or ("", None)
+        refs.append(ref._replace(name=name, place=place) if name in names else ref)
+    return sample._replace(refs=tuple(sorted(refs, key=lambda ref: ref.place or 0)))

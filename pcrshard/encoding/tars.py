@@ -1,0 +1,154 @@
+"""The samples of WebDataset tars."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import posixpath
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, Self
+
+from .. import storage
+from ..errors import EncodeError
+from ..format.names import is_metadata, valid_field, valid_key
+from ..format.shard_index import BLOCK
+from ..redaction import bare_url, redact_url
+from .samples import FieldRef, SampleRef, StorageOptions
+
+_MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+# Listing a larger tar would take gigabytes, and an endless stream would never end.
+_MAX_MEMBERS = 1 << 22
+_LONG_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_MAX_HEADER_BYTES = 1 << 20
+
+
+def list_tars(
+    urls: Sequence[str],
+    prefix_keys: bool,
+    options: StorageOptions,
+    retry: storage.Retry,
+) -> list[SampleRef]:
+    """List the samples of tars, grouped as WebDataset does.
+
+    Raises:
+        EncodeError: A tar is damaged, or two samples have the same key.
+        StorageError: A tar cannot be read.
+    """
+    owners: dict[str, str] = {}
+    samples = []
+    folder = posixpath.commonprefix([bare_url(url) for url in urls]).rpartition("/")[0]
+    for url in urls:
+        stem = bare_url(url)[len(folder) :].lstrip("/").removesuffix(".tar")
+        for sample in storage.collect(_list_tar(url, options), url, retry):
+            key = f"{stem}/{sample.key}" if prefix_keys else sample.key
+            if key in owners:
+                raise _same_key(key, owners[key], url, prefix_keys)
+            owners[key] = url
+            samples.append(sample._replace(key=key))
+    return samples
+
+
+def _same_key(key: str, first: str, second: str, prefix_keys: bool) -> EncodeError:
+    if first == second:
+        return EncodeError(f"key {key!r} is in {redact_url(first)}, which holds it twice")
+    advice = "" if prefix_keys else "; --prefix-keys keeps them apart"
+    return EncodeError(
+        f"key {key!r} is in {redact_url(first)}, and in {redact_url(second)}{advice}"
+    )
+
+
+def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
+    unchanged = storage.unchanged([url], options=options)
+    with unchanged, storage.open_file(url, options=options) as file:
+        try:
+            with tarfile.open(fileobj=file, mode="r:", tarinfo=_CheckedInfo) as tar:
+                for key, fields in itertools.groupby(_fields(tar, url), operator.itemgetter(0)):
+                    refs: dict[str, FieldRef] = {}
+                    for _, ref, name in fields:
+                        if refs.setdefault(ref.name, ref) is not ref:
+                            raise EncodeError(f"two members {name!r} in one sample", url=url)
+                    yield SampleRef(key, tuple(refs.values()))
+                _check_end(file, tar.offset, url)
+        except (tarfile.TarError, RecursionError) as error:
+            raise EncodeError(f"not an uncompressed tar: {error}", url=url) from error
+
+
+class _CheckedInfo(tarfile.TarInfo):
+    """A header that leads forward: tarfile would read one of negative size forever."""
+
+    @classmethod
+    def frombuf(
+        cls,
+        buf: bytes | bytearray,
+        encoding: str,
+        errors: str,
+    ) -> Self:
+        info = super().frombuf(buf, encoding, errors)
+        # tarfile reads extended headers into memory.
+        if info.type in _LONG_HEADERS and info.size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header claims {info.size} bytes")
+        return info
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        info = super().fromtarfile(tarfile_)
+        if info.size < 0 or tarfile_.offset <= info.offset:
+            raise tarfile.ReadError(f"a member claims {info.size} bytes at {info.offset}")
+        return info
+
+
+def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef, str]]:
+    """The key, the field and the name of each member that WebDataset would read."""
+    places: dict[str, tuple[int, int]] = {}
+    for number, info in enumerate(tar):
+        if number == _MAX_MEMBERS:
+            raise tarfile.ReadError(f"more than {_MAX_MEMBERS} members; divide it")
+        # A hard link is another name of a file that is in the tar already.
+        if info.islnk() and info.linkname in places:
+            info.type = tarfile.REGTYPE
+            info.offset_data, info.size = places[info.linkname]
+        name = info.name.removeprefix("./")
+        match = _MEMBER.fullmatch(name)
+        hidden = is_metadata(name) or posixpath.basename(name).startswith(".")
+        if info.isreg() and match is not None and not hidden:
+            places[info.name] = (info.offset_data, info.size)
+            key, field = match[1], match[2].lower()
+            if not valid_key(key) or not valid_field(field):
+                raise EncodeError(
+                    f"member {info.name!r} does not make a legal key and field", url=url
+                )
+            if info.issparse():
+                raise EncodeError(
+                    f"member {info.name!r} is stored with holes; make the tar without --sparse",
+                    url=url,
+                )
+            stop = info.offset_data + info.size
+            yield key, FieldRef(field, url, info.offset_data, stop), info.name
+        # tarfile would keep every header in memory.
+        tar.members = []  # type: ignore[attr-defined]
+
+
+def _check_end(file: BinaryIO, offset: int, url: str) -> None:
+    """Refuse a damaged header, which tarfile takes for the end, and joined tars."""
+    file.seek(offset)
+    block = file.read(BLOCK)
+    if block not in (b"", bytes(BLOCK)):
+        raise EncodeError(
+            "expected a tar header or the end of the tar, got a damaged header",
+            url=url,
+            offset=offset,
+        )
+    while rest := file.read(1 << 20):
+        if rest.strip(b"\0"):
+            raise EncodeError(
+                "expected nothing after the end of the tar; join tars by `tar --concatenate`",
+                url=url,
+            )

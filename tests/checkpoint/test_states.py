@@ -1,0 +1,178 @@
+"""A nested state comes back with each type as it was, or is refused with its path."""
+
+import collections
+import random
+import uuid
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from states import same
+
+from pcrshard.checkpoint import DeltaStore
+from pcrshard.errors import UnsupportedState
+
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+)
+STATES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(SCALARS, inner),
+    max_leaves=20,
+)
+DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float8_e4m3fn float8_e5m2 "
+DTYPES += "float8_e4m3fnuz float8_e5m2fnuz float16 bfloat16 float32 float64 complex64 complex128"
+
+
+def there_and_back(*states):
+    with DeltaStore.lossless(f"memory://states-{uuid.uuid4().hex}") as store:
+        for state in states:
+            store.save(state)
+        return store.load()
+
+
+@PATIENT
+@given(STATES)
+def test_plain_states_come_back(state):
+    """Any nesting of plain values, with integers of any size and keys of any plain type."""
+    assert same(there_and_back(state), state)
+
+
+@pytest.mark.parametrize("name", DTYPES.split())
+def test_tensors_of_each_type_come_back(name):
+    """As a keyframe, and as a delta in which few or all words change; of any shape and strides."""
+    dtype = getattr(torch, name)
+    size = torch.empty(0, dtype=dtype).element_size()
+
+    def made(seed):
+        generator = torch.Generator().manual_seed(seed)
+        raw = torch.randint(0, 2, (40, 60 * size), dtype=torch.uint8, generator=generator)
+        return raw.view(dtype)
+
+    whole = made(0)
+    few = whole.clone()
+    few[3, ::9] = whole[4, ::9]
+    shapes = {"scalar": whole[0, 0].clone(), "empty": whole[:0].clone(), "t": made(3).t()}
+    shapes |= {"expanded": made(5)[:1].expand(6, -1), "cut": made(6)[:, 7:9]}
+    states = [{"w": tensor} | shapes for tensor in (whole, few, made(1), made(1))]
+    for count in range(1, 5):
+        assert same(there_and_back(*states[:count]), states[count - 1])
+
+
+def test_the_state_of_a_training_run_comes_back():
+    """Model, AdamW, scheduler and the generators of torch, numpy and Python."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    schedule.step()
+    legacy = np.random.RandomState(0)
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "rng": (torch.get_rng_state(), random.getstate(), legacy.get_state()),
+        "generator": np.random.default_rng(0).bit_generator.state,
+        "scalars": [np.float32(0.1), np.int64(3), np.bool_(True), np.complex128(1j)],
+    }
+    back = there_and_back(state)
+    assert same(back, state)
+    assert back["model"]._metadata == state["model"]._metadata
+    optimizer.load_state_dict(back["optimizer"])
+
+
+def test_tied_weights_come_back_tied_under_each_name(tmp_path):
+    """Tied parameters, a transposed view and a slice share memory again; any name loads."""
+    weight = torch.randn(30, 20)
+    state = {
+        "emb.weight": weight, "head.weight": weight, "view": weight.t(), "row": weight[3],
+        "flat": weight.reshape(-1), "other": torch.randn(30, 20),
+    }  # fmt: skip
+    with DeltaStore.lossless(str(tmp_path)) as store:
+        store.save({"model": state})
+    assert sum(r.raw_bytes for r in store.versions()) == 2 * weight.nbytes
+    loaded = store.load()["model"]
+    assert same(loaded, state)
+    loaded["emb.weight"][3] = 7
+    for name in ("head.weight", "view", "row", "flat"):
+        assert (loaded[name] == 7).sum() == 20, name
+    assert (loaded["other"] == 7).sum() == 0
+    for name, tensor in state.items():
+        part = store.load(names=[f"model.{name}"])
+        assert torch.equal(part[f"model.{name}"], tensor)
+    both = store.load(names=["model.emb.weight", "model.head.weight"])
+    assert both["model.emb.weight"] is both["model.head.weight"]
+
+
+def test_lazy_conjugates_keep_their_values():
+    """They share their source's memory, but not its values."""
+    tensor = torch.randn(3, dtype=torch.complex64)
+    back = there_and_back({"a": tensor, "b": tensor.conj()})
+    assert torch.equal(back["a"], tensor)
+    assert torch.equal(back["b"], tensor.conj().resolve_conj())
+
+
+def test_empty_tensors_and_equal_paths():
+    """Neither are tied: keys with dots in them can spell the same path twice."""
+    state = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "e": torch.empty(0)}
+    state["f"] = torch.empty(0)
+    back = there_and_back(state)
+    assert same(back, state)
+    assert back["e"] is not back["f"]
+
+
+def test_big_endian_arrays_keep_their_values():
+    """Files are little-endian, whatever an array was."""
+    assert there_and_back({"a": np.array([1, 256], ">i4")})["a"].tolist() == [1, 256]
+
+
+def test_a_state_of_many_small_values_comes_back():
+    """A long history of equal entries is no bomb."""
+    state = {"history": [{"loss": 0.5, "tags": []}] * 5_000, "zeros": [0] * 50_000}
+    assert same(there_and_back(state), state)
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({1, 2}, "a builtins.set"),
+        (object(), "a builtins.object"),
+        (lambda: 1, "a builtins.function"),
+        (Point(1, 2), "a test_states.Point"),
+        (collections.defaultdict(int), "a collections.defaultdict"),
+        (torch.float32, "a torch.dtype"),
+        ({(1, 2): 3}, "a key of tuple"),
+        ("\ud800", "surrogate"),
+        (np.array([object()]), "arrays of type"),
+        (np.array(["text"]), "arrays of type"),
+        (np.array(["2020"], "M8[Y]"), "arrays of type"),
+        (torch.empty(3, device="meta"), "dense tensor with values"),
+        (torch.eye(3).to_sparse(), "dense tensor with values"),
+        (torch.randn(3).as_subclass(Subclass), "dense tensor with values"),
+        (LOOP, "at most 100 levels"),
+    ],
+    ids=lambda value: str(value)[:20] if isinstance(value, str) else "",
+)
+def test_other_values_are_refused_with_their_path(value, what):
+    """Instead of a pickle that executes, or a value that comes back as another type."""
+    with pytest.raises(UnsupportedState, match=rf"{what}.*key=outer\.0"):
+        there_and_back({"outer": [value]})

@@ -1,0 +1,265 @@
+"""The parser: every command line ends with a line and an exit status."""
+
+import io
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from argparse import Action
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from pcrshard import DeltaStore, PrefixCache, Shard, __version__
+from pcrshard.cli.main import build_parser, main
+
+
+def leaves(parser, words=()):
+    """(words, parser) of each command."""
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for name, command in action.choices.items():
+                yield from leaves(command, (*words, name))
+            return
+    yield words, parser
+
+
+COMMANDS = dict(leaves(build_parser()))
+NAMES = [" ".join(words) for words in COMMANDS]
+
+
+def test_these_are_the_commands():
+    """Jobs and notebooks rely on the names."""
+    datasets = "encode info verify export stage plan cache fidelity card demo completion"
+    checkpoint = "ls show verify export recover delete pull convert"
+    assert [
+        *datasets.split(),
+        *(f"checkpoint {name}" for name in checkpoint.split()),
+    ] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_explains_every_option_and_has_an_example(cli, name):
+    """Each command's help shows a line that can be copied, whose options exist."""
+    status, text, _ = cli(*name.split(), "--help")
+    assert status == 0
+    assert "==SUPPRESS==" not in text
+    (line,) = re.findall(rf"example:\n  pcrshard ({name} .*)", text)
+    build_parser().parse_args(line.split())
+    options = [action for action in COMMANDS[tuple(name.split())]._actions if action.dest != "help"]
+    assert all(option.help.strip() for option in options)
+    assert {"json"} <= {option.dest for option in options}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_option_shows_the_usage_of_its_command(cli, name):
+    """A mistyped option is answered with the options that the command has."""
+    _, text, _ = cli(*name.split(), "--help")
+    (line,) = re.findall(rf"example:\n  pcrshard ({name} .*)", text)
+    status, _, err = cli(*line.split(), "--no-such-option", "5")
+    assert status == 2
+    assert err.startswith(f"usage: pcrshard {name} ")
+    assert f"pcrshard {name}: error: unrecognized arguments: --no-such-option 5\n" in err
+
+
+def test_datasets_and_stores_are_read_with_storage_options():
+    """Every command that takes a URL takes the options of its file system."""
+    local = {"cache", "card", "demo", "completion"}
+    for words, parser in COMMANDS.items():
+        has_options = "storage_option" in {action.dest for action in parser._actions}
+        assert has_options != (words[0] in local), words
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["encode", "a", "b", "--part", "2/2"], "'2/2'"),
+        (["encode", "a", "b", "--part", "1"], "'1'"),
+        (["encode", "a", "b", "--slurm-option", "partition"], "'partition'"),
+        (["encode", "a", "b", "--keep-order", "--seed", "1"], "--keep-order"),
+        (["encode", "a.jpg", "b.jpg", "c.jpg", "shards"], "c.jpg shards; quote a pattern"),
+        (["export", "a", "b", "--scan", "-1"], "scan number or 'full', got '-1'"),
+        (["export", "a", "b", "--scan", "Full"], "scan number or 'full', got 'Full'"),
+        (["plan", "a", "--ranks", "0"], "expected a number of 1 to 1048576, got '0'"),
+        (["plan", "a", "--ranks", "1.5"], "got '1.5'"),
+        (["plan", "a", "--workers", "nan"], "expected a number of 0 to 4096, got 'nan'"),
+        (["plan", "a", "--bandwidth", "-3"], "expected a number above 0, got '-3'"),
+        (["plan", "a", "--bandwidth", "fast"], "expected a number above 0, got 'fast'"),
+        (["plan", "a", "--latency", "10,1"], "the median first, got '10,1'"),
+        (["plan", "a", "--latency", "1,nan"], "expected numbers of at least 0, got '1,nan'"),
+        (["plan", "a", "--simulate", "9", "--threads", "1000000000"], "got '1000000000'"),
+        (["checkpoint", "delete", "a"], "--keep --keep-every --keep-last is required"),
+        (["checkpoint", "delete", "a", "--keep", "1", "--keep-last", "1"], "is required"),
+        (["checkpoint", "delete", "a", "--keep-every", "-1"], "got '-1'"),
+        (["checkpoint", "convert", "a", "b", "--keyframe-every", "0"], "unrecognized"),
+        (["checkpoint", "ls", "a", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["info"], "expected a dataset or a shard"),
+        ([], "COMMAND"),
+        (["checkpoint"], "ACTION"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+    ],
+)
+def test_wrong_usage_says_what_was_expected(cli, words, expected):
+    """Exit status 2, the usage, and one line that names the bound and the value."""
+    status, out, err = cli(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith("usage: pcrshard ")
+    assert expected in err.splitlines()[-1]
+
+
+def test_version(cli):
+    """--version prints the version."""
+    assert cli("--version") == (0, f"pcrshard {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["ver"], {"verify"}),
+        (["encode", "--on-"], {"--on-error"}),
+        (["encode", "--on-error", "k"], {"keep"}),
+        (["info", "photo"], {"photos"}),
+    ],
+)
+def test_a_shell_completes(typed, expected, cli, tmp_path):
+    """Commands, options, their words, and files, by a real bash."""
+    (tmp_path / "complete.sh").write_text(cli("completion", "bash")[1])
+    (tmp_path / "photos").mkdir()
+    words = " ".join(["pcrshard", *typed])
+    program = (
+        f"source complete.sh; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; "
+        '_shtab_pcrshard; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    command = ["bash", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert set(done.stdout.split()) == expected, done.stderr
+
+
+HOSTILE = [
+    *["", "0", "-1", "1", "5", "0.5", "11", "full", "nan", "inf", "1e999", "9" * 30, "1/2", "a=1"],
+    *["=", "x", "{", "[1]", "a\x00b", "\udcff", "%s%n", "\x1b[31m", "none", "a,b", "q95"],
+    *[
+        "dataset",
+        "dataset/pcr.json",
+        "dataset/data-000000.tar",
+        "store",
+        "cache",
+        "images",
+        "empty",
+    ],
+    *["missing", "broken.tar", "http://127.0.0.1:1/x", "http://[::1", "nosuch://x", "pipe:false"],
+]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory, dataset, synthetic_folder):
+    """A folder with one of everything; command lines may change it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    shutil.copytree(dataset, folder / "dataset")
+    shutil.copytree(synthetic_folder, folder / "images")
+    (folder / "empty").mkdir()
+    (folder / "broken.tar").write_bytes(b"x" * 2000)
+    with DeltaStore(str(folder / "store")) as store:
+        for value in range(3):
+            store.save({"weight": torch.full((4, 4), float(value))})
+    shard = folder / "dataset" / "data-000000.tar"
+    with Shard(str(shard), cache=PrefixCache(str(folder / "cache"))).load(2):
+        pass
+    return folder
+
+
+def value_of(draw, action: Action) -> list[str]:
+    """The words that follow an option, or those of an argument."""
+    if action.nargs == 0:
+        return []
+    # These engines, and the demonstration's own pictures, take longer than a test may.
+    known = [word for word in action.choices or () if word not in ("dask", "slurm")]
+    words = st.sampled_from([*known, *HOSTILE])
+    count = draw(st.integers(1, 2)) if action.nargs in ("+", "*") else 1
+    return draw(st.lists(words, min_size=count, max_size=count))
+
+
+@st.composite
+def command_lines(draw):
+    """Any command with any of its options, and values that may fit, or not."""
+    words = draw(st.sampled_from(list(COMMANDS)))
+    actions = [action for action in COMMANDS[words]._actions if action.dest != "help"]
+    line = list(words)
+    for action in actions:
+        # Worker processes take a second to start.
+        if action.dest == "workers":
+            line += ["--workers", draw(st.sampled_from(["1", "0", "-1", "x"]))]
+        elif not action.option_strings:
+            line += value_of(draw, action)
+        elif action.required or draw(st.integers(0, 5)) == 0:
+            line += [action.option_strings[0], *value_of(draw, action)]
+    return line
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(line=command_lines())
+@example(line=["checkpoint", "recover", "store"])
+@example(line=["plan", "dataset", "--link", "5"])
+@example(line=["plan", "dataset", "--simulate", "1000", "--threads", "4096"])
+@example(line=["plan", "dataset", "--ranks", "24", "--lanes-per-rank", "4096"])
+@example(line=["fidelity", "dataset", "--reference", "dataset/data-000000.tar"])
+def test_any_command_line_ends_with_a_line_and_a_status(line, workplace):
+    """No combination of options and values ends in a traceback."""
+    here = os.getcwd()
+    os.chdir(workplace)
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            status = main(line)
+    except SystemExit as end:
+        status = end.code
+    finally:
+        os.chdir(here)
+    assert status in (0, 1, 2)
+    assert (out.getvalue() if status == 0 else out.getvalue() + err.getvalue()).strip()
+    assert "Traceback" not in err.getvalue()
+
+
+def test_every_command_reports_the_same_with_json(cli, workplace, monkeypatch):
+    """--json prints one JSON document, whose keys are the figures of the text."""
+    monkeypatch.chdir(workplace)
+    for line in (
+        ["encode", "images", "encoded", "--workers", "1"],
+        ["export", "dataset", "exported"],
+        ["stage", "dataset", "staged", "--scan", "2"],
+        ["card", "dataset", "--overwrite"],
+        ["info", "--system"],
+        ["verify", "dataset", "--workers", "1"],
+        ["checkpoint", "show", "store", "1"],
+        ["checkpoint", "export", "store", "1", "out.safetensors"],
+    ):
+        status, figures, _ = cli(*line, "--json")
+        assert status == 0
+        assert isinstance(figures, dict)
+        assert figures
+
+
+@pytest.mark.parametrize("missing", ["torch", "matplotlib", "sklearn"])
+def test_a_missing_package_is_named_before_work_starts(missing, tmp_path):
+    """A wheel without its extras: one line that says what to install, and nothing is written."""
+    lines = {
+        "torch": [["demo"], ["checkpoint", "ls", "x"]],
+        "matplotlib": [["demo"], ["info", "x", "--plot", "a.png"]],
+        "sklearn": [["demo"]],
+    }
+    for line in lines[missing]:
+        program = (
+            f"import sys; sys.modules[{missing!r}] = None;"
+            "from pcrshard.cli.main import main; sys.exit(main())"
+        )
+        command = [sys.executable, "-c", program, *line]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        (text,) = done.stderr.splitlines()
+        assert "pip install 'pcrshard[" in text
+        assert not list(itertools.chain(tmp_path.iterdir()))

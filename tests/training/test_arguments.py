@@ -1,0 +1,91 @@
+"""What a new user mistypes is refused at once, by one rule: expected WHAT, got WHAT."""
+
+import json
+
+import numpy as np
+import pytest
+from torch.utils.data import Subset
+
+from pcrshard import Buckets, ImageDecoder, PCRDataset, PCRLoader, ReadOptions, ScanLevel, View
+from pcrshard.errors import ScanUnavailable
+from pcrshard.testing import make_jpeg
+
+MISTAKES = {
+    "expected batch_size to be a whole number of at least 1, got 0": lambda d, f: PCRLoader(d, 0),
+    "expected batch_size .*, got 2.5": lambda d, f: PCRLoader(d, 2.5),
+    "expected buckets to be pcrshard.Buckets.*, got 64": lambda d, f: PCRLoader(d, 2, buckets=64),
+    "expected cache_bytes .* '50GB', got '1 gig'": lambda d, f: PCRDataset(
+        f, cache_dir="cache", cache_bytes="1 gig"
+    ),
+    "expected cache_dir with cache_bytes='1GB'": lambda d, f: PCRDataset(f, cache_bytes="1GB"),
+    "expected crop to be 'random' or 'center' or None, got 'left'": lambda d, f: View(
+        16, crop="left"
+    ),
+    "expected dataset to be a PCRDataset: .*subset": lambda d, f: PCRLoader(Subset(d, [0]), 2),
+    "expected dataset to be a PCRDataset: .*got 'shards'": lambda d, f: PCRLoader("shards", 2),
+    "expected fields to be a sequence of field names": lambda d, f: PCRDataset(f, fields="jpg"),
+    "expected at least one field, or fields=None": lambda d, f: PCRDataset(f, fields=()),
+    "expected flip to be a number, got None": lambda d, f: ImageDecoder(8, flip=None),
+    "expected fractions to be a sequence .*, got 0.5": lambda d, f: d.split(0.5),
+    "expected lanes_per_rank to be .*, got 0": lambda d, f: PCRLoader(d, 2, lanes_per_rank=0),
+    "expected max_world_size to be .*, got 0": lambda d, f: PCRLoader(d, 2, max_world_size=0),
+    "expected multiple to be .*, got 6.5": lambda d, f: Buckets(area=4096, multiple=6.5),
+    "expected numbers to be sample numbers.*, got 3": lambda d, f: d.subset(3),
+    "expected num_workers with multiprocessing_context='spawn'": lambda d, f: PCRLoader(
+        d, 2, multiprocessing_context="spawn"
+    ),
+    "expected prefetch to be .*, got -1": lambda d, f: ReadOptions(prefetch=-1),
+    "expected retry to be a Retry or None, got 3": lambda d, f: PCRDataset(f, retry=3),
+    "expected rng to be .*, got 'a'": lambda d, f: ImageDecoder(8, "random")(make_jpeg(), "a"),
+    "expected scale to be .*, got 0.5": lambda d, f: ImageDecoder(8, "random", scale=0.5),
+    r"fraction in \(0, 1\) or 'full', got 1.5": lambda d, f: PCRDataset(f, scan=1.5),
+    "expected scan to be .*, got 'ful'": lambda d, f: PCRDataset(f, scan="ful"),
+    "expected shuffle to be True, False or a number": lambda d, f: PCRLoader(d, 2, shuffle=0.5),
+    "expected transform to be a function or None, got 3": lambda d, f: PCRDataset(f, transform=3),
+    "expected views to be a list of pcrshard.View": lambda d, f: ImageDecoder(views=View(32)),
+    "unexpected argument 'persistent_workers'; use threads": lambda d, f: PCRLoader(
+        d, 2, persistent_workers=True
+    ),
+    r"write dataset.subset\(range\(1, 3\)\)": lambda d, f: d[1:3],
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_say_what_was_expected(dataset, message):
+    """No bare AttributeError, and nothing that is ignored in silence."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        MISTAKES[message](PCRDataset(str(dataset)), str(dataset))
+
+
+def test_what_users_write_is_accepted(dataset, tmp_path):
+    """NumPy's numbers, sizes with units, paths, sequences of any kind, and states stay JSON."""
+    made = PCRDataset(
+        dataset,
+        scan=np.int64(2),
+        fields=["cls", "jpg"],
+        cache_dir=tmp_path,
+        cache_bytes="1.5GiB",
+        decoder=ImageDecoder(np.int64(8), scale=[0.5, 1]),
+    )
+    assert made.shards.options.cache.max_bytes == 3 << 29
+    loader = PCRLoader(made, np.int64(2), seed=np.uint64(7), weights=np.ones(1), num_samples=4)
+    assert sum(len(labels) for labels, _ in loader) == 4
+    assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+    assert len(made.subset({0, 2})) == len(made.subset(range(2))) == 2
+    decoder = ImageDecoder(8, "random")
+    assert np.array_equal(decoder(make_jpeg(), np.int64(7)), decoder(make_jpeg(), 7))
+
+
+def test_a_level_may_be_a_fraction(dataset):
+    """``ScanLevel(0.5)`` is the scan that ``scan=0.5`` is, for the dataset that follows it."""
+    level = ScanLevel(0.5)
+    assert repr(level) == "ScanLevel(0.5)"
+    with pytest.raises(ValueError, match="expected a dataset that follows this level"):
+        print(level.value)
+    made = PCRDataset(str(dataset), scan=level)
+    assert level.value == PCRDataset(str(dataset), scan=0.5).scan
+    level.value = 0.99
+    assert level.value == PCRDataset(str(dataset), scan=0.99).scan
+    assert made[0]["jpg"] == PCRDataset(str(dataset), scan=0.99)[0]["jpg"]
+    with pytest.raises(ScanUnavailable, match="scan 1 takes"):
+        level.value = 1e-4
