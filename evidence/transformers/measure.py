@@ -26,6 +26,8 @@ from .models import GPT, ViT
 HERE = pathlib.Path(__file__).resolve().parent
 ARMS = {"plain": None, "0.05 std": 0.05, "0.1 std": 0.1}
 SEEDS = range(5)
+# Two-sided 95 % of Student's t, by degrees of freedom.
+T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
 # The width and heads of ViT-Tiny at a size that a CPU trains in a minute.
 SMALL = {"size": 40, "patch": 8, "width": 192, "heads": 3, "depth": 4, "dropout": 0.1}
 LENGTH = 64
@@ -232,6 +234,41 @@ def known(path):
     return {json.dumps(line["spec"], sort_keys=True): line for line in lines}
 
 
+def print_tables(out):
+    """The tables of README.md."""
+    runs = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    found = {(run["spec"]["network"], run["spec"]["arm"], run["spec"]["seed"]): run for run in runs}
+    print("| network | bound | figure | plain | compressed - plain | ratio of saved bytes |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for network, figure in (("vit", "accuracy"), ("vit", "loss"), ("gpt", "loss")):
+        for arm in list(ARMS)[1:]:
+            seeds = [seed for seed in SEEDS if (network, arm, seed) in found]
+            plain = [found[network, "plain", seed][figure] for seed in seeds]
+            mine = [found[network, arm, seed] for seed in seeds]
+            gap = paired([run[figure] for run in mine], plain)
+            ratio = sum(run["ratio"] for run in mine) / len(mine)
+            mean = sum(plain) / len(plain)
+            print(f"| {network} | {arm} | test {figure} | {mean:.4f} | {gap} | {ratio:.2f} |")
+    ratios = json.loads((out / "ratios.json").read_text())
+    cases = next(iter(ratios.values()))
+    print(f"\n| case | {' | '.join(ratios)} |\n| --- |{' --- |' * len(ratios)}")
+    for case in cases:
+        figures = " | ".join(f"{ratios[network][case]['ratio']:.2f}" for network in ratios)
+        print(f"| {case} | {figures} |")
+    print("\n| network | saved by, how kept | MB | ratio |\n| --- | --- | --- | --- |")
+    for network in ratios:
+        found = ratios[network]["float32, 0.05, zstd"]["kinds"]
+        for kind, (raw, stored) in sorted(found.items(), key=lambda item: -item[1][0]):
+            print(f"| {network} | {kind} | {raw / 1e6:.2f} | {raw / stored:.2f} |")
+
+
+def paired(first, second):
+    """A mean difference with its 95 % interval, by Student's t."""
+    gaps = np.subtract(first, second)
+    half = T_95[len(gaps) - 1] * gaps.std(ddof=1) / len(gaps) ** 0.5
+    return f"{gaps.mean():+.4f} [{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="classify.tar, with labeled photographs")
@@ -261,6 +298,7 @@ def main():
         fixed = data.batch(batch[network], torch.Generator().manual_seed(0))
         found[network] = ratios_of(model, lambda data=data, m=model, b=fixed: data.loss(m, b))
     (args.out / "ratios.json").write_text(json.dumps(found, indent=1) + "\n")
+    print_tables(args.out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ tensors are identified by their position in the order of saving, which the next 
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from types import FrameType
@@ -114,11 +113,13 @@ def _valid_share(module: Any, values: Tensor, output: Tensor) -> float:
     The gradient of a weight by ones counts them. For a transposed convolution it is the share of
     outputs that a tap reaches.
     """
-    bare = copy.copy(module)
+    # Not a copy: FSDP2's subclasses cannot be copied, and their weights are sharded.
+    kind = next(kind for kind in _CONVOLUTIONS if isinstance(module, kind))
+    bare: Any = object.__new__(kind)
     ones = torch.ones(module.weight.shape, device=values.device, requires_grad=True)
-    bare._parameters = {"weight": ones, "bias": None}
+    bare.__dict__ |= module.__dict__ | {"_parameters": {"weight": ones, "bias": None}}
     plain = torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
     with torch.enable_grad(), torch.autocast(values.device.type, enabled=False), plain:
-        counted = type(module).forward(bare, torch.ones_like(values[:1], dtype=torch.float32))
+        counted = kind.forward(bare, torch.ones_like(values[:1], dtype=torch.float32))
         (pairs,) = torch.autograd.grad(counted.sum(), ones)
     return float(pairs.mean()) / output[0, 0].numel()
