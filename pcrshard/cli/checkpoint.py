@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..fidelity.costs import human_bytes, table
+from ..fidelity.costs import counted, human_bytes, record_table
 from .parser import Count, Report, StorageOptions, UsageError
 from .progress import ProgressBar
 
@@ -31,10 +31,6 @@ def _open(store: str, options: dict[str, Any] | None) -> DeltaStore:
 def _bar(name: str, unit: str) -> ProgressBar:
     """A bar on a terminal, nothing elsewhere: these commands are short."""
     return ProgressBar(name, unit, log_seconds=math.inf)
-
-
-def _counted(number: int, noun: str = "version") -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _ratio(raw: int, stored: int) -> str:
@@ -66,20 +62,13 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         for record in records
     ]
     rows = [
-        [
-            record.number,
-            "-" if record.parent is None else record.parent,
-            record.file_bytes,
-            _ratio(record.raw_bytes, record.file_bytes),
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved)),
-            " ".join(f"{key}={value}" for key, value in record.metrics.items()),
-        ]
-        for record in records
+        row | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved))}
+        for row, record in zip(figures, records, strict=True)
     ]
-    listed = table(("version", "reference", "bytes", "ratio", "saved", "metrics"), rows)
+    listed = record_table(rows, omit=("file", "id"))
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
-    total = f"{_counted(len(records))}, {raw} bytes in {stored}: {_ratio(raw, stored)}"
+    total = f"{counted(len(records), 'version')}, {raw} bytes in {stored}: {_ratio(raw, stored)}"
     return Report(figures, f"{listed}\n{total}")
 
 
@@ -120,9 +109,7 @@ def show(
         stored = sum(row["stored_bytes"] for row in tensors)
         raw = sum(row["raw_bytes"] for row in tensors)
         plot_tensors(drawn, figure, title=f"Version {version}: {_ratio(raw, stored)} smaller")
-    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "patch", "error")
-    text = table(header, [_tensor_cells(row) for row in tensors])
-    return Report({"version": version, "tensors": tensors}, text)
+    return Report({"version": version, "tensors": tensors}, record_table(tensors))
 
 
 def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
@@ -138,22 +125,6 @@ def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
         "error_bound": 0.0 if lattice is None else lattice.error_bound,
         "patch_bytes": entry.patch_bytes,
     }
-
-
-def _tensor_cells(row: dict[str, Any]) -> list[object]:
-    relative = " of each value" if row["bound_kind"] == "log" else ""
-    is_lossless = row["bound_kind"] == "lossless"
-    return [
-        row["path"],
-        row["dtype"],
-        "x".join(map(str, row["shape"])) or "scalar",
-        row["coder"],
-        row["stored_bytes"],
-        _ratio(row["raw_bytes"], row["stored_bytes"]),
-        "lossless" if is_lossless else f"{row['error_bound']:.3g}{relative}",
-        row["patch_bytes"],
-        f"{row['error']:.3f} of bound" if "error" in row else "-",
-    ]
 
 
 def verify(
@@ -173,8 +144,8 @@ def verify(
     with _bar("verify", "versions") as progress:
         problems = list(map(str, opened.verify(list(versions) or None, progress=progress)))
     checked = len(versions) or len(opened.versions())
-    found = _counted(len(problems), "problem") if problems else "no problems"
-    text = "\n".join([*problems, f"{_counted(checked)}, {found}"])
+    found = counted(len(problems), "problem") if problems else "no problems"
+    text = "\n".join([*problems, f"{counted(checked, 'version')}, {found}"])
     return Report({"versions": checked, "problems": problems}, text, bool(problems))
 
 
@@ -229,7 +200,7 @@ def recover(
         )
     numbers = [record.number for record in found.versions]
     unused = [f"not used: {name}: {reason}" for name, reason in found.lost.items()]
-    text = "\n".join([*unused, f"{_counted(len(numbers))} recovered"])
+    text = "\n".join([*unused, f"{counted(len(numbers), 'version')} recovered"])
     return Report({"versions": numbers, "unused_files": found.lost}, text)
 
 
@@ -272,7 +243,7 @@ def delete(
         "bytes": sum(record.file_bytes for record in after),
     }
     text = (
-        f"{_counted(len(after))} of {len(before)} are left, "
+        f"{counted(len(after), 'version')} of {len(before)} are left, "
         f"{human_bytes(figures['bytes'])} of {human_bytes(figures['bytes_before'])}"
     )
     return Report(figures, text)
@@ -315,7 +286,7 @@ def pull(
         "moved_bytes": got.moved_bytes,
     }
     text = (
-        f"version {got.version} in {store}: {_counted(len(got.added))} added, "
+        f"version {got.version} in {store}: {counted(len(got.added), 'version')} added, "
         f"{human_bytes(got.moved_bytes)} moved"
     )
     return Report(figures, text)
@@ -337,7 +308,9 @@ def convert(source: str, store: str, *, storage_option: StorageOptions = None) -
     with _bar("convert", "versions") as progress:
         records = convert_store(source, store, options=storage_option, progress=progress)
     numbers = [record.number for record in records]
-    return Report({"versions": numbers}, f"{_counted(len(numbers))} converted into {store}")
+    return Report(
+        {"versions": numbers}, f"{counted(len(numbers), 'version')} converted into {store}"
+    )
 
 
 COMMANDS = (ls, show, verify, export, recover, delete, pull, convert)

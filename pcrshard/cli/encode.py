@@ -20,13 +20,14 @@ from ..encoding.resume_journal import REPORTS, read_report
 from ..encoding.shard_plan import ON_ERROR, advise
 from ..encoding.sources import list_source
 from ..errors import EncodeError
-from ..fidelity.costs import scan_costs, scan_table
+from ..fidelity.costs import record_table, scan_costs
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
 from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
 from ..upkeep.script_advice import advise_script
+from .inspect import sizes
 from .parser import Kind, Report, StorageOptions, UsageError, from_file, key_value, parse_scan
 from .progress import ProgressBar
 
@@ -44,7 +45,7 @@ def _script(name: str) -> ScanScript | str:
         raise EncodeError(f"not a scan script: {error}", url=name) from error
 
 
-def _late(text: str) -> tuple[str, Scan]:
+def _deferred(text: str) -> tuple[str, Scan]:
     field, scan = key_value(text)
     return field, parse_scan(scan)
 
@@ -75,7 +76,7 @@ Options = Annotated[
         "script": from_file(_script, "SCRIPT"),
         "lists": _NAMES,
         "preview_fields": _NAMES,
-        "late": Kind(_late, "FIELD=SCAN", is_pair=True),
+        "deferred": Kind(_deferred, "FIELD=SCAN", is_pair=True),
     },
 ]
 
@@ -223,8 +224,8 @@ def _report(
     num_shards = len(index.shards)
     classes = f", {index.num_classes} classes" if index.num_classes else ""
     lines = [
-        scan_table(costs),
-        f"{index.num_samples} samples in {num_shards} shards in {dst}{classes}",
+        record_table(costs),
+        f"{sizes(index)} in {dst}{classes}",
         "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
         advise(num_shards),
         advise_script(index, urls, storage_options=storage_options),

@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__, storage
 from ..errors import PCRError
 from ..fidelity import measure, plots
-from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
+from ..fidelity.costs import counted, plan_costs, record_table, scan_costs
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
@@ -38,8 +38,9 @@ from .parser import (
     UsageError,
 )
 from .progress import ProgressBar
-from .simulate import ClusterOptions, simulate_scans, simulation_table
+from .simulate import ClusterOptions, simulate_scans
 
+_MAX_LISTED = 20
 _COMPACT_HINT = (
     "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader gets "
     "one record of scan groups a shard. `pcrshard encode --layout preview` shows it the images."
@@ -76,7 +77,7 @@ def open_source(url: str, storage_options: storage.Options) -> Opened:
 
 def sizes(index: DatasetIndex) -> str:
     """The size of a dataset, in words."""
-    return f"{index.num_samples} samples in {len(index.shards)} shards"
+    return f"{counted(index.num_samples, 'sample')} in {counted(len(index.shards), 'shard')}"
 
 
 def info(
@@ -144,23 +145,26 @@ def _describe(
             f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
         ],
         "fields": list(schema.fields),
-        "late": [f"{field}={scan}" for field, scan in late.items()],
+        "deferred": [f"{field}={scan}" for field, scan in late.items()],
         "classes": index.classes,
     }
-    shown = ["  ".join(itertools.starmap(_shown, about.items()))]
+    shown = [f"{name}: {_listed(value)}" for name, value in about.items() if value]
     if classes:
         counts = count_classes(index, urls, storage_options=storage_options)
         about["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
         shown += [f"{count:9d}  {name}" for name, count in about["samples_per_class"].items()]
-    shown.append(scan_table(costs))
+    shown.append(record_table(costs))
     if schema.layout == "compact":
         shown.append(_COMPACT_HINT)
     about |= {"num_classes": index.num_classes, "scans": costs}
     return Report(about, "\n".join(shown))
 
 
-def _shown(name: str, content: Any) -> str:
-    return f"{name}: {', '.join(content) if isinstance(content, list | tuple) else content}"
+def _listed(value: Any) -> str:
+    if not isinstance(value, list | tuple):
+        return str(value)
+    more = f", ... ({len(value)})" if len(value) > _MAX_LISTED else ""
+    return ", ".join(value[:_MAX_LISTED]) + more
 
 
 def plan(
@@ -224,15 +228,15 @@ def plan(
             bandwidth=bandwidth,
             options=cluster,
         )
-        table = simulation_table(rows)
     elif cluster != ClusterOptions():
         raise UsageError(f"{', '.join(cluster.given())} needs --simulate")
     else:
         rows = plan_costs(
             index, scans, geometry, rules, workers=max(workers, 1), bandwidth=bandwidth
         )
-        table = plan_table(rows)
-    lines = [f"{sizes(index)}, {samples // geometry.global_batch} steps of {batch * ranks}", table]
+    steps = counted(samples // geometry.global_batch, "step")
+    units = "" if simulate is None else "; times in seconds"
+    lines = [f"{sizes(index)}, {steps} of {batch * ranks}{units}", record_table(rows)]
     if lanes_per_rank % max(workers, 1):
         lines.append(
             f"{workers} workers do not divide {lanes_per_rank} lanes per rank: "
@@ -325,7 +329,7 @@ def fidelity(
             scan["images_per_second"] = rate.images_per_second
     advice = measure.recommend(rows, min_msssim)
     first = rows[0]
-    small = f"; {first.num_small} small ones by fewer scales" if first.num_small else ""
+    small = f"; {first.num_small} of them small, by fewer scales" if first.num_small else ""
     lines = [
         f"{first.num_images} images, against {_described(first.reference)}{small}",
         measure.fidelity_table(rows, bandwidth, cores),

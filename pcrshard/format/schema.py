@@ -90,7 +90,7 @@ def _check_types(schema: Schema) -> None:
     _check_pairs(schema.streams)
     _check_pairs(schema.late)
     late = tuple(name for name, _ in schema.late)
-    require(all(type(scan) is int for _, scan in schema.late), "expected scans of late fields")
+    require(all(type(scan) is int for _, scan in schema.late), "expected scans of deferred fields")
     _check_strings((schema.script, schema.layout))
     for strings in (schema.groups, schema.fields, schema.preview_fields, late, *schema.streams):
         _check_strings(strings)
@@ -152,13 +152,13 @@ def _check_fields(schema: Schema) -> None:
 
 def _check_late_fields(schema: Schema) -> None:
     late = [field for field, _ in schema.late]
-    require(are_distinct([*late, *schema.fields]), "late fields and fields are not distinct")
-    require(all(map(valid_field, late)), "the name of a late field is not legal")
-    require(not {*late} & {*schema.lists}, "a late field has the name of a list of images")
+    require(are_distinct([*late, *schema.fields]), "deferred fields and fields are not distinct")
+    require(all(map(valid_field, late)), "the name of a deferred field is not legal")
+    require(not {*late} & {*schema.lists}, "a deferred field has the name of a list of images")
     _check_late_scans(schema)
 
 
 def _check_late_scans(schema: Schema) -> None:
     last = len(schema.groups) + 1
     legal = all(1 <= scan <= last for _, scan in schema.late)
-    require(legal, "a late field has no such scan")
+    require(legal, "a deferred field has no such scan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from ..errors import FormatError
@@ -28,6 +29,7 @@ CONVERSIONS: dict[str, Convert] = {
 }
 
 
+@lru_cache
 def extension(field: str) -> str:
     """Return the last extension of a field's name.
 

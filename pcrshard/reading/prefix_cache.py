@@ -7,9 +7,9 @@
 
 1. A file holds the first bytes of one version of one shard, whichever process is killed at any
    moment: files are only appended to or truncated.
-2. Truncating or unlinking a file takes its exclusive lock, without waiting; readers and the
-   appending process share it. (Readers need the lock because the kernel clears the last page of a
-   truncated file after they have checked its size.)
+2. Truncating a file takes its exclusive lock, without waiting; readers and the appending process
+   share it. (Readers need the lock because the kernel clears the last page of a truncated file
+   after they have checked its size.) A damaged file is unlinked without it: open files stay whole.
 3. ``room`` is raised before a write and lowered after truncating, under its lock, so that files
    never exceed the limit. A crash leaves it too high; when the limit is reached, files are counted.
 4. Locks are taken in the order ``.lock``, file, ``room``. The holder of ``room`` never blocks.
@@ -156,13 +156,16 @@ class PrefixCache:
         view[: len(known)] = known
         path = self._path(url, identity)
         usable = cache_folder.prepare(self.folder)
-        held = self._read_held(path, view, len(known)) if usable else len(known)
+        held = self._read_held(path, view, len(known), len(view)) if usable else len(known)
         if held < stop:
             with self._lock(f"{path}.lock", usable, cancel):
                 try:
                     with self._lock(path, usable, cancel, shared=True) as handle:
-                        # Another process may have fetched it while this one waited.
-                        held = held if handle is None else _read(handle, view, held)
+                        if handle is not None:
+                            # Another process may have fetched it while this one waited.
+                            held = _read(handle, view, held)
+                        elif usable:  # a read-only cache, whose file may still have a part
+                            held = self._read_held(path, view, held, 0)
                         if held < stop:
                             fetch(held, view[held:])
                             if handle is not None:
@@ -232,15 +235,15 @@ class PrefixCache:
         with suppress(OSError):
             os.unlink(f"{path}.lock")
 
-    def _read_held(self, path: str, view: memoryview, start: int) -> int:
-        """Fill ``view`` from ``start`` on if a file has all of it; return the bytes filled."""
+    def _read_held(self, path: str, view: memoryview, start: int, least: int) -> int:
+        """Fill ``view`` from ``start`` on if a file has ``least`` bytes; return the end filled."""
         with suppress(OSError):
             size = os.stat(path, follow_symlinks=False).st_size
             if size > len(view) > HEAD_STOP and self.max_bytes is not None and self._is_full():
                 # Space is needed, and this reader does not need the rest of the file.
                 with self._lock(self._room, True, None) as room:
                     _add(room, -self._cut(path, len(view)))
-            if size < len(view):
+            if size < least:
                 return start
             with hold_lock(path, shared=True, create=False, wait=False) as handle:
                 return start if handle is None else _read(handle, view, start)
