@@ -100,7 +100,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
+        raise MissingDependency("Pillow is not installed: pip install Pillow") from error
     return Image
 
 

@@ -26,7 +26,7 @@ def test_round_trip(synthetic_folder, tmp_path, capsys):
     )
     text = capsys.readouterr().out
     assert "24 samples in 3 shards" in text
-    assert re.search(r"full +\S+ kB +\S+ +\S+ +1\.00x", text)
+    assert re.search(r"full +\S+ kB +\S+ +\S+ +1\n", text)
 
     assert main(["info", str(pcr), "--plot", str(plot)]) == 0
     assert "layout: compact" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """Make notebooks/*.ipynb from the cells below, run them, and keep their outputs.
 
-Usage: python scripts/make_notebooks.py [FOLDER [NAME ...]]
+Usage: python notebooks/make.py [FOLDER [NAME ...]]
 
 Notebooks are written here as text, because a change of JSON cannot be reviewed.
 """

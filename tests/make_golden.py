@@ -25,7 +25,7 @@ from pcrshard.format.shard_head import BLOCK, HEAD_STOP, MAGIC, decode_head, rou
 from pcrshard.format.shard_index import decode_index
 from pcrshard.testing import make_jpeg
 
-TESTS = pathlib.Path(__file__).resolve().parent.parent / "tests"
+TESTS = pathlib.Path(__file__).resolve().parent
 GOLDEN = TESTS / "golden" / "v2"
 REJECT = TESTS / "vectors" / "reject"
 EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
