@@ -27,7 +27,8 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
     "docs/api/*.md",
-    "evidence/**/README.md",
+    "evidence/README.md",
+    "evidence/*/README.md",
     *(f"{name}.md" for name in ("SPEC", "CHANGELOG", "CONTRIBUTING", "DECISIONS", "SECURITY")),
 ]
 extensions = [

@@ -116,5 +116,5 @@ def test_photographs_agree_with_torchmetrics(photos):
 def test_without_opencv_the_extra_is_named(monkeypatch):
     """Before anything is read."""
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(MissingDependency, match=r"pcrshard\[train\]"):
+    with pytest.raises(MissingDependency, match=r"pcrshard\[fidelity\]"):
         require_opencv.__wrapped__()
