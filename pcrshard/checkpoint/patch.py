@@ -22,12 +22,13 @@ _GAPS = struct.Struct("<I")
 _MAX_GROWTH = 4
 
 
-def encode_patch(now: Words, was: Words) -> tuple[int, bytes] | None:
+def encode_patch(now: Words, was: Words, level: int = 1) -> tuple[int, bytes] | None:
     """Find the words that changed, and make ``was`` equal to ``now``.
 
     Args:
         now: (N,) words.
         was: (N,) words of the version before, contiguous and writable.
+        level: Effort of compression, as for :func:`pcrshard.zstd.compress`.
 
     Returns:
         The number of changed words and the patch, which is empty for none; ``None`` if most words
@@ -38,7 +39,9 @@ def encode_patch(now: Words, was: Words) -> tuple[int, bytes] | None:
     if found is None:
         return None
     changed, gaps, steps = found
-    return changed, zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps) if changed else b""
+    if not changed:
+        return 0, b""
+    return changed, zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps, level)
 
 
 def apply_patch(words: Words, patch: Any) -> None:
