@@ -63,8 +63,8 @@ def encode(sample: dict[str, Any]) -> Any:
 def formats() -> dict[str, ShardFormat]:
     late = {"npy": 5, "json": "full"}
     return {
-        "compact": ShardFormat(late=late),
-        "preview": ShardFormat(layout="preview", base=2, preview_fields=("cls",), late=late),
+        "compact": ShardFormat(deferred=late),
+        "preview": ShardFormat(layout="preview", base=2, preview_fields=("cls",), deferred=late),
     }
 
 
@@ -294,7 +294,7 @@ class TableVector:
             {"__key__": "p", "jpg": make_jpeg(1, 8, 8, "L"), "npy": b"1"},
             {"__key__": "q", "jpg": b"kept"},
         ]
-        fmt = ShardFormat(layout=layout, late={"npy": 1})
+        fmt = ShardFormat(layout=layout, deferred={"npy": 1})
         self.shard = bytearray(shard_bytes(list(map(encode, samples)), fmt))
         head = decode_head(self.shard[BLOCK:HEAD_STOP])
         index = decode_index(head, self.shard[HEAD_STOP : HEAD_STOP + head.body_bytes])

@@ -29,7 +29,7 @@ TYPES = ("pcrshard/py.typed", "pcrshard/native/_core.pyi")
 def main() -> None:
     """Make what is asked for, by default everything."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", help="x86_64, aarch64 or sdist (default: all)")
+    parser.add_argument("targets", nargs="*", help="x86_64, aarch64, sdist or macos (default: all)")
     parser.add_argument("--out", default="dist", help="folder for the files (default: dist)")
     parser.add_argument("--demo", help="site-packages with torch, to try the demonstration too")
     args = parser.parse_args()
@@ -39,7 +39,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         sdist = make_sdist(out)
-        for machine in args.targets or ("sdist", "x86_64", "aarch64"):
+        for machine in args.targets or ("sdist", "x86_64", "aarch64", "macos"):
+            if machine == "macos":
+                compile_for_macos(folder)
+                continue
             if machine == "sdist":
                 try_out(sdist, folder / machine, None)
                 continue
@@ -96,6 +99,17 @@ def make_wheel(
     shutil.move(wheel, out / wheel.name)
     print(out / wheel.name)
     return out / wheel.name
+
+
+def compile_for_macos(folder: pathlib.Path) -> None:
+    """Compile and link the C sources for Apple Silicon. No wheel: this cannot be run here."""
+    sources = ROOT / "pcrshard" / "native" / "src"
+    driver = ROOT / "benchmarks" / "instructions" / "decode_files.c"
+    flags = ("-target", "aarch64-macos", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror")
+    files = (driver, *sorted(sources.glob("*.c")))
+    zig = (sys.executable, "-m", "ziglang", "cc")
+    run(*zig, *flags, f"-I{sources}", "-o", folder / "decode_files", *files, "-lm")
+    print("the native core compiles for aarch64-macos; it was not run there")
 
 
 def check_symbols(wheel: pathlib.Path, machine: str) -> None:

@@ -136,20 +136,14 @@ def _some(classes):
     return f"{len(classes)} ({shown}{', ...' if len(classes) > 5 else ''})"
 
 
-def _nothing(*_):
-    pass
-
-
 def make_policy(cfg, level, loader, loss):
-    """What sets the level: (called before each epoch, called around the loader)."""
+    """What sets the level, a :class:`pcrshard.fidelity.ScanPolicy`."""
     policy = cfg.policy
     if policy.name == "milestones":
-        schedule = ScanSchedule(level, dict(policy.milestones))
-        return schedule, (lambda _, epoch: schedule.step(epoch)), (lambda loader: loader)
+        return ScanSchedule(level, dict(policy.milestones))
     if policy.name == "tuner":
         names = ("threshold", "images", "trials", "first", "every")
-        tuner = ScanTuner(loader, loss, level, **{name: policy[name] for name in names})
-        return tuner, tuner.step, (lambda loader: loader)
+        return ScanTuner(loader, loss, level, **{name: policy[name] for name in names})
     if policy.name == "bandwidth":
         entries = loader.dataset.shards.entries
         ahead = (cfg.data.shards_ahead + 1) * len(loader.dataset) // len(entries)
@@ -159,9 +153,8 @@ def make_policy(cfg, level, loader, loss):
             "window": policy.window,
             "ahead": ahead,
         }
-        tuner = BandwidthTuner(level, bytes_per_sample(entries), **options)
-        return tuner, _nothing, (lambda loader: tuner.watch(loader, samples=cfg.batch_size))
-    return None, _nothing, (lambda loader: loader)
+        return BandwidthTuner(level, bytes_per_sample(entries), **options)
+    return ScanSchedule(level, {0: policy.scan})
 
 
 def make_saver(cfg, model):
@@ -227,9 +220,7 @@ class Run:
         )
         self.saving = make_saver(cfg, self.model)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=cfg.optim.label_smoothing)
-        self.policy, self.before_epoch, self.around = make_policy(
-            cfg, self.level, self.loader, self.loss
-        )
+        self.policy = make_policy(cfg, self.level, self.loader, self.loss)
         self.step = self.epoch = 0
         self.seconds, self.losses = 0.0, []
         self.checkpoints = Checkpoints(cfg)
@@ -262,14 +253,11 @@ class Run:
                 "step": self.step,
             }
             state |= {
-                "level": self.level.value,
                 "seconds": self.seconds,
                 "losses": self.losses,
                 "epoch": self.epoch + epoch_done,
             }
-            state["policy"] = (
-                self.policy.state_dict() if isinstance(self.policy, ScanTuner) else None
-            )
+            state["policy"] = self.policy.state_dict()
             state["torch"] = torch.get_rng_state()
             self.checkpoints.save(state, epoch_done=epoch_done)
 
@@ -286,9 +274,7 @@ class Run:
         self.step, self.seconds, self.losses, self.epoch = (
             state[name] for name in ("step", "seconds", "losses", "epoch")
         )
-        self.level.value = state["level"]
-        if state["policy"] is not None:
-            self.policy.load_state_dict(state["policy"])
+        self.policy.load_state_dict(state["policy"])
 
     def train(self, log):
         """All epochs that are left."""
@@ -298,7 +284,7 @@ class Run:
             if fresh:
                 self.loader.set_epoch(self.epoch)
                 begun = time.monotonic()
-                self.before_epoch(self.model, self.epoch)
+                self.policy.step(model=self.model, epoch=self.epoch)
                 self.seconds += time.monotonic() - begun  # a tuning reads and computes, too
             self.train_epoch(per_epoch)
             if self.stop:
@@ -324,7 +310,7 @@ class Run:
         self.model.train()
         begun = time.monotonic()
         before = self.seconds
-        for batch in self.around(self.loader):
+        for batch in self.policy.watch(self.loader):
             for group in self.optimiser.param_groups:
                 group["lr"] = rate_at(self.step, per_epoch, self.cfg, self.rank.world)
             with self.saving:

@@ -262,6 +262,7 @@ def train_all(lab):
             small = spec.network != LITE
             data[spec.size] = load(lab, spec.size * 9 // 8) if small else load_flowers(lab, 224)
         row = perform(spec, data[spec.size])
+        have.append(row["spec"])
         lab.append(row)
         seconds = row["cpu_seconds"]
         print(f"{spec}: {row['accuracy']:.4f} ({seconds:.0f} CPU s)", flush=True)

@@ -159,7 +159,7 @@ def wait(lab):
             time.sleep(used)  # an accelerator works, and the processor is free
             done = time.monotonic()
             waited = 0.0 if first else came - begun
-            scan = tuner.step(waited, done - came, batch(lab))
+            scan = tuner.record(waited, done - came, batch(lab))
             rows.append([done - origin, waited, done - came, scan, factor, first])
             factor = next((f for end, (_, f) in zip(ends, phases, strict=True)
                            if done - origin < end), factor)  # fmt: skip

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..fidelity.costs import human_bytes, table
+from ..fidelity.costs import counted, human_bytes, table
 from .parser import Count, Report, StorageOptions, UsageError
 from .progress import ProgressBar
 
@@ -31,10 +31,6 @@ def _open(store: str, options: dict[str, Any] | None) -> DeltaStore:
 def _bar(name: str, unit: str) -> ProgressBar:
     """A bar on a terminal, nothing elsewhere: these commands are short."""
     return ProgressBar(name, unit, log_seconds=math.inf)
-
-
-def _counted(number: int, noun: str = "version") -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _ratio(raw: int, stored: int) -> str:
@@ -79,7 +75,7 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
     listed = table(("version", "reference", "bytes", "ratio", "saved", "metrics"), rows)
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
-    total = f"{_counted(len(records))}, {raw} bytes in {stored}: {_ratio(raw, stored)}"
+    total = f"{counted(len(records), 'version')}, {raw} bytes in {stored}: {_ratio(raw, stored)}"
     return Report(figures, f"{listed}\n{total}")
 
 
@@ -173,8 +169,8 @@ def verify(
     with _bar("verify", "versions") as progress:
         problems = list(map(str, opened.verify(list(versions) or None, progress=progress)))
     checked = len(versions) or len(opened.versions())
-    found = _counted(len(problems), "problem") if problems else "no problems"
-    text = "\n".join([*problems, f"{_counted(checked)}, {found}"])
+    found = counted(len(problems), "problem") if problems else "no problems"
+    text = "\n".join([*problems, f"{counted(checked, 'version')}, {found}"])
     return Report({"versions": checked, "problems": problems}, text, bool(problems))
 
 
@@ -229,7 +225,7 @@ def recover(
         )
     numbers = [record.number for record in found.versions]
     unused = [f"not used: {name}: {reason}" for name, reason in found.lost.items()]
-    text = "\n".join([*unused, f"{_counted(len(numbers))} recovered"])
+    text = "\n".join([*unused, f"{counted(len(numbers), 'version')} recovered"])
     return Report({"versions": numbers, "unused_files": found.lost}, text)
 
 
@@ -272,7 +268,7 @@ def delete(
         "bytes": sum(record.file_bytes for record in after),
     }
     text = (
-        f"{_counted(len(after))} of {len(before)} are left, "
+        f"{counted(len(after), 'version')} of {len(before)} are left, "
         f"{human_bytes(figures['bytes'])} of {human_bytes(figures['bytes_before'])}"
     )
     return Report(figures, text)
@@ -315,7 +311,7 @@ def pull(
         "moved_bytes": got.moved_bytes,
     }
     text = (
-        f"version {got.version} in {store}: {_counted(len(got.added))} added, "
+        f"version {got.version} in {store}: {counted(len(got.added), 'version')} added, "
         f"{human_bytes(got.moved_bytes)} moved"
     )
     return Report(figures, text)
@@ -337,7 +333,9 @@ def convert(source: str, store: str, *, storage_option: StorageOptions = None) -
     with _bar("convert", "versions") as progress:
         records = convert_store(source, store, options=storage_option, progress=progress)
     numbers = [record.number for record in records]
-    return Report({"versions": numbers}, f"{_counted(len(numbers))} converted into {store}")
+    return Report(
+        {"versions": numbers}, f"{counted(len(numbers), 'version')} converted into {store}"
+    )
 
 
 COMMANDS = (ls, show, verify, export, recover, delete, pull, convert)

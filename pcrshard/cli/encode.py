@@ -26,6 +26,8 @@ from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
 from ..format.shard_format import AUTO, SCRIPTS, ShardFormat
 from ..redaction import redact_url
+from ..upkeep.script_advice import advise_script
+from .inspect import sizes
 from .parser import Kind, Report, StorageOptions, UsageError, from_file, key_value, parse_scan
 from .progress import ProgressBar
 
@@ -43,7 +45,7 @@ def _script(name: str) -> ScanScript | str:
         raise EncodeError(f"not a scan script: {error}", url=name) from error
 
 
-def _late(text: str) -> tuple[str, Scan]:
+def _deferred(text: str) -> tuple[str, Scan]:
     field, scan = key_value(text)
     return field, parse_scan(scan)
 
@@ -74,7 +76,7 @@ Options = Annotated[
         "script": from_file(_script, "SCRIPT"),
         "lists": _NAMES,
         "preview_fields": _NAMES,
-        "late": Kind(_late, "FIELD=SCAN", is_pair=True),
+        "deferred": Kind(_deferred, "FIELD=SCAN", is_pair=True),
     },
 ]
 
@@ -157,7 +159,7 @@ def encode(
             text = f"part {part[0]} of {part[1]} is done; other parts have shards left to write"
             return Report({"url": target, "part": part}, text)
         assert index is not None, "a run without parts is complete when it ends"
-        return _report(target, index, storage_option)
+        return _report(target, index, options.fmt.script, storage_option)
 
     try:
         targets = list(_targets(src, dst, options, storage_option))
@@ -211,14 +213,22 @@ def _targets(
         yield storage.join(dst, split), replace(options, split=split)
 
 
-def _report(dst: str, index: DatasetIndex, storage_options: storage.Options) -> Report:
+def _report(
+    dst: str,
+    index: DatasetIndex,
+    script: ScanScript | str,
+    storage_options: storage.Options,
+) -> Report:
+    urls = [storage.join(dst, entry.name) for entry in index.shards]
     costs = scan_costs(index)
     num_shards = len(index.shards)
     classes = f", {index.num_classes} classes" if index.num_classes else ""
     lines = [
         scan_table(costs),
-        f"{index.num_samples} samples in {num_shards} shards in {dst}{classes}",
+        f"{sizes(index)} in {dst}{classes}",
+        "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
         advise(num_shards),
+        advise_script(index, urls, storage_options=storage_options),
     ]
     figures: dict[str, Any] = {
         "url": redact_url(dst),

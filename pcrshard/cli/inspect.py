@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__, storage
 from ..errors import PCRError
 from ..fidelity import measure, plots
-from ..fidelity.costs import plan_costs, plan_table, scan_costs, scan_table
+from ..fidelity.costs import counted, plan_costs, plan_table, scan_costs, scan_table
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
 from ..jpeg import libjpeg_turbo
-from ..reading.dataset_folder import Opened, check_claims, count_classes, open_dataset
+from ..reading.dataset_folder import (
+    Opened,
+    check_claims,
+    count_classes,
+    find_datasets,
+    open_dataset,
+)
 from ..reading.shard import Shard
 from ..redaction import redact_url
 from ..training.epoch_order import Geometry, Rules
@@ -32,6 +40,7 @@ from .parser import (
 from .progress import ProgressBar
 from .simulate import ClusterOptions, simulate_scans, simulation_table
 
+_MAX_LISTED = 20
 _COMPACT_HINT = (
     "Compact shards are read by .pcr_scan() or PCRDataset; a stock tar or WebDataset reader gets "
     "one record of scan groups a shard. `pcrshard encode --layout preview` shows it the images."
@@ -68,7 +77,7 @@ def open_source(url: str, storage_options: storage.Options) -> Opened:
 
 def sizes(index: DatasetIndex) -> str:
     """The size of a dataset, in words."""
-    return f"{index.num_samples} samples in {len(index.shards)} shards"
+    return f"{counted(index.num_samples, 'sample')} in {counted(len(index.shards), 'shard')}"
 
 
 def info(
@@ -85,7 +94,7 @@ def info(
         pcrshard info /data/train-pcr --plot sizes.png
 
     Args:
-        src: Dataset folder, its pcr.json, or one shard.
+        src: Dataset folder, its pcr.json, a folder of splits, or one shard.
         plot: PNG file to save the table to, as a picture.
         classes: Count the samples of each class (field cls); reads no image.
         system: Show the libraries and decoders of this machine instead.
@@ -99,13 +108,31 @@ def info(
         raise UsageError("expected a dataset or a shard")
     if plot:
         plots.check_target(plot)
-    index, urls = open_source(src, storage_option)
+    datasets = {"": src} if is_shard(src) else find_datasets(src, storage_options=storage_option)
+    reports = {}
+    for split, url in datasets.items():
+        index, urls = open_source(url, storage_option)
+        if plot:
+            title = f"{index.num_samples} samples, script {index.script}"
+            stem, extension = os.path.splitext(plot)
+            target = f"{stem}-{split}{extension}" if split else plot
+            plots.plot_scan_costs(scan_costs(index), target, title=title)
+        reports[split] = _describe(index, urls, classes, storage_option)
+    if "" in reports:
+        return reports[""]
+    text = "\n\n".join(f"{split}:\n{report.text}" for split, report in reports.items())
+    return Report({split: report.figures for split, report in reports.items()}, text)
+
+
+def _describe(
+    index: DatasetIndex,
+    urls: Sequence[str],
+    classes: bool,
+    storage_options: storage.Options,
+) -> Report:
     costs = scan_costs(index)
-    if plot:
-        title = f"{index.num_samples} samples, script {index.script}"
-        plots.plot_scan_costs(costs, plot, title=title)
     # Layout, streams and fields are those of the first shard.
-    schema = Shard(urls[0], storage_options=storage_option).index.schema
+    schema = Shard(urls[0], storage_options=storage_options).index.schema
     late = {
         field: FULL if position > index.num_groups else position for field, position in schema.late
     }
@@ -118,12 +145,12 @@ def info(
             f"{field}[]" if field in schema.lists else field for field, _ in schema.streams
         ],
         "fields": list(schema.fields),
-        "late": [f"{field}={scan}" for field, scan in late.items()],
+        "deferred": [f"{field}={scan}" for field, scan in late.items()],
         "classes": index.classes,
     }
-    shown = ["  ".join(itertools.starmap(_shown, about.items()))]
+    shown = [f"{name}: {_listed(value)}" for name, value in about.items() if value]
     if classes:
-        counts = count_classes(index, urls, storage_options=storage_option)
+        counts = count_classes(index, urls, storage_options=storage_options)
         about["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
         shown += [f"{count:9d}  {name}" for name, count in about["samples_per_class"].items()]
     shown.append(scan_table(costs))
@@ -133,8 +160,11 @@ def info(
     return Report(about, "\n".join(shown))
 
 
-def _shown(name: str, content: Any) -> str:
-    return f"{name}: {', '.join(content) if isinstance(content, list | tuple) else content}"
+def _listed(value: Any) -> str:
+    if not isinstance(value, list | tuple):
+        return str(value)
+    more = f", ... ({len(value)})" if len(value) > _MAX_LISTED else ""
+    return ", ".join(value[:_MAX_LISTED]) + more
 
 
 def plan(
@@ -206,7 +236,8 @@ def plan(
             index, scans, geometry, rules, workers=max(workers, 1), bandwidth=bandwidth
         )
         table = plan_table(rows)
-    lines = [f"{sizes(index)}, {samples // geometry.global_batch} steps of {batch * ranks}", table]
+    steps = counted(samples // geometry.global_batch, "step")
+    lines = [f"{sizes(index)}, {steps} of {batch * ranks}", table]
     if lanes_per_rank % max(workers, 1):
         lines.append(
             f"{workers} workers do not divide {lanes_per_rank} lanes per rank: "
@@ -299,7 +330,7 @@ def fidelity(
             scan["images_per_second"] = rate.images_per_second
     advice = measure.recommend(rows, min_msssim)
     first = rows[0]
-    small = f"; {first.num_small} small ones by fewer scales" if first.num_small else ""
+    small = f"; {first.num_small} of them small, by fewer scales" if first.num_small else ""
     lines = [
         f"{first.num_images} images, against {_described(first.reference)}{small}",
         measure.fidelity_table(rows, bandwidth, cores),

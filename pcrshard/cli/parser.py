@@ -12,6 +12,7 @@ import inspect
 import json
 import math
 import re
+import shutil
 import textwrap
 from argparse import (
     SUPPRESS,
@@ -81,7 +82,8 @@ def add_command(commands: Any, name: str, function: Callable[..., Report]) -> No
     parser = commands.add_parser(
         name,
         help=summary,
-        description=summary,
+        # A description that is not reformatted, so that the example stays one line.
+        description=textwrap.fill(summary, shutil.get_terminal_size().columns - 2),
         epilog=f"example:\n  {_section(doc, 'Example')}",
         formatter_class=RawDescriptionHelpFormatter,
     )

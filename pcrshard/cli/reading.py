@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import hashlib
 import os
 import sys
 import time
@@ -11,14 +10,13 @@ from typing import Annotated, Literal
 
 from .. import storage
 from ..errors import EncodeError, PCRError, StorageError
-from ..fidelity.costs import human_bytes, table
+from ..fidelity.costs import counted, human_bytes, table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, resolve_scan
 from ..format.scan import FULL, Scan
 from ..reading.cache_folder import MARKER, is_marked
 from ..reading.dataset_folder import find_datasets, open_dataset
 from ..reading.prefix_cache import PrefixCache
 from ..reading.shard import Shard
-from ..upkeep.croissant import croissant
 from ..upkeep.dataset_card import About, dataset_card
 from ..upkeep.export import FORMATS, export_shard
 from ..upkeep.stage import Staged
@@ -27,8 +25,6 @@ from ..upkeep.verify import verify as verify_dataset
 from .inspect import is_shard, open_source, sizes
 from .parser import Kind, Parallel, Report, ScanOrFraction, StorageOptions
 from .progress import ProgressBar
-
-CARD_FILES = ("README.md", "croissant.json")
 
 
 def verify(
@@ -73,8 +69,7 @@ def verify(
         for split, index in zip(datasets, opened, strict=True)
     ]
     if problems:
-        found = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        lines = [*problems, f"{found} in {num_samples} samples"]
+        lines = [*problems, f"{counted(len(problems), 'problem')} in {num_samples} samples"]
     figures = {"samples": num_samples, "shards": num_shards, "problems": problems}
     return Report(figures, "\n".join(lines), bool(problems))
 
@@ -161,7 +156,7 @@ def stage(
         pcrshard stage s3://bucket/train-pcr $SCRATCH/train-pcr --scan 5
 
     Args:
-        src: Dataset folder or its pcr.json, local or a URL.
+        src: Dataset folder, its pcr.json, or a folder of splits, local or a URL.
         dst: Local folder.
         scan: Scan to copy: a number, full, or a fraction such as 0.5 of the full bytes.
         workers: Shards copied at a time.
@@ -206,7 +201,7 @@ def _stage_one(
         "kept_bytes": kept,
     }
     text = (
-        f"{len(index.shards)} shards at scan {top} in {dst}: "
+        f"{counted(len(index.shards), 'shard')} at scan {top} in {dst}: "
         f"{human_bytes(copied)} copied, {human_bytes(kept)} were there"
     )
     return figures, text
@@ -242,7 +237,7 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
     listed = table(["scan", "bytes", "last use", "shard"], rows)
     total = human_bytes(sum(entry.num_bytes for entry in entries))
     figures = [entry._asdict() | {"scan": entry.scan} for entry in entries]
-    return Report(figures, f"{listed}\n{len(entries)} shards, {total}")
+    return Report(figures, f"{listed}\n{counted(len(entries), 'shard')}, {total}")
 
 
 def card(
@@ -253,52 +248,30 @@ def card(
     license: str = "",  # noqa: A002
     overwrite: bool = False,
 ) -> Report:
-    """Write README.md (a card for the Hub) and croissant.json next to the shards.
-
-    Reads every byte once for the SHA-256 checksums.
+    """Write README.md, a card for the Hub, next to the shards.
 
     Example:
         pcrshard card birds-pcr --license cc-by-4.0 --url hf://datasets/me/birds
 
     Args:
-        folder: Dataset folder.
+        folder: Dataset folder, or a folder of splits.
         name: Name of the dataset (default: the folder's).
         url: URL that jobs will read it from (default: hf://datasets/USER/NAME).
         license: Identifier of the license, as the Hub spells it.
-        overwrite: Replace files of these names.
+        overwrite: Replace a README.md that exists.
     """
     path = storage.plain_path(folder)
     if not storage.is_local(folder) or not os.path.isdir(path):
         raise EncodeError(f"expected a local folder with {DATASET_INDEX}, got {folder}")
-    targets = [os.path.join(path, file) for file in CARD_FILES]
-    there = [target for target in targets if os.path.lexists(target)]
-    if there and not overwrite:
-        raise EncodeError(f"{' and '.join(there)} is there already: --overwrite replaces it")
-
-    index, urls = open_source(path, None)
+    target = os.path.join(path, "README.md")
+    if os.path.lexists(target) and not overwrite:
+        raise EncodeError(f"{target} is there already: --overwrite replaces it")
+    opened = {split: open_dataset(each) for split, each in find_datasets(path).items()}
+    index, urls = next(iter(opened.values()))
     schema = Shard(urls[0], entry=index.shards[0]).index.schema
     name = name or os.path.basename(os.path.realpath(path))
     about = About(name, url or f"hf://datasets/USER/{name}", license)
-    texts = (
-        dataset_card(index, schema, about),
-        croissant(index, schema, about, _checksums(path, index)),
-    )
-    for target, text in zip(targets, texts, strict=True):
-        with storage.atomic_write(target) as file:
-            file.write(text.encode(errors="backslashreplace"))
-    written = f"wrote {' and '.join(targets)}"
-    return Report(
-        {"files": targets}, f"{written}; say in {CARD_FILES[0]} where the images come from"
-    )
-
-
-def _checksums(folder: str, index: DatasetIndex) -> dict[str, str]:
-    """SHA-256 of every file, which Croissant wants."""
-    names = [DATASET_INDEX, *(entry.name for entry in index.shards)]
-    checksums = {}
-    with ProgressBar("card", "files") as progress:
-        for done, name in enumerate(names, 1):
-            with open(os.path.join(folder, name), "rb") as file:
-                checksums[name] = hashlib.file_digest(file, "sha256").hexdigest()
-            progress(done, len(names))
-    return checksums
+    text = dataset_card({split: index for split, (index, _) in opened.items()}, schema, about)
+    with storage.atomic_write(target) as file:
+        file.write(text.encode(errors="backslashreplace"))
+    return Report({"files": [target]}, f"wrote {target}; say in it where the images come from")

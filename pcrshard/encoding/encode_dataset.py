@@ -210,6 +210,4 @@ def commit(journal: Journal) -> DatasetIndex | None:
         )
         journal.unite(found)
         write_dataset_index(journal.dst, index, options=journal.options)
-    if planned.hint:
-        _log.warning(planned.hint)
     return index

@@ -62,7 +62,9 @@ def run_tasks(
     """
     if workers is not None and workers < 1:
         raise EncodeError(f"expected at least one worker, got {workers}")
-    cores = len(os.sched_getaffinity(0))
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     workers = min(workers or cores, len(tasks))
     if executor is not None:
         yield from _run_on(executor, function, tasks, _IN_FLIGHT, on_stop)

@@ -5,6 +5,13 @@
 
 from ..reading.scan_level import ScanLevel
 from .bandwidth import BandwidthTuner, bytes_per_sample
-from .schedule import ScanSchedule, scan_at
+from .schedule import ScanPolicy, ScanSchedule, scan_at
 
-__all__ = ["BandwidthTuner", "ScanLevel", "ScanSchedule", "bytes_per_sample", "scan_at"]
+__all__ = [
+    "BandwidthTuner",
+    "ScanLevel",
+    "ScanPolicy",
+    "ScanSchedule",
+    "bytes_per_sample",
+    "scan_at",
+]

@@ -1,11 +1,10 @@
-"""What the measured figures of scans say: a job's rate, and which scan to take; pure."""
+"""The rate of a job at each scan and the scan to take, from measured figures; pure."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ..format.scan import FULL, Scan
@@ -52,7 +51,8 @@ class ScanFidelity(NamedTuple):
         num_small: How many of them were too small for five scales, see :func:`msssim`.
         reference: What the images were compared with: ``"full"``, or the highest scan of a staged
             copy.
-        top1: Share of the images that the user's network names right; ``None`` without one.
+        top1: Fraction of the images that the user's network classifies correctly; ``None`` without
+            one.
         reference_top1: The same at ``reference``.
     """
 
@@ -109,96 +109,57 @@ def recommend(
     min_msssim: float = _ENOUGH,
     max_loss: float = _LOSS,
 ) -> Recommendation:
-    """The lowest scan that is enough: by the user's network if one was asked, else by MS-SSIM.
+    """The lowest scan from which on all are enough: for the user's network, or by MS-SSIM.
 
     Args:
         rows: Figures of each scan, from :func:`measure`.
-        min_msssim: Least mean MS-SSIM. The paper found its groups above 0.95 to perform well
-            consistently, and change hard to predict below.
-        max_loss: Most that the network's top-1 may lose to the reference, as a share of the images.
+        min_msssim: Minimum mean MS-SSIM, if no network was measured. The paper found its groups
+            above 0.95 to perform well consistently, and change hard to predict below.
+        max_loss: Top-1 accuracy that the network may lose against the reference, as a fraction.
 
     Returns:
         A scan, ``"full"`` if none of the rows is enough, and the reason in a sentence.
     """
     ranked = sorted(rows, key=operator.attrgetter("bytes_per_image"))
-    if _has_answers(rows):
-        return _recommend_by_network(ranked, max_loss)
-    return _recommend_by_likeness(ranked, min_msssim)
-
-
-def _has_answers(rows: Sequence[ScanFidelity]) -> bool:
-    """Whether a network was asked."""
-    return any(row.top1 is not None for row in rows)
-
-
-def _recommend_by_likeness(ranked: Sequence[ScanFidelity], min_msssim: float) -> Recommendation:
-    """The first scan that is alike enough."""
-    below = list(itertools.takewhile(lambda row: row.msssim < min_msssim, ranked))
-    if len(below) == len(ranked):
-        return _none_alike(ranked, min_msssim)
-    found = ranked[len(below)]
-    reason = (
-        f"scan {found.scan} is the first with a mean MS-SSIM of {min_msssim:g} or more "
-        f"({found.msssim:.3f}, a quarter of the images below {found.msssim_quartiles.q1:.3f}), "
-        f"and reads {_fewer(found)} bytes than full"
+    has_network = any(row.top1 is not None for row in rows)
+    # Rounding must not decide whether 0.74 is a point below 0.75.
+    limit = max_loss + 1e-9
+    is_enough = [
+        (row.reference_top1 or 0) - (row.top1 or 0) <= limit
+        if has_network
+        else row.msssim >= min_msssim
+        for row in ranked
+    ]
+    wanted = (
+        f"a top-1 of your network at most {100 * max_loss:g} points below its "
+        f"{_percent(ranked[0].reference_top1)} at {name_scan(ranked[0].reference)}"
+        if has_network
+        else f"a mean MS-SSIM of {min_msssim:g} or more"
     )
-    if below:
-        lower = below[-1]
-        reason += f"; scan {lower.scan} has {lower.msssim:.3f} at {_fewer(lower)}"
+    num_below = max((place for place, good in enumerate(is_enough, 1) if not good), default=0)
+    if num_below == len(ranked):
+        best = max(ranked, key=lambda row: row.top1 or row.msssim)
+        return Recommendation(FULL, f"no scan measured has {wanted}; best: {_described(best)}")
+    found = ranked[num_below]
+    reason = f"the lowest with {wanted}: {_described(found)}"
+    if num_below:
+        reason += f"; below: {_described(ranked[num_below - 1])}"
+    if has_network and max_loss * found.num_images < 1:
+        points = 100 / found.num_images
+        reason += f"; one of {found.num_images} images is {points:.1f} points, so measure more"
     return Recommendation(found.scan, reason)
 
 
-def _none_alike(ranked: Sequence[ScanFidelity], min_msssim: float) -> Recommendation:
-    best = max(ranked, key=operator.attrgetter("msssim"))
-    return Recommendation(
-        FULL,
-        f"no scan measured reaches MS-SSIM {min_msssim:g}; "
-        f"the best is scan {best.scan} with {best.msssim:.3f}",
+def _described(row: ScanFidelity) -> str:
+    top1 = "" if row.top1 is None else f"top-1 {_percent(row.top1)}, "
+    return (
+        f"{name_scan(row.scan)} has {top1}MS-SSIM {row.msssim:.3f} (a quarter of the images below "
+        f"{row.msssim_quartiles.q1:.3f}) at {row.saving:.2f} times fewer bytes than full"
     )
 
 
-def _fewer(row: ScanFidelity) -> str:
-    return f"{row.saving:.2f} times fewer"
-
-
-def _recommend_by_network(ranked: Sequence[ScanFidelity], max_loss: float) -> Recommendation:
-    """The lowest scan from which on the network's top-1 loses no more than ``max_loss``."""
-    num_below = _num_below(ranked, max_loss)
-    limit = f"{100 * max_loss:g} point{'s' * (max_loss > _LOSS)}"
-    first = ranked[0]
-    at_best = f"{_percent(first.reference_top1)} at {name_scan(first.reference)}"
-    if num_below == len(ranked):
-        reason = f"your network's top-1 is more than {limit} below its {at_best} at each scan"
-        return Recommendation(FULL, reason)
-    found = ranked[num_below]
-    reason = (
-        f"from scan {found.scan} on your network's top-1 loses at most {limit} "
-        f"({_percent(found.top1)}, {at_best}; mean MS-SSIM {found.msssim:.3f}), "
-        f"and it reads {_fewer(found)} bytes than full"
-    )
-    return Recommendation(found.scan, reason + _doubt(first.num_images, max_loss))
-
-
-def _num_below(ranked: Sequence[ScanFidelity], max_loss: float) -> int:
-    """How many of the scans are not above one whose loss is too large."""
-    # Rounding must not decide whether 0.74 is a point below 0.75.
-    limit = max_loss + 1e-9
-    return max((place for place, row in enumerate(ranked, 1) if _loss(row) > limit), default=0)
-
-
-def _doubt(num_images: int, max_loss: float) -> str:
-    if max_loss * num_images >= 1:
-        return ""
-    return f"; one of {num_images} images is {100 / num_images:.1f} points, so measure more"
-
-
-def _loss(row: ScanFidelity) -> float:
-    """What a network's top-1 loses to the reference."""
-    return (row.reference_top1 or 0.0) - (row.top1 or 0.0)
-
-
-def _percent(share: float | None) -> str:
-    return f"{100 * (share or 0.0):.1f} %"
+def _percent(fraction: float | None) -> str:
+    return f"{100 * (fraction or 0.0):.1f} %"
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
@@ -221,37 +182,28 @@ def fidelity_table(
 ) -> str:
     """The table of ``pcrshard fidelity``; with a bandwidth also the rates of :func:`throughput`."""
     header = list(_HEADER)
-    lines = [_cells(row) for row in rows]
-    if _has_answers(rows):
+    lines: list[list[object]] = []
+    for row in rows:
+        low, middle, high = map(human_bytes, row.image_bytes)
+        worst, _, best = row.msssim_quartiles
+        line: list[object] = [
+            row.scan,
+            human_bytes(row.bytes_per_image),
+            f"{middle} [{low} {high}]",
+            f"{row.saving:.2f}x",
+            f"{row.msssim:.4f} [{worst:.4f} {best:.4f}]",
+            f"{row.psnr:.1f}",
+            f"{1000 * row.decode_seconds:.2f}",
+        ]
+        if row.top1 is not None:
+            lower, upper = wilson_interval(row.top1, row.num_images)
+            line.append(f"{_percent(row.top1)} [{100 * lower:.1f} {100 * upper:.1f}]")
+        if bandwidth is not None:
+            rate = throughput(row, bandwidth, cores)
+            line += [f"{rate.images_per_second:.0f}", rate.limit]
+        lines.append(line)
+    if any(row.top1 is not None for row in rows):
         header.append("top-1 [95 %]")
     if bandwidth is not None:
         header += ["images/s", "limit"]
-        for line, row in zip(lines, rows, strict=True):
-            rate = throughput(row, bandwidth, cores)
-            line += [f"{rate.images_per_second:.0f}", rate.limit]
     return table(header, lines)
-
-
-def _cells(row: ScanFidelity) -> list[object]:
-    cells: list[object] = [
-        row.scan,
-        human_bytes(row.bytes_per_image),
-        _spread(human_bytes, row.image_bytes),
-        f"{row.saving:.2f}x",
-        _spread("{:.4f}".format, row.msssim_quartiles._replace(median=row.msssim)),
-        f"{row.psnr:.1f}",
-        f"{1000 * row.decode_seconds:.2f}",
-    ]
-    if row.top1 is not None:
-        cells.append(_share(row.top1, row.num_images))
-    return cells
-
-
-def _spread(shown: Callable[[float], str], quartiles: Quartiles) -> str:
-    low, middle, high = map(shown, quartiles)
-    return f"{middle} [{low} {high}]"
-
-
-def _share(share: float, count: int) -> str:
-    low, high = wilson_interval(share, count)
-    return f"{_percent(share)} [{100 * low:.1f} {100 * high:.1f}]"

@@ -6,34 +6,63 @@ This is the future work of the papers (section 7 of the VLDB paper).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ..format.dataset_index import ShardEntry, prefix_totals
-from ..format.scan import Scan
+from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel, current_scan
 from .agreement import Agreement
-from .bandwidth_search import Search, SearchRules, Step
+from .schedule import ScanPolicy
 
-Batch = TypeVar("Batch")
+# The fraction of a measured bandwidth that a scan may need.
+_MARGIN = 0.95
+# A scan is worth the risk of a try if it has this many times the bytes.
+_WORTH_TRYING = 1.2
+# A sample takes as long as another one from this fraction of its seconds on.
+_SAME = 0.8
+# A bandwidth below this fraction of the old one is another bandwidth.
+_CHANGED = 0.7
+# Windows without waiting after which a higher scan is tried, however often that has failed.
+_MAX_HOLD = 32
 
 
-class BandwidthTuner:
-    """Takes the highest scan that keeps the accelerator fed.
+@dataclass
+class _Sums:
+    """Sums over some steps of the training loop: seconds and samples."""
 
-    A step that waits has found nothing read ahead. Between two such steps data came as fast as they
-    can, whatever is buffered where: their bytes over that time are the bandwidth. When waits take
-    more than ``max_wait``, the tuner at once takes the scan whose bytes the loop can use at its own
+    waited: float = 0.0
+    used: float = 0.0
+    samples: int = 0
+    steps: int = 0
+
+    def add(self, waited: float, used: float, samples: int) -> None:
+        self.waited += waited
+        self.used += used
+        self.samples += samples
+        self.steps += 1
+
+    @property
+    def seconds(self) -> float:
+        return self.waited + self.used
+
+
+class BandwidthTuner(ScanPolicy):
+    """Takes the highest scan that keeps the accelerator fed: a controller with hysteresis.
+
+    **Down at once.** A step that waits has found nothing read ahead: between two such steps data
+    came as fast as they can, and their bytes over that time are the bandwidth. When waits take more
+    than ``max_wait`` of a window, the tuner takes the scan whose bytes the loop can use at its own
     speed at that bandwidth (X = W / E[s], Theorem 4.1).
 
-    While the loop does not wait, the bandwidth is at least what is used: after ``patience`` windows
-    the next scan up is tried. Each try that ends in waiting at the same bandwidth doubles the time
-    until the next one, up to 32 windows, or more where tries are so expensive that they would take
-    half of ``max_wait``. After a fall of the bandwidth, and when a higher scan holds, the time is
-    ``patience`` again.
+    **Up with care.** After ``patience`` windows without waiting, the next scan up is tried. If the
+    try ends in waiting, the tuner goes back, and tries again when the waits of the failed try are
+    half of ``max_wait`` of the time since, or less. A try that holds clears that debt.
 
-    Waits that are as long at the lowest scan as they were above are not for bytes but for the
-    processor: the tuner goes back up, and such waits are excused.
+    **Waits that are not for bytes.** If the lowest scan waits as long per sample as a scan with
+    many more bytes did, the processor is slow, not the link: the tuner goes back up, and excuses
+    such waits.
 
     With ``torch.distributed`` all ranks take the lowest scan that any of them asks for: make the
     tuner on every rank, after ``init_process_group`` and after the dataset. Ranks never wait for
@@ -43,17 +72,18 @@ class BandwidthTuner:
         level: The level that the readers follow. Of a dataset that is a staged copy no scan above
             those that it holds is taken.
         bytes_per_sample: Mean bytes of a sample at scans 1..N and then at ``"full"``, as
-            :func:`bytes_per_sample` gives them.
+            :func:`bytes_per_sample` returns them.
         floor: Lowest scan that may be taken, which is what the task needs, by the user or by
             :class:`ScanTuner`. It may be a level itself.
-        max_wait: Share of the time that may be spent waiting.
+        max_wait: Fraction of the time that may be spent waiting.
         window: Steps between decisions.
         patience: Windows without waiting until a higher scan is tried.
-        ahead: Samples that are read ahead, and so come at the old scan after a change:
+        ahead: Samples that are read ahead, and so arrive at the old scan after a change:
             (prefetch + 1) shards. By default those of a window.
 
     Attributes:
-        search: What the tuner knows now; its ``rules`` are the numbers above.
+        bandwidth: Bytes per second, as last measured; ``None`` while the loop has never waited.
+        excused: Fraction of the time that is spent waiting whatever the scan.
 
     Raises:
         ValueError: The numbers make no sense.
@@ -71,78 +101,183 @@ class BandwidthTuner:
         patience: int = 3,
         ahead: int | None = None,
     ) -> None:
+        if (
+            len(bytes_per_sample) < 2
+            or min(*bytes_per_sample, window, patience) <= 0
+            or (ahead or 0) < 0
+            or not 0 < max_wait < 1
+        ):
+            raise ValueError(
+                "expected bytes of at least one scan and full, a wait between 0 and 1, "
+                "and a window and patience of at least 1"
+            )
         level.check(current_scan(floor))
-        self.level = level
+        super().__init__(level)
         self.sizes = tuple(bytes_per_sample)
         self.floor = floor
-        rules = SearchRules(self.sizes, max_wait, window, patience, ahead)
-        self.search = Search(rules, hold=patience)
+        self.max_wait = max_wait
+        self.window = window
+        self.patience = patience
+        self.ahead = ahead
+        self.bandwidth: float | None = None
+        self.excused = 0.0
         self._agreement = Agreement()
-        self._wish = rules.last
+        # The index of the size that this rank asks for, and the scan that was taken last.
+        self._wish = len(self.sizes) - 1
         self._taken: Scan | None = None
+        self._sums = _Sums()
+        # Steps since one that waited: data come as fast as they can.
+        self._supply: _Sums | None = None
+        # Samples still to come that were requested at an earlier scan.
+        self._settling = 0
+        self._calm_windows = 0
+        # Calm windows until the next try: doubled by each failed one.
+        self._hold = patience
+        # Index of the size before the current try; waits of the last try, and seconds since.
+        self._before_try: int | None = None
+        self._debt = 0.0
+        self._since_try = 0.0
+        # Index of the size where the descent began, and seconds per sample there.
+        self._peak: tuple[int, float] | None = None
 
-    @property
-    def bandwidth(self) -> float | None:
-        """Bytes a second, as last measured; ``None`` while the loop has never waited."""
-        return self.search.bandwidth
-
-    @property
-    def excused(self) -> float:
-        """Share of the time that is waited whatever the scan."""
-        return self.search.excused
-
-    def watch(self, batches: Iterable[Batch], *, samples: int) -> Iterator[Batch]:
-        """Iterate batches and tune meanwhile.
+    def watch(self, batches: Any, samples: int | None = None) -> Iterator[Any]:
+        """Iterate over batches, and tune.
 
         The wait for the first batch is not counted, because nothing is read ahead across epochs.
 
         Args:
             batches: The loader.
-            samples: Number of samples in a batch.
+            samples: Number of samples in a batch; by default the loader's ``batch_size``.
         """
-        begun = time.monotonic()
-        for number, batch in enumerate(batches):
+        size: int = batches.batch_size if samples is None else samples
+        done: float | None = None
+        for batch in batches:
             came = time.monotonic()
+            waited = 0.0 if done is None else came - done
             yield batch
-            waited = came - begun if number else 0.0
-            self.step(waited, time.monotonic() - came, samples)
-            begun = time.monotonic()
+            done = time.monotonic()
+            self.record(waited, done - came, size)
 
-    def step(
-        self,
-        waited: float,
-        used: float,
-        samples: int,
-    ) -> Scan:
-        """Note a step of the training loop, and decide when it is time.
+    def record(self, waited: float, used: float, samples: int) -> Scan:
+        """Record a step of the training loop, and decide when it is time.
 
         Args:
-            waited: Seconds for which the loop waited for the batch.
+            waited: Seconds that the loop waited for the batch.
             used: Seconds that it spent on the batch.
             samples: Number of samples in the batch.
 
         Returns:
             The scan that the level has now: the lowest that a rank asks for.
         """
-        if self.search.rules.top != self.level.highest:
-            rules = self.search.rules.below(self.level.highest)
-            self.search = Search(rules, hold=rules.patience)
         given = self.level.value
-        floor = current_scan(self.floor)
-        self.search = self.search.advance(Step(waited, used, samples, given, floor))
-        self._taken = self._agree(given, floor)
+        here = self._index(given)
+        lowest = self._index(current_scan(self.floor))
+        target = max(self._decide(here, lowest, waited, used, samples), lowest)
+        if target != here:
+            # Decide again once the readers have followed.
+            self._settling = self.window * samples if self.ahead is None else self.ahead
+            self._sums = _Sums()
+            self._supply = None
+            self._calm_windows = 0
+        # A wish holds until this rank asks for something else, or the level is set.
+        if target != here or given != self._taken:
+            self._wish = target
+        agreed = max(self._agreement.lowest(min(self._wish, self._last)), lowest)
+        is_full = agreed == len(self.sizes) - 1
+        self._taken = FULL if is_full else agreed + 1
         self.level.value = self._taken
         return self._taken
 
-    def _agree(self, given: Scan, floor: Scan) -> Scan:
-        """The lowest scan that a rank asks for, not below the floor."""
-        rules = self.search.rules
-        wish = self.search.scan
-        # What this rank asks for holds until it asks for something else, or the level was set.
-        if wish != given or given != self._taken:
-            self._wish = rules.position(wish)
-        agreed = self._agreement.lowest(self._wish)
-        return rules.scan(max(agreed, rules.position(floor)))
+    @property
+    def _last(self) -> int:
+        """The index of the size of the highest scan that may be taken."""
+        highest = self.level.highest
+        return len(self.sizes) - 1 if highest == FULL else min(highest, len(self.sizes)) - 1
+
+    def _index(self, scan: Scan) -> int:
+        """The index of a scan's size."""
+        return self._last if scan == FULL else min(scan - 1, self._last)
+
+    def _decide(self, here: int, lowest: int, waited: float, used: float, samples: int) -> int:
+        """The index of the size that this rank wants after a step."""
+        self._since_try += waited + used
+        if self._before_try is not None or (self._debt and self._settling > 0):
+            self._debt += waited
+        if self._settling > 0:
+            self._settling -= samples
+            return here
+        sums = self._sums
+        sums.add(waited, used, samples)
+        limit = self.max_wait + self.excused
+        supply = self._supply
+        if waited > limit * used:
+            # A wait early in a window counts as if the rest of it went well.
+            rest = sums.used / sums.steps * max(self.window, sums.steps)
+            is_long = sums.waited > limit * (sums.waited + rest)
+            # A single wait measures nothing: it may be a hiccup.
+            if supply and is_long and supply.steps >= self.window // 2:
+                return self._fall(here, lowest, (supply.seconds + waited) / supply.samples)
+            # It begins when this batch came: its wait, added below, is not part of it.
+            self._supply = supply = supply or _Sums(used=-waited)
+        if supply:
+            supply.add(waited, used, samples)
+        if sums.steps < self.window:
+            return here
+        self._sums = _Sums()
+        if sums.waited > limit * sums.seconds:
+            self._calm_windows = max(0, self._calm_windows - 1)
+            return here
+        self._supply = None
+        self._calm_windows += 1
+        return self._climb(here, sums.samples / sums.seconds)
+
+    def _fall(self, here: int, lowest: int, seconds: float) -> int:
+        """Go to the highest scan that the loop can use at its own speed, or excuse the waits."""
+        sums = self._sums
+        peak = self._peak or (here, seconds)
+        is_much_smaller = self.sizes[peak[0]] >= _WORTH_TRYING * self.sizes[here]
+        if here == lowest and is_much_smaller and seconds >= _SAME * peak[1]:
+            self.excused = sums.waited / sums.seconds
+            self.bandwidth = self._peak = self._before_try = None
+            return peak[0]
+        self._peak = max(peak, (here, seconds))
+        bandwidth = self.sizes[here] / seconds
+        affordable = _MARGIN * bandwidth * sums.used / sums.samples
+        target = max((i for i in range(here) if self.sizes[i] <= affordable), default=0)
+        if self.bandwidth is None or bandwidth < _CHANGED * self.bandwidth:
+            self._forgive()
+        else:
+            self._hold = min(2 * self._hold, max(_MAX_HOLD, self.patience))
+            # What held before the try still does.
+            target = max(target, self._before_try or 0)
+        self.bandwidth = bandwidth
+        self._before_try = None
+        return max(target, lowest)
+
+    def _forgive(self) -> None:
+        """Forget failed tries: at another bandwidth they say nothing."""
+        self._hold = self.patience
+        self._debt = 0.0
+
+    def _climb(self, here: int, samples_per_second: float) -> int:
+        """Try a higher scan if it is time."""
+        if self._calm_windows < self.patience:
+            return here
+        rate = samples_per_second * self.sizes[here]
+        if self.bandwidth is not None and rate > self.bandwidth / _CHANGED:
+            self.bandwidth = rate
+            self._peak = None
+            self._forgive()
+        if self._before_try is not None:
+            # The try has held.
+            self._debt = 0.0
+        is_cheap = self._debt <= self.max_wait / 2 * self._since_try
+        if self._calm_windows < self._hold or not is_cheap or here == self._last:
+            return here
+        self._before_try = here
+        self._debt = self._since_try = 0.0
+        enough = _WORTH_TRYING * self.sizes[here]
+        return next((i for i in range(self._last) if self.sizes[i] >= enough), self._last)
 
 
 def bytes_per_sample(entries: Sequence[ShardEntry]) -> list[float]:

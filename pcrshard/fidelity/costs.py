@@ -65,6 +65,15 @@ def human_bytes(size: float) -> str:
     return f"{size:{digits}} {_UNITS[power]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "shard"), counted(4, "shard")
+    ('1 shard', '4 shards')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns of text; those with numbers are aligned on the right.
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import PCRError
 from ..format.dataset_index import DatasetIndex
@@ -29,7 +30,7 @@ from .advice import (
     throughput,
 )
 from .contact_sheet import contact_sheet
-from .costs import ScanCost, scan_costs
+from .costs import scan_costs
 from .msssim import (
     WEIGHTS,
     Reference,
@@ -38,7 +39,6 @@ from .msssim import (
     require_opencv,
 )
 from .sampled_images import (
-    ImageSample,
     OnImage,
     Pieces,
     draw_images,
@@ -125,16 +125,40 @@ def measure(
     sample = draw_images(
         url, num_images, seed, _MAX_SHARDS, reference=reference, storage_options=storage_options
     )
-    costs = scan_costs(sample.dataset)
     stops = _stops(sample.dataset, scans)
-    climb = partial(_climb, stops=stops, rounds=rounds, model=model, smoothing=smoothing)
-    ladders = _climb_all(sample, climb, on_image, model is not None)
-    if not ladders:
+    look = partial(_measure_image, stops=stops, rounds=rounds, model=model, smoothing=smoothing)
+    fields = () if model is None else (_LABEL,)
+    found = [
+        image._replace(label=_label(other)) if fields else image
+        for image, other in sample.look(look, on_image, fields)
+        if image is not None
+    ]
+    if not found:
         raise PCRError(
             "expected progressive JPEGs of 11 pixels or more on each side, found none", url=url
         )
+    costs = scan_costs(sample.dataset)
+    # Shape: images, scans, the four figures.
+    figures = np.array([image.scans for image in found])
+    top1 = _top1(found)
     return [
-        _summarise(costs[stop - 1], sample.top, ladders, place) for place, stop in enumerate(stops)
+        ScanFidelity(
+            scan=costs[stop - 1].scan,
+            bytes_per_image=costs[stop - 1].bytes_per_sample,
+            saving=costs[stop - 1].saving,
+            image_bytes=_quartiles(num_bytes),
+            msssim=float(msssims.mean()),
+            msssim_quartiles=_quartiles(msssims),
+            psnr=psnr(float(errors.mean())),
+            decode_seconds=float(seconds.mean()),
+            num_images=len(found),
+            num_small=sum(image.is_small for image in found),
+            reference=sample.top,
+            top1=top1[place],
+            reference_top1=top1[-1],
+        )
+        for place, stop in enumerate(stops)
+        for num_bytes, msssims, errors, seconds in [figures[:, place].T]
     ]
 
 
@@ -147,37 +171,20 @@ def _stops(index: DatasetIndex, scans: Sequence[Scan] | None) -> list[int]:
     return [check_scan(scan, index.num_groups) for scan in scans]
 
 
-class _Rung(NamedTuple):
-    """What was seen of one image at one scan."""
+class _Image(NamedTuple):
+    """The figures of one image.
 
-    num_bytes: int
-    msssim: float
-    squared_error: float
-    seconds: float
+    Attributes:
+        scans: Bytes, MS-SSIM, mean squared error and seconds to decode at each scan.
+        is_small: Whether it is too small for five scales of MS-SSIM.
+        answers: The network's class at each scan, and at the reference.
+        label: The class of the image.
+    """
+
+    scans: Sequence[tuple[float, ...]]
     is_small: bool
-
-
-class _Ladder(NamedTuple):
-    """What was seen of one image: at each scan, and by the network at each scan and at the best."""
-
-    rungs: list[_Rung]
     answers: list[int]
     label: int = -1
-
-
-def _climb_all(
-    sample: ImageSample,
-    climb: Callable[[Pieces], _Ladder],
-    on_image: OnImage | None,
-    has_labels: bool,
-) -> list[_Ladder]:
-    """Look at all images drawn; those that are too small are left out."""
-    fields = (_LABEL,) if has_labels else ()
-    return [
-        ladder._replace(label=_label(other)) if has_labels else ladder
-        for ladder, other in sample.look(climb, on_image, fields)
-        if ladder.rungs
-    ]
 
 
 def _label(sample: Sample) -> int:
@@ -195,44 +202,30 @@ def _label(sample: Sample) -> int:
         ) from error
 
 
-def _climb(
+def _measure_image(
     pieces: Pieces,
     stops: Sequence[int],
     rounds: int,
     model: Network | None,
     smoothing: bool,
-) -> _Ladder:
-    """Look at one image at each scan; nothing of one that is too small."""
+) -> _Image | None:
+    """Measure one image at each scan; ``None`` for one that is too small."""
     decode = partial(decode_image, smoothing=smoothing)
     pixels = decode(pieces)
     if count_scales(*pixels.shape[:2]) == 0:
-        return _Ladder([], [])
+        return None
     reference = Reference(pixels)
     views = [pieces[:stop] for stop in stops]
     # Round by round, so that a disturbance does not hit one scan alone.
     earlier = [[_timed(decode, view)[1] for view in views] for _ in range(rounds - 1)]
-    rungs = [
-        _rung(view, decode, reference, times) for view, *times in zip(views, *earlier, strict=True)
-    ]
+    scans = []
+    for view, *times in zip(views, *earlier, strict=True):
+        decoded, seconds = _timed(decode, view)
+        error = float(np.square(decoded.astype(np.float32) - pixels).mean())
+        num_bytes = sum(map(len, view))
+        scans.append((num_bytes, reference.compare(decoded), error, min([seconds, *times])))
     answers = model.classify([*views, pieces], smoothing=smoothing) if model else []
-    return _Ladder(rungs, answers)
-
-
-def _rung(
-    pieces: Pieces,
-    decode: Decode,
-    reference: Reference,
-    times: Sequence[float],
-) -> _Rung:
-    decoded, seconds = _timed(decode, pieces)
-    error = decoded.astype(np.float32) - reference.pixels
-    return _Rung(
-        num_bytes=sum(map(len, pieces)),
-        msssim=reference.compare(decoded),
-        squared_error=float(np.square(error).mean()),
-        seconds=min([seconds, *times]),
-        is_small=reference.is_small,
-    )
+    return _Image(scans, reference.is_small, answers)
 
 
 def _timed(decode: Decode, pieces: Pieces) -> tuple[Pixels, float]:
@@ -242,37 +235,13 @@ def _timed(decode: Decode, pieces: Pieces) -> tuple[Pixels, float]:
     return decoded, time.thread_time() - begun
 
 
-def _summarise(
-    cost: ScanCost,
-    reference: Scan,
-    ladders: Sequence[_Ladder],
-    place: int,
-) -> ScanFidelity:
-    rungs = [ladder.rungs[place] for ladder in ladders]
-    num_bytes, values, errors, seconds, is_small = zip(*rungs, strict=True)
-    return ScanFidelity(
-        scan=cost.scan,
-        bytes_per_image=cost.bytes_per_sample,
-        saving=cost.saving,
-        image_bytes=_quartiles(num_bytes),
-        msssim=float(np.mean(values)),
-        msssim_quartiles=_quartiles(values),
-        psnr=psnr(float(np.mean(errors))),
-        decode_seconds=float(np.mean(seconds)),
-        num_images=len(rungs),
-        num_small=sum(is_small),
-        reference=reference,
-        top1=_share_right(ladders, place),
-        reference_top1=_share_right(ladders, -1),
-    )
+def _top1(images: Sequence[_Image]) -> Sequence[float | None]:
+    """The network's accuracy at each scan and at the reference, if there is a network."""
+    answers = np.array([image.answers for image in images])
+    labels = np.array([[image.label] for image in images])
+    means: list[float] = (answers == labels).mean(axis=0).tolist()
+    return means or [None] * (1 + len(images[0].scans))
 
 
-def _share_right(ladders: Sequence[_Ladder], place: int) -> float | None:
-    """The network's share of right answers at a scan, if there is a network."""
-    if not ladders[0].answers:
-        return None
-    return float(np.mean([ladder.answers[place] == ladder.label for ladder in ladders]))
-
-
-def _quartiles(values: Sequence[float]) -> Quartiles:
+def _quartiles(values: NDArray[np.float64]) -> Quartiles:
     return Quartiles(*np.quantile(values, (0.25, 0.5, 0.75)).tolist())

@@ -1,11 +1,48 @@
-"""A scan for each epoch, as learning rates are set by epoch."""
+"""What sets the scan of a training job: by epoch, as learning rates are, or by measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
+
+
+class ScanPolicy:
+    """Sets a level; the base of :class:`ScanSchedule`, :class:`ScanTuner`, :class:`BandwidthTuner`.
+
+    A training loop is the same with each of them::
+
+        for epoch in range(epochs):
+            policy.step(epoch=epoch, model=model)
+            for batch in policy.watch(loader):
+                ...
+
+    Attributes:
+        level: The level that the readers follow.
+    """
+
+    def __init__(self, level: ScanLevel) -> None:
+        self.level = level
+
+    def step(self, *, epoch: int, model: Any) -> Any:
+        """Begin an epoch: call it on every rank before the epoch is iterated."""
+
+    def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over the batches of an epoch."""
+        return iter(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, in JSON's terms: the scan of the level."""
+        return {"scan": self.level.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; on a staged copy at most at its highest scan."""
+        highest = self.level.highest
+        scan = state["scan"]
+        is_above = highest != FULL and (scan == FULL or scan > highest)
+        self.level.value = highest if is_above else scan
 
 
 def scan_at(milestones: Mapping[int, Scan], epoch: int) -> Scan:
@@ -18,7 +55,7 @@ def scan_at(milestones: Mapping[int, Scan], epoch: int) -> Scan:
     return milestones[max(passed)] if passed else FULL
 
 
-class ScanSchedule:
+class ScanSchedule(ScanPolicy):
     """Sets a level at the start of each epoch.
 
     Args:
@@ -34,10 +71,10 @@ class ScanSchedule:
         for scan in milestones.values():
             # A level checks its scan, so a wrong one is found before the first epoch.
             ScanLevel(scan)
-        self.level = level
+        super().__init__(level)
         self.milestones = dict(milestones)
 
-    def step(self, epoch: int) -> Scan:
+    def step(self, epoch: int, model: Any = None) -> Scan:
         """Set the level for an epoch; call it on every rank before the epoch is iterated.
 
         Returns:

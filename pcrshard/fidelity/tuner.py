@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import ScanUnavailable
 from ..format.dataset_index import prefix_totals
 from ..format.scan import FULL, Scan
 from ..reading.scan_level import ScanLevel
 from ..training.epoch_sequence import Ints
 from ..training.loader import PCRLoader
+from .schedule import ScanPolicy
 
 Loss = Callable[[nn.Module, Any], Tensor]
 State = dict[str, Any]
@@ -119,7 +119,7 @@ def choose(
 
 
 @dataclass(eq=False, repr=False)
-class ScanTuner:
+class ScanTuner(ScanPolicy):
     """Sets a level to the lowest scan whose gradient points where that of full fidelity does.
 
     The parameters stay as they are, and so do BatchNorm's statistics, the gradients in ``.grad``,
@@ -277,17 +277,11 @@ class ScanTuner:
             [epoch, scan, list(map(list, similarities)), *cost]
             for epoch, scan, similarities, *cost in self.reports
         ]
-        return {
-            "scan": self.level.value,
-            "reports": reports,
-        }
+        return super().state_dict() | {"reports": reports}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from :meth:`state_dict`; on a staged copy at most at its highest scan."""
-        try:
-            self.level.value = state["scan"]
-        except ScanUnavailable:
-            self.level.value = self.level.highest
+        """Continue from :meth:`state_dict`; on a staged copy at most at its highest scan."""
+        super().load_state_dict(state)
         self.reports = [_report(*report) for report in state["reports"]]
 
 

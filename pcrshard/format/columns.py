@@ -1,4 +1,4 @@
-"""Raw columns of an index or a table: arrays and byte strings, one after the other (SPEC 2.3)."""
+"""Raw columns of an index or a table: concatenated arrays and byte strings (SPEC 2.3)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _DTYPES = {name: np.dtype(name) for name in ("<u1", "<u2", "<u4", "<u8")}
 
 
 class Columns:
-    """A cursor over columns; it refuses a length before it takes it.
+    """A cursor over columns; it checks each length before using it.
 
     Args:
-        body: All columns, and what is before them.
-        start: Where the first one begins.
+        body: All columns, and the bytes before them.
+        start: Offset of the first column.
     """
 
     def __init__(self, body: bytes, start: int) -> None:
@@ -29,29 +29,29 @@ class Columns:
         self.pos = start
 
     def take(self, size: int) -> int:
-        """Go on by ``size`` bytes; returns where they begin."""
+        """Advance by ``size`` bytes; return their offset."""
         start = self.pos
         require(size <= len(self.body) - start, "a column is longer than the index")
         self.pos = start + size
         return start
 
     def array(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
-        """An array of this shape; a view of the body."""
+        """Return an array of this shape, a view of the body."""
         kind = _DTYPES[dtype]
         start = self.take(math.prod(shape) * kind.itemsize)
         return np.ndarray(shape, kind, self.body, start)
 
     def present(self, count: int, most: int) -> tuple[bytes, ...]:
-        """So many values, none of which may be absent or longer than ``most`` bytes."""
+        """Return ``count`` values, none absent or longer than ``most`` bytes."""
         sizes = self.array("<u4", count).tolist()
         require(max(sizes, default=0) <= most, f"a value has more than {most} bytes")
         return self._read(sizes, sum(sizes))
 
     def byte_strings(self, count: int) -> tuple[bytes | None, ...]:
-        """So many values, ``None`` for one that is absent."""
+        """Return ``count`` values, ``None`` for absent ones."""
         sizes = self.array("<u4", count).tolist()
         total = sum(sizes)
-        # Most fields are there in each sample, so nothing is looked at twice without need.
+        # Most samples have the field, so the common case takes one pass.
         if total < ABSENT:
             return self._read(sizes, total)
         stored = [0 if size == ABSENT else size for size in sizes]
@@ -65,16 +65,16 @@ class Columns:
 
 
 def encode_array(array: npt.NDArray[Any]) -> bytes:
-    """The little-endian bytes of an array."""
+    """Return the little-endian bytes of an array."""
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 def encode_sizes(values: Sequence[bytes | None]) -> bytes:
-    """The sizes of byte strings, u32 each."""
+    """Return the sizes of byte strings, u32 each."""
     sizes = [ABSENT if value is None else len(value) for value in values]
     return np.array(sizes, "<u4").tobytes()
 
 
 def encode_byte_strings(values: Sequence[bytes | None]) -> bytes:
-    """Sizes of values, then the values."""
+    """Return the sizes of values, then the values."""
     return b"".join([encode_sizes(values), *filter(None, values)])

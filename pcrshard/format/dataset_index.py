@@ -1,4 +1,4 @@
-"""The dataset index ``pcr.json``: what is known of shards that are not open (SPEC.md section 6).
+"""The dataset index ``pcr.json``: sizes and checksums of all shards (SPEC.md section 6).
 
 Bytes in, bytes out; no I/O.
 """
@@ -33,12 +33,12 @@ from .shard_head import (
 
 DATASET_INDEX = "pcr.json"
 MAX_DATASET_INDEX_BYTES = 1 << 28
-# Braces would be a pattern for whoever expands URLs.
+# Braces would be expanded as a pattern.
 _SHARD_NAME = re.compile(r"[^/\\{}\x00-\x1f\x7f]{1,251}\.tar")
 
 
 class ShardEntry(NamedTuple):
-    """What the dataset index knows of a shard; ``head_crc32c`` ties it to the file.
+    """An entry of the dataset index; ``head_crc32c`` ties it to the shard's file.
 
     ``scan`` is the highest scan that a staged copy holds; ``None`` for a whole shard.
     """
@@ -63,10 +63,10 @@ class ShardEntry(NamedTuple):
         return (self.index_stop, *self.prefix_stops)
 
     def prefix_stop(self, scan: Scan) -> int:
-        """End of the prefix that holds scans 1..scan; 0 is labels and metadata alone.
+        """Return the end of the prefix of scans 1..scan; scan 0 is labels and metadata only.
 
         Raises:
-            ScanUnavailable: There is no such scan, or the staged copy does not hold it.
+            ScanUnavailable: The scan does not exist, or the staged copy does not hold it.
         """
         rows = check_scan(scan, self.num_groups, 0)
         if self.scan is not None and rows > self.scan:
@@ -79,7 +79,7 @@ class ShardEntry(NamedTuple):
 
 
 class _Entry(msgspec.Struct):
-    """A shard in ``pcr.json``; unknown names are ignored, and make nothing in memory."""
+    """A shard in ``pcr.json``; unknown names are ignored without allocating."""
 
     name: str
     num_samples: int
@@ -92,7 +92,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Version(msgspec.Struct):
-    """What tells whether the rest of ``pcr.json`` can be read."""
+    """The fields that decide whether the rest of ``pcr.json`` can be read."""
 
     format: str
     version: Any
@@ -111,14 +111,14 @@ class _Index(_Version):
 
 @dataclass(frozen=True)
 class DatasetIndex:
-    """The shards of a dataset (SPEC section 6); lies beside them as ``pcr.json``.
+    """The index of a dataset (SPEC section 6), stored next to the shards as ``pcr.json``.
 
     Attributes:
         script: Name of the scan script.
         num_groups: Scan groups of every shard.
-        shards: What is known of each shard, in the order of the dataset.
-        classes: Names of the labels, if they have names.
-        num_classes: Outputs that a classifier needs: the highest integer label + 1, and at least
+        shards: An entry per shard, in the order of the dataset.
+        classes: Names of the labels, empty if they have none.
+        num_classes: Outputs that a classifier needs: the highest integer label + 1, but at least
             the number of names; 0 for a dataset without labels.
     """
 
@@ -141,7 +141,7 @@ class DatasetIndex:
         )
 
     def _some_classes(self) -> str:
-        """The first names of classes."""
+        """Return the first names of classes, for messages."""
         names = [*self.classes[:3], "..."] if len(self.classes) > 3 else self.classes
         return ", ".join(names)
 
@@ -156,16 +156,16 @@ class DatasetIndex:
         return min((shard.scan for shard in self.shards if shard.scan is not None), default=None)
 
     def prefix_bytes(self, scan: Scan) -> int:
-        """Bytes of all shards' prefixes at a scan."""
+        """Return the bytes of all shards' prefixes at a scan."""
         return sum(shard.prefix_stop(scan) for shard in self.shards)
 
     def encode(self) -> bytes:
-        """The JSON of SPEC section 6, a line for each shard."""
+        """Return the JSON of SPEC section 6, one line per shard."""
         lines = ",\n".join(map(_line, self.shards))
         return f'{json.dumps(self._head())[:-1]},\n "shards": [\n{lines}\n]}}\n'.encode()
 
     def _head(self) -> dict[str, Any]:
-        """What comes before the shards."""
+        """Return the JSON before the shards."""
         head: dict[str, Any] = {
             "format": "pcrshard",
             "version": VERSION,
@@ -184,7 +184,7 @@ class DatasetIndex:
         """Parse and check ``pcr.json``.
 
         Raises:
-            CorruptIndex: This is not a dataset index, or breaks a rule of SPEC section 6.
+            CorruptIndex: The data is not a dataset index, or breaks a rule of SPEC section 6.
             UnsupportedVersion: A newer pcrshard wrote it.
         """
         try:
@@ -222,10 +222,10 @@ class DatasetIndex:
 
 
 def prefix_totals(entries: Sequence[ShardEntry]) -> list[int]:
-    """Bytes of all prefixes of some shards at scans 1..N and at ``"full"``.
+    """Return the bytes of all prefixes of some shards at scans 1..N and at ``"full"``.
 
     Args:
-        entries: The ``shards`` of a dataset index; of a staged copy, too, whole shards count.
+        entries: Entries of a dataset index; for a staged copy, those of the whole shards count.
     """
     stops = [entry.prefix_stops for entry in entries]
     scans = [sum(each) for each in zip(*(own[:-1] for own in stops), strict=False)]
@@ -237,7 +237,7 @@ def scan_of_fraction(totals: Sequence[int], held: int, fraction: float) -> int:
 
     Args:
         totals: From :func:`prefix_totals`.
-        held: The highest scan that can be read.
+        held: The highest readable scan.
         fraction: In (0, 1).
 
     Raises:
@@ -254,11 +254,11 @@ def scan_of_fraction(totals: Sequence[int], held: int, fraction: float) -> int:
 
 
 def resolve_scan(entries: Sequence[ShardEntry], scan: Any) -> Any:
-    """Return the scan of a fraction in (0, 1), see :func:`scan_of_fraction`; others as they are.
+    """Turn a fraction in (0, 1) into a scan, see :func:`scan_of_fraction`; return others unchanged.
 
     Raises:
         ScanUnavailable: Even scan 1 takes more.
-        TypeError: It is a number that is neither a scan nor a fraction.
+        TypeError: The number is neither a scan nor a fraction.
     """
     if isinstance(scan, float) and not is_fraction(scan):
         raise TypeError(f"expected a scan number, a fraction in (0, 1) or 'full', got {scan!r}")
@@ -288,7 +288,7 @@ def _check_entry(raw: _Entry, num_groups: int) -> ShardEntry:
 
 
 def _check_samples(entry: ShardEntry) -> None:
-    """No more samples than a shard may have, and than its index has room for (SPEC 2.3)."""
+    """Refuse more samples than a shard may have or its index has room for (SPEC 2.3)."""
     most = min(MAX_SAMPLES, (entry.index_stop - HEAD_STOP) * MAX_EXPANSION // MIN_SAMPLE_BYTES)
     fits = 1 <= entry.num_samples <= most
     require(fits, f"expected 1 to {most} samples in a shard of these stops")

@@ -1,4 +1,4 @@
-"""The table that a scan group begins with: its pieces, and the headers that they share (SPEC 3.1).
+"""The table at the start of a scan group: its pieces and their shared headers (SPEC 3.1).
 
 Bytes in, bytes out; no I/O. A table is checked once, when it is decoded: its checksum first, and
 every length before anything of that length is made.
@@ -24,53 +24,53 @@ from .columns import ABSENT, Columns, encode_array
 from .shard_head import BLOCK, Buffer, name_file, require, round512
 from .shard_index import COMPRESSION_LEVEL, I64, U32, ShardIndex, TablePlace
 
-# A piece's header is at most so long, so that a table of a few bytes cannot ask for gigabytes, nor
-# for minutes of decoding: what an image may claim grows with its bytes.
+# Bounds a piece's header, so that a table of a few bytes cannot claim gigabytes or minutes of
+# decoding: an image's claims grow with its bytes.
 MAX_HEADER_BYTES = 512
 U16 = npt.NDArray[np.uint16]
 _U16 = np.dtype("<u2")
 _U32 = np.dtype("<u4")
 _NO_OFFSETS = np.zeros(0, np.uint64)
-# Size, checksum and size of the header of a unit.
+# Size, checksum and header size of a unit.
 _UNIT_BYTES = 4 + 4 + 2
-# Checksum of the table, bytes of the compressed headers.
+# Checksum of the table, size of the compressed headers.
 _START = struct.Struct("<II")
 
 
 class LateValues(NamedTuple):
-    """(S,) uint32 each: bytes of a late field's values, and their CRC-32C."""
+    """Sizes and CRC-32C of a deferred field's values, (S,) uint32 each."""
 
     sizes: U32
     crcs: U32
 
     @property
     def stored(self) -> U32:
-        """Bytes that each value has in the shard: 0 where the sample lacks the field."""
+        """Return the stored bytes of each value, 0 if the sample lacks the field."""
         return np.where(self.sizes == ABSENT, np.uint32(0), self.sizes)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all values."""
+        """Return the bytes of all values."""
         return int(self.stored.sum(dtype=np.int64))
 
 
-# By name, with the row that the values are in.
+# By name, with the row of the values.
 LateFields = dict[str, tuple[int, LateValues]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupTable:
-    """What a range of scan groups holds; R groups, U units, S samples.
+    """The tables of a range of scan groups; R groups, U units, S samples.
 
     Attributes:
-        rows: The groups, from 0; N is the tail.
+        rows: The groups, counted from 0; N is the tail.
         sizes: (R, U) uint32, bytes of each piece, header and all.
-        crcs: (R, U) uint32, CRC-32C of the unit's pieces up to this one; of the tail alone.
-        header_sizes: (R, U) uint16, how many of a piece's first bytes are its header.
+        crcs: (R, U) uint32, CRC-32C of the unit's pieces up to this one; for the tail, of it alone.
+        header_sizes: (R, U) uint16, length of the shared header at the start of each piece.
         headers: The headers of all pieces, in order.
-        offsets: (U,) uint64, where the base members' data start in the preview layout, 0 for a
-            missing unit; empty otherwise.
-        late: The values of late fields, in the order of the shard; each with the row it is in.
+        offsets: (U,) uint64, start of each base member's data in the preview layout, 0 for a
+            missing unit; empty in the compact layout.
+        late: Values of deferred fields, in the order of the shard, each with its row.
     """
 
     rows: range
@@ -83,16 +83,16 @@ class GroupTable:
 
     @functools.cached_property
     def own_bytes(self) -> I64:
-        """(R, U) bytes of pieces that are not in their headers."""
+        """Return the (R, U) bytes of pieces without their shared headers."""
         return self.sizes.astype(np.int64) - self.header_sizes
 
     def late_bytes(self, row: int) -> int:
-        """Bytes of all values of late fields in the group of a row."""
+        """Return the bytes of all deferred values in the group of a row."""
         return sum(values.num_bytes for at, values in self.late.values() if at == row)
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """The bytes of SPEC 3.1."""
+        """Return the bytes of SPEC 3.1."""
         packed = zstd.compress(self.headers, COMPRESSION_LEVEL) if self.headers else b""
         columns: list[npt.NDArray[Any]] = [self.sizes, self.crcs, self.offsets]
         for _, values in self.late.values():
@@ -104,7 +104,7 @@ class GroupTable:
 
 
 def join_tables(tables: Sequence[GroupTable]) -> GroupTable:
-    """One table of successive groups; the first may be that of base groups."""
+    """Join tables of consecutive groups; the first may be that of the base groups."""
     first = tables[0]
     if len(tables) == 1:
         return first
@@ -126,20 +126,20 @@ def decode_tables(
     *,
     url: str | None = None,
 ) -> GroupTable:
-    """Parse and check the tables of successive groups, as one table.
+    """Parse and check the tables of consecutive groups, as one table.
 
     Args:
         index: The shard's index.
-        places: Which tables they are.
-        parts: The bytes of each; copied.
+        places: Locations of the tables.
+        parts: Bytes of each table; copied.
         url: Named in errors.
 
     Raises:
-        CorruptIndex: As of :func:`decode_table`.
+        CorruptIndex: As in :func:`decode_table`.
     """
     is_plain = not index.schema.late and places[0].rows[-1] >= index.schema.base
     if is_plain:
-        # One by one ten tables cost three times as much; which of them is wrong is found there.
+        # Ten tables one by one cost three times as much; on failure, that finds the damaged one.
         with suppress(FormatError):
             return _decode_together(index, places, [bytes(part) for part in parts])
     pairs = zip(places, parts, strict=True)
@@ -151,7 +151,7 @@ def _decode_together(
     places: Sequence[TablePlace],
     parts: Sequence[bytes],
 ) -> GroupTable:
-    """Tables of groups without late fields, each of which has the same columns."""
+    """Decode tables without deferred fields, which all have the same columns."""
     units = index.num_units
     stop = _START.size + units * _UNIT_BYTES
     columns = b"".join([_checked_columns(part, stop) for part in parts])
@@ -172,7 +172,7 @@ def _decode_together(
 
 
 def _checked_columns(part: bytes, fixed_bytes: int) -> bytes:
-    """The columns of a table whose checksum and length are right."""
+    """Return the columns of a table after checking checksum and length."""
     require(len(part) >= fixed_bytes, "a table is too short")
     crc, packed_bytes = _START.unpack_from(part)
     require(crc == crc32c(memoryview(part)[4:]), "checksum does not match")
@@ -185,7 +185,7 @@ def _check_plain_stops(
     places: Sequence[TablePlace],
     table: GroupTable,
 ) -> None:
-    """Each group ends where its table and its pieces end."""
+    """Check that each group ends where its table and pieces end."""
     own_bytes = np.add.reduce(table.sizes, 1, np.int64) - _header_bytes(table.header_sizes)
     ends = index.head.prefix_stops[table.rows.start : table.rows.stop]
     for place, size, stop in zip(places, own_bytes.tolist(), ends, strict=True):
@@ -203,8 +203,8 @@ def decode_table(
 
     Args:
         index: The shard's index.
-        place: Which table it is.
-        data: Its bytes; copied.
+        place: Location of the table.
+        data: Bytes of the table; copied.
         url: Named in errors.
 
     Raises:
@@ -273,7 +273,7 @@ def _decode_headers(header_sizes: U16, packed: bytes) -> bytes:
 
 
 def _join_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
-    """The headers of tables, none of which may be too long; a row of sizes for each table."""
+    """Join the headers of tables after checking their lengths; one row of sizes per table."""
     legal = np.count_nonzero(header_sizes > MAX_HEADER_BYTES) == 0
     require(legal, f"expected headers of at most {MAX_HEADER_BYTES} bytes")
     num_bytes = _header_bytes(header_sizes).tolist()
@@ -281,7 +281,7 @@ def _join_headers(header_sizes: U16, packed: Sequence[bytes]) -> bytes:
 
 
 def _header_bytes(header_sizes: U16) -> I64:
-    """Bytes of the headers in each row."""
+    """Return the bytes of the headers in each row."""
     num_bytes: I64 = np.add.reduce(header_sizes, 1, np.int64)
     return num_bytes
 
@@ -294,12 +294,12 @@ def _unpack_headers(packed: bytes, num_bytes: int) -> bytes:
 
 
 def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
-    """The rules of SPEC section 3.1 that tie a table to the index."""
+    """Check the rules of SPEC section 3.1 that tie a table to the index."""
     count = np.count_nonzero
     require(not count(table.header_sizes > table.sizes), "a header is longer than its piece")
     if table.rows[-1] == index.num_groups:
         _check_tail(table)
-    # Mostly every image is there, and has pieces in every group.
+    # Usually every image exists and has pieces in every group.
     if not index.is_complete or count(table.sizes) != table.sizes.size:
         _check_empty(index, table)
     for name, (_, values) in table.late.items():
@@ -307,7 +307,7 @@ def _check_pieces(index: ShardIndex, table: GroupTable) -> None:
 
 
 def _check_empty(index: ShardIndex, table: GroupTable) -> None:
-    """Images that are not there have no pieces; the others have a first one."""
+    """Check that missing images have no pieces and all others have a first one."""
     empty = table.sizes == 0
     missing = index.dims[:, 0] == 0
     if table.rows.start == 0:
@@ -338,7 +338,7 @@ def _check_late(
 
 
 def _stream_units(index: ShardIndex, stream: int) -> I64:
-    """(S,) the first unit of each sample in a stream."""
+    """Return the (S,) first unit of each sample in a stream."""
     before = index.unit_counts[:, :stream].sum(axis=1)
     units: I64 = np.array(index.first_units[:-1]) + before
     return units
@@ -349,7 +349,7 @@ def _check_stops(
     table: GroupTable,
     start: int,
 ) -> None:
-    """Each group ends where its table, its pieces and its late values end."""
+    """Check that each group ends where its table, pieces and deferred values end."""
     row = table.rows[-1]
     late = table.late_bytes(row)
     expected = index.head.prefix_stops[row]
@@ -366,7 +366,7 @@ def _check_stops(
 
 
 def _check_base(index: ShardIndex, table: GroupTable) -> int:
-    """Base members are in order, apart by a header at least; where the last one ends."""
+    """Check that base members are in order and do not overlap; return where the last one ends."""
     require(not np.count_nonzero(table.header_sizes), "a base member has a shared header")
     missing = table.sizes[0] == 0
     require(not table.offsets[missing].any(), "a missing image has an offset")
@@ -384,7 +384,7 @@ def _check_apart(
     sizes: I64,
     first: int,
 ) -> int:
-    """Members begin on a block, each a header after the end of the one before; the last end."""
+    """Check that members start on blocks, at least a header apart; return the last end."""
     ends = -(-(starts + sizes) // BLOCK) * BLOCK
     floor = np.concatenate(([first], ends[:-1])) + BLOCK
     on_blocks = (starts % BLOCK == 0).all()

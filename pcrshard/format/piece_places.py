@@ -1,4 +1,4 @@
-"""Where pieces and late values are in a shard (SPEC.md section 3); pure."""
+"""Locations of pieces and deferred values in a shard (SPEC.md section 3); pure functions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .shard_index import I64, ShardIndex
 
 
 def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
-    """(R, U) absolute start of each piece's own bytes.
+    """Return the (R, U) absolute starts of each piece's own bytes.
 
-    The table begins with group 1, or with one after the base groups.
+    The table starts with group 1, or with a group after the base groups.
     """
     own = table.own_bytes
     first = np.array(group_starts(index, table.rows))
@@ -25,7 +25,7 @@ def piece_starts(index: ShardIndex, table: GroupTable) -> I64:
 
 
 def group_starts(index: ShardIndex, rows: range) -> list[int]:
-    """Absolute start of each group's pieces; 0 for base groups, whose pieces lie apart."""
+    """Return the absolute start of each group's pieces; 0 for base groups, which are members."""
     head = index.head
     base = index.schema.base
     ends = head.stops
@@ -33,7 +33,7 @@ def group_starts(index: ShardIndex, rows: range) -> list[int]:
 
 
 def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
-    """Absolute start of the values of each late field, which lie one after the other."""
+    """Return the absolute start of each deferred field's values, which are contiguous."""
     starts = {}
     ends = _piece_stops(index, table)
     for name, (row, values) in table.late.items():
@@ -43,7 +43,7 @@ def late_starts(index: ShardIndex, table: GroupTable) -> dict[str, int]:
 
 
 def _piece_stops(index: ShardIndex, table: GroupTable) -> dict[int, int]:
-    """Where the late values of each row begin: after its pieces; base groups have a member."""
+    """Return where each row's deferred values start: after its pieces, or in the base's member."""
     stops = np.array(group_starts(index, table.rows)) + table.own_bytes.sum(axis=1)
     by_row = dict(zip(table.rows, stops.tolist(), strict=True))
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""What ``scan=`` may be: a scan of 1..N, 0 for labels without pixels, or ``"full"``."""
+"""Values of ``scan=``: 1..N, 0 for labels without pixels, or ``"full"``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_fraction(value: object) -> TypeGuard[float]:
 
 
 def check_scan_type(scan: Any, lowest: int = 1) -> None:
-    """Refuse what is no scan of any shard, before one is opened; arguments of :func:`check_scan`.
+    """Refuse values that are not scans, before opening a shard; arguments as in :func:`check_scan`.
 
     Raises:
         TypeError: It is neither an integer nor ``"full"``.
@@ -39,9 +39,9 @@ def check_scan(
     """Turn a scan into a position 1..N, or N + 1 for ``"full"``.
 
     Args:
-        scan: What was asked for.
+        scan: The requested scan.
         num_groups: Scan groups N.
-        lowest: 0 where scan 0, labels and metadata without pixels, can be asked for.
+        lowest: 0 if scan 0, labels and metadata without pixels, is allowed.
 
     Raises:
         ScanUnavailable: The scan is not in 1..N.

@@ -26,12 +26,12 @@ class ScanScript(NamedTuple):
 
     @property
     def num_groups(self) -> int:
-        """Scan groups, that is, the highest scan that can be asked for."""
+        """Number of scan groups, the highest scan."""
         return len(self.groups)
 
     @property
     def scans(self) -> list[ScanHeader]:
-        """The scans of all groups, in order."""
+        """Return the scans of all groups, in order."""
         return [scan for group in self.groups for scan in parse_group(group)]
 
 
@@ -51,7 +51,7 @@ STANDARD = ScanScript(
     ),
 )
 
-# For sources of JPEG quality 90 and above; docs/scripts.md has the search and the figures.
+# For sources of JPEG quality 90 and above; docs/scripts.md describes the search.
 Q95 = ScanScript(
     "q95",
     (
@@ -86,18 +86,18 @@ def parse_scan(text: str) -> ScanHeader:
 
 
 def parse_group(text: str) -> list[ScanHeader]:
-    """The scans of one group."""
+    """Parse the scans of one group."""
     return [parse_scan(part) for part in text.split(";")]
 
 
 def parse_script(name: str, text: str) -> ScanScript:
-    r"""Parse a script file: one scan group a line, its scans separated by ``;``, ``#`` comments.
+    r"""Parse a script file: one scan group per line, scans separated by ``;``, ``#`` comments.
 
-    The same file serves ``jpegtran -scans``.
+    ``jpegtran -scans`` accepts the same file.
 
     Raises:
-        ValueError: A line is not made of scans, there are more than 32 groups, or the scans do not
-            send every coefficient of three components to its last bit in legal steps
+        ValueError: A line does not consist of scans, there are more than 32 groups, or the scans
+            do not send every coefficient of three components to its last bit in legal steps
             (T.81 G.1.1.1.1).
 
     >>> text = "0,1,2: 0-0, 0, 0;\n0: 1-63, 0, 0; 1: 1-63, 0, 0; 2: 1-63, 0, 0;"
@@ -116,7 +116,7 @@ def _check_num_groups(num_groups: int) -> None:
 
 
 def _without_comments(text: str) -> tuple[str, ...]:
-    """The lines of a script that say something."""
+    """Return the lines of a script without comments and blank lines."""
     lines = (line.partition("#")[0].strip().rstrip("; ") for line in text.splitlines())
     return tuple(filter(None, lines))
 
@@ -140,7 +140,7 @@ def _check_step(
     coefficient: int,
     sent: int | None,
 ) -> None:
-    """The first scan of a coefficient begins anew, each other one adds the next bit."""
+    """Check that a coefficient's first scan starts at Ah = 0 and later ones add one bit each."""
     legal = scan.ah == 0 if sent is None else scan.ah == sent == scan.al + 1
     if not legal:
         raise ValueError(
@@ -153,12 +153,12 @@ def scans_for(
     color: str,
     num_components: int,
 ) -> list[ScanHeader]:
-    """The scans of an image (SPEC.md section 3).
+    """Return the scans of an image (SPEC.md section 3).
 
-    Those of the script for YCbCr, for other color spaces each luma scan for every component.
+    For YCbCr, those of the script; for other color spaces, each luma scan for every component.
 
     Args:
-        script: Written for a YCbCr image.
+        script: A script for YCbCr images.
         color: Color space of the image.
         num_components: Number of its components.
 
@@ -183,12 +183,12 @@ def group_scans(
     scans: Sequence[ScanHeader],
     color: str,
 ) -> list[int]:
-    """Say which scan group each scan of an image belongs to, by fidelity (SPEC.md section 3).
+    """Assign each scan of an image to a scan group, by fidelity (SPEC.md section 3).
 
     Args:
-        script: The shard's script, written for a YCbCr image.
+        script: The shard's script, for YCbCr images.
         scans: The image's scans, in file order.
-        color: Its color space; components of all but ``ycc`` rank as luma.
+        color: Its color space; if not ``ycc``, all components count as luma.
 
     Returns:
         For each scan a group 1..N, never decreasing.
@@ -219,7 +219,7 @@ def _group_scans(
 
 
 def _bits_sent(script: ScanScript) -> list[dict[tuple[int, int], int]]:
-    """For each group, the lowest bit position sent so far of each (component, coefficient)."""
+    """Return, per group, the lowest bit position sent so far of each (component, coefficient)."""
     sent: dict[tuple[int, int], int] = {}
     result = []
     for group in script.groups:

@@ -1,6 +1,6 @@
-"""The schema of a shard: its names, its scan groups, which field is where (SPEC.md section 2.2).
+"""The schema of a shard: names, scan groups and locations of fields (SPEC.md section 2.2).
 
-Bytes in, bytes out; no I/O. Nothing is used before its type and its length are known to be right.
+Bytes in, bytes out; no I/O. Types and lengths are checked before anything is used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ IMAGE_LIST = "jpegs"
 class Schema:
     """The msgpack part of the index (SPEC 2.2).
 
-    ``late`` has pairs of a field's name and the scan from which on it is there, N + 1 for
-    ``"full"``.
+    ``late`` has pairs of a field's name and the first scan that has it, N + 1 for ``"full"``.
     """
 
     script: str
@@ -42,11 +41,11 @@ class Schema:
 
     @cached_property
     def lists(self) -> tuple[str, ...]:
-        """The streams that have a list of images in each sample."""
+        """Return the streams with a list of images per sample."""
         return tuple(field for field, codec in self.streams if codec == IMAGE_LIST)
 
     def encode(self) -> bytes:
-        """The schema as canonical msgpack."""
+        """Return the schema as canonical msgpack."""
         return bytes(msgpack.packb(dataclasses.asdict(self)))
 
 
@@ -57,7 +56,7 @@ _SCHEMA_KEYS = [field.name for field in dataclasses.fields(Schema)]
 def decode_schema(data: bytes) -> Schema:
     """Parse and check the schema (SPEC 2.2).
 
-    Cached, because all shards of a dataset have the same.
+    Cached, because all shards of a dataset share one schema.
     """
     raw = _unpack(data)
     known = isinstance(raw, dict) and list(raw) == _SCHEMA_KEYS
@@ -70,7 +69,7 @@ def decode_schema(data: bytes) -> Schema:
 
 
 def _unpack(data: bytes) -> Any:
-    """The values of some msgpack, which may not be long."""
+    """Unpack a small msgpack map."""
     try:
         return msgpack.unpackb(
             data,
@@ -91,7 +90,7 @@ def _check_types(schema: Schema) -> None:
     _check_pairs(schema.streams)
     _check_pairs(schema.late)
     late = tuple(name for name, _ in schema.late)
-    require(all(type(scan) is int for _, scan in schema.late), "expected scans of late fields")
+    require(all(type(scan) is int for _, scan in schema.late), "expected scans of deferred fields")
     _check_strings((schema.script, schema.layout))
     for strings in (schema.groups, schema.fields, schema.preview_fields, late, *schema.streams):
         _check_strings(strings)
@@ -153,13 +152,13 @@ def _check_fields(schema: Schema) -> None:
 
 def _check_late_fields(schema: Schema) -> None:
     late = [field for field, _ in schema.late]
-    require(are_distinct([*late, *schema.fields]), "late fields and fields are not distinct")
-    require(all(map(valid_field, late)), "the name of a late field is not legal")
-    require(not {*late} & {*schema.lists}, "a late field has the name of a list of images")
+    require(are_distinct([*late, *schema.fields]), "deferred fields and fields are not distinct")
+    require(all(map(valid_field, late)), "the name of a deferred field is not legal")
+    require(not {*late} & {*schema.lists}, "a deferred field has the name of a list of images")
     _check_late_scans(schema)
 
 
 def _check_late_scans(schema: Schema) -> None:
     last = len(schema.groups) + 1
     legal = all(1 <= scan <= last for _, scan in schema.late)
-    require(legal, "a late field has no such scan")
+    require(legal, "a deferred field has no such scan")

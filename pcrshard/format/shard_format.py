@@ -35,9 +35,9 @@ class ShardFormat:
             of the sources.
         layout: ``compact``, or ``preview`` to show base scans as ordinary image members.
         base: Scan groups in a preview member.
-        late: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is the
-            name of a field, or its last extension. Other fields are present at every scan, images
-            that are no JPEG from scan 1.
+        deferred: First scan at which a field is present: ``{"npy": 5, "json": "full"}``; a key is
+            the name of a field, or its last extension. Other fields are present at every scan,
+            images other than JPEG from scan 1.
         preview_fields: Fields stored as members too, in the preview layout.
     """
 
@@ -45,7 +45,7 @@ class ShardFormat:
     layout: str = "compact"
     base: int = 2
     preview_fields: tuple[str, ...] = ()
-    late: Mapping[str, Scan] = dataclasses.field(default_factory=dict)
+    deferred: Mapping[str, Scan] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.script, str) and self.script not in (known := [*SCRIPTS, AUTO]):
@@ -56,8 +56,8 @@ class ShardFormat:
         most = STANDARD.num_groups if self.script == AUTO else self.scan_script.num_groups
         if not 1 <= self.base <= most:
             raise EncodeError(f"expected base of 1 to {most}, got {self.base}")
-        for field, scan in self.late.items():
-            _check_late(field, scan, most)
+        for field, scan in self.deferred.items():
+            _check_deferred(field, scan, most)
 
     @property
     def scan_script(self) -> ScanScript:
@@ -104,15 +104,15 @@ class ShardFormat:
 
     def _first_scan(self, field: str) -> int:
         """The position of the first scan that has a field; 0 if every one has it."""
-        scan = self._late_scan(field)
+        scan = self._deferred_scan(field)
         return 0 if scan is None else check_scan(scan, self.scan_script.num_groups)
 
-    def _late_scan(self, field: str) -> Scan | None:
+    def _deferred_scan(self, field: str) -> Scan | None:
         """What is asked for a field by its name, or else by its extension."""
         extension = field.rpartition(".")[2]
         # An image that is no stream is one that is kept as it is.
         default = 1 if is_other_image(field) or is_jpeg_field(field) else None
-        return self.late.get(field, self.late.get(extension, default))
+        return self.deferred.get(field, self.deferred.get(extension, default))
 
 
 def _streams(names: FieldNames) -> tuple[tuple[str, str], ...]:
@@ -122,7 +122,7 @@ def _streams(names: FieldNames) -> tuple[tuple[str, str], ...]:
     return (*single, *lists)
 
 
-def _check_late(
+def _check_deferred(
     field: str,
     scan: Scan,
     num_groups: int,
@@ -130,4 +130,4 @@ def _check_late(
     try:
         check_scan(scan, num_groups)
     except (ScanUnavailable, TypeError) as error:
-        raise EncodeError(f"late field {field!r}: {error}") from error
+        raise EncodeError(f"deferred field {field!r}: {error}") from error

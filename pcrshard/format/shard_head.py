@@ -1,6 +1,6 @@
-"""The head of a shard: the first 512 bytes of its index, after a tar header (SPEC.md section 2.1).
+"""The head of a shard: the 512 bytes after the first tar header (SPEC.md section 2.1).
 
-Bytes in, bytes out; no I/O. The checksum is compared before any number is trusted.
+Bytes in, bytes out; no I/O. The checksum is verified before any number is trusted.
 """
 
 from __future__ import annotations
@@ -28,29 +28,27 @@ BLOCK = 512
 HEAD_STOP = 2 * BLOCK
 MAX_SAMPLES = 1 << 24
 MAX_SCHEMA_BYTES = 1 << 16
-# The fewest bytes that a sample has in the columns (SPEC 2.3): a key of one character and its
-# length.
+# Least bytes of a sample in the columns (SPEC 2.3): a key of one character and its length.
 MIN_SAMPLE_BYTES = 5
-# Compressed columns may claim so many times their own bytes.
+# Bound of the ratio that compressed columns may claim.
 MAX_EXPANSION = 64
 
 Buffer = bytes | bytearray | memoryview
-# Magic, checksum, version, samples, groups, schema bytes, checksum of the body, its bytes, those of
-# the columns.
+# Magic, checksum, version, samples, groups, schema bytes, body checksum, body bytes, column bytes.
 _HEAD = struct.Struct("<8sIIIIIIQQ")
 
 
 def round512(size: int) -> int:
-    """Round a size in bytes up to tar's block of 512."""
+    """Round a size in bytes up to a multiple of tar's block of 512."""
     return -(-size // BLOCK) * BLOCK
 
 
 class Head(NamedTuple):
-    """What must be known of a shard before the rest of its index is read.
+    """The part of a shard's index that locates all else.
 
-    ``prefix_stops`` has an absolute stop for each of scans 1..N and then for ``"full"``;
-    ``table_bytes`` the size of the table that each group, and then the tail, begins with;
-    ``columns_bytes`` that of the columns, which are compressed if they have fewer in the body.
+    ``prefix_stops`` has an absolute end for each of scans 1..N and then for ``"full"``;
+    ``table_bytes`` has the size of the table at the start of each group, and then of the tail;
+    ``columns_bytes`` is the size of the columns, which are compressed if the body has fewer bytes.
     """
 
     num_samples: int
@@ -68,7 +66,7 @@ class Head(NamedTuple):
 
     @property
     def index_stop(self) -> int:
-        """Where the index member ends, padding included: the prefix stop of scan 0."""
+        """End of the index member, padding included: the prefix stop of scan 0."""
         return round512(self.body_stop)
 
     @property
@@ -83,16 +81,16 @@ class Head(NamedTuple):
 
     @property
     def crc32c(self) -> int:
-        """The checksum of the head, by which a dataset index knows the shard."""
+        """The head's checksum, which identifies the shard in a dataset index."""
         return head_checksum(self.encode())
 
     def prefix_stop(self, scan: Scan) -> int:
-        """End of the prefix that holds scans 1..scan, 0 for none; raises as check_scan."""
+        """Return the end of the prefix of scans 1..scan, 0 for none; raise as check_scan."""
         position = check_scan(scan, self.num_groups, 0)
         return self.prefix_stops[position - 1] if position else self.index_stop
 
     def encode(self) -> bytes:
-        """The 512 bytes of SPEC 2.1."""
+        """Return the 512 bytes of SPEC 2.1."""
         head = bytearray(BLOCK)
         _HEAD.pack_into(
             head,
@@ -114,18 +112,18 @@ class Head(NamedTuple):
 
 
 def head_checksum(block: Buffer) -> int:
-    """The checksum that the 512 bytes of a head state."""
+    """Return the checksum stored in the 512 bytes of a head."""
     return int.from_bytes(block[8:12], "little")
 
 
 @functools.cache
 def _groups(num_groups: int) -> struct.Struct:
-    """Prefix stops and sizes of tables of the groups and the tail."""
+    """Return the prefix stops and table sizes of the groups and the tail."""
     return struct.Struct(f"<{num_groups + 1}Q{num_groups + 1}I")
 
 
 def is_tar(start: Buffer) -> bool:
-    """Whether a file that begins with these bytes, at least 262, is a POSIX tar."""
+    """Return whether a file that starts with these (at least 262) bytes is a POSIX tar."""
     return bytes(start[257:262]) == b"ustar"
 
 
@@ -137,7 +135,7 @@ def read_head(start: Buffer, *, url: str | None = None) -> Head:
         url: Named in errors.
 
     Raises:
-        NotAShard: This is not a tar, or a tar of something else.
+        NotAShard: The file is not a tar, or not a shard.
         UnsupportedVersion, CorruptIndex, TruncatedShard: See :func:`decode_head`.
     """
     if not is_tar(start):
@@ -153,9 +151,9 @@ def decode_head(block: Buffer, *, url: str | None = None) -> Head:
         url: Named in errors.
 
     Raises:
-        NotAShard: The magic is not there.
+        NotAShard: The magic is missing.
         UnsupportedVersion: A newer pcrshard wrote it.
-        CorruptIndex: The checksum does not match, or a number breaks a rule.
+        CorruptIndex: The checksum does not match or a number breaks a rule.
         TruncatedShard: There are fewer bytes.
     """
     try:
@@ -191,7 +189,7 @@ def _parse_head(block: bytes) -> Head:
 
 
 def _check_start(block: bytes) -> None:
-    """The magic is there, as far as the file goes, and then the whole head."""
+    """Check the magic, as far as the file goes, then the length of the head."""
     if not MAGIC.startswith(block[:8]):
         raise NotAShard(
             "expected a PCR shard, its magic is not there; make one with `pcrshard encode`"
@@ -201,7 +199,7 @@ def _check_start(block: bytes) -> None:
 
 
 def check_version(version: object) -> None:
-    """Raise :class:`UnsupportedVersion` unless this reader knows the format version."""
+    """Raise :class:`UnsupportedVersion` unless this reader supports the format version."""
     if version == 1:
         raise UnsupportedVersion(
             f"expected format version {VERSION}, got 1, which was never released; "
@@ -240,16 +238,16 @@ def _check_count(
 
 
 def rising(stops: Sequence[int]) -> bool:
-    """Whether stops are multiples of tar's block that never fall."""
+    """Return whether stops are nondecreasing multiples of tar's block."""
     return math.gcd(*stops) % BLOCK == 0 and list(stops) == sorted(stops)
 
 
 def require(condition: object, message: str) -> None:
-    """Raise :class:`CorruptIndex` unless the condition holds."""
+    """Raise :class:`CorruptIndex` unless a condition holds."""
     if not condition:
         raise CorruptIndex(message)
 
 
 def name_file(error: FormatError, url: str | None) -> FormatError:
-    """The same error, with the file that it was found in."""
+    """Return the same error with the file's name added."""
     return type(error)(str(error), url=url)

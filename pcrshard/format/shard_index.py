@@ -1,7 +1,7 @@
-"""The format in code: the index of a shard (SPEC.md section 2).
+"""The index of a shard (SPEC.md section 2).
 
-Bytes in, bytes out; no I/O. Everything is checked here, once, before it is used: the checksum
-before anything is parsed, every length before anything of that length is made.
+Bytes in, bytes out; no I/O. Everything is checked here, once, before use: the checksum before
+parsing, and every length before allocating.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .shard_head import (
     round512,
 )
 
-# Some of these are defined elsewhere; who reads an index finds all that it needs here.
+# Some of these are defined elsewhere and exported here for readers of an index.
 __all__ = [
     "BLOCK",
     "HEAD_STOP",
@@ -53,7 +53,7 @@ __all__ = [
     "round512",
 ]
 
-# Higher levels take twice the time for 2 % of the bytes.
+# Higher levels take twice the time and save 2 % of the bytes.
 COMPRESSION_LEVEL = 12
 MAX_LISTED = 64
 MAX_PIECE_BYTES = 0xFFFFFFFE
@@ -63,7 +63,7 @@ I64 = NDArray[np.int64]
 
 
 class TablePlace(NamedTuple):
-    """Where the table of some scan groups is: its rows, and its half-open range of bytes."""
+    """Location of a table of scan groups: its rows and its half-open range of bytes."""
 
     rows: range
     start: int
@@ -72,7 +72,7 @@ class TablePlace(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """What scan 0 has: S samples, and what is known of their U images; N scan groups.
+    """The index of a shard with S samples, U units and N scan groups.
 
     The images of a shard, by sample, then by stream, then by place in a list, are its **units**.
 
@@ -84,7 +84,7 @@ class ShardIndex:
             lacks.
         orientation: (U,) uint8, EXIF orientation 1-8, 0 if none.
         keys: S sample keys.
-        fields: For each field that is not late, S raw values or ``None``.
+        fields: For each field that is not deferred, S raw values or ``None``.
     """
 
     head: Head
@@ -107,12 +107,12 @@ class ShardIndex:
 
     @property
     def num_units(self) -> int:
-        """Images of all samples, with a place for each that is missing."""
+        """Number of units, including missing images."""
         return len(self.orientation)
 
     @functools.cached_property
     def is_complete(self) -> bool:
-        """Whether every sample has an image of each stream."""
+        """Whether every sample has an image in each stream."""
         return bool(np.count_nonzero(self.dims) == self.dims.size)
 
     @functools.cached_property
@@ -122,19 +122,19 @@ class ShardIndex:
 
     @functools.cached_property
     def first_units(self) -> list[int]:
-        """The first unit of each sample, and their number at the end."""
+        """The first unit of each sample, followed by the number of units."""
         return [0, *self.unit_counts.sum(axis=1).cumsum().tolist()]
 
     def late_fields(self, row: int) -> tuple[str, ...]:
-        """The late fields whose values are in the group of a row, N for the tail.
+        """Return the deferred fields in the group of a row, N for the tail.
 
-        The base groups of the preview layout count as the last of them.
+        The values of all base groups of the preview layout are in the last one.
         """
         first = 0 if row == self.schema.base - 1 else row
         return tuple(name for name, scan in self.schema.late if first < scan <= row + 1)
 
     def table_places(self, first: int, stop: int) -> Iterator[TablePlace]:
-        """The tables of the groups of rows ``[first, stop)``, N for the tail."""
+        """Return the tables of rows ``[first, stop)``, N for the tail."""
         base = self.schema.base
         ends = (self.head.index_stop, *self.head.prefix_stops)
         for row in range(first, stop):
@@ -146,7 +146,7 @@ class ShardIndex:
 
 
 def count_units(schema: Schema, counts: NDArray[np.uint8]) -> I64:
-    """(S, M) units of each sample in each stream, from the (S, number of lists) counts."""
+    """Return the (S, M) units of each sample and stream, from the (S, number of lists) counts."""
     units = np.ones((len(counts), len(schema.streams)), np.int64)
     is_list = [codec == IMAGE_LIST for _, codec in schema.streams]
     units[:, is_list] = counts
@@ -154,7 +154,7 @@ def count_units(schema: Schema, counts: NDArray[np.uint8]) -> I64:
 
 
 def encode_body(index: ShardIndex) -> tuple[bytes, int]:
-    """Schema and columns (SPEC 2.2, 2.3), and the bytes of the columns before compression.
+    """Return schema and columns (SPEC 2.2, 2.3), and the columns' size before compression.
 
     ``index.head`` is not used.
     """
@@ -213,7 +213,7 @@ def _decode_body(head: Head, body: Buffer) -> ShardIndex:
 
 
 def _unpack(head: Head, stored: bytes) -> bytes:
-    """The columns as they were before compression."""
+    """Decompress the columns."""
     if len(stored) == head.columns_bytes:
         return stored
     return zstd.decompress(stored, head.columns_bytes)
@@ -242,15 +242,15 @@ def _decode_columns(
 
 
 def _num_units(schema: Schema, counts: NDArray[np.uint8]) -> int:
-    """A unit for each sample and stream; of lists as many as they have images."""
+    """Count one unit per sample and stream, and for lists one per image."""
     listed = int(counts.sum(dtype=np.int64)) if schema.lists else 0
     alone = len(schema.streams) - len(schema.lists)
     return listed + len(counts) * alone
 
 
 def _decode_keys(values: Sequence[bytes]) -> tuple[str, ...]:
-    # All at once, because one by one is most of what an index costs; a NUL more than those between
-    # keys is in a key.
+    # All at once: one by one would be most of an index's cost. Any NUL beyond the separators is in
+    # a key.
     try:
         joined = b"\0".join(values).decode()
         keys = tuple(joined.split("\0"))
@@ -263,7 +263,7 @@ def _decode_keys(values: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _decode_each(values: Sequence[bytes]) -> tuple[str, ...]:
-    """Keys of which one is not legal."""
+    """Decode keys one by one to name the illegal one."""
     keys = tuple([value.decode() for value in values])
     for key in keys:
         require(valid_key(key), f"key {key!r} is not legal")
@@ -271,9 +271,8 @@ def _decode_each(values: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _check_columns(index: ShardIndex) -> None:
-    """The rules of SPEC section 2.3 for what is known of images."""
-    # count_nonzero, because any() and all() go through Python: measured, a twentieth of what a
-    # small shard costs.
+    """Check the rules of SPEC section 2.3 for images."""
+    # count_nonzero, because any() and all() go through Python: a twentieth of a small shard's cost.
     count = np.count_nonzero
     if index.counts.size:
         listed = count(index.counts > MAX_LISTED) == 0
@@ -285,7 +284,7 @@ def _check_columns(index: ShardIndex) -> None:
 
 
 def _check_missing(index: ShardIndex) -> None:
-    """Only images of streams may be missing, and then both of their sides are 0."""
+    """Check that only images of streams are missing, and then with both sides 0."""
     both = (index.dims != 0).all(axis=1)
     require((both == (index.dims != 0).any(axis=1)).all(), "a height or a width is 0")
     is_list = [codec == IMAGE_LIST for _, codec in index.schema.streams]
@@ -294,10 +293,10 @@ def _check_missing(index: ShardIndex) -> None:
 
 
 def _check_tables(index: ShardIndex) -> None:
-    """Each table lies in its group; base groups but the last have none of their own."""
+    """Check that each table is in its group; base groups except the last have none."""
     head = index.head
     base = index.schema.base
-    # The base groups begin together, after the index.
+    # The base groups start together, after the index.
     starts = head.stops[:-1] if base < 2 else (head.index_stop,) * base + head.stops[base:-1]
     rows = zip(starts, head.table_bytes, head.prefix_stops, strict=True)
     for row, (start, size, stop) in enumerate(rows):
@@ -308,7 +307,7 @@ def _check_tables(index: ShardIndex) -> None:
 
 
 def _check_base(head: Head, base: int) -> None:
-    """The base groups end together, and have one table together."""
+    """Check that the base groups end together and share one table."""
     stops = set(head.prefix_stops[:base])
     others = head.table_bytes[: base - 1]
     alike = len(stops) == 1 and not any(others)

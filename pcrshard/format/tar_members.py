@@ -1,6 +1,6 @@
-"""The members of a shard, derived from its index (SPEC.md sections 1, 3 and 5).
+"""The tar members of a shard, derived from its index (SPEC.md sections 1, 3 and 5).
 
-Pure. The writer follows this plan to write a shard, and ``verify`` to check every byte that no
+Pure functions. The writer follows this plan, and ``verify`` uses it to check every byte that no
 checksum covers.
 """
 
@@ -28,16 +28,16 @@ MAX_MEMBER_BYTES = 1 << 33
 
 
 class Member(NamedTuple):
-    """One member of the group in a row: its table, pieces and late values, then literal bytes.
+    """One tar member: a table, pieces and deferred values, then literal bytes.
 
     Attributes:
-        name: Its name.
-        row: The group, from 0; N is the tail.
-        size: Bytes of its content.
-        table: The table that it begins with, if it does.
+        name: Member name.
+        row: The group, counted from 0; N is the tail.
+        size: Bytes of the content.
+        table: The table at the start, if any.
         pieces: Own bytes of pieces, as (row, unit).
-        late: Names of late fields, whose values follow.
-        literal: What comes last.
+        late: Names of deferred fields, whose values follow.
+        literal: Last bytes.
     """
 
     name: str
@@ -49,19 +49,19 @@ class Member(NamedTuple):
     literal: bytes = b""
 
     def header(self) -> bytes:
-        """The tar header: 512 bytes, more if the name needs a pax header."""
+        """Return the tar header: 512 bytes, or more if the name needs a pax header."""
         return tar_header(self.name, self.size)
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """A deterministic POSIX header of a regular file."""
+    """Return a deterministic POSIX header of a regular file."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def index_name(schema: Schema, stem: str) -> str:
-    """Name of the index member; ``stem`` is the shard's name without ``.tar``."""
+    """Return the name of the index member; ``stem`` is the shard's name without ``.tar``."""
     return "__pcr_index__" if schema.layout == "preview" else f"{stem}.pcr"
 
 
@@ -70,7 +70,7 @@ def plan_members(
     tables: Sequence[GroupTable],
     stem: str,
 ) -> Iterator[Member]:
-    """All members after the index, in order; ``stem`` is as in :func:`index_name`."""
+    """Return all members after the index, in order; ``stem`` as in :func:`index_name`."""
     preview = index.schema.layout == "preview"
     for table in tables:
         row = table.rows[-1]
@@ -93,7 +93,7 @@ def _group_name(index: ShardIndex, row: int) -> str:
 
 
 def _base_members(index: ShardIndex, table: GroupTable) -> Iterator[Member]:
-    """Each sample's preview fields and base images, together so that any reader groups them."""
+    """Yield each sample's preview fields and base images together, so that readers group them."""
     row = table.rows[-1]
     totals = table.sizes.sum(axis=0, dtype=np.int64).tolist()
     unit = 0
@@ -113,7 +113,7 @@ def _base_members(index: ShardIndex, table: GroupTable) -> Iterator[Member]:
 
 
 def _image_names(index: ShardIndex, row: int) -> Iterator[str]:
-    """The field of each unit of a sample; those of a list are numbered."""
+    """Return the field name of each unit of a sample; those of a list are numbered."""
     lists = index.schema.lists
     counts = zip(index.schema.streams, index.unit_counts[row].tolist(), strict=True)
     for (field, _), count in counts:
@@ -126,17 +126,17 @@ def lay_out(
     tables: Sequence[GroupTable],
     stem: str,
 ) -> tuple[ShardIndex, tuple[GroupTable, ...], bytes]:
-    """Fill in offsets, checksums and prefix stops of an index whose other columns are ready.
+    """Fill in offsets, checksums and prefix stops of an otherwise complete index.
 
     Returns:
         The finished index and tables, and the index's bytes, head included.
 
     Raises:
-        EncodeError: A group is larger than a plain tar header can say.
+        EncodeError: A group is too large for a plain tar header.
     """
     body, columns_bytes = encode_body(index)
     schema_bytes = len(index.schema.encode())
-    # Offsets do not change the length of a table, so it is known before they are.
+    # Offsets do not change the length of a table, so lengths come first.
     stops, offsets = _place_members(index, tables, stem, round512(HEAD_STOP + len(body)))
     first, *others = tables
     if len(first.offsets):
@@ -155,7 +155,7 @@ def lay_out(
 
 
 def _table_bytes(tables: Sequence[GroupTable], num_groups: int) -> tuple[int, ...]:
-    """The size of the table of each group and the tail; 0 where it has none of its own."""
+    """Return the table size of each group and the tail; 0 for a group without its own table."""
     sizes = [0] * (num_groups + 1)
     for table in tables:
         sizes[table.rows[-1]] = len(table.encoded)
@@ -168,7 +168,7 @@ def _place_members(
     stem: str,
     pos: int,
 ) -> tuple[tuple[int, ...], NDArray[np.uint64]]:
-    """Prefix stops and base offsets of members that begin at ``pos``."""
+    """Return prefix stops and base offsets of members that start at ``pos``."""
     base = index.schema.base
     stops = [0] * (index.num_groups + 1)
     offsets = np.zeros(index.num_units, np.uint64)

@@ -140,7 +140,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         inferred = {KEY: datasets.Value("string")}
         images, late = _images_and_late(index, current_scan(self.config.scan))
         inferred |= {field: _image_feature(field in index.schema.lists) for field in images}
-        # The values of late fields are not in the index, so that only their names tell a type.
+        # The values of deferred fields are not in the index, so that only their names tell a type.
         nothing: tuple[bytes, ...] = ()
         fields = dict.fromkeys(late, nothing) | index.fields
         for field, values in fields.items():

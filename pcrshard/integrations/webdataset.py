@@ -58,7 +58,7 @@ Entries = dict[str, ShardEntry]
 # What the first stages of a pipeline give: ``{"url": ...}``, or the URL.
 Urls = Iterable[dict[str, Any] | str]
 # Samples that are decoded together, and how many groups of them are decoded ahead by threads.
-_GROUP_SAMPLES = 8
+_GROUP_SAMPLES = 32
 _GROUPS_AHEAD = 2
 _OPENERS = (cache.StreamingOpen, cache.FileCache)
 Pipeline = TypeVar("Pipeline", bound=DataPipeline)

@@ -42,8 +42,9 @@ class ShardFiles:
     def samples(self, loaded: Prefix) -> Samples:
         """What ``group_by_keys`` would give of :meth:`files`, where nothing is done to files."""
         about = self._about(loaded)
+        has_lists = bool(loaded.index.schema.lists)
         for sample in loaded.samples(on_error=self.on_error):
-            yield number_lists(sample) | about
+            yield (number_lists(sample) if has_lists else sample) | about
             if self.stopped:
                 break
 

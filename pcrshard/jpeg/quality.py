@@ -7,6 +7,8 @@ import numpy as np
 from ..errors import CorruptJpeg
 from .segments import read_segment
 
+# From here on the scan script `q95` is better than `standard`; docs/scripts.md has the figures.
+HIGH_QUALITY = 90
 _DQT = 0xDB
 # T.81 K.1, the luminance table of quality 50, in zigzag order.
 _LUMINANCE = np.array([

@@ -280,13 +280,16 @@ class Batch:
         self._pool = pool
         self._batch = batch
         self._codes = codes
+        self._decoded: list[bool] | None = None
         self.sizes = sizes
         self.boxes = boxes
 
-    def wait(self) -> NDArray[np.bool_]:
-        """(N,) bool: which were decoded; :func:`pcrshard.native.decode` says what is wrong."""
-        self._pool.wait(self._batch)
-        return ~self._codes.astype(bool)
+    def wait(self) -> list[bool]:
+        """Whether each was decoded; :func:`pcrshard.native.decode` says what is wrong."""
+        if self._decoded is None:
+            self._pool.wait(self._batch)
+            self._decoded = (self._codes == 0).tolist()
+        return self._decoded
 
 
 def _stop(handle: Any, under_way: dict[Any, Any]) -> None:

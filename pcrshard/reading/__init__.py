@@ -1,1 +1,1 @@
-"""The one road to the bytes: a shard's prefix, loaded sound, and its samples."""
+"""Read the prefixes of shards, with verified checksums, and their samples."""

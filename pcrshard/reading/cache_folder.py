@@ -1,6 +1,6 @@
-"""The folder of a prefix cache: whose it is, and whether its content may be believed.
+"""The folder of a prefix cache: who owns it, and whether its content can be trusted.
 
-Whoever can write to a cache decides what a training job reads: checksums are no signatures.
+Anyone who can write to a cache decides what a training job reads: checksums are not signatures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import StorageError
 from ..redaction import get_logger
 
 log = get_logger(__name__)
-# The convention of https://bford.info/cachedir/, by which backups leave caches out.
+# The convention of https://bford.info/cachedir/, by which backup tools skip caches.
 MARKER = "CACHEDIR.TAG"
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 _TEXT = b"\n# A cache of pcrshard: `pcrshard cache clear` empties it.\n"
@@ -24,19 +24,19 @@ _warned: set[tuple[str, str]] = set()
 
 
 def prepare(folder: str) -> bool:
-    """Make a cache's folder where it is not there, for its owner alone.
+    """Create a cache's folder if missing, accessible to its owner only.
 
     Args:
         folder: Absolute path.
 
     Returns:
-        Whether its content may be believed; if not, a warning is logged once.
+        Whether its content can be trusted; if not, a warning is logged once.
     """
     problem = _problem(folder)
     if problem:
         warn_once(folder, f"{problem}; reading without the cache {folder}")
         return False
-    # A full or read-only disk may still hold what is asked for.
+    # A full or read-only disk may still hold cached prefixes.
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with open(os.path.join(folder, MARKER), "xb") as file:
@@ -45,10 +45,10 @@ def prepare(folder: str) -> bool:
 
 
 def check_marked(folder: str) -> None:
-    """Refuse a folder that is no cache of this user's, before files in it are removed.
+    """Refuse a folder that is not this user's cache, before removing files in it.
 
     Raises:
-        StorageError: It has no ``CACHEDIR.TAG``, or others can write to it.
+        StorageError: The folder has no ``CACHEDIR.TAG``, or others can write to it.
     """
     if problem := _problem(folder):
         raise StorageError(problem, url=folder)
@@ -59,7 +59,7 @@ def check_marked(folder: str) -> None:
 
 
 def is_marked(folder: str) -> bool:
-    """Return whether a folder says that it is a cache."""
+    """Return whether a folder is tagged as a cache."""
     try:
         with open(os.path.join(folder, MARKER), "rb") as file:
             return file.read(len(_SIGNATURE)) == _SIGNATURE
@@ -68,24 +68,24 @@ def is_marked(folder: str) -> bool:
 
 
 def warn_once(folder: str, message: str) -> None:
-    """Log what is wrong with a folder when it is first met, not at every shard."""
+    """Log what is wrong with a folder once, not at every shard."""
     level = logging.DEBUG if (folder, message) in _warned else logging.WARNING
     _warned.add((folder, message))
     log.log(level, "%s", message)
 
 
 def _problem(folder: str) -> str | None:
-    """Return why the content of a cache's folder may be another user's, ``None`` if it is not."""
+    """Return why the content of a cache may be another user's, ``None`` if it is not."""
     try:
         status = os.stat(folder)
     except OSError:
-        return None  # there is nothing to believe
+        return None  # nothing to trust
     if status.st_uid not in (os.geteuid(), 0):
         return f"expected a cache folder of your own, {folder} belongs to user {status.st_uid}"
     if writer := _writer(status):
         return f"expected a cache folder of your own, {writer} can write to {folder}: chmod go-w it"
-    # A group that can replace the folder, as in the folder of a project, is one that the user has
-    # chosen to trust: it could replace datasets and programs there, too.
+    # The user chose to trust a group that can replace the folder, as in a project folder: it could
+    # replace datasets and programs there, too.
     above = os.path.realpath(folder)
     while above != os.path.dirname(above):
         above = os.path.dirname(above)
@@ -96,7 +96,7 @@ def _problem(folder: str) -> str | None:
 
 
 def _writer(status: os.stat_result) -> str:
-    """Return who else can replace what is in a folder: no one where it is sticky, as /tmp is."""
+    """Return who else can replace files in a folder; no one if it is sticky, like /tmp."""
     if status.st_mode & stat.S_ISVTX:
         return ""
     if status.st_mode & stat.S_IWOTH:
@@ -106,10 +106,10 @@ def _writer(status: os.stat_result) -> str:
 
 
 def _is_private_group(number: int) -> bool:
-    """Return whether a group is the user's alone, which many systems give to every user.
+    """Return whether this is the user's private group, as many systems create for every user.
 
-    Their umask then lets the group write. This is the test of pam_umask's ``usergroups``, and that
-    no one else was added.
+    The umask then lets the group write. The test is that of pam_umask's ``usergroups``, plus that
+    the group has no other member.
     """
     try:
         group = grp.getgrgid(number)

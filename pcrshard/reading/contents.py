@@ -1,4 +1,4 @@
-"""What a prefix holds besides its index: images, metadata and late fields, in place and checked."""
+"""Contents of a prefix after its index: images, metadata and deferred fields, checked in place."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..format.scan import Scan, check_scan
 from ..format.shard_index import ShardIndex
 from ..native.pieces import Table, address, empty_table, find_damaged, join, place_pieces
 
-# A value of a late field: its name, and the position of its sample.
+# A value of a deferred field: the field's name and the sample's position.
 LateValue = tuple[str, int]
 
 
 class Pieces(NamedTuple):
-    """Where the pieces of all units are: those of successive groups, or of the tail alone.
+    """Locations of the pieces of all units, for consecutive groups or for the tail.
 
     Attributes:
-        table: What the shard says of them.
+        table: The table that the shard stores for them.
         buffer: (bytes,) uint8, the prefix.
         native: (U, 2 R) address and size of the header and the own bytes of each piece, in order.
     """
@@ -35,28 +35,28 @@ class Pieces(NamedTuple):
     native: Table
 
     def of_unit(self, unit: int) -> list[memoryview]:
-        """Copies of a unit's piece in each group."""
+        """Return copies of a unit's piece in each group."""
         row = self.native[unit]
         return [join(row[first : first + 2]).data for first in range(0, len(row), 2)]
 
     def start(self, row: int, unit: int) -> int:
-        """Absolute start of a piece's own bytes."""
+        """Return the absolute start of a piece's own bytes."""
         return int(self.native["data"][unit, 2 * row + 1]) - address(self.buffer)
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The buffer of a prefix, and what is where in it.
+    """The buffer of a prefix and the locations of its contents.
 
     The images of a shard, by sample, stream and place in a list, are its units.
 
     Attributes:
         buffer: (bytes,) uint8, the bytes ``[0, prefix stop)`` of the shard.
-        groups: The pieces of images; ``None`` at scan 0.
-        tail: Those of their metadata; ``None`` below ``"full"``.
-        damaged: Units whose image or metadata does not have its checksum.
-        late: For each late field up to this scan, a value or ``None`` for each sample.
-        damaged_late: Values of late fields that do not have their checksum.
+        groups: Pieces of images; ``None`` at scan 0.
+        tail: Pieces of metadata; ``None`` below ``"full"``.
+        damaged: Units whose image or metadata fails its checksum.
+        late: For each deferred field up to this scan, a value or ``None`` per sample.
+        damaged_late: Values of deferred fields that fail their checksum.
     """
 
     buffer: NDArray[np.uint8]
@@ -68,12 +68,12 @@ class Contents:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything does not have its checksum."""
+        """Whether anything fails its checksum."""
         return bool(self.damaged or self.damaged_late)
 
 
 def num_scans(index: ShardIndex, scan: Scan) -> int:
-    """Return how many scan groups a scan has; the metadata of ``"full"`` are not one."""
+    """Return the number of scan groups up to a scan; the metadata of ``"full"`` is not a group."""
     return min(check_scan(scan, index.num_groups, 0), index.num_groups)
 
 
@@ -85,13 +85,13 @@ def find_contents(
     check: bool,
     url: str | None = None,
 ) -> Contents:
-    """Find, and compare with their checksums, the contents of a prefix in one sweep.
+    """Locate the contents of a prefix and verify their checksums in one sweep.
 
     Args:
         buffer: (bytes,) uint8, ``[0, stop)`` of the shard.
         index: The shard's index.
-        scan: What is wanted of it; 0 is nothing but the index.
-        check: Whether to compare checksums of images; those of tables always are.
+        scan: Highest scan to locate; 0 for the index alone.
+        check: Whether to verify checksums of images; those of tables are always verified.
         url: Named in errors.
 
     Raises:
@@ -99,7 +99,7 @@ def find_contents(
     """
     ranges = []
     if num_scans(index, scan):
-        # The base groups of a preview end together, as may groups without pieces.
+        # The base groups of a preview share their end, and so may groups without pieces.
         held = sum(stop <= len(buffer) for stop in index.head.prefix_stops)
         rows = min(held, index.num_groups)
         ranges = [range(rows), range(rows, held)][: 1 + held - rows]

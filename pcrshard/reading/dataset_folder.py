@@ -13,15 +13,15 @@ from ..format.dataset_index import DATASET_INDEX, MAX_DATASET_INDEX_BYTES, Datas
 from ..storage.retry import Retry
 from .shard import Shard
 
-# A dataset index, and the URL of each of its shards.
+# A dataset index and the URLs of its shards.
 Opened = tuple[DatasetIndex, list[str]]
 
-# An order of so many samples takes some 130 MB.
+# The order of this many samples takes about 130 MB.
 MAX_UNSEEN_SAMPLES = 1 << 21
 
 
 def index_url(url: str | os.PathLike[str]) -> str:
-    """Where the dataset index of a dataset is, given its folder or the index itself."""
+    """Return the URL of the dataset index, given the folder or the index itself."""
     path, query = storage.split_query(os.fspath(url))
     folder = path if path.rpartition("/")[2] != DATASET_INDEX else path.removesuffix(DATASET_INDEX)
     return storage.join((folder.rstrip("/") or ("/" if folder else ".")) + query, DATASET_INDEX)
@@ -38,14 +38,14 @@ def open_dataset(
     Args:
         url: The folder, or its ``pcr.json``.
         storage_options: fsspec storage options.
-        retry: What to do about a bad network.
+        retry: How to retry failed requests.
 
     Returns:
-        The index, and the URL of each shard in its order. One request.
+        The index, and the URL of each shard, in order. Costs one request.
 
     Raises:
-        StorageError: It cannot be read, or is larger than 256 MiB.
-        CorruptIndex, UnsupportedVersion: It is not a dataset index of this version.
+        StorageError: The index cannot be read or is larger than 256 MiB.
+        CorruptIndex, UnsupportedVersion: The file is not a dataset index of this version.
     """
     found = index_url(url)
     path, query = storage.split_query(found)
@@ -118,13 +118,13 @@ def check_claims(
     storage_options: storage.Options = None,
     retry: Retry | None = None,
 ) -> None:
-    """Compare a claim of more than 2 million samples with a shard, before memory is taken for them.
+    """Compare a claim of more than 2 million samples with a shard before allocating for them.
 
-    The shard that has the most by the index is looked at, by two small requests: its head must be
-    the one that the index names, and its own index must be there.
+    Checks the largest shard with two small requests: its head must be the one that the index names,
+    and its own index must exist.
 
     Raises:
-        CorruptIndex, TruncatedShard, StorageError: The shard is another one, or not there.
+        CorruptIndex, TruncatedShard, StorageError: The shard is another one, or missing.
     """
     if index.num_samples <= MAX_UNSEEN_SAMPLES:
         return
@@ -148,9 +148,9 @@ def count_classes(
     *,
     storage_options: storage.Options | None = None,
 ) -> dict[str, int]:
-    """How many samples each class has, by its name, or by its label in the field ``cls``.
+    """Count the samples of each class, by class name, or by label in the field ``cls``.
 
-    One request a shard, of its index; no image is read.
+    One request per shard, for its index; images are not read.
     """
     labels: collections.Counter[bytes | None] = collections.Counter()
     for url, entry in zip(urls, index.shards, strict=True):
@@ -162,7 +162,7 @@ def count_classes(
 
 
 def _label_order(label: bytes | None) -> tuple[int, int, bytes]:
-    """Numbers first, in their order, then words, then samples without a label."""
+    """Sort numbers first, in numeric order, then words, then samples without a label."""
     if label is None:
         return 2, 0, b""
     if label.isdigit() and len(label) < 10:

@@ -1,9 +1,10 @@
-"""What the bytes of a field mean, by its last extension, as WebDataset has it."""
+"""Convert the bytes of a field by its last extension, as WebDataset does."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from ..errors import FormatError
@@ -14,7 +15,7 @@ INTEGERS = ("cls", "cls2", "index", "inx", "id")
 
 
 def _integer(data: bytes) -> int:
-    """A number that 64 bits can hold."""
+    """Parse an integer that fits 64 bits."""
     number = int(data)
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"expected a number of 64 bits, got {number}")
@@ -28,8 +29,9 @@ CONVERSIONS: dict[str, Convert] = {
 }
 
 
+@lru_cache
 def extension(field: str) -> str:
-    """The last extension of a field's name.
+    """Return the last extension of a field's name.
 
     >>> extension("left.jpg")
     'jpg'
@@ -38,15 +40,15 @@ def extension(field: str) -> str:
 
 
 def convert(name: str, value: Any, key: str) -> Any:
-    """The value of a field, or of each of a list, by the field's last extension.
+    """Convert the value of a field, or each value of a list, by the field's last extension.
 
     Args:
         name: Name of the field.
-        value: Bytes, or ``None``; what is an image stays as it is.
+        value: Bytes, or ``None``; images are returned unchanged.
         key: Key of the sample, named in errors.
 
     Raises:
-        FormatError: The bytes are not what the name of the field says.
+        FormatError: The bytes do not match the extension.
     """
     to_value = CONVERSIONS.get(extension(name))
     if to_value is None or value is None:
@@ -58,7 +60,7 @@ def convert(name: str, value: Any, key: str) -> Any:
 
 
 def convert_all(sample: Sample) -> Sample:
-    """A sample with every field that is no image converted.
+    """Return a sample with every non-image field converted.
 
     >>> convert_all({"__key__": "a", "cls": b"3", "json": b"[1]", "jpg": b"..."})
     {'__key__': 'a', 'cls': 3, 'json': [1], 'jpg': b'...'}

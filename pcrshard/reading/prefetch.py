@@ -1,4 +1,4 @@
-"""Load the next things while the current one is used."""
+"""Load the next items while the current one is in use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Item = TypeVar("Item")
 
 
 class Loaded(Protocol):
-    """What a load gives: it takes memory until it is closed."""
+    """The result of a load; it holds memory until it is closed."""
 
     num_bytes: int
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         ...
 
 
@@ -44,21 +44,21 @@ def prefetch(
     depth: int,
     max_bytes: int,
 ) -> Generator[tuple[Item, Future[Result]], None, None]:
-    """Load items in order, up to ``depth`` of them while the caller uses the one before.
+    """Load items in order, up to ``depth`` of them ahead of the caller.
 
-    Items are taken in the caller's thread, loads run in ``depth`` daemon threads. When the caller
-    stops, however it does, loads that run are cancelled, results that nobody took are closed, and
-    the threads end.
+    Items are drawn in the caller's thread; loads run in ``depth`` daemon threads. When the caller
+    stops, for whatever reason, running loads are canceled, unclaimed results are closed, and the
+    threads end.
 
     Args:
-        items: What to load; may be endless.
-        load: Called with an item and an event, which is set when the result is no longer wanted.
+        items: Items to load; may be infinite.
+        load: Called with an item and an event that is set when the result is no longer needed.
         depth: Loads ahead; 0 loads in the caller's thread.
-        max_bytes: Bound of what is loaded ahead, by the largest result so far; one is always
-            loaded ahead.
+        max_bytes: Bound of the results loaded ahead, estimated by the largest result so far; at
+            least one is always loaded ahead.
 
     Yields:
-        Each item and its result as a future; the caller closes the result.
+        Each item and a future of its result, which the caller closes.
     """
     if depth == 0:
         for item in items:
@@ -87,7 +87,7 @@ def _run(
 
 @dataclass(eq=False)
 class _Loader(Generic[Item, Result]):
-    """The threads, and the loads that nobody took yet."""
+    """The threads and the unclaimed loads."""
 
     load: Load[Item, Result]
     depth: int
@@ -99,7 +99,7 @@ class _Loader(Generic[Item, Result]):
     threads: list[Thread] = field(default_factory=list)
 
     def fill(self, source: Iterator[Item]) -> bool:
-        """Start loads up to the bounds, and the one that the caller is about to take.
+        """Start loads up to the bounds, including the one that the caller takes next.
 
         Returns:
             Whether any are pending.
@@ -128,7 +128,7 @@ class _Loader(Generic[Item, Result]):
         thread.start()
 
     def note(self, future: Future[Result]) -> None:
-        """Learn how large results are."""
+        """Record the size of a result."""
         if not future.exception():
             self.largest = max(self.largest, future.result().num_bytes)
 
@@ -139,7 +139,7 @@ class _Loader(Generic[Item, Result]):
                 _run(self.load, item, self.cancel, future)
 
     def __enter__(self) -> Self:
-        # Also at the end of the interpreter, which may come before that of the caller's loop.
+        # Also at interpreter exit, which may come before the caller's loop ends.
         self._end = weakref.finalize(self, _end, self.cancel, self.pending, self.jobs, self.threads)
         return self
 
@@ -153,16 +153,16 @@ def _end(
     jobs: SimpleQueue[tuple[Item, Future[Result]] | None],
     threads: list[Thread],
 ) -> None:
-    """End the threads, and close what nobody took."""
+    """End the threads and close unclaimed results."""
     cancel.set()
     for _item, future in pending:
         if not future.cancel():
             future.add_done_callback(_close)
     for _thread in threads:
         jobs.put(None)
-    end = time.monotonic() + _JOIN_SECONDS  # of all of them
+    end = time.monotonic() + _JOIN_SECONDS  # for all threads together
     for thread in threads:
-        # This one may have collected an abandoned generator.
+        # This thread may be the one that collected an abandoned generator.
         if thread is not current_thread():
             thread.join(max(end - time.monotonic(), 0))
 

@@ -1,4 +1,4 @@
-"""A loaded prefix: its images in memory, in place, each compared with its checksum."""
+"""A loaded prefix: its images in memory, in place, each verified by its checksum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Jpeg = TypeVar("Jpeg", bytes, memoryview, bytes | None)
 
 
 def number_lists(sample: Sample) -> Sample:
-    """A sample with each image of a list as a field of its own: ``images.0.jpg``, ..."""
+    """Return a sample with each image of a list as its own field: ``images.0.jpg``, ..."""
     if not any(isinstance(value, list) for value in sample.values()):
         return sample
     flat: Sample = {}
@@ -43,16 +43,16 @@ def number_lists(sample: Sample) -> Sample:
 
 
 class Source(Protocol):
-    """What a prefix was read from: a :class:`Shard`."""
+    """The source of a prefix: a :class:`Shard`."""
 
     url: str
 
     @property
     def index(self) -> ShardIndex:
-        """Where everything is."""
+        """The shard's index."""
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
-        """The prefix of another scan."""
+        """Return the prefix of another scan."""
 
 
 _EOI = np.frombuffer(EOI, np.uint8)
@@ -62,12 +62,12 @@ class Prefix:
     """The samples of a prefix in memory; from :meth:`Shard.load`.
 
     Attributes:
-        shard: What it was read from.
+        shard: The source.
         index: The shard's index.
-        scan: The scan of its samples.
+        scan: The scan of the samples.
         streams: Names of the image fields; none at scan 0.
-        fields: The other fields that this scan has: for each a value or ``None`` by sample.
-        num_bytes: Bytes of the shard that are held in memory until :meth:`close`.
+        fields: The other fields at this scan; for each, a value or ``None`` per sample.
+        num_bytes: Bytes held in memory until :meth:`close`.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Prefix:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back, unless a decoder still reads it; samples stay as they are."""
+        """Release the memory, unless a decoder still reads it; samples remain valid."""
         self._contents = None
         for name in ("_table", "_sound_table"):
             self.__dict__.pop(name, None)
@@ -116,10 +116,10 @@ class Prefix:
         self._lower.clear()
 
     def at(self, scan: Scan) -> Prefix:
-        """The same images at this or a lower scan; nothing is read or copied.
+        """Return the same images at this or a lower scan; nothing is read or copied.
 
         Raises:
-            ScanUnavailable: The scan is higher than what is held.
+            ScanUnavailable: The scan is higher than the loaded one.
         """
         if scan == self.scan:
             return self
@@ -138,22 +138,22 @@ class Prefix:
         on_error: OnError | None = None,
         decode: Decode | None = None,
     ) -> Samples:
-        """The samples of the shard.
+        """Yield the samples of the shard.
 
         Args:
-            rows: Which samples, in which order; all in the order of the shard by default.
+            rows: Positions of samples, in the order wanted; by default all, in shard order.
             select: Called with (key, field); False leaves the field out.
-            on_error: Called with the error of a damaged sample; True goes on with the next sample.
-                By default the error is raised.
-            decode: Called with the pieces of an image, one for each scan group; its result takes
-                the place of the bytes. ``ImageDecoder(224, "random")`` is one.
+            on_error: Called with the error of a damaged sample; if it returns True, the sample is
+                skipped. By default, the error is raised.
+            decode: Called with the pieces of an image, one per scan group; its result replaces the
+                bytes. For example, ``ImageDecoder(224, "random")``.
 
         Yields:
             ``__key__``, image fields as complete JPEGs, other fields as stored, all bytes. Below
-            full fidelity an image has none of its metadata but an EXIF orientation.
+            full fidelity, an image has no metadata except its EXIF orientation.
 
         Raises:
-            CorruptPiece: A sample is damaged; names its key and scan.
+            CorruptPiece: A sample is damaged; the error names its key and scan.
             ValueError: The prefix is closed.
         """
         plain = rows is None and select is None and decode is None
@@ -170,7 +170,7 @@ class Prefix:
             yield sample
 
     def _all_rows(self) -> list[Sample] | None:
-        """All samples at once, made of columns; ``None`` where they must be made one by one."""
+        """Return all samples, built by column; ``None`` if they must be built one by one."""
         if self.contents.is_damaged or self.index.schema.lists:
             return None
         jpegs = self._all_jpegs() if self.streams else []
@@ -186,7 +186,7 @@ class Prefix:
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _all_jpegs(self) -> list[bytes | None]:
-        """The JPEG of every unit, ``None`` where it is missing or has metadata to restore."""
+        """Return the JPEG of every unit, ``None`` if it is missing or has metadata to restore."""
         contents = self.contents  # held until its bytes are copied: another thread may close
         table = self._sound_table.copy()
         table["size"][:, -1] *= table["size"][:, 0] + table["size"][:, 1] > 0
@@ -209,7 +209,7 @@ class Prefix:
         select: Select | None = None,
         decode: Decode | None = None,
     ) -> Sample:
-        """One sample by its position; see :meth:`samples`."""
+        """Return one sample by position; see :meth:`samples`."""
         key = self.index.keys[row]
         sample: Sample = {"__key__": key}
         for field in dict.fromkeys((*self.streams, *self.fields)):
@@ -220,7 +220,7 @@ class Prefix:
         return sample
 
     def value(self, row: int, field: str, decode: Decode | None = None) -> Any:
-        """One field of a sample, ``None`` if the sample has no such field; see :meth:`sample`."""
+        """Return one field of a sample, ``None`` if the sample lacks it; see :meth:`sample`."""
         if field in self.streams:
             units = self.units_of(row, field)
             if field in self.index.schema.lists:
@@ -240,13 +240,11 @@ class Prefix:
         return found[row]
 
     def units_of(self, row: int, field: str) -> Sequence[int]:
-        """The units of an image field of a sample: none where it lacks the field."""
-        if self.has_one_image:
-            return (row,) if self.index.dims[row, 0] else ()
-        return dict(self.units(row))[field]
+        """Return the units of a sample's image field, none if the sample lacks the field."""
+        return dict(self.units(row)).get(field, ())
 
     def units(self, row: int) -> Iterator[tuple[str, Sequence[int]]]:
-        """Each image field of a sample, and which units it has: none where it lacks the field."""
+        """Yield each image field of a sample and its units, none if the sample lacks the field."""
         unit = self.index.first_units[row]
         lists = self.index.schema.lists
         counts = self.index.unit_counts[row].tolist() if lists else [1] * len(self.streams)
@@ -258,11 +256,11 @@ class Prefix:
 
     @cached_property
     def _turned(self) -> frozenset[int]:
-        """Images whose EXIF orientation is not that of their pixels."""
+        """Whether each image's EXIF orientation differs from its pixels."""
         return frozenset(np.flatnonzero(self.index.orientation > 1).tolist())
 
     def _oriented(self, unit: int, jpeg: Jpeg) -> Jpeg | bytes:
-        """A JPEG that says which way up it is, which its metadata say at full fidelity only."""
+        """Return a JPEG with an orientation tag, which only the metadata of full fidelity has."""
         if jpeg is None or unit not in self._turned:
             return jpeg
         return with_orientation(jpeg, int(self.index.orientation[unit]))
@@ -271,8 +269,8 @@ class Prefix:
     def passthrough_images(self) -> frozenset[str]:
         """Fields of images that are stored as files: those that could not be layered.
 
-        Where a shard has no JPEG at all they are the images that are no JPEG, such as PNG; beside
-        a JPEG these are taken for masks or the like.
+        In a shard without any JPEG, these include images such as PNG; next to a JPEG, such images
+        are taken for masks.
         """
         schema = self.index.schema
         streams = {field for field, _ in schema.streams}
@@ -283,13 +281,13 @@ class Prefix:
 
     @property
     def has_one_image(self) -> bool:
-        """Whether each sample has one image at most, so that its unit is its position."""
+        """Whether each sample has at most one image, so that unit and position are equal."""
         return len(self.streams) == 1 and not self.index.schema.lists
 
     def table(self, units: list[int]) -> Table:
-        """Where some images are in memory, for the native core; it is valid until :meth:`close`.
+        """Return the addresses of some images for the native core, valid until :meth:`close`.
 
-        Where :attr:`has_one_image` holds, the unit of a sample is its row.
+        If :attr:`has_one_image`, the unit of a sample is its row.
 
         Returns:
             (len(units), P) addresses and sizes of their pieces, in order; sizes of 0 for an image
@@ -300,14 +298,14 @@ class Prefix:
 
     @cached_property
     def _table(self) -> Table:
-        """That of all images."""
+        """The table of all images."""
         table = self._sound_table[:, :-1].copy()
         table["size"][list(self.contents.damaged)] = 0
         return table
 
     @cached_property
     def _sound_table(self) -> Table:
-        """That of all images, as if none were damaged, and of the marker that ends each."""
+        """The table of all images and their end markers, regardless of damage."""
         groups = self.contents.groups
         if groups is None:
             return empty_table(self.index.num_units, 1)
@@ -319,7 +317,7 @@ class Prefix:
         return table
 
     def _pieces(self, unit: int) -> list[memoryview]:
-        """The bytes of each scan group of an image."""
+        """Return the bytes of each scan group of an image."""
         groups = self.contents.groups
         assert groups is not None  # asked for at scan 1 or higher
         pieces = groups.of_unit(unit)[: self._num_scans]
@@ -333,7 +331,7 @@ class Prefix:
     def _image(self, unit: int, decode: Decode | None) -> Any:
         if decode is None:
             return self._jpeg(unit)
-        # Outside of the try: what is wrong with them already says where.
+        # Outside the try: errors of these already name their location.
         pieces = self._pieces(unit)
         pieces[0] = memoryview(self._oriented(unit, pieces[0]))
         try:
@@ -360,7 +358,7 @@ class Prefix:
             raise CorruptJpeg(message, url=self.shard.url, key=key, scan="tail") from error
 
     def _compare(self, pieces: Pieces, unit: int, row: int, crc: int) -> None:
-        """Name the first scan whose bytes are not those that were written."""
+        """Raise an error that names the first damaged scan."""
         table = pieces.table
         expected = int(table.crcs[row, unit])
         if crc != expected:

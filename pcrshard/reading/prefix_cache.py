@@ -1,19 +1,19 @@
-"""A cache of shard prefixes on local disk: one file a shard, which is a prefix of it and grows.
+"""A cache of shard prefixes on local disk: one growing file per shard.
 
     FOLDER/<url>-<identity>-<name>        the bytes [0, size) of the shard
     FOLDER/<url>-<identity>-<name>.lock   held by the process that fetches
     FOLDER/room                           bytes of all files
     FOLDER/CACHEDIR.TAG
 
-1. A file holds the first bytes of one content of one shard, whichever process is killed when: it
-   is only appended to, or cut.
-2. To cut or unlink a file takes its exclusive lock, without waiting; readers and the process that
-   appends share it. (Readers need it, because the kernel clears the last page of a cut file after
-   they have looked at its size.)
-3. ``room`` is raised before a write and lowered after a cut, under its lock, so that files never
-   take more than the limit. A crash leaves it too high; if there is no room, files are counted.
-4. Locks are taken in the order ``.lock``, file, ``room``. The holder of ``room`` never waits.
-5. Damage by a disk or a power cut is found by the checksums of the shard itself.
+1. A file holds the first bytes of one version of one shard, whichever process is killed at any
+   moment: files are only appended to or truncated.
+2. Truncating a file takes its exclusive lock, without waiting; readers and the appending process
+   share it. (Readers need the lock because the kernel clears the last page of a truncated file
+   after they have checked its size.) A damaged file is unlinked without it: open files stay whole.
+3. ``room`` is raised before a write and lowered after truncating, under its lock, so that files
+   never exceed the limit. A crash leaves it too high; when the limit is reached, files are counted.
+4. Locks are taken in the order ``.lock``, file, ``room``. The holder of ``room`` never blocks.
+5. Damage by the disk or a power failure is detected by the shard's own checksums.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from .shared_integers import SharedIntegers
 Fetch = Callable[[int, memoryview], None]
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-.*(?<!\.lock)")
 _UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
-# Bytes of all files; until when it is known that nothing can be evicted, for which job.
+# Bytes of all files; the time until which nothing can be evicted, and for which job.
 _ROOM = struct.Struct("<qdd")
 # Files idle this long may be evicted even if used during this job; their user may have exited.
 _FORGOTTEN_SECONDS = 24 * 3600.0
-# Evict this extra fraction of the limit at once, to amortize looks at all files.
+# Evict this extra fraction of the limit at once, to amortize scans of the folder.
 _SPARE = 1 / 64
-# After a fruitless look, wait this multiple of its duration before the next one.
+# After a fruitless scan, wait this multiple of its duration before the next one.
 _PAUSE = 20
 _LONGEST_PAUSE = 60.0
 
 
 class Cached(NamedTuple):
-    """What the cache holds of a shard.
+    """A cached prefix of a shard.
 
     Attributes:
         name: The shard's file name.
-        num_bytes: Bytes that are held.
+        num_bytes: Bytes cached.
         stops: The prefix stops of scans 0..N and ``"full"``; empty if the file is damaged.
-        last_use: When it was last read or grown, in seconds since 1970.
+        last_use: Time of the last read or growth, in seconds since 1970.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Cached(NamedTuple):
 
     @property
     def scan(self) -> int:
-        """The highest scan that is held, 0 for none."""
+        """The highest complete scan, 0 for none."""
         return sum(stop <= self.num_bytes for stop in self.stops[1:-1])
 
 
 class CacheStats(NamedTuple):
-    """Bytes that came from a cache, and bytes that had to be fetched."""
+    """Bytes served from a cache, and bytes fetched."""
 
     hit_bytes: int
     fetched_bytes: int
@@ -94,18 +94,18 @@ class _File(NamedTuple):
 class PrefixCache:
     """Prefixes of shards on local disk, shared by the processes of a node.
 
-    Under pressure it drops the groups of high scans before whole shards, the least recently used
-    first, and never what is being read.
+    At the limit, it evicts the groups of high scans before whole shards, least recently used first,
+    and never a file that is being read.
 
     Args:
-        folder: Made when it is not there, on local disk. One that belongs to another user, or
-            that anyone else can write to, is not used.
+        folder: A folder on local disk, created if missing. A folder that belongs to another user,
+            or that anyone else can write to, is not used.
         max_bytes: Limit of all files; ``None`` for none.
-        since: When the job began, in seconds since 1970; by default now: what was used since then
-            is not evicted for other shards, which are read without being kept. Each epoch has
-            another order, in which the least recently used shards would often be those that come
-            next: half of the shards on disk then save half of the bytes, not a sixth. With
-            ``math.inf`` the least recently used are evicted.
+        since: Start of the job, in seconds since 1970; by default now. Files used since then are
+            not evicted for other shards, which are then read without being cached. In a new order
+            each epoch, the least recently used shards are often the next ones needed, so caching
+            half of the shards saves half of the bytes instead of a sixth. With ``math.inf``,
+            eviction is plain least recently used.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PrefixCache:
 
     @property
     def stats(self) -> CacheStats:
-        """Totals of this object and its copies in DataLoader workers."""
+        """Return totals of this object and its copies in DataLoader workers."""
         return CacheStats(*self._counts[:])
 
     def read(
@@ -137,18 +137,18 @@ class PrefixCache:
         known: Buffer = b"",
         cancel: Cancel = None,
     ) -> NDArray[np.uint8]:
-        """Read the bytes ``[0, stop)`` of a shard: what is on disk, and the rest by one ``fetch``.
+        """Read the bytes ``[0, stop)`` of a shard: from disk, and the rest with one ``fetch``.
 
         Args:
             url: The shard, credentials included.
-            identity: Distinguishes its content from another under the same URL.
-            stop: The end of the prefix.
+            identity: Identifies the version of the shard at this URL.
+            stop: End of the prefix, exclusive.
             fetch: Called with the first missing byte and the memory to fill.
             known: The first bytes of the shard.
-            cancel: Ends the wait for another process that fetches the same shard.
+            cancel: Set by another thread to end a wait for the process that fetches this shard.
 
         Returns:
-            (stop,) uint8, in memory that is used again once nothing refers to it.
+            (stop,) uint8, in memory that is reused once nothing refers to it.
         """
         with mapped_errors(url, f"read bytes 0 to {stop}", (MemoryError,)):
             buffer = memory.borrow_array(stop)
@@ -156,13 +156,16 @@ class PrefixCache:
         view[: len(known)] = known
         path = self._path(url, identity)
         usable = cache_folder.prepare(self.folder)
-        held = self._read_held(path, view, len(known)) if usable else len(known)
+        held = self._read_held(path, view, len(known), len(view)) if usable else len(known)
         if held < stop:
             with self._lock(f"{path}.lock", usable, cancel):
                 try:
                     with self._lock(path, usable, cancel, shared=True) as handle:
-                        # Another process may have fetched it while this one waited.
-                        held = held if handle is None else _read(handle, view, held)
+                        if handle is not None:
+                            # Another process may have fetched it while this one waited.
+                            held = _read(handle, view, held)
+                        elif usable:  # a read-only cache, whose file may still have a part
+                            held = self._read_held(path, view, held, 0)
                         if held < stop:
                             fetch(held, view[held:])
                             if handle is not None:
@@ -175,23 +178,23 @@ class PrefixCache:
         return buffer
 
     def forget(self, url: str, identity: str) -> None:
-        """Drop a shard whose bytes are damaged; readers that have it open go on."""
+        """Drop a damaged shard; readers that have it open continue."""
         if cache_folder.prepare(self.folder):
             with suppress(OSError):
                 os.unlink(self._path(url, identity))
 
     def entries(self) -> list[Cached]:
-        """What is held, least recently used first."""
+        """Return all cached prefixes, least recently used first."""
         return [
             Cached(os.path.basename(file.path)[50:], file.num_bytes, _stops(file.path), file[2])
             for file in self._files()
         ]
 
     def clear(self) -> int:
-        """Drop everything that is not being read; returns the bytes freed.
+        """Drop everything that is not being read; return the bytes freed.
 
         Raises:
-            StorageError: The folder is no cache, or not this user's.
+            StorageError: The folder is not a cache, or belongs to another user.
         """
         cache_folder.check_marked(self.folder)
         with self._lock(self._room, True, None) as room:
@@ -213,7 +216,7 @@ class PrefixCache:
         return os.path.join(self.folder, f"{digests[0][:32]}-{digests[1][:16]}-{name}")
 
     def _files(self) -> list[_File]:
-        """The files of shards, least recently used first."""
+        """Return the files of shards, least recently used first."""
         found = []
         with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
@@ -225,31 +228,31 @@ class PrefixCache:
 
     @staticmethod
     def _tidy(path: str) -> None:
-        """Unlink a lock file, and the file of a shard of which nothing could be kept."""
+        """Unlink a lock file, and the shard's file if it is empty."""
         with suppress(OSError):
             if os.stat(path, follow_symlinks=False).st_size == 0:
                 os.unlink(path)
         with suppress(OSError):
             os.unlink(f"{path}.lock")
 
-    def _read_held(self, path: str, view: memoryview, start: int) -> int:
-        """Fill ``view`` from ``start`` on, if a file has all of it; returns what is filled."""
+    def _read_held(self, path: str, view: memoryview, start: int, least: int) -> int:
+        """Fill ``view`` from ``start`` on if a file has ``least`` bytes; return the end filled."""
         with suppress(OSError):
             size = os.stat(path, follow_symlinks=False).st_size
             if size > len(view) > HEAD_STOP and self.max_bytes is not None and self._is_full():
-                # Room is wanted, and this reader of the shard does without the rest.
+                # Space is needed, and this reader does not need the rest of the file.
                 with self._lock(self._room, True, None) as room:
                     _add(room, -self._cut(path, len(view)))
-            if size < len(view):
+            if size < least:
                 return start
             with hold_lock(path, shared=True, create=False, wait=False) as handle:
                 return start if handle is None else _read(handle, view, start)
         return start
 
     def _append(self, handle: int, path: str, view: memoryview, cancel: Cancel) -> None:
-        """Append what a file lacks. A full disk costs the caching, not the read."""
+        """Append missing bytes to a file. A full disk ends the caching, not the read."""
         try:
-            # One process at a time writes, because the files are counted under the same lock.
+            # One process writes at a time, because files are counted under the same lock.
             with self._lock(self._room, True, cancel) as room:
                 held = os.fstat(handle).st_size
                 if room is None or held >= len(view) or not self._take_room(room, held, len(view)):
@@ -264,7 +267,7 @@ class PrefixCache:
             self._warn("write to", error)
 
     def _drop_other_contents(self, room: int, path: str) -> None:
-        """Drop what is held of the shard under other identities."""
+        """Drop files of the shard's other versions."""
         url = os.path.basename(path)[:33]
         for file in self._files():
             if file.path != path and os.path.basename(file.path).startswith(url):
@@ -276,7 +279,7 @@ class PrefixCache:
         return False
 
     def _take_room(self, room: int, held: int, stop: int) -> bool:
-        """Count the bytes ``[held, stop)`` before they are written; returns whether they may be."""
+        """Reserve the bytes ``[held, stop)`` before a write; return whether they fit."""
         limit = self.max_bytes
         size = stop - held
         if limit is None:
@@ -306,14 +309,14 @@ class PrefixCache:
         return bool(size)
 
     def _evict(self, size: int, limit: int) -> int:
-        """Make room for ``size`` bytes; returns the bytes of all files that are left."""
+        """Make room for ``size`` bytes; return the bytes of all remaining files."""
         self._drop_stale_locks()
         files = self._files()
         total = sum(file.num_bytes for file in files)
         excess = total + size - limit
         if excess <= 0:
             return total
-        # The order of plain last use is kept to the byte.
+        # Keep the order of plain last use exactly.
         spare = limit * _SPARE if math.isfinite(self.since) else 0
         wanted = total - excess - spare
         now = time.time()
@@ -335,7 +338,7 @@ class PrefixCache:
 
     @staticmethod
     def _cuts(paths: list[str]) -> Iterator[tuple[str, int]]:
-        """Where files are cut: high scans first, then what is left."""
+        """Yield where to truncate which file: high scans first, then whole files."""
         for path in paths:
             for stop in reversed(_stops(path)[1:]):
                 yield path, stop
@@ -344,7 +347,7 @@ class PrefixCache:
 
     @staticmethod
     def _cut(path: str, stop: int) -> int:
-        """Cut a file, or unlink it, unless it is being used; returns the bytes freed."""
+        """Truncate or unlink a file unless it is in use; return the bytes freed."""
         with suppress(OSError), hold_lock(path, create=False, wait=False) as handle:
             if handle is None:
                 return 0
@@ -353,7 +356,7 @@ class PrefixCache:
                 os.unlink(path)
             elif status.st_size > stop:
                 os.truncate(path, stop)
-                os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))  # no use of it
+                os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))  # not a use
             return max(status.st_size - stop, 0)
         return 0
 
@@ -366,7 +369,7 @@ class PrefixCache:
         *,
         shared: bool = False,
     ) -> Iterator[int | None]:
-        """Hold a lock of the folder; ``None`` where none can be made: then the cache only reads."""
+        """Hold a lock of the folder; yield ``None`` if it cannot be created (a read-only cache)."""
         with ExitStack() as stack:
             handle = None
             if usable:
@@ -386,7 +389,7 @@ class PrefixCache:
 
 
 def _add(room: int | None, change: int) -> None:
-    """Change the count of bytes."""
+    """Add to the count of bytes."""
     if room is not None and change:
         data = os.pread(room, _ROOM.size, 0)
         if len(data) == _ROOM.size:
@@ -395,7 +398,7 @@ def _add(room: int | None, change: int) -> None:
 
 
 def _read(handle: int, view: memoryview, start: int) -> int:
-    """Fill ``view`` from ``start`` on as far as a file goes; returns what is filled."""
+    """Fill ``view`` from ``start`` on as far as a file goes; return the number of bytes filled."""
     try:
         stop = min(os.fstat(handle).st_size, len(view))
         if stop > start:

@@ -1,4 +1,4 @@
-"""Read a shard: one request for the prefix of a scan, and its samples."""
+"""Read a shard: one request for the prefix of a scan, then its samples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _describes(
     head: Head,
     crc: int,
 ) -> bool:
-    """Whether a shard, whose head has this checksum, is the one that a dataset index describes."""
+    """Return whether the shard with this head checksum is the one the dataset index describes."""
     found = (crc, head.num_samples, head.stops)
     known = (entry.head_crc32c, entry.num_samples, entry.stops)
     return found == known
@@ -51,16 +51,16 @@ def _identity(entry: ShardEntry) -> str:
 class Shard:
     """One shard, read at any scan.
 
-    Nothing is read until it is needed. The index is kept; pieces are not.
+    Reads lazily. The index is kept in memory; pieces are not.
 
     Args:
         url: Local path, any fsspec URL, or ``pipe:COMMAND``.
-        entry: The shard's entry in the dataset index; with it a prefix is one request, without it
-            two.
-        check: Whether to compare each image with its CRC-32C.
+        entry: The shard's entry in the dataset index. With it, a prefix takes one request, without
+            it two.
+        check: Whether to verify the CRC-32C of each image.
         storage_options: fsspec storage options.
         retry: What to do about a bad network.
-        cache: Where prefixes are kept on local disk.
+        cache: Cache of prefixes on local disk.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Shard:
 
     @property
     def head(self) -> Head:
-        """The head; one request of 1024 bytes when it is first needed."""
+        """The head; costs one request of 1024 bytes at first use."""
         if self._head is None:
             self._head = self._read_head(self._read(HEAD_STOP))
         return self._head
 
     @property
     def index(self) -> ShardIndex:
-        """The index; when it is first needed one request, and one for the head."""
+        """The index; costs one request at first use, and one for the head."""
         if self._index is None:
             stop = self.head.body_stop
             body = storage.read(self.url, HEAD_STOP, stop, **self._how)
@@ -115,7 +115,7 @@ class Shard:
         return self.entry.num_groups if self.entry else self.head.num_groups
 
     def prefix_stop(self, scan: Scan) -> int:
-        """Bytes that a read at this scan moves.
+        """Return the bytes that a read at this scan transfers.
 
         Raises:
             ScanUnavailable: The scan is not in 1..N.
@@ -148,15 +148,15 @@ class Shard:
         return self.num_samples
 
     def __iter__(self) -> Samples:
-        """All samples at full fidelity by one read; ``__getitem__`` would read once for each."""
+        """Yield all samples at full fidelity with one read, instead of one per ``__getitem__``."""
         return self.samples()
 
     def __getitem__(self, row: int | str) -> Sample:
-        """A sample at full fidelity, by position or key; see :meth:`sample`."""
+        """Return a sample at full fidelity, by position or key; see :meth:`sample`."""
         return self.sample(row)
 
     def sample(self, row: int | str, scan: Scan = FULL) -> Sample:
-        """One sample, by position or key; reads one prefix. Many are cheaper through :meth:`load`.
+        """Return one sample, by position or key; reads a whole prefix. For many, use :meth:`load`.
 
         Raises:
             IndexError, KeyError: There is no such position or key.
@@ -176,19 +176,19 @@ class Shard:
     def load(self, scan: Scan = FULL, *, cancel: Cancel = None) -> Prefix:
         """Read the prefix of a scan.
 
-        Exactly ``[0, prefix_stop(scan))`` is read, up to the size of a part in one request with a
-        dataset index, in two without; less with a cache. Every image is compared with its checksum.
-        What comes damaged from a remote store or a cache is fetched once more, because more often
-        the way is at fault than the store.
+        Reads exactly ``[0, prefix_stop(scan))``; up to the size of a part, that is one request with
+        a dataset index and two without; less with a cache. Verifies the checksum of every image.
+        Damaged bytes from a remote store or a cache are fetched once more, because the transfer is
+        more often at fault than the store.
 
         Args:
-            scan: Highest scan to read, 1-based; ``"full"`` also restores metadata, 0 reads labels
-                and other fields alone, without pixels.
-            cancel: Ends a remote read from another thread.
+            scan: Highest scan to read, 1-based; ``"full"`` also restores metadata; 0 reads labels
+                and other fields without pixels.
+            cancel: Set by another thread to end a remote read.
 
         Returns:
             The prefix in memory; close it, or use it in a ``with`` statement. Its samples raise
-            CorruptPiece for an image that is damaged.
+            CorruptPiece for damaged images.
 
         Raises:
             ScanUnavailable, NotAShard, UnsupportedVersion, CorruptIndex, TruncatedShard,
@@ -212,10 +212,10 @@ class Shard:
         return prefix
 
     def change_scan(self, prefix: Prefix, scan: Scan) -> Prefix:
-        """Turn a prefix into that of another scan; only what is missing is read, in one request.
+        """Turn a prefix into that of another scan; reads only the missing bytes, in one request.
 
         Args:
-            prefix: A prefix of this shard; not to be used afterwards.
+            prefix: A prefix of this shard; do not use it afterwards.
             scan: As for :meth:`load`, which says what may be raised.
         """
         stop = self.prefix_stop(scan)
@@ -238,7 +238,7 @@ class Shard:
     def _load(self, scan: Scan, cancel: Cancel) -> Prefix:
         known: Buffer = b""
         if self.entry is None:
-            # Read anew each time: it may be that of another file by now.
+            # Read each time: the file may have been replaced since.
             start = self._read(HEAD_STOP, cancel=cancel)
             self._head = self._read_head(start)
             known = start.data
@@ -257,7 +257,7 @@ class Shard:
         known: Buffer = b"",
         cancel: Cancel = None,
     ) -> NDArray[np.uint8]:
-        """Read ``[0, stop)``, through the cache if there is one; ``known`` is its first part."""
+        """Read ``[0, stop)``, through the cache if there is one; ``known`` is the first part."""
         if self.cache is None:
             return storage.read(self.url, 0, stop, known=known, cancel=cancel, **self._how)
 
@@ -268,14 +268,14 @@ class Shard:
 
     @property
     def _content(self) -> str:
-        """What the cache knows this content by; without a dataset index one request."""
+        """Return the identity for the cache; costs one request without a dataset index."""
         if self._identity is None:
             entry = self.entry
             self._identity = _identity(entry) if entry else storage.identity(self.url, **self._how)
         return self._identity
 
     def _forget(self) -> None:
-        """Drop what may be damaged."""
+        """Drop bytes that may be damaged."""
         if self.cache is not None:
             self.cache.forget(self.url, self._content)
         self._head = None

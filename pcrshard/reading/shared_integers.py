@@ -1,4 +1,4 @@
-"""Integers that a process and its DataLoader workers share, whatever the workers' start method."""
+"""Integers shared by a process and its DataLoader workers, under any start method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SharedIntegers:
     """A fixed number of signed 64-bit integers in shared memory.
 
     A worker that is being started gets the same memory. Any other copy (``copy.deepcopy``,
-    ``pickle``) has memory of its own, with the values of that moment.
+    ``pickle``) has its own memory with the values at that moment.
 
     >>> numbers = SharedIntegers([2, 5])
     >>> numbers[1:] = [7]
@@ -22,7 +22,7 @@ class SharedIntegers:
     [2, 7]
 
     Args:
-        values: The first values; how many there are never changes.
+        values: Initial values; their number never changes.
     """
 
     def __init__(self, values: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class SharedIntegers:
         self._memory[where] = value
 
     def add(self, place: int, amount: int) -> None:
-        """Add to one of them; no addition is lost, whichever process or thread makes it."""
+        """Add to one integer, atomically across processes and threads."""
         atomic_add(self._memory, place, amount)
 
     def __reduce__(self) -> tuple[Callable[..., SharedIntegers], tuple[Any]]:

@@ -195,7 +195,14 @@ class _Read:
             time.sleep(min(max(pause, 0.001), _POLL_SECONDS))
             if time.monotonic() > self.progress + self.retry.deadline:
                 raise self._gave_up(TimeoutError("the deadline has passed"))
-        if self.cancel is not None and self.cancel.is_set():
+        self._check_cancel()
+
+    @property
+    def _is_canceled(self) -> bool:
+        return self.cancel is not None and self.cancel.is_set()
+
+    def _check_cancel(self) -> None:
+        if self._is_canceled:
             raise Cancelled("the read was cancelled")
 
     def _end(self, request: Request, part: _Part) -> None:
@@ -277,7 +284,12 @@ class _Read:
         size = None
         with suppress(Exception):
             self.fs.invalidate_cache()
-            size = call(self.fs, "size", self.path, seconds=self.retry.timeout)
+            request = begin(self.fs, "size", self.path)
+            end = time.monotonic() + self.retry.timeout
+            while not request.done() and time.monotonic() < end and not self._is_canceled:
+                concurrent.futures.wait([request], timeout=_POLL_SECONDS)
+            size = result(request, 0)
+        self._check_cancel()
         return size
 
 

@@ -93,7 +93,7 @@ class FieldImages:
     @cached_property
     def decoded(self) -> list[bool]:
         """For each sample whether all of its images were decoded; waits for them."""
-        each: list[bool] = self.decoding.wait().tolist()
+        each = self.decoding.wait()
         if not self.is_list:
             return each
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
@@ -142,17 +142,21 @@ def begin_field(
     """
     prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
     lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
+    plain = {prefix for prefix in prefixes if prefix.has_one_image and field in prefix.streams}
     # Of each prefix the places in the batch, and the units, of its images.
     groups: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
     ids: list[int] = []
     first = [0]
     for sample, prefix, row in rows:
-        found = prefix.units_of(row, field) if field in prefix.streams else ()
+        # A missing image of a plain shard has no bytes in the table, either.
+        found = (row,) if prefix in plain else prefix.units_of(row, field)
         places, units = groups[prefix]
-        places.extend(range(len(ids), len(ids) + len(found)))
-        units.extend(found)
-        # One place for an image that is missing.
-        ids.extend([sample] * max(len(found), prefix not in lists))
+        for unit in found:
+            places.append(len(ids))
+            units.append(unit)
+            ids.append(sample)
+        if not found and prefix not in lists:
+            ids.append(sample)  # a place for an image that is missing
         first.append(len(ids))
     # An empty stream is not decoded: an image that is missing or damaged.
     tables = [prefix.table(units) for prefix, (_, units) in groups.items()]

@@ -1,12 +1,13 @@
 """The card of a dataset on the Hub: a ``README.md`` whose header says which files are data.
 
-Without a card the Hub and ``datasets`` take ``pcr.json`` for the data.
+Without a card, the Hub and ``datasets`` take ``pcr.json`` for the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL
@@ -22,122 +23,122 @@ _SIZES = (
     (10**8, "10M<n<100M"),
     (10**9, "100M<n<1B"),
 )
-_MORE = "n>1B"
 # The columns that the stock `webdataset` loader makes of preview fields.
 _KINDS = {"cls": "int64", "txt": "string"}
 
 
 class About(NamedTuple):
-    """What a dataset is called.
+    """What a card says about a dataset.
 
     Attributes:
-        name: In titles.
-        url: Where jobs will read it.
-        licence: An identifier such as ``cc-by-4.0``, or nothing.
+        name: Title of the card.
+        url: URL that jobs will read the dataset from.
+        license: An identifier such as ``cc-by-4.0``, or empty.
     """
 
     name: str
     url: str
-    licence: str = ""
+    license: str = ""
 
 
 def dataset_card(
-    index: DatasetIndex,
+    splits: Mapping[str, DatasetIndex],
     schema: Schema,
     about: About,
 ) -> str:
-    """The text of ``README.md``.
+    """Return the text of ``README.md``.
 
     Args:
-        index: The dataset.
-        schema: Of its first shard.
-        about: Its names.
+        splits: The index of each split, in the folder of its name; ``{"": index}`` for a folder
+            that is itself a dataset.
+        schema: The schema of the first shard.
+        about: The names of the dataset.
     """
-    header = "\n".join(_header(index, schema, about))
-    return f"---\n{header}\n---\n{_body(index, schema, about)}"
+    header = [f"{key}: {_as_yaml(value)}" for key, value in _header(splits, schema, about).items()]
+    return "\n".join(["---", *header, "---", _body(splits, schema, about)])
+
+
+def _as_yaml(value: object) -> str:
+    """JSON, which is YAML except for characters that YAML wants escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08X}" for char in text)
 
 
 def _header(
-    index: DatasetIndex,
+    splits: Mapping[str, DatasetIndex],
     schema: Schema,
     about: About,
-) -> Iterator[str]:
-    yield f"pretty_name: {_quoted(about.name)}"
-    if about.licence:
-        yield f"license: {_quoted(about.licence)}"
-    yield "library_name: pcrshard"
-    yield "tags: [pcrshard, webdataset, image]"
-    if index.num_classes:
-        yield "task_categories: [image-classification]"
-    category = next((text for limit, text in _SIZES if index.num_samples < limit), _MORE)
-    yield f"size_categories: [{_quoted(category)}]"
+) -> dict[str, Any]:
+    first = next(iter(splits.values()))
+    total = sum(index.num_samples for index in splits.values())
+    header: dict[str, Any] = {"pretty_name": about.name}
+    if about.license:
+        header["license"] = about.license
+    header |= {"library_name": "pcrshard", "tags": ["pcrshard", "webdataset", "image"]}
+    if first.num_classes:
+        header["task_categories"] = ["image-classification"]
+    header["size_categories"] = [next((text for most, text in _SIZES if total < most), "n>1B")]
     if schema.layout != "preview":
-        yield "viewer: false"
-        return
-    yield 'configs: [{config_name: default, data_files: [{split: train, path: "*.tar"}]}]'
+        return header | {"viewer": False}
+    files = [
+        {"split": split or "train", "path": f"{split}/*.tar" if split else "*.tar"}
+        for split in splits
+    ]
+    header["configs"] = [{"config_name": "default", "data_files": files}]
     if set(schema.preview_fields) <= set(_KINDS):
-        yield from _features(schema, index.classes)
-
-
-def _features(schema: Schema, classes: Sequence[str]) -> Iterator[str]:
-    """The columns that the stock loader finds, in its order, so that labels have names."""
-    yield "dataset_info:"
-    yield "  features:"
-    for name in schema.preview_fields:
-        if name == "cls" and classes:
-            yield '  - {name: "cls", dtype: {class_label: {names: {'
-            for label, each in enumerate(classes):
-                yield f"      {_quoted(str(label))}: {_quoted(each)},"
-            yield "    }}}}"
-        else:
-            yield f"  - {{name: {_quoted(name)}, dtype: {_KINDS[name]}}}"
-    for name, _ in schema.streams:
-        yield f"  - {{name: {_quoted(name)}, dtype: image}}"
-    for name in ("__key__", "__url__"):
-        yield f"  - {{name: {name}, dtype: string}}"
-
-
-def _quoted(text: str) -> str:
-    """A word of YAML, whatever is in it."""
-    plain = (
-        char if char.isprintable() and char not in '"\\' else f"\\U{ord(char):08X}" for char in text
-    )
-    return f'"{"".join(plain)}"'
+        # The columns that the stock loader finds, in its order, so that labels have names.
+        names = {str(label): name for label, name in enumerate(first.classes)}
+        kinds: dict[str, Any] = {name: _KINDS[name] for name in schema.preview_fields}
+        if "cls" in kinds and names:
+            kinds["cls"] = {"class_label": {"names": names}}
+        kinds |= {name: "image" for name, _ in schema.streams}
+        kinds |= {"__key__": "string", "__url__": "string"}
+        features = [{"name": name, "dtype": kind} for name, kind in kinds.items()]
+        header["dataset_info"] = {"features": features}
+    return header
 
 
 def _body(
-    index: DatasetIndex,
+    splits: Mapping[str, DatasetIndex],
     schema: Schema,
     about: About,
 ) -> str:
+    first_split, first = next(iter(splits.items()))
+    contents = "\n".join(
+        f"- {split}{split and ': '}{index.num_samples} samples in {len(index.shards)} shards"
+        for split, index in splits.items()
+    )
     rows = "\n".join(
-        f"| {scan} | {index.prefix_bytes(scan) / index.num_samples / 1e3:.1f} |"
-        for scan in (*range(1, index.num_groups + 1), FULL)
+        f"| {scan} | {first.prefix_bytes(scan) / first.num_samples / 1e3:.1f} |"
+        for scan in (*range(1, first.num_groups + 1), FULL)
     )
     preview = "The shards have no preview: they were not written with `--layout preview`."
     if schema.layout == "preview":
         preview = f"""The preview, `tar` and every WebDataset reader show scans 1 to {schema.base}
 of each image."""
-    name = " ".join(about.name.split())
-    return f"""# {name}
+    url = f"{about.url}/{first_split}" if first_split else about.url
+    return f"""# {" ".join(about.name.split())}
 
-{index.num_samples} samples in {len(index.shards)} shards, as Progressive Compressed Records: each
-JPEG is stored once, losslessly, as progressive scans, and the first bytes of a shard are the whole
-shard at low fidelity. What a job reads it chooses by `scan`:
+Progressive Compressed Records: each JPEG is stored once, losslessly, as progressive scans, and the
+first bytes of a shard are the whole shard at low fidelity.
 
-| scan | kB a sample |
+{contents}
+
+A job chooses what it reads by `scan`:
+
+| scan | kB per sample |
 |---|---|
 {rows}
 
 ```python
 import pcrshard.hf  # pip install 'pcrshard[hf]'
 
-dataset = pcrshard.hf.load_dataset({about.url!r}, scan={min(5, index.num_groups)}, streaming=True)
+dataset = pcrshard.hf.load_dataset({url!r}, scan={min(5, first.num_groups)}, streaming=True)
 ```
 
 {preview}
 
-## Source, licence and contents
+## Source, license and contents
 
-Say here where the images come from, under which licence, and what the labels mean.
+Say here where the images come from, under which license, and what the labels mean.
 """

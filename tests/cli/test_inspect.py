@@ -99,7 +99,7 @@ def test_a_plan_for_a_small_dataset(dataset, capsys):
     assert {cost["steps"] for cost in json.loads(captured.out)} == {1}
     assert main(["plan", str(dataset), "--ranks", "5", "--batch", "4"]) == 0
     captured = capsys.readouterr()
-    assert ("1 steps of 20" in captured.out, captured.err) == (True, "")
+    assert ("1 step of 20" in captured.out, captured.err) == (True, "")
 
 
 def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
@@ -118,7 +118,7 @@ def test_fidelity_recommends_and_draws(dataset, tmp_path, capsys):
     assert smoothed["scans"][0]["psnr"] != report["scans"][0]["psnr"]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "3 images, against full fidelity; 3 small ones by fewer scales" in text
+    assert "3 images, against full fidelity; 3 of them small, by fewer scales" in text
     assert f"recommended: scan {report['recommended']}" in text
 
 

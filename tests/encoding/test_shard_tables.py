@@ -62,7 +62,7 @@ def test_headers_are_shared_and_pieces_whole():
 def test_late_values_are_in_the_table_of_their_scan():
     """And in no other; absent and empty values are told apart."""
     samples = samples_of(0, 0, 0, 0)
-    fmt = ShardFormat(late={"npy": 3})
+    fmt = ShardFormat(deferred={"npy": 3})
     tables = make_tables(samples, make_index(samples, fmt.schema(NAMES)))
     assert [row for table in tables for row, _ in table.late.values()] == [2]
     _, values = tables[2].late["npy"]

@@ -25,13 +25,13 @@ def test_recommend_takes_the_lowest_scan_that_is_enough():
     found = advice.recommend(rows)
     assert found.scan == 5
     assert found.reason == (
-        "scan 5 is the first with a mean MS-SSIM of 0.95 or more (0.985, a quarter of the images "
-        "below 0.975), and reads 2.00 times fewer bytes than full; "
-        "scan 2 has 0.940 at 5.00 times fewer"
+        "the lowest with a mean MS-SSIM of 0.95 or more: scan 5 has MS-SSIM 0.985 (a quarter of "
+        "the images below 0.975) at 2.00 times fewer bytes than full; below: scan 2 has MS-SSIM "
+        "0.940 (a quarter of the images below 0.930) at 5.00 times fewer bytes than full"
     )
     assert advice.recommend(rows, 0.9).scan == 2
     assert advice.recommend(rows[:2]).scan == "full"
-    assert "the best is scan 2 with 0.940" in advice.recommend(rows[:2]).reason
+    assert "best: scan 2 has MS-SSIM 0.940" in advice.recommend(rows[:2]).reason
     assert advice.recommend(rows[::-1], 0.8).scan == 1
 
 
@@ -68,6 +68,6 @@ def test_a_network_decides_where_there_is_one():
     ]
     found = advice.recommend(rows)
     assert found.scan == 5
-    assert "loses at most 1 point (74.0 %, 75.0 % at full; mean MS-SSIM 0.900)" in found.reason
+    assert "at most 1 points below its 75.0 % at full: scan 5 has top-1 74.0 %" in found.reason
     assert "measure more" not in found.reason
     assert advice.recommend(rows[:2]).scan == "full"

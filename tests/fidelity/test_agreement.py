@@ -24,7 +24,7 @@ for step in range(steps):
     # Rank 1 has a link that carries 400 bytes a sample while a step computes; rank 0 never waits.
     size = tuner.sizes[-1 if level.value == "full" else level.value - 1]
     waited = max(0.0, 0.02 * (size / 400 - 1)) if rank else 0.0
-    scans.append(tuner.step(waited, 0.02, 10))
+    scans.append(tuner.record(waited, 0.02, 10))
     if {together}:
         dist.all_reduce(torch.zeros(1))  # as gradients are
     time.sleep(0.001)

@@ -5,6 +5,8 @@ import random
 import types
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pcrshard import ScanLevel
 from pcrshard.errors import ScanUnavailable
@@ -35,7 +37,7 @@ def simulate(tuner, rate, steps, noise=0.1, seed=0):
             loaded.append(link)
         waited, used = max(0.0, loaded[shard] - now), USED * (1 + noise * rng.uniform(-1, 1))
         now += waited + used
-        rows.append((now, waited, used, tuner.step(waited, used, BATCH)))
+        rows.append((now, waited, used, tuner.record(waited, used, BATCH)))
     return rows
 
 
@@ -116,7 +118,7 @@ def test_a_slow_loop_is_no_slow_link():
     simulate(tuner, lambda time: 0.3 * SPEED * SIZES[-1], 200)
     low = tuner.level.value
     for _ in range(400):
-        tuner.step(0.0, 10 * USED, BATCH)
+        tuner.record(0.0, 10 * USED, BATCH)
     assert tuner.level.value == "full" != low
 
 
@@ -126,19 +128,55 @@ def test_waits_that_are_not_for_bytes_are_excused(share):
     tuner = make_tuner()
     rng = random.Random(0)
     scans = [
-        tuner.step(USED * share / (1 - share) * rng.uniform(0.5, 1.5), USED, BATCH)
+        tuner.record(USED * share / (1 - share) * rng.uniform(0.5, 1.5), USED, BATCH)
         for _ in range(1500)
     ]
     assert set(scans[500:]) <= {10, "full"}, "which are the same but for metadata"
     assert tuner.excused == pytest.approx(share, abs=0.1)
 
 
+def test_a_hiccup_now_and_then_does_not_keep_it_low():
+    """A step in 79 waits long, as at the start of an epoch; scan 1 is left all the same."""
+    tuner = make_tuner()
+    simulate(tuner, lambda time: 0.1 * SPEED * SIZES[-1], 200)
+    assert tuner.level.value == 1
+    for i in range(3000):
+        tuner.record(0.1 if i % 79 == 1 else 0.0, USED, BATCH)
+    assert tuner.level.value in (10, "full")
+
+
+def test_one_hiccup_is_no_bandwidth():
+    """A single wait measures nothing."""
+    tuner = make_tuner()
+    assert [tuner.record(waited, USED, BATCH) for waited in (9.0, 0.0, 0.0)] == ["full"] * 3
+    assert tuner.bandwidth is None
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.floats(0, 9), st.floats(0.001, 9), st.sampled_from([0, 1, 3, 5, "full"])),
+        min_size=50,
+    ),
+    ahead=st.sampled_from([None, 0, 192]),
+)
+def test_whatever_happens_the_scan_makes_sense(steps, ahead):
+    """For any waits, and levels that the user sets: scans that exist, from the floor on."""
+    tuner = BandwidthTuner(ScanLevel(), SIZES, floor=2, window=2, patience=1, ahead=ahead)
+    for waited, used, given_level in steps * 5:
+        if given_level:
+            tuner.level.value = given_level
+        assert tuner.record(waited, used, BATCH) in (*range(2, 11), "full")
+        assert 0 <= tuner.excused < 1
+
+
 def test_watch_counts_waits_but_for_the_first(monkeypatch):
     """The first batch of an epoch is always waited for."""
     seen = []
     tuner = make_tuner()
-    monkeypatch.setattr(tuner, "step", lambda waited, used, samples: seen.append((waited, samples)))
-    clock = iter([0.0, 7.0, 8.0, 8.0, 10.0, 11.0, 11.0])
+    monkeypatch.setattr(
+        tuner, "record", lambda waited, used, samples: seen.append((waited, samples))
+    )
+    clock = iter([7.0, 8.0, 10.0, 11.0])
     fake = types.SimpleNamespace(monotonic=lambda: next(clock))
     monkeypatch.setattr("pcrshard.fidelity.bandwidth.time", fake)
     assert list(tuner.watch(["a", "b"], samples=3)) == ["a", "b"]
@@ -216,4 +254,4 @@ def test_a_level_that_somebody_sets_is_kept():
     tuner = make_tuner("full")
     simulate(tuner, lambda time: 2 * SPEED * SIZES[-1], 20)
     tuner.level.value = 3
-    assert tuner.step(0.0, USED, BATCH) == 3
+    assert tuner.record(0.0, USED, BATCH) == 3

@@ -182,7 +182,7 @@ def test_the_network_decides_what_is_recommended(dataset):
     assert {row.reference_top1 for row in rows} == {1}
     advice = m.recommend(rows, min_msssim=0)
     assert advice.scan == 10
-    assert "your network's top-1" in advice.reason
+    assert "top-1 of your network" in advice.reason
     assert "24 images is 4.2 points" in advice.reason
 
 
@@ -209,8 +209,25 @@ def test_a_dataset_of_tiny_images_cannot_be_measured(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "tiny.jpg").write_bytes(make_jpeg(1, 8, 8))
     pcrshard.encode(str(tmp_path / "photos"), str(tmp_path / "shards"), workers=1)
-    with pytest.raises(ValueError, match="11 pixels"):
+    with pytest.raises(PCRError, match="11 pixels"):
         m.measure(str(tmp_path / "shards"))
+
+
+def test_kept_files_are_left_out_and_lists_count_each_image(tmp_path):
+    """A dataset with a PNG that was kept, or with lists of images, is measured all the same."""
+    kept, lists = tmp_path / "kept", tmp_path / "lists"
+    (tmp_path / "src").mkdir()
+    for i in range(3):
+        (tmp_path / "src" / f"{i}.jpg").write_bytes(make_jpeg(i, 60, 60))
+    (tmp_path / "src" / "bad.jpg").write_bytes(b"\x89PNG no JPEG")
+    options = pcrshard.EncodeOptions(on_error="keep")
+    pcrshard.encode(str(tmp_path / "src"), str(kept), options, workers=1)
+    with pcrshard.ShardWriter(str(lists)) as writer:
+        for i in range(2):
+            images = [make_jpeg(j, 60, 60) for j in range(3)]
+            writer.write({"__key__": str(i), "images.jpg": images})
+    for folder, count in ((kept, 3), (lists, 6)):
+        assert m.measure(str(folder), [1], rounds=1)[0].num_images == count
 
 
 def test_fidelity_rises_over_the_scans_of_photographs(photos, tmp_path):

@@ -29,7 +29,7 @@ def table_shard(request, tmp_path_factory):
     encoded = [encode_sample(sample, keep_bad) for sample in samples]
     path = tmp_path_factory.mktemp("tables") / "a-000000.tar"
     late = {"npy": 2, "json": "full"}
-    write_shard(str(path), encoded, ShardFormat(layout=request.param, late=late))
+    write_shard(str(path), encoded, ShardFormat(layout=request.param, deferred=late))
     return Shard(str(path)), path.read_bytes()
 
 

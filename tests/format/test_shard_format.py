@@ -11,7 +11,7 @@ NAMES = FieldNames(("jpg",), ("cls", "npy", "mask.npy", "json", "png"), ("views.
 
 def test_late_fields_are_found_by_name_and_by_extension():
     """A name wins over its last extension; images that are no JPEG wait for scan 1."""
-    fmt = ShardFormat(late={"npy": 5, "mask.npy": 2, "json": "full"})
+    fmt = ShardFormat(deferred={"npy": 5, "mask.npy": 2, "json": "full"})
     schema = fmt.schema(NAMES)
     assert dict(schema.late) == {"npy": 5, "mask.npy": 2, "json": 11, "png": 1}
     assert schema.fields == ("cls",)
@@ -27,7 +27,7 @@ def test_a_kept_file_waits_for_scan_1():
 
 def test_only_early_fields_are_previewed():
     """A preview shows what every reader has."""
-    fmt = ShardFormat(layout="preview", preview_fields=("cls", "npy"), late={"npy": 5})
+    fmt = ShardFormat(layout="preview", preview_fields=("cls", "npy"), deferred={"npy": 5})
     assert fmt.schema(NAMES).preview_fields == ("cls",)
 
 
@@ -35,6 +35,6 @@ def test_only_early_fields_are_previewed():
 def test_a_scan_that_is_not_there_is_refused(scan):
     """The field is named, and what was expected."""
     with pytest.raises(
-        EncodeError, match=r"late field 'npy': expected a scan of 1 to 10 or 'full'"
+        EncodeError, match=r"deferred field 'npy': expected a scan of 1 to 10 or 'full'"
     ):
-        ShardFormat(late={"npy": scan})
+        ShardFormat(deferred={"npy": scan})

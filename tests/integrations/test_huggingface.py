@@ -715,7 +715,7 @@ def test_lists_late_fields_and_kept_files(tmp_path):
     """Rows have lists of images, late fields from their scan on, and kept files as images."""
     png = io.BytesIO()
     Image.new("RGB", (9, 9)).save(png, "PNG")
-    fmt = pcrshard.ShardFormat(late={"txt": 5})
+    fmt = pcrshard.ShardFormat(deferred={"txt": 5})
     with pcrshard.ShardWriter(str(tmp_path), fmt=fmt) as writer:
         for i in range(3):
             views = [make_jpeg(j, 9, 9) for j in range(i)]

@@ -51,7 +51,7 @@ def test_threads_give_the_pixels_of_each_image(
     draws = [draw(flip=flip)]
     with Pool(threads) as pool:
         batch = pool.decode(TABLE, [out], layout=layout, draws=draws, keys=KEYS)
-        assert batch.wait().all()
+        assert all(batch.wait())
     for place, jpeg in enumerate(JPEGS):
         header = native.read_header([jpeg])
         size = (header.height, header.width)
@@ -81,8 +81,8 @@ def test_images_may_lie_in_pieces(backend: native.Backend, pieces: int) -> None:
     outs = np.empty((2, 6, 16, 18, 3), np.uint8)
     with Pool(0, backend) as pool:
         how = {"draws": [draw()], "keys": KEYS}
-        assert pool.decode(table, [outs[0]], keep=held, **how).wait().all()
-        assert pool.decode(TABLE, [outs[1]], **how).wait().all()
+        assert all(pool.decode(table, [outs[0]], keep=held, **how).wait())
+        assert all(pool.decode(TABLE, [outs[1]], **how).wait())
     assert np.array_equal(*outs)
 
 
@@ -91,10 +91,10 @@ def test_many_batches_are_decoded_in_their_order() -> None:
     outs = np.zeros((20, 6, 9, 9, 3), np.uint8)
     with Pool(2) as pool:
         batches = [pool.decode(TABLE, [out]) for out in outs]
-        assert batches[-1].wait().all()
+        assert all(batches[-1].wait())
         # The last image of another batch may still be under way.
         for batch, out in zip(batches[:-1], outs[:-1], strict=True):
-            assert batch.wait().all()
+            assert all(batch.wait())
             assert np.array_equal(out, outs[-1])
 
 
@@ -107,12 +107,12 @@ def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
     out = np.empty((5, 8, 8, 3), np.uint8)
     with Pool(threads) as pool:
         batch = pool.decode(table, [out], draws=[draw()], keys=KEYS[:5])
-        assert batch.wait().tolist() == [True, False, False, False, True]
+        assert batch.wait() == [True, False, False, False, True]
         assert batch.sizes.tolist()[2:4] == [[0, 0], [30, 30]]
         wrong = np.array([1, 9, 1, 1, 8], np.uint8)  # no such orientation
         batch = pool.decode(table, [out], orientations=wrong)
-        assert batch.wait().tolist() == [True, False, False, False, True]
-        assert pool.decode(table[:0], [out[:0]]).wait().tolist() == []
+        assert batch.wait() == [True, False, False, False, True]
+        assert pool.decode(table[:0], [out[:0]]).wait() == []
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_forked_child_is_told_and_ends() -> None:
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert batch.wait().all()
+    assert all(batch.wait())
     pool.close()
 
 

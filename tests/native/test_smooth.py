@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,10 @@ def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
     assert compared > 20
 
 
+@pytest.mark.skipif(
+    platform.machine() == "aarch64",
+    reason="the NEON transforms of libjpeg-turbo overflow unlike its others",
+)
 @pytest.mark.parametrize(("dc", "ac"), [(255, 255), (925, 925), (65535, 65535), (65535, 1)])
 def test_large_quantisers_match_libjpeg(dc: int, ac: int) -> None:
     """Values that no encoder writes are smoothed to the same pixels as by libjpeg."""
@@ -138,7 +143,7 @@ def test_a_batch_is_smoothed(progressive: Progressive) -> None:
     table = piece_table([[stream] for stream in streams])
     out = np.empty((5, 64, 48, 3), np.uint8)
     with Pool(0) as pool:
-        assert pool.decode(table, [out], smoothing=True).wait().all()
+        assert all(pool.decode(table, [out], smoothing=True).wait())
     for row, stream in zip(out, streams, strict=True):
         assert np.array_equal(row, native.decode([stream], size=(64, 48), smoothing=True))
         assert not np.array_equal(row, native.decode([stream], size=(64, 48)))

@@ -1046,3 +1046,26 @@ def test_corrupt_index_of_a_remote_dataset_is_named(tmp_path):
     with servers.faulty(tmp_path) as server:
         with pytest.raises(CorruptIndex, match=r"pcr\.json"):
             pcrshard.open_dataset(server.url())
+
+
+class SilentSize(fsspec.AbstractFileSystem):
+    """A store that refuses a range, and never says how long the file is."""
+
+    protocol = "silent"
+
+    def cat_file(self, path, start=None, end=None, **_):
+        raise OSError("416 Requested Range Not Satisfiable")
+
+    def size(self, path):
+        time.sleep(20)
+
+
+def test_a_read_can_be_cancelled_while_it_asks_for_the_size():
+    """A loop that ends does not wait for a store that says nothing."""
+    fsspec.register_implementation("silent", SilentSize, clobber=True)
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    begun = time.monotonic()
+    with pytest.raises(PCRError, match="cancelled"):
+        storage.read_into("silent://a.bin", 0, memoryview(bytearray(10)), cancel=cancel)
+    assert time.monotonic() - begun < 10

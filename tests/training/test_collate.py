@@ -295,7 +295,7 @@ def test_the_largest_labels_are_kept(tmp_path, number):
 
 def mixed_folder(folder, **late):
     """Four samples: an image, a list of views, an array."""
-    with ShardWriter(str(folder), samples_per_shard=2, fmt=ShardFormat(late=late)) as writer:
+    with ShardWriter(str(folder), samples_per_shard=2, fmt=ShardFormat(deferred=late)) as writer:
         for i in range(4):
             sample = {"__key__": f"k{i}", "cls": i, "npy": b"array", "jpg": make_jpeg(i, 20, 30)}
             if i:

@@ -12,7 +12,7 @@ PREVIEW = Schema("s", ("1", "2"), "preview", 1, fields=("cls",), preview_fields=
 
 
 def read(index, schema, about):
-    text = dataset_card(index, schema, about)
+    text = dataset_card({"": index}, schema, about)
     return huggingface_hub.DatasetCard(text)
 
 
@@ -38,3 +38,17 @@ def test_a_card_of_compact_shards_turns_the_viewer_off():
     assert data["size_categories"] == ["1M<n<10M"]
     assert not {"configs", "license"} & set(data)
     assert "| 1 | 0.0 |" in card.text
+
+
+def test_a_card_of_splits_names_all_of_them():
+    """One card at the root of a folder of splits is enough for the Hub."""
+    index = DatasetIndex("s", 2, (ENTRY,), ("cat",))
+    card = huggingface_hub.DatasetCard(
+        dataset_card({"train": index, "val": index}, PREVIEW, About("pets", "hf://x"))
+    )
+    assert card.data.to_dict()["configs"][0]["data_files"] == [
+        {"split": "train", "path": "train/*.tar"},
+        {"split": "val", "path": "val/*.tar"},
+    ]
+    assert "hf://x/train" in card.text
+    assert "val: 24 samples in 1 shards" in card.text

@@ -40,9 +40,27 @@ static inline uint64_t pcr_take(pcr_bits *b, uint32_t n) {
     return value;
 }
 
-static inline bool pcr_overrun(const pcr_bits *b) {
-    return b->pos * 8 - b->count > (uint64_t)b->size * 8;
+/* Bit position of the next bit. */
+static inline uint64_t pcr_tell(const pcr_bits *b) { return b->pos * 8 - b->count; }
+
+/* The bits from position `at` on, 57 of them valid; at most PCR_SEGMENT_PAD bytes past the end. */
+static inline uint64_t pcr_window(const pcr_bits *b, uint64_t at) {
+    return pcr_load_be64(b->data + (at >> 3)) << (at & 7);
 }
+
+static inline bool pcr_past_end(const pcr_bits *b, uint64_t at) {
+    return at > (uint64_t)b->size * 8;
+}
+
+static inline void pcr_seek(pcr_bits *b, uint64_t at) {
+    b->pos = at >> 3;
+    b->bits = 0;
+    b->count = 0;
+    pcr_refill(b);
+    pcr_consume(b, at & 7);
+}
+
+static inline bool pcr_overrun(const pcr_bits *b) { return pcr_past_end(b, pcr_tell(b)); }
 
 /* T.81 F.2.2.1 EXTEND of the next s bits, s in 1..15. */
 static inline int32_t pcr_take_signed(pcr_bits *b, uint32_t s) {
@@ -63,8 +81,8 @@ static inline int pcr_long_symbol(pcr_bits *b, const pcr_huffman *table) {
 
 /* Symbol of an entry marked PCR_SPECIAL; -1 when no code matches. */
 static inline int pcr_special_symbol(pcr_bits *b, const pcr_huffman *table, uint32_t entry) {
-    if (!PCR_ENTRY_BITS(entry)) return pcr_long_symbol(b, table);
-    pcr_consume(b, PCR_ENTRY_BITS(entry));
+    if (!PCR_ENTRY_LOW(entry)) return pcr_long_symbol(b, table);
+    pcr_consume(b, PCR_ENTRY_LOW(entry));
     return (int)PCR_ENTRY_SYMBOL(entry);
 }
 

@@ -108,7 +108,7 @@ int pcr_next_segment(pcr_decoder *dec) {
         if (marker < 0) marker = 0xD9;
         if (marker == 0) *out++ = 0xFF;
     }
-    memset(out, 0, 16);
+    memset(out, 0, PCR_SEGMENT_PAD);
     dec->pending_marker = marker;
     dec->scan.bits = (pcr_bits){.data = dec->segment.data,
                                 .size = (size_t)(out - dec->segment.data)};

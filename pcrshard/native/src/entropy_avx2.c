@@ -29,7 +29,7 @@ static inline pcr_zeros pcr_walk_zeros(uint64_t zeros) {
 
 static inline uint64_t pcr_next_zero(pcr_zeros *walk, int step) {
     walk->cursor >>= step;
-    return _pdep_u64(walk->cursor, walk->zeros);
+    return PCR_LIKELY(walk->cursor) ? _pdep_u64(walk->cursor, walk->zeros) : 0;
 }
 
 /* All 64 coefficients without a branch per coefficient: which ones need correcting is random. */

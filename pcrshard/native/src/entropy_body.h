@@ -13,13 +13,15 @@
 
 static inline uint64_t top_bit(int k) { return UINT64_C(1) << (63 - k); }
 
+/* Coefficients after k, in 0..63. */
+static inline uint64_t after(int k) { return ~UINT64_C(0) >> 1 >> k; }
+
 /* Bits of the coefficients ss..se. */
 static inline uint64_t band_mask(int ss, int se) {
     return (~UINT64_C(0) >> ss) & (~UINT64_C(0) << (63 - se));
 }
 
 _Static_assert(3 * PCR_FAST_BITS + 16 <= 56, "read_ac refills too seldom");
-_Static_assert(PCR_FAST_BITS + 20 <= 32, "read_refinement refills too seldom");
 
 static inline int leading_zeros(uint64_t x) { return __builtin_clzll(x); }
 
@@ -60,7 +62,7 @@ static inline int read_ac(pcr_bits *bits, const pcr_huffman *table, int k, int s
             entry = table->fast[bits->bits >> (64 - PCR_FAST_BITS)];
             if (PCR_UNLIKELY(entry & PCR_SPECIAL)) goto special;
             pcr_consume_entry(bits, entry);
-            k += (int)PCR_ENTRY_STEP(entry);
+            k += (int)PCR_ENTRY_HIGH(entry);
             if (PCR_UNLIKELY(k >= se)) {
                 if (k > se) return BLOCK_BAD;
                 block[k] = (int16_t)((uint32_t)PCR_ENTRY_VALUE(entry) << al);
@@ -101,6 +103,27 @@ done:
     return result;
 }
 
+/* One of the blocks of an MCU. */
+typedef struct {
+    pcr_component *comp;
+    size_t index, step; /* of the block; to that of the next MCU */
+    int c;              /* the component's number in the scan */
+} mcu_block;
+
+/* The blocks of an MCU, in the order of the scan; returns how many. */
+static int find_blocks(const pcr_scan *scan, int row, int col, mcu_block blocks[]) {
+    int count = 0;
+    for (int c = 0; c < scan->num_components; c++) {
+        pcr_component *comp = scan->comp[c];
+        int h = scan->h[c], v = scan->v[c];
+        size_t index = (size_t)(row * v % comp->rows) * (size_t)comp->stride + (size_t)(col * h);
+        for (int y = 0; y < v; y++, index += (size_t)comp->stride)
+            for (int x = 0; x < h; x++)
+                blocks[count++] = (mcu_block){comp, index + (size_t)x, (size_t)h, c};
+    }
+    return count;
+}
+
 /* One block of a sequential scan (T.81 F.2.2). */
 static inline bool read_block(pcr_bits *bits, pcr_scan *scan, int c, size_t index) {
     pcr_component *comp = scan->comp[c];
@@ -118,18 +141,14 @@ static inline bool read_block(pcr_bits *bits, pcr_scan *scan, int c, size_t inde
 }
 
 static int PCR_NAME(sequential)(pcr_scan *scan, int row, int col, int count) {
+    mcu_block blocks[PCR_MAX_MCU_BLOCKS];
+    const int num_blocks = find_blocks(scan, row, col, blocks);
     pcr_bits bits = scan->bits;
-    size_t base[PCR_MAX_COMPONENTS];
-    for (int c = 0; c < scan->num_components; c++)
-        base[c] = (size_t)(row * scan->v[c] % scan->comp[c]->rows) * (size_t)scan->comp[c]->stride;
-    for (int mcu = col; mcu < col + count; mcu++) {
-        for (int c = 0; c < scan->num_components; c++) {
-            int h = scan->h[c], v = scan->v[c];
-            size_t index = base[c] + (size_t)mcu * (size_t)h;
-            for (int y = 0; y < v; y++, index += (size_t)scan->comp[c]->stride)
-                for (int x = 0; x < h; x++)
-                    if (PCR_UNLIKELY(!read_block(&bits, scan, c, index + (size_t)x)))
-                        return PCR_CORRUPT;
+    for (int mcu = 0; mcu < count; mcu++) {
+        for (int i = 0; i < num_blocks; i++) {
+            if (PCR_UNLIKELY(!read_block(&bits, scan, blocks[i].c, blocks[i].index)))
+                return PCR_CORRUPT;
+            blocks[i].index += blocks[i].step;
         }
     }
     scan->bits = bits;
@@ -137,43 +156,41 @@ static int PCR_NAME(sequential)(pcr_scan *scan, int row, int col, int count) {
 }
 
 static int PCR_NAME(dc_first)(pcr_scan *scan, int row, int col, int count) {
+    mcu_block blocks[PCR_MAX_MCU_BLOCKS];
+    const int num_blocks = find_blocks(scan, row, col, blocks);
     pcr_bits bits = scan->bits;
-    for (int mcu = col; mcu < col + count; mcu++) {
-        for (int c = 0; c < scan->num_components; c++) {
-            pcr_component *comp = scan->comp[c];
-            int h = scan->h[c], v = scan->v[c];
-            int16_t *dc = comp->dc + (size_t)(row * v) * (size_t)comp->stride +
-                (size_t)mcu * (size_t)h;
-            for (int y = 0; y < v; y++, dc += comp->stride) {
-                for (int x = 0; x < h; x++) {
-                    int32_t difference;
-                    pcr_refill(&bits);
-                    if (!read_dc(&bits, scan->dc[c], &difference) ||
-                        !add_dc(&scan->pred[c], difference))
-                        return PCR_CORRUPT;
-                    dc[x] = (int16_t)((uint32_t)scan->pred[c] << scan->al);
-                }
-            }
+    for (int mcu = 0; mcu < count; mcu++) {
+        for (int i = 0; i < num_blocks; i++) {
+            mcu_block *block = &blocks[i];
+            int32_t difference, *pred = &scan->pred[block->c];
+            pcr_refill(&bits);
+            if (!read_dc(&bits, scan->dc[block->c], &difference) || !add_dc(pred, difference))
+                return PCR_CORRUPT;
+            block->comp->dc[block->index] = (int16_t)((uint32_t)*pred << scan->al);
+            block->index += block->step;
         }
     }
     scan->bits = bits;
     return PCR_OK;
 }
 
+/* One bit per block: as many MCUs at a time as one load has bits for. */
 static int PCR_NAME(dc_refine)(pcr_scan *scan, int row, int col, int count) {
-    pcr_bits bits = scan->bits;
-    for (int mcu = col; mcu < col + count; mcu++) {
-        for (int c = 0; c < scan->num_components; c++) {
-            pcr_component *comp = scan->comp[c];
-            int h = scan->h[c], v = scan->v[c];
-            int16_t *dc = comp->dc + (size_t)(row * v) * (size_t)comp->stride +
-                (size_t)mcu * (size_t)h;
-            pcr_refill(&bits);
-            for (int y = 0; y < v; y++, dc += comp->stride)
-                for (int x = 0; x < h; x++) dc[x] |= (int16_t)(pcr_take(&bits, 1) << scan->al);
+    mcu_block blocks[PCR_MAX_MCU_BLOCKS];
+    const int num_blocks = find_blocks(scan, row, col, blocks), most = 57 / num_blocks;
+    uint64_t at = pcr_tell(&scan->bits);
+    for (; count > 0 && !pcr_past_end(&scan->bits, at); count -= most) {
+        int mcus = pcr_min(most, count);
+        uint64_t bits = pcr_window(&scan->bits, at);
+        at += (uint64_t)(mcus * num_blocks);
+        for (int i = 0; i < num_blocks; i++, bits <<= 1) {
+            mcu_block *block = &blocks[i];
+            int16_t *dc = block->comp->dc;
+            for (int mcu = 0; mcu < mcus; mcu++, block->index += block->step)
+                dc[block->index] |= (int16_t)(bits << (mcu * num_blocks) >> 63 << scan->al);
         }
     }
-    scan->bits = bits;
+    pcr_seek(&scan->bits, at);
     return PCR_OK;
 }
 
@@ -202,19 +219,6 @@ static int PCR_NAME(ac_first)(pcr_scan *scan, int row, int col, int count) {
     return PCR_OK;
 }
 
-/* The next n correction bits, n in 0..63, after those already in `have`; 20 bits must be valid. */
-static inline uint64_t take_corrections(pcr_bits *bits, uint64_t have, int n) {
-    if (PCR_UNLIKELY(n > 20)) {
-        pcr_refill(bits);
-        if (n > 32) {
-            have = have << 32 | pcr_take(bits, 32);
-            n -= 32;
-            pcr_refill(bits);
-        }
-    }
-    return have << n | pcr_take(bits, (uint32_t)n);
-}
-
 /* Whether a refinement scan's new coefficients are 1 or -1 at their bit position, as T.81 G.1.2.3
  * demands. Looked at only for tables that have codes for others, which some encoders write. */
 static bool all_unit(const int16_t *block, uint64_t found, int al) {
@@ -225,57 +229,73 @@ static bool all_unit(const int16_t *block, uint64_t found, int al) {
     return true;
 }
 
-/* Coefficients after k, in 0..63. */
-static inline uint64_t after(int k) { return ~UINT64_C(0) >> 1 >> k; }
+/* The next n correction bits, n in 0..63, after those already in `have`. */
+static inline uint64_t take_corrections(const pcr_bits *bits, uint64_t *at, uint64_t have, int n) {
+    if (PCR_UNLIKELY(n > 32)) {
+        have = have << 32 | pcr_window(bits, *at) >> 32;
+        *at += 32;
+        n -= 32;
+    }
+    have = have << n | pcr_window(bits, *at) >> 1 >> (63 - n);
+    *at += (uint64_t)n;
+    return have;
+}
 
-/* New coefficients of a block in a refinement scan (T.81 G.1.2.3): places them, and collects the
- * correction bits that lie between them for `old`, the band's coefficients known before; *reached
- * is the last coefficient passed. Returns the same as read_ac.
+/* New coefficients of a block in a refinement scan (T.81 G.1.2.3), read from bit position *start
+ * on: places them, and collects the correction bits that lie between them for `old`, the band's
+ * coefficients known before; *reached is the last coefficient passed. Returns the same as read_ac.
  *
  * Of the coefficients passed on the way to the zero that r others precede, those that are not the r
- * zeros need a correction bit. All this is one chain of dependences per symbol, and so is left for
- * the ordinary one as soon as no known coefficient lies ahead. */
-static inline int read_refinement(pcr_bits *bits, const pcr_huffman *table, uint64_t band,
-                                  uint64_t old, int se, int al, int16_t *block, uint64_t *mask,
-                                  uint64_t *corrections, int *reached) {
+ * zeros need a correction bit. From one symbol to the next, this is one chain of dependencies.
+ * Refilling is kept out of it: `window` is loaded at a symbol's first bit while that symbol is
+ * decoded from `code`, the rest of the window before. A test for when to refill would be
+ * mispredicted too often. */
+static inline int read_refinement(const pcr_bits *bits, uint64_t *start, const pcr_huffman *table,
+                                  uint64_t band, uint64_t old, int se, int al, int16_t *block,
+                                  uint64_t *mask, uint64_t *corrections, int *reached) {
     pcr_zeros zeros = pcr_walk_zeros(band ^ old);
-    uint64_t found = 0, taken = 0;
+    uint64_t found = 0, taken = 0, at = *start, code = pcr_window(bits, at);
     int k = *reached, result = BLOCK_FULL;
-    for (; old & after(k);) {
-        /* Refilling is on the critical path: only when a code and 20 corrections might not be
-         * there. */
-        if (bits->count < 32) pcr_refill(bits);
-        uint32_t entry = table->fast[bits->bits >> (64 - PCR_FAST_BITS)];
-        int step = (int)PCR_ENTRY_STEP(entry), value = PCR_ENTRY_VALUE(entry);
-        if (PCR_LIKELY(!(entry & PCR_SPECIAL))) {
-            pcr_consume_entry(bits, entry);
-        } else {
-            int symbol = pcr_special_symbol(bits, table, entry);
+    do {
+        uint32_t entry = table->fast[code >> (64 - PCR_FAST_BITS)];
+        uint64_t window = pcr_window(bits, at);
+        if (PCR_UNLIKELY(entry & PCR_SPECIAL)) {
+            pcr_bits here = {.bits = code, .count = 64};
+            int symbol = pcr_special_symbol(&here, table, entry);
             if (symbol < 0 || (symbol & 15) > 1) return BLOCK_BAD;
-            step = (symbol >> 4) + 1;
-            if ((symbol & 15) == 0 && step < 16) {
-                result = step - 1;
-                goto done;
+            if ((symbol & 15) == 0 && symbol < 0xF0) {
+                at += 64 - here.count;
+                result = symbol >> 4;
+                break;
             }
-            pcr_refill(bits);
-            value = symbol & 15 ? pcr_take_signed(bits, 1) : 0;
+            uint32_t value = symbol & 15 ? (uint32_t)pcr_take_signed(&here, 1) : 0;
+            entry = value << 16 | (64 - here.count) << 8 | (uint32_t)((symbol >> 4) + 1);
         }
-        uint64_t place = pcr_next_zero(&zeros, step);
+        uint64_t place = pcr_next_zero(&zeros, (int)(entry & 63));
         if (PCR_UNLIKELY(!place)) return BLOCK_BAD;
-        int position = leading_zeros(place);
-        taken = take_corrections(bits, taken, position - (k + step));
+        int position = leading_zeros(place), passed = position - (k + (int)(entry & 63));
+        int size = (int)PCR_ENTRY_HIGH(entry);
         k = position;
-        if (PCR_LIKELY(value)) {
-            block[position] = (int16_t)((uint32_t)value << al);
+        /* A code of 16 bits and a sign must be left in `code`. */
+        if (PCR_UNLIKELY(passed > 20)) {
+            at += (uint64_t)size;
+            taken = take_corrections(bits, &at, taken, passed);
+            code = pcr_window(bits, at);
+        } else {
+            taken = taken << passed | window << size >> 1 >> (63 - passed);
+            code = window << size << passed;
+            at += (uint64_t)(size + passed);
+        }
+        if (PCR_LIKELY(PCR_ENTRY_VALUE(entry))) {
+            block[position] = (int16_t)((uint32_t)PCR_ENTRY_VALUE(entry) << al);
             found |= place;
         }
-    }
-    if (k < se) result = read_ac(bits, table, k, se, al, block, &found);
-done:
+    } while (k < se);
     if (PCR_UNLIKELY(table->max_size > 1) && !all_unit(block, found, al)) return BLOCK_BAD;
     *mask |= found;
     *corrections = taken;
     *reached = k;
+    *start = at;
     return result;
 }
 
@@ -284,32 +304,35 @@ static int PCR_NAME(ac_refine)(pcr_scan *scan, int row, int col, int count) {
     size_t start = (size_t)row * (size_t)comp->stride + (size_t)col;
     uint64_t *mask = comp->mask + start;
     int16_t *block = comp->ac + 64 * start;
-    pcr_bits bits = scan->bits;
+    const pcr_bits bits = scan->bits;
+    uint64_t at = pcr_tell(&bits);
     uint32_t eob_run = scan->eob_run;
     const uint64_t band = band_mask(scan->ss, scan->se);
     const pcr_huffman *table = scan->ac[0];
     const int se = scan->se, al = scan->al;
     const int16_t step = (int16_t)(1 << al);
-    for (int i = 0; i < count; i++, block += 64) {
+    for (int i = 0; i < count && !pcr_past_end(&bits, at); i++, block += 64) {
         uint64_t old = mask[i] & band, corrections = 0;
         int k = scan->ss - 1;
         if (eob_run == 0) {
             if (mask[i] == 0) pcr_clear(block);
-            int end = read_refinement(&bits, table, band, old, se, al, block, &mask[i],
+            int end = read_refinement(&bits, &at, table, band, old, se, al, block, &mask[i],
                                       &corrections, &k);
             if (PCR_UNLIKELY(end == BLOCK_BAD)) return PCR_CORRUPT;
-            if (end >= 0) eob_run = (1u << end) + (uint32_t)pcr_take(&bits, (uint32_t)end);
+            if (end >= 0) {
+                eob_run = (1u << end) + (uint32_t)(pcr_window(&bits, at) >> 1 >> (63 - end));
+                at += (uint64_t)end;
+            }
         }
         if (eob_run) {
             eob_run--;
             if (old == 0) continue;
-            if (bits.count < 32) pcr_refill(&bits);
-            corrections = take_corrections(&bits, corrections,
+            corrections = take_corrections(&bits, &at, corrections,
                                            __builtin_popcountll(old & after(k)));
         }
         if (corrections) pcr_correct(block, corrections, old, step);
     }
     scan->eob_run = eob_run;
-    scan->bits = bits;
+    pcr_seek(&scan->bits, at);
     return PCR_OK;
 }

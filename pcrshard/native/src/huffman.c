@@ -2,7 +2,7 @@
 #include "pcr_internal.h"
 
 /* Fills the entries of one code of `length` bits starting at `base`, `room` entries wide. */
-static void fill_code(uint32_t *base, int length, int symbol, bool is_dc) {
+static void fill_code(uint32_t *base, int length, int symbol, bool is_dc, bool refines) {
     int room = 1 << (PCR_FAST_BITS - length);
     int run = is_dc ? 0 : symbol >> 4, size = symbol & 15;
     bool whole = length + size <= PCR_FAST_BITS && (is_dc || size > 0);
@@ -12,7 +12,8 @@ static void fill_code(uint32_t *base, int length, int symbol, bool is_dc) {
         return;
     }
     int copies = room >> size;
-    uint32_t low = (uint32_t)(run + 1) << 8 | (uint32_t)(length + size);
+    uint32_t step = (uint32_t)run + 1, bits_used = (uint32_t)(length + size);
+    uint32_t low = refines ? bits_used << 8 | step : step << 8 | bits_used;
     for (int bits = 0; bits < 1 << size; bits++) {
         int value = size == 0 ? 0 : bits < 1 << (size - 1) ? bits - (1 << size) + 1 : bits;
         uint32_t entry = (uint32_t)value << 16 | low;
@@ -20,8 +21,8 @@ static void fill_code(uint32_t *base, int length, int symbol, bool is_dc) {
     }
 }
 
-int pcr_huffman_build(pcr_decoder *dec, pcr_huffman *table, bool is_dc) {
-    if (table->built) return PCR_OK;
+int pcr_huffman_build(pcr_decoder *dec, pcr_huffman *table, bool is_dc, bool refines) {
+    if (table->built && table->refines == refines) return PCR_OK;
     uint32_t code = 0;
     int index = 0;
     table->max_size = 0;
@@ -39,10 +40,12 @@ int pcr_huffman_build(pcr_decoder *dec, pcr_huffman *table, bool is_dc) {
                                 symbol);
             table->max_size = pcr_max(table->max_size, symbol & 15);
             if (length <= PCR_FAST_BITS)
-                fill_code(&table->fast[code << (PCR_FAST_BITS - length)], length, symbol, is_dc);
+                fill_code(&table->fast[code << (PCR_FAST_BITS - length)], length, symbol, is_dc,
+                          refines);
         }
         table->limit[length] = code << (16 - length);
     }
     table->built = true;
+    table->refines = refines;
     return PCR_OK;
 }

@@ -13,11 +13,45 @@ PCR_AVX2_BEGIN
 
 #define INLINE static inline __attribute__((always_inline))
 #define OR _mm256_or_si256
-#define PAIR(a, b) \
-    _mm256_set1_epi32((int32_t)((uint32_t)(uint16_t)(int16_t)(a) | (uint32_t)(b) << 16))
+
+#include "products.h"
 
 enum { LEVEL_LOW = 0, LEVEL_MIDDLE = 1, LEVEL_FULL = 2 };
 
+/* Rows of natural order out of groups of 8 coefficients in zigzag order (T.81 Figure 5). */
+#if defined(__aarch64__)
+#define AT(i) 2 * (i), 2 * (i) + 1
+#define ROW(a, b, c, d, e, f, g, h) \
+    {AT(a), AT(b), AT(c), AT(d), AT(e), AT(f), AT(g), AT(h)}
+/* Where the bytes of each row are among all 128; of a table, NEON takes zero beyond its end. */
+static const uint8_t natural[8][16] = {
+    ROW(0, 1, 5, 6, 14, 15, 27, 28),
+    ROW(2, 4, 7, 13, 16, 26, 29, 42),
+    ROW(3, 8, 12, 17, 25, 30, 41, 43),
+    ROW(9, 11, 18, 24, 31, 40, 44, 53),
+    ROW(10, 19, 23, 32, 39, 45, 52, 54),
+    ROW(20, 22, 33, 38, 46, 51, 55, 60),
+    ROW(21, 34, 37, 47, 50, 56, 59, 61),
+    ROW(35, 36, 48, 49, 57, 58, 62, 63),
+};
+
+INLINE void unzigzag(__m256i row[8], const __m256i zigzag[8], int level) {
+    const __m256i *in = zigzag, none = _mm256_setzero_si256();
+    const bool more = level >= LEVEL_MIDDLE, all = level >= LEVEL_FULL;
+#define FOUR(half, a, b, c, d) \
+    ((int8x16x4_t){{(a).half, (b).half, (c).half, (d).half}})
+    const int8x16x4_t low = FOUR(low, in[0], in[1], more ? in[2] : none, more ? in[3] : none);
+    const int8x16x4_t high = FOUR(high, in[0], in[1], more ? in[2] : none, more ? in[3] : none);
+    for (int y = 0; y < 8; y++) {
+        const uint8x16_t at = vld1q_u8(natural[y]), beyond = vsubq_u8(at, vdupq_n_u8(64));
+        row[y] = (__m256i){vqtbl4q_s8(low, at), vqtbl4q_s8(high, at)};
+        if (!all) continue;
+        row[y].low = vqtbx4q_s8(row[y].low, FOUR(low, in[4], in[5], in[6], in[7]), beyond);
+        row[y].high = vqtbx4q_s8(row[y].high, FOUR(high, in[4], in[5], in[6], in[7]), beyond);
+    }
+#undef FOUR
+}
+#else
 /* Bytes of 16-bit element i of a lane; X gives zero. */
 #define X 64
 #define LOW(i) ((char)((i) == X ? 0x80 : 2 * (i)))
@@ -29,7 +63,6 @@ enum { LEVEL_LOW = 0, LEVEL_MIDDLE = 1, LEVEL_FULL = 2 };
     _mm256_shuffle_epi8(zigzag[group], \
                         _mm256_setr_epi8(BYTES(__VA_ARGS__), BYTES(__VA_ARGS__)))
 
-/* Rows of natural order out of groups of 8 coefficients in zigzag order (T.81 Figure 5). */
 INLINE void unzigzag(__m256i row[8], const __m256i zigzag[8], int level) {
     row[0] = PICK(0, 0, 1, 5, 6, X, X, X, X);
     row[0] = OR(row[0], PICK(1, X, X, X, X, 6, 7, X, X));
@@ -75,10 +108,10 @@ INLINE void unzigzag(__m256i row[8], const __m256i zigzag[8], int level) {
         row[7] = OR(row[7], PICK(7, X, X, X, X, 1, 2, 6, 7));
     }
 }
+#endif
 
 INLINE __m256i add(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
 INLINE __m256i sub(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
-INLINE __m256i madd(__m256i a, __m256i b) { return _mm256_madd_epi16(a, b); }
 
 /* Half of the lanes of one transform, 32 bits wide: even[] holds the rounded even part. */
 INLINE void butterfly(__m256i out[8], const __m256i even[4], const __m256i odd[4], int shift) {
@@ -89,35 +122,35 @@ INLINE void butterfly(__m256i out[8], const __m256i even[4], const __m256i odd[4
 }
 
 /* in: x0 and x2, x1 and x3 interleaved; x4..x7 are zero. */
-INLINE void half_low(__m256i out[8], __m256i in02, __m256i in13, int shift) {
+INLINE void half_low(__m256i out[8], pairs in02, pairs in13, int shift) {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
-    const __m256i even[4] = {add(madd(in02, PAIR(8192, F_0_541 + F_0_765)), round),
-                             add(madd(in02, PAIR(8192, F_0_541)), round),
-                             add(madd(in02, PAIR(8192, -F_0_541)), round),
-                             add(madd(in02, PAIR(8192, -F_0_541 - F_0_765)), round)};
-    const __m256i odd[4] = {madd(in13, PAIR(F_1_175 - F_0_899, F_1_175 - F_1_961)),
-                            madd(in13, PAIR(F_1_175 - F_0_390, F_1_175 - F_2_562)),
-                            madd(in13, PAIR(F_1_175, F_3_072 - F_2_562 + F_1_175 - F_1_961)),
-                            madd(in13, PAIR(F_1_501 - F_0_899 + F_1_175 - F_0_390, F_1_175))};
+    const __m256i even[4] = {add(dot(in02, 8192, F_0_541 + F_0_765), round),
+                             add(dot(in02, 8192, F_0_541), round),
+                             add(dot(in02, 8192, -F_0_541), round),
+                             add(dot(in02, 8192, -F_0_541 - F_0_765), round)};
+    const __m256i odd[4] = {dot(in13, F_1_175 - F_0_899, F_1_175 - F_1_961),
+                            dot(in13, F_1_175 - F_0_390, F_1_175 - F_2_562),
+                            dot(in13, F_1_175, F_3_072 - F_2_562 + F_1_175 - F_1_961),
+                            dot(in13, F_1_501 - F_0_899 + F_1_175 - F_0_390, F_1_175)};
     butterfly(out, even, odd, shift);
 }
 
 /* in: sum and difference of x0 and x4 times 65536; pairs of the others interleaved. */
-INLINE void half_full(__m256i out[8], __m256i sum, __m256i difference, __m256i in26, __m256i in71,
-                      __m256i in53, __m256i z34, int shift) {
+INLINE void half_full(__m256i out[8], __m256i sum, __m256i difference, pairs in26, pairs in71,
+                      pairs in53, pairs z34, int shift) {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
     __m256i even0 = add(_mm256_srai_epi32(sum, 3), round),
         even1 = add(_mm256_srai_epi32(difference, 3), round);
-    __m256i even3 = madd(in26, PAIR(F_0_541 + F_0_765, F_0_541)),
-        even2 = madd(in26, PAIR(F_0_541, F_0_541 - F_1_847));
-    __m256i z3 = madd(z34, PAIR(F_1_175 - F_1_961, F_1_175)),
-        z4 = madd(z34, PAIR(F_1_175, F_1_175 - F_0_390));
+    __m256i even3 = dot(in26, F_0_541 + F_0_765, F_0_541),
+        even2 = dot(in26, F_0_541, F_0_541 - F_1_847);
+    __m256i z3 = dot(z34, F_1_175 - F_1_961, F_1_175),
+        z4 = dot(z34, F_1_175, F_1_175 - F_0_390);
     const __m256i even[4] = {add(even0, even3), add(even1, even2), sub(even1, even2),
                              sub(even0, even3)};
-    const __m256i odd[4] = {add(madd(in71, PAIR(F_0_298 - F_0_899, -F_0_899)), z3),
-                            add(madd(in53, PAIR(F_2_053 - F_2_562, -F_2_562)), z4),
-                            add(madd(in53, PAIR(-F_2_562, F_3_072 - F_2_562)), z3),
-                            add(madd(in71, PAIR(-F_0_899, F_1_501 - F_0_899)), z4)};
+    const __m256i odd[4] = {add(dot(in71, F_0_298 - F_0_899, -F_0_899), z3),
+                            add(dot(in53, F_2_053 - F_2_562, -F_2_562), z4),
+                            add(dot(in53, -F_2_562, F_3_072 - F_2_562), z3),
+                            add(dot(in71, -F_0_899, F_1_501 - F_0_899), z4)};
     butterfly(out, even, odd, shift);
 }
 
@@ -125,18 +158,18 @@ INLINE void half_full(__m256i out[8], __m256i sum, __m256i difference, __m256i i
 INLINE void transform(__m256i x[8], int level, int shift) {
     __m256i low[8], high[8];
     if (level == LEVEL_LOW) {
-        half_low(low, _mm256_unpacklo_epi16(x[0], x[2]), _mm256_unpacklo_epi16(x[1], x[3]), shift);
-        half_low(high, _mm256_unpackhi_epi16(x[0], x[2]), _mm256_unpackhi_epi16(x[1], x[3]), shift);
+        half_low(low, pairs_low(x[0], x[2]), pairs_low(x[1], x[3]), shift);
+        half_low(high, pairs_high(x[0], x[2]), pairs_high(x[1], x[3]), shift);
     } else {
         const __m256i zero = _mm256_setzero_si256();
         __m256i sum = _mm256_add_epi16(x[0], x[4]), difference = _mm256_sub_epi16(x[0], x[4]);
         __m256i z3 = _mm256_add_epi16(x[7], x[3]), z4 = _mm256_add_epi16(x[5], x[1]);
         half_full(low, _mm256_unpacklo_epi16(zero, sum), _mm256_unpacklo_epi16(zero, difference),
-                  _mm256_unpacklo_epi16(x[2], x[6]), _mm256_unpacklo_epi16(x[7], x[1]),
-                  _mm256_unpacklo_epi16(x[5], x[3]), _mm256_unpacklo_epi16(z3, z4), shift);
+                  pairs_low(x[2], x[6]), pairs_low(x[7], x[1]),
+                  pairs_low(x[5], x[3]), pairs_low(z3, z4), shift);
         half_full(high, _mm256_unpackhi_epi16(zero, sum), _mm256_unpackhi_epi16(zero, difference),
-                  _mm256_unpackhi_epi16(x[2], x[6]), _mm256_unpackhi_epi16(x[7], x[1]),
-                  _mm256_unpackhi_epi16(x[5], x[3]), _mm256_unpackhi_epi16(z3, z4), shift);
+                  pairs_high(x[2], x[6]), pairs_high(x[7], x[1]),
+                  pairs_high(x[5], x[3]), pairs_high(z3, z4), shift);
     }
     for (int i = 0; i < 8; i++) x[i] = _mm256_packs_epi32(low[i], high[i]);
 }
@@ -183,7 +216,7 @@ INLINE void load_pair(__m256i rows[8], const int16_t *dc, const int16_t *left, c
 /* Down the columns, of which only the first four are not zero, and transposed. */
 INLINE void columns_low(__m256i x[8]) {
     __m256i out[8], rows[4], even[4];
-    half_low(out, _mm256_unpacklo_epi16(x[0], x[2]), _mm256_unpacklo_epi16(x[1], x[3]), 11);
+    half_low(out, pairs_low(x[0], x[2]), pairs_low(x[1], x[3]), 11);
     for (int i = 0; i < 4; i++) rows[i] = _mm256_packs_epi32(out[2 * i], out[2 * i + 1]);
     for (int i = 0; i < 4; i += 2) {
         __m256i low = _mm256_unpacklo_epi16(rows[i], rows[i + 1]);
@@ -241,12 +274,11 @@ void pcr_idct8_avx2(PCR_IDCT_PARAMETERS) {
 
 /* Half of the lanes of 8 coefficients to 4 samples (jidctred.c): x0 times 65536, pairs
  * interleaved. */
-INLINE void half4(__m256i out[4], __m256i in0, __m256i in26, __m256i in13, __m256i in57,
-                  int shift) {
+INLINE void half4(__m256i out[4], __m256i in0, pairs in26, pairs in13, pairs in57, int shift) {
     __m256i even0 = add(_mm256_srai_epi32(in0, 2), _mm256_set1_epi32(1 << (shift - 1)));
-    __m256i even2 = madd(in26, PAIR(15137, -6270));
-    __m256i odd0 = add(madd(in13, PAIR(8697, -17799)), madd(in57, PAIR(11893, -1730)));
-    __m256i odd2 = add(madd(in13, PAIR(20995, 7373)), madd(in57, PAIR(-4926, -4176)));
+    __m256i even2 = dot(in26, 15137, -6270);
+    __m256i odd0 = add(dot(in13, 8697, -17799), dot(in57, 11893, -1730));
+    __m256i odd2 = add(dot(in13, 20995, 7373), dot(in57, -4926, -4176));
     out[0] = _mm256_srai_epi32(add(add(even0, even2), odd2), shift);
     out[1] = _mm256_srai_epi32(add(sub(even0, even2), odd0), shift);
     out[2] = _mm256_srai_epi32(sub(sub(even0, even2), odd0), shift);
@@ -256,10 +288,10 @@ INLINE void half4(__m256i out[4], __m256i in0, __m256i in26, __m256i in13, __m25
 INLINE void transform4(__m256i x[8], int shift) {
     const __m256i zero = _mm256_setzero_si256();
     __m256i low[4], high[4];
-    half4(low, _mm256_unpacklo_epi16(zero, x[0]), _mm256_unpacklo_epi16(x[2], x[6]),
-          _mm256_unpacklo_epi16(x[1], x[3]), _mm256_unpacklo_epi16(x[5], x[7]), shift);
-    half4(high, _mm256_unpackhi_epi16(zero, x[0]), _mm256_unpackhi_epi16(x[2], x[6]),
-          _mm256_unpackhi_epi16(x[1], x[3]), _mm256_unpackhi_epi16(x[5], x[7]), shift);
+    half4(low, _mm256_unpacklo_epi16(zero, x[0]), pairs_low(x[2], x[6]),
+          pairs_low(x[1], x[3]), pairs_low(x[5], x[7]), shift);
+    half4(high, _mm256_unpackhi_epi16(zero, x[0]), pairs_high(x[2], x[6]),
+          pairs_high(x[1], x[3]), pairs_high(x[5], x[7]), shift);
     for (int i = 0; i < 4; i++) x[i] = _mm256_packs_epi32(low[i], high[i]);
 }
 
@@ -292,18 +324,19 @@ INLINE void block_pair2(uint8_t *dst, size_t stride, const int16_t *dc, const in
     __m256i x[8], plus[2], minus[2];
     load_pair(x, dc, left, right, quant, level);
     for (int i = 0; i < 2; i++) {
-        __m256i in13 = i ? _mm256_unpackhi_epi16(x[1], x[3]) : _mm256_unpacklo_epi16(x[1], x[3]);
-        __m256i in57 = i ? _mm256_unpackhi_epi16(x[5], x[7]) : _mm256_unpacklo_epi16(x[5], x[7]);
+        pairs in13 = i ? pairs_high(x[1], x[3]) : pairs_low(x[1], x[3]);
+        pairs in57 = i ? pairs_high(x[5], x[7]) : pairs_low(x[5], x[7]);
         __m256i in0 = i ? _mm256_unpackhi_epi16(zero, x[0]) : _mm256_unpacklo_epi16(zero, x[0]);
         __m256i even = add(_mm256_srai_epi32(in0, 1), round);
-        __m256i odd = madd(in13, PAIR(29692, -10426));
-        if (level != LEVEL_LOW) odd = add(odd, madd(in57, PAIR(6967, -5906)));
+        __m256i odd = dot(in13, 29692, -10426);
+        if (level != LEVEL_LOW) odd = add(odd, dot(in57, 6967, -5906));
         plus[i] = _mm256_srai_epi32(add(even, odd), 13);
         minus[i] = _mm256_srai_epi32(sub(even, odd), 13);
     }
     __m256i top = _mm256_packs_epi32(plus[0], plus[1]),
         bottom = _mm256_packs_epi32(minus[0], minus[1]);
-    __m256i odd = _mm256_hadd_epi32(madd(top, weights), madd(bottom, weights));
+    __m256i odd = _mm256_hadd_epi32(_mm256_madd_epi16(top, weights),
+                                    _mm256_madd_epi16(bottom, weights));
     odd = _mm256_hadd_epi32(odd, odd);
     __m256i even = _mm256_unpacklo_epi32(_mm256_slli_epi32(top, 16), _mm256_slli_epi32(bottom, 16));
     even = add(_mm256_srai_epi32(even, 1), _mm256_set1_epi32(1 << 19));

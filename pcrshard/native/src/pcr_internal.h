@@ -17,7 +17,7 @@ enum {
     PCR_MAX_SCANS = 256,
     PCR_VISITS_PER_BIT = 64, /* work cap: block visits per bit of input */
     PCR_FAST_BITS = 11, /* 3 such codes and one of 16 bits fit in 56: see read_ac */
-    PCR_SEGMENT_PAD = 64, /* zero bytes after the entropy data, for unconditional 8-byte loads */
+    PCR_SEGMENT_PAD = 256, /* zero bytes after the entropy data: more than a block can take */
     PCR_ROW_PAD = 64,     /* bytes before and after a sample row, for vector loads */
     PCR_SMOOTHED = 10,    /* coefficients that block smoothing looks at, the DC first */
     PCR_SMOOTH_REACH = 2, /* blocks on each side that it looks at */
@@ -34,12 +34,13 @@ enum {
  * memory. */
 #define PCR_KEEP_BYTES ((size_t)64 << 20)
 
-/* An entry of the fast table: value << 16 | PCR_SPECIAL | (run + 1) << 8 | bits to consume.
+/* An entry of the fast table: value << 16 | (run + 1) << 8 | bits to consume. In a table of a
+ * refinement scan the two low bytes are swapped: what the next symbol waits for comes first.
  * PCR_SPECIAL: no value yet; the value field holds the symbol and the low byte the code's length,
  * which is 0 when the code is longer than PCR_FAST_BITS. */
 #define PCR_SPECIAL 0x8000u
-#define PCR_ENTRY_BITS(e) ((e)&63u)
-#define PCR_ENTRY_STEP(e) (((e) >> 8) & 63u) /* run + 1 */
+#define PCR_ENTRY_LOW(e) ((e)&255u)
+#define PCR_ENTRY_HIGH(e) (((e) >> 8) & 63u)
 #define PCR_ENTRY_VALUE(e) ((int32_t)(e) >> 16)
 #define PCR_ENTRY_SYMBOL(e) (((e) >> 16) & 255u)
 
@@ -49,7 +50,7 @@ typedef struct {
     uint32_t limit[18];
     int32_t offset[17];  /* symbol index = (code >> (16 - l)) + offset[l] */
     uint8_t counts[17], symbols[256];
-    bool present, built;
+    bool present, built, refines;
     int max_size; /* of the coefficients that its symbols announce */
 } pcr_huffman;
 
@@ -228,7 +229,7 @@ const uint8_t *pcr_cursor_take(pcr_decoder *dec, size_t size);
 int pcr_next_segment(pcr_decoder *dec);
 
 /* huffman.c */
-int pcr_huffman_build(pcr_decoder *dec, pcr_huffman *table, bool is_dc);
+int pcr_huffman_build(pcr_decoder *dec, pcr_huffman *table, bool is_dc, bool refines);
 
 /* markers.c */
 int pcr_parse_to_scan(pcr_decoder *dec, bool *found);

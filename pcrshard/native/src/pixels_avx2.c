@@ -11,6 +11,8 @@ PCR_AVX2_BEGIN
 
 #define INLINE static inline __attribute__((always_inline))
 
+#include "products.h"
+
 INLINE __m256i widen(const uint8_t *p) {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
 }
@@ -76,16 +78,14 @@ void pcr_up_h1v2_avx2(PCR_UPSAMPLE_PARAMETERS) {
  * G-Y = -0.344 Cb + 0.286 Cr - Cr. */
 INLINE void ycc_pixels(__m256i y, __m256i cb, __m256i cr, __m256i rgb[3]) {
     const __m256i centre = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
-    const __m256i green =
-        _mm256_set1_epi32((int32_t)((uint32_t)(uint16_t)-22554 | (uint32_t)18734 << 16));
     const __m256i half = _mm256_set1_epi32(32768);
     cb = _mm256_sub_epi16(cb, centre), cr = _mm256_sub_epi16(cr, centre);
     __m256i r = _mm256_mulhi_epi16(_mm256_add_epi16(cr, cr), _mm256_set1_epi16(26345));
     __m256i b = _mm256_mulhi_epi16(_mm256_add_epi16(cb, cb), _mm256_set1_epi16(-14942));
     r = _mm256_add_epi16(_mm256_srai_epi16(_mm256_add_epi16(r, one), 1), cr);
     b = _mm256_add_epi16(_mm256_srai_epi16(_mm256_add_epi16(b, one), 1), _mm256_add_epi16(cb, cb));
-    __m256i low = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(cb, cr), green), half);
-    __m256i high = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(cb, cr), green), half);
+    __m256i low = _mm256_add_epi32(dot(pairs_low(cb, cr), -22554, 18734), half);
+    __m256i high = _mm256_add_epi32(dot(pairs_high(cb, cr), -22554, 18734), half);
     __m256i g = _mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16));
     rgb[0] = _mm256_add_epi16(y, r);
     rgb[1] = _mm256_add_epi16(y, _mm256_sub_epi16(g, cr));
@@ -103,6 +103,10 @@ INLINE void ycc_bytes(const uint8_t *const *src, int i, __m256i rgb[3]) {
 
 /* Three times 16 bytes r, g, b to 48 interleaved ones. */
 INLINE void interleave16(uint8_t *dst, __m128i r, __m128i g, __m128i b) {
+#if defined(__aarch64__)
+    const int8x16x3_t rgb = {{r, g, b}};
+    vst3q_s8((int8_t *)dst, rgb);
+#else
 #define N (char)0x80
     const __m128i r0 = _mm_setr_epi8(0, N, N, 1, N, N, 2, N, N, 3, N, N, 4, N, N, 5);
     const __m128i g0 = _mm_setr_epi8(N, 0, N, N, 1, N, N, 2, N, N, 3, N, N, 4, N, N);
@@ -121,6 +125,7 @@ INLINE void interleave16(uint8_t *dst, __m128i r, __m128i g, __m128i b) {
     _mm_storeu_si128((__m128i *)(dst + 16), MIX(1));
     _mm_storeu_si128((__m128i *)(dst + 32), MIX(2));
 #undef MIX
+#endif
 }
 
 INLINE void interleave32(uint8_t *dst, const __m256i rgb[3], int pixels) {

@@ -66,7 +66,7 @@ static int use_table(pcr_decoder *dec, const pcr_huffman *table, bool is_dc) {
         return pcr_fail(dec, PCR_UNSUPPORTED,
                         "expected a DHT segment for each %s table used, got none (MJPEG frame?)",
                         is_dc ? "DC" : "AC");
-    return pcr_huffman_build(dec, (pcr_huffman *)table, is_dc);
+    return pcr_huffman_build(dec, (pcr_huffman *)table, is_dc, dec->scan.ah > 0);
 }
 
 /* The quantisation table of a component is the one in force at its first scan (jdinput.c). */

@@ -1,4 +1,4 @@
-"""Runs one peer in its own environment; benchmarks/peers/run.py starts it.
+"""Runs one peer in its own environment; measure.py starts it.
 
 worker.py PEER prepare|epoch|part|pixels JSON-options; prints one line of JSON at the end.
 """
@@ -14,7 +14,7 @@ import zlib
 
 warnings.simplefilter("ignore")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from stores import PEERS
+from adapters import PEERS
 
 TICK = os.sysconf("SC_CLK_TCK")
 

@@ -11,8 +11,8 @@ import pickle
 import shutil
 import time
 
+from adapters import PEERS
 from images import BATCH, decode_plain, label_of
-from stores import PEERS
 
 
 def of_pcrshard(peer, folder, workers, state):

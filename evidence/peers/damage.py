@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from stores import PEERS
+from adapters import PEERS
 
 INVERTED = 16
 LEAST_BYTES = 10_000  # smaller files are indexes

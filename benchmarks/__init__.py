@@ -1,0 +1,1 @@
+"""What the package costs on this machine, a module for each subject."""

@@ -1,0 +1,216 @@
+"""Checkpoints: the integer coder against entropy and RLE+LZMA, a store's speed, the wait for a
+save, any of many versions, and weight sync.
+
+The weights are synthetic: normal, with a deviation of their own for each tensor; an epoch moves
+them by a step whose size varies from weight to weight (log-normal), 4 % of the deviation on
+average. Rates are MB of the tensors' own type a second of CPU time of one core. Every figure is of
+a result that was compared with its source.
+"""
+
+import functools
+import json
+import os
+import re
+import tempfile
+import time
+
+import numpy as np
+import torch
+
+from pcrshard.checkpoint import DeltaStore
+from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher
+from pcrshard.errorbound import (
+    FLOAT_TYPES,
+    RelativeStd,
+    check_error,
+    decode_integers,
+    encode_integers,
+    paper,
+    quantise,
+    restore,
+)
+
+from .harness import Quartiles, ratios, read
+
+ROUNDS = 5
+F32 = FLOAT_TYPES["float32"]
+EPOCH_STEP = 0.04
+# RLE+LZMA does single megabytes a second: it is timed on the first so many values.
+SLOW_VALUES = 500_000
+
+
+def _moved(generator, values):
+    """The weights after an epoch."""
+    sizes = generator.lognormal(-0.5, 1.0, values.shape)
+    step = generator.standard_normal(values.shape) * sizes * (EPOCH_STEP * 0.02 / np.sqrt(np.e))
+    return (values + step).astype(np.float32)
+
+
+def _entropy_bytes(codes):
+    shares = np.unique(codes, return_counts=True)[1] / len(codes)
+    return -(shares * np.log2(shares)).sum() * len(codes) / 8
+
+
+def _coders(bench):
+    """Codes of one epoch's delta, and of a keyframe, at several bounds."""
+    generator = np.random.default_rng(0)
+    old = generator.normal(0, 0.02, 100_000 if bench.quick else 4_000_000).astype(np.float32)
+    new = _moved(generator, old)
+    rows = []
+    for fraction in (0.01, 0.02, 0.05, 0.1):
+        lattice = RelativeStd(fraction).lattice(old.view(np.uint32), F32)
+        first, second = (quantise(each.view(np.uint32), F32, lattice) for each in (old, new))
+        restored = restore(second, F32, lattice)
+        assert check_error(new.view(np.uint32), restored, F32, lattice) <= 1
+        for name, codes in (("delta", second.codes - first.codes), ("keyframe", second.codes)):
+            rows.append({"codes": name, "bound": fraction} | _coder(bench, codes))
+    bench.show("Coders", rows)
+    deltas = [row for row in rows if row["same part"] < 40]
+    bench.target("coder: entropy over size", min(row["entropy"] for row in rows), least=0.97)
+    bench.target("coder: decode, MB/s", min(row["decode MB/s"] for row in rows), least=400)
+    faster = min(row["encode MB/s"] / row["RLE+LZMA MB/s"] for row in deltas)
+    bench.target("coder: times faster than RLE+LZMA below 40x", faster, least=20)
+    larger = max(row["RLE+LZMA"] / row["same part"] for row in deltas)
+    bench.target("coder: size against RLE+LZMA below 40x", larger, most=1.0)
+
+
+def _coder(bench, codes):
+    payload, part = encode_integers(codes), codes[:SLOW_VALUES]
+    assert np.array_equal(decode_integers(payload, len(codes), np.int32), codes)
+    ways = {
+        "encode": lambda: encode_integers(codes),
+        "decode": lambda: decode_integers(payload, len(codes), np.int32),
+    }
+    seconds = {name: min(each) for name, each in bench.interleaved(ways).items()}
+    begun = time.process_time()
+    slow = paper.encode_factors(part, "rle+lzma")
+    slow_seconds = time.process_time() - begun
+    assert np.array_equal(paper.decode_factors(slow, len(part)), part)
+    return {
+        "ratio": codes.nbytes / len(payload),
+        "entropy": _entropy_bytes(codes) / len(payload),
+        "RLE+LZMA": part.nbytes / len(slow),
+        "same part": part.nbytes / len(encode_integers(part)),
+        "RLE+LZMA MB/s": part.nbytes / 1e6 / slow_seconds,
+        **{f"{name} MB/s": codes.nbytes / 1e6 / each for name, each in seconds.items()},
+    }
+
+
+def _model(generator, megabytes):
+    return {
+        f"layer{i}": generator.normal(0, 0.02, (megabytes * 25, 1000)).astype(np.float32)
+        for i in range(10)
+    }
+
+
+def _state(model):
+    return {name: torch.from_numpy(values) for name, values in model.items()}
+
+
+def _store(bench, folder, megabytes):
+    """A keyframe and a delta, saved, loaded and verified; and the wait for a save."""
+    generator = np.random.default_rng(1)
+    model = _model(generator, megabytes)
+    first = _state(model)
+    second = _state({name: _moved(generator, values) for name, values in model.items()})
+    rates = {name: [] for name in ("save keyframe", "save delta", "load keyframe", "load delta")}
+    waits, copies = [], []
+    for number in range(bench.rounds):
+        with DeltaStore(os.path.join(folder, f"speed-{number}")) as store:
+            save = functools.partial(store.save, blocking=True)
+            ways = (lambda: save(first), lambda: save(second))  # noqa: B023
+            ways += (lambda: store.load(1), lambda: store.load(2))
+            for name, way in zip(rates, ways, strict=True):
+                begun = time.process_time()
+                way()
+                rates[name].append(megabytes / (time.process_time() - begun))
+            for kept, way in (
+                (copies, lambda: {name: tensor.clone() for name, tensor in second.items()}),
+                (waits, lambda: store.save(second)),
+            ):
+                begun = time.perf_counter()
+                way()
+                kept.append(time.perf_counter() - begun)
+    found = {name: Quartiles(values) for name, values in rates.items()}
+    bench.show("A store, MB/s of CPU time", [found])
+    saves, loads = (
+        min(each.median for name, each in found.items() if verb in name)
+        for verb in ("save", "load")
+    )
+    bench.target("store: encode and save, MB/s a core", saves, least=80)
+    bench.target("store: load and verify, MB/s a core", loads, least=400)
+    wait = ratios(waits, copies).median
+    bench.target("save: wait against a plain copy", wait, most=1.5)
+
+
+def restore_one(url, number):
+    """In a process of its own: CPU seconds, and MB beyond what torch takes."""
+
+    def peak():
+        return int(re.search(r"VmHWM:\s+(\d+)", read("/proc/self/status").decode())[1]) / 1000
+
+    before, begun = peak(), time.process_time()
+    DeltaStore(url).load(int(number))
+    return json.dumps((time.process_time() - begun, peak() - before))
+
+
+def _many(bench, folder, megabytes, versions):
+    """Any of many versions of a large model: a process for each of a dozen restores."""
+    url = os.path.join(folder, "many")
+    generator = np.random.default_rng(4)
+    model = _model(generator, megabytes)
+    with DeltaStore(url, keyframe_every=10) as store:
+        for _ in range(versions):
+            store.save(_state(model))
+            model = {name: _moved(generator, values) for name, values in model.items()}
+    records = store.versions()
+    raw, stored = (sum(getattr(r, n) for r in records) for n in ("raw_bytes", "file_bytes"))
+    rows = []
+    # With a keyframe at every tenth version each of these has another number of deltas.
+    for number in range(1, versions + 1, 11):
+        seconds, peak = bench.worker("restore_one", url, number)
+        rows.append({"version": number, "CPU s": seconds, "peak MB": peak})
+    bench.show(f"Restoring any version; the run is {raw / stored:.1f} times smaller", rows)
+    slowest = max(row["CPU s"] for row in rows)
+    bench.target("restore any version: CPU seconds", slowest, most=2.0)
+
+
+def _sync(bench, folder, megabytes):
+    """Weight sync: 1.3 % of bfloat16 words changed by one unit; GB/s of CPU time of one core."""
+    generator = np.random.default_rng(0)
+    shape = (megabytes * 500, 1000)
+    words = torch.from_numpy(generator.normal(0, 0.02, shape).astype(np.float32)).bfloat16()
+    words = words.view(torch.int16)
+    url = os.path.join(folder, "stream")
+    publisher = WeightPublisher(url)
+    publisher.publish({"w": words.view(torch.bfloat16)})
+    mirror = WeightMirror(url, os.path.join(folder, "mirror"))
+    mirror.update()
+    rates, sizes = {"publish": [], "apply": []}, []
+    for _ in range(bench.rounds):
+        changed = torch.from_numpy(generator.random(words.shape) < 0.013)
+        words = words + changed.to(torch.int16)
+        state = {"w": words.view(torch.bfloat16)}
+        for name, way in (("publish", lambda: publisher.publish(state)),  # noqa: B023
+                          ("apply", mirror.update)):  # fmt: skip
+            begun = time.process_time()
+            way()
+            rates[name].append(words.nbytes / 1e9 / (time.process_time() - begun))
+        newest = max(name for name in os.listdir(url) if name.endswith(".pcw"))
+        sizes.append(os.path.getsize(os.path.join(url, newest)) / int(changed.sum()))
+        assert torch.equal(mirror.tensors()["w"].view(torch.int16), words)
+    found = {name: Quartiles(values) for name, values in rates.items()}
+    bench.show("Weight sync", [found | {"bytes a changed word": Quartiles(sizes)}])
+    bench.target("publish, GB/s a core", found["publish"].median, least=4)
+    bench.target("apply, GB/s a core", found["apply"].median, least=6)
+    bench.target("bytes a changed word at 1.3 %", Quartiles(sizes).median, most=1.3)
+
+
+def run(bench):
+    torch.set_num_threads(1)
+    megabytes, versions = (4, 12) if bench.quick else (100, 100)
+    _coders(bench)
+    with tempfile.TemporaryDirectory(prefix="pcrshard-bench-") as folder:
+        _store(bench, folder, megabytes)
+        _many(bench, folder, megabytes, versions)
+        _sync(bench, folder, 2 * megabytes)

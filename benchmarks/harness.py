@@ -1,0 +1,152 @@
+"""What the benchmarks share: photographs, interleaved rounds, tables, targets, a JSON file."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+
+from pcrshard.fidelity.costs import table
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGES = ("pcrshard", "numpy", "fsspec", "PyTurboJPEG", "webdataset", "torch", "pillow")
+
+
+class Quartiles(dict):
+    """Quartiles of a figure over the rounds; shows as ``median [q1 q3]``."""
+
+    def __init__(self, values):
+        values = list(values)
+        found = statistics.quantiles(values * 2 if len(values) == 1 else values, method="inclusive")
+        super().__init__(zip(("q1", "median", "q3"), found, strict=True))
+
+    def __format__(self, form):
+        form = form or ".3g"
+        return f"{self['median']:{form}} [{self['q1']:{form}} {self['q3']:{form}}]"
+
+    @property
+    def median(self):
+        return self["median"]
+
+
+def ratios(first, second):
+    """Quartiles of the ratio of two figures of the same rounds."""
+    return Quartiles(a / b for a, b in zip(first, second, strict=True))
+
+
+def cpu():
+    """CPU seconds of this process and of its ended children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + usage.ru_utime + usage.ru_stime
+
+
+def machine_busy():
+    """CPU seconds that all processes of the machine have used since it started."""
+    with open("/proc/stat") as file:
+        numbers = list(map(int, file.readline().split()[1:9]))
+    return (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def read(path):
+    """The bytes of a file."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Bench:
+    """A run of one benchmark: its rounds, and what it found."""
+
+    def __init__(self, subject, rounds, *, quick=False):
+        self.subject = subject
+        self.quick = quick
+        self.rounds = 1 if quick else rounds
+        self.results, self.targets = {}, []
+
+    @contextlib.contextmanager
+    def photos(self, *others):
+        """A temporary folder with ``photos/SET/.../FILE.jpg``; ``others`` are tars beside it."""
+        beside = os.path.join(os.path.dirname(ROOT), "shared", "data")
+        data = os.environ.get("PCRSHARD_DATA") or beside
+        if not os.path.exists(os.path.join(data, "photos.tar")):
+            sys.exit("needs photos.tar: set PCRSHARD_DATA to the folder that holds it")
+        with tempfile.TemporaryDirectory(prefix="pcrshard-bench-") as folder:
+            for name in ("photos", *others):
+                with tarfile.open(os.path.join(data, f"{name}.tar")) as tar:
+                    tar.extractall(folder, filter="data")
+            yield folder
+
+    def files(self, folder, every=1):
+        """Files under a folder, sorted; each so many-th, and few of them in a quick run."""
+        found = sorted(os.path.join(top, n) for top, _, names in os.walk(folder) for n in names)
+        return found[::every][: 8 if self.quick else None]
+
+    def interleaved(self, ways, clock=time.process_time, rounds=None):
+        """Seconds of each way, round by round, every round in another order."""
+        seconds = {name: [] for name in ways}
+        shuffled = random.Random(0)
+        for _ in range(1 if self.quick else rounds or self.rounds):
+            for name in shuffled.sample(list(ways), len(ways)):
+                begun = clock()
+                ways[name]()
+                seconds[name].append(clock() - begun)
+        return seconds
+
+    def worker(self, function, *arguments):
+        """What a function of the benchmark prints in a process of its own, as JSON."""
+        command = [sys.executable, "-m", "benchmarks", self.subject, "--worker", function]
+        done = subprocess.run(
+            [*command, *map(str, arguments)], stdout=subprocess.PIPE, check=True, cwd=ROOT
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def show(self, title, rows, form=".3g"):
+        """Print rows of one kind as a table, and keep them."""
+        self.results[title] = rows
+        lines = [
+            [
+                value if isinstance(value, str | int) else format(value, form)
+                for value in row.values()
+            ]
+            for row in rows
+        ]
+        print(f"\n{title}\n{table(list(rows[0]), lines)}\n")
+
+    def target(self, what, value, *, least=None, most=None):
+        """Print and keep whether a figure keeps to its limit."""
+        met = bool((least is None or value >= least) and (most is None or value <= most))
+        limit = f"at most {most}" if least is None else f"at least {least}"
+        print(f"{'met   ' if met else 'MISSED'}  {what}: {value:.4g} (target: {limit})")
+        self.targets.append({"what": what, "value": value, "limit": limit, "met": met})
+
+    def save(self, path):
+        """Write the figures with machine, versions and date."""
+        versions = {}
+        for name in PACKAGES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(name)
+        report = {
+            "benchmark": self.subject,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "rounds": self.rounds,
+            "machine": {
+                "processor": platform.processor() or platform.machine(),
+                "cores": len(os.sched_getaffinity(0)),
+                "python": platform.python_version(),
+                "load": os.getloadavg()[0],
+                "versions": versions,
+            },
+            "targets": self.targets,
+            "results": self.results,
+        }
+        with open(path, "w") as file:
+            json.dump(report, file, indent=1)
+        print(f"figures: {path}")

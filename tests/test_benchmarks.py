@@ -1,0 +1,43 @@
+"""python -m benchmarks: every subject runs, and its results are right before they are timed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from support import ROOT
+
+pytestmark = pytest.mark.long
+
+for package in ("torch", "cv2", "webdataset", "sklearn", "safetensors"):
+    pytest.importorskip(package)
+
+LINKS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nginx", "curl")))
+SUBJECTS = sorted(
+    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "ROUNDS =" in path.read_text()
+)
+
+
+@pytest.mark.usefixtures("data_folder")
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_benchmark_checks_and_reports(subject, tmp_path):
+    """Figures, targets and the machine are in one file, and every assertion held."""
+    if subject in ("remote", "release") and not LINKS:
+        pytest.skip("NO SHAPED LINKS: needs root and apt-get install iproute2 nginx-light curl")
+    command = [sys.executable, "-m", "benchmarks", subject, "--quick", "--json"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "figures.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "figures.json").read_text())
+    assert report["benchmark"] == subject
+    assert report["results"]
+    assert report["machine"]["versions"]["pcrshard"]
