@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import zstd
 from ..errorbound import Words
+from ..memory import borrow_array
 from ..native import sparse_words
 from .frame import require
 
@@ -35,7 +36,7 @@ def encode_patch(now: Words, was: Words, level: int = 1) -> tuple[int, bytes] | 
         changed.
     """
     now, was = _narrow(now), _narrow(was)
-    found = sparse_words.encode(now, was, np.empty(max(now.nbytes, 64), np.uint8))
+    found = sparse_words.encode(now, was, borrow_array(max(now.nbytes, 64)))
     if found is None:
         return None
     changed, gaps, steps = found

@@ -4,6 +4,8 @@ import functools
 import os
 import pathlib
 import random
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from children import start
 from safetensors.torch import load_file, save_file
 from states import same
+from support import ROOT
 
 from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher, publish_weights
 from pcrshard.errors import (
@@ -279,30 +282,18 @@ def test_tensors_without_values_are_refused(tmp_path):
         WeightPublisher(str(tmp_path)).publish({"w": torch.ones(3).to(torch.complex128)})
 
 
-def serve(connection, url, folder):
-    """A server that answers with each new policy."""
-    mirror = WeightMirror(url, folder)
-    policy = torch.nn.Linear(8, 2).bfloat16()
-    for step in range(1, 6):
-        mirror.wait(newer_than=step - 1, timeout=60)
-        policy.load_state_dict(mirror.tensors())
-        connection.send((mirror.step, policy(torch.ones(8).bfloat16()).float().tolist()))
-
-
 def test_a_policy_is_trained_here_and_served_there(tmp_path):
-    """Two processes: what the server answers is what the trainer's policy answers."""
-    torch.manual_seed(0)
-    policy = torch.nn.Linear(8, 2).bfloat16()
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-    server, connection = start(serve, str(tmp_path / "stream"), str(tmp_path / "mirror"))
-    for step in range(1, 6):
-        policy(torch.randn(4, 8).bfloat16()).square().mean().backward()
-        optimizer.step()
-        assert publish_weights(policy.state_dict(), str(tmp_path / "stream")) == step
-        answer = policy(torch.ones(8).bfloat16()).float().tolist()
-        assert connection.recv() == (step, answer)
-    server.join()
-    assert server.exitcode == 0
+    """The example: two processes; at the end the server's answers are those of the trained one."""
+    script = [sys.executable, str(ROOT / "scripts" / "weight_sync.py")]
+    stream = str(tmp_path / "stream")
+    server = subprocess.Popen(
+        [*script, "serve", stream, str(tmp_path / "served")], stdout=subprocess.PIPE, text=True
+    )
+    trained = subprocess.run([*script, "train", stream], check=True, capture_output=True, text=True)
+    served, _ = server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert trained.stdout.splitlines()[-1].endswith("mean reward 1.00")
+    assert served.splitlines()[-1] == "serving step 60, 100% of answers right"
 
 
 def test_slow_links_threads_and_hashes(tmp_path):
