@@ -1,8 +1,15 @@
 """Builds the native core; everything else is in setup.cfg."""
 
+import sys
 import sysconfig
 
 import setuptools
+
+if sys.platform == "win32":
+    raise SystemExit(
+        "pcrshard does not run on Windows: it relies on POSIX threads, file locks and atomic "
+        "replacement of open files. Use the Windows Subsystem for Linux (WSL)."
+    )
 
 # Free-threaded CPython has no limited API yet: one wheel for each of its versions.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")

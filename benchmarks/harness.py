@@ -122,10 +122,17 @@ class Bench:
 
     def target(self, what, value, *, least=None, most=None):
         """Print and keep whether a figure keeps to its limit."""
-        met = bool((least is None or value >= least) and (most is None or value <= most))
-        limit = f"at most {most}" if least is None else f"at least {least}"
-        print(f"{'met   ' if met else 'MISSED'}  {what}: {value:.4g} (target: {limit})")
-        self.targets.append({"what": what, "value": value, "limit": limit, "met": met})
+        if least is None:
+            met = value <= most
+            limit = f"at most {most}"
+        else:
+            met = value >= least
+            limit = f"at least {least}"
+
+        verdict = "met   " if met else "MISSED"
+        print(f"{verdict}  {what}: {value:.4g} (target: {limit})")
+        row = {"what": what, "value": value, "limit": limit, "met": bool(met)}
+        self.targets.append(row)
 
     def save(self, path):
         """Write the figures with machine, versions and date."""

@@ -71,7 +71,8 @@ def main(arguments=None):
     warnings.filterwarnings("ignore", message="epoch .* is read again")
     lab = Lab(root, args.subject, quick=args.quick, scale=args.scale)
     if args.fresh:
-        lab.forget(args.parts)
+        module = importlib.import_module(f".{args.subject}.measure", __package__)
+        lab.forget(args.parts, getattr(module, "KEPT", ()))
     run(lab, args.parts, existing=args.existing)
 
 

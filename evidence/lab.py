@@ -188,11 +188,12 @@ class Lab:
         with open(self.path(f"{name}.jsonl"), "a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def forget(self, parts=()):
-        """Remove what was measured: some parts, or all of the subject."""
+    def forget(self, parts=(), kept=()):
+        """Remove what was measured: some parts, or all of the subject but what is kept."""
         for name in os.listdir(self.out):
             part, ending = os.path.splitext(name)
-            if ending in (".json", ".jsonl") and (not parts or part in parts):
+            wanted = part in parts if parts else part not in kept
+            if wanted and ending in (".json", ".jsonl"):
                 os.remove(self.path(name))
 
 

@@ -58,7 +58,7 @@ def make_jpeg(
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
+        raise MissingDependency("Pillow is not installed: pip install Pillow") from error
     channels = {
         "L": 1,
         "RGB": 3,

@@ -102,12 +102,14 @@ def test_parts_are_measured_once_and_the_rest_is_said_to_be_missing(tmp_path):
     assert (out / "pcr" / "README.md").read_text() == page
 
 
-def test_quick_runs_stay_out_of_the_evidence():
+def test_quick_runs_stay_out_of_the_evidence(monkeypatch, capsys):
     """Figures of a smoke run never land among the real ones."""
-    command = [sys.executable, "-m", "evidence", "pcr", "--quick", "--out", "evidence"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 2
-    assert "need another --out" in done.stderr
+    monkeypatch.syspath_prepend(str(ROOT))
+    from evidence.__main__ import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["pcr", "--quick", "--out", str(ROOT / "evidence")])
+    assert "need another --out" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ def execute(folder, *names):
     """Make and run some notebooks; gives those that could be made, by name."""
     environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     environment.setdefault("PCRSHARD_DATA", str(ROOT.parent / "shared" / "data"))
-    command = [sys.executable, str(ROOT / "scripts" / "make_notebooks.py"), str(folder), *names]
+    command = [sys.executable, str(ROOT / "notebooks" / "make.py"), str(folder), *names]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     return {path.stem: nbformat.read(path, 4) for path in folder.glob("*.ipynb")}

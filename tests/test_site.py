@@ -102,6 +102,7 @@ def test_the_site_is_built(tmp_path):
     )
     assert result.returncode == 0, result.stderr[-3000:] + result.stdout[-1000:]
     assert "pcrshard.PCRDataset" in (copy / "site" / "docs" / "api" / "training.html").read_text()
+    assert "(docs/training.html)" in (copy / "site" / "llms.txt").read_text()
     assert "pcrshard checkpoint pull" in (copy / "site" / "docs" / "cli.html").read_text()
 
 

@@ -9,6 +9,8 @@ import contextlib
 import io
 import os
 import re
+from importlib.metadata import metadata
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -25,7 +27,8 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
     "docs/api/*.md",
-    "evidence/**/README.md",
+    "evidence/README.md",
+    "evidence/*/README.md",
     *(f"{name}.md" for name in ("SPEC", "CHANGELOG", "CONTRIBUTING", "DECISIONS", "SECURITY")),
 ]
 extensions = [
@@ -107,7 +110,18 @@ def subcommands(*command: str) -> list[str]:
     return re.findall(r"^ {4}([a-z]+)\b", text, re.MULTILINE) if usage.endswith("...") else []
 
 
+def _write_llms_txt(app: Any, failed: Exception | None) -> None:
+    """Write llms.txt (llmstxt.org): the pages and their titles, as a language model reads them."""
+    if failed:
+        return
+    titles = app.env.titles
+    lines = ["# pcrshard", "", f"> {metadata('pcrshard')['Summary']}", "", "## Pages", ""]
+    lines += [f"- [{titles[page].astext()}]({page}.html)" for page in sorted(titles)]
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n")
+
+
 def setup(app: Any) -> None:
     """Connect the directive and the link filter to Sphinx."""
     app.add_directive("pcrshard-help", CommandHelp)
     app.connect("source-read", _unlink)
+    app.connect("build-finished", _write_llms_txt)

@@ -29,12 +29,17 @@ LABELS = {
 
 def share(marks, kinds="1"):
     """Per cent of photographs with these marks, and the 95 % interval of Wilson."""
-    count = len(marks)
-    hits = sum(mark in kinds for mark in marks) / count
-    middle = (hits + Z * Z / (2 * count)) / (1 + Z * Z / count)
-    spread = hits * (1 - hits) / count + Z * Z / (4 * count * count)
-    half = Z * math.sqrt(spread) / (1 + Z * Z / count)
-    return Estimate(100 * hits, 100 * (middle - half), 100 * (middle + half))
+    hits = sum(mark in kinds for mark in marks) / len(marks)
+    # Deviations squared, over the photographs.
+    prior = Z * Z / len(marks)
+
+    middle = hits + prior / 2
+    spread = hits * (1 - hits) + prior / 4
+    half = math.sqrt(prior * spread)
+
+    low = (middle - half) / (1 + prior)
+    high = (middle + half) / (1 + prior)
+    return Estimate(100 * hits, 100 * low, 100 * high)
 
 
 def gap(marks, other):

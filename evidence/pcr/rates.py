@@ -15,7 +15,7 @@ from pcrshard.fidelity.bandwidth import BandwidthTuner, bytes_per_sample
 from pcrshard.testing import ThrottledFS, TokenBucket
 
 from ..lab import SCANS
-from .runs import Spec, batch, config, paced
+from .runs import Spec, Watched, batch, config, paced
 
 BANDWIDTHS = (0.5, 1.0, 2.0, 4.0)
 STEPS = 25
@@ -26,16 +26,10 @@ def _step_cost(lab, task, scan, model):
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
         more = (f"model={model}", "data.val=null", f"stop_after={STEPS}")
-        run = train.Run(
-            config(lab, Spec(task.name, scan), out, *more), train.current(), torch.device("cpu")
-        )
+        run = Watched(config(lab, Spec(task.name, scan), out, *more))
         run.checkpoint = lambda: None
-        times = []
-        around = run.around
-        run.around = lambda loader: (
-            times.append(time.process_time()) or found for found in around(loader)
-        )
         run.train_epoch(len(run.loader))
+        times = run.policy.arrivals
         return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 

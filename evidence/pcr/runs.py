@@ -81,43 +81,59 @@ def batch(lab):
     return 16 if lab.quick else 32
 
 
-class Watched(train.Run):
-    """A training run whose waiting and computing are told apart."""
+class Watch:
+    """A policy as it is, whose steps are announced and whose batches are timed."""
 
-    def __init__(self, cfg, watch=None):
-        super().__init__(cfg, train.current(), torch.device("cpu"))
-        self.watch = watch
-        self.waited = self.computed = 0.0
-        around, step = self.around, self.before_epoch
-        self.around = lambda loader: self._timed(around(loader))
-        self.before_epoch = lambda model, epoch: self._before(step, model, epoch)
-        self._mark = time.process_time()
+    def __init__(self, policy, before_epoch=None):
+        self.policy = policy
+        self.before_epoch = before_epoch
+        self.waited = 0.0  # seconds for batches
+        self.arrivals = []  # CPU seconds at which batches came
+        self.begun = time.process_time()  # of the epoch
 
-    def _before(self, step, model, epoch):
-        if self.watch is not None:
-            self.watch(self, epoch)
-        self._mark = time.process_time()
-        step(model, epoch)
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
 
-    def _timed(self, batches):
-        source = iter(batches)
+    def step(self, *, model, epoch):
+        """Before each epoch."""
+        if self.before_epoch is not None:
+            self.before_epoch(epoch)
+        self.begun = time.process_time()
+        self.policy.step(model=model, epoch=epoch)
+
+    def watch(self, loader):
+        """The batches of the loader."""
+        source = iter(self.policy.watch(loader))
         while True:
             begun = time.monotonic()
             found = next(source, None)
             self.waited += time.monotonic() - begun
+            self.arrivals.append(time.process_time())
             if found is None:
                 return
             yield found
 
+
+class Watched(train.Run):
+    """A training run whose waiting and computing are told apart."""
+
+    def __init__(self, cfg, before_epoch=None):
+        super().__init__(cfg, train.current(), torch.device("cpu"))
+        look = None if before_epoch is None else lambda epoch: before_epoch(self, epoch)
+        self.policy = Watch(self.policy, look)
+        self.computed = 0.0
+
     def train_epoch(self, per_epoch):
         super().train_epoch(per_epoch)
-        self.computed += time.process_time() - self._mark
+        self.computed += time.process_time() - self.policy.begun
 
     def perform(self):
         """Train, and return a row for each epoch."""
         rows = []
         self.train(
-            lambda row: rows.append(row | {"waited": self.waited, "cpu_seconds": self.computed})
+            lambda row: rows.append(
+                row | {"waited": self.policy.waited, "cpu_seconds": self.computed}
+            )
         )
         return rows
 

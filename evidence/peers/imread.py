@@ -1,16 +1,18 @@
 """pcrshard's decoder in imread_benchmark (ternaus, arXiv 2605.08731), on ordinary baseline JPEGs.
 
+Usage: python evidence/peers/imread.py photos.tar
+
 Needs that package, torch and the decoders in the environment that runs it; none of its code is
 here. Its adapters and its two measuring functions are called as its campaigns call them, without
 the campaigns' packages and locked environments: decoding resident bytes on one thread, and a
 DataLoader of resident bytes with workers. Rounds are interleaved.
 """
 
-import argparse
+import datetime
 import importlib.metadata
 import json
 import pathlib
-import statistics
+import sys
 import tarfile
 import types
 
@@ -20,7 +22,10 @@ from imread_benchmark.execution.loader_measurement import run_loader_supply_meas
 from imread_benchmark.execution.measurement import run_decode_memory_measurement
 
 SETS = ("imagenet", "cars", "faces_1024", "animal_faces_512", "flowers", "ham10000")
-FRAMES = {b"\xff\xc0": "baseline", b"\xff\xc2": "progressive"}
+EVERY = 4  # photographs
+ROUNDS = 5
+# By workers of a DataLoader; none of it decodes resident bytes on one thread.
+PROTOCOLS = {"decode": None, "loader 0": 0, "loader 2": 2}
 
 
 class PCRShardDecoder(BaseDecoder):
@@ -79,34 +84,26 @@ def measure(name, items, workers):
 
 
 def main():
-    """Measure what can be imported, and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("photos", help="photos.tar")
-    parser.add_argument("--decoders", nargs="*", default=sorted(REGISTRY))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--every", type=int, default=4, help="take one photograph in so many")
-    parser.add_argument("--json", type=pathlib.Path, required=True)
-    args = parser.parse_args()
-    items = find_items(args.photos, args.every)
-    said = {"images": len(items), "versions": {}, "failures": {}, "rates": {}}
-    for _ in range(args.rounds):
-        for name in args.decoders:
-            for protocol, workers in (("decode", None), ("loader 0", 0), ("loader 2", 2)):
-                if name in said["failures"]:
+    """Measure what can be imported, and write imread.json."""
+    items = find_items(sys.argv[1], EVERY)
+    found = {"images": len(items), "versions": {}, "failures": {}, "rates": {}}
+    for _ in range(ROUNDS):
+        for name in sorted(REGISTRY):
+            for protocol, workers in PROTOCOLS.items():
+                if name in found["failures"]:
                     continue
                 try:
                     rate = measure(name, items, workers)
                 except Exception as error:  # a decoder that is not there
-                    said["failures"][name] = f"{protocol}: {type(error).__name__}: {error}"
-                    print(name, said["failures"][name])
+                    found["failures"][name] = f"{protocol}: {type(error).__name__}: {error}"
                     continue
-                said["rates"].setdefault(name, {}).setdefault(protocol, []).append(rate)
+                found["rates"].setdefault(name, {}).setdefault(protocol, []).append(rate)
                 package = REGISTRY[name].package_name
-                said["versions"].setdefault(name, importlib.metadata.version(package))
-        args.json.write_text(json.dumps(said, indent=1))
-    for name, rates in said["rates"].items():
-        medians = {key: round(statistics.median(values)) for key, values in rates.items()}
-        print(f"{name:12} {medians}")
+                found["versions"].setdefault(name, importlib.metadata.version(package))
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    report = {"experiment": "imread", "quick": False, "date": date, "results": found}
+    target = pathlib.Path(__file__).with_name("imread.json")
+    target.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

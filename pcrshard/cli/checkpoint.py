@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..fidelity.costs import counted, human_bytes, table
+from ..fidelity.costs import counted, human_bytes, record_table
 from .parser import Count, Report, StorageOptions, UsageError
 from .progress import ProgressBar
 
@@ -62,17 +62,10 @@ def ls(store: str, *, storage_option: StorageOptions = None) -> Report:
         for record in records
     ]
     rows = [
-        [
-            record.number,
-            "-" if record.parent is None else record.parent,
-            record.file_bytes,
-            _ratio(record.raw_bytes, record.file_bytes),
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved)),
-            " ".join(f"{key}={value}" for key, value in record.metrics.items()),
-        ]
-        for record in records
+        row | {"saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.saved))}
+        for row, record in zip(figures, records, strict=True)
     ]
-    listed = table(("version", "reference", "bytes", "ratio", "saved", "metrics"), rows)
+    listed = record_table(rows, omit=("file", "id"))
     stored = sum(record.file_bytes for record in records)
     raw = sum(record.raw_bytes for record in records)
     total = f"{counted(len(records), 'version')}, {raw} bytes in {stored}: {_ratio(raw, stored)}"
@@ -116,9 +109,7 @@ def show(
         stored = sum(row["stored_bytes"] for row in tensors)
         raw = sum(row["raw_bytes"] for row in tensors)
         plot_tensors(drawn, figure, title=f"Version {version}: {_ratio(raw, stored)} smaller")
-    header = ("tensor", "type", "shape", "coder", "bytes", "ratio", "bound", "patch", "error")
-    text = table(header, [_tensor_cells(row) for row in tensors])
-    return Report({"version": version, "tensors": tensors}, text)
+    return Report({"version": version, "tensors": tensors}, record_table(tensors))
 
 
 def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
@@ -134,22 +125,6 @@ def _tensor_figures(path: str, entry: Entry) -> dict[str, Any]:
         "error_bound": 0.0 if lattice is None else lattice.error_bound,
         "patch_bytes": entry.patch_bytes,
     }
-
-
-def _tensor_cells(row: dict[str, Any]) -> list[object]:
-    relative = " of each value" if row["bound_kind"] == "log" else ""
-    is_lossless = row["bound_kind"] == "lossless"
-    return [
-        row["path"],
-        row["dtype"],
-        "x".join(map(str, row["shape"])) or "scalar",
-        row["coder"],
-        row["stored_bytes"],
-        _ratio(row["raw_bytes"], row["stored_bytes"]),
-        "lossless" if is_lossless else f"{row['error_bound']:.3g}{relative}",
-        row["patch_bytes"],
-        f"{row['error']:.3f} of bound" if "error" in row else "-",
-    ]
 
 
 def verify(

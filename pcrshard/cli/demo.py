@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +16,7 @@ from ..encoding.encode_dataset import EncodeOptions, encode
 from ..encoding.sources import list_source
 from ..errors import EncodeError, MissingDependency
 from ..fidelity import plots
-from ..fidelity.costs import human_bytes, scan_costs, scan_table, table
-from ..format.dataset_index import DatasetIndex
+from ..fidelity.costs import record_table, scan_costs
 from ..format.scan import FULL, Scan
 from ..jpeg.image_decoder import ImageDecoder
 from ..jpeg.other_formats import compress
@@ -69,12 +65,16 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
         photos = str(folder / "photos")
         _write_crops(images, Path(photos))
     assert photos is not None
-    train = _encode_sets(photos, folder)
-    costs = scan_costs(train)
+    train, val = _encode_sets(photos, folder)
+    index, urls = open_dataset(folder / "train")
+    costs = scan_costs(index)
     _say(f"Training a small network for {epochs} epochs at scan 2, then at full fidelity ...")
-    low, full = trainings = [_train(folder, scan, epochs) for scan in (2, FULL)]
+    trainings = [
+        Training(scan, epochs * index.prefix_bytes(scan), _train(train.at(scan), val, epochs))
+        for scan in (2, FULL)
+    ]
+    low, full = trainings
 
-    index, urls = open_dataset(folder / "val")
     jpegs = {
         scan: next(Shard(urls[0]).samples(scan))["jpg"]
         for scan in (1, 2, 3, 5, 6, index.num_groups)
@@ -83,12 +83,11 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
     title = "One image at each scan, and what a scan costs"
     plots.plot_ladder(ladder, costs, picture, title=title)
 
-    rows = [[scan, human_bytes(size), f"{accuracy:.3f}"] for scan, size, accuracy in trainings]
     lines = [
-        f"A job that reads the {train.num_samples} training images ({', '.join(train.classes)}):",
-        scan_table(costs),
+        f"A job that reads {index.num_samples} images ({', '.join(index.classes)}):",
+        record_table(costs),
         f"\nA small network after {epochs} epochs, validated at full fidelity:",
-        table(["scan", "bytes read", "accuracy"], rows),
+        record_table(trainings),
         f"\nScan 2 read {full.bytes_read / low.bytes_read:.1f}x fewer bytes.",
         f"One image at each scan: {picture}",
     ]
@@ -118,7 +117,7 @@ def _sample_photographs() -> dict[str, Pixels]:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise MissingDependency(
-            "scikit-learn is not installed: pip install 'pcrshard[train]'"
+            "scikit-learn is not installed: pip install 'pcrshard[demo]'"
         ) from error
     found = load_sample_images()
     return {
@@ -146,61 +145,41 @@ def _write_crops(images: dict[str, Pixels], folder: Path) -> None:
                 (folder / name / label / f"{number:03d}.jpg").write_bytes(compress(crop, 90))
 
 
-def _encode_sets(photos: str, out: Path) -> DatasetIndex:
-    """Encode training and validation images into ``out/train`` and ``out/val``.
+def _encode_sets(photos: str, out: Path) -> list[PCRDataset]:
+    """Encode the photographs, and open the training and the validation images.
 
-    Returns:
-        The index of the training images.
+    Of a folder without splits, one image in five of each class validates.
     """
-    indexes = []
-    for name, (src, options) in _find_sets(photos, out).items():
-        target = out / name
-        shutil.rmtree(target, ignore_errors=True)
-        index = encode(src, target, replace(options, name=name, on_error="skip"))
-        _say(f"Encoded {index.num_samples} images into {target}.")
-        indexes.append(index)
-    return indexes[0]
-
-
-def _find_sets(photos: str, out: Path) -> dict[str, tuple[str, EncodeOptions]]:
-    """The source and the options of the training images, then those of the validation images.
-
-    Of a folder without splits, one image in five validates.
-    """
-    names = ("train", "val")
     source = list_source(os.path.abspath(photos))
-    if source.splits:
-        if not {*source.splits} >= {*names}:
-            found = ", ".join(source.splits)
-            raise EncodeError(f"expected folders train and val, got {found}", url=photos)
-        return {name: (photos, EncodeOptions(split=name)) for name in names}
+    names = ("train", "val") if source.splits else ("train",)
+    if source.splits and not {*source.splits} >= {*names}:
+        found = ", ".join(source.splits)
+        raise EncodeError(f"expected folders train and val, got {found}", url=photos)
     if len(source.classes) < 2:
         raise EncodeError(
             f"expected at least two classes, one subfolder each, got {len(source.classes)}",
             url=photos,
         )
-    rng = random.Random(0)
-    rows: dict[str, list[str]] = {name: [] for name in names}
-    for sample in source.samples:
-        (name,) = rng.choices(names, [4, 1])
-        label = sample.key.partition("/")[0]
-        rows[name].append(json.dumps({"path": sample.refs[0].url, "label": label}))
-    for name, lines in rows.items():
-        (out / f"{name}.jsonl").write_text("\n".join(lines))
-    options = EncodeOptions(classes=source.classes)
-    return {name: (str(out / f"{name}.jsonl"), options) for name in names}
+    datasets = []
+    for name in names:
+        target = out / name
+        shutil.rmtree(target, ignore_errors=True)
+        split = name if source.splits else None
+        index = encode(photos, target, EncodeOptions(name=name, split=split, on_error="skip"))
+        _say(f"Encoded {index.num_samples} images into {target}.")
+        decoder = ImageDecoder(_INPUT)
+        datasets.append(PCRDataset(str(target), decoder=decoder, fields=("jpg", "cls")))
+    return datasets if source.splits else datasets[0].split([0.8, 0.2], stratify=True)
 
 
-def _loader(folder: Path, scan: Scan, *, shuffle: bool = True) -> PCRLoader:
-    decoder = ImageDecoder(_INPUT)
-    dataset = PCRDataset(str(folder), scan=scan, decoder=decoder, fields=("jpg", "cls"))
+def _loader(dataset: PCRDataset, *, shuffle: bool = True) -> PCRLoader:
     # One lane in this process reads each shard exactly once in an epoch.
     return PCRLoader(dataset, _BATCH, shuffle=shuffle, drop_last=False, lanes_per_rank=1)
 
 
-def _train(out: Path, scan: Scan, epochs: int) -> Training:
+def _train(train: PCRDataset, val: PCRDataset, epochs: int) -> float:
+    """Train a small network; returns its validation accuracy at full fidelity."""
     torch.manual_seed(0)
-    index, _ = open_dataset(out / "train")
     # Three convolutions, each halving the side, and a linear layer.
     layers: list[nn.Module] = []
     for channels, wider in ((3, 16), (16, 32), (32, 64)):
@@ -209,24 +188,20 @@ def _train(out: Path, scan: Scan, epochs: int) -> Training:
             nn.BatchNorm2d(wider),
             nn.ReLU(),
         ]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, index.num_classes)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, train.num_classes)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
-    loader = _loader(out / "train", scan)
+    loader = _loader(train)
     for _ in range(epochs):
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images / 127.5 - 1), labels)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             optimizer.step()
-    return Training(scan, epochs * index.prefix_bytes(scan), _accuracy(model, out / "val"))
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, folder: Path) -> float:
     model.eval()
-    right = total = 0
-    for images, labels in _loader(folder, FULL, shuffle=False):
-        right += int((model(images / 127.5 - 1).argmax(1) == labels).sum())
-        total += len(labels)
-    return right / total
+    with torch.no_grad():
+        right = [
+            (model(images / 127.5 - 1).argmax(1) == labels).float()
+            for images, labels in _loader(val, shuffle=False)
+        ]
+    return float(torch.cat(right).mean())

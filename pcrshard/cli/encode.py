@@ -20,7 +20,7 @@ from ..encoding.resume_journal import REPORTS, read_report
 from ..encoding.shard_plan import ON_ERROR, advise
 from ..encoding.sources import list_source
 from ..errors import EncodeError
-from ..fidelity.costs import scan_costs, scan_table
+from ..fidelity.costs import record_table, scan_costs
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..format.scan_script import ScanScript, parse_script
@@ -224,7 +224,7 @@ def _report(
     num_shards = len(index.shards)
     classes = f", {index.num_classes} classes" if index.num_classes else ""
     lines = [
-        scan_table(costs),
+        record_table(costs),
         f"{sizes(index)} in {dst}{classes}",
         "" if script != AUTO else f"scan script: {index.script}, by the quality of the sources",
         advise(num_shards),

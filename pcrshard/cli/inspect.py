@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__, storage
 from ..errors import PCRError
 from ..fidelity import measure, plots
-from ..fidelity.costs import counted, plan_costs, plan_table, scan_costs, scan_table
+from ..fidelity.costs import counted, plan_costs, record_table, scan_costs
 from ..format.dataset_index import DatasetIndex, ShardEntry
 from ..format.scan import FULL, Scan
 from ..format.tar_members import TRAILER
@@ -38,7 +38,7 @@ from .parser import (
     UsageError,
 )
 from .progress import ProgressBar
-from .simulate import ClusterOptions, simulate_scans, simulation_table
+from .simulate import ClusterOptions, simulate_scans
 
 _MAX_LISTED = 20
 _COMPACT_HINT = (
@@ -153,7 +153,7 @@ def _describe(
         counts = count_classes(index, urls, storage_options=storage_options)
         about["samples_per_class"] = dict.fromkeys(index.classes, 0) | counts
         shown += [f"{count:9d}  {name}" for name, count in about["samples_per_class"].items()]
-    shown.append(scan_table(costs))
+    shown.append(record_table(costs))
     if schema.layout == "compact":
         shown.append(_COMPACT_HINT)
     about |= {"num_classes": index.num_classes, "scans": costs}
@@ -228,16 +228,15 @@ def plan(
             bandwidth=bandwidth,
             options=cluster,
         )
-        table = simulation_table(rows)
     elif cluster != ClusterOptions():
         raise UsageError(f"{', '.join(cluster.given())} needs --simulate")
     else:
         rows = plan_costs(
             index, scans, geometry, rules, workers=max(workers, 1), bandwidth=bandwidth
         )
-        table = plan_table(rows)
     steps = counted(samples // geometry.global_batch, "step")
-    lines = [f"{sizes(index)}, {steps} of {batch * ranks}", table]
+    units = "" if simulate is None else "; times in seconds"
+    lines = [f"{sizes(index)}, {steps} of {batch * ranks}{units}", record_table(rows)]
     if lanes_per_rank % max(workers, 1):
         lines.append(
             f"{workers} workers do not divide {lanes_per_rank} lanes per rank: "

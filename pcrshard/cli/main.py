@@ -11,11 +11,11 @@ import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from .. import __version__
 from ..errors import PCRError
-from ..redaction import PIPE, RedactingStream
+from ..redaction import PIPE, redact
 from . import checkpoint
 from .encode import encode
 from .inspect import fidelity, info, plan
@@ -38,14 +38,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(words)
 
 
+class _RedactingStream:
+    """A text stream that redacts what is written to it."""
+
+    def __init__(self, stream: TextIO, urls: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._urls = urls
+
+    def write(self, text: str) -> int:
+        self._stream.write(redact(text, *self._urls))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def _redacted(words: Sequence[str]) -> Iterator[None]:
     """Leave the secrets of URLs on the command line out of everything that is printed."""
     urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
-    out = RedactingStream(sys.stdout, urls)
-    err = RedactingStream(sys.stderr, urls)
-    with redirect_stdout(out), redirect_stderr(err):
-        yield
+    with open(os.devnull, "w") as nowhere:
+        # A stream that the caller has closed (>&-) is None.
+        out = _RedactingStream(sys.stdout or nowhere, urls)
+        err = _RedactingStream(sys.stderr or nowhere, urls)
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
 
 
 def _run(words: Sequence[str]) -> int:
@@ -64,7 +81,7 @@ def _run(words: Sequence[str]) -> int:
         # A function of the package raises ValueError for arguments that make no sense.
         return _fail(name, str(error))
     except ImportError as error:
-        extra = "checkpoint" if "checkpoint" in name else "train"
+        extra = next((each for each in ("checkpoint", "demo") if each in name), "train")
         return _fail(name, f"{error}: pip install 'pcrshard[{extra}]'")
     except OSError as error:
         # Python would complain again when it closes standard output.

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from .. import storage
 from ..errors import EncodeError, PCRError, StorageError
-from ..fidelity.costs import counted, human_bytes, table
+from ..fidelity.costs import counted, human_bytes, record_table
 from ..format.dataset_index import DATASET_INDEX, DatasetIndex, resolve_scan
 from ..format.scan import FULL, Scan
 from ..reading.cache_folder import MARKER, is_marked
@@ -229,14 +229,11 @@ def cache(action: Literal["ls", "clear"], folder: str) -> Report:
         freed = prefixes.clear()
         return Report({"freed_bytes": freed}, f"{human_bytes(freed)} freed")
     entries = prefixes.entries()
+    figures = [{"scan": entry.scan} | entry._asdict() for entry in entries]
     now = time.time()
-    rows = [
-        [entry.scan, human_bytes(entry.num_bytes), f"{now - entry.last_use:.0f} s ago", entry.name]
-        for entry in entries
-    ]
-    listed = table(["scan", "bytes", "last use", "shard"], rows)
+    rows = [row | {"last_use": f"{now - row['last_use']:.0f} s ago"} for row in figures]
+    listed = record_table(rows, omit=("stops",))
     total = human_bytes(sum(entry.num_bytes for entry in entries))
-    figures = [entry._asdict() | {"scan": entry.scan} for entry in entries]
     return Report(figures, f"{listed}\n{counted(len(entries), 'shard')}, {total}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from ..fidelity.costs import human_bytes, scan_costs, table
+from ..fidelity.costs import scan_costs
 from ..format.dataset_index import DatasetIndex
 from ..format.scan import Scan
 from ..reading.shard import Shard
@@ -18,18 +18,6 @@ from ..simulation.epoch import Simulation
 from ..simulation.outcome import outcome
 from ..training.epoch_order import Geometry, Rules
 from .parser import Bandwidth, Count, Kind, Parallel, ParallelOrZero, Positive, between
-
-_HEADER = (
-    "scan",
-    "images/s",
-    "stall",
-    "step p99",
-    "first batch",
-    "epoch",
-    "requests",
-    "sent",
-    "dollars",
-)
 
 
 def _numbers(text: str) -> tuple[float, float]:
@@ -155,22 +143,3 @@ def _shards(index: DatasetIndex, scan: Scan, samples: int) -> tuple[list[int], l
                 prefixes.append(shard.prefix_stop(scan) * taken // shard.num_samples)
             samples -= taken
     return sizes, prefixes
-
-
-def simulation_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the result of :func:`simulate_scans`."""
-    cells = [
-        [
-            row["scan"],
-            f"{row['images_per_second']:.0f}",
-            f"{100 * row['stall']:.0f} %",
-            f"{row['step_p99']:.3g} s",
-            f"{row['first_batch']:.3g} s",
-            f"{row['epoch_seconds']:.4g} s",
-            row["requests"],
-            human_bytes(row["sent_bytes"]),
-            f"{row['dollars']:.2f}",
-        ]
-        for row in rows
-    ]
-    return table(_HEADER, cells)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..format.dataset_index import DatasetIndex, prefix_totals
 from ..format.scan import FULL, Scan
-from ..training.epoch_order import Geometry, Order, Rules, epoch_order
-from ..training.shard_schedule import Account, account
+from ..training.epoch_order import Geometry, Rules, epoch_order
+from ..training.shard_schedule import account
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
-_PLAN_HEADER = (
-    "scan",
-    "epoch",
-    "rank at most",
-    "read twice",
-    "requests",
-    "memory/worker",
-    "images/s",
-)
 
 
 class ScanCost(NamedTuple):
@@ -91,15 +82,39 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
-def scan_table(costs: Sequence[ScanCost]) -> str:
-    """The table of ``pcrshard info``."""
-    return table(
-        ["scan", "prefix", "bytes/sample", "saving"],
-        [
-            [scan, human_bytes(total), human_bytes(each), f"{saving:.2f}x"]
-            for scan, total, each, saving in costs
-        ],
-    )
+def record_table(rows: Sequence[Any], omit: Sequence[str] = ()) -> str:
+    """A table of records (named tuples or dicts): their names as columns, values in human units.
+
+    A column without any value is left out.
+
+    >>> print(record_table([{"scan": 1, "sent_bytes": 2000, "rate": None}]))
+    scan  sent bytes
+       1        2 kB
+    """
+    records = [row if isinstance(row, dict) else row._asdict() for row in rows]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    shown = [
+        name
+        for name in names
+        if name not in omit and any(record.get(name) is not None for record in records)
+    ]
+    cells = [[_cell(name, record.get(name)) for name in shown] for record in records]
+    return table([name.replace("_", " ") for name in shown], cells)
+
+
+def _cell(name: str, value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case dict():
+            return " ".join(f"{key}={each}" for key, each in value.items())
+        case list() | tuple():
+            return "x".join(map(str, value))
+        case int() | float() if "bytes" in name:
+            return human_bytes(value)
+        case float():
+            return f"{value:.3g} s" if name.endswith("seconds") else f"{value:.4g}"
+    return str(value)
 
 
 class PlanCost(NamedTuple):
@@ -156,39 +171,18 @@ def plan_costs(
     costs = []
     for scan in scans or [cost.scan for cost in scan_costs(index)]:
         prefixes = [shard.prefix_stop(scan) for shard in index.shards]
-        counted = account(order, sizes, prefixes, geometry.max_world_size, workers)
-        costs.append(_plan_cost(scan, order, counted, bandwidth))
+        read = account(order, sizes, prefixes, geometry.max_world_size, workers)
+        epoch_bytes = int(read.read_bytes.sum())
+        costs.append(
+            PlanCost(
+                scan=scan,
+                steps=order.steps,
+                epoch_bytes=epoch_bytes,
+                rank_bytes=int(read.read_bytes.sum(axis=1).max()),
+                repeated_bytes=read.repeated_bytes,
+                requests=int(read.requests.sum()),
+                worker_memory_bytes=int(read.open_bytes.max()),
+                images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
+            )
+        )
     return costs
-
-
-def _plan_cost(
-    scan: Scan,
-    order: Order,
-    counted: Account,
-    bandwidth: float | None,
-) -> PlanCost:
-    epoch_bytes = int(counted.read_bytes.sum())
-    return PlanCost(
-        scan=scan,
-        steps=order.steps,
-        epoch_bytes=epoch_bytes,
-        rank_bytes=int(counted.read_bytes.sum(axis=1).max()),
-        repeated_bytes=counted.repeated_bytes,
-        requests=int(counted.requests.sum()),
-        worker_memory_bytes=int(counted.open_bytes.max()),
-        images_per_second=bandwidth and bandwidth / (epoch_bytes / len(order.ids)),
-    )
-
-
-def plan_table(costs: Sequence[PlanCost]) -> str:
-    """The table of ``pcrshard plan``."""
-    rows = [_plan_cells(cost) for cost in costs]
-    return table(_PLAN_HEADER[: len(rows[0])], rows)
-
-
-def _plan_cells(cost: PlanCost) -> list[object]:
-    sizes = map(human_bytes, (cost.epoch_bytes, cost.rank_bytes, cost.repeated_bytes))
-    row: list[object] = [cost.scan, *sizes, cost.requests, human_bytes(cost.worker_memory_bytes)]
-    if cost.images_per_second is not None:
-        row.append(f"{cost.images_per_second:.0f}")
-    return row

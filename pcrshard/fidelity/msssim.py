@@ -171,7 +171,7 @@ def require_opencv() -> Any:
     try:
         import cv2
     except ImportError as error:
-        message = "OpenCV is not installed: pip install 'pcrshard[train]'"
+        message = "OpenCV is not installed: pip install 'pcrshard[fidelity]'"
         raise MissingDependency(message) from error
     cv2.setNumThreads(1)  # its threads would be timed as ours
     return cv2

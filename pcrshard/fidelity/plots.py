@@ -37,7 +37,7 @@ def pyplot_module() -> Any:
         import matplotlib
     except ImportError as error:
         raise MissingDependency(
-            "matplotlib is not installed: pip install 'pcrshard[train]'"
+            "matplotlib is not installed: pip install 'pcrshard[fidelity]'"
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
 from ..native import Box, Size
-from .cost import check_pixels
+from .limits import check_pixels
 from .orientation import turn_upright
 
 Pixels = NDArray[np.uint8]
@@ -100,7 +100,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDependency("Pillow is not installed: pip install 'pcrshard[train]'") from error
+        raise MissingDependency("Pillow is not installed: pip install Pillow") from error
     return Image
 
 

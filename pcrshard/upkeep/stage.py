@@ -6,14 +6,14 @@ appending. The dataset index is written last.
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from ..storage.locks import hold_lock
 # What is read into memory at once.
 _CHUNK_BYTES = 16 << 20
 log = get_logger(__name__)
-Read = Callable[[int, int], NDArray[np.uint8]]
 
 
 class Staged(NamedTuple):
@@ -41,20 +40,6 @@ class Staged(NamedTuple):
     entry: ShardEntry
     copied_bytes: int
     kept_bytes: int
-
-
-class _Task(NamedTuple):
-    """One shard to copy up to a position: scan 1..N, or N + 1 for a whole file."""
-
-    entry: ShardEntry
-    position: int
-    url: str
-    path: str
-
-    @property
-    def stops(self) -> tuple[int, ...]:
-        """Bytes of the file at each position, and 0 at position 0."""
-        return (0, *self.entry.prefix_stops[:-1], self.entry.shard_bytes)
 
 
 def stage(
@@ -69,11 +54,11 @@ def stage(
 ) -> DatasetIndex:
     """Copy the prefixes of a scan to a local folder.
 
-    What is there already, from an earlier or a broken run, is checked and kept, and only what is
-    missing is fetched: after ``scan=2``, ``scan=5`` moves the difference. Every piece of a prefix
-    is compared with its checksum, a whole shard with that of the file, and what came damaged is
-    fetched once more. Of several processes with the same ``dst`` one copies at a time. The dataset
-    index is written last; until then, readers of an earlier stage go on undisturbed.
+    Sound bytes of an earlier or broken run are kept, and only the rest is fetched: after
+    ``scan=2``, ``scan=5`` moves the difference. Every piece of a prefix is compared with its
+    checksum, a whole shard with that of the file; damaged bytes are fetched once more. Processes
+    with the same ``dst`` copy one at a time. The dataset index is written last, so that readers of
+    an earlier stage are not disturbed.
 
     Args:
         src: Dataset folder or its ``pcr.json``, local or any fsspec URL.
@@ -92,41 +77,42 @@ def stage(
     Raises:
         ScanUnavailable: The source has no such scan.
         EncodeError: ``dst`` holds another dataset.
-        CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; what
-            could be is kept for the next run.
+        CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; the
+            copies of others are kept for the next run.
     """
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
         raise EncodeError(f"expected a local folder to stage to, got {dst}")
     dst = storage.plain_path(dst)
     highest: Scan = resolve_scan(source.shards, scan)
-    tasks = []
-    for url, entry in zip(urls, source.shards, strict=True):
-        entry.prefix_stop(highest)  # a staged copy may not have the scan
-        position = check_scan(highest, entry.num_groups)
-        tasks.append(_Task(entry, position, url, os.path.join(dst, entry.name)))
     cancel = Event()
     read = partial(storage.read, options=storage_options, retry=retry, cancel=cancel)
     storage.make_folder(dst)
-    with hold_lock(dst):
+    with hold_lock(dst), ThreadPoolExecutor(workers, "pcrshard-stage") as pool:
         _check_destination(dst, source)
         storage.remove_temporary_files(dst)
-        pool = concurrent.futures.ThreadPoolExecutor(workers, "pcrshard-stage")
-        futures = [pool.submit(_stage_shard, task, read) for task in tasks]
+        copies = []
+        for url, entry in zip(urls, source.shards, strict=True):
+            entry.prefix_stop(highest)  # a staged copy may not have the scan
+            position = check_scan(highest, entry.num_groups)
+            path = os.path.join(dst, entry.name)
+            copies.append(_Copy(entry, position, path, partial(read, url)))
+        futures = [pool.submit(copy.run) for copy in copies]
         try:
-            for future in concurrent.futures.as_completed(futures):
+            for future in as_completed(futures):
                 staged = future.result()
                 if on_shard:
                     on_shard(staged)
         except BaseException as error:
-            # Shards under way are finished after an error, not after Ctrl-C.
+            # Copies under way are finished after an error, but not after Ctrl-C.
             if not isinstance(error, PCRError):
                 cancel.set()
             pool.shutdown(cancel_futures=True)
-            _note_finished(dst, futures)
+            done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
+            # A disk that is full or gone must not hide why the copy ended.
+            with suppress(PCRError):
+                _note_grown(dst, {entry.name: entry for entry in done})
             raise
-        finally:
-            pool.shutdown(cancel_futures=True)
         index = replace(source, shards=tuple(future.result().entry for future in futures))
         _write_index(dst, index)
     return index
@@ -137,16 +123,12 @@ def _write_index(dst: str, index: DatasetIndex) -> None:
         file.write(index.encode())
 
 
-def _note_finished(dst: str, futures: list[concurrent.futures.Future[Staged]]) -> None:
-    """Let the index of an earlier stage, if there is one, say how far its shards have grown."""
-    done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
-    grown = {entry.name: entry for entry in done}
-    # A disk that is full or gone must not hide why the copy ended.
-    with suppress(PCRError):
-        if grown and os.path.exists(os.path.join(dst, DATASET_INDEX)):
-            there, _ = open_dataset(dst)
-            entries = tuple(grown.get(entry.name, entry) for entry in there.shards)
-            _write_index(dst, replace(there, shards=entries))
+def _note_grown(dst: str, grown: Mapping[str, ShardEntry]) -> None:
+    """Write into the index of an earlier stage, if there is one, how far its shards have grown."""
+    if grown and os.path.exists(os.path.join(dst, DATASET_INDEX)):
+        there, _ = open_dataset(dst)
+        entries = tuple(grown.get(entry.name, entry) for entry in there.shards)
+        _write_index(dst, replace(there, shards=entries))
 
 
 def _check_destination(dst: str, source: DatasetIndex) -> None:
@@ -168,8 +150,8 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
             )
 
 
-def _is_foreign(path: str, heads: set[int]) -> bool:
-    """Return whether a file is a sound tar of something else; earlier runs leave damaged ones."""
+def _is_foreign(path: str, heads: Container[int]) -> bool:
+    """Whether a file is a sound tar of something else; earlier runs leave damaged ones."""
     try:
         with open(path, "rb") as file:
             start = file.read(HEAD_STOP)
@@ -180,89 +162,98 @@ def _is_foreign(path: str, heads: set[int]) -> bool:
         return False
 
 
-def _stage_shard(task: _Task, read: Callable[..., NDArray[np.uint8]]) -> Staged:
-    entry, position, url, path = task
-    try:
-        held = _sound_position(task)
-        kept = task.stops[held]
-        copied = max(task.stops[position] - kept, 0)
-        if copied:
-            try:
-                _grow(task, kept, partial(read, url))
-            except FormatError as error:
-                # What was kept may be at fault, too: only the checksum of the whole file covers
-                # headers and padding.
-                log.warning("%s; fetching it once more", error)
-                copied += task.stops[position]
-                kept = 0
-                _grow(task, kept, partial(read, url))
-    except PCRError:
-        raise
-    except OSError as error:
-        message = f"cannot write: {type(error).__name__}: {error}"
-        raise StorageError(message, url=path) from error
-    reached = max(held, position)
-    scan = None if reached > entry.num_groups else reached
-    return Staged(entry._replace(scan=scan), copied, kept)
+class _Copy(NamedTuple):
+    """One shard to copy up to a position: scan 1..N, or N + 1 for the whole file."""
 
+    entry: ShardEntry
+    position: int
+    path: str
+    read: Callable[[int, int], NDArray[np.uint8]]
 
-def _sound_position(task: _Task) -> int:
-    """Return the highest position that is there and sound; 0 for none, or for another version."""
-    size = os.path.getsize(task.path) if os.path.isfile(task.path) else 0
-    *prefixes, whole = task.stops
-    position = len(prefixes) if size == whole else sum(stop <= size for stop in prefixes) - 1
-    try:
-        if position:
-            _check(task.path, task.entry, position)
-    except FormatError:
-        return 0
-    return position
-
-
-def _grow(task: _Task, kept: int, read: Read) -> None:
-    """Bring a file from its first ``kept`` bytes to what is wanted, and check it.
-
-    A file is appended to, and cut again where that fails. A new one appears whole and sound or not
-    at all, and so does one that has another name, or is a link: the other name keeps its content.
-    """
-    entry, position, _, path = task
-    stop = task.stops[position]
-    if kept and not (os.path.islink(path) or os.stat(path).st_nlink > 1):
-        with open(path, "r+b") as file:
-            file.truncate(kept)
-            try:
-                _copy(read, kept, stop, file.fileno(), path)
-            except BaseException:
-                file.truncate(kept)
-                raise
-        _check(path, entry, position)
-        return
-    with storage.atomic_write(path) as new:
-        _copy(partial(storage.read, path), 0, kept, new.fileno(), path)
-        _copy(read, kept, stop, new.fileno(), path)
+    def run(self) -> Staged:
+        """Bring the file to its position."""
+        entry = self.entry
+        # Bytes of the file at each position, and 0 at position 0.
+        stops = (0, *entry.prefix_stops[:-1], entry.shard_bytes)
+        stop = stops[self.position]
         try:
-            _check(new.name, entry, position)
-        except FormatError as error:
-            raise type(error)(str(error).replace(new.name, path)) from error
+            held = self._sound_position(stops)
+            kept = stops[held]
+            copied = max(stop - kept, 0)
+            if copied:
+                try:
+                    self._grow(kept, stop)
+                except FormatError as error:
+                    # What was kept may be at fault, too: only the checksum of the whole file covers
+                    # headers and padding.
+                    log.warning("%s; fetching it once more", error)
+                    kept = 0
+                    copied += stop
+                    self._grow(kept, stop)
+        except PCRError:
+            raise
+        except OSError as error:
+            message = f"cannot write: {type(error).__name__}: {error}"
+            raise StorageError(message, url=self.path) from error
+        reached = max(held, self.position)
+        scan = None if reached > entry.num_groups else reached
+        return Staged(entry._replace(scan=scan), copied, kept)
 
+    def _sound_position(self, stops: Sequence[int]) -> int:
+        """The highest position that is there and sound; 0 for none, or for another version."""
+        size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
+        *prefixes, whole = stops
+        position = len(prefixes) if size == whole else sum(stop <= size for stop in prefixes) - 1
+        try:
+            if position:
+                self._check(self.path, position)
+        except FormatError:
+            return 0
+        return position
 
-def _copy(read: Read, start: int, stop: int, handle: int, path: str) -> None:
-    for begin in range(start, stop, _CHUNK_BYTES):
-        part = read(begin, min(begin + _CHUNK_BYTES, stop))
-        storage.write_at(handle, begin, part.data, url=path)
-    os.fsync(handle)
+    def _grow(self, kept: int, stop: int) -> None:
+        """Bring the file from its first ``kept`` bytes to ``stop``, and check it.
 
+        A file is appended to, and cut again if that fails. A new one appears whole and sound or not
+        at all, and so does one that is a link or has another name: the other name keeps its bytes.
+        """
+        if kept and not (os.path.islink(self.path) or os.stat(self.path).st_nlink > 1):
+            with open(self.path, "r+b") as file:
+                file.truncate(kept)
+                try:
+                    self._append(file, kept, stop)
+                except BaseException:
+                    file.truncate(kept)
+                    raise
+            self._check(self.path, self.position)
+            return
+        with storage.atomic_write(self.path) as new:
+            if kept:
+                new.write(storage.read(self.path, 0, kept).data)
+                new.flush()
+            self._append(new, kept, stop)
+            try:
+                self._check(new.name, self.position)
+            except FormatError as error:
+                raise type(error)(str(error).replace(new.name, self.path)) from error
 
-def _check(path: str, entry: ShardEntry, position: int) -> None:
-    """Raise what is wrong with a file, by its key.
+    def _append(self, file: BinaryIO, start: int, stop: int) -> None:
+        for begin in range(start, stop, _CHUNK_BYTES):
+            part = self.read(begin, min(begin + _CHUNK_BYTES, stop))
+            storage.write_at(file.fileno(), begin, part.data, url=self.path)
+        os.fsync(file.fileno())
 
-    A whole file is read once; its pieces are looked at only where its checksum is wrong.
-    """
-    is_whole = position > entry.num_groups
-    if is_whole and crc32c(storage.read(path, 0, entry.shard_bytes)) == entry.shard_crc32c:
-        return
-    with Shard(path, entry=entry._replace(scan=None)).load(FULL if is_whole else position) as found:
-        for _ in found.samples():
-            pass
-    if is_whole:
-        raise CorruptIndex("the checksum of the file is not that of the dataset index", url=path)
+    def _check(self, path: str, position: int) -> None:
+        """Raise an error with the key of what is damaged; a sound whole file is read once."""
+        entry = self.entry
+        is_whole = position > entry.num_groups
+        if is_whole and crc32c(storage.read(path, 0, entry.shard_bytes)) == entry.shard_crc32c:
+            return
+        shard = Shard(path, entry=entry._replace(scan=None))
+        with shard.load(FULL if is_whole else position) as found:
+            for _ in found.samples():
+                pass
+        if is_whole:
+            raise CorruptIndex(
+                "the checksum of the file is not that of the dataset index", url=path
+            )

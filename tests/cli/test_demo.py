@@ -42,7 +42,7 @@ def test_the_demo_of_own_photographs(synthetic_folder, tmp_path, layout, cli):
             shutil.copytree(synthetic_folder, photos / part)
     status, text, _ = cli("demo", photos, "--out", tmp_path / "out", "--epochs", 1)
     assert (status, "Scan 2 read" in text) == (0, True)
-    indexes = [open_dataset(tmp_path / "out" / part)[0] for part in ("train", "val")]
-    assert [index.classes for index in indexes] == [("cat", "dog")] * 2
-    counts = [index.num_samples for index in indexes]
-    assert counts == [24, 24] if layout == "splits" else sum(counts) == 24
+    parts = ("train", "val") if layout == "splits" else ("train",)
+    indexes = [open_dataset(tmp_path / "out" / part)[0] for part in parts]
+    assert {index.classes for index in indexes} == {("cat", "dog")}
+    assert {index.num_samples for index in indexes} == {24}

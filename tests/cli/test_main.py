@@ -26,7 +26,7 @@ def test_round_trip(synthetic_folder, tmp_path, capsys):
     )
     text = capsys.readouterr().out
     assert "24 samples in 3 shards" in text
-    assert re.search(r"full +\S+ kB +\S+ +\S+ +1\.00x", text)
+    assert re.search(r"full +\S+ kB +\S+ +\S+ +1\n", text)
 
     assert main(["info", str(pcr), "--plot", str(plot)]) == 0
     assert "layout: compact" in capsys.readouterr().out
@@ -123,6 +123,17 @@ def test_a_reader_that_stops_early(dataset):
     result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(dataset, closed):
+    """A job's environment may close standard output or error: the command still runs."""
+    program = f'exec "$@" {closed}'
+    command = ["sh", "-c", program, "sh", *RUN, "plan", str(dataset), "--batch", "1", "--scan", "5"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert "Traceback" not in result.stderr
+    assert bool(result.stdout) == (closed == "2>&-")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="THERE IS NO /dev/full")

@@ -53,8 +53,20 @@ def test_threads_decode_in_place_of_workers(dataset, capsys):
 
 
 def test_the_table_is_for_people(dataset, capsys):
-    """One line a scan, with stalls in per cent."""
+    """One line per scan, and the unit of the times."""
     assert main(["plan", str(dataset), *SIMULATE, "--scan", "5"]) == 0
     text = capsys.readouterr().out
     assert "step p99" in text
-    assert " % " in text
+    assert "times in seconds" in text
+
+
+def test_a_simulation_reads_what_the_plan_counts(dataset, cli):
+    """Requests and bytes of all ranks and workers are those of a plan without a cluster."""
+    job = ("plan", dataset, "--batch", 2, "--ranks", 2, "--workers", 2, "--json")
+    _, planned, _ = cli(*job)
+    _, simulated, _ = cli(*job, "--simulate", 1000, "--decode", 1000)
+    for cost, outcome in zip(planned, simulated, strict=True):
+        assert (outcome["requests"], outcome["sent_bytes"]) == (
+            cost["requests"],
+            cost["epoch_bytes"],
+        )

@@ -7,9 +7,8 @@ from pcrshard.errors import ScanUnavailable
 from pcrshard.fidelity.costs import (
     human_bytes,
     plan_costs,
-    plan_table,
+    record_table,
     scan_costs,
-    scan_table,
     table,
 )
 from pcrshard.training.epoch_order import Geometry
@@ -47,11 +46,11 @@ def test_sizes_for_people(size, text):
 
 def test_tables_are_aligned(index):
     """Every line is as wide as the header, and nothing is cut off."""
-    lines = scan_table(scan_costs(index)).splitlines()
+    lines = record_table(scan_costs(index)).splitlines()
     assert len(lines) == 12
     assert len({len(line) for line in lines}) == 1
     assert lines[-1].split()[0] == "full"
-    assert table(["a", "b"], [[1, "long"]]).splitlines() == ["a     b", "1  long"]
+    assert table(["a", "b"], [[1, "long"]]).splitlines() == ["a  b", "1  long"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -73,8 +72,8 @@ def test_a_bandwidth_gives_a_rate(index):
     """X = W / E[s], and a column of the table."""
     (cost,) = plan_costs(index, [2], Geometry(4, 1, 1), bandwidth=1e6)
     assert cost.images_per_second == pytest.approx(1e6 / (cost.epoch_bytes / 24))
-    assert plan_table([cost]).splitlines()[0].endswith("images/s")
-    assert "images/s" not in plan_table(plan_costs(index, [2], Geometry(4, 1, 1)))
+    assert record_table([cost]).splitlines()[0].endswith("images per second")
+    assert "images per" not in record_table(plan_costs(index, [2], Geometry(4, 1, 1)))
 
 
 def test_scans_that_are_not_there_are_refused(index):

@@ -2,10 +2,13 @@
 
 import itertools
 import math
+import random
 import time
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pcrshard
 from pcrshard.errors import PCRError, ScanUnavailable
@@ -13,7 +16,22 @@ from pcrshard.fidelity import measure as m
 from pcrshard.fidelity.user_network import Network
 from pcrshard.testing import make_jpeg
 
-pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[train]'")
+pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[fidelity]'")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    count=st.integers(1, 30),
+    shards=st.integers(1, 9),
+)
+def test_images_are_picked_once_from_few_shards(sizes, count, shards):
+    """For any sizes."""
+    picked = m.pick(random.Random(3), sizes, count, shards)
+    assert len(picked) <= shards
+    assert sum(map(len, picked.values())) <= count
+    for shard, rows in picked.items():
+        assert rows == sorted(set(rows))
+        assert rows[-1] < sizes[shard]
 
 
 def test_psnr():

@@ -13,7 +13,7 @@ from pcrshard.fidelity.msssim import WEIGHTS, Reference, count_scales, msssim, r
 from pcrshard.testing import make_pixels
 
 # scikit-learn, for the demonstration, brings SciPy.
-pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[train]'")
+pytest.importorskip("cv2", reason="OPENCV IS NOT INSTALLED: pip install '.[fidelity]'")
 
 
 def oracle(a, b, weights):
@@ -116,5 +116,5 @@ def test_photographs_agree_with_torchmetrics(photos):
 def test_without_opencv_the_extra_is_named(monkeypatch):
     """Before anything is read."""
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(MissingDependency, match=r"pcrshard\[train\]"):
+    with pytest.raises(MissingDependency, match=r"pcrshard\[fidelity\]"):
         require_opencv.__wrapped__()

@@ -26,14 +26,14 @@ def pixels_of(path):
 
 
 def blue_heights(pixels):
-    """Heights in pixels of the runs of columns that have the bars' colour."""
+    """Heights in pixels of the runs of columns that have the bars' color."""
     blue = (abs(pixels - BLUE).max(axis=2) < 8).sum(axis=0)
     edges = np.flatnonzero(np.diff((blue > 3).astype(int), prepend=0, append=0))
     return [int(blue[a:b].max()) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def test_there_is_a_bar_for_each_scan(tmp_path):
-    """The bars are as high as the bytes, and the title and labels are drawn."""
+    """The bars are as high as the bytes."""
     path = tmp_path / "costs.png"
     plots.plot_scan_costs(COSTS, str(path), title="24 samples")
     pixels = pixels_of(path)
@@ -42,41 +42,20 @@ def test_there_is_a_bar_for_each_scan(tmp_path):
     assert len(heights) == 3
     assert heights[0] / heights[2] == pytest.approx(1 / 4, abs=0.02)
     assert heights[1] / heights[2] == pytest.approx(1 / 2, abs=0.02)
-    other = tmp_path / "other.png"
-    plots.plot_scan_costs(COSTS, str(other), title="25 samples")
-    rows, _, _ = np.nonzero(pixels != pixels_of(other))
-    assert 0 < rows.max() < 40
 
 
 def test_the_ladder_has_its_images_above_the_bars(tmp_path):
-    """Each rung is one image; its colours are found in the upper part."""
-    images = [
-        (f"scan {scan}", 1000 * scan, np.full((40, 60, 3), colour, np.uint8))
-        for scan, colour in ((1, (255, 0, 0)), (5, (0, 255, 0)))
-    ]
+    """The images are in the upper part, from left to right."""
+    colors = {"scan 1": (255, 0, 0), "scan 5": (0, 255, 0)}
+    images = [(name, 1000, np.full((40, 60, 3), rgb, np.uint8)) for name, rgb in colors.items()]
     path = tmp_path / "ladder.png"
     plots.plot_ladder(images, COSTS, str(path), title="one image")
     pixels = pixels_of(path)
-    assert pixels.shape == (700, 1200, 3)
     assert len(blue_heights(pixels)) == 3
-    red, green = (
-        np.argwhere((pixels == colour).all(axis=2)) for colour in ((255, 0, 0), (0, 255, 0))
-    )
-    assert len(red) > 1000
-    assert len(green) > 1000
+    red, green = (np.argwhere((pixels == rgb).all(axis=2)) for rgb in colors.values())
+    assert min(len(red), len(green)) > 1000
     assert red[:, 1].max() < green[:, 1].min()
     assert red[:, 0].max() < 350
-
-
-def test_fidelity_is_a_line_of_points(tmp_path):
-    """The curve goes from the lower left to the upper right."""
-    path = tmp_path / "fidelity.png"
-    plots.plot_fidelity([1, 2, "full"], [1.0, 2.0, 4.0], [0.5, 0.9, 1.0], str(path), title="t")
-    pixels = pixels_of(path)
-    assert pixels.shape == (400, 800, 3)
-    y, x = np.nonzero(abs(pixels - BLUE).max(axis=2) < 8)
-    assert y[x.argmin()] > y[x.argmax()]
-    assert x.max() - x.min() > 400
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -107,5 +86,5 @@ def test_a_picture_that_cannot_be_saved_is_an_error_of_ours(tmp_path):
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingDependency, match=r"pcrshard\[train\]"):
+    with pytest.raises(MissingDependency, match=r"pcrshard\[fidelity\]"):
         plots.pyplot_module()

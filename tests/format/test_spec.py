@@ -1,9 +1,9 @@
 """SPEC.md, rule by rule: golden shards, and a file that breaks each rule."""
 
-import importlib.util
 import json
 import re
 
+import make_golden
 import pytest
 from support import ROOT
 
@@ -19,10 +19,6 @@ RULES = set(
         re.sub(r"```.*?```", "", (ROOT / "SPEC.md").read_text(), flags=re.DOTALL),
     )
 )
-
-_spec = importlib.util.spec_from_file_location("make_golden", ROOT / "scripts" / "make_golden.py")
-make_golden = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(make_golden)
 
 
 def test_every_rule_has_a_vector_and_every_vector_a_rule():

@@ -1,0 +1,585 @@
+"""Every way in which a training loop may surprise a saver of activations."""
+
+import copy
+import gc
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from pcrshard import compress_activations
+from pcrshard.activation import Absolute, ActivationOptions, GradientNoise, RelativeStd
+from pcrshard.errorbound import PointwiseRelative
+
+torch.set_num_threads(1)
+CODECS = ("zstd", "bits", "int8")
+
+
+def saver_of(model, bound=0.05, codec="zstd", **options):
+    return compress_activations(model, bound, codec, ActivationOptions(**options))
+
+
+def network(*, inplace=False):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace),
+        nn.Conv2d(8, 16, 3, padding=1, stride=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(inplace),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    )
+
+
+def batch(size=8):
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(size, 3, 32, 32, generator=generator)
+    return images, torch.randint(0, 5, (size,), generator=generator)
+
+
+def gradients(model):
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def run(model, saver, images, labels):
+    model.zero_grad()
+    with saver:
+        loss = functional.cross_entropy(model(images), labels)
+    loss.backward()
+    return float(loss.detach())
+
+
+def errors(first, second):
+    """Relative errors of the gradients of weights.
+
+    A bias before batch normalisation has none: any error would be infinitely large.
+    """
+    return [
+        float((a - b).norm() / a.norm()) for a, b in zip(first, second, strict=True) if a.dim() > 1
+    ]
+
+
+def expected(model, images, labels):
+    model = copy.deepcopy(model)
+    functional.cross_entropy(model(images), labels).backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_gradients_are_close_and_memory_is_freed(codec, rounding):
+    """The loss is the same, the gradients nearly so, and nothing is alive afterwards."""
+    model = network()
+    images, labels = batch()
+    plain = expected(model, images, labels)
+    loss = float(functional.cross_entropy(copy.deepcopy(model)(images), labels).detach())
+    saver = saver_of(model, 0.02, codec, min_bytes=1024, rounding=rounding)
+    assert run(model, saver, images, labels) == loss
+    assert max(errors(plain, gradients(model))) < 0.05
+    assert saver.ledger.live_bytes == 0
+    assert saver.ledger.peak_bytes > 0
+    assert saver.report().ratio > 2
+
+
+def test_the_codec_none_changes_no_bit_and_counts():
+    """Accounting only."""
+    model = network()
+    images, labels = batch()
+    plain = expected(model, images, labels)
+    saver = compress_activations(model, codec="none")
+    run(model, saver, images, labels)
+    assert errors(plain, gradients(model)) == [0.0] * 4
+    report = saver.report()
+    assert report.ratio == 1.0
+    assert report.raw_bytes > 8 * 8 * 32 * 32 * 4
+
+
+def test_a_ratio_is_of_all_bytes_that_are_no_parameters():
+    """Exact tensors count on both sides; parameters on neither; each memory once."""
+    model = network()
+    images, labels = batch()
+    saver = compress_activations(model, codec="none")
+    run(model, saver, images, labels)
+    shapes = [row.shape for row in saver.report().rows if row.raw_bytes >= 16_384]
+    # the images, two inputs and outputs of batch norm, one of each deeper stage
+    assert shapes.count((8, 3, 32, 32)) == 1
+    assert shapes.count((8, 8, 32, 32)) == 2
+    assert (8, 3, 3, 3) not in [row.shape for row in saver.report().rows]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_masks_of_relu_are_exact(inplace, memory):
+    """Where a ReLU's output was zero the gradient is zero, and only there; in any layout."""
+    torch.manual_seed(0)
+    values = torch.randn(4, 8, 16, 16).contiguous(memory_format=memory).requires_grad_()
+    saver = saver_of(nn.Identity(), Absolute(10.0), min_bytes=0)
+    with saver:
+        out = functional.relu(values * 1.0, inplace=inplace)
+    assert [row.kind for row in saver.report().rows] == ["lossy"]
+    out.sum().backward()
+    assert torch.equal(values.grad, (values > 0).float())
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_strides_come_back(memory):
+    """An unpacked tensor lies in memory as the saved one did."""
+    values = torch.randn(4, 8, 16, 16).contiguous(memory_format=memory).requires_grad_()
+    saver = saver_of(nn.Identity(), min_bytes=0)
+    with saver:
+        out = (values * 1.0).sigmoid()
+    assert out.grad_fn._saved_result.stride() == values.stride()
+
+
+def test_a_change_in_place_after_compression_is_legal():
+    """What is compressed is a copy: the gradient is that of the value that was used."""
+    values = torch.randn(4, 8, 16, 16, requires_grad=True)
+    saver = saver_of(nn.Identity(), Absolute(0.02), min_bytes=0)
+    with saver:
+        middle = values * 1.0
+        out = middle.pow(2)
+        middle.data.zero_()
+        middle.add_(5)
+    out.sum().backward()
+    assert torch.allclose(values.grad, 2 * values, atol=0.041)
+
+
+def test_a_change_in_place_of_an_exact_tensor_raises_as_without_us():
+    """Autograd's own check, which pack hooks switch off."""
+    values = torch.randn(3, requires_grad=True)
+    saver = compress_activations(nn.Identity())
+    with saver:
+        middle = values * 1.0
+        out = middle.pow(2)
+    middle.add_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation.*version 0 instead"):
+        out.sum().backward()
+    weight = nn.Parameter(torch.randn(3))
+    with saver:
+        out = values * weight
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_views_and_transposes_are_not_mistaken_for_each_other():
+    """One storage, other shapes, strides and offsets: no shared copies (ms-swift issue 10157)."""
+    values = torch.randn(16, 16, 16, requires_grad=True)
+    saver = saver_of(nn.Identity(), Absolute(0.02), min_bytes=0)
+    with saver:
+        base = values * 1.0
+        parts = [
+            base,
+            base.transpose(0, 2),
+            base[:8],
+            base[8:],
+            base[:, ::2],
+            base.flatten(0, 1)[None],
+        ]
+        outs = [part.pow(2) for part in parts]
+    for part, out in zip(parts, outs, strict=True):
+        assert torch.allclose(out.grad_fn._saved_self, part, atol=0.021)
+        assert out.grad_fn._saved_self.stride() == part.stride()
+    assert saver.ledger.live_bytes > 0
+    sum(out.sum() for out in outs).backward()
+    assert saver.ledger.live_bytes == 0
+
+
+def test_memory_that_is_used_again_is_another_tensor():
+    """The allocator gives a freed address to the next tensor (trl issue 6241)."""
+    saver = saver_of(nn.Identity(), Absolute(0.02), min_bytes=0)
+    values = torch.randn(64, 32, 32, requires_grad=True)
+    with saver:
+        # Each factor's product is freed at once.
+        outs = [(values * (factor / 10)).pow(2).sum() for factor in range(1, 20)]
+    for factor, out in enumerate(outs, 1):
+        (gradient,) = torch.autograd.grad(out, values)
+        assert torch.allclose(
+            gradient, 2 * (factor / 10) ** 2 * values, rtol=0, atol=factor / 10 * 0.041
+        )
+    assert len(saver.report().rows) == 19
+
+
+def test_a_new_version_is_another_tensor():
+    """The same memory after a change in place is saved again."""
+    saver = saver_of(nn.Identity(), Absolute(0.02), min_bytes=0)
+    values = torch.randn(16, 16, 16, requires_grad=True)
+    with saver:
+        middle = values * 1.0
+        first = middle.pow(2)
+        middle.mul_(3)
+        second = middle.pow(2)
+    one = first.grad_fn._saved_self
+    three = second.grad_fn._saved_self
+    assert torch.allclose(three, 3 * one, atol=0.081)
+
+
+def test_the_same_memory_is_kept_once():
+    """ReLU's output and the next convolution's input are one tensor."""
+    model = network()
+    images, labels = batch()
+    saver = saver_of(model, min_bytes=1024)
+    run(model, saver, images, labels)
+    shapes = [row.shape for row in saver.report().rows if row.kind == "lossy"]
+    assert shapes.count((8, 8, 32, 32)) == 2  # input of batch norm, output of ReLU
+    assert shapes.count((8, 16, 16, 16)) == 2
+
+
+def test_autocast_leaves_copies_of_weights_alone():
+    """bfloat16 copies of weights are no parameter's storage, and exact all the same."""
+    model = network()
+    model.append(nn.Linear(5, 5))
+    images, labels = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = expected(model, images, labels)
+    saver = saver_of(model, min_bytes=0, min_dims=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        run(model, saver, images, labels)
+    shapes = {tuple(parameter.shape) for parameter in model.parameters() if parameter.dim() > 1}
+    shapes |= {shape[::-1] for shape in shapes if len(shape) == 2}
+    assert not shapes & {row.shape for row in saver.report().rows}
+    assert any(row.dtype == torch.bfloat16 and row.kind == "lossy" for row in saver.report().rows)
+    assert max(errors(plain, gradients(model))) < 0.1
+
+
+def test_inputs_small_tensors_and_logits_are_exact():
+    """Never lossy: what has no gradient, fewer bytes or dimensions, and results of softmax."""
+    model = network()
+    images, labels = batch()
+    saver = saver_of(model, min_bytes=16_384)
+    run(model, saver, images, labels)
+    for row in saver.report().rows:
+        if row.kind == "lossy":
+            assert row.raw_bytes >= 16_384
+            assert len(row.shape) >= 3
+            assert row.shape != tuple(images.shape)
+    scores = torch.randn(8, 5, 32, 32, requires_grad=True)
+    targets = torch.randint(0, 5, (8, 32, 32))
+    with saver:
+        loss = functional.cross_entropy(scores * 1.0, targets)
+    loss.backward()
+    (plain,) = torch.autograd.grad(functional.cross_entropy(scores * 1.0, targets), scores)
+    assert torch.equal(scores.grad, plain)
+
+
+def test_inputs_may_be_lossy_if_asked():
+    """As in the paper, whose figures include the images."""
+    images = torch.randn(8, 3, 32, 32)
+    weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+    for inputs, kind in ((False, "exact"), (True, "lossy")):
+        saver = saver_of(nn.Identity(), inputs=inputs)
+        with saver:
+            out = functional.conv2d(images, weight)
+        assert [row.kind for row in saver.report().rows] == [kind]
+        out.sum().backward()
+
+
+def test_constant_and_empty_tensors():
+    """A dead ReLU is one value; nothing is nothing; a constant is exact."""
+    saver = saver_of(nn.Identity(), min_bytes=0)
+    values = torch.randn(4, 8, 16, 16, requires_grad=True)
+    with saver:
+        dead = (values * 0.0 - 1).relu()
+        constant = (values * 0.0 + 3).pow(2)
+        empty = (values[:0] * 1.0).pow(2)
+    rows = saver.report().rows
+    assert [row.kind for row in rows] == ["constant", "constant", "exact"]
+    assert [row.stored_bytes for row in rows] == [4, 4, 0]
+    (dead.sum() + constant.sum() + empty.sum()).backward()
+    assert torch.equal(values.grad, torch.zeros_like(values))
+
+
+def test_expanded_tensors_are_kept_by_reference():
+    """Compressing them would need more memory than they have."""
+    saver = saver_of(nn.Identity(), min_bytes=0)
+    values = torch.randn(1, 8, 1, 16, requires_grad=True)
+    with saver:
+        out = (values * 1.0).expand(4, 8, 32, 16).pow(2)
+    assert [row.kind for row in saver.report().rows] == ["exact"]
+    out.sum().backward()
+    assert torch.allclose(values.grad, 2 * values * 4 * 32)
+
+
+def test_retain_graph_and_double_backward():
+    """Unpacked as often as asked; gradients of gradients work."""
+    model = network()
+    images, labels = batch()
+    saver = saver_of(model, 0.02, min_bytes=1024)
+    with saver:
+        loss = functional.cross_entropy(model(images), labels)
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    second = torch.autograd.grad(loss, parameters, retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert saver.ledger.live_bytes > 0
+    graph = torch.autograd.grad(loss, parameters, create_graph=True)
+    sum(part.square().sum() for part in graph).backward()
+    assert all(parameter.grad is not None for parameter in parameters)
+    del loss, graph, first, second
+    gc.collect()
+    assert saver.ledger.live_bytes == 0
+
+
+def test_accumulation_of_gradients():
+    """Several forward passes before their backward passes; and one after the other."""
+    model = network()
+    images, labels = batch()
+    saver = saver_of(model, 0.02, min_bytes=1024)
+    losses = []
+    for part in range(2):
+        with saver:
+            rows = slice(4 * part, 4 * part + 4)
+            losses.append(functional.cross_entropy(model(images[rows]), labels[rows]))
+    held = saver.ledger.live_bytes
+    losses[0].backward()
+    assert 0 < saver.ledger.live_bytes < held
+    losses[1].backward()
+    losses.clear()
+    assert saver.ledger.live_bytes == 0
+
+
+def test_without_gradients_nothing_happens():
+    """Evaluation inside of the block costs nothing."""
+    model = network()
+    saver = compress_activations(model)
+    with saver, torch.no_grad():
+        model(batch()[0])
+    assert saver.report().rows == ()
+    assert saver.ledger.peak_bytes == 0
+
+
+def test_an_exception_in_the_forward_pass_frees_everything():
+    """The block ends, the hooks go, the counter returns to 0, and the next step works."""
+    model = network()
+    images, labels = batch()
+    saver = saver_of(model, min_bytes=1024)
+
+    def fail():
+        with saver:
+            kept = model(images)
+            assert saver.ledger.live_bytes > 0
+            raise KeyError(str(kept.shape))
+
+    with pytest.raises(KeyError):
+        fail()
+    gc.collect()
+    assert saver.ledger.live_bytes == 0
+    run(model, saver, images, labels)
+    assert saver.ledger.live_bytes == 0
+
+
+def test_an_exception_in_the_backward_pass_frees_everything():
+    """A hook that raises half way through."""
+    model = network()
+    images, labels = batch()
+    saver = saver_of(model, min_bytes=1024)
+
+    def fail(gradient):
+        raise KeyError
+
+    with saver:
+        middle = model[:4](images)
+        middle.register_hook(fail)
+        loss = functional.cross_entropy(model[4:](middle), labels)
+    with pytest.raises(KeyError):
+        loss.backward()
+    del loss, middle
+    gc.collect()
+    assert saver.ledger.live_bytes == 0
+
+
+def test_a_graph_that_nobody_differentiates_is_freed():
+    """No leak without a backward pass; no cycle holds the tensors."""
+    model = network()
+    images, _ = batch()
+    saver = saver_of(model, min_bytes=1024)
+    gc.disable()
+    try:
+        with saver:
+            out = model(images)
+        assert saver.ledger.live_bytes > 0
+        del out
+        assert saver.ledger.live_bytes == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_regions_save_their_input_compressed(reentrant):
+    """torch.utils.checkpoint inside of the block: the input of the region is what is kept."""
+    model = network()
+    images, labels = batch()
+    plain = expected(model, images, labels)
+    saver = saver_of(model, 0.02, min_bytes=1024)
+    model.zero_grad()
+    with saver:
+        middle = model[:3](images)
+        middle = checkpoint(model[3:9], middle, use_reentrant=reentrant)
+        loss = functional.cross_entropy(model[9:](middle), labels)
+    shapes = [row.shape for row in saver.report().rows if row.kind == "lossy"]
+    assert shapes.count((8, 8, 32, 32)) == 2
+    assert (8, 16, 16, 16) not in shapes
+    loss.backward()
+    # The region is computed again from inexact inputs, so that masks change, too.
+    assert max(errors(plain, gradients(model))) < 0.2
+    assert saver.ledger.live_bytes == 0
+
+
+def test_a_saver_inside_of_a_checkpointed_region():
+    """The block runs again when the region is recomputed; nothing is counted twice or leaks."""
+    model = network()
+    images, labels = batch()
+    plain = expected(model, images, labels)
+    saver = saver_of(model, 0.02, min_bytes=1024)
+    model.zero_grad()
+
+    def region(values):
+        with saver:
+            return model(values)
+
+    out = checkpoint(region, images.requires_grad_(), use_reentrant=False)
+    functional.cross_entropy(out, labels).backward()
+    del out
+    gc.collect()
+    assert max(errors(plain, gradients(model))) < 0.05
+    assert saver.ledger.live_bytes == 0
+
+
+def test_functional_gradients_are_refused_by_torch_and_leave_nothing():
+    """torch.func.grad does not work under hooks; the message is PyTorch's."""
+    saver = saver_of(nn.Identity(), min_bytes=0)
+    with pytest.raises(RuntimeError, match="hooks"), saver:
+        torch.func.grad(lambda values: values.pow(2).sum())(torch.randn(4, 8, 16))
+    assert saver.ledger.live_bytes == 0
+
+
+def test_dynamic_graphs_and_short_batches():
+    """Another graph each step, the last batch short: the fallback bound, never a crash."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    saver = saver_of(model, GradientNoise(every=3), min_bytes=1024)
+    images, labels = batch()
+    for step in range(6):
+        size = 8 if step % 3 else 3
+        model.zero_grad()
+        with saver:
+            middle = model[:6](images[:size])
+            if step % 2:
+                middle = middle * torch.sigmoid(middle)
+            loss = functional.cross_entropy(model[6:](middle), labels[:size])
+        loss.backward()
+        optimizer.step()
+        saver.step(optimizer)
+        assert math.isfinite(float(loss.detach()))
+    del loss, middle
+    assert saver.ledger.live_bytes == 0
+
+
+def test_lazy_modules_get_their_weights_inside():
+    """They have no memory when the block begins."""
+    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    images, labels = batch()
+    saver = saver_of(model, min_bytes=0)
+    run(model, saver, images, labels)
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    shapes = {tuple(weight.shape) for weight in weights}
+    assert not shapes & {row.shape for row in saver.report().rows}
+    assert saver.ledger.live_bytes == 0
+
+
+def test_other_kinds_of_tensors_pass():
+    """Complex and sparse ones are kept by reference."""
+    saver = saver_of(nn.Identity(), min_bytes=0)
+    values = torch.randn(4, 8, 16, dtype=torch.complex64, requires_grad=True)
+    with saver:
+        out = (values * 1.0).pow(2).abs().sum()
+    out.backward()
+    assert {row.kind for row in saver.report().rows if row.dtype.is_complex} == {"exact"}
+    matrix = torch.eye(8).to_sparse()
+    dense = torch.randn(8, 8, requires_grad=True)
+    with saver:
+        out = torch.sparse.mm(matrix, dense)
+    out.sum().backward()
+    assert torch.equal(dense.grad, torch.ones(8, 8))
+
+
+def test_one_block_at_a_time():
+    """Nesting one saver in itself is refused; its outer block still ends well."""
+    saver = compress_activations(nn.Identity())
+    with saver:
+        with pytest.raises(RuntimeError, match="one with block at a time"):
+            saver.__enter__()
+    with saver:
+        pass
+
+
+def test_impossible_settings_are_refused_with_the_reason():
+    """At once, with what was expected, instead of in the middle of a training."""
+    model = nn.Identity()
+    for bad in (0.0, -1.0, math.nan, math.inf, True):
+        with pytest.raises(ValueError, match="positive and finite"):
+            compress_activations(model, bad)
+    for bad in (8, 1.0, 100):
+        with pytest.raises(ValueError, match=r"0.05 allows 5 %"):
+            compress_activations(model, bad)
+    with pytest.raises(ValueError, match="codes have one byte"):
+        compress_activations(model, 0.001)
+    with pytest.raises(TypeError, match="got PointwiseRelative"):
+        compress_activations(model, PointwiseRelative(0.1))
+    with pytest.raises(ValueError, match="1 or more steps"):
+        GradientNoise(every=0)
+    with pytest.raises(ValueError, match="nearest or stochastic"):
+        ActivationOptions(rounding="up")
+    with pytest.raises(ValueError, match="'zstd', 'predicted', 'bits', 'int8', 'none'"):
+        compress_activations(model, codec="gzip")
+    with pytest.raises(ValueError, match="expected rounding nearest with the codec predicted"):
+        compress_activations(model, 0.05, "predicted", ActivationOptions(rounding="stochastic"))
+    assert compress_activations(model, 0.1).bound == RelativeStd(0.1)
+
+
+def test_a_forgotten_block_is_noticed():
+    """Training without ``with saver:`` warns at the first step, once, and the report says it."""
+    model = network()
+    saver = compress_activations(model)
+    model(batch()[0]).sum().backward()
+    with pytest.warns(UserWarning, match="no forward pass ran inside"):
+        saver.step()
+    assert "no forward pass" in str(saver.report())
+    saver.step()
+
+
+def test_a_pass_that_compresses_nothing_is_noticed():
+    """Megabytes that stay exact are no success: one warning says what would be compressed."""
+    model = nn.Linear(1024, 1024)
+    saver = compress_activations(model)
+    with pytest.warns(UserWarning, match="none of the 1 saved tensors was compressed"), saver:
+        model(torch.randn(1024, 1024)).sum().backward()
+
+
+def test_the_report_says_what_was_gained():
+    """Plain and compressed bytes, times, and the ten largest tensors by their modules' names."""
+    model = network()
+    images, labels = batch(64)
+    saver = compress_activations(model)
+    run(model, saver, images, labels)
+    report = saver.report()
+    text = str(report)
+    assert f"saved for backward without compression: {report.raw_bytes / 1e6:.1f} MB" in text
+    assert f"{report.ratio:.2f} times less" in text
+    assert "1 64x8x32x32" in text
+    assert "?" not in text
+    assert len(text.splitlines()) <= 17
+    assert all(row.label for row in report.rows)
+    loss_row = [row for row in report.rows if row.label == "LogSoftmax"]
+    assert [row.shape for row in loss_row] == [(64, 5)]
+    assert saver.ledger.peak_bytes < report.stored_bytes

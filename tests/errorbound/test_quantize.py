@@ -1,0 +1,122 @@
+"""No restored value is farther off than its bound, whatever the type and the values."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pcrshard.errorbound import (
+    FLOAT_TYPES,
+    Absolute,
+    LinearLattice,
+    PointwiseRelative,
+    RelativeStd,
+    check_error,
+    quantize,
+    restore,
+)
+from pcrshard.errors import ErrorBoundViolated
+
+# Other jobs may have the machine.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+BOUNDS = [RelativeStd(0.01), RelativeStd(0.1), Absolute(1e-3), PointwiseRelative(0.1)]
+
+
+def there_and_back(words, kind, lattice):
+    quantized = quantize(words, kind, lattice)
+    return quantized, restore(quantized, kind, lattice)
+
+
+@PATIENT
+@given(data=st.data(), name=st.sampled_from(sorted(FLOAT_TYPES)), bound=st.sampled_from(BOUNDS))
+def test_any_bits_come_back_within_the_bound(data, name, bound):
+    """Arbitrary bits of any floating type: all errors within the bound, special values exact."""
+    kind = FLOAT_TYPES[name]
+    words = data.draw(hnp.arrays(kind.word, st.integers(1, 200)))
+    lattice = bound.lattice(words, kind)
+    if lattice is None:
+        return
+    quantized, restored = there_and_back(words, kind, lattice)
+    assert check_error(words, restored, kind, lattice) <= 1
+    values = kind.widen(words)
+    special = ~np.isfinite(values) | (np.abs(values) < kind.smallest_normal)
+    assert np.array_equal(restored[special], words[special])
+    again = quantize(words, kind, lattice)
+    assert np.array_equal(again.codes, quantized.codes)
+
+
+@pytest.mark.parametrize("name", FLOAT_TYPES)
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound}")
+def test_normal_tensors_hold_the_bound_after_the_cast(name, bound):
+    """300,000 values cross the blocks; the cast to 16 bits would break 1 % bounds by far."""
+    kind = FLOAT_TYPES[name]
+    values = np.random.default_rng(0).normal(0, 0.02, 300_000)
+    words = kind.narrow(values)
+    lattice = bound.lattice(words, kind)
+    if lattice is None:
+        assert name == "bfloat16"
+        return
+    quantized, restored = there_and_back(words, kind, lattice)
+    worst = check_error(words, restored, kind, lattice)
+    assert 0.9 < worst <= 1
+    if name in ("float32", "float64"):
+        assert len(quantized.escape_index) < 100
+
+
+@pytest.mark.parametrize("name", FLOAT_TYPES)
+def test_special_values_are_kept_bit_for_bit(name):
+    """NaN payloads, both infinities, -0.0 and subnormals."""
+    kind = FLOAT_TYPES[name]
+    values = np.random.default_rng(0).normal(0, 1, 1000)
+    words = kind.narrow(values)
+    sign = 1 << (8 * words.itemsize - 1)
+    infinity = int(kind.narrow(np.array([np.inf]))[0])
+    special = [infinity, infinity | sign, infinity | 1, infinity | sign | 3, sign, 1, sign | 2]
+    words[: len(special)] = special
+    lattice = RelativeStd(0.1).lattice(words, kind)
+    quantized, restored = there_and_back(words, kind, lattice)
+    assert restored[: len(special)].tolist() == special
+    assert quantized.escape_index.tolist()[: len(special)] == list(range(len(special)))
+
+
+def test_codes_too_large_for_differences_are_escaped():
+    """A value of 2^40 steps is kept exactly instead of wrapping around."""
+    kind = FLOAT_TYPES["float32"]
+    words = np.array([2.0**40, 1.0, -(2.0**40)], np.float32).view(np.uint32)
+    quantized, restored = there_and_back(words, kind, LinearLattice(1.0, 0.5))
+    assert quantized.escape_index.tolist() == [0, 2]
+    assert np.array_equal(restored, words)
+
+
+def test_a_hundred_links_are_as_exact_as_one():
+    """Differences of codes add up to the codes: no drift, forward, backward or in one hop."""
+    rng = np.random.default_rng(0)
+    kind = FLOAT_TYPES["float32"]
+    lattice = LinearLattice(4e-4, 2e-4)
+    values = rng.normal(0, 0.02, 5000).astype(np.float32)
+    first = quantize(values.view(np.uint32), kind, lattice).codes
+    codes = first
+    total = np.zeros_like(first)
+    for _ in range(100):
+        values = values + rng.normal(0, 1e-3, 5000).astype(np.float32)
+        now = quantize(values.view(np.uint32), kind, lattice).codes
+        total += now - codes
+        codes = now
+    restored = kind.narrow(lattice.values(first + total))
+    assert check_error(values.view(np.uint32), restored, kind, lattice) <= 1
+    assert np.array_equal(first + total, codes)
+
+
+def test_a_broken_bound_is_named():
+    """The check that everything rests on does find a wrong value, and a lost special one."""
+    kind = FLOAT_TYPES["float32"]
+    words = np.array([1.0, 2.0, np.nan], np.float32).view(np.uint32)
+    lattice = LinearLattice(0.2, 0.1)
+    moved = np.array([1.0, 2.2, np.nan], np.float32).view(np.uint32)
+    with pytest.raises(ErrorBoundViolated, match="got 2 bounds at value 1"):
+        check_error(words, moved, kind, lattice)
+    lost = np.array([1.0, 2.0, 0.0], np.float32).view(np.uint32)
+    with pytest.raises(ErrorBoundViolated, match="at value 2"):
+        check_error(words, lost, kind, lattice)
