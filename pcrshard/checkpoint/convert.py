@@ -92,7 +92,7 @@ def convert(
     if not files:
         raise VersionUnavailable("there are no versions of format 1", url=source)
     manifest = new.commit(Manifest(), Manifest())
-    known: dict[bytes, dict[str, LatticeCodes]] = {}
+    known: dict[bytes, dict[str, LatticeCodes[Any]]] = {}
     before: dict[str, Tensor] = {}
     for number in reported(sorted(numbered), progress):
         file = numbered[number]
@@ -149,9 +149,9 @@ def _unpack(data: bytes | memoryview, magic: bytes) -> Any:
 def _decode_chain(
     file: _File,
     by_id: dict[bytes, _File],
-    known: dict[bytes, dict[str, LatticeCodes]],
+    known: dict[bytes, dict[str, LatticeCodes[Any]]],
     options: storage.Options | None,
-) -> dict[str, LatticeCodes]:
+) -> dict[str, LatticeCodes[Any]]:
     """Decode a version through its parents, which may be newer; the last one stays in memory."""
     layers = [file]
     while (parent := layers[-1].header["parent"]) is not None and parent[1] not in known:
@@ -175,7 +175,7 @@ def _decode_chain(
     return tensors
 
 
-def _decode(entry: Any, payload: memoryview, base: LatticeCodes | None) -> LatticeCodes:
+def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> LatticeCodes[Any]:
     """Decode a tensor; exact words are codes without escapes."""
     first, second, _ = entry["sizes"]
     main, index, words = payload[:first], payload[first : first + second], payload[first + second :]
@@ -198,7 +198,9 @@ def _decode(entry: Any, payload: memoryview, base: LatticeCodes | None) -> Latti
     return LatticeCodes(values, places[:0], changed[:0])
 
 
-def _restored(header: Any, decoded: dict[str, LatticeCodes]) -> tuple[list[Tensor], list[bytes]]:
+def _restored(
+    header: Any, decoded: dict[str, LatticeCodes[Any]]
+) -> tuple[list[Tensor], list[bytes]]:
     """Return the tensors and the digests of their restored bytes, compared with the id."""
     tensors: list[Tensor] = []
     digests = []
