@@ -98,14 +98,32 @@ bool pcr_writer_reserve(pcr_writer *writer, size_t more) {
     return true;
 }
 
-/* Writes the whole bytes among the pending bits; 0xFF is followed by a stuffed 0 (T.81 F.1.2.3). */
+/* 0xFF is followed by a stuffed 0 (T.81 F.1.2.3). */
+static inline void put_stuffed(pcr_writer *writer, uint8_t byte) {
+    writer->data[writer->size++] = byte;
+    if (byte == 0xFF) writer->data[writer->size++] = 0;
+}
+
+/* Writes the whole bytes among the pending bits. */
 static inline void drain(pcr_writer *writer) {
-    while (writer->count >= 8) {
-        writer->count -= 8;
-        uint8_t byte = (uint8_t)(writer->bits >> writer->count);
-        writer->data[writer->size++] = byte;
-        if (byte == 0xFF) writer->data[writer->size++] = 0;
+    for (; writer->count >= 8; writer->count -= 8)
+        put_stuffed(writer, (uint8_t)(writer->bits >> (writer->count - 8)));
+}
+
+/* Writes 32 pending bits. */
+static inline void drain_word(pcr_writer *writer) {
+    writer->count -= 32;
+    uint32_t word = (uint32_t)(writer->bits >> writer->count);
+    /* A byte of 0xFF is a zero byte of the complement. */
+    bool stuffing = (~word - 0x01010101u) & word & 0x80808080u;
+    if (stuffing) {
+        for (int shift = 24; shift >= 0; shift -= 8) put_stuffed(writer, (uint8_t)(word >> shift));
+        return;
     }
+    uint8_t *to = writer->data + writer->size;
+    to[0] = (uint8_t)(word >> 24), to[1] = (uint8_t)(word >> 16);
+    to[2] = (uint8_t)(word >> 8), to[3] = (uint8_t)word;
+    writer->size += 4;
 }
 
 static inline void write_bits(pcr_writer *writer, uint32_t value, int count) {
@@ -113,19 +131,24 @@ static inline void write_bits(pcr_writer *writer, uint32_t value, int count) {
     writer->count += count;
 }
 
-void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens,
+void pcr_write_tokens(pcr_writer *to, const pcr_tokens *tokens,
                       const pcr_encoder_table tables[PCR_NUM_TABLES]) {
-    writer->bits = 0;
-    writer->count = 0;
+    uint32_t codes[PCR_NUM_TABLES + 1][256]; /* code << 8 | length; none for raw bits */
+    to->bits = 0;
+    to->count = 0;
     /* A token is at most 32 bits; each byte of them may need stuffing. */
-    if (!pcr_writer_reserve(writer, 8 * tokens->size + 16)) return;
+    if (!pcr_writer_reserve(to, 8 * tokens->size + 16)) return;
+    memset(codes[PCR_TOKEN_RAW], 0, sizeof codes[PCR_TOKEN_RAW]);
+    for (int table = 0; table < PCR_NUM_TABLES; table++)
+        for (int symbol = 0; symbol < 256; symbol++)
+            codes[table][symbol] =
+                (uint32_t)tables[table].code[symbol] << 8 | tables[table].length[symbol];
+    pcr_writer local = *to, *writer = &local;
     for (size_t i = 0; i < tokens->size; i++) {
-        uint32_t token = tokens->data[i];
-        uint32_t table = token >> 5 & 7, symbol = token >> 8 & 255;
-        if (table != PCR_TOKEN_RAW)
-            write_bits(writer, tables[table].code[symbol], tables[table].length[symbol]);
+        uint32_t token = tokens->data[i], code = codes[token >> 5 & 7][token >> 8 & 255];
+        write_bits(writer, code >> 8, (int)(code & 255));
         write_bits(writer, token >> 16, (int)(token & 31));
-        if (writer->count >= 32) drain(writer);
+        if (writer->count >= 32) drain_word(writer);
     }
     drain(writer);
     if (writer->count) {
@@ -133,4 +156,5 @@ void pcr_write_tokens(pcr_writer *writer, const pcr_tokens *tokens,
         write_bits(writer, (1u << fill) - 1, fill); /* T.81 F.1.2.3: padded with ones */
         drain(writer);
     }
+    *to = local;
 }

@@ -1,5 +1,5 @@
 /* The encoder of pcr_rescan: coefficients to tokens, tokens to optimal Huffman codes, codes to
- * bytes. rescan.c uses tokens.c and encode.c, which share nothing but these types. */
+ * bytes. rescan.c uses the kernel of tokens_body.h and encode.c, which share only these types. */
 #ifndef PCR_ENCODE_H
 #define PCR_ENCODE_H
 
@@ -18,13 +18,13 @@ enum {
 };
 
 /* value << 16 | symbol << 8 | table << 5 | number of value bits (0..16) */
-typedef struct {
+struct pcr_tokens {
     uint32_t *data;
     size_t size, capacity;
     uint32_t frequency[PCR_NUM_TABLES][257];
     bool failed;   /* out of memory */
     bool overflow; /* a value above PCR_MAX_AC or PCR_MAX_DC_DIFFERENCE */
-} pcr_tokens;
+};
 
 typedef struct {
     uint8_t *data;
@@ -41,11 +41,11 @@ typedef struct {
     int num_symbols;
 } pcr_encoder_table;
 
-/* tokens.c */
 /* Which of two Huffman tables a component has, as libjpeg chooses it: 1 for Cb and Cr, else 0. */
-int pcr_table_of(const pcr_decoder *dec, int component);
-/* The symbols of one scan, and how often each occurs. */
-void pcr_tokenise(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens);
+static inline int pcr_table_of(const pcr_decoder *dec, int component) {
+    bool chroma = component == 1 || component == 2;
+    return chroma && (dec->color == PCR_COLOR_YCC || dec->color == PCR_COLOR_YCCK);
+}
 
 /* encode.c */
 void pcr_optimal_table(pcr_encoder_table *table, const uint32_t frequency[257]);

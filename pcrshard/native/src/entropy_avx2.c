@@ -47,11 +47,37 @@ static inline void pcr_correct(int16_t *block, uint64_t corrections, uint64_t ol
         _mm256_store_si256(at, _mm256_add_epi16(value, change));
     }
 }
+
+static inline uint64_t pcr_extract(uint64_t bits, uint64_t mask) { return _pext_u64(bits, mask); }
 #else
 #include "entropy_plain.h"
 #endif
 
+static inline uint64_t pcr_find(const int16_t *block, uint64_t mask, int shift, int keep) {
+    const __m256i kept = _mm256_set1_epi16((int16_t)keep), zero = _mm256_setzero_si256();
+    const __m256i backward = _mm256_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0,
+                                              15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    uint64_t none = 0;
+    if (!mask) return 0;
+    for (int half = 0; half < 2; half++, block += 32) {
+        __m256i is_zero[2];
+        for (int i = 0; i < 2; i++) {
+            __m256i value = _mm256_load_si256((const __m256i *)block + i);
+            __m256i sign = _mm256_srai_epi16(value, 15);
+            value = _mm256_sub_epi16(_mm256_xor_si256(value, sign), sign);
+            value = _mm256_and_si256(_mm256_srli_epi16(value, shift), kept);
+            is_zero[i] = _mm256_cmpeq_epi16(value, zero);
+        }
+        /* The first coefficient belongs in the highest bit. */
+        __m256i bytes = _mm256_packs_epi16(is_zero[0], is_zero[1]);
+        bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(bytes, backward), 0x72);
+        none = none << 32 | (uint32_t)_mm256_movemask_epi8(bytes);
+    }
+    return mask & ~none;
+}
+
 #include "entropy_body.h"
+#include "tokens_body.h"
 
 static size_t avx2_copy_plain(uint8_t *dst, const uint8_t *src, size_t size) {
     const __m256i ff = _mm256_set1_epi8(-1);
@@ -76,6 +102,7 @@ const pcr_kernels pcr_kernels_vector = {
     .ac_first = avx2_ac_first,
     .ac_refine = avx2_ac_refine,
     .sequential = avx2_sequential,
+    .tokenise = avx2_tokenise,
     .smooth = pcr_smooth_avx2,
     .idct8 = pcr_idct8_avx2,
     .idct4 = pcr_idct4_avx2,

@@ -37,4 +37,11 @@ static inline void pcr_correct(int16_t *block, uint64_t bits, uint64_t old, int1
     }
 }
 
+static inline uint64_t pcr_extract(uint64_t bits, uint64_t mask) {
+    uint64_t found = 0;
+    for (uint64_t place = 1; mask; mask &= mask - 1, place <<= 1)
+        if (bits & mask & -mask) found |= place;
+    return found;
+}
+
 #endif

@@ -10,7 +10,17 @@
 
 static inline void pcr_clear(int16_t *block) { memset(block, 0, 128); }
 
+static inline uint64_t pcr_find(const int16_t *block, uint64_t mask, int shift, int keep) {
+    uint64_t found = 0;
+    for (; mask; mask &= mask - 1) {
+        int place = __builtin_ctzll(mask);
+        found |= (uint64_t)((abs(block[63 - place]) >> shift & keep) != 0) << place;
+    }
+    return found;
+}
+
 #include "entropy_body.h"
+#include "tokens_body.h"
 
 static size_t portable_copy_plain(uint8_t *dst, const uint8_t *src, size_t size) {
     size_t i = 0;
@@ -33,6 +43,7 @@ const pcr_kernels pcr_kernels_portable = {
     .ac_first = portable_ac_first,
     .ac_refine = portable_ac_refine,
     .sequential = portable_sequential,
+    .tokenise = portable_tokenise,
     .smooth = pcr_smooth_portable,
     .idct8 = pcr_idct8_portable,
     .idct4 = pcr_idct4_portable,

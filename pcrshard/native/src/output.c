@@ -301,17 +301,19 @@ static void resize_down(pcr_decoder *dec, const pcr_filter *down, size_t pitch, 
         /* The zero weights that pad an output may lie beyond the last row. */
         int taps = pcr_min(down->stride, plan->y1 - down->first - down->start[y]);
         for (int c = 0; c < plan->channels; c++, from += pitch) {
-            dec->kernels->resize_column(plan->temp[c], from, stride, weights, taps, plan->out_w);
-            row[c] = plan->temp[c];
+            uint8_t *to = num_planes(plan) == plan->channels ? row_at(plan, out, c, y)
+                                                             : plan->temp[c];
+            dec->kernels->resize_column(to, from, stride, weights, taps, plan->out_w);
+            row[c] = to;
         }
         put_row(dec, out, y, row);
     }
 }
 
 static int output_resized(pcr_decoder *dec, uint8_t *out) {
-    const pcr_plan_state *plan = &dec->plan;
+    pcr_plan_state *plan = &dec->plan;
     pcr_filter across, down;
-    size_t pitch = align((size_t)plan->out_w + 8) + PCR_ROW_PAD;
+    size_t pitch = align((size_t)plan->out_w) + PCR_ROW_PAD;
     size_t across_bytes = align(pcr_filter_size(plan->box_x0, plan->box_x1, plan->out_w));
     size_t down_bytes = pcr_filter_size(plan->box_y0, plan->box_y1, plan->out_h);
     int code = pcr_reserve(dec, &dec->filters, across_bytes + down_bytes);
@@ -319,11 +321,14 @@ static int output_resized(pcr_decoder *dec, uint8_t *out) {
         code = pcr_reserve(dec, &dec->output,
                            pitch * (size_t)plan->channels * (size_t)(plan->y1 - plan->y0));
     if (code) return code;
+    /* Rows that stay rows are mirrored by their filter. */
+    bool mirrored = plan->columns_back && !plan->transposed;
+    if (mirrored) plan->columns_back = false;
     pcr_filter_build(&across, dec->filters.data, pcr_ceil_div(dec->width, plan->scale),
-                     plan->box_x0, plan->box_x1, plan->out_w);
+                     plan->box_x0, plan->box_x1, plan->out_w, true, mirrored);
     pcr_filter_build(&down, dec->filters.data + across_bytes,
                      pcr_ceil_div(dec->height, plan->scale), plan->box_y0, plan->box_y1,
-                     plan->out_h);
+                     plan->out_h, false, false);
     code = resize_across(dec, &across, pitch);
     if (!code) resize_down(dec, &down, pitch, out);
     return code;

@@ -134,6 +134,7 @@ typedef void (*pcr_smooth_fn)(const pcr_smoothing *how, int count, const uint64_
                               const int16_t *ac);
 
 typedef struct pcr_filter pcr_filter;
+typedef struct pcr_tokens pcr_tokens;
 
 enum { PCR_UP_NONE, PCR_UP_H2V1, PCR_UP_H2V2, PCR_UP_H1V2, PCR_UP_REPLICATE };
 
@@ -169,6 +170,8 @@ typedef struct {
     /* Copies bytes up to the first 0xFF or the end; dst must have 32 bytes of room beyond. */
     size_t (*copy_plain)(uint8_t *dst, const uint8_t *src, size_t size);
     pcr_span_fn dc_first, dc_refine, ac_first, ac_refine, sequential;
+    /* The symbols of one scan to be encoded, and how often each occurs. */
+    void (*tokenise)(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens);
     pcr_smooth_fn smooth;
     pcr_idct_fn idct8, idct4, idct2, idct1;
     pcr_upsample_fn up_h2v1, up_h2v2, up_h1v2;

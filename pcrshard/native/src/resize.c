@@ -10,62 +10,72 @@ static int max_taps(double box0, double box1, int out) {
     return (int)ceil(scale > 1 ? scale : 1) * 2 + 1;
 }
 
+/* Lanes come in whole vectors of 32 outputs. */
+static size_t num_lanes(int out) { return ((size_t)out + 31) / 32 * (32 / PCR_LANE_OUTPUTS); }
+
 size_t pcr_filter_size(double box0, double box1, int out) {
-    size_t taps = round_up((size_t)max_taps(box0, box1, out), 16), groups = ((size_t)out + 7) / 8;
+    size_t taps = round_up((size_t)max_taps(box0, box1, out), 16);
     size_t start = round_up(4 * (size_t)out, 64), weights = round_up(2 * taps * (size_t)out, 64);
-    /* Lane tables are made only when all the taps of an output fit 16 samples. */
-    size_t lanes = groups * (round_up(8, 64) + 8 * 64);
-    return start + weights + lanes + 128;
+    /* Lane tables are made only when all the taps of an output fit 16 samples: 8 pairs. */
+    return start + weights + num_lanes(out) * (4 + 2 * 16 * 8) + 128;
 }
 
 /* Weights of one output, Q14, that add up to exactly 1: each is a difference of rounded sums. */
 static void set_weights(int16_t *weights, int first, int count, double centre, double width) {
     double total = 0, sum = 0;
     int done = 0;
-    for (int i = 0; i < count; i++) total += fmax(0, 1 - fabs(first + i + 0.5 - centre) / width);
-    for (int i = 0; i < count; i++) {
-        sum += fmax(0, 1 - fabs(first + i + 0.5 - centre) / width);
-        int next = (int)lround(sum / total * (1 << PCR_WEIGHT_BITS));
-        weights[i] = (int16_t)(next - done);
-        done = next;
+    for (int pass = 0; pass < 2; pass++) {
+        const double one = pass ? (1 << PCR_WEIGHT_BITS) / total : 0;
+        for (int i = 0; i < count; i++) {
+            double weight = width - fabs(first + i + 0.5 - centre);
+            if (weight > 0) sum += weight;
+            if (!pass) continue;
+            int next = (int)(sum * one + 0.5);
+            weights[i] = (int16_t)(next - done);
+            done = next;
+        }
+        total = sum, sum = 0;
     }
 }
 
+/* Where the first taps of the outputs of a lane lie; they descend in a mirrored filter. */
+static int lane_base(const pcr_filter *filter, int lane) {
+    int first = pcr_min(PCR_LANE_OUTPUTS * lane, filter->out - 1);
+    int last = pcr_min(first + PCR_LANE_OUTPUTS, filter->out) - 1;
+    return pcr_min(filter->start[first], filter->start[last]);
+}
+
 static bool fits_lanes(const pcr_filter *filter, int taps) {
-    if (taps > 16) return false;
-    for (int i = 0; i < filter->out; i++) {
-        int base = filter->start[i / PCR_LANE_OUTPUTS * PCR_LANE_OUTPUTS];
-        if (filter->start[i] - base + taps > 16) return false;
-    }
+    for (int i = 0; i < filter->out; i++)
+        if (filter->start[i] - lane_base(filter, i / PCR_LANE_OUTPUTS) + taps > 16) return false;
     return true;
 }
 
 /* Rearranges the weights for pmaddwd: 4 outputs x 2 taps a lane, bytes zero-extended by the
  * shuffle. */
 static void build_lanes(pcr_filter *filter) {
-    int groups = (filter->out + 7) / 8, pairs = filter->stride / 2;
-    for (int lane = 0; lane < 2 * groups; lane++) {
-        int first = pcr_min(PCR_LANE_OUTPUTS * lane, filter->out - 1);
-        filter->lane_start[lane] = filter->start[first];
-        for (int pair = 0; pair < pairs; pair++) {
-            size_t at = ((size_t)(lane / 2) * (size_t)pairs + (size_t)pair) * 32 +
-                (size_t)(lane & 1) * 16;
-            for (int i = 0; i < 8; i++) {
-                int output = PCR_LANE_OUTPUTS * lane + i / 2, tap = 2 * pair + (i & 1);
-                bool used = output < filter->out;
-                filter->shuffle[at + 2 * (size_t)i] =
-                    used ? (uint8_t)(filter->start[output] - filter->lane_start[lane] + tap) : 0x80;
-                filter->shuffle[at + 2 * (size_t)i + 1] = 0x80;
-                filter->lane_weights[at / 2 + (size_t)i] =
-                    used ? filter->weights[(size_t)output * (size_t)filter->stride + (size_t)tap]
-                        : 0;
+    const int pairs = filter->stride / 2;
+    for (int lane = 0; lane < (int)num_lanes(filter->out); lane++) {
+        size_t at = ((size_t)(lane / 2 * pairs) * 2 + (size_t)(lane & 1)) * 16;
+        filter->lane_start[lane] = lane_base(filter, lane);
+        for (int i = 0; i < PCR_LANE_OUTPUTS; i++) {
+            int output = PCR_LANE_OUTPUTS * lane + i;
+            bool used = output < filter->out;
+            int tap = used ? filter->start[output] - filter->lane_start[lane] : 0;
+            const int16_t *from = filter->weights + (used ? output * filter->stride : 0);
+            for (int pair = 0; pair < pairs; pair++, tap += 2) {
+                size_t to = at + 32 * (size_t)pair + 4 * (size_t)i;
+                const uint8_t shuffle[4] = {(uint8_t)tap, 0x80, (uint8_t)(tap + 1), 0x80};
+                memcpy(filter->shuffle + to, shuffle, 4);
+                memset(filter->lane_weights + to / 2, 0, 4);
+                if (used) memcpy(filter->lane_weights + to / 2, from + 2 * pair, 4);
             }
         }
     }
 }
 
 void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double box0, double box1,
-                      int out) {
+                      int out, bool across, bool mirrored) {
     double scale = (box1 - box0) / out, width = scale > 1 ? scale : 1;
     int taps = max_taps(box0, box1, out), widest = 0;
     filter->out = out;
@@ -74,31 +84,30 @@ void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double b
     filter->weights = (int16_t *)memory;
     memory += round_up(2 * round_up((size_t)taps, 16) * (size_t)out, 64);
     for (int i = 0; i < out; i++) {
-        double centre = box0 + (i + 0.5) * scale;
+        double centre = box0 + ((mirrored ? out - 1 - i : i) + 0.5) * scale;
         int first = pcr_max((int)(centre - width + 0.5), 0),
             stop = pcr_min((int)(centre + width + 0.5), in_size);
         filter->start[i] = first;
         widest = pcr_max(widest, stop - first);
-        filter->stop = stop;
     }
-    filter->first = filter->start[0];
+    filter->first = filter->start[mirrored ? out - 1 : 0];
     for (int i = 0; i < out; i++) filter->start[i] -= filter->first;
-    int even = (widest + 1) & ~1;
-    filter->narrow = fits_lanes(filter, even);
-    filter->stride = filter->narrow ? even : (int)round_up((size_t)widest, 16);
+    filter->stride = (widest + 1) & ~1;
+    filter->narrow = across && filter->stride <= 16 && fits_lanes(filter, filter->stride);
+    if (across && !filter->narrow) filter->stride = (int)round_up((size_t)widest, 16);
     memset(filter->weights, 0, 2 * (size_t)filter->stride * (size_t)out);
     for (int i = 0; i < out; i++) {
-        double centre = box0 + (i + 0.5) * scale;
+        double centre = box0 + ((mirrored ? out - 1 - i : i) + 0.5) * scale;
         int first = filter->start[i] + filter->first,
             stop = pcr_min((int)(centre + width + 0.5), in_size);
         set_weights(filter->weights + (size_t)i * (size_t)filter->stride, first, stop - first,
                     centre, width);
     }
     if (!filter->narrow) return;
-    size_t groups = ((size_t)out + 7) / 8, lane_bytes = groups * 32 * (size_t)(filter->stride / 2);
     filter->lane_start = (int32_t *)memory;
-    filter->shuffle = memory + round_up(8 * groups, 64);
-    filter->lane_weights = (int16_t *)(filter->shuffle + lane_bytes);
+    filter->shuffle = memory + round_up(4 * num_lanes(out), 64);
+    filter->lane_weights =
+        (int16_t *)(filter->shuffle + num_lanes(out) * 16 * (size_t)(filter->stride / 2));
     build_lanes(filter);
 }
 

@@ -1,5 +1,11 @@
 /* The symbols of a scan: progressive (T.81 G.1.2), in the choices that libjpeg's jcphuff.c makes,
- * or sequential (T.81 F.1.2). */
+ * or sequential (T.81 F.1.2); compiled once per instruction set.
+ *
+ * The including file defines PCR_NAME(x) and these primitives:
+ *   pcr_find(block, mask, shift, keep)  those coefficients of the mask whose magnitude has a bit of
+ *                                       `keep` set after a shift to the right
+ *   pcr_extract(bits, mask)             the bits in the places of the mask, next to each other
+ */
 #include <stdlib.h>
 
 #include "encode.h"
@@ -14,13 +20,9 @@ typedef struct {
     int table;
     uint32_t eob_run;
     int num_corrections; /* that belong to the pending end-of-band run */
-    uint8_t corrections[1024];
+    int num_pending;     /* tokens of these */
+    uint32_t pending[PCR_MAX_CORRECTIONS + 64];
 } band_state;
-
-int pcr_table_of(const pcr_decoder *dec, int component) {
-    bool chroma = component == 1 || component == 2;
-    return chroma && (dec->color == PCR_COLOR_YCC || dec->color == PCR_COLOR_YCCK);
-}
 
 static void reserve(pcr_tokens *tokens, size_t more) {
     if (PCR_LIKELY(tokens->size + more <= tokens->capacity) || tokens->failed) return;
@@ -41,13 +43,20 @@ static inline void put(pcr_tokens *tokens, uint32_t value, int num_bits, int sym
     if (table != PCR_TOKEN_RAW) tokens->frequency[table][symbol]++;
 }
 
-static void put_bits(pcr_tokens *tokens, const uint8_t *bits, int count) {
-    for (int i = 0; i < count; i += 16) {
-        int n = pcr_min(16, count - i);
-        uint32_t value = 0;
-        for (int j = 0; j < n; j++) value = value << 1 | bits[i + j];
-        put(tokens, value, n, 0, PCR_TOKEN_RAW);
-    }
+static inline uint32_t raw_token(uint64_t bits, int count) {
+    return (uint32_t)bits << 16 | PCR_TOKEN_RAW << 5 | (uint32_t)count;
+}
+
+/* The low `count` bits as tokens of 16 at most; returns how many. */
+static inline int split_bits(uint32_t *to, uint64_t bits, int count) {
+    int size = 0;
+    for (; count > 16; count -= 16) to[size++] = raw_token(bits >> (count - 16), 16);
+    if (count) to[size++] = raw_token(bits & ((1u << count) - 1), count);
+    return size;
+}
+
+static inline void put_bits(pcr_tokens *tokens, uint64_t bits, int count) {
+    tokens->size += (size_t)split_bits(tokens->data + tokens->size, bits, count);
 }
 
 static inline int first_set(uint64_t mask) { return __builtin_clzll(mask); }
@@ -62,12 +71,15 @@ static inline void put_value(pcr_tokens *tokens, int32_t value, int run, int tab
 }
 
 static void flush_eob_run(band_state *state) {
-    if (state->eob_run == 0) return;
     int size = bit_length(state->eob_run) - 1;
     put(state->tokens, state->eob_run & ((1u << size) - 1), size, size << 4, state->table);
-    put_bits(state->tokens, state->corrections, state->num_corrections);
+    reserve(state->tokens, (size_t)state->num_pending + 256);
+    if (state->tokens->failed) return;
+    memcpy(state->tokens->data + state->tokens->size, state->pending,
+           (size_t)state->num_pending * sizeof *state->pending);
+    state->tokens->size += (size_t)state->num_pending;
     state->eob_run = 0;
-    state->num_corrections = 0;
+    state->num_corrections = state->num_pending = 0;
 }
 
 static void dc_block(pcr_tokens *tokens, const pcr_scan_spec *spec, int dc, int32_t *pred,
@@ -125,67 +137,80 @@ static void tokenise_mcus(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_token
     }
 }
 
+static inline uint64_t bit_of(int k) { return UINT64_C(1) << (63 - k); }
+
+/* Coefficients from k on, k in 0..64. */
+static inline uint64_t from(int k) { return k > 63 ? 0 : ~UINT64_C(0) >> k; }
+
+/* mask: the nonzero coefficients of the band. */
 static void ac_first_block(band_state *state, const pcr_scan_spec *spec, const int16_t *block,
                            uint64_t mask) {
     int next = spec->ss;
-    for (; mask; mask &= ~(UINT64_C(1) << (63 - first_set(mask)))) {
-        int k = first_set(mask), magnitude = abs(block[k]) >> spec->al;
-        if (PCR_UNLIKELY(abs(block[k]) > PCR_MAX_AC)) state->tokens->overflow = true;
-        if (magnitude == 0) continue;
-        flush_eob_run(state);
-        for (; k - next > 15; next += 16) put(state->tokens, 0, 0, 0xF0, state->table);
-        put_value(state->tokens, block[k] < 0 ? -magnitude : magnitude, k - next, state->table);
+    if (PCR_UNLIKELY(spec->al > 9) && pcr_find(block, mask, 10, -1)) state->tokens->overflow = true;
+    if (spec->al) mask = pcr_find(block, mask, spec->al, -1);
+    if (mask && state->eob_run) flush_eob_run(state);
+    for (; mask; mask &= ~bit_of(next - 1)) {
+        int k = first_set(mask), value = block[k], magnitude = abs(value) >> spec->al;
+        if (PCR_UNLIKELY(abs(value) > PCR_MAX_AC)) state->tokens->overflow = true;
+        for (; PCR_UNLIKELY(k - next > 15); next += 16)
+            put(state->tokens, 0, 0, 0xF0, state->table);
+        put_value(state->tokens, value < 0 ? -magnitude : magnitude, k - next, state->table);
         next = k + 1;
     }
     if (next <= spec->se && ++state->eob_run == 0x7FFF) flush_eob_run(state);
 }
 
-/* The last coefficient that becomes non-zero in this scan; -1 when none does. */
-static int last_new(const pcr_scan_spec *spec, const int16_t *block, uint64_t mask) {
-    for (; mask; mask &= mask - 1) {
-        int k = 63 - __builtin_ctzll(mask);
-        if (abs(block[k]) >> spec->al == 1) return k;
-    }
-    return -1;
-}
-
+/* Correction bits are taken from bit planes: `ones` are the coefficients whose bit of this scan is
+ * set; of these, the ones not in `old` are new. */
 static void ac_refine_block(band_state *state, const pcr_scan_spec *spec, const int16_t *block,
                             uint64_t mask) {
     pcr_tokens *tokens = state->tokens;
-    int last = last_new(spec, block, mask), run = 0, previous = spec->ss - 1, num_pending = 0;
-    uint8_t pending[64]; /* correction bits after the last symbol */
-    for (; mask; mask &= ~(UINT64_C(1) << (63 - first_set(mask)))) {
-        int k = first_set(mask), magnitude = abs(block[k]) >> spec->al;
-        if (magnitude == 0) continue;
-        run += k - previous - 1;
-        previous = k;
-        for (; run > 15 && k <= last; run -= 16) {
-            flush_eob_run(state);
+    const uint64_t old = pcr_find(block, mask, spec->al + 1, -1);
+    const uint64_t ones = pcr_find(block, mask, spec->al, 1);
+    uint64_t ahead = from(spec->ss), passed;
+    int next = spec->ss;
+    if (ones & ~old && state->eob_run) flush_eob_run(state);
+    for (uint64_t left = ones & ~old; left; left &= ~bit_of(next - 1)) {
+        int k = first_set(left), run;
+        for (;;) {
+            uint64_t zeros = ahead & ~old & ~from(k);
+            run = __builtin_popcountll(zeros);
+            if (PCR_LIKELY(run < 16)) break;
+            /* To the 16th zero, before which the corrections of a run of 16 end. */
+            for (int i = 0; i < 15; i++) zeros &= ~bit_of(first_set(zeros));
+            passed = old & ahead & ~from(first_set(zeros));
+            ahead = from(first_set(zeros) + 1);
             put(tokens, 0, 0, 0xF0, state->table);
-            put_bits(tokens, pending, num_pending);
-            num_pending = 0;
+            put_bits(tokens, pcr_extract(ones, passed), __builtin_popcountll(passed));
         }
-        if (magnitude > 1) {
-            pending[num_pending++] = magnitude & 1;
-            continue;
+        passed = old & ahead & ~from(k);
+        int count = __builtin_popcountll(passed);
+        uint64_t bits = pcr_extract(ones, passed) | (uint64_t)(block[k] >= 0) << count;
+        /* A token has 16 bits. */
+        if (PCR_LIKELY(count < 16)) {
+            put(tokens, (uint32_t)bits, count + 1, run << 4 | 1, state->table);
+        } else {
+            put(tokens, 0, 0, run << 4 | 1, state->table);
+            put_bits(tokens, bits, count + 1);
         }
-        flush_eob_run(state);
-        put(tokens, block[k] >= 0, 1, run << 4 | 1, state->table);
-        put_bits(tokens, pending, num_pending);
-        run = num_pending = 0;
+        next = k + 1;
+        ahead = from(next);
     }
-    if (previous == spec->se && run == 0 && num_pending == 0) return;
-    memcpy(state->corrections + state->num_corrections, pending, (size_t)num_pending);
-    state->num_corrections += num_pending;
+    if (next > spec->se) return;
+    passed = old & ahead;
+    int count = __builtin_popcountll(passed);
+    state->num_pending += split_bits(state->pending + state->num_pending,
+                                     pcr_extract(ones, passed), count);
+    state->num_corrections += count;
     if (++state->eob_run == 0x7FFF || state->num_corrections > PCR_MAX_CORRECTIONS)
         flush_eob_run(state);
 }
 
 static void tokenise_ac(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
     const pcr_component *comp = &dec->comp[spec->component[0]];
-    const uint64_t band = (~UINT64_C(0) >> spec->ss) & (~UINT64_C(0) << (63 - spec->se));
-    int table = PCR_AC_TABLES + pcr_table_of(dec, spec->component[0]);
-    band_state state = {.tokens = tokens, .table = table};
+    const uint64_t band = from(spec->ss) & ~from(spec->se + 1);
+    band_state state = {.tokens = tokens,
+                        .table = PCR_AC_TABLES + pcr_table_of(dec, spec->component[0])};
     for (int y = 0; y < comp->blocks_h; y++) {
         size_t first = (size_t)y * (size_t)comp->stride;
         for (size_t i = first; i < first + (size_t)comp->blocks_w; i++) {
@@ -198,10 +223,10 @@ static void tokenise_ac(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens 
         }
     }
     reserve(tokens, 256);
-    if (!tokens->failed) flush_eob_run(&state);
+    if (!tokens->failed && state.eob_run) flush_eob_run(&state);
 }
 
-void pcr_tokenise(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
+static void PCR_NAME(tokenise)(pcr_decoder *dec, const pcr_scan_spec *spec, pcr_tokens *tokens) {
     tokens->size = 0;
     memset(tokens->frequency, 0, sizeof tokens->frequency);
     if (spec->ss == 0)

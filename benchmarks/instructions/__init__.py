@@ -1,0 +1,1 @@
+"""Instructions of the main operations, counted: the gate for speed."""
