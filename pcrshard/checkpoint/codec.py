@@ -23,10 +23,10 @@ from ..errorbound import (
     encode_integers,
     encode_planes,
     lattice_from,
-    quantise,
+    quantize,
     restore,
 )
-from ..errorbound import Quantised as LatticeCodes
+from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain
 from .frame import Checksum, Count, Digest, Record
 from .patch import apply_patch, encode_patch
@@ -192,7 +192,7 @@ def quantized(
         close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
         lattice = known if close else lattice
     restored = np.empty_like(words)
-    found = quantise(words, float_type, lattice, restored)
+    found = quantize(words, float_type, lattice, restored)
     patch = b""
     if len(found.escape_index):
         bare = restored.copy()

@@ -24,7 +24,7 @@ from ..errorbound import (
     lattice_from,
     restore,
 )
-from ..errorbound import Quantised as LatticeCodes
+from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain, CorruptCheckpoint, StorageError, VersionUnavailable
 from .codec import Exact, Quantized, Tensor, digest_of
 from .frame import (
