@@ -183,7 +183,7 @@ def advance(
     geometry: Geometry,
     steps: int,
 ) -> list[list[int]]:
-    """The history with some more steps done: plain integers for JSON, neighbours of a kind joined.
+    """The history with some more steps done: plain integers for JSON, neighbors of a kind joined.
 
     >>> advance([[8, 2, 4, 10]], Geometry(8, 2), 5)
     [[8, 2, 4, 15]]

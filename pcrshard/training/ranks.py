@@ -56,7 +56,7 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
 def current(given: tuple[int, int] | None = None) -> Rank:
     """The rank of this process.
 
-    It is the first of: the given one, that of an initialised ``torch.distributed``, that of the
+    It is the first of: the given one, that of an initialized ``torch.distributed``, that of the
     environment, and 0 of 1.
 
     Args:
