@@ -47,4 +47,5 @@ class _Interrupt:
 
 
 def _say_stopped() -> None:
-    os.write(sys.stderr.fileno(), b"pcrshard: stopped\n")
+    if sys.stderr is not None:
+        os.write(sys.stderr.fileno(), b"pcrshard: stopped\n")

@@ -113,6 +113,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hf":  # a module, which is slow to import
+        return importlib.import_module(".hf", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

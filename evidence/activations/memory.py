@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from pcrshard import compress_activations
-from pcrshard.activation.measurements import find_batch_size, peak_memory
+from pcrshard.activation import find_batch_size, peak_memory
 
 from .. import ROOT
 from .models import resnet18, resnet110

@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional
 
 from pcrshard import compress_activations
+from pcrshard.activation import ActivationOptions
 from pcrshard.activation.noise_bound import noise_per_bound
-from pcrshard.activation.sign_exact import dequantise, quantise
+from pcrshard.activation.quantizer import lattice_for, quantize, restore
 from pcrshard.activation.trace import convolutions
 
 from .ratios import NETWORKS, photographs, settle
@@ -45,7 +46,8 @@ def _gradients(saver, weights, positions, forward):
 def gradient_errors(model, images, rounding):
     """For each convolution: predicted sigma, and the errors."""
     labels = torch.arange(len(images)) % 10
-    saver = compress_activations(model, SHARE, "int8", min_bytes=0, rounding=rounding)
+    options = ActivationOptions(min_bytes=0, rounding=rounding)
+    saver = compress_activations(model, SHARE, "int8", options)
     weights = {name: module.weight for name, module in convolutions(model).items()}
 
     def forward():
@@ -119,7 +121,8 @@ def measure_errors(lab):
     handle.remove()
     values = kept[0].flatten()
     bound = SHARE * float(values.std())
-    errors = dequantise(quantise(values, bound)) - values
+    lattice = lattice_for(bound, values.dtype)
+    errors = restore(quantize(values, lattice), lattice) - values
     zero = values == 0
     over = (errors / bound)[~zero]
     return {

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import pcrshard
 from pcrshard import compress_activations
+from pcrshard.activation import ActivationOptions
 
 from .models import UNet3d, alexnet, resnet18, resnet50, vgg16
 
@@ -113,7 +114,7 @@ def _kinds(model, report):
 
 def _one_pass(model, images, share, codec="zstd"):
     torch.manual_seed(1)  # of dropout
-    saver = compress_activations(model, share, codec, inputs=True)
+    saver = compress_activations(model, share, codec, ActivationOptions(inputs=True))
     labels = torch.arange(len(images)) % 10
     with saver:
         loss = functional.cross_entropy(model(images), labels)
@@ -159,7 +160,7 @@ def measure_unet(lab):
         loss.backward()
         optimizer.step()
     for case, (share, codec) in CASES.items():
-        saver = compress_activations(model, share, codec, inputs=True)
+        saver = compress_activations(model, share, codec, ActivationOptions(inputs=True))
         with saver:
             loss = functional.cross_entropy(model(volume), target)
         loss.backward()

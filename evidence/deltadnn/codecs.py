@@ -14,7 +14,9 @@ from pcrshard.checkpoint.choose_bound import one_delta
 from pcrshard.checkpoint.codec import fits, store_leaf
 from pcrshard.checkpoint.tensors import words_of
 from pcrshard.checkpoint.typed_tree import flatten
-from pcrshard.errorbound import FLOAT_TYPES, encode_integers, encode_planes, paper
+from pcrshard.errorbound import FLOAT_TYPES, encode_integers, encode_planes
+
+from . import paper
 
 F32 = FLOAT_TYPES["float32"]
 # As in pcrshard.checkpoint: smaller tensors and those of one dimension are kept bit for bit.

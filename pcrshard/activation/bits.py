@@ -19,18 +19,18 @@ _PARTS = {
 }
 
 
-def pack(codes: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Packs codes.
+def pack(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Pack codes.
 
     Args:
         codes: (n,) int8.
 
     Returns:
-        (bytes,) uint8; the width of each block, two to a byte; whether there are negative codes.
-        The device is waited for twice.
+        (bytes,) uint8; and one byte that says whether there are negative codes, then the width of
+        each block, two to a byte. Waits for the device twice.
     """
-    signed = bool((codes < 0).any())
-    blocks = _blocks(_zigzag(codes) if signed else codes.view(torch.uint8))
+    signed = (codes < 0).any()
+    blocks = _blocks(zigzag(codes) if bool(signed) else codes.view(torch.uint8))
     widths = _widths(blocks)
     order, counts = _order(widths)
     packed = []
@@ -38,16 +38,18 @@ def pack(codes: Tensor) -> tuple[Tensor, Tensor, bool]:
     for width, count in zip(_WIDTHS, counts[1:], strict=True):
         first = start + counts[0]
         if count:
-            packed.append(_pack_width(blocks[order[first : first + count]], width))
+            packed.append(pack_width(blocks[order[first : first + count]], width))
         start += count
     data = torch.cat(packed) if packed else blocks.new_empty(0)
-    return data, pack_part(_even(widths), 4).flatten(), signed
+    padded = torch.nn.functional.pad(widths, (0, widths.numel() % 2))
+    head = pack_part(padded.view(-1, 2), 4).flatten()
+    return data, torch.cat([signed.view(torch.uint8)[None], head])
 
 
-def unpack(data: Tensor, widths: Tensor, signed: bool, count: int) -> Tensor:
+def unpack(data: Tensor, head: Tensor, count: int) -> Tensor:
     """The (count,) int8 codes that were packed."""
     num_blocks = -(-count // BLOCK)
-    widths = unpack_part(widths[:, None], 4).flatten()[:num_blocks]
+    widths = unpack_part(head[1:, None], 4).flatten()[:num_blocks]
     order, counts = _order(widths)
     blocks = data.new_zeros((num_blocks, BLOCK))
     start = 0
@@ -56,19 +58,20 @@ def unpack(data: Tensor, widths: Tensor, signed: bool, count: int) -> Tensor:
         if size:
             stop = start + size * width * BLOCK // 8
             part = data[start:stop].view(size, width * BLOCK // 8)
-            blocks[order[first : first + size]] = _unpack_width(part, width)
+            blocks[order[first : first + size]] = unpack_width(part, width)
             start = stop
         first += size
     flat = blocks.flatten()[:count]
-    return _unzigzag(flat) if signed else flat.view(torch.int8)
+    return unzigzag(flat) if bool(head[0]) else flat.view(torch.int8)
 
 
-def _zigzag(codes: Tensor) -> Tensor:
-    """0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that small codes have few bits."""
+def zigzag(codes: Tensor) -> Tensor:
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that small codes have few bits."""
     return ((codes << 1) ^ (codes >> 7)).view(torch.uint8)
 
 
-def _unzigzag(flat: Tensor) -> Tensor:
+def unzigzag(flat: Tensor) -> Tensor:
+    """The inverse of :func:`zigzag`."""
     return (flat >> 1).view(torch.int8) ^ -(flat & 1).view(torch.int8)
 
 
@@ -77,12 +80,6 @@ def _blocks(flat: Tensor) -> Tensor:
     if padding:
         flat = torch.nn.functional.pad(flat, (0, padding))
     return flat.view(-1, BLOCK)
-
-
-def _even(widths: Tensor) -> Tensor:
-    """Widths in rows of two."""
-    padded = torch.nn.functional.pad(widths, (0, widths.numel() % 2))
-    return padded.view(-1, 2)
 
 
 def _widths(blocks: Tensor) -> Tensor:
@@ -103,7 +100,8 @@ def _order(widths: Tensor) -> tuple[Tensor, list[int]]:
     return order, counts
 
 
-def _pack_width(rows: Tensor, width: int) -> Tensor:
+def pack_width(rows: Tensor, width: int) -> Tensor:
+    """(k * n * width / 8,) bytes of (k, n) values of ``width`` bits."""
     parts = []
     shift = 0
     for part in _PARTS[width]:
@@ -113,12 +111,14 @@ def _pack_width(rows: Tensor, width: int) -> Tensor:
     return torch.cat(parts, dim=1).flatten()
 
 
-def _unpack_width(rows: Tensor, width: int) -> Tensor:
-    whole = rows.new_zeros((rows.shape[0], BLOCK))
+def unpack_width(rows: Tensor, width: int) -> Tensor:
+    """(k, n) values of (k, n * width / 8) bytes."""
+    count = rows.shape[1] * 8 // width
+    whole = rows.new_zeros((rows.shape[0], count))
     start = 0
     shift = 0
     for part in _PARTS[width]:
-        stop = start + part * BLOCK // 8
+        stop = start + part * count // 8
         whole |= unpack_part(rows[:, start:stop], part) << shift
         start = stop
         shift += part

@@ -1,8 +1,9 @@
-"""What becomes of one-byte codes: kept as they are, packed into bits, or compressed."""
+"""Lossless coding of one-byte codes: stored as they are, packed into bits, or compressed."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import dataclasses
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -12,136 +13,53 @@ from .. import zstd
 from . import bits
 
 CodecName = Literal["zstd", "predicted", "bits", "int8", "none"]
-Payload = tuple[Tensor | bytes | bool, ...]
+Payload = tuple[Tensor | bytes, ...]
 
 
-class Codec(Protocol):
-    """Lossless coding of (n,) int8 codes and of raw bytes."""
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """A lossless coder of (n,) int8 codes and of raw bytes.
+
+    Attributes:
+        name: ``int8`` stores codes as they are, ``bits`` blocks of 64 in as many bits as they need,
+            both on any device. ``zstd`` and ``predicted`` compress on the CPU. ``none`` codes
+            nothing.
+        offload: Whether results wait in host memory; copies block.
+
+    Raises:
+        ValueError: No codec has this name.
+    """
 
     name: CodecName
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(CodecName):
+            raise ValueError(f"expected a codec of {get_args(CodecName)}, got {self.name!r}")
+
+    @property
+    def is_zstd(self) -> bool:
+        """Whether results are Zstandard frames."""
+        return self.name in ("zstd", "predicted")
 
     def encode(self, codes: Tensor) -> Payload:
-        """Makes codes smaller."""
-        ...
+        """Code (n,) int8 codes."""
+        if self.is_zstd:
+            return (zstd.compress_codes(codes.cpu().numpy()),)
+        payload = bits.pack(codes) if self.name == "bits" else (codes,)
+        return tuple(part.cpu() for part in payload) if self.offload else payload
 
     def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
-        """The (count,) int8 codes, on the device."""
-        ...
+        """The (count,) int8 codes, on a device."""
+        if self.is_zstd:
+            (frame,) = payload
+            # A copy, because a tensor must not share the memory of an immutable object.
+            codes = np.frombuffer(zstd.decompress(frame, count), np.int8).copy()
+            return torch.from_numpy(codes).to(device)
+        parts = [part.to(device) for part in payload if isinstance(part, Tensor)]
+        return bits.unpack(parts[0], parts[1], count) if self.name == "bits" else parts[0]
 
 
 def payload_bytes(payload: Payload) -> int:
-    """Bytes of memory that a payload holds."""
-    total = 0
-    for part in payload:
-        if isinstance(part, Tensor):
-            total += part.nbytes
-        elif isinstance(part, bytes):
-            total += len(part)
-    return total
-
-
-class Int8:
-    """Codes as they are: 4 times less than float32, at the speed of memory, on any device."""
-
-    name: CodecName = "int8"
-
-    def encode(self, codes: Tensor) -> Payload:
-        """Keeps the codes."""
-        return (codes,)
-
-    def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
-        """The codes."""
-        (codes,) = payload
-        assert isinstance(codes, Tensor)
-        return codes
-
-
-class Bits:
-    """Blocks of 64 codes in as many bits as they need, by PyTorch operations on any device."""
-
-    name: CodecName = "bits"
-
-    def encode(self, codes: Tensor) -> Payload:
-        """Packs the codes; see :func:`pcrshard.activation.bits.pack`."""
-        return bits.pack(codes)
-
-    def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
-        """Unpacks the codes."""
-        data, widths, signed = payload
-        assert isinstance(data, Tensor)
-        assert isinstance(widths, Tensor)
-        assert isinstance(signed, bool)
-        return bits.unpack(data, widths, signed, count)
-
-
-class Zstd:
-    """Zstandard at level 1, on the CPU: the smallest. From another device codes are copied here."""
-
-    name: CodecName = "zstd"
-
-    def encode(self, codes: Tensor) -> Payload:
-        """Compresses the codes."""
-        return (zstd.compress_codes(codes.cpu().numpy()),)
-
-    def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
-        """Decompresses the codes."""
-        (data,) = payload
-        assert isinstance(data, bytes)
-        # A copy, because a tensor must not share the memory of an immutable object.
-        codes = np.frombuffer(zstd.decompress(data, count), np.int8).copy()
-        return torch.from_numpy(codes).to(device)
-
-
-class Predicted(Zstd):
-    """The same, of what :class:`~.stored.Predictor` leaves of the codes."""
-
-    name: CodecName = "predicted"
-
-
-class Offloaded:
-    """Another codec, whose results wait in the host's memory: compression with migration.
-
-    What crosses the bus is the codec's result, a fraction of the tensor. Copies block; on a CPU
-    there are none.
-
-    Args:
-        codec: What makes codes smaller, on the device.
-    """
-
-    def __init__(self, codec: Codec) -> None:
-        self.name = codec.name
-        self._codec = codec
-
-    def encode(self, codes: Tensor) -> Payload:
-        """Codes them and copies the result to the host."""
-        payload = self._codec.encode(codes)
-        return tuple(part.cpu() if isinstance(part, Tensor) else part for part in payload)
-
-    def decode(self, payload: Payload, count: int, device: torch.device) -> Tensor:
-        """Copies the result back and decodes it."""
-        back = (part.to(device) if isinstance(part, Tensor) else part for part in payload)
-        return self._codec.decode(tuple(back), count, device)
-
-
-def make_codec(name: str, *, offload: bool = False) -> Codec | None:
-    """The codec of a name; ``None`` for ``none``, which only counts.
-
-    Args:
-        name: ``zstd``, ``predicted``, ``bits``, ``int8`` or ``none``.
-        offload: Whether its results are to wait in the host's memory.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
-    codecs: dict[str, type[Int8 | Bits | Zstd]] = {
-        "zstd": Zstd,
-        "predicted": Predicted,
-        "bits": Bits,
-        "int8": Int8,
-    }
-    if name == "none":
-        return None
-    if name not in codecs:
-        raise ValueError(f"expected a codec of zstd, predicted, bits, int8 and none, got {name!r}")
-    codec = codecs[name]()
-    return Offloaded(codec) if offload else codec
+    """Bytes of memory that a payload takes."""
+    return sum(part.nbytes if isinstance(part, Tensor) else len(part) for part in payload)

@@ -12,43 +12,30 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from .adaptive import AdaptiveBounds, mean_momentum
-from .codecs import Codec, CodecName, make_codec
-from .hooks import Hooks, Limits, is_compiled, parameter_storages
+from ..errorbound import Absolute, RelativeStd
+from .adaptive import FALLBACK, AdaptiveBounds, mean_momentum
+from .codecs import Codec, CodecName
+from .compiled import CompiledHooks
+from .exact import pack_exactly
+from .hooks import Hooks
 from .layout import Layout
-from .masks import pack_exactly, pack_nonzero
-from .noise_bound import (
-    Absolute,
-    Bound,
-    GradientNoise,
-    Profile,
-    RelativeStd,
-    deviation,
-    noise_per_bound,
-)
+from .noise_bound import GradientNoise, Profile, noise_per_bound
+from .options import ActivationOptions
+from .quantizer import MAX_CODE, lattice_for, standard_deviation
 from .report import Layer, Report
-from .sign_exact import Rounding
-from .stored import Constant, Content, Ledger, Predictor, Row, encode_floats
+from .stored import Constant, Content, Encoder, Ledger, Row
 from .trace import Trace
 
-_COMPILED = (
-    "torch.compile: compiled code asks for all saved tensors at the start of its backward pass, so "
-    "that what it saves is not compressed; only parts of the model that run eagerly are"
-)
+Bound = RelativeStd | Absolute | GradientNoise
+# Saved bytes of which none are compressed before that is worth a warning.
+_WORTH_A_WARNING = 1 << 20
 
 
 def compress_activations(
     model: nn.Module,
     bound: Bound | float = 0.05,
     codec: CodecName = "zstd",
-    *,
-    min_bytes: int = 16_384,
-    min_dims: int = 3,
-    rounding: Rounding = "nearest",
-    seed: int = 0,
-    timeline: bool = False,
-    offload: bool = False,
-    inputs: bool = False,
+    options: ActivationOptions | None = None,
 ) -> Compressor:
     """A context manager for forward passes: what autograd saves in it is kept compressed.
 
@@ -68,42 +55,43 @@ def compress_activations(
     is: parameters and buffers, views and casts of them, tensors without gradient, small ones, those
     of few dimensions, results of softmax and the like, and tensors of other kinds.
 
+    In code that ``torch.compile`` made, codes are packed inside of the graph, as ``int8`` or, with
+    the codec ``bits``, in as many bits as the bound needs.
+
     Args:
         model: Any module; its parameters are found through it, also under DDP and FSDP2.
-        bound: A share of each tensor's standard deviation, or :class:`RelativeStd`,
+        bound: A fraction of each tensor's standard deviation, or :class:`RelativeStd`,
             :class:`Absolute` or :class:`GradientNoise`.
         codec: ``zstd`` is small, on the CPU. ``predicted`` is smaller, and slower: it predicts
             what a ReLU gives from what was saved before it (:mod:`.prediction`); ResNets take a
             fifth less, for bit for bit the same gradients. ``bits`` and ``int8`` work on any
             device. ``none`` keeps everything as it is, and counts.
-        min_bytes: Smaller tensors are exact.
-        min_dims: Floats of fewer dimensions are exact.
-        rounding: ``nearest``, or ``stochastic``, which is unbiased, and slower on a CPU.
-        seed: Of stochastic rounding, which leaves the global generators alone.
-        timeline: Whether to note live bytes over time, in ``ledger.timeline``.
-        inputs: Whether floats without gradient may be changed, too. The paper does so with images;
-            memory is saved only where nobody else holds them.
-        offload: Whether what is compressed waits in the host's memory; for accelerators.
+        options: Everything else; the defaults if ``None``.
 
     Raises:
-        ValueError: A setting that means nothing.
+        ValueError: The bound cannot be met, or two settings contradict each other.
+        TypeError: The bound is no bound for activations.
     """
-    if isinstance(bound, int | float):
-        bound = RelativeStd(float(bound))
-    if codec == "predicted" and rounding != "nearest":
-        raise ValueError(f"expected rounding nearest with the codec predicted, got {rounding!r}")
-    limits = Limits(min_bytes, min_dims, inputs)
-    coder = make_codec(codec, offload=offload)
     return Compressor(
-        model,
-        bound,
-        coder,
-        limits,
-        rounding,
-        seed,
-        Ledger(timeline=timeline),
-        Predictor(remembers=codec == "predicted"),
+        model, _checked(bound), Codec(codec), ActivationOptions() if options is None else options
     )
+
+
+def _checked(bound: Bound | float) -> Bound:
+    if isinstance(bound, int | float):
+        bound = RelativeStd(bound)
+    if not isinstance(bound, RelativeStd | Absolute | GradientNoise):
+        raise TypeError(
+            "expected a fraction of the standard deviation, RelativeStd, Absolute or GradientNoise,"
+            f" got {bound!r}"
+        )
+    least = 1 / (2 * MAX_CODE)
+    if isinstance(bound, RelativeStd) and bound.fraction < least:
+        raise ValueError(
+            f"expected a fraction of at least {least:.4f}, got {bound.fraction!r}: codes have one "
+            f"byte and reach {2 * MAX_CODE} bounds, which must be the standard deviation or more"
+        )
+    return bound
 
 
 class Compressor:
@@ -111,66 +99,54 @@ class Compressor:
 
     Attributes:
         ledger: Bytes that are alive.
-        bound: How large errors may be.
-        rounding: Of the quantiser.
+        bound: Largest errors.
+        rounding: Of the quantizer.
         profiles: Of the convolutions, in the last step that was profiled.
 
     Args:
         model: The model.
-        bound: How large errors may be.
-        codec: What makes codes smaller; ``None`` to count only.
-        limits: Which floats may be changed.
-        rounding: How.
-        seed: Of stochastic rounding.
-        ledger: Counts bytes.
-        predictor: Codes what is left of codes.
+        bound: Largest errors.
+        codec: The coder of codes.
+        options: Which floats may be changed, and how.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        bound: Bound,
-        codec: Codec | None,
-        limits: Limits,
-        rounding: Rounding,
-        seed: int,
-        ledger: Ledger,
-        predictor: Predictor,
+        self, model: nn.Module, bound: Bound, codec: Codec, options: ActivationOptions
     ) -> None:
-        if rounding not in ("nearest", "stochastic"):
-            raise ValueError(f"expected rounding nearest or stochastic, got {rounding!r}")
+        if codec.name == "predicted" and options.rounding != "nearest":
+            raise ValueError("expected rounding nearest with the codec predicted, got stochastic")
         self.bound = bound
-        self.ledger = ledger
+        self.rounding = options.rounding
+        self.ledger = Ledger()
+        self.profiles: dict[str, Profile] = {}
         self._model = model
-        self._codec = codec
-        self.rounding = rounding
-        self._seed = seed
+        self._codec = Codec(codec.name, options.offload)
+        self._seed = options.seed
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._hooks = Hooks(self._encode, ledger, limits)
-        self._predictor = predictor
-        self._adaptive = _adaptive(bound, rounding)
+        self._encoder = Encoder(self._codec)
+        self._compiled = None if codec.name == "none" else _compiled_hooks(bound, codec, options)
+        self._hooks = Hooks(self._encode, self.ledger, options, self._compiled)
+        self._adaptive = (
+            AdaptiveBounds(bound, options.rounding) if isinstance(bound, GradientNoise) else None
+        )
         self._context: contextlib.AbstractContextManager[object] | None = None
         self._steps = 0
         self._passes = 0
         self._names: list[str] = []
         self._profiled: list[Row] = []
-        self.profiles: dict[str, Profile] = {}
         self._only: set[int] | None = None
         self._in_trial = False
-        self._warned = False
+        self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
-        """Starts to compress what this thread's autograd saves."""
+        """Start to compress what this thread's autograd saves."""
         if self._context is not None:
             raise RuntimeError("expected one with block at a time for each compressor")
-        self._hooks.forget()
-        self._hooks.begin(parameter_storages(self._model))
-        profile = self._is_profile()
+        self._hooks.begin(self._model)
+        profile = self._in_trial or (self._passes == 0 and self._is_due())
         if profile or not self._names:
             self._hooks.trace = Trace(self._model, measure=profile)
-        self._context = torch.autograd.graph.saved_tensors_hooks(
-            self._hooks.pack, self._hooks.unpack
-        )
+        self._context = torch.autograd.graph.saved_tensors_hooks(*self._hooks.graphs)
         self._context.__enter__()
         return self
 
@@ -180,16 +156,17 @@ class Compressor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Ends it; the graph goes on to hold what was compressed."""
+        """Stop; the graph goes on to hold what was compressed."""
         context = self._context
         assert context is not None
         self._context = None
         context.__exit__(kind, error, traceback)
         self._hooks.end()
-        self._predictor.forget()
+        self._encoder.forget()
         self._end_trace(complete=kind is None)
         self._passes += 1
-        self._state_compiled()
+        if kind is None:
+            self._warn_of_little()
 
     @contextlib.contextmanager
     def trial(self, positions: set[int]) -> Iterator[None]:
@@ -209,10 +186,6 @@ class Compressor:
             self._in_trial = False
             self._passes = passes
 
-    def _is_profile(self) -> bool:
-        """Whether this pass is measured: the first of a step for which the bound wants it."""
-        return self._in_trial or (self._passes == 0 and self._is_due())
-
     def _end_trace(self, *, complete: bool) -> None:
         trace = self._hooks.trace
         self._hooks.trace = None
@@ -230,45 +203,57 @@ class Compressor:
                 if ordinal < len(rows):
                     rows[ordinal].read_by += (name,)
 
-    def _state_compiled(self) -> None:
-        if not self._warned and (self._hooks.saw_compiled or is_compiled(self._model)):
-            self._warned = True
-            warnings.warn(_COMPILED, stacklevel=3)
+    def _warn_of_little(self) -> None:
+        """Warn where a user would believe that more is compressed than is."""
+        compiled = self._compiled
+        report = self.report()
+        if compiled is not None and not self._in_trial:
+            if report.raw_bytes > _WORTH_A_WARNING and report.stored_bytes == report.raw_bytes:
+                self._warn(
+                    f"none of the {len(report.rows)} saved tensors was compressed: expected results"
+                    " of differentiable operations, of at least min_bytes and min_dims"
+                )
+            others = self._codec.is_zstd or self._adaptive is not None
+            if compiled.rows and (others or self.rounding != "nearest"):
+                self._warn(
+                    "torch.compile: compiled code packs codes as int8, rounded to the nearest one, "
+                    "with a fraction of the standard deviation as the bound; codec "
+                    f"{self._codec.name}, rounding {self.rounding} and {type(self.bound).__name__} "
+                    "apply to the parts of the model that run eagerly"
+                )
+
+    def _warn(self, message: str) -> None:
+        """Warn once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=4)
 
     def _encode(self, flat: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
         """What is kept of a flat tensor; ``None`` for the tensor itself."""
-        if self._codec is None:
+        is_left_out = self._only is not None and ordinal not in self._only
+        if self._codec.name == "none" or (row.kind == "lossy" and is_left_out):
             return None
-        if row.kind != "lossy":
-            pack = pack_exactly if row.kind == "lossless" else pack_nonzero
-            return pack(flat, self._codec)
-        if self._only is not None and ordinal not in self._only:
-            return None
-        row.deviation = deviation(flat)
-        if row.deviation == 0:
+        if row.kind == "lossless":
+            return pack_exactly(flat, self._codec)
+        guard = self.bound.outlier_guard if isinstance(self.bound, RelativeStd) else math.inf
+        row.deviation = float(standard_deviation(flat, guard))
+        if row.deviation == 0 and bool((flat == flat[0]).all()):
             row.kind = "constant"
-            return _constant(flat)
-        row.error_bound = self._error_bound(ordinal, flat, row)
-        if not (row.error_bound > 0 and math.isfinite(row.error_bound)):
+            return Constant(flat[:1].clone(), flat.numel())
+        row.error_bound = self._error_bound(ordinal, row)
+        lattice = lattice_for(row.error_bound, flat.dtype, self.rounding)
+        generator = self._generator(flat.device)
+        if lattice is None:
             return None
-        return encode_floats(
-            flat,
-            row.error_bound,
-            self._codec,
-            self.rounding,
-            self._generator(flat.device),
-            self._predictor,
-            layout,
-        )
+        return self._encoder.encode(flat, lattice, layout, generator)
 
-    def _error_bound(self, ordinal: int, flat: Tensor, row: Row) -> float:
-        bound = self.bound
-        if isinstance(bound, Absolute):
-            return bound.error_bound
-        if isinstance(bound, RelativeStd):
-            return bound.share * row.deviation
+    def _error_bound(self, ordinal: int, row: Row) -> float:
+        if isinstance(self.bound, Absolute):
+            return self.bound.error_bound
+        if isinstance(self.bound, RelativeStd):
+            return self.bound.fraction * row.deviation
         assert self._adaptive is not None
-        return self._adaptive.bound(ordinal, row, row.deviation)
+        return self._adaptive.bound(ordinal, row)
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
         if self.rounding == "nearest":
@@ -280,15 +265,18 @@ class Compressor:
     def step(
         self, optimizer: torch.optim.Optimizer | None = None, *, grad_scale: float = 1.0
     ) -> None:
-        """Tells that the weights have changed; after ``optimizer.step()``.
+        """Record an optimizer step; call after ``optimizer.step()``.
 
-        Only the adaptive bound needs it. It reads momentum and gradients, so that the gradients
-        must still be there if the optimiser has no momentum.
+        The adaptive bound reads momentum and gradients here, so that the gradients must still be
+        there if the optimizer has no momentum. Warns once if no forward pass ran inside of a
+        ``with`` block since the last step.
 
         Args:
             optimizer: Its momentum is what noise is compared with.
             grad_scale: The gradient scaler's factor, if there is one.
         """
+        if self._passes == 0:
+            self._warn("no forward pass ran inside of `with saver:` since the last step")
         if self._adaptive is not None and self._is_due() and self._profiled:
             # Each of several accumulated passes adds its own noise.
             scale = grad_scale / math.sqrt(max(self._passes, 1))
@@ -302,37 +290,31 @@ class Compressor:
 
     def report(self) -> Report:
         """What was done to the tensors of the last forward pass; costs nothing."""
+        compiled = () if self._compiled is None else self._compiled.rows.values()
         return Report(
             self.ledger.peak_bytes,
             self.ledger.live_bytes,
-            _device_peak(),
-            tuple(self._hooks.rows),
+            torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            (*self._hooks.rows, *compiled),
             self._layers(),
-            _COMPILED if self._warned else "",
+            tuple(self._warned),
         )
 
     def _layers(self) -> tuple[Layer, ...]:
         layers = []
         for name, profile in self.profiles.items():
-            if profile.energy == 0:
-                continue
-            bounds = [self._profiled[ordinal].error_bound for ordinal in profile.ordinals]
-            error_bound = max(bounds, default=0.0)
-            sigma = error_bound * noise_per_bound(profile, self.rounding)
-            layers.append(Layer(name, error_bound, sigma))
+            if profile.energy > 0:
+                bounds = [self._profiled[ordinal].error_bound for ordinal in profile.ordinals]
+                error_bound = max(bounds, default=0.0)
+                sigma = error_bound * noise_per_bound(profile, self.rounding)
+                layers.append(Layer(name, error_bound, sigma))
         return tuple(layers)
 
 
-def _adaptive(bound: Bound, rounding: Rounding) -> AdaptiveBounds | None:
-    return AdaptiveBounds(bound, rounding) if isinstance(bound, GradientNoise) else None
-
-
-def _constant(flat: Tensor) -> Constant | None:
-    """All elements are the same and finite, or there is no such thing."""
-    first = flat[:1].clone()
-    return Constant(first, flat.numel()) if bool((flat == first).all()) else None
-
-
-def _device_peak() -> int | None:
-    """The most bytes that were allocated on the accelerator, if there is one."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+def _compiled_hooks(bound: Bound, codec: Codec, options: ActivationOptions) -> CompiledHooks:
+    return CompiledHooks(
+        RelativeStd(FALLBACK) if isinstance(bound, GradientNoise) else bound,
+        use_bits=codec.name == "bits",
+        min_bytes=options.min_bytes,
+        min_dims=options.min_dims,
+    )

@@ -1,16 +1,14 @@
 """The two functions that autograd calls: for a tensor that it saves, and when it wants it back.
 
-What must never be changed is kept: parameters, buffers, copies of weights, small differences.
+Parameters, buffers, copies of weights and results that divide are kept by reference.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +16,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
+from .compiled import CompiledHooks, graph_of, tracing
 from .layout import Layout, flatten, layout_of
+from .options import ActivationOptions
 from .stored import Blob, Content, Kept, Ledger, Row
 from .trace import Trace
 
@@ -28,31 +28,11 @@ _Key = tuple[object, ...]
 # Steps from a saved tensor to the parameter that it is a view or a copy of. Autocast's copies of
 # the weights come by ToCopyBackward, a linear layer's transposed weight by TBackward.
 _VIEWS = {
-    "AliasBackward", "AsStridedBackward", "CloneBackward", "ExpandBackward", "PermuteBackward",
-    "ReshapeAliasBackward", "SelectBackward", "SliceBackward", "SqueezeBackward", "TBackward",
-    "ToCopyBackward", "TransposeBackward", "UnsafeViewBackward", "UnsqueezeBackward",
-    "ViewBackward",
+    "Alias", "AsStrided", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice",
+    "Squeeze", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
 }  # fmt: skip
 # Results whose own backward divides by them or compares their small differences.
-_SENSITIVE = {
-    "ExpBackward", "LogSoftmaxBackward", "ReciprocalBackward", "RsqrtBackward", "SoftmaxBackward",
-    "SqrtBackward",
-}  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Which floats may be changed.
-
-    Attributes:
-        min_bytes: Smaller tensors are exact.
-        min_dims: Those of fewer dimensions are, too: logits, features of linear layers.
-        inputs: Whether floats without gradient may be changed, too: images, above all.
-    """
-
-    min_bytes: int = 16_384
-    min_dims: int = 3
-    inputs: bool = False
+_SENSITIVE = {"Exp", "LogSoftmax", "Reciprocal", "Rsqrt", "Softmax", "Sqrt"}
 
 
 @dataclasses.dataclass
@@ -75,145 +55,135 @@ class Hooks:
     memory that was freed and taken again is another storage; and offset, shape, strides, type and
     version, so that a view, a transpose, or the same memory after a change in place are others.
 
+    Attributes:
+        rows: What became of each tensor that eager code saved in the last forward pass.
+        trace: Finds the modules that save; ``None`` if they are known.
+        graphs: The two functions as FX GraphModules, which compiled code inlines.
+
     Args:
-        encode: Makes tensors small.
+        encode: Packs flat tensors.
         ledger: Counts bytes.
-        limits: Which floats may be changed.
+        options: Which floats may be changed.
+        compiled: Packs in compiled code; ``None`` if nothing is packed there.
     """
 
-    def __init__(self, encode: Encode, ledger: Ledger, limits: Limits) -> None:
+    def __init__(
+        self,
+        encode: Encode,
+        ledger: Ledger,
+        options: ActivationOptions,
+        compiled: CompiledHooks | None,
+    ) -> None:
         self.rows: list[Row] = []
         self.trace: Trace | None = None
-        self.saw_compiled = False
+        # Made once: compiled code is guarded by their identity.
+        self.graphs = (graph_of(self.pack), graph_of(self.unpack))
+        self._compiled = compiled
         self._encode = encode
         self._ledger = ledger
-        self._limits = limits
+        self._options = options
         self._parameters: set[int] = set()
         self._seen: dict[_Key, _Seen] = {}
         self._latest: weakref.ref[Blob] | None = None
 
-    def begin(self, parameters: set[int]) -> None:
-        """Starts a forward pass."""
-        self._parameters = parameters
+    def begin(self, model: nn.Module) -> None:
+        """Start a forward pass."""
+        self._parameters = parameter_storages(model)
         self.rows = []
-        self.end()
+        self.forget()
 
     def end(self) -> None:
-        """Forgets what was seen: the memory may be changed or freed from now on."""
+        """Forget the tensors that were seen: their memory may be changed or freed from now on."""
         self._seen.clear()
 
-    def pack(self, tensor: Tensor) -> Blob | Kept:
+    def pack(self, tensor: Tensor) -> Any:
         """What the graph is to hold in place of a tensor."""
+        saved = tracing()
+        if saved is not None:
+            return tensor if self._compiled is None else self._compiled.pack(tensor, saved)
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
-            return Kept(tensor)  # a parameter, or a kind that we know nothing of
+            return Kept(tensor)  # a parameter, or a subclass of unknown meaning
         if storage_id(tensor) in self._parameters or is_weight(tensor):
             return Kept(tensor)
         key = _key(tensor)
         seen = self._seen.get(key)
-        if seen is None or seen.is_gone():
-            return self._pack_first(tensor, key)
-        return self._pack_again(tensor, seen)
-
-    def _pack_again(self, tensor: Tensor, seen: _Seen) -> Blob | Kept:
-        if self.trace is not None:
-            self.trace.saves(tensor, seen.ordinal)
-        if seen.kept is None:
+        is_first = seen is None or seen.is_gone()
+        ordinal = len(self.rows) if seen is None or is_first else seen.ordinal
+        name = self.trace.saves(tensor, ordinal) if self.trace is not None else ""
+        if seen is None or is_first:
+            self.rows.append(_row(tensor, name))
+        elif seen.kept is None:
             return Kept(tensor)
-        blob = seen.kept()
-        if blob is None:
-            # Its graph was freed, the tensor was not.
-            blob = self._make(tensor, seen.ordinal)
-            seen.kept = None if blob is None else weakref.ref(blob)
-        return Kept(tensor) if blob is None else blob
-
-    def _pack_first(self, tensor: Tensor, key: _Key) -> Blob | Kept:
-        ordinal = len(self.rows)
-        num_bytes = tensor.nbytes
-        name = ""
-        if self.trace is not None:
-            name = self.trace.name
-        shape = tuple(tensor.shape)
-        row = Row(
-            name,
-            "exact",
-            shape,
-            tensor.dtype,
-            raw_bytes=num_bytes,
-            stored_bytes=num_bytes,
-        )
-        self.rows.append(row)
-        if self.trace is not None:
-            self.trace.saves(tensor, ordinal)
+        # The blob may be gone: its graph was freed, the tensor was not.
+        elif (known := seen.kept()) is not None:
+            return known
         blob = self._make(tensor, ordinal)
-        reference = None if blob is None else weakref.ref(blob)
         storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._seen[key] = _Seen(storage, reference, ordinal)
+        self._seen[key] = _Seen(storage, None if blob is None else weakref.ref(blob), ordinal)
         return Kept(tensor) if blob is None else blob
 
+    @torch.no_grad()
     def _make(self, tensor: Tensor, ordinal: int) -> Blob | None:
         layout = layout_of(tensor)
-        kind = self._kind(tensor)
+        kind = kind_of(tensor, self._options)
         if layout is None or kind == "exact":
             return None
         row = self.rows[ordinal]
         row.kind = kind
         begun = time.perf_counter()
-        content = self._content(tensor, layout, ordinal, row)
+        content = self._encode(flatten(tensor.detach(), layout), layout, ordinal, row)
         row.encode_seconds += time.perf_counter() - begun
         if content is None:
             row.kind = "exact"
             row.error_bound = 0.0
             return None
-        blob = Blob(content, layout, row)
         row.stored_bytes = content.num_bytes
         # Others may be predicted from the content, and keep it for longer than the blob.
         self._ledger.add(content, content.num_bytes)
-        return blob
+        return Blob(content, layout, row)
 
-    @torch.no_grad()
-    def _content(self, tensor: Tensor, layout: Layout, ordinal: int, row: Row) -> Content | None:
-        return self._encode(flatten(tensor.detach(), layout), layout, ordinal, row)
-
-    def _kind(self, tensor: Tensor) -> str:
-        """How a tensor may be kept: see :class:`~.stored.Row`."""
-        if tensor.nbytes < self._limits.min_bytes:
-            return "exact"
-        if not tensor.requires_grad and inside_compiled_call():
-            # It would ask for all of its tensors at once.
-            self.saw_compiled = True
-            return "exact"
-        if tensor.dtype.is_complex:
-            return "exact"
-        differentiable = tensor.requires_grad or self._limits.inputs
-        if not (tensor.dtype.is_floating_point and differentiable):
-            return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
-        if is_sensitive(tensor):
-            return "exact"
-        return "lossy" if self._has_dims(tensor) else "sparse"
-
-    def _has_dims(self, tensor: Tensor) -> bool:
-        """Whether it has enough dimensions, or is the tokens of such a tensor in rows."""
-        least = self._limits.min_dims
-        base = tensor._base
-        if tensor.dim() >= least or base is None or tensor.dim() < 2:
-            return tensor.dim() >= least
-        return base.dim() >= least and base.shape[-1] == tensor.shape[-1]
-
-    def unpack(self, kept: Blob | Kept) -> Tensor:
-        """The tensor; one that was decoded is at hand until another one is."""
+    def unpack(self, kept: Any) -> Tensor:
+        """The tensor; a decoded one is at hand until another one is."""
+        saved = tracing()
+        if saved is not None:
+            return kept if self._compiled is None else self._compiled.unpack(kept, saved)
         if isinstance(kept, Blob):
             latest = None if self._latest is None else self._latest()
             if latest is not None and latest is not kept:
                 latest.forget()
             self._latest = weakref.ref(kept)
-        return kept.tensor()
+        tensor: Tensor = kept.tensor()
+        return tensor
 
     def forget(self) -> None:
-        """Lets go of the tensor that was decoded last."""
+        """Release the tensor that was decoded last."""
         latest = None if self._latest is None else self._latest()
         if latest is not None:
             latest.forget()
         self._latest = None
+
+
+def kind_of(tensor: Tensor, options: ActivationOptions) -> str:
+    """How a tensor may be kept: ``lossy``, ``lossless`` or ``exact``."""
+    if tensor.nbytes < options.min_bytes or tensor.dtype.is_complex:
+        return "exact"
+    if not tensor.dtype.is_floating_point or not (tensor.requires_grad or options.inputs):
+        return "lossless"  # integers, masks; inputs and statistics, which are seldom smaller
+    if tensor.grad_fn is not None and _operation(tensor.grad_fn) in _SENSITIVE:
+        return "exact"
+    if tensor.dim() >= options.min_dims:
+        return "lossy"
+    # A classifier's flattened features have as many rows as the batch has samples, tokens more.
+    base = tensor._base
+    if base is None or tensor.dim() < 2 or base.dim() < options.min_dims:
+        return "lossless"
+    return "lossy" if base.shape[0] < tensor.shape[0] else "lossless"
+
+
+def _row(tensor: Tensor, name: str) -> Row:
+    function = "" if tensor.grad_fn is None else _operation(tensor.grad_fn)
+    shape = tuple(tensor.shape)
+    return Row(name, function, "exact", shape, tensor.dtype, tensor.nbytes, tensor.nbytes)
 
 
 def _key(tensor: Tensor) -> _Key:
@@ -245,9 +215,10 @@ def parameter_storages(model: nn.Module) -> set[int]:
     return storages
 
 
-def _kind(node: Any) -> str:
+def _operation(node: Any) -> str:
+    """The operation of a node of the graph: ``Relu`` of ``ReluBackward0``."""
     name: str = node.name()
-    return name.rstrip("0123456789")
+    return name.rstrip("0123456789").removesuffix("Backward")
 
 
 def is_weight(tensor: Tensor) -> bool:
@@ -255,30 +226,6 @@ def is_weight(tensor: Tensor) -> bool:
     node = tensor.grad_fn
     if node is None:
         return tensor.requires_grad
-    while node is not None and _kind(node) in _VIEWS:
+    while node is not None and _operation(node) in _VIEWS:
         node = node.next_functions[0][0]
-    return node is not None and _kind(node).endswith("AccumulateGrad")
-
-
-def is_sensitive(tensor: Tensor) -> bool:
-    """Whether it is the result of an operation whose backward needs it exactly."""
-    return tensor.grad_fn is not None and _kind(tensor.grad_fn) in _SENSITIVE
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether a module of the model was given to ``torch.compile``."""
-    for module in model.modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            return True
-    return False
-
-
-def inside_compiled_call() -> bool:
-    """Whether the caller was called by code that ``torch.compile`` made."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if "_functorch" in file and "aot" in file:
-            return True
-        frame = frame.f_back
-    return False
+    return node is not None and _operation(node).endswith("AccumulateGrad")

@@ -21,7 +21,7 @@ from .trace import convolutions
 
 @dataclasses.dataclass
 class Peak:
-    """Bytes above what there was at the start; ``None`` where the system does not tell."""
+    """Bytes above those at the start; ``None`` where the system does not report them."""
 
     num_bytes: int | None = None
 
@@ -122,14 +122,18 @@ def _root_mean_square(values: Tensor) -> float:
 
 @contextlib.contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """A pass that leaves buffers and the random state as they were, so that another is alike."""
+    """Leave buffers and the random states of all devices as they were, so that passes are alike."""
     buffers = [buffer.clone() for buffer in model.buffers()]
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-    with torch.no_grad():
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
+    devices = range(0 if accelerator is None else torch.accelerator.device_count())
+    with torch.random.fork_rng(devices, device_type=kind):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in zip(model.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
 
 
 def _weight_gradients(

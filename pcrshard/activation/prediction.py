@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..native import fused_quantiser as native
 from .layout import Layout
-from .sign_exact import Quantised, every_meaning
+from .quantizer import SignExactLattice
 
 # Positions that a channel's line is fitted to: at most so many images, and places in each.
 _IMAGES = 8
@@ -94,10 +94,11 @@ class Lines:
         """Bytes of memory that are held."""
         return self.slopes.nbytes + self.offset.nbytes
 
-    def tables(self, sources: Sequence[Quantised], target: Quantised) -> Tensor:
+    def tables(self, sources: Sequence[SignExactLattice], target: SignExactLattice) -> Tensor:
         """(channels, sources, 256) int16: what each code of a source, as a byte, adds to a code."""
         scale = _PARTS / (2 * target.step)
-        meanings = torch.stack([every_meaning(source).to(self.slopes) for source in sources])
+        device = self.slopes.device
+        meanings = torch.stack([source.table(device).to(self.slopes) for source in sources])
         parts = self.slopes.t()[:, :, None] * meanings
         parts[:, 0] += self.offset[:, None]
         told = (parts * scale).round_().clamp_(-_LIMIT, _LIMIT)
@@ -155,10 +156,18 @@ def _spread(count: int, most: int) -> Tensor:
     return (within.add_(torch.arange(most)) * (count / most)).long()
 
 
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """:func:`sample` of a tensor's codes, and their lattice."""
+
+    codes: Tensor
+    lattice: SignExactLattice
+
+
 def predict(
     values: Tensor,
-    target: Quantised,
-    sources: Sequence[Quantised],
+    target: Sampled,
+    sources: Sequence[Sampled],
     grid: Grid,
 ) -> Lines | None:
     """The lines from what codes of sources mean to a tensor's values; ``None`` if they say little.
@@ -170,14 +179,15 @@ def predict(
         grid: How all three lie in memory.
     """
     meant = [
-        every_meaning(source).to(values)[source.codes.view(torch.uint8).long()]
+        source.lattice.table(values.device).to(values)[source.codes.view(torch.uint8).long()]
         for source in sources
     ]
     slopes, offset = _fit(torch.stack(meant), values)
     codes = target.codes
-    few = Lines(Grid(*codes.shape), slopes, offset, int(target.codes.max()))
+    few = Lines(Grid(*codes.shape), slopes, offset, int(codes.max()))
     rest = codes.clone()
-    few.shift(rest, [source.codes for source in sources], few.tables(sources, target), -1)
+    tables = few.tables([source.lattice for source in sources], target.lattice)
+    few.shift(rest, [source.codes for source in sources], tables, -1)
     left = float(rest.float().abs().mean())
     if left >= _WORTH * float(codes.float().abs().mean()):
         return None

@@ -1,4 +1,4 @@
-"""What compression has done to the last forward pass, for people and programs."""
+"""The figures of the last forward pass: what compression gained, and what it took."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from .stored import Row
 
+_LARGEST = 10
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """What one convolution's gradient was promised.
+    """The noise of one convolution's weight gradient.
 
     Attributes:
         name: The convolution.
@@ -30,13 +32,14 @@ class Report:
     """Figures of a compressor.
 
     Attributes:
-        peak_bytes: Most compressed bytes that were alive at a time, over all steps.
+        peak_bytes: Most compressed bytes that were alive at a time in eager code, over all steps.
         live_bytes: Compressed bytes that are alive now.
-        device_peak_bytes: What the accelerator's allocator says; ``None`` on a CPU, where
-            :func:`pcrshard.activation.peak.peak_memory` measures.
-        rows: Every tensor that the last forward pass saved, once, without parameters.
+        device_peak_bytes: The peak of the accelerator's allocator; ``None`` on a CPU, where
+            :func:`pcrshard.activation.peak_memory` measures.
+        rows: Every tensor that the last forward pass saved, once, without parameters; of compiled
+            code every tensor that it saves, without inputs and outputs.
         layers: The convolutions of the last profiled step.
-        note: What a user must know, such as that compiled code saves nothing.
+        notes: Warnings.
     """
 
     peak_bytes: int
@@ -44,16 +47,16 @@ class Report:
     device_peak_bytes: int | None
     rows: Sequence[Row]
     layers: Sequence[Layer] = ()
-    note: str = ""
+    notes: Sequence[str] = ()
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all saved tensors, each counted once."""
+        """The peak of saved bytes without compression: all saved tensors, each counted once."""
         return sum(row.raw_bytes for row in self.rows)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that are kept in place of them, those of exact tensors included."""
+        """The same with compression, exact tensors included."""
         return sum(row.stored_bytes for row in self.rows)
 
     @property
@@ -68,25 +71,44 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Time of encoding and decoding; on an accelerator that of starting the work."""
-        return sum(row.encode_seconds + row.decode_seconds for row in self.rows)
+        """Time of packing and unpacking; on an accelerator that of starting the work."""
+        return self.encode_seconds + self.decode_seconds
+
+    @property
+    def encode_seconds(self) -> float:
+        """Time of packing in the forward pass."""
+        return sum(row.encode_seconds for row in self.rows)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Time of unpacking in backward passes."""
+        return sum(row.decode_seconds for row in self.rows)
 
     def __str__(self) -> str:
-        """The figures as a text: memory first, then each tensor that was made smaller."""
-        lines = [self.note] if self.note else []
+        """The figures as a text: memory first, then the ten largest tensors, then the noise."""
+        lines = [f"warning: {note}" for note in self.notes]
+        if not self.rows:
+            return "\n".join([*lines, "no forward pass with gradients ran inside of `with saver:`"])
+        figures = {
+            "saved for backward without compression": f"{_mega(self.raw_bytes)} MB",
+            "saved for backward": f"{_mega(self.stored_bytes)} MB, {self.ratio:.2f} times less",
+            "compressed bytes alive at most": f"{_mega(self.peak_bytes)} MB",
+            "time of packing": f"{self.encode_seconds:.3f} s",
+            "time of unpacking": f"{self.decode_seconds:.3f} s",
+        }
         if self.device_peak_bytes is not None:
-            lines.append(f"peak of the accelerator's memory: {_mega(self.device_peak_bytes)} MB")
-        lines.append(f"peak of compressed bytes: {_mega(self.peak_bytes)} MB")
-        lines.append(
-            f"saved for backward: {_mega(self.raw_bytes)} MB in {_mega(self.stored_bytes)} MB, "
-            f"{self.ratio:.2f} times less, {self.seconds:.3f} s"
-        )
+            figures["peak of the accelerator's memory"] = f"{_mega(self.device_peak_bytes)} MB"
+        lines += [f"{name}: {figure}" for name, figure in figures.items()]
+        largest = sorted(self.rows, key=lambda row: -row.raw_bytes)
+        rest = largest[_LARGEST:]
         lines.append(_line("tensor", "kind", "MB", "ratio", "bound", "seconds"))
-        lines.extend(_row(row) for row in self.rows if row.kind != "exact")
+        lines += [_row(row) for row in largest[:_LARGEST]]
+        if rest:
+            raw = sum(row.raw_bytes for row in rest)
+            lines.append(_line(f"{len(rest)} smaller ones", "", _mega(raw), f"{_ratio(rest):.1f}"))
         if self.layers:
-            lines.append("")
-            lines.append(_line("convolution", "", "", "bound", "predicted", "measured"))
-            lines.extend(_layer(layer) for layer in self.layers)
+            lines += ["", _line("convolution", "", "", "bound", "predicted", "measured")]
+            lines += [_layer(layer) for layer in self.layers]
         return "\n".join(lines)
 
 
@@ -96,28 +118,24 @@ def _ratio(rows: Sequence[Row]) -> float:
     return raw / max(stored, 1)
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def _mega(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f}"
 
 
 def _line(name: str, *cells: str) -> str:
-    return f"{name:<32}" + "".join(f"{cell:>12}" for cell in cells)
+    return f"{name:<44}" + "".join(f"{cell:>10}" for cell in cells)
 
 
 def _row(row: Row) -> str:
     shape = "x".join(map(str, row.shape))
-    ratio = _ratio([row])
     seconds = row.encode_seconds + row.decode_seconds
-    bound = _short(row.error_bound) if row.error_bound else "exact"
-    cells = (row.kind, _mega(row.raw_bytes), f"{ratio:.1f}", bound, f"{seconds:.4f}")
-    return _line(f"{row.name or '?'} {shape}", *cells)
+    time = "compiled" if row.compiled else f"{seconds:.4f}"
+    bound = f"{row.error_bound:.3g}" if row.error_bound > 0 else ""
+    cells = (row.kind, _mega(row.raw_bytes), f"{_ratio([row]):.1f}", bound, time)
+    return _line(f"{row.label} {shape}", *cells)
 
 
 def _layer(layer: Layer) -> str:
-    measured = "" if layer.measured_sigma is None else _short(layer.measured_sigma)
-    figures = (_short(layer.error_bound), _short(layer.predicted_sigma), measured)
+    measured = "" if layer.measured_sigma is None else f"{layer.measured_sigma:.3g}"
+    figures = (f"{layer.error_bound:.3g}", f"{layer.predicted_sigma:.3g}", measured)
     return _line(layer.name, "", "", *figures)

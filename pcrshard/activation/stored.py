@@ -1,4 +1,4 @@
-"""What is kept in place of a saved tensor, and how many bytes of that are alive."""
+"""What the graph holds in place of a saved tensor, and how many bytes of that are alive."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..errorbound import Quantized
 from .codecs import Codec, Payload, payload_bytes
 from .layout import Layout, restore
-from .prediction import Grid, Lines, grid_of, predict, sample
-from .sign_exact import Quantised, Rounding, dequantise, quantise
+from .prediction import Grid, Lines, Sampled, grid_of, predict, sample
+from .quantizer import SignExactLattice, quantize
+from .quantizer import restore as restore_values
 
 # How many of the tensors that were coded last are remembered: the input of a block with a shortcut
 # is saved up to seven tensors before its output.
 _REMEMBERED = 8
 # Values of a channel below which its table of 256 costs more than it brings.
 _WORTH_A_TABLE = 1024
-# Of what others are predicted from, the most tensors that must be decoded one after the other.
+# The longest chain of tensors that must be decoded before one that is predicted from them.
 _MAX_DEPTH = 2
 
 
@@ -31,21 +33,24 @@ class Row:
     """What became of one saved tensor; one line of the report.
 
     Attributes:
-        name: Module that saved it first, ``""`` outside of modules or when that is not known.
-        kind: ``lossy``, ``lossless``, ``sparse`` (exact, without its zeros), ``constant`` or
-            ``exact`` (kept by reference).
+        name: The innermost module that ran when it was saved first; ``""`` outside of modules.
+        function: The operation whose result it is; ``""`` for inputs and parameters.
+        kind: ``lossy``, ``lossless``, ``constant`` or ``exact`` (kept by reference).
         shape: Its shape.
         dtype: Its type.
         raw_bytes: Bytes of its elements.
         stored_bytes: Bytes that are kept.
-        error_bound: Largest absolute error of an element; 0 if it is exact.
+        error_bound: Largest absolute error of an element; 0 if it is exact, NaN if it is decided
+            inside of compiled code.
         deviation: Standard deviation of its elements, estimated from a sample.
-        encode_seconds: Time of this thread to make it small.
+        encode_seconds: Time of this thread to pack it.
         decode_seconds: Time of all unpackings.
         read_by: The convolutions whose input it is.
+        compiled: Whether compiled code packs it.
     """
 
     name: str
+    function: str
     kind: str
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -56,6 +61,12 @@ class Row:
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     read_by: tuple[str, ...] = ()
+    compiled: bool = False
+
+    @property
+    def label(self) -> str:
+        """The module, or the function where no module saved it."""
+        return self.name or self.function or "input"
 
 
 class Content(Protocol):
@@ -63,7 +74,7 @@ class Content(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that are held."""
+        """Bytes of memory."""
         ...
 
     def decode(self) -> Tensor:
@@ -73,18 +84,20 @@ class Content(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Coded:
-    """Quantised floats, coded.
+    """Quantized floats, coded.
 
     Attributes:
-        quantised: Without its codes.
+        escapes: The values that have no code; its own codes are empty.
+        lattice: What codes stand for.
         payload: The codes, coded by ``codec``.
-        codec: How.
+        codec: The coder of codes.
         count: Number of elements.
         device: Where the tensor was.
-        predicted: What was taken from the codes, if anything was.
+        predicted: The prediction that was subtracted from the codes, if any.
     """
 
-    quantised: Quantised
+    escapes: Quantized[Tensor]
+    lattice: SignExactLattice
     payload: Payload
     codec: Codec
     count: int
@@ -93,20 +106,20 @@ class Coded:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that are held, without those of what it is predicted from."""
-        escapes = (self.quantised.index, self.quantised.values)
-        escaped = sum(part.nbytes for part in escapes if part is not None)
+        """Bytes of memory, without those of the tensors that it is predicted from."""
+        escaped = self.escapes.escape_index.nbytes + self.escapes.escape_words.nbytes
         lines = 0 if self.predicted is None else self.predicted.lines.num_bytes
         return payload_bytes(self.payload) + escaped + lines
 
     def decode(self) -> Tensor:
         """The values, within the error bound."""
-        return dequantise(dataclasses.replace(self.quantised, codes=self._codes()))
+        return restore_values(dataclasses.replace(self.escapes, codes=self.codes()), self.lattice)
 
-    def _codes(self) -> Tensor:
+    def codes(self) -> Tensor:
+        """The (n,) codes."""
         codes = self.codec.decode(self.payload, self.count, self.device)
         if self.predicted is not None:
-            self.predicted.shift(codes, self.quantised, 1)
+            self.predicted.shift(codes, self.lattice, 1)
         return codes
 
     @property
@@ -118,69 +131,93 @@ class Coded:
 
 
 class Predicted(NamedTuple):
-    """Where codes are predicted from, and how."""
+    """The tensors that codes are predicted from, and their lines."""
 
     sources: tuple[Coded, ...]
     lines: Lines
 
-    def shift(self, codes: Tensor, quantised: Quantised, sign: int) -> None:
-        """Adds to (n,) codes, in place, or takes from them what is predicted."""
-        tables = self.lines.tables([source.quantised for source in self.sources], quantised)
-        self.lines.shift(codes, [source._codes() for source in self.sources], tables, sign)
+    def shift(self, codes: Tensor, lattice: SignExactLattice, sign: int) -> None:
+        """Add the prediction to (n,) codes, in place, or subtract it."""
+        tables = self.lines.tables([source.lattice for source in self.sources], lattice)
+        self.lines.shift(codes, [source.codes() for source in self.sources], tables, sign)
 
 
 class _Known(NamedTuple):
     """A tensor that was coded before: some of its codes, and how it lies in memory."""
 
     coded: Coded
-    some: Quantised
+    some: Sampled
     layout: Layout
 
 
-class Predictor:
-    """Remembers the tensors that were coded last: codes of the next are predicted from them.
+class Encoder:
+    """Quantizes and codes floats; the codec ``predicted`` remembers the tensors before.
 
     Args:
-        remembers: Whether it does; otherwise nothing is predicted.
+        codec: The coder of codes.
     """
 
-    def __init__(self, *, remembers: bool) -> None:
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        remembers = codec.name == "predicted"
         self._known: deque[_Known] = deque(maxlen=_REMEMBERED if remembers else 0)
 
     def forget(self) -> None:
-        """Lets go of them."""
+        """Release the remembered tensors."""
         self._known.clear()
 
     def encode(
         self,
         flat: Tensor,
-        quantised: Quantised,
+        lattice: SignExactLattice,
         layout: Layout,
-        codec: Codec,
-    ) -> Coded:
-        """Codes what earlier tensors do not say of (n,) codes, which are changed in place."""
+        generator: torch.Generator | None = None,
+    ) -> Coded | None:
+        """Quantize and code (n,) floats; ``None`` where nothing would be saved.
+
+        Args:
+            flat: The floats.
+            lattice: What codes stand for.
+            layout: How the floats lie in memory.
+            generator: Source of stochastic rounding.
+        """
+        quantized = quantize(flat, lattice, generator)
+        if quantized is None:
+            return None
         grid = grid_of(layout) if self._known.maxlen else None
         if grid is None or grid.outer * grid.inner < _WORTH_A_TABLE:
-            return _code(quantised, codec)
-        some = dataclasses.replace(quantised, codes=sample(quantised.codes, grid))
+            coded = self._code(quantized, lattice)
+            return coded if coded.num_bytes < flat.nbytes else None
+        some = Sampled(sample(quantized.codes, grid), lattice)
         predicted = self._ask(sample(flat, grid).float(), some, layout, grid)
         if predicted is not None:
-            predicted.shift(quantised.codes, quantised, -1)
-        coded = _code(quantised, codec, predicted)
-        # What is not smaller than the tensor is not kept.
-        if coded.depth <= _MAX_DEPTH and coded.num_bytes < flat.nbytes:
+            predicted.shift(quantized.codes, lattice, -1)
+        coded = self._code(quantized, lattice, predicted)
+        if coded.num_bytes >= flat.nbytes:
+            return None
+        if coded.depth <= _MAX_DEPTH:
             self._known.append(_Known(coded, some, layout))
         return coded
 
-    def _ask(
+    def _code(
         self,
-        values: Tensor,
-        some: Quantised,
-        layout: Layout,
-        grid: Grid,
-    ) -> Predicted | None:
+        quantized: Quantized[Tensor],
+        lattice: SignExactLattice,
+        predicted: Predicted | None = None,
+    ) -> Coded:
+        codes = quantized.codes
+        escapes = dataclasses.replace(quantized, codes=codes.new_empty(0))
+        payload = self._codec.encode(codes)
+        count = codes.numel()
+        return Coded(escapes, lattice, payload, self._codec, count, codes.device, predicted)
+
+    def _ask(self, values: Tensor, some: Sampled, layout: Layout, grid: Grid) -> Predicted | None:
         """What the last tensor says, alone or with one before; ``None`` if it is little."""
-        alike = [known for known in reversed(self._known) if _is_alike(known, values, layout)]
+        alike = [
+            known
+            for known in reversed(self._known)
+            if known.layout == layout and known.coded.device == values.device
+        ]
         if not alike or bool((values < 0).any()):
             return None
         last, *others = alike
@@ -189,11 +226,6 @@ class Predictor:
             if lines is not None:
                 return Predicted(tuple(each.coded for each in known), lines)
         return None
-
-
-def _is_alike(known: _Known, values: Tensor, layout: Layout) -> bool:
-    """Whether both lie alike, and on one device: a model may be spread over several."""
-    return known.layout == layout and known.coded.device == values.device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,68 +241,25 @@ class Constant:
         return self.value.element_size()
 
     def decode(self) -> Tensor:
-        """The value, so many times."""
+        """The value, repeated."""
         return self.value.expand(self.count).contiguous()
-
-
-def encode_floats(
-    flat: Tensor,
-    error_bound: float,
-    codec: Codec,
-    rounding: Rounding = "nearest",
-    generator: torch.Generator | None = None,
-    predictor: Predictor | None = None,
-    layout: Layout | None = None,
-) -> Coded | None:
-    """Quantises and codes (n,) floats; ``None`` where nothing would be saved.
-
-    Args:
-        flat: The floats.
-        error_bound: Largest absolute error of an element.
-        codec: What makes codes smaller.
-        rounding: How values become codes; only the nearest ones can be predicted.
-        generator: Where stochastic rounding draws from.
-        predictor: Knows the tensor before; with it the layout is needed.
-        layout: How the floats lie.
-    """
-    quantised = quantise(flat, error_bound, rounding, generator)
-    if quantised is None:
-        return None
-    codes = quantised.codes
-    if quantised.index is not None:
-        # The list has them; here they would only widen the bits of their blocks.
-        codes[quantised.index.long()] = 0
-    if predictor is None or layout is None:
-        coded = _code(quantised, codec)
-    else:
-        coded = predictor.encode(flat, quantised, layout, codec)
-    return coded if coded.num_bytes < flat.nbytes else None
-
-
-def _code(quantised: Quantised, codec: Codec, predicted: Predicted | None = None) -> Coded:
-    """What is left of a tensor's codes, coded."""
-    codes = quantised.codes
-    without = dataclasses.replace(quantised, codes=codes.new_empty(0))
-    payload = codec.encode(codes)
-    return Coded(without, payload, codec, codes.numel(), codes.device, predicted)
 
 
 class Ledger:
     """Bytes of compressed tensors that are alive now, and the most that ever were.
 
-    It is told by the garbage collector, so that it returns to 0 whatever ends a step: the backward
+    The garbage collector reports to it, so that it returns to 0 whatever ends a step: the backward
     pass, an exception, or a graph that nobody differentiates.
     """
 
-    def __init__(self, *, timeline: bool = False) -> None:
+    def __init__(self) -> None:
         self.live_bytes = 0
         self.peak_bytes = 0
-        self.timeline: list[tuple[float, int]] | None = [] if timeline else None
         # A collection may start while this thread adds.
         self._lock = threading.RLock()
 
     def add(self, owner: object, num_bytes: int) -> None:
-        """Counts bytes until their owner is collected."""
+        """Count bytes until their owner is collected."""
         self._change(num_bytes)
         weakref.finalize(owner, self._change, -num_bytes).atexit = False
 
@@ -278,15 +267,13 @@ class Ledger:
         with self._lock:
             self.live_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-            if self.timeline is not None:
-                self.timeline.append((time.monotonic(), self.live_bytes))
 
 
 class Blob:
     """A compressed tensor: what the graph holds in place of it.
 
-    A tensor that was decoded may be asked for again at once (by a convolution, then by the ReLU
-    before it), so that it is kept until another blob is decoded or this one goes.
+    A decoded tensor may be needed again at once (by a convolution, then by the ReLU before it), so
+    it is kept until another blob is decoded or this one is freed.
     """
 
     __slots__ = ("__weakref__", "_content", "_decoded", "_layout", "_version", "row")
@@ -300,7 +287,7 @@ class Blob:
 
     def tensor(self) -> Tensor:
         """The tensor, with the shape, strides, type and device that it had."""
-        # Another thread may forget it meanwhile.
+        # Another thread may release it at the same time.
         if (known := self._decoded) is not None and known._version == self._version:
             return known
         begun = time.perf_counter()
@@ -312,7 +299,7 @@ class Blob:
         return decoded
 
     def forget(self) -> None:
-        """Lets go of the decoded tensor."""
+        """Release the decoded tensor."""
         self._decoded = None
 
 

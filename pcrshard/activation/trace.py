@@ -1,24 +1,27 @@
-"""Which module saves which tensor, and what a step tells about each convolution.
+"""Which module saves which tensor, and the profile of each convolution.
 
-A pack hook sees tensors, not operations. So during a traced step the modules are hooked: the
-innermost one that runs gives a tensor its name, and a tensor that a convolution saves with the
-shape of its input is that input, whatever autocast has made of it. ReLU saves it before the
-convolution does, hence positions in the order of saved tensors, which the next steps share.
+A pack hook sees tensors, not operations. In a traced step the innermost running module names a
+tensor, and a tensor that a convolution saves with the shape of its
+input is that input, whatever autocast has made of it. ReLU saves it before the convolution does, so
+tensors are identified by their position in the order of saving, which the next steps share.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .noise_bound import Profile, valid_share
+from .noise_bound import Profile
 
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 
 
 def convolutions(model: nn.Module) -> dict[str, nn.Module]:
@@ -29,70 +32,62 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class Trace:
-    """Hooks on the modules of a model, until :meth:`close`.
+    """The modules of a model while one forward pass runs, until :meth:`close`.
+
+    Modules are found on the stack of the caller, not by hooks, which would make ``torch.compile``
+    compile the model twice. Only convolutions that are profiled are hooked.
 
     Attributes:
         profiles: By the name of the convolution. Energies are complete after the backward pass.
 
     Args:
         model: The model.
-        measure: Whether convolutions are profiled, or tensors only named.
+        measure: Whether to profile convolutions, not only to find their inputs.
     """
 
     def __init__(self, model: nn.Module, *, measure: bool) -> None:
         self.profiles: dict[str, Profile] = {}
-        self._measure = measure
-        self._running: list[tuple[str, tuple[int, ...] | None]] = []
+        self._root = type(model).__name__
+        self._names = {module: name for name, module in model.named_modules()}
         self._handles: list[Any] = []
-        for name, module in model.named_modules():
-            if next(module.children(), None) is None:
-                self._hook(name, module)
+        for name, module in convolutions(model).items() if measure else ():
+            hook = functools.partial(self._profile, name)
+            self._handles.append(module.register_forward_hook(hook))
 
-    def _hook(self, name: str, module: nn.Module) -> None:
-        is_convolution = isinstance(module, _CONVOLUTIONS)
+    def saves(self, tensor: Tensor, ordinal: int) -> str:
+        """Record that a tensor is saved, for the first time or again.
 
-        def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            shape = None
-            if is_convolution and inputs:
-                shape = tuple(inputs[0].shape)
-            self._running.append((name, shape))
+        Returns:
+            The innermost module of the model that is running; ``""`` outside of all.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            arguments = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+            module = frame.f_locals.get("self") if arguments[:1] == ("self",) else None
+            if isinstance(module, nn.Module) and module in self._names:
+                name = self._names[module]
+                if isinstance(module, _CONVOLUTIONS) and len(arguments) > 1:
+                    self._find_input(name, frame.f_locals[arguments[1]], tensor, ordinal)
+                return name or self._root
+            frame = frame.f_back
+        return ""
 
-        def after(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if self._running:
-                self._running.pop()
-            if is_convolution and inputs and self._measure:
-                self._profile(name, module, inputs[0], output)
-
-        self._handles += [
-            module.register_forward_pre_hook(before),
-            module.register_forward_hook(after),
-        ]
-
-    @property
-    def name(self) -> str:
-        """The module that runs now."""
-        return self._running[-1][0] if self._running else ""
-
-    def saves(self, tensor: Tensor, ordinal: int) -> None:
-        """Takes notice that a tensor is saved, for the first time or again."""
-        if not self._running:
-            return
-        name, shape = self._running[-1]
-        if shape is None or tuple(tensor.shape) != shape:
-            return
-        ordinals = self._profile_of(name).ordinals
-        if ordinal not in ordinals:
-            ordinals.append(ordinal)
+    def _find_input(self, name: str, values: Any, tensor: Tensor, ordinal: int) -> None:
+        if isinstance(values, Tensor) and values.shape == tensor.shape:
+            ordinals = self._profile_of(name).ordinals
+            if ordinal not in ordinals:
+                ordinals.append(ordinal)
 
     def _profile_of(self, name: str) -> Profile:
         return self.profiles.setdefault(name, Profile(0.0, 0.0, 1, 1))
 
     @torch.no_grad()
-    def _profile(self, name: str, module: Any, values: Tensor, output: Tensor) -> None:
+    def _profile(self, name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        values = inputs[0]
         profile = self._profile_of(name)
         nonzero = int(values.count_nonzero())
         profile.nonzero_share = nonzero / max(values.numel(), 1)
-        profile.valid_share = share_of_module(module, values, output)
+        profile.valid_share = _valid_share(module, values, output)
         profile.num_outputs = module.out_channels
         profile.batch_size = values.shape[0]
         profile.energy = 0.0
@@ -101,11 +96,9 @@ class Trace:
             output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Takes the hooks off the modules."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
-        self._running.clear()
 
 
 def _add_energy(profile: Profile, gradient: Tensor) -> None:
@@ -114,19 +107,19 @@ def _add_energy(profile: Profile, gradient: Tensor) -> None:
     profile.mean_absolute = float(exact.abs().mean())
 
 
-def share_of_module(module: Any, values: Tensor, output: Tensor) -> float:
-    """V of a convolution; for a transposed one the share of outputs that each tap reaches."""
-    dimensions = len(module.kernel_size)
-    inputs = tuple(values.shape[-dimensions:])
-    outputs = tuple(output.shape[-dimensions:])
-    shape = (module.kernel_size, module.stride, module.dilation)
-    padding: Any = module.padding
-    if module.padding_mode != "zeros":
-        return 1.0
-    if not isinstance(module, _TRANSPOSED):
-        # Pairs of numbers, the last dimension first: before and after the elements.
-        before = module._reversed_padding_repeated_twice[-2::-2]
-        return valid_share(inputs, outputs, *shape, before)
-    # The same pairs, seen from the other side; each reaches one of the outputs.
-    pairs = valid_share(outputs, inputs, *shape, padding)
-    return pairs * math.prod(inputs) / math.prod(outputs)
+def _valid_share(module: Any, values: Tensor, output: Tensor) -> float:
+    """V: the share of (kernel tap, output) pairs that see an input, not the padding.
+
+    The gradient of a weight by ones counts them. For a transposed convolution it is the share of
+    outputs that a tap reaches.
+    """
+    # Not a copy: FSDP2's subclasses cannot be copied, and their weights are sharded.
+    kind = next(kind for kind in _CONVOLUTIONS if isinstance(module, kind))
+    bare: Any = object.__new__(kind)
+    ones = torch.ones(module.weight.shape, device=values.device, requires_grad=True)
+    bare.__dict__ |= module.__dict__ | {"_parameters": {"weight": ones, "bias": None}}
+    plain = torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
+    with torch.enable_grad(), torch.autocast(values.device.type, enabled=False), plain:
+        counted = kind.forward(bare, torch.ones_like(values[:1], dtype=torch.float32))
+        (pairs,) = torch.autograd.grad(counted.sum(), ones)
+    return float(pairs.mean()) / output[0, 0].numel()

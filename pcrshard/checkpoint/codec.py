@@ -23,10 +23,10 @@ from ..errorbound import (
     encode_integers,
     encode_planes,
     lattice_from,
-    quantise,
+    quantize,
     restore,
 )
-from ..errorbound import Quantised as LatticeCodes
+from ..errorbound import Quantized as LatticeCodes
 from ..errors import BrokenChain
 from .frame import Checksum, Count, Digest, Record
 from .patch import apply_patch, encode_patch
@@ -37,7 +37,7 @@ from .typed_tree import FIRST_MOMENT, SECOND_MOMENT, WEIGHT, Leaf
 _COARSEST = 1.1
 _FINEST = 0.5
 # Forms are compared on this many words from the middle of a tensor.
-_SAMPLE = 1 << 15
+_SAMPLE = 1 << 13
 # Below this fraction of changed words a patch is smaller than byte planes, whatever the changes.
 _FEW = 1 / 16
 _SMALLEST_LOSSY = 256
@@ -192,7 +192,7 @@ def quantized(
         close = _FINEST <= known.error_bound / lattice.error_bound <= _COARSEST
         lattice = known if close else lattice
     restored = np.empty_like(words)
-    found = quantise(words, float_type, lattice, restored)
+    found = quantize(words, float_type, lattice, restored)
     patch = b""
     if len(found.escape_index):
         bare = restored.copy()

@@ -57,10 +57,12 @@ class _RedactingStream:
 def _redacted(words: Sequence[str]) -> Iterator[None]:
     """Leave the secrets of URLs on the command line out of everything that is printed."""
     urls = tuple(word for word in words if "://" in word or word.startswith(PIPE))
-    out = _RedactingStream(sys.stdout, urls)
-    err = _RedactingStream(sys.stderr, urls)
-    with redirect_stdout(out), redirect_stderr(err):
-        yield
+    with open(os.devnull, "w") as nowhere:
+        # A stream that the caller has closed (>&-) is None.
+        out = _RedactingStream(sys.stdout or nowhere, urls)
+        err = _RedactingStream(sys.stderr or nowhere, urls)
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
 
 
 def _run(words: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from .. import storage
 from ..checksum import crc32c
@@ -27,8 +27,7 @@ from ..format.names import (
 )
 from ..format.schema import Schema
 from ..format.shard_format import FieldNames, ShardFormat
-from ..format.shard_head import round512
-from ..format.shard_index import MAX_LISTED
+from ..format.shard_index import BLOCK, MAX_LISTED
 from ..format.tar_members import TRAILER, Member, index_name, lay_out, plan_members, tar_header
 from .encode_jpeg import EncodedImage, encode_jpeg
 from .labels import count_classes
@@ -36,7 +35,6 @@ from .shard_tables import (
     BYTES,
     EncodedSample,
     Samples,
-    Units,
     field_bytes,
     list_units,
     make_index,
@@ -162,98 +160,58 @@ def write_shard(
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
-    index = make_index(samples, fmt.schema(names or _all_names(samples)))
+    if names is None:
+        fields = [(sample.images, sample.fields, sample.lists) for sample in samples]
+        names = FieldNames(*map(_distinct, zip(*fields, strict=True)))
+    index = make_index(samples, fmt.schema(names))
     index, tables, index_bytes = lay_out(index, make_tables(samples, index), stem)
-    with storage.atomic_write(url, options=options) as raw:
-        file = _Checksummed(raw)
-        header = tar_header(index_name(index.schema, stem), len(index_bytes))
-        file.write_member(header, [index_bytes])
-        members = plan_members(index, tables, stem)
-        _write_members(file, members, samples, index.schema)
-        file.write(TRAILER)
+    members = plan_members(index, tables, stem)
+    size = 0
+    crc = 0
+    with storage.atomic_write(url, options=options) as file:
+        file_header = tar_header(index_name(index.schema, stem), len(index_bytes))
+        contents = _member_bytes(members, samples, index.schema)
+        padding = bytes(-len(index_bytes) % BLOCK)
+        for data in itertools.chain([file_header, index_bytes, padding], contents, [TRAILER]):
+            file.write(data)
+            size += len(data)
+            crc = crc32c(data, crc)
     head = index.head
     return ShardEntry(
         name,
         len(samples),
         head.crc32c,
-        file.size,
-        file.crc,
+        size,
+        crc,
         head.prefix_stops,
         head.index_stop,
     )
 
 
-class _Checksummed:
-    """A file to write to, with the size and CRC-32C of what was written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.size = 0
-        self.crc = 0
-
-    def write(self, data: bytes) -> int:
-        self.size += len(data)
-        self.crc = crc32c(data, self.crc)
-        return self.file.write(data)
-
-    def write_member(self, header: bytes, parts: Iterable[bytes]) -> None:
-        self.write(header)
-        size = sum(map(self.write, parts))
-        self.write(bytes(round512(size) - size))
+def _distinct(fields: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Each name once, in the order they are first met."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(fields)))
 
 
-def _write_members(
-    file: _Checksummed,
+def _member_bytes(
     members: Iterable[Member],
     samples: Samples,
     schema: Schema,
-) -> None:
-    """Write what follows the index."""
+) -> Iterator[bytes]:
+    """The members after the index, headers and padding included."""
     units = list_units(samples, schema)
     for member in members:
-        content = _content(member, samples, units, schema.base)
-        file.write_member(member.header(), content)
-
-
-def _content(
-    member: Member,
-    samples: Samples,
-    units: Units,
-    base: int,
-) -> Iterator[bytes]:
-    yield member.table
-    for row, unit in member.pieces:
-        image = units[unit]
-        if image is not None:
-            yield _own_bytes(image, row, base)
-    for name in member.late:
-        yield from (sample.fields.get(name, b"") for sample in samples)
-    yield member.literal
-
-
-def _own_bytes(
-    image: EncodedImage,
-    row: int,
-    base: int,
-) -> bytes:
-    """A piece without the header that its table has; that of a base group has its own."""
-    shared = 0 if row < base else image.shared_bytes(row)
-    return image.pieces[row][shared:]
-
-
-def _all_names(samples: Samples) -> FieldNames:
-    """The fields of samples, each in the order they are first met."""
-    return FieldNames(
-        _distinct(sample.images for sample in samples),
-        _distinct(sample.fields for sample in samples),
-        _distinct(sample.lists for sample in samples),
-    )
-
-
-def _distinct(fields: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    """Each name once."""
-    names = itertools.chain.from_iterable(fields)
-    return tuple(dict.fromkeys(names))
+        yield member.header()
+        yield member.table
+        for row, unit in member.pieces:
+            image = units[unit]
+            if image is not None:
+                # Headers of pieces are in the table, except those of base groups.
+                yield image.pieces[row][0 if row < schema.base else image.shared_bytes(row) :]
+        for name in member.late:
+            yield from (sample.fields.get(name, b"") for sample in samples)
+        yield member.literal
+        yield bytes(-member.size % BLOCK)
 
 
 class ShardWriter:

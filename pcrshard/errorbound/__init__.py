@@ -1,12 +1,13 @@
 """Values within a stated error: bounds, integer lattices, and the coders of what is left."""
 
 from .bounds import (
+    MEDIAN_OF_NORMAL,
     Absolute,
     Bound,
     PointwiseRelative,
     RelativeStd,
-    describe_bound,
-    parse_bound,
+    check_fraction,
+    check_positive,
 )
 from .byte_codes import (
     compress,
@@ -18,9 +19,6 @@ from .byte_codes import (
 from .changed_words import (
     decode_index,
     decode_words,
-    encode_index,
-    encode_words,
-    find_changes,
 )
 from .float_types import FLOAT_TYPES, FloatType, Words
 from .integer_codes import decode_integers, encode_integers
@@ -31,10 +29,11 @@ from .lattice import (
     LogLattice,
     lattice_from,
 )
-from .quantise import Quantised, check_error, quantise, restore
+from .quantize import Quantized, check_error, quantize, restore
 
 __all__ = [
     "FLOAT_TYPES",
+    "MEDIAN_OF_NORMAL",
     "Absolute",
     "Bound",
     "Codes",
@@ -43,10 +42,12 @@ __all__ = [
     "LinearLattice",
     "LogLattice",
     "PointwiseRelative",
-    "Quantised",
+    "Quantized",
     "RelativeStd",
     "Words",
     "check_error",
+    "check_fraction",
+    "check_positive",
     "compress",
     "content_bytes",
     "decode_index",
@@ -54,14 +55,9 @@ __all__ = [
     "decode_planes",
     "decode_words",
     "decompress",
-    "describe_bound",
-    "encode_index",
     "encode_integers",
     "encode_planes",
-    "encode_words",
-    "find_changes",
     "lattice_from",
-    "parse_bound",
-    "quantise",
+    "quantize",
     "restore",
 ]

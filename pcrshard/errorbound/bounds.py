@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from .float_types import FloatType, Values, Words
 from .lattice import Lattice, LinearLattice, log_lattice
 
-# The median magnitude of a normal distribution is this share of its standard deviation.
-_MEDIAN_OF_NORMAL = 0.6744897501960817
+# The median magnitude of a normal distribution in standard deviations.
+MEDIAN_OF_NORMAL = 0.6744897501960817
 _SAMPLE = 1 << 16
 _BLOCK = 1 << 16
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is no positive finite number.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"expected {name} to be positive and finite, got {value!r}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse what is no fraction of a standard deviation, such as 5 for 5 %.
+
+    Raises:
+        ValueError: It is not above 0, or not below 1.
+    """
+    check_positive(name, value)
+    if value >= 1:
+        raise ValueError(
+            f"expected {name} below 1, got {value!r}: an error as large as the standard deviation "
+            f"leaves nothing of a tensor (0.05 allows 5 %)"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,18 +46,17 @@ class RelativeStd:
 
     Attributes:
         fraction: 0.01 allows 1 % of the standard deviation.
-        outlier_guard: The deviation counts for at most so many times what the tensor's median
-            magnitude says it is (for a normal distribution both agree). A few huge outliers would
-            otherwise make a bound that erases all other values.
+        outlier_guard: The standard deviation is capped at this multiple of the one that the median
+            magnitude of the nonzero values implies (for a normal distribution both agree).
+            Otherwise a few huge outliers would make a bound that erases all other values.
     """
 
     fraction: float
     outlier_guard: float = 8.0
-    kind = "relative-std"
 
     def __post_init__(self) -> None:
-        _check_positive("fraction", self.fraction)
-        _check_positive("outlier_guard", self.outlier_guard)
+        check_fraction("fraction", self.fraction)
+        check_positive("outlier_guard", self.outlier_guard)
 
     def lattice(
         self,
@@ -61,10 +77,9 @@ class Absolute:
     """
 
     error_bound: float
-    kind = "absolute"
 
     def __post_init__(self) -> None:
-        _check_positive("error_bound", self.error_bound)
+        check_positive("error_bound", self.error_bound)
 
     def lattice(
         self,
@@ -86,10 +101,9 @@ class PointwiseRelative:
     """
 
     rel_error_bound: float
-    kind = "pointwise-relative"
 
     def __post_init__(self) -> None:
-        _check_positive("rel_error_bound", self.rel_error_bound)
+        check_positive("rel_error_bound", self.rel_error_bound)
 
     def lattice(
         self,
@@ -101,38 +115,6 @@ class PointwiseRelative:
 
 
 Bound = RelativeStd | Absolute | PointwiseRelative
-_KINDS = {kind.kind: kind for kind in (RelativeStd, Absolute, PointwiseRelative)}
-
-
-def describe_bound(bound: Bound | None) -> dict[str, Any] | None:
-    """A bound as plain values.
-
-    >>> describe_bound(Absolute(0.5))
-    {'kind': 'absolute', 'error_bound': 0.5}
-    """
-    return None if bound is None else {"kind": bound.kind} | asdict(bound)
-
-
-def parse_bound(described: Any) -> Bound | None:
-    """The bound of :func:`describe_bound`.
-
-    Raises:
-        ValueError: It describes none.
-    """
-    if described is None:
-        return None
-    if not isinstance(described, dict) or described.get("kind") not in _KINDS:
-        raise ValueError(f"expected a bound of {sorted(_KINDS)}, got {described!r}")
-    kind = _KINDS[described["kind"]]
-    arguments = {name: value for name, value in described.items() if name != "kind"}
-    names = {field.name for field in fields(kind)}
-    if arguments.keys() != names or not _are_numbers(arguments.values()):
-        raise ValueError(f"expected numbers {sorted(names)}, got {described!r}")
-    return kind(**arguments)
-
-
-def _are_numbers(values: Iterable[object]) -> bool:
-    return all(type(value) in (int, float) for value in values)
 
 
 def _linear(
@@ -186,7 +168,7 @@ def _typical(words: Words, float_type: FloatType) -> float:
     magnitudes = _some_magnitudes(words, float_type)
     if len(magnitudes) == 0:
         return math.inf
-    return float(np.median(magnitudes)) / _MEDIAN_OF_NORMAL
+    return float(np.median(magnitudes)) / MEDIAN_OF_NORMAL
 
 
 def _some_magnitudes(words: Words, float_type: FloatType) -> Values:

@@ -1,4 +1,4 @@
-"""The sparse form of a lossless delta: which words changed, and how.
+"""The sparse form of a lossless delta in older stores: which words changed, and how.
 
 For weights in bfloat16 of which one in a hundred changes between two versions, as in reinforcement
 learning with a small learning rate. It is an exclusive or, so that it leads both ways.
@@ -11,16 +11,11 @@ from numpy.typing import NDArray
 
 from ..errors import CorruptCheckpoint
 from ..memory import Buffer
-from .byte_codes import compress, content_bytes, decompress
+from .byte_codes import content_bytes, decompress
 from .float_types import Words
-from .integer_codes import decode_integers, encode_integers
+from .integer_codes import decode_integers
 
 Index = NDArray[np.int64]
-
-
-def encode_index(index: Index) -> bytes:
-    """Increasing numbers (E,) as the gaps between them."""
-    return encode_integers(np.diff(index, prepend=-1).astype(np.uint32))
 
 
 def decode_index(
@@ -43,11 +38,6 @@ def decode_index(
     return index
 
 
-def encode_words(words: Words) -> bytes:
-    """Words (E,) in the order that they come; 8-bit ones by zstd, others by pcodec."""
-    return compress(words.tobytes()) if words.itemsize == 1 else encode_integers(words)
-
-
 def decode_words(
     payload: Buffer,
     count: int,
@@ -63,9 +53,3 @@ def decode_words(
     if content_bytes(payload) != count:
         raise CorruptCheckpoint(f"expected {count} words, got {content_bytes(payload)}")
     return np.frombuffer(decompress(payload, count), word)
-
-
-def find_changes(words: Words, reference: Words) -> tuple[Index, Words]:
-    """Where words (N,) differ from a reference (N,): index (E,) and the exclusive or (E,)."""
-    index = np.flatnonzero(words != reference)
-    return index, words[index] ^ reference[index]

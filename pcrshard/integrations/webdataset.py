@@ -43,7 +43,7 @@ from ..jpeg.image_decoder import Decoding, ImageDecoder, Layout
 from ..jpeg.views import Crop, Side
 from ..memory import borrow_array
 from ..native.pool import Pool, draw_keys
-from ..reading.dataset_folder import index_url, open_dataset
+from ..reading.dataset_folder import open_dataset
 from ..reading.options import ReadOptions
 from ..reading.prefetch import prefetch
 from ..reading.prefix import Prefix
@@ -149,29 +149,17 @@ def _path(url: str) -> str:
     return urlparse(url).path
 
 
-_known_entries: dict[str, Entries] = {}
-
-
 def _entries(
     index: str | DatasetIndex | None,
     options: storage.Options,
     retry: storage.Retry | None,
 ) -> Entries:
-    """Shards' entries by file name.
-
-    A dataset index is read once per process, and again when it was replaced.
-    """
+    """Return the shards' entries by file name. One request if ``index`` is a URL."""
     if index is None:
         return {}
-    if isinstance(index, DatasetIndex):
-        return {entry.name: entry for entry in index.shards}
-    retry = retry or storage.Retry()
-    identity = storage.identity(index_url(index), options=options, retry=retry)
-    known = f"{index} {identity} {sorted((options or {}).items())!r}"
-    if known not in _known_entries:
-        found, _ = open_dataset(index, storage_options=options, retry=retry)
-        _known_entries[known] = _entries(found, options, retry)
-    return _known_entries[known]
+    if not isinstance(index, DatasetIndex):
+        index, _ = open_dataset(index, storage_options=options, retry=retry)
+    return {entry.name: entry for entry in index.shards}
 
 
 # Two names, because a stage must pickle: the function by its own name, the factory by another.

@@ -203,27 +203,6 @@ class ImageDecoder:
             arrays = [each[None] for each in (out if self.views else [out])]
         return Decoding(self, own_pool(), [jpeg], [self.key(rng)], arrays)[0]
 
-    def batch(self, jpegs: Sequence[Jpeg], rng: Rng = None) -> Any:
-        """Decode several images into new arrays: what one image gives, with N before each shape.
-
-        Args:
-            jpegs: N JPEGs, or their pieces.
-            rng: As for one image; a number is that of the first image, and the next ones follow.
-        """
-        keys: Sequence[int] = [self.key(rng) for _ in jpegs]
-        if is_integer(rng):
-            keys = range(rng, rng + len(jpegs))
-        arrays = [np.empty(shape, np.uint8) for shape in self.batch_shapes(len(jpegs))]
-        decoding = Decoding(self, own_pool(), jpegs, keys, arrays)
-        images = [decoding[place] for place in range(len(jpegs))]
-        pixels = arrays if self.views else arrays[0]
-        if not self.return_geometry:
-            return pixels
-        parts = [image.geometry for image in images]
-        if self.views:
-            return Picture(pixels, list(map(Geometry.stack, zip(*parts, strict=True))))
-        return Picture(pixels, Geometry.stack(parts))
-
     def key(self, rng: Rng) -> int:
         """The number that an image draws from; nothing is taken where nothing is drawn."""
         if is_integer(rng):

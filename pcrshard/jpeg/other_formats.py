@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import CorruptJpeg, MissingDependency, PCRError, UnsupportedJpeg
 from ..native import Box, Size
-from .cost import check_pixels
+from .limits import check_pixels
 from .orientation import turn_upright
 
 Pixels = NDArray[np.uint8]

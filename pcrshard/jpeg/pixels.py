@@ -19,7 +19,7 @@ from ..errors import CorruptJpeg, MissingDependency, UnsupportedJpeg
 from ..memory import Buffer
 from ..native import Box, Size
 from . import libjpeg_turbo
-from .cost import check_cost
+from .limits import check_cost
 from .markers import (
     EOI,
     SOI,

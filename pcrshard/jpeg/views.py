@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -97,11 +97,6 @@ class Geometry(NamedTuple):
     def take(self, which: int | slice) -> Geometry:
         """Of some of the pictures of each of N images."""
         return Geometry(*(part[:, which] for part in self))
-
-    @classmethod
-    def stack(cls, parts: Iterable[Self]) -> Self:
-        """Of several pictures, along a new first dimension."""
-        return cls(*map(np.stack, zip(*parts, strict=True)))
 
 
 def at_image(geometry: Any, place: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import MissingDependency
@@ -20,8 +21,9 @@ _PARTS = 16
 _LEAST_PART = 1 << 15
 
 
-class Trace(NamedTuple):
-    """What happened in an epoch.
+@dataclass
+class Trace:
+    """What happens in an epoch.
 
     Attributes:
         images: Images of all ranks.
@@ -34,12 +36,12 @@ class Trace(NamedTuple):
     """
 
     images: int
-    step_ends: list[float]
-    first_batch: float
-    waited: float
-    requests: int
-    sent_bytes: int
-    cached_bytes: int
+    step_ends: list[float] = field(default_factory=list)
+    first_batch: float = 0.0
+    waited: float = 0.0
+    requests: int = 0
+    sent_bytes: int = 0
+    cached_bytes: int = 0
 
 
 def _environment() -> Environment:
@@ -76,14 +78,13 @@ class _Cache:
             self.num_bytes -= freed
 
 
-class _Machine:
+class _Machine(NamedTuple):
     """A node while it is simulated."""
 
-    def __init__(self, environment: Environment, cluster: Cluster, cache: _Cache) -> None:
-        self.cores = Cores(environment, cluster.node.cores)
-        self.link = Pipe(cluster.node.bandwidth)
-        self.disk = Pipe(cluster.node.cache_bandwidth)
-        self.cache = cache
+    cores: Cores
+    link: Pipe
+    disk: Pipe
+    cache: _Cache
 
 
 class Simulation:
@@ -145,19 +146,22 @@ class _Epoch:
         self.environment = _environment()
         self.of = of
         self.storage = Pipe(of.cluster.storage.bandwidth)
-        self.machines = [_Machine(self.environment, of.cluster, cache) for cache in of.caches]
+        node = of.cluster.node
+        self.machines = [
+            _Machine(
+                Cores(self.environment, node.cores),
+                Pipe(node.bandwidth),
+                Pipe(node.cache_bandwidth),
+                cache,
+            )
+            for cache in of.caches
+        ]
         self.barrier = Barrier(self.environment, of.job.accelerators)
         self.workers = {
-            place: _Worker(self, self.machines[place[0] // of.cluster.node.accelerators], each)
+            place: _Worker(self, self.machines[place[0] // node.accelerators], each)
             for place, each in reads.items()
         }
-        self.images = sum(sum(each.images) for each in reads.values())
-        self.step_ends: list[float] = []
-        self.first_batch = 0.0
-        self.waited = 0.0
-        self.requests = 0
-        self.sent_bytes = 0
-        self.cached_bytes = 0
+        self.trace = Trace(sum(sum(each.images) for each in reads.values()))
 
     def run(self) -> Trace:
         for rank in range(self.of.job.accelerators):
@@ -166,15 +170,7 @@ class _Epoch:
             for worker in self.workers.values():
                 self.environment.process(worker.run())
         self.environment.run()
-        return Trace(
-            self.images,
-            self.step_ends,
-            self.first_batch,
-            self.waited,
-            self.requests,
-            self.sent_bytes,
-            self.cached_bytes,
-        )
+        return self.trace
 
     def _rank(self, rank: int) -> Process:
         """The steps of a rank: a batch, what the accelerator does, and the others."""
@@ -187,28 +183,24 @@ class _Epoch:
             worker = workers[step % each]
             begun = environment.now
             yield from worker.hand_over(step // each)
-            self._note_batch(step, begun)
+            self.trace.waited += environment.now - begun
+            if step == 0:
+                self.trace.first_batch = max(self.trace.first_batch, environment.now)
             yield environment.timeout(worker.reads.images[step // each] / job.rate)
             yield self.barrier.wait()
             if rank == 0:
-                self.step_ends.append(environment.now + job.sync_seconds)
+                self.trace.step_ends.append(environment.now + job.sync_seconds)
             yield environment.timeout(job.sync_seconds)
-
-    def _note_batch(self, step: int, begun: float) -> None:
-        now = self.environment.now
-        self.waited += now - begun
-        if step == 0:
-            self.first_batch = max(self.first_batch, now)
 
     def fetch(self, machine: _Machine, shard: int) -> Process:
         """A prefix, from the cache of the machine or from the storage."""
         num_bytes = self.of.prefixes[shard]
         if machine.cache.has(shard):
-            self.cached_bytes += num_bytes
+            self.trace.cached_bytes += num_bytes
             yield from self._send(num_bytes, [machine.disk])
         else:
-            self.requests += 1
-            self.sent_bytes += num_bytes
+            self.trace.requests += 1
+            self.trace.sent_bytes += num_bytes
             storage = self.of.cluster.storage
             yield self.environment.timeout(storage.draw_latency(self.of.rng))
             stream = Pipe(storage.stream_bandwidth)

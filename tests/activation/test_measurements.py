@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from pcrshard import compress_activations
+from pcrshard.activation import ActivationOptions
 from pcrshard.activation import measurements as measure
 from pcrshard.activation.measurements import find_batch_size, gradient_noise
 
@@ -72,7 +73,9 @@ def test_the_predicted_noise_is_what_is_measured(rounding):
     images = torch.randn(16, 3, 24, 24)
     labels = torch.randint(0, 10, (16,))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    saver = compress_activations(model, 0.05, "int8", min_bytes=0, rounding=rounding)
+    saver = compress_activations(
+        model, 0.05, "int8", ActivationOptions(min_bytes=0, rounding=rounding)
+    )
     layers = gradient_noise(saver, model, lambda: functional.cross_entropy(model(images), labels))
     assert len(layers) == 5
     for layer in layers:
@@ -81,6 +84,23 @@ def test_the_predicted_noise_is_what_is_measured(rounding):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert saver.ledger.live_bytes == 0
+
+
+def test_a_failed_measurement_leaves_random_states_and_buffers():
+    """An error in the loss does not change the random numbers or statistics of the training."""
+    model = Net()
+    saver = compress_activations(model)
+    state = torch.get_rng_state()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def fail():
+        model(torch.randn(2, 3, 24, 24))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        gradient_noise(saver, model, fail)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 9, 100, 255, 256, 1000])

@@ -1,21 +1,14 @@
 """Codes that are predicted from other tensors': fewer bytes, and exactly the same tensors."""
 
-import dataclasses
 import gc
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pcrshard import compress_activations
-from pcrshard.activation.codecs import Int8
-from pcrshard.activation.layout import Layout, layout_of
-from pcrshard.activation.prediction import Grid, Lines, grid_of, predict
-from pcrshard.activation.sign_exact import Quantised, quantise
-from pcrshard.activation.stored import Predictor
+from pcrshard.activation import ActivationOptions
 from pcrshard.native import fused_quantiser
 
 
@@ -48,7 +41,7 @@ def make_model(act=None, width=16, blocks=2):
 
 def step(model, codec, images, again=False, **options):
     """(report, gradients) of one step; live bytes are back at 0 after it."""
-    saver = compress_activations(model, 0.05, codec, **options)
+    saver = compress_activations(model, 0.05, codec, ActivationOptions(**options))
     with saver:
         found = checkpoint(model, images, use_reentrant=False) if again else model(images)
         loss = found.float().square().mean()
@@ -91,18 +84,6 @@ def test_pictures_in_a_frame(memory_format):
     found, gradients = step(model, "predicted", images)
     assert all(map(torch.equal, gradients, expected))
     assert found.ratio > plain.ratio * 1.12
-
-
-def test_a_model_on_two_devices():
-    """What lies on one is not predicted from what lies on the other."""
-    predictor = Predictor(remembers=True)
-    values = torch.rand(2, 1, 1024, generator=torch.Generator().manual_seed(0))
-    for device in ("meta", "cpu"):  # meta stands for an accelerator
-        flat = values.flatten().to(device)
-        codes = torch.ones(2048, dtype=torch.int8, device=device)
-        quantised = Quantised(codes, 0.5, "nearest", torch.float32)
-        coded = predictor.encode(flat, quantised, layout_of(values), Int8())
-        assert coded.predicted is None
 
 
 @pytest.mark.parametrize("options", [{}, {"inputs": True}, {"offload": True}])
@@ -159,74 +140,12 @@ def test_values_that_are_no_numbers_stay():
         assert torch.equal(expected.nan_to_num(), found.nan_to_num())
 
 
-def test_only_the_nearest_code_is_predicted():
-    """A setting that would be ignored is refused."""
-    with pytest.raises(ValueError, match="expected rounding nearest with the codec predicted"):
-        compress_activations(make_model(), codec="predicted", rounding="stochastic")
-
-
-sizes = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 40))
-
-
-@given(sizes, st.integers(1, 2), st.integers(0, 127), st.integers(0, 2**32))
-def test_what_is_taken_is_given_back(shape, count, most, seed):
-    """By the native core and by PyTorch: the same codes, for any slopes."""
-    generator = torch.Generator().manual_seed(seed)
-    grid = Grid(*shape)
-    total = torch.Size(shape).numel()
-    *sources, target = (
-        quantise(torch.randn(total, generator=generator) * 3, 0.2) for _ in range(count + 1)
-    )
-    slopes = torch.randn(count, grid.channels, generator=generator) * 50
-    lines = Lines(grid, slopes, torch.randn(grid.channels, generator=generator), most)
-    tables = lines.tables(sources, target)
-    codes = [source.codes for source in sources]
-    rest = target.codes.clone()
-    lines.shift(rest, codes, tables, -1)
-    slow = target.codes.clone()
-    available = fused_quantiser.available
-    try:
-        fused_quantiser.available = False
-        lines.shift(slow, codes, tables, -1)
-    finally:
-        fused_quantiser.available = available
-    assert torch.equal(rest, slow)
-    lines.shift(rest, codes, tables, 1)
-    assert torch.equal(rest, target.codes)
-
-
-def coded(values):
-    """Codes that lie as the values do."""
-    quantised = quantise(values.flatten(), 0.05)
-    return dataclasses.replace(quantised, codes=quantised.codes.view(values.shape))
-
-
-@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e30, 0.0])
-def test_sources_that_say_the_same_or_nothing(broken):
-    """Two equal tensors, channels of zeros and values that are no numbers are no reason to stop."""
-    grid = Grid(4, 3, 64)
-    values = torch.randn(4, 3, 64, generator=torch.Generator().manual_seed(3)).relu()
-    target = coded(values)
-    source = coded(values * 2 - 1)
-    lines = predict(values, target, [source, source], grid)
-    assert lines is not None
-    values[:, 1] = broken
-    target = coded(values)
-    lines = predict(values, target, [source], grid)
-    assert lines is None or bool(lines.slopes.isfinite().all())
-
-
-@given(st.lists(st.integers(1, 5), min_size=3, max_size=5), st.booleans())
-def test_grids_say_where_channels_are(shape, last):
-    """Each element's channel is that of its place in memory; other orders are left alone."""
-    _, channels, *places = shape
-    channel = torch.arange(channels).view(1, -1, *(1 for _ in places))
-    values = channel.expand(shape).contiguous()
-    if last:
-        values = values.movedim(1, -1).contiguous().movedim(-1, 1)
-    grid = grid_of(layout_of(values))
-    flat = values.as_strided((values.numel(),), (1,))
-    own = torch.arange(channels).view(1, -1, 1).expand(grid.sizes)
-    assert torch.equal(flat.view(grid.sizes), own)
-    assert grid_of(Layout((2, 3, 4), (1, 8, 2), dense=True)) is None
-    assert grid_of(Layout((2, 3), (3, 1), dense=True)) is None
+def test_prediction_without_the_native_core(monkeypatch):
+    """PyTorch operations take from codes, and give back, the same as the native core."""
+    model = make_model()
+    fast, _ = step(model, "predicted", images_of())
+    monkeypatch.setattr(fused_quantiser, "available", False)
+    slow, gradients = step(model, "predicted", images_of())
+    _, expected = step(model, "zstd", images_of())
+    assert all(map(torch.equal, gradients, expected))
+    assert [row.stored_bytes for row in slow.rows] == [row.stored_bytes for row in fast.rows]

@@ -125,6 +125,17 @@ def test_a_reader_that_stops_early(dataset):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(dataset, closed):
+    """A job's environment may close standard output or error: the command still runs."""
+    program = f'exec "$@" {closed}'
+    command = ["sh", "-c", program, "sh", *RUN, "plan", str(dataset), "--batch", "1", "--scan", "5"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert "Traceback" not in result.stderr
+    assert bool(result.stdout) == (closed == "2>&-")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="THERE IS NO /dev/full")
 def test_a_full_disk_under_the_report(dataset):
     """``pcrshard info ... > FILE`` on a full disk is one line, and no success."""

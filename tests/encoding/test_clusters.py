@@ -4,9 +4,11 @@ import contextlib
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from slurm import cluster_fixture  # noqa: F401
@@ -129,15 +131,20 @@ def test_dask_on_the_command_line(dask, synthetic_folder, dataset, tmp_path, cap
     assert "24 samples in 4 shards" in capsys.readouterr().out
 
 
-def test_a_bad_image_on_dask_is_named(dask, tmp_path):
-    """An error of a remote worker is the same one line as here."""
+def test_a_bad_image_on_dask_is_named(dask, larger_folder, tmp_path):
+    """An error of a remote worker is the same one line as here, and no worker writes after it."""
     (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "cut.jpg").write_bytes(make_jpeg(9)[:-30])
+    (tmp_path / "src" / "cut.jpg").write_bytes(make_jpeg(9, 1500, 1500, quality=95)[:-30])
+    for path in larger_folder.iterdir():
+        (tmp_path / "src" / path.name).symlink_to(path)
     with (
-        pytest.raises(CorruptJpeg, match=r"no EOI.*--on-error skip.*cut\.jpg"),
         dask_executor(dask[0]) as executor,
+        pytest.raises(CorruptJpeg, match=r"no EOI.*--on-error skip.*cut\.jpg"),
     ):
-        run_encode(tmp_path / "src", tmp_path / "dst", executor=executor)
+        run_encode(tmp_path / "src", tmp_path / "dst", num_shards=4, executor=executor)
+    shutil.rmtree(tmp_path / "dst")
+    time.sleep(1)
+    assert not (tmp_path / "dst").exists()
 
 
 def test_a_dask_scheduler_that_is_not_there():

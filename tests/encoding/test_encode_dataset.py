@@ -88,15 +88,6 @@ def test_a_dataset_is_its_source(synthetic_folder, dataset):
     assert {p.name for p in dataset.iterdir()} == names
 
 
-def test_a_flat_folder_has_no_classes(tmp_path):
-    """Without class folders there are neither labels nor class names."""
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.jpg").write_bytes(make_jpeg())
-    index = run_encode(tmp_path / "src", tmp_path / "dst")
-    assert index.classes == ()
-    assert set(read_samples(tmp_path / "dst")["a"]) == {"__key__", "jpg"}
-
-
 def test_progress_reaches_the_end(synthetic_folder, tmp_path):
     """Progress is told in samples, rising to all of them."""
     calls = []
@@ -163,12 +154,6 @@ def test_parts_make_the_same_dataset(synthetic_folder, dataset, tmp_path, count,
     assert found[-1].num_samples == 24
     assert read_all(tmp_path) == read_all(dataset)
     assert (tmp_path / resume_journal.JOURNAL).exists()
-
-
-def test_no_index_before_the_last_part(synthetic_folder, tmp_path):
-    """A dataset of which parts are missing cannot be taken for whole."""
-    assert encode_parts(synthetic_folder, tmp_path, 3, (0, 2)) == [None, None]
-    assert not (tmp_path / "pcr.json").exists()
 
 
 def test_skipped_images_of_all_parts_are_listed(tmp_path):

@@ -11,7 +11,6 @@ import webdataset as wds
 from PIL import Image
 from support import run_encode
 
-from pcrshard import open_dataset
 from pcrshard.cli.main import main
 from pcrshard.errors import CorruptJpeg, FormatError
 from pcrshard.testing import make_jpeg
@@ -84,29 +83,6 @@ def test_a_sound_dataset_verifies_against_its_source(tmp_path, capsys, make, opt
     src, dst = str(tmp_path / "src"), str(tmp_path / "dst")
     assert main(["encode", src, dst, "--workers", "1", *options]) == 0
     assert main(["verify", dst, "--against", src, "--workers", "1"]) == 0, capsys.readouterr().out
-
-
-def test_a_folder_of_splits_is_understood(tmp_path, capsys):
-    """What ``encode --split all`` makes is read by the commands that come after it."""
-    for number, name in enumerate(["train/cat/1", "train/dog/2", "val/cat/3"]):
-        path = tmp_path / "src" / f"{name}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_jpeg(number))
-    src, dst = str(tmp_path / "src"), tmp_path / "pcr"
-    options = ["--num-shards", "1", "--workers", "1"]
-    assert main(["encode", src, str(dst), "--split", "all", *options]) == 0
-    assert main(["verify", str(dst), "--against", src, "--workers", "1"]) == 0
-    assert main(["card", str(dst)]) == 0
-    assert "train/*.tar" not in (dst / "README.md").read_text()  # compact: no viewer
-    assert "val: 1 samples in 1 shards" in (dst / "README.md").read_text()
-    assert main(["stage", str(dst), str(tmp_path / "fast"), "--scan", "2"]) == 0
-    assert open_dataset(tmp_path / "fast" / "val")[0].scan == 2
-    capsys.readouterr()
-    assert main(["info", str(dst), "--json"]) == 0
-    about = json.loads(capsys.readouterr().out)
-    assert {split: each["samples"] for split, each in about.items()} == {"train": 2, "val": 1}
-    (dst / "val" / "data-000000.tar").unlink()
-    assert main(["verify", str(dst), "--workers", "1"]) == 1
 
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])

@@ -1,5 +1,7 @@
 """Splits: a training and a validation set side by side are two datasets, numbered alike."""
 
+import json
+
 import pytest
 from encode_support import make_tar, read_samples
 from support import run_encode
@@ -44,7 +46,30 @@ def test_all_splits_at_once(root, tmp_path, capsys):
     assert labels == {"cat/5": 0, "emu/6": 2}
     assert all("cls" not in sample for sample in read_samples(tmp_path / "pcr" / "test").values())
     assert main(["encode", str(root), str(tmp_path / "pcr"), *options, "--resume"]) == 0
-    assert main(["verify", str(tmp_path / "pcr" / "val"), "--against", str(root / "val")]) == 0
+
+
+def test_a_folder_of_splits_is_understood(root, tmp_path, capsys):
+    """What ``encode --split all`` makes is read by the commands that come after it."""
+    dst = tmp_path / "pcr"
+    options = ["--num-shards", "1", "--workers", "1"]
+    assert main(["encode", str(root), str(dst), "--split", "all", *options]) == 0
+    for split in ("", "val"):
+        against = ["--against", str(root / split), "--workers", "1"]
+        assert main(["verify", str(dst / split), *against]) == 0
+    assert main(["card", str(dst)]) == 0
+    assert "val: 2 samples in 1 shards" in (dst / "README.md").read_text()
+    assert main(["stage", str(dst), str(tmp_path / "fast"), "--scan", "2"]) == 0
+    assert open_dataset(tmp_path / "fast" / "val")[0].scan == 2
+    capsys.readouterr()
+    assert main(["info", str(dst), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert {split: each["samples"] for split, each in about.items()} == {
+        "test": 2,
+        "train": 4,
+        "val": 2,
+    }
+    (dst / "val" / "data-000000.tar").unlink()
+    assert main(["verify", str(dst), "--workers", "1"]) == 1
 
 
 def test_one_split_from_python(root, tmp_path):

@@ -83,17 +83,6 @@ def test_every_kind_of_image_has_views(jpeg):
     check_views(jpeg, *ImageDecoder(views=[View(24, 3)], return_geometry=True)(jpeg, 5))
 
 
-def test_views_go_where_they_are_wanted():
-    """Rows of batches are decoded into, and a batch is an array for each view."""
-    decoder = ImageDecoder(views=[LARGE, SMALL], flip=0.5)
-    large, small = decoder.batch([JPEG] * 3, random.Random(7))
-    assert (large.shape, small.shape) == ((3, 2, 3, 48, 48), (3, 8, 3, 16, 20))
-    rng = random.Random(7)
-    for image in range(3):
-        for got, expected in zip((large, small), decoder(JPEG, rng), strict=True):
-            assert np.array_equal(got[image], expected)
-
-
 def test_damage_is_named():
     """A damaged image is CorruptJpeg, not views of something."""
     with pytest.raises(CorruptJpeg):
@@ -143,18 +132,15 @@ def test_the_whole_image_has_a_geometry():
 
 
 def test_views_have_their_geometry():
-    """Each picture of each view says where it is from, in a batch of images, too."""
+    """Each picture of each view says where it is from."""
     decoder = ImageDecoder(views=[LARGE, SMALL], flip=0.5, return_geometry=True)
     decoder = pickle.loads(pickle.dumps(decoder))
-    pixels, geometry = decoder.batch([JPEG] * 2, random.Random(1))
+    pixels, geometry = decoder(JPEG, random.Random(1))
     for arrays, where in zip(pixels, geometry, strict=True):
         assert isinstance(where, Geometry)
-        assert [part.shape for part in where] == [
-            (*arrays.shape[:2], 4),
-            arrays.shape[:2],
-            (*arrays.shape[:2], 2),
-        ]
-        for place in np.ndindex(*arrays.shape[:2]):
+        count = len(arrays)
+        assert [part.shape for part in where] == [(count, 4), (count,), (count, 2)]
+        for place in range(count):
             part = native.decode(
                 [JPEG],
                 crop=tuple(where.crop[place].tolist()),

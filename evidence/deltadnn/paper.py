@@ -1,7 +1,7 @@
 """Delta-DNN's equations 1 and 2 and its coder as the paper prints them, for comparison only.
 
 The bound of these equations is ``log(1 + epsilon)`` absolute, whatever the scale of the weights,
-and a chain of them drifts; see docs/checkpoints.md. The stores use :mod:`.lattice` instead.
+and a chain of them drifts; see docs/checkpoints.md. Stores use :mod:`pcrshard.errorbound`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CorruptCheckpoint
-from .byte_codes import compress, decompress
+from pcrshard.errorbound import compress, decompress
+from pcrshard.errors import CorruptCheckpoint
 
 Factors = NDArray[np.int32]
 Weights = NDArray[Any]

@@ -13,7 +13,7 @@ from pcrshard.errorbound import (
     PointwiseRelative,
     RelativeStd,
     check_error,
-    quantise,
+    quantize,
     restore,
 )
 from pcrshard.errors import ErrorBoundViolated
@@ -25,8 +25,8 @@ BOUNDS = [RelativeStd(0.01), RelativeStd(0.1), Absolute(1e-3), PointwiseRelative
 
 
 def there_and_back(words, kind, lattice):
-    quantised = quantise(words, kind, lattice)
-    return quantised, restore(quantised, kind, lattice)
+    quantized = quantize(words, kind, lattice)
+    return quantized, restore(quantized, kind, lattice)
 
 
 @PATIENT
@@ -38,13 +38,13 @@ def test_any_bits_come_back_within_the_bound(data, name, bound):
     lattice = bound.lattice(words, kind)
     if lattice is None:
         return
-    quantised, restored = there_and_back(words, kind, lattice)
+    quantized, restored = there_and_back(words, kind, lattice)
     assert check_error(words, restored, kind, lattice) <= 1
     values = kind.widen(words)
     special = ~np.isfinite(values) | (np.abs(values) < kind.smallest_normal)
     assert np.array_equal(restored[special], words[special])
-    again = quantise(words, kind, lattice)
-    assert np.array_equal(again.codes, quantised.codes)
+    again = quantize(words, kind, lattice)
+    assert np.array_equal(again.codes, quantized.codes)
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES)
@@ -58,11 +58,11 @@ def test_normal_tensors_hold_the_bound_after_the_cast(name, bound):
     if lattice is None:
         assert name == "bfloat16"
         return
-    quantised, restored = there_and_back(words, kind, lattice)
+    quantized, restored = there_and_back(words, kind, lattice)
     worst = check_error(words, restored, kind, lattice)
     assert 0.9 < worst <= 1
     if name in ("float32", "float64"):
-        assert len(quantised.escape_index) < 100
+        assert len(quantized.escape_index) < 100
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES)
@@ -76,17 +76,17 @@ def test_special_values_are_kept_bit_for_bit(name):
     special = [infinity, infinity | sign, infinity | 1, infinity | sign | 3, sign, 1, sign | 2]
     words[: len(special)] = special
     lattice = RelativeStd(0.1).lattice(words, kind)
-    quantised, restored = there_and_back(words, kind, lattice)
+    quantized, restored = there_and_back(words, kind, lattice)
     assert restored[: len(special)].tolist() == special
-    assert quantised.escape_index.tolist()[: len(special)] == list(range(len(special)))
+    assert quantized.escape_index.tolist()[: len(special)] == list(range(len(special)))
 
 
 def test_codes_too_large_for_differences_are_escaped():
     """A value of 2^40 steps is kept exactly instead of wrapping around."""
     kind = FLOAT_TYPES["float32"]
     words = np.array([2.0**40, 1.0, -(2.0**40)], np.float32).view(np.uint32)
-    quantised, restored = there_and_back(words, kind, LinearLattice(1.0, 0.5))
-    assert quantised.escape_index.tolist() == [0, 2]
+    quantized, restored = there_and_back(words, kind, LinearLattice(1.0, 0.5))
+    assert quantized.escape_index.tolist() == [0, 2]
     assert np.array_equal(restored, words)
 
 
@@ -96,12 +96,12 @@ def test_a_hundred_links_are_as_exact_as_one():
     kind = FLOAT_TYPES["float32"]
     lattice = LinearLattice(4e-4, 2e-4)
     values = rng.normal(0, 0.02, 5000).astype(np.float32)
-    first = quantise(values.view(np.uint32), kind, lattice).codes
+    first = quantize(values.view(np.uint32), kind, lattice).codes
     codes = first
     total = np.zeros_like(first)
     for _ in range(100):
         values = values + rng.normal(0, 1e-3, 5000).astype(np.float32)
-        now = quantise(values.view(np.uint32), kind, lattice).codes
+        now = quantize(values.view(np.uint32), kind, lattice).codes
         total += now - codes
         codes = now
     restored = kind.narrow(lattice.values(first + total))

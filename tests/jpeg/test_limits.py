@@ -5,8 +5,8 @@ import pytest
 
 from pcrshard import native
 from pcrshard.errors import CorruptJpeg, FormatError, UnsupportedJpeg
-from pcrshard.jpeg.cost import check_pixels
 from pcrshard.jpeg.image_decoder import ImageDecoder
+from pcrshard.jpeg.limits import check_pixels
 from pcrshard.jpeg.other_formats import to_jpeg
 from pcrshard.jpeg.pixels import decode, decode_image, make_baseline, make_progressive
 

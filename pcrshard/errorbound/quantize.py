@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +17,30 @@ from .lattice import MAX_CODE, Codes, Lattice
 _BLOCK = 1 << 15
 
 
+ArrayT = TypeVar("ArrayT")
+
+
 @dataclass(frozen=True)
-class Quantised:
-    """A tensor on a lattice.
+class Quantized(Generic[ArrayT]):
+    """A flat tensor as lattice codes, in numpy arrays (checkpoints) or torch tensors (activations).
 
     Attributes:
-        codes: (N,) int32; 0 where a value is escaped.
-        escape_index: (E,) int64, increasing: the values that are kept bit for bit.
-        escape_words: (E,) their bits.
+        codes: (N,) integers: int32 here, int8 for activations; 0 where a value is escaped.
+        escape_index: (E,) positions of the values that are stored bit for bit, increasing.
+        escape_words: (E,) their bits, or the values themselves.
     """
 
-    codes: Codes
-    escape_index: NDArray[np.int64]
-    escape_words: Words
+    codes: ArrayT
+    escape_index: ArrayT
+    escape_words: ArrayT
 
 
-def quantise(
+def quantize(
     words: Words,
     float_type: FloatType,
     lattice: Lattice,
     restored: Words | None = None,
-) -> Quantised:
+) -> Quantized[NDArray[Any]]:
     """Put a tensor's words (N,) on a lattice; about eight passes over blocks in cache.
 
     Each value is restored and compared, after the cast to its type. NaN, infinities, -0.0,
@@ -52,17 +56,17 @@ def quantise(
     escaped = []
     for start in range(0, len(words), _BLOCK):
         block = words[start : start + _BLOCK]
-        found, kept, near = _quantise_block(block, float_type, lattice)
+        found, kept, near = _quantize_block(block, float_type, lattice)
         if restored is not None:
             restored[start : start + _BLOCK] = np.where(kept, near, block)
         codes[start : start + _BLOCK] = found
         if not kept.all():
             escaped.append(start + np.flatnonzero(~kept))
     index = np.concatenate(escaped) if escaped else np.empty(0, np.int64)
-    return Quantised(codes, index, words[index])
+    return Quantized(codes, index, words[index])
 
 
-def _quantise_block(
+def _quantize_block(
     block: Words,
     float_type: FloatType,
     lattice: Lattice,
@@ -88,16 +92,16 @@ def _quantise_block(
 
 
 def restore(
-    quantised: Quantised,
+    quantized: Quantized[NDArray[Any]],
     float_type: FloatType,
     lattice: Lattice,
 ) -> Words:
-    """The words (N,) of a tensor; the inverse of :func:`quantise` within the bound."""
-    words = np.empty(len(quantised.codes), float_type.word)
+    """The words (N,) of a tensor; the inverse of :func:`quantize` within the bound."""
+    words = np.empty(len(quantized.codes), float_type.word)
     for start in range(0, len(words), _BLOCK):
-        codes = quantised.codes[start : start + _BLOCK]
+        codes = quantized.codes[start : start + _BLOCK]
         words[start : start + _BLOCK] = float_type.narrow(lattice.values(codes))
-    words[quantised.escape_index] = quantised.escape_words
+    words[quantized.escape_index] = quantized.escape_words
     return words
 
 

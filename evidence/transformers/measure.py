@@ -1,0 +1,305 @@
+"""Transformers trained with compressed activations, in pairs of seeds, and what their tensors take.
+
+python -m evidence.transformers.measure --data CLASSIFY.TAR [--out FOLDER] [--quick]
+
+A vision transformer learns hand signs from photographs, a small GPT the manual that Python ships
+(``pydoc_data.topics``). Runs of one seed share weights, order, crops and dropout. Each run is a
+line of runs.jsonl and is made once; ratios.json is measured after the trainings.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import tarfile
+import time
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+import pcrshard
+from pcrshard import compress_activations
+
+from .models import GPT, ViT
+
+HERE = pathlib.Path(__file__).resolve().parent
+ARMS = {"plain": None, "0.05 std": 0.05, "0.1 std": 0.1}
+SEEDS = range(5)
+# Two-sided 95 % of Student's t, by degrees of freedom.
+T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
+# The width and heads of ViT-Tiny at a size that a CPU trains in a minute.
+SMALL = {"size": 40, "patch": 8, "width": 192, "heads": 3, "depth": 4, "dropout": 0.1}
+LENGTH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What decides a run."""
+
+    network: str
+    arm: str
+    seed: int
+    steps: int
+    batch: int
+
+
+class Signs:
+    """Hand signs at 44x44: random crops to train on, the middle to test on."""
+
+    def __init__(self, path, quick):
+        members = {"train": ([], []), "val": ([], [])}
+        with tarfile.open(path) as tar:
+            for member in tar:
+                parts = pathlib.PurePath(member.name).parts
+                if not member.isfile() or "signs" not in parts:
+                    continue
+                split, label = parts[-3], int(parts[-2])
+                image = pcrshard.decode_image(tar.extractfile(member).read(), size=44)
+                members[split][0].append(np.asarray(image))
+                members[split][1].append(label)
+        self.images, self.tests = (
+            (torch.as_tensor(np.stack(images)), torch.tensor(labels))
+            for images, labels in members.values()
+        )
+        if quick:
+            self.tests = tuple(part[::8] for part in self.tests)
+
+    @staticmethod
+    def crop(images, top, left):
+        part = images[:, top : top + 40, left : left + 40]
+        return part.permute(0, 3, 1, 2).float().sub_(127.5).div_(64).contiguous()
+
+    def batch(self, size, generator):
+        images, labels = self.images
+        chosen = torch.randint(len(images), (size,), generator=generator)
+        top, left = torch.randint(0, 5, (2,), generator=generator).tolist()
+        return self.crop(images[chosen], top, left), labels[chosen]
+
+    def model(self):
+        return ViT(10, **SMALL)
+
+    def loss(self, model, batch):
+        images, labels = batch
+        return functional.cross_entropy(model(images), labels)
+
+    @torch.no_grad()
+    def test(self, model):
+        images, labels = self.tests
+        logits = model(self.crop(images, 2, 2))
+        right = float((logits.argmax(1) == labels).float().mean())
+        return {"accuracy": right, "loss": float(functional.cross_entropy(logits, labels))}
+
+
+class Manual:
+    """The reference topics of Python's manual as characters; the last tenth is the test."""
+
+    def __init__(self, quick):
+        from pydoc_data.topics import topics
+
+        text = "\n".join(topics[name] for name in sorted(topics))
+        letters = sorted(set(text))
+        codes = {letter: code for code, letter in enumerate(letters)}
+        self.letters = len(letters)
+        self.codes = torch.tensor([codes[letter] for letter in text])
+        self.edge = len(text) * 9 // 10
+        self.windows = 8 if quick else 256
+
+    def at(self, starts):
+        return torch.stack([self.codes[start : start + LENGTH + 1] for start in starts.tolist()])
+
+    def batch(self, size, generator):
+        return self.at(torch.randint(self.edge - LENGTH - 1, (size,), generator=generator))
+
+    def model(self):
+        return GPT(self.letters, LENGTH)
+
+    def loss(self, model, batch):
+        logits = model(batch[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    @torch.no_grad()
+    def test(self, model):
+        starts = torch.linspace(self.edge, len(self.codes) - LENGTH - 1, self.windows).long()
+        return {"loss": float(self.loss(model, self.at(starts)))}
+
+
+def train(spec, data):
+    """A training with AdamW at a rate that rises and falls, and its test figures."""
+    torch.manual_seed(spec.seed)
+    model = data.model()
+    bound = ARMS[spec.arm]
+    saver = compress_activations(model, bound or 0.05, "none" if bound is None else "zstd")
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, spec.steps)
+    generator = torch.Generator().manual_seed(spec.seed)
+    torch.manual_seed(spec.seed)  # dropout
+    losses = []
+    begun = time.process_time()
+    for _ in range(spec.steps):
+        batch = data.batch(spec.batch, generator)
+        with saver:
+            loss = data.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss.detach()))
+    seconds = time.process_time() - begun
+    model.eval()
+    tail = losses[-max(spec.steps // 10, 1) :]
+    return model, {
+        "spec": dataclasses.asdict(spec),
+        "train_loss": sum(tail) / len(tail),
+        **data.test(model),
+        "ratio": saver.report().ratio,
+        "cpu_seconds": seconds,
+    }
+
+
+def kinds(model, report):
+    """Raw and stored bytes by the kind of module that saved a tensor."""
+    modules = dict(model.named_modules())
+    found = {}
+    for row in report.rows:
+        module = modules.get(row.name)
+        kind = type(module).__name__ if module is not None else row.name or "outside"
+        kind = f"{kind}, {row.kind}"
+        raw, stored = found.get(kind, (0, 0))
+        found[kind] = (raw + row.raw_bytes, stored + row.stored_bytes)
+    return found
+
+
+def ratios_of(model, loss):
+    """What one pass saves, by bound, codec and type."""
+    rows = {}
+    for dtype in ("float32", "bfloat16"):
+        for bound in (0.05, 0.1):
+            for codec in ("zstd", "bits", "int8"):
+                saver = compress_activations(model, bound, codec)
+                torch.manual_seed(0)
+                with (
+                    saver,
+                    torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"),
+                ):
+                    value = loss()
+                value.backward()
+                model.zero_grad()
+                report = saver.report()
+                assert saver.ledger.live_bytes == 0
+                rows[f"{dtype}, {bound}, {codec}"] = {
+                    "raw_bytes": report.raw_bytes,
+                    "ratio": report.ratio,
+                    "kinds": kinds(model, report),
+                }
+    return rows
+
+
+def full_size(path, quick):
+    """ViT-Tiny at 224x224 on photographs of flowers, after a few steps."""
+    size, steps = (2, 1) if quick else (8, 20)
+    images = []
+    with tarfile.open(path) as tar:
+        for number, member in enumerate(m for m in tar if "flowers/train" in m.name and m.isfile()):
+            if number % 16 == 0:
+                data = tar.extractfile(member).read()
+                images.append((pcrshard.decode_image(data, size=224), member.name.split("/")[-2]))
+    names = sorted({name for _, name in images})
+    pixels = torch.as_tensor(np.stack([image for image, _ in images]))
+    labels = torch.tensor([names.index(name) for _, name in images])
+    torch.manual_seed(0)
+    model = ViT(len(names))
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-4)
+    generator = torch.Generator().manual_seed(0)
+
+    def loss():
+        chosen = torch.randint(len(pixels), (size,), generator=generator)
+        batch = pixels[chosen].permute(0, 3, 1, 2).float().sub_(127.5).div_(64).contiguous()
+        return functional.cross_entropy(model(batch), labels[chosen])
+
+    for _ in range(steps):
+        value = loss()
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    return ratios_of(model, loss)
+
+
+def known(path):
+    """Runs that were made before, by their specs."""
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+    return {json.dumps(line["spec"], sort_keys=True): line for line in lines}
+
+
+def print_tables(out):
+    """The tables of README.md."""
+    runs = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    found = {(run["spec"]["network"], run["spec"]["arm"], run["spec"]["seed"]): run for run in runs}
+    print("| network | bound | figure | plain | compressed - plain | ratio of saved bytes |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for network, figure in (("vit", "accuracy"), ("vit", "loss"), ("gpt", "loss")):
+        for arm in list(ARMS)[1:]:
+            seeds = [seed for seed in SEEDS if (network, arm, seed) in found]
+            plain = [found[network, "plain", seed][figure] for seed in seeds]
+            mine = [found[network, arm, seed] for seed in seeds]
+            gap = paired([run[figure] for run in mine], plain)
+            ratio = sum(run["ratio"] for run in mine) / len(mine)
+            mean = sum(plain) / len(plain)
+            print(f"| {network} | {arm} | test {figure} | {mean:.4f} | {gap} | {ratio:.2f} |")
+    ratios = json.loads((out / "ratios.json").read_text())
+    cases = next(iter(ratios.values()))
+    print(f"\n| case | {' | '.join(ratios)} |\n| --- |{' --- |' * len(ratios)}")
+    for case in cases:
+        figures = " | ".join(f"{ratios[network][case]['ratio']:.2f}" for network in ratios)
+        print(f"| {case} | {figures} |")
+    print("\n| network | saved by, how kept | MB | ratio |\n| --- | --- | --- | --- |")
+    for network in ratios:
+        found = ratios[network]["float32, 0.05, zstd"]["kinds"]
+        for kind, (raw, stored) in sorted(found.items(), key=lambda item: -item[1][0]):
+            print(f"| {network} | {kind} | {raw / 1e6:.2f} | {raw / stored:.2f} |")
+
+
+def paired(first, second):
+    """A mean difference with its 95 % interval, by Student's t."""
+    gaps = np.subtract(first, second)
+    half = T_95[len(gaps) - 1] * gaps.std(ddof=1) / len(gaps) ** 0.5
+    return f"{gaps.mean():+.4f} [{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="classify.tar, with labeled photographs")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE, help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    tasks = {"vit": Signs(args.data, args.quick), "gpt": Manual(args.quick)}
+    steps = {"vit": 3 if args.quick else 220, "gpt": 3 if args.quick else 260}
+    batch = {"vit": 32, "gpt": 16}
+    path = args.out / "runs.jsonl"
+    models = {}
+    for seed in range(1) if args.quick else SEEDS:
+        for network, data in tasks.items():
+            for arm in ARMS:
+                spec = Spec(network, arm, seed, steps[network], batch[network])
+                if json.dumps(dataclasses.asdict(spec), sort_keys=True) in known(path):
+                    continue
+                models[network], run = train(spec, data)
+                with path.open("a") as file:
+                    file.write(json.dumps(run) + "\n")
+                print(json.dumps(run), flush=True)
+    found = {"vit_tiny": full_size(args.data, args.quick)}
+    for network, data in tasks.items():
+        model = models.get(network) or data.model()
+        model.train()
+        fixed = data.batch(batch[network], torch.Generator().manual_seed(0))
+        found[network] = ratios_of(model, lambda data=data, m=model, b=fixed: data.loss(m, b))
+    (args.out / "ratios.json").write_text(json.dumps(found, indent=1) + "\n")
+    print_tables(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Saved tensors of compiled models: packing as graphs that ``torch.compile`` inlines.
+
+PyTorch inlines saved-tensor hooks that are FX GraphModules into the compiled forward and backward
+(pytorch#150032), for intermediates of the graph only: parameters, inputs and outputs pass by.
+Shapes of a compiled graph are fixed, so that the values that have no code are stored as whole
+blocks, a fixed number of them: those with the largest magnitudes. If more blocks need it, the step
+of that tensor grows until they fit: the error is then at most 1/254 of their largest value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..errorbound import Absolute, RelativeStd
+from .bits import pack_part, pack_width, unpack_part, unpack_width, zigzag
+from .bits import unzigzag as undo_zigzag
+from .quantizer import MARGIN, MAX_CODE, standard_deviation
+from .stored import Row
+
+_BLOCK = 256
+# One block in so many is stored exactly.
+_BLOCKS_PER_EXACT = 128
+# Standard deviations that the codes of ``bits`` reach.
+_REACH = 6.0
+_TINY = 2.0**-120
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# Operations by the name of their overload packet.
+_VIEWS = {
+    "_to_copy", "_unsafe_view", "alias", "clone", "convert_element_type", "detach", "expand",
+    "permute", "reshape", "slice", "squeeze", "t", "transpose", "unsqueeze", "view",
+}  # fmt: skip
+_SPLITS = {"split", "split_with_sizes", "unbind"}
+_SENSITIVE = {
+    "_log_softmax", "_safe_softmax", "_softmax", "exp", "log_softmax", "logsumexp", "reciprocal",
+    "rsqrt", "softmax", "sqrt",
+}  # fmt: skip
+_NONNEGATIVE = {"relu", "sigmoid", "hardtanh"}
+_POOLS = {"max_pool2d_with_indices", "max_pool3d_with_indices"}
+# Tensors, and the sizes of the tensor that they stand for.
+_Packed = tuple[tuple[Tensor, ...], tuple[int, ...]]
+_CONTEXT = "torch._functorch._aot_autograd.graph_compile"
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A saved tensor of a compiled graph.
+
+    Attributes:
+        node: It, in the forward graph.
+        forward: The forward graph.
+        backward: The backward graph, whose outputs are gradients in the order of inputs.
+    """
+
+    node: fx.Node
+    forward: fx.Graph
+    backward: fx.Graph
+
+
+def tracing() -> Saved | None:
+    """The saved tensor whose hook is being inlined; ``None`` while code runs eagerly."""
+    module = sys.modules.get(_CONTEXT)
+    context = module._get_saved_tensor_hook_context() if module is not None else None
+    if context is None:
+        return None
+    return Saved(context["_node"], context["_fw_graph"], context["_bw_graph"])
+
+
+class CompiledHooks:
+    """The pack and unpack operations of compiled graphs.
+
+    Attributes:
+        rows: What was decided, one row for each saved tensor of every compiled graph.
+
+    Args:
+        bound: Largest absolute error.
+        use_bits: Whether codes are packed into fewer than eight bits.
+        min_bytes: Smaller tensors are exact.
+        min_dims: Floats of fewer dimensions are exact.
+    """
+
+    def __init__(
+        self, bound: RelativeStd | Absolute, *, use_bits: bool, min_bytes: int, min_dims: int
+    ) -> None:
+        self.rows: dict[tuple[str, str], Row] = {}
+        self._bound = bound
+        self._use_bits = use_bits
+        self._min_bytes = min_bytes
+        self._min_dims = min_dims
+        self._differentiable: tuple[fx.Graph | None, set[fx.Node]] = (None, set())
+
+    def pack(self, tensor: Tensor, saved: Saved) -> Tensor | _Packed:
+        """What the forward graph returns in place of a tensor; the tensor itself to pass it by."""
+        kind = self._kind(tensor, saved)
+        parts: tuple[Tensor, ...] = ()
+        if kind == "lossy":
+            parts = self._quantize(tensor, self._width(saved.node))
+        elif kind == "lossless":
+            parts = (_narrow(tensor, saved.node),)
+        name, function = describe(saved.node)
+        self.rows[name, saved.node.name] = Row(
+            name,
+            function,
+            kind,
+            tuple(map(_hint, tensor.shape)),
+            tensor.dtype,
+            _bytes([tensor]),
+            _bytes(parts or [tensor]),
+            error_bound=float("nan") if kind == "lossy" else 0.0,
+            compiled=True,
+        )
+        # Symbolic sizes reach the backward graph as values of their own only.
+        return (parts, tuple(tensor.shape)) if parts else tensor
+
+    def unpack(self, packed: Tensor | _Packed, saved: Saved) -> Tensor:
+        """The tensor that the backward graph computes from what was packed."""
+        if isinstance(packed, Tensor):
+            return packed
+        parts, shape = packed
+        like = saved.node.meta["val"]
+        if len(parts) > 1:
+            flat = self._restore(parts, self._width(saved.node))
+        elif like.dtype != torch.bool:
+            return parts[0].to(like.dtype)
+        else:
+            flat = unpack_part(parts[0][None], 1).flatten().bool()
+        order = _memory_order(like)
+        sizes = [shape[dim] for dim in order]
+        shaped = flat[: math.prod(sizes)].view(sizes)
+        return shaped.permute([order.index(dim) for dim in range(len(order))])
+
+    def _kind(self, tensor: Tensor, saved: Saved) -> str:
+        """``lossy``, ``lossless`` or ``exact``; see :func:`pcrshard.activation.hooks.kind_of`."""
+        producer, relatives = _producer(saved.node)
+        if _bytes([tensor]) < self._min_bytes or producer.op == "placeholder":
+            return "exact"
+        if tensor.dtype == torch.bool or _pool_of(saved.node) is not None:
+            return "lossless"
+        if tensor.dtype not in _FLOATS or tensor.dim() < 2 or _hint(tensor.shape[-1]) == 1:
+            return "exact"  # statistics of rows, such as logsumexp, included
+        if _name(producer) in _SENSITIVE or _is_second_result(producer):
+            return "exact"
+        if saved.node not in self._differentiable_in(saved):
+            return "exact"
+        rows = _hint(tensor.shape[0])
+        is_tokens = any(
+            len(shape) >= self._min_dims and _hint(shape[0]) < rows for shape in relatives
+        )
+        return "lossy" if tensor.dim() >= self._min_dims or is_tokens else "exact"
+
+    def _differentiable_in(self, saved: Saved) -> set[fx.Node]:
+        """The nodes of the forward graph that depend on an input with a gradient."""
+        graph, known = self._differentiable
+        if graph is saved.forward:
+            return known
+        inputs = saved.forward.find_nodes(op="placeholder")
+        gradients: Any = saved.backward.output_node().args[0]
+        known = {node for node, gradient in zip(inputs, gradients, strict=False) if gradient}
+        for node in saved.forward.nodes:
+            if not known.isdisjoint(node.all_input_nodes):
+                known.add(node)
+        self._differentiable = (saved.forward, known)
+        return known
+
+    def _width(self, node: fx.Node) -> tuple[int, bool]:
+        """Bits of a code, and whether one of them is the sign."""
+        producer, _ = _producer(node)
+        while _is_first_result(producer) or _name(producer) in _POOLS:
+            producer, _ = _producer(producer.all_input_nodes[0])
+        signed = _name(producer) not in _NONNEGATIVE
+        if not self._use_bits or isinstance(self._bound, Absolute):
+            return 8, signed
+        codes = int(_REACH / (2 * self._bound.fraction)) + 1
+        return min(codes.bit_length() + signed, 8), signed
+
+    def _quantize(self, tensor: Tensor, width: tuple[int, bool]) -> tuple[Tensor, ...]:
+        """Codes, step, rows of exact blocks, and those blocks."""
+        blocks = _blocks(_flat(tensor))
+        bits, signed = width
+        most = min(MAX_CODE, 2 ** (bits - signed) - 1)
+        bound = self._bound
+        if isinstance(bound, RelativeStd):
+            std = standard_deviation(_flat(tensor), bound.outlier_guard)
+            error_bound = std.nan_to_num(0).float() * bound.fraction
+        else:
+            error_bound = torch.full((), bound.error_bound, device=tensor.device)
+        largest = blocks.abs().amax(1).float()
+        count = blocks.shape[0] // _BLOCKS_PER_EXACT + 1
+        top = largest.topk(count + 1 if _hint(count) < _hint(blocks.shape[0]) else count)
+        exact = top.indices[:count]
+        least = top.values[-1] / (2 * most)
+        # NaN in more blocks than are exact makes the step NaN, and so the whole tensor.
+        step = torch.maximum(error_bound * (1 - MARGIN), least).clamp(min=_TINY)
+        values = blocks.float()
+        code = (values.abs() * (0.5 / step)).ceil().clamp(max=most)
+        code = torch.maximum(code, (values != 0).float()).copysign(values)
+        # NaN has no integer; its block is exact.
+        codes = code.nan_to_num(0).to(torch.int8)
+        packed = codes
+        if bits < 8:
+            packed = pack_width(zigzag(codes) if signed else codes.view(torch.uint8), bits)
+        return packed, step, exact.to(torch.int32), blocks[exact]
+
+    def _restore(self, parts: tuple[Tensor, ...], width: tuple[int, bool]) -> Tensor:
+        """The padded flat values."""
+        codes, step, exact, kept = parts
+        bits, signed = width
+        if bits < 8:
+            rows = unpack_width(codes.view(-1, _BLOCK * bits // 8), bits)
+            codes = undo_zigzag(rows) if signed else rows.view(torch.int8)
+        code = codes.float()
+        values = ((2 * code - code.sign()) * step).to(kept.dtype)
+        return values.index_copy(0, exact.long(), kept).flatten()
+
+
+def graph_of(function: Any) -> fx.GraphModule:
+    """A GraphModule of one call, which PyTorch takes for inlineable."""
+    graph = fx.Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("saved"),)))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    """The dimensions by their strides, so that a channels-last tensor is not transposed."""
+    return sorted(range(tensor.dim()), key=lambda dim: -_hint(tensor.stride(dim)))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """(n,) in the order of memory."""
+    return tensor.permute(_memory_order(tensor)).reshape(-1)
+
+
+def _blocks(flat: Tensor) -> Tensor:
+    padding = -flat.shape[0] % _BLOCK
+    if not isinstance(padding, int) or padding:
+        flat = torch.nn.functional.pad(flat, (0, padding))
+    return flat.view(-1, _BLOCK)
+
+
+def _narrow(tensor: Tensor, node: fx.Node) -> Tensor:
+    """Booleans as bits, and indices of pooling in as many bytes as the plane needs."""
+    if tensor.dtype == torch.bool:
+        flat = _flat(tensor).to(torch.uint8)
+        return pack_part(torch.nn.functional.pad(flat, (0, -flat.shape[0] % 8))[None], 1)[0]
+    return tensor.to(_pool_of(node))
+
+
+def _pool_of(node: fx.Node) -> torch.dtype | None:
+    """A type for the indices that a node is of max-pooling; ``None`` if it is no such thing."""
+    pool = node.args[0] if _is_second_result(node) else None
+    if not isinstance(pool, fx.Node) or _name(pool) not in _POOLS:
+        return None
+    places = torch.Size(map(_hint, pool.all_input_nodes[0].meta["val"].shape[2:])).numel()
+    return torch.int16 if places < 2**15 else torch.int32
+
+
+def _producer(node: fx.Node) -> tuple[fx.Node, list[torch.Size]]:
+    """The node that computes the values of a node, and the shapes that views give them."""
+    shapes = [user.meta["val"].shape for user in node.users if _name(user) in _VIEWS]
+    while True:
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and _name(source) in _SPLITS:
+            source = source.args[0]
+        elif _name(node) not in _VIEWS:
+            return node, shapes
+        if not isinstance(source, fx.Node):
+            return node, shapes
+        node = source
+        shapes.append(node.meta["val"].shape)
+
+
+def _name(node: fx.Node) -> str:
+    """The operation without its overload: ``relu`` of ``aten.relu.default``."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet.__name__ if packet is not None else str(getattr(node.target, "__name__", ""))
+
+
+def _is_first_result(node: fx.Node) -> bool:
+    return _name(node) == "getitem" and bool(node.args[1] == 0)
+
+
+def _is_second_result(node: fx.Node) -> bool:
+    """Statistics, masks and indices beside a result, such as the logsumexp of attention."""
+    return _name(node) == "getitem" and bool(node.args[1] != 0)
+
+
+def describe(node: fx.Node) -> tuple[str, str]:
+    """The module and the function that a node comes from."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    producer, _ = _producer(node)
+    source = producer.all_input_nodes[0] if _name(producer) == "getitem" else producer
+    return path.rpartition("]")[2].removeprefix("._orig_mod").lstrip("."), _name(source)
+
+
+def _hint(size: Any) -> int:
+    """A size as a number, of a symbolic one the example's, without a guard on it."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(_hint(tensor.numel()) * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,235 @@
+"""Compiled models keep codes instead of floats, inside of the compiled graph."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pcrshard import compress_activations
+from pcrshard.activation import Absolute, ActivationOptions
+
+torch.set_num_threads(1)
+# Dynamo's own, where a compiled part reads the result of an eager one.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+SMALL = ActivationOptions(min_bytes=1024)
+
+
+@pytest.fixture(autouse=True)
+def compilers():
+    """Each test compiles anew."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Net(nn.Module):
+    """Convolutions with normalization, pooling and a shortcut, then a block of a transformer."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.pool = nn.MaxPool2d(2)
+        self.block = nn.TransformerEncoderLayer(
+            16, 2, 64, dropout, "gelu", batch_first=True, norm_first=True
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images):
+        features = self.pool(self.norm(self.stem(images)).relu())
+        return self.head(self.block(features.flatten(2).transpose(1, 2)).mean(1))
+
+
+def batch(size=8):
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(size, 3, 16, 16, generator=generator)
+    return images, torch.randint(0, 5, (size,), generator=generator)
+
+
+def make(dropout=0.0):
+    torch.manual_seed(0)
+    return Net(dropout)
+
+
+def saved_bytes(loss, model):
+    """Bytes that compiled code and the loss hold for backward, without weights and images."""
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    nodes, seen, held = [loss.grad_fn], set(), {}
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        for tensor in getattr(node, "saved_tensors", ()):
+            if tensor is not None and tensor.shape[1:] != (3, 16, 16):
+                held[tensor.untyped_storage()._cdata] = tensor.nbytes
+    return sum(size for storage, size in held.items() if storage not in own)
+
+
+def step(model, saver, size=8):
+    """(loss, saved bytes, gradients) of a step; the same random numbers each time."""
+    images, labels = batch(size)
+    torch.manual_seed(2)
+    model.zero_grad()
+    if saver is None:
+        loss = functional.cross_entropy(model(images), labels)
+    else:
+        with saver:
+            loss = functional.cross_entropy(model(images), labels)
+    held = saved_bytes(loss, model)
+    loss.backward()
+    gradients = {
+        name.replace("_orig_mod.", ""): weight.grad.clone()
+        for name, weight in model.named_parameters()
+    }
+    return float(loss.detach()), held, gradients
+
+
+def error(found, expected):
+    """The error of all gradients, relative to their norm."""
+    both = [(found[name], expected[name]) for name in expected]
+    wrong = sum(float((a - b).square().sum()) for a, b in both)
+    return math.sqrt(wrong / sum(float(b.square().sum()) for _, b in both))
+
+
+@pytest.mark.parametrize(
+    ("backend", "codec"),
+    [
+        ("aot_eager", "int8"),
+        ("aot_eager", "bits"),
+        pytest.param("inductor", "bits", marks=pytest.mark.long),
+    ],
+)
+def test_a_full_graph_keeps_codes(backend, codec):
+    """A third to a quarter of the bytes, the same loss, gradients as close as in eager code."""
+    model = make()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    loss, plain_bytes, plain = step(compiled, None)
+    saver = compress_activations(compiled, 0.05, codec, SMALL)
+    same, held, gradients = step(compiled, saver)
+    assert same == pytest.approx(loss, rel=1e-6)
+    # Of so few channels the statistics of normalization are a tenth of the rest.
+    assert plain_bytes > (3.6 if codec == "bits" else 3.2) * held
+    eager = compress_activations(model, 0.05, "int8", SMALL)
+    _, _, usual = step(model, eager)
+    assert error(gradients, plain) < 1.5 * error(usual, plain) < 0.03
+    report = saver.report()
+    assert report.ratio > 3.2
+    names = {row.name for row in report.rows}
+    assert {"stem", "block.linear1"} <= names
+    again, _, repeated = step(compiled, saver)
+    assert again == same
+    assert error(repeated, gradients) == 0
+    assert len(saver.report().rows) == len(report.rows)
+
+
+def test_masks_and_indices_are_exact():
+    """A ReLU's zeros, max-pooling's indices and dropout's masks: the same gradients where exact."""
+    torch.manual_seed(0)
+    values = torch.randn(4, 8, 16, 16, requires_grad=True)
+    other = torch.randn(4, 8, 16, 16)
+
+    def forward(values):
+        scaled = values * 2.0
+        kept = functional.dropout(scaled.relu() * other, 0.25)
+        return functional.max_pool2d(kept, 2).sum() + (scaled > 1).float().mul(scaled).sum()
+
+    (expected,) = [value.clone() for value in gradient_of(forward, values, None)]
+    saver = compress_activations(nn.Identity(), 0.05, "int8", SMALL)
+    compiled = torch.compile(forward, backend="aot_eager", fullgraph=True)
+    (found,) = gradient_of(compiled, values, saver)
+    assert torch.equal(found, expected)
+    kinds = {row.dtype: row for row in saver.report().rows if row.kind == "lossless"}
+    assert kinds[torch.bool].raw_bytes == 8 * kinds[torch.bool].stored_bytes
+    assert kinds[torch.int64].raw_bytes == 4 * kinds[torch.int64].stored_bytes
+
+
+def gradient_of(forward, values, saver):
+    torch.manual_seed(3)
+    if saver is None:
+        return torch.autograd.grad(forward(values), values)
+    with saver:
+        out = forward(values)
+    return torch.autograd.grad(out, values)
+
+
+@pytest.mark.parametrize("bound", [0.05, Absolute(0.05)])
+@pytest.mark.parametrize("codec", ["int8", "bits"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
+    """A block of outliers, infinity and NaN comes back bit for bit; all else within the bound."""
+    torch.manual_seed(0)
+    values = torch.randn(64, 24, 40).to(dtype)
+    values[values.abs() < 0.3] = 0
+    values[3, 2, :4] = torch.tensor([30, -30, math.inf, math.nan], dtype=dtype)
+    values = values.transpose(0, 1).requires_grad_()
+    saver = compress_activations(nn.Identity(), bound, codec, SMALL)
+
+    def square(values):
+        # Sums of one value each, which compilers do not compute twice.
+        return values[None].cumsum(0)[0].pow(2)
+
+    compiled = torch.compile(square, backend="aot_eager", fullgraph=True)
+    with saver:
+        out = compiled(values)
+    (found,) = torch.autograd.grad(out.sum(), values)
+    found = found.detach() / 2  # of what was saved
+    exact = values.detach()
+    special = ~exact.isfinite() | (exact.abs() > 20)
+    assert torch.equal(found[special].nan_to_num(), exact[special].nan_to_num())
+    wide, near = exact[~special].double(), found[~special].double()
+    assert torch.equal(wide.sign(), near.sign())
+    rounding = 2.0**-8 * wide.abs() if dtype == torch.bfloat16 else 0
+    limit = 0.05 if isinstance(bound, Absolute) else 0.05 * float(wide.std()) * 1.03
+    assert bool(((wide - near).abs() <= limit + rounding).all())
+    (row,) = saver.report().rows
+    assert row.stored_bytes < row.raw_bytes / (3.5 if dtype == torch.float32 else 1.8)
+
+
+def test_other_batch_sizes_and_autocast():
+    """A short last batch and bfloat16 compile anew and are packed, too."""
+    model = make()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    saver = compress_activations(compiled, 0.05, "int8", SMALL)
+    for size in (8, 5):
+        _, _, plain = step(model, None, size)
+        _, held, gradients = step(compiled, saver, size)
+        assert error(gradients, plain) < 0.05
+        assert held < saver.report().raw_bytes / 3
+    with torch.autocast("cpu", torch.bfloat16):
+        _, plain_bytes, plain = step(compiled, None)
+        _, held, gradients = step(compiled, saver)
+    assert plain_bytes > 1.7 * held
+    assert error(gradients, plain) < 0.05
+
+
+def test_zstd_is_for_eager_parts():
+    """One warning says that compiled parts pack int8; eager parts are compressed as ever."""
+    model = make()
+    model.block = torch.compile(model.block, backend="aot_eager", fullgraph=True)
+    saver = compress_activations(model, options=SMALL)
+    with pytest.warns(UserWarning, match="torch.compile: compiled code packs codes as int8"):
+        step(model, saver)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="torch.compile")
+        _, _, gradients = step(model, saver)
+    _, _, plain = step(model, None)
+    assert 0 < error(gradients, plain) < 0.03
+    rows = saver.report().rows
+    assert {row.compiled for row in rows} == {True, False}
+    assert any(row.kind == "lossy" and not row.compiled for row in rows)
+    assert "torch.compile" in str(saver.report())
+    assert saver.ledger.live_bytes == 0
+
+
+def test_the_codec_none_changes_nothing():
+    """Gradients of a compiled model are those without hooks, bit for bit."""
+    model = make()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    _, _, plain = step(compiled, None)
+    _, _, gradients = step(compiled, compress_activations(compiled, codec="none"))
+    assert error(gradients, plain) == 0

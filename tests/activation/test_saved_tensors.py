@@ -1,0 +1,188 @@
+"""What comes back of any tensor that autograd saves: the bound, zeros, signs, masks, memory."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from pcrshard import compress_activations
+from pcrshard.activation import Absolute, ActivationOptions
+from pcrshard.native import fused_quantiser
+
+CODECS = ("zstd", "predicted", "bits", "int8")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+PATIENT = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def options(**others):
+    return ActivationOptions(min_bytes=0, min_dims=1, **others)
+
+
+def saved(values, bound=0.05, codec="zstd", **others):
+    """(row, what backward gets of a tensor that an operation saves)."""
+    leaf = values.clone().requires_grad_()
+    saver = compress_activations(nn.Identity(), bound, codec, options(**others))
+    with saver:
+        out = (leaf * 1.0).pow(2)
+    (row,) = saver.report().rows
+    return row, out.grad_fn._saved_self.detach()
+
+
+def saved_exactly(values, codec="zstd"):
+    """The same of a tensor without gradient."""
+    saver = compress_activations(nn.Identity(), 0.05, codec, options())
+    other = torch.ones(values.shape, requires_grad=True)
+    with saver:
+        if values.dtype == torch.bool:
+            back = torch.where(values, other, 0.0).grad_fn._saved_condition
+        elif values.dtype.is_floating_point:
+            back = (other * values).grad_fn._saved_other
+        else:
+            back = other.expand(9, -1).gather(0, values[None]).grad_fn._saved_index[0]
+    (row,) = [row for row in saver.report().rows if row.dtype == values.dtype]
+    return row, back
+
+
+def check(row, values, back):
+    """The bound with half a unit of rounding, zeros and signs, and special values."""
+    assert back.dtype == values.dtype
+    finite = values.isfinite()
+    assert torch.equal(values[~finite].isnan(), back[~finite].isnan())
+    assert torch.equal(values[~finite].nan_to_num(), back[~finite].nan_to_num())
+    wide, near = values[finite].double(), back[finite].double()
+    assert torch.equal(wide.sign(), near.sign())
+    room = near.abs() * torch.finfo(values.dtype).eps / 2 if values.element_size() == 2 else 0
+    if values.dtype == torch.float16:
+        room = room.clamp(min=2.0**-25)
+    assert bool(((wide - near).abs() <= row.error_bound + room).all())
+
+
+@pytest.fixture(params=[True, False])
+def native(request, monkeypatch):
+    """With the native core, and as on another device."""
+    monkeypatch.setattr(fused_quantiser, "available", request.param)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_bound_sign_and_zero_are_exact(dtype, rounding, codec):
+    """ReLU's backward mask is right, and no value is farther off than promised."""
+    if rounding == "stochastic" and codec == "predicted":
+        pytest.skip("refused")
+    values = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    values = torch.where(values > 0, values, values * (values < -1)).to(dtype)
+    values[7:10] = torch.tensor([math.nan, math.inf, 6e4])
+    row, back = saved(values, 0.1, codec, rounding=rounding)
+    assert row.kind == "lossy"
+    check(row, values, back)
+
+
+@PATIENT
+@given(
+    numbers=st.lists(st.floats(width=32), min_size=1, max_size=50),
+    error_bound=st.floats(1e-30, 1e30),
+    dtype=st.sampled_from(FLOATS),
+    codec=st.sampled_from(CODECS),
+)
+def test_any_floats_and_any_bound(numbers, error_bound, dtype, codec):
+    """Subnormals, huge values, negative zeros: within the bound, or kept bit for bit."""
+    values = torch.tensor(numbers).to(dtype)
+    row, back = saved(values, Absolute(error_bound), codec)
+    check(row, values, back)
+
+
+def test_the_native_core_and_pytorch_agree_bit_for_bit(monkeypatch):
+    """A tensor that moves between devices means the same."""
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 3
+    for dtype in FLOATS:
+        monkeypatch.setattr(fused_quantiser, "available", True)
+        _, fast = saved(values.to(dtype))
+        monkeypatch.setattr(fused_quantiser, "available", False)
+        _, slow = saved(values.to(dtype))
+        assert torch.equal(fast, slow)
+
+
+def test_stochastic_rounding_is_unbiased_and_leaves_the_global_generator_alone():
+    """The mean of many errors is 0; training draws the same random numbers as without."""
+    state = torch.get_rng_state()
+    values = torch.full((200_000,), 0.013)
+    values[0] = 1.0
+    _, back = saved(values, Absolute(0.05), rounding="stochastic")
+    assert float(back[1:].mean()) == pytest.approx(0.013, rel=0.02)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_outliers_do_not_widen_the_bound():
+    """A few huge values (massive activations) are exact; the others keep a useful bound."""
+    values = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    values[:10] = 10_000
+    row, back = saved(values, codec="int8")
+    assert row.error_bound < 0.05 * 8 * 1.05
+    assert torch.equal(back[:10], values[:10])
+    assert row.stored_bytes < values.nbytes / 3.9
+
+
+def test_a_tensor_that_would_not_shrink_is_kept_as_it_is():
+    """Escapes everywhere, or bounds that the type cannot express."""
+    for values, bound in ((torch.randn(500), 1e-4), (torch.randn(500).half(), 1e-9)):
+        row, back = saved(values, Absolute(bound))
+        assert row.kind == "exact"
+        assert torch.equal(back, values)
+
+
+@PATIENT
+@given(
+    flags=st.lists(st.booleans(), min_size=1, max_size=100),
+    numbers=st.lists(st.integers(0, 8), min_size=1, max_size=100),
+    codec=st.sampled_from(CODECS),
+)
+def test_masks_and_indices_come_back(flags, numbers, codec):
+    """Any number of booleans and integers, exactly."""
+    for values in (torch.tensor(flags), torch.tensor(numbers)):
+        _, back = saved_exactly(values, codec)
+        assert torch.equal(back, values)
+
+
+@PATIENT
+@given(
+    numbers=st.lists(st.sampled_from([0.0, -0.0, 1.5, -2.0, math.nan, math.inf]), min_size=1),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_floats_without_their_zeros_come_back(numbers, dtype):
+    """Every bit: NaN, infinity, negative zero, nothing but zeros."""
+    values = torch.tensor(numbers, dtype=dtype)
+    _, back = saved_exactly(values)
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    assert torch.equal(back.view(words), values.view(words))
+
+
+@pytest.mark.parametrize(("codec", "ratio"), [("zstd", 12), ("int8", 3.9)])
+def test_indices_and_masks_shrink(codec, ratio):
+    """int64 indices of max-pooling, boolean masks, and CPU dropout's masks of two floats."""
+    values = torch.randn(8, 8, 32, 32, requires_grad=True)
+    saver = compress_activations(nn.Identity(), 0.05, codec, ActivationOptions(min_bytes=0))
+    with saver:
+        out = functional.max_pool2d(values * 1.0, 2)
+        torch.where(values > 0, values * 1.0, 0.0)
+        functional.dropout(values * 1.0, 0.1)
+    rows = {row.dtype: row for row in saver.report().rows if row.kind == "lossless"}
+    assert rows[torch.int64].raw_bytes > ratio * rows[torch.int64].stored_bytes
+    assert rows[torch.bool].raw_bytes > 6 * rows[torch.bool].stored_bytes
+    assert rows[torch.float32].raw_bytes > 25 * rows[torch.float32].stored_bytes
+    out.sum().backward()
+
+
+def test_codecs_differ_in_size_only():
+    """Every codec gives back the same values; zstd is smaller than bits, bits than int8."""
+    values = torch.randn(50_000, generator=torch.Generator().manual_seed(0)).relu()
+    found = {codec: saved(values, 0.1, codec) for codec in ("int8", "bits", "zstd")}
+    sizes = [row.stored_bytes for row, _ in found.values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 1.2 * sizes[1] > 1.2 * sizes[2]
+    assert all(torch.equal(back, found["int8"][1]) for _, back in found.values())
