@@ -1,5 +1,5 @@
 """Checkpoints: the integer coder against entropy and RLE+LZMA, a store's speed, the wait for a
-save, any of many versions, and weight sync.
+save, and any of many versions.
 
 The weights are synthetic: normal, with a deviation of their own for each tensor; an epoch moves
 them by a step whose size varies from weight to weight (log-normal), 4 % of the deviation on
@@ -17,16 +17,15 @@ import time
 import numpy as np
 import torch
 
+from evidence.deltadnn import paper
 from pcrshard.checkpoint import DeltaStore
-from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher
 from pcrshard.errorbound import (
     FLOAT_TYPES,
     RelativeStd,
     check_error,
     decode_integers,
     encode_integers,
-    paper,
-    quantise,
+    quantize,
     restore,
 )
 
@@ -59,7 +58,7 @@ def _coders(bench):
     rows = []
     for fraction in (0.01, 0.02, 0.05, 0.1):
         lattice = RelativeStd(fraction).lattice(old.view(np.uint32), F32)
-        first, second = (quantise(each.view(np.uint32), F32, lattice) for each in (old, new))
+        first, second = (quantize(each.view(np.uint32), F32, lattice) for each in (old, new))
         restored = restore(second, F32, lattice)
         assert check_error(new.view(np.uint32), restored, F32, lattice) <= 1
         for name, codes in (("delta", second.codes - first.codes), ("keyframe", second.codes)):
@@ -175,37 +174,6 @@ def _many(bench, folder, megabytes, versions):
     bench.target("restore any version: CPU seconds", slowest, most=2.0)
 
 
-def _sync(bench, folder, megabytes):
-    """Weight sync: 1.3 % of bfloat16 words changed by one unit; GB/s of CPU time of one core."""
-    generator = np.random.default_rng(0)
-    shape = (megabytes * 500, 1000)
-    words = torch.from_numpy(generator.normal(0, 0.02, shape).astype(np.float32)).bfloat16()
-    words = words.view(torch.int16)
-    url = os.path.join(folder, "stream")
-    publisher = WeightPublisher(url)
-    publisher.publish({"w": words.view(torch.bfloat16)})
-    mirror = WeightMirror(url, os.path.join(folder, "mirror"))
-    mirror.update()
-    rates, sizes = {"publish": [], "apply": []}, []
-    for _ in range(bench.rounds):
-        changed = torch.from_numpy(generator.random(words.shape) < 0.013)
-        words = words + changed.to(torch.int16)
-        state = {"w": words.view(torch.bfloat16)}
-        for name, way in (("publish", lambda: publisher.publish(state)),  # noqa: B023
-                          ("apply", mirror.update)):  # fmt: skip
-            begun = time.process_time()
-            way()
-            rates[name].append(words.nbytes / 1e9 / (time.process_time() - begun))
-        newest = max(name for name in os.listdir(url) if name.endswith(".pcw"))
-        sizes.append(os.path.getsize(os.path.join(url, newest)) / int(changed.sum()))
-        assert torch.equal(mirror.tensors()["w"].view(torch.int16), words)
-    found = {name: Quartiles(values) for name, values in rates.items()}
-    bench.show("Weight sync", [found | {"bytes a changed word": Quartiles(sizes)}])
-    bench.target("publish, GB/s a core", found["publish"].median, least=4)
-    bench.target("apply, GB/s a core", found["apply"].median, least=6)
-    bench.target("bytes a changed word at 1.3 %", Quartiles(sizes).median, most=1.3)
-
-
 def run(bench):
     torch.set_num_threads(1)
     megabytes, versions = (4, 12) if bench.quick else (100, 100)
@@ -213,4 +181,3 @@ def run(bench):
     with tempfile.TemporaryDirectory(prefix="pcrshard-bench-") as folder:
         _store(bench, folder, megabytes)
         _many(bench, folder, megabytes, versions)
-        _sync(bench, folder, 2 * megabytes)

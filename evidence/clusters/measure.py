@@ -43,7 +43,7 @@ PER_RECORD = 1024
 # Images a second of a core at a scan (Table 2), on 32 cores.
 PAPER_DECODE = {1: 433, 2: 412, 5: 340, "full": 146}
 SWEEP = (20, 50, 100, 200, 400, 500, 1000)
-# Images a second of a core of this machine at a scan: the decode rates of docs/evidence, ImageNet.
+# Images a second of a core of this machine at a scan: the decode rates of evidence/pcr.
 OUR_DECODE = {1: 6525, 2: 4268, 5: 1814, "full": 796}
 # An H100 on ResNet-50 in mixed precision; and Amazon's list prices and guidance for S3.
 H100_RATE = 2800

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..fidelity.plots import pyplot_module, saved_figure
+from ..fidelity.plots import saved_figure
 
 if TYPE_CHECKING:
     from ..checkpoint import DeltaStore
@@ -72,13 +72,21 @@ def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
 
     with saved_figure(path, 11, 1.6 + _INCHES_PER_BAR * len(drawn)) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        _draw_bars(left, drawn, ratios, [f"{ratio:.3g}x" for ratio in ratios])
+        for axes, values, labels in (
+            (left, ratios, [f"{ratio:.3g}x" for ratio in ratios]),
+            (right, errors, texts),
+        ):
+            for kind, (color, meaning) in _KINDS.items():
+                rows_of_kind = [i for i, row in enumerate(drawn) if row["bound_kind"] == kind]
+                lengths = [values[i] for i in rows_of_kind]
+                bars = axes.barh(rows_of_kind, lengths, 0.7, color=color, label=meaning)
+                axes.bar_label(bars, [labels[i] for i in rows_of_kind], padding=3, fontsize=8)
+            axes.spines[["top", "right"]].set_visible(False)
         left.set_xscale("log")
         left.set_xlim(min([0.8, *ratios]), max(ratios, default=1) * 3)
         left.set_yticks(range(len(drawn)), [row["path"] for row in drawn], fontsize=8)
         left.set_ylim(len(drawn) - 0.4, -0.6)
         left.set_xlabel("times smaller (log scale)")
-        _draw_bars(right, drawn, errors, texts)
         right.set_xlim(0, max([1e-9, *errors]) * 1.3)
         right.tick_params(axis="y", left=False)
         if measured:
@@ -86,22 +94,8 @@ def plot_tensors(rows: Sequence[Row], path: str, *, title: str) -> None:
             right.set_xlabel("largest error, as a fraction of the bound (red)")
         else:
             right.set_xlabel("error bound, as a fraction of the std (orange: of each value)")
-        _draw_legend(figure, drawn)
+        handles, meanings = left.get_legend_handles_labels()
+        figure.legend(
+            handles, meanings, loc="outside lower center", ncols=3, frameon=False, fontsize=9
+        )
         figure.suptitle(title)
-
-
-def _draw_legend(figure: Any, rows: Sequence[Row]) -> None:
-    rectangle = pyplot_module().Rectangle
-    used = [_KINDS[kind] for kind in _KINDS if any(row["bound_kind"] == kind for row in rows)]
-    handles = [rectangle((0, 0), 1, 1, color=color) for color, _ in used]
-    meanings = [meaning for _, meaning in used]
-    figure.legend(handles, meanings, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-
-
-def _draw_bars(
-    axes: Any, rows: Sequence[Row], values: Sequence[float], texts: Sequence[str]
-) -> None:
-    colors = [_KINDS[row["bound_kind"]][0] for row in rows]
-    bars = axes.barh(range(len(rows)), values, 0.7, color=colors)
-    axes.bar_label(bars, texts, padding=3, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
