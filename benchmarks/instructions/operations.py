@@ -67,10 +67,8 @@ def join(shard: pcrshard.Shard) -> list[bytes]:
 
 
 def load_epoch(shards: str) -> None:
-    """One batch of random crops by PCRLoader."""
-    dataset = pcrshard.PCRDataset(
-        shards, scan=5, decoder=pcrshard.ImageDecoder(224, "random", flip=0.5)
-    )
+    """One batch of center crops by PCRLoader."""
+    dataset = pcrshard.PCRDataset(shards, scan=5, decoder=pcrshard.ImageDecoder(224, "center"))
     (batch,) = pcrshard.PCRLoader(dataset, NUM_IMAGES, threads=1)
     assert batch["jpg"].shape == (NUM_IMAGES, 3, 224, 224)
 
@@ -79,7 +77,7 @@ def webdataset_epoch(shards: str) -> None:
     """The same by a WebDataset pipeline."""
     index, urls = pcrshard.open_dataset(shards)
     dataset = wds.WebDataset(pcrshard.shards(urls), shardshuffle=False)
-    samples = list(dataset.pcr_scan(5, index=index).pcr_decode(size=224, crop="random", flip=0.5))
+    samples = list(dataset.pcr_scan(5, index=index).pcr_decode(size=224, crop="center"))
     assert len(samples) == NUM_IMAGES
 
 

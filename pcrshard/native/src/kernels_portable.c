@@ -1,4 +1,6 @@
 /* Kernels in plain C: the reference for the vector ones, and all there is on other machines. */
+#include <stdlib.h>
+
 #include "pcr_internal.h"
 #include "entropy_plain.h"
 #include "idct.h"
