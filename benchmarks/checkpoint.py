@@ -17,6 +17,7 @@ import time
 import numpy as np
 import torch
 
+from evidence.deltadnn import paper
 from pcrshard.checkpoint import DeltaStore
 from pcrshard.errorbound import (
     FLOAT_TYPES,
@@ -24,8 +25,7 @@ from pcrshard.errorbound import (
     check_error,
     decode_integers,
     encode_integers,
-    paper,
-    quantise,
+    quantize,
     restore,
 )
 
@@ -58,7 +58,7 @@ def _coders(bench):
     rows = []
     for fraction in (0.01, 0.02, 0.05, 0.1):
         lattice = RelativeStd(fraction).lattice(old.view(np.uint32), F32)
-        first, second = (quantise(each.view(np.uint32), F32, lattice) for each in (old, new))
+        first, second = (quantize(each.view(np.uint32), F32, lattice) for each in (old, new))
         restored = restore(second, F32, lattice)
         assert check_error(new.view(np.uint32), restored, F32, lattice) <= 1
         for name, codes in (("delta", second.codes - first.codes), ("keyframe", second.codes)):

@@ -61,7 +61,6 @@ DOORS = {
         "format.dataset_index",
         "encoding.resume_journal",
         "checkpoint.frame",
-        "checkpoint.convert",
     },
     "sklearn": {"cli.demo"},
     "pcodec": {"errorbound.integer_codes"},

@@ -28,7 +28,7 @@ class GradientNoise:
     deviation.
 
     Attributes:
-        fraction: Sigma of a layer's gradient error over the mean of its |momentum|.
+        fraction: Sigma of a layer's gradient error over the mean absolute momentum.
         every: Steps between profiles (the paper's W); the first are at 0, 1, 2, 4, 8, ...
     """
 

@@ -71,7 +71,7 @@ class Budget:
     Attributes:
         max_loss: The accuracy that may be lost: 0.002 is 0.2 points.
         default: The bound where nothing can be decided (the paper's lambda).
-        num_samples: Size of the test set, if ``evaluate`` returns a share of it: a step of one
+        num_samples: Size of the test set, if ``evaluate`` returns a fraction of it: a step of one
             sample must be within the budget (the reduced test sets of the paper's Figure 4).
         repeats: How often the network as it is is evaluated: its spread must be within the budget.
     """

@@ -37,7 +37,7 @@ from .typed_tree import FIRST_MOMENT, SECOND_MOMENT, WEIGHT, Leaf
 _COARSEST = 1.1
 _FINEST = 0.5
 # Forms are compared on this many words from the middle of a tensor.
-_SAMPLE = 1 << 15
+_SAMPLE = 1 << 13
 # Below this fraction of changed words a patch is smaller than byte planes, whatever the changes.
 _FEW = 1 / 16
 _SMALLEST_LOSSY = 256

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from .. import storage
 from ..checksum import crc32c
 from ..errorbound import (
     FLOAT_TYPES,
-    Lattice,
-    Words,
     content_bytes,
     decode_index,
     decode_integers,
@@ -25,17 +21,12 @@ from ..errorbound import (
     restore,
 )
 from ..errorbound import Quantized as LatticeCodes
-from ..errors import BrokenChain, CorruptCheckpoint, StorageError, VersionUnavailable
+from ..errors import BrokenChain, VersionUnavailable
 from .codec import Exact, Quantized, Tensor, digest_of
 from .frame import (
     HEAD_BYTES,
-    Checksum,
-    Count,
-    Digest,
-    Number,
-    Record,
-    Shape,
     damage_named,
+    decode_plain,
     encode,
     header_bytes,
     require,
@@ -58,55 +49,10 @@ _MAX_GROWTH = 64
 _FREE_BYTES = 1 << 16
 
 
-class _Entry(Record, frozen=True):
-    path: str
-    dtype: str
-    shape: Shape
-    lattice: tuple[str, list[int | float]] | None
-    coder: str
-    count: Count
-    sizes: tuple[Count, Count, Count]
-    payload_crc: Checksum
-    content_crc: Checksum
-
-    @property
-    def spec(self) -> TensorSpec:
-        return TensorSpec(self.dtype, self.shape)
-
-
-class _Header(Record, frozen=True):
-    number: Number
-    id: Digest
-    parent: tuple[Number, Digest] | None
-    tree: Any
-    tensors: list[_Entry]
-    metrics: dict[str, Any]
-    saved: float
-
-
-class _ManifestRow(msgspec.Struct):
-    file: str
-
-
-class _Manifest(msgspec.Struct):
-    versions: list[_ManifestRow]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tensor:
-    """A decoded tensor; places and words are those that are kept bit for bit."""
-
-    lattice: Lattice | None
-    values: Any
-    places: Any
-    words: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     url: str
-    header: _Header
-    start: int
+    header: Any
+    start: int  # of the first payload
 
 
 def convert(
@@ -119,7 +65,7 @@ def convert(
     """Copy all versions of a format-1 store, or of a folder of releases, into a new store.
 
     Every version keeps its number and each bit of its content, which is compared with its id; the
-    source stays as it is. Ids of format 2 are others.
+    source stays as it is. Versions of format 2 have other ids.
 
     Args:
         source: The folder, local or at any fsspec URL that can list.
@@ -139,40 +85,36 @@ def convert(
     old, new = StoreIO(source, options), StoreIO(target, options)
     if new.newest().number:
         raise ValueError("expected a new store as the target, there is one already")
-    files = _files(old)
+    with damage_named("a header is damaged", source):
+        files = _files(old)
+        by_id = {file.header["id"]: file for file in files}
+        numbered = {file.header["number"]: file for file in files}
     if not files:
         raise VersionUnavailable("there are no versions of format 1", url=source)
-    by_id = {file.header.id: file for file in files}
-    numbered = {file.header.number: file for file in files}
     manifest = new.commit(Manifest(), Manifest())
-    known: dict[bytes, dict[str, _Tensor]] = {}
-    references: dict[str, Tensor] = {}
+    known: dict[bytes, dict[str, LatticeCodes[Any]]] = {}
+    before: dict[str, Tensor] = {}
     for number in reported(sorted(numbered), progress):
         file = numbered[number]
-        decoded = _decode_chain(file, by_id, known, options)
         with damage_named("the version is damaged", file.url):
-            tensors, digests = _restored(file, decoded)
+            decoded = _decode_chain(file, by_id, known, options)
+            tensors, digests = _restored(file.header, decoded)
             tree = Tree([], [])
-            _add_tokens(tree, file.header.tree)
+            _add_tokens(tree, file.header["tree"])
             reader = TreeReader(tree)
             reader.read()
-        paths = [reader.names[n] for n in range(len(tensors))]
+            paths = [reader.names[n] for n in range(len(tensors))]
+            metrics = {str(key): _plain(each) for key, each in file.header["metrics"].items()}
+            saved = float(file.header["saved"])
         is_due = is_keyframe_due(manifest, _KEYFRAME_EVERY)
         stored = [
-            StoredTensor(tensor, None if is_due else references.get(path), digest)
+            StoredTensor(tensor, None if is_due else before.get(path), digest)
             for path, tensor, digest in zip(paths, tensors, digests, strict=True)
         ]
-        metrics = file.header.metrics
-        record = new.write(
-            stored,
-            None if is_due else manifest.versions[-1],
-            number=number,
-            tree=tree,
-            metrics={key: _plain(value) for key, value in metrics.items()},
-            saved=file.header.saved,
-        )
+        parent = None if is_due else manifest.versions[-1]
+        record = new.write(stored, parent, number=number, tree=tree, metrics=metrics, saved=saved)
         manifest = new.commit(manifest, manifest.with_versions((*manifest.versions, record)))
-        references = dict(zip(paths, tensors, strict=True))
+        before = dict(zip(paths, tensors, strict=True))
     return list(manifest.versions)
 
 
@@ -183,44 +125,36 @@ def _plain(value: Any) -> Any:
 def _files(io: StoreIO) -> list[_File]:
     """Open the files of format 1; keyframes last, so that they are preferred."""
     names = [name for name in io.list() if name.endswith((".pcd", ".pcp"))]
-    url = io.join(COPY_NAME)
-    try:
-        data = storage.read_bytes(url, options=io.options)
-    except StorageError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
-    else:
-        with damage_named("the manifest is damaged", url):
-            named = {row.file for row in _unpack(data, MANIFEST_MAGIC, _Manifest).versions}
+    manifest = io.read_bytes(COPY_NAME)
+    if manifest is not None:
+        named = {record["file"] for record in _unpack(manifest, MANIFEST_MAGIC)["versions"]}
         names = [name for name in names if name in named]
-    files = [_open(io.join(name), io.options) for name in names]
-    return sorted(files, key=lambda file: (file.header.parent is None, file.header.number))
-
-
-def _open(url: str, options: storage.Options | None) -> _File:
-    with damage_named("the header is damaged", url):
-        head = storage.read(url, 0, HEAD_BYTES, options=options).data
+    files = []
+    for name in names:
+        url = io.join(name)
+        head = storage.read(url, 0, HEAD_BYTES, options=io.options).data
         start = HEAD_BYTES + header_bytes(head, VERSION_MAGIC, _FORMAT)
-        data = storage.read(url, 0, start, options=options).data
-        return _File(url, _unpack(data, VERSION_MAGIC, _Header), start)
+        data = storage.read(url, 0, start, options=io.options).data
+        files.append(_File(url, _unpack(data, VERSION_MAGIC), start))
+    return sorted(files, key=lambda file: (file.header["parent"] is None, file.header["number"]))
 
 
-def _unpack(data: bytes | memoryview, magic: bytes, kind: Any) -> Any:
+def _unpack(data: bytes | memoryview, magic: bytes) -> Any:
     body = unpack_body(data, magic, version=_FORMAT)
     size = content_bytes(body)
     require(size <= _MAX_GROWTH * len(body) + _FREE_BYTES, "the header is too large")
-    return msgspec.msgpack.decode(decompress(body, size), type=kind)
+    return decode_plain(decompress(body, size))
 
 
 def _decode_chain(
     file: _File,
     by_id: dict[bytes, _File],
-    known: dict[bytes, dict[str, _Tensor]],
+    known: dict[bytes, dict[str, LatticeCodes[Any]]],
     options: storage.Options | None,
-) -> dict[str, _Tensor]:
+) -> dict[str, LatticeCodes[Any]]:
     """Decode a version through its parents, which may be newer; the last one stays in memory."""
     layers = [file]
-    while (parent := layers[-1].header.parent) is not None and parent[1] not in known:
+    while (parent := layers[-1].header["parent"]) is not None and parent[1] not in known:
         if parent[1] not in by_id or len(layers) > len(by_id):
             raise BrokenChain(f"the reference {parent[1].hex()} is missing", url=file.url)
         layers.append(by_id[parent[1]])
@@ -228,83 +162,79 @@ def _decode_chain(
     for layer in reversed(layers):
         start = layer.start
         found = {}
-        for entry in layer.header.tensors:
-            stop = start + sum(entry.sizes)
+        for entry in layer.header["tensors"]:
+            stop = start + sum(entry["sizes"])
             payload = storage.read(layer.url, start, stop, options=options).data
-            with damage_named("the payload is damaged", layer.url, entry.path):
-                require(crc32c(payload) == entry.payload_crc, "it does not match its checksum")
-                found[entry.path] = _decode(entry, payload, tensors.get(entry.path))
+            with damage_named("the payload is damaged", layer.url, entry["path"]):
+                require(crc32c(payload) == entry["payload_crc"], "it does not match its checksum")
+                found[entry["path"]] = _decode(entry, payload, tensors.get(entry["path"]))
             start = stop
         tensors = found
     known.clear()
-    known[file.header.id] = tensors
+    known[file.header["id"]] = tensors
     return tensors
 
 
-def _decode(entry: _Entry, payload: memoryview, reference: _Tensor | None) -> _Tensor:
-    first, second, _ = entry.sizes
-    main, index = payload[:first], payload[first : first + second]
-    spec, coder = entry.spec, entry.coder
-    lattice = None if entry.lattice is None else lattice_from(*entry.lattice)
+def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> LatticeCodes[Any]:
+    """Decode a tensor; exact words are codes without escapes."""
+    first, second, _ = entry["sizes"]
+    main, index, words = payload[:first], payload[first : first + second], payload[first + second :]
+    spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
+    coder, count = entry["coder"], entry["count"]
     whole = coder in ("intra", "delta")
     require(not whole or spec.num_bytes <= _MAX_RATIO * first, "too few bytes for the tensor")
-    require(8 * entry.count <= _MAX_RATIO * len(payload), "too few bytes for the words")
-    base: Any = None
-    if coder != "intra":
-        if reference is None or reference.lattice != lattice:
-            raise BrokenChain("the reference has no such tensor")
-        base = reference.values
-        require(len(base) == spec.num_words, "the reference has another size")
-    places = decode_index(index, entry.count, spec.num_words)
-    words = decode_words(payload[first + second :], entry.count, spec.word)
-    if lattice is not None:
-        values = decode_integers(main, spec.num_words, np.int32) if whole else base
-        return _Tensor(lattice, values + base if coder == "delta" else values, places, words)
-    values = decode_planes(main, spec.num_words, spec.word) if whole else base.copy()
-    if coder == "delta":
-        values = values ^ base
-    values[places] ^= words
-    return _Tensor(None, values, places[:0], words[:0])
+    require(8 * count <= _MAX_RATIO * len(payload), "too few bytes for the words")
+    if coder != "intra" and (base is None or len(base.codes) != spec.num_words):
+        raise BrokenChain("the reference has no such tensor")
+    old: Any = None if base is None else base.codes
+    places = decode_index(index, count, spec.num_words)
+    changed = decode_words(words, count, spec.word)
+    if entry["lattice"] is not None:
+        values = decode_integers(main, spec.num_words, np.int32) if whole else old
+        return LatticeCodes(values + old if coder == "delta" else values, places, changed)
+    values = decode_planes(main, spec.num_words, spec.word) if whole else old.copy()
+    values = values ^ old if coder == "delta" else values
+    values[places] ^= changed
+    return LatticeCodes(values, places[:0], changed[:0])
 
 
-def _restored(file: _File, decoded: dict[str, _Tensor]) -> tuple[list[Tensor], list[bytes]]:
+def _restored(
+    header: Any, decoded: dict[str, LatticeCodes[Any]]
+) -> tuple[list[Tensor], list[bytes]]:
     """Return the tensors and the digests of their restored bytes, compared with the id."""
     tensors: list[Tensor] = []
     digests = []
-    for entry in file.header.tensors:
-        tensor, words = _renewed(entry.spec, decoded[entry.path])
+    rows = []
+    for entry in header["tensors"]:
+        spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
+        old = decoded[entry["path"]]
+        words: Any = old.codes
+        tensor: Tensor = Exact(spec, words)
+        if entry["lattice"] is not None:
+            kind, lattice = FLOAT_TYPES[spec.dtype], lattice_from(*entry["lattice"])
+            words = restore(old, kind, lattice)
+            bare = LatticeCodes(old.codes, old.escape_index[:0], old.escape_words[:0])
+            escapes = encode_patch(words, restore(bare, kind, lattice))
+            tensor = Exact(spec, words)
+            if escapes is not None:
+                tensor = Quantized(spec, lattice, old.codes, escapes[1])
         tensors.append(tensor)
         digests.append(digest_of(words))
-    rows = [
-        [entry.path, entry.dtype, entry.shape, digest]
-        for entry, digest in zip(file.header.tensors, digests, strict=True)
-    ]
-    if hashlib.sha256(encode([file.header.tree, rows])).digest() != file.header.id:
-        raise CorruptCheckpoint("the version restores to other content")
+        rows.append([entry["path"], entry["dtype"], entry["shape"], digests[-1]])
+    made = hashlib.sha256(encode([header["tree"], rows])).digest()
+    require(made == header["id"], "the version restores to other content")
     return tensors, digests
-
-
-def _renewed(spec: TensorSpec, old: _Tensor) -> tuple[Tensor, Words]:
-    """Return a tensor in the form of this format, and the words that it restores to."""
-    if old.lattice is None:
-        return Exact(spec, old.values), old.values
-    kind = FLOAT_TYPES[spec.dtype]
-    words = restore(LatticeCodes(old.values, old.places, old.words), kind, old.lattice)
-    bare = restore(LatticeCodes(old.values, old.places[:0], old.words[:0]), kind, old.lattice)
-    escapes = encode_patch(words, bare)
-    if escapes is None:
-        return Exact(spec, words), words
-    return Quantized(spec, old.lattice, old.values, escapes[1]), words
 
 
 def _add_tokens(tree: Tree, node: Any) -> None:
     """Add the tokens of a node of format 1, whose nodes were lists in lists."""
-    if type(node) is bytes:
-        node = ["b", node]
-    elif type(node) is str:
-        tree.tokens.extend(("s", node))
-        return
     if type(node) is not list:
+        if type(node) is str:
+            tree.tokens.append("s")
+        elif type(node) is bytes:
+            tree.tokens.append("b")
+            tree.blobs.append(node)
+            node = len(tree.blobs) - 1
         tree.tokens.append(node)
         return
     tag, content, *rest = node
@@ -318,7 +248,7 @@ def _add_tokens(tree: Tree, node: Any) -> None:
     elif tag == "v":
         offset, shape, strides = rest
         tree.tokens.extend(("v", content, offset, len(shape), *shape, *strides))
-    elif tag in ("b", "i", "s"):
+    elif tag in ("i", "s"):
         *before, data = node[1:]
         tree.tokens.extend(("g" if tag == "s" else tag, *before, len(tree.blobs)))
         tree.blobs.append(data)

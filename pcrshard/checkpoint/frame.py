@@ -54,6 +54,11 @@ def encode(value: Any) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
+def decode_plain(data: bytes) -> Any:
+    """Decode msgpack of any plain values."""
+    return msgspec.msgpack.decode(data)
+
+
 def check_metrics(metrics: Any) -> None:
     """Raise ``ValueError`` unless metrics are plain numbers and strings by name."""
     try:

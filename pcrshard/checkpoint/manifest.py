@@ -220,7 +220,7 @@ class StoreIO:
     def _read(self, name: str) -> Manifest | None:
         url = self.join(name)
         limit = HEAD_BYTES + header_limit(self.max_bytes)
-        data = self._bytes(name, limit)
+        data = self.read_bytes(name, limit)
         if data is None:
             return None
         try:
@@ -229,7 +229,7 @@ class StoreIO:
         except CorruptCheckpoint as error:
             raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
 
-    def _bytes(self, name: str, max_bytes: int) -> bytes | None:
+    def read_bytes(self, name: str, max_bytes: int | None = None) -> bytes | None:
         """Read a file; ``None`` if there is none."""
         try:
             return storage.read_bytes(self.join(name), options=self.options, max_bytes=max_bytes)
@@ -256,7 +256,7 @@ class StoreIO:
         except FileExistsError:
             # A request whose answer was lost may have been repeated by the client's library.
             with suppress(StorageError):
-                if self._bytes(name, len(data)) == data:
+                if self.read_bytes(name, len(data)) == data:
                     return self._finish(before, after, data)
             message = f"another process has written manifest {after.number} of this store"
             raise ConcurrentWriter(message, url=self.url) from None

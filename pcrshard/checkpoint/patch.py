@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import zstd
 from ..errorbound import Words
+from ..memory import borrow_array
 from ..native import sparse_words
 from .frame import require
 
@@ -22,23 +23,26 @@ _GAPS = struct.Struct("<I")
 _MAX_GROWTH = 4
 
 
-def encode_patch(now: Words, was: Words) -> tuple[int, bytes] | None:
+def encode_patch(now: Words, was: Words, level: int = 1) -> tuple[int, bytes] | None:
     """Find the words that changed, and make ``was`` equal to ``now``.
 
     Args:
         now: (N,) words.
         was: (N,) words of the version before, contiguous and writable.
+        level: Effort of compression, as for :func:`pcrshard.zstd.compress`.
 
     Returns:
         The number of changed words and the patch, which is empty for none; ``None`` if most words
         changed.
     """
     now, was = _narrow(now), _narrow(was)
-    found = sparse_words.encode(now, was, np.empty(max(now.nbytes, 64), np.uint8))
+    found = sparse_words.encode(now, was, borrow_array(max(now.nbytes, 64)))
     if found is None:
         return None
     changed, gaps, steps = found
-    return changed, zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps) if changed else b""
+    if not changed:
+        return 0, b""
+    return changed, zstd.compress(_GAPS.pack(len(gaps)) + gaps + steps, level)
 
 
 def apply_patch(words: Words, patch: Any) -> None:

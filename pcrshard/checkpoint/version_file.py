@@ -40,7 +40,9 @@ Progress = Callable[[int, int], None]
 
 def parallel_map(workers: int, work: Callable[[S], T], items: Iterable[S]) -> list[T]:
     """Apply a function to all items, in threads: the coders release the GIL."""
-    with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
+    if workers <= 1:  # memory that a new thread takes is not reused
+        return list(map(work, items))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, items))
 
 

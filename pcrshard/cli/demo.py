@@ -58,7 +58,7 @@ def run_demo(photos: str | None, out: str, *, epochs: int) -> Report:
     picture = str(folder / "scans.png")
     # What is missing is found before anything is written.
     plots.pyplot_module()
-    images = None if photos else _sample_photographs()
+    images = _sample_photographs() if photos is None else None
     _claim(folder)
     if images is not None:
         _say("Cropping scikit-learn's two sample photographs into a two-class set ...")

@@ -10,7 +10,7 @@ import os
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, Literal, TextIO
 
 from .. import __version__
@@ -85,7 +85,8 @@ def _run(words: Sequence[str]) -> int:
         return _fail(name, f"{error}: pip install 'pcrshard[{extra}]'")
     except OSError as error:
         # Python would complain again when it closes standard output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):  # a stream without a file cannot fail there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # The reader has seen enough (| head), or the report does not fit on a disk.
         return 0 if isinstance(error, BrokenPipeError) else _fail(name, str(error))
     except KeyboardInterrupt as error:

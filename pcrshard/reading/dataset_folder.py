@@ -95,9 +95,12 @@ def find_datasets(
 def _list_datasets(folder: str, storage_options: storage.Options) -> list[str]:
     """The subfolders of a folder that are datasets."""
     if storage.is_local(folder):
-        path = storage.plain_path(folder)
-        names = (entry.name for entry in os.scandir(path) if entry.is_dir())
-        return sorted(name for name in names if os.path.exists(index_url(os.path.join(path, name))))
+        path = storage.plain_path(folder) or "."
+        try:
+            names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        except OSError:
+            return []  # opening the folder as a dataset says why
+        return [name for name in names if os.path.exists(index_url(os.path.join(path, name)))]
     files = (name for name, _ in storage.list_files(folder, options=storage_options))
     split = [name.split("/") for name in files]
     return [names[0] for names in split if len(names) == 2 and names[1] == DATASET_INDEX]

@@ -1,19 +1,17 @@
 """What a reader moves: only what it lacks, from where it stopped, and nothing that is wrong."""
 
 import os
-import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
+from children import start
 from forge import manifest_path, rewrite_manifest
 from servers import Fault, faulty, nginx, s3
 from states import same
-from support import ROOT, wait_for
+from support import wait_for
 
 from pcrshard.checkpoint import DeltaStore, pull
 from pcrshard.errors import (
@@ -152,11 +150,8 @@ def test_a_password_is_not_shown(sender, client):
     assert "hush" not in str(missing.value) + str(unknown.value)
 
 
-CHILD = """
-import sys
-from pcrshard.checkpoint import DeltaStore, pull
-pull(sys.argv[1], DeltaStore(sys.argv[2]))
-"""
+def pull_into(connection, url, folder):
+    pull(url, DeltaStore(folder))
 
 
 def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
@@ -167,13 +162,10 @@ def test_a_killed_pull_goes_on_in_the_middle_of_a_file(tmp_path):
     assert size > 10_000_000
     client = str(tmp_path / "client")
     with nginx(tmp_path / "web", limit_rate=4_000_000, limit_rate_after=8_500_000) as server:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, server.url(), client], env=environment
-        )
+        process, _ = start(pull_into, server.url(), client)
         wait_for(lambda: any(p.stat().st_size for p in (tmp_path / "client").glob(".*.part")))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
     there = next((tmp_path / "client").glob(".*.part")).stat().st_size
     assert 0 < there < size
     store = DeltaStore(client)

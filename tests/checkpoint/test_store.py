@@ -68,20 +68,6 @@ def test_only_known_optimizer_entries_are_lossy(tmp_path, group, name, is_exact)
     assert torch.equal(back, tensor) == is_exact
 
 
-def test_after_a_failed_close_the_next_save_is_whole(tmp_path, monkeypatch):
-    """A version that did not get into the store is no parent of the next one."""
-    store = DeltaStore.lossless(str(tmp_path))
-    store.save(tiny_state(1), blocking=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("pcrshard.storage.create", lambda *_, **__: (_ for _ in ()).throw(OSError()))
-        store.save(tiny_state(2))
-        with pytest.raises(OSError):  # whatever a store raises
-            store.close()
-    assert store.save(tiny_state(3), blocking=True) == 2
-    assert DeltaStore(str(tmp_path)).verify() == []
-    store.close()
-
-
 def test_memory_shared_with_an_exact_tensor_stays_exact(tmp_path):
     """A master weight that is the model's own parameter keeps the parameter exact, too."""
     weight = torch.randn(30, 20)
@@ -260,24 +246,6 @@ def test_a_failing_callback_is_no_failing_save(tmp_path, caplog):
     store.close()
 
 
-def test_keys_come_and_go(tmp_path):
-    """A version has exactly the keys that it was saved with, whatever the others have."""
-    states = [
-        {"a": torch.randn(20, 20), "b": torch.randn(20, 20)},
-        {"a": torch.randn(20, 20), "c": torch.randn(20, 20).double()},
-        {"c": torch.randn(20, 20), "a": torch.randn(10, 40)},
-        {},
-    ]
-    with DeltaStore(str(tmp_path)) as store:
-        numbers = [store.save(state) for state in states]
-        for number, state in zip(numbers, states, strict=True):
-            loaded = store.load(number)
-            assert list(loaded) == list(state)
-            for key, tensor in state.items():
-                assert loaded[key].dtype == tensor.dtype
-                assert torch.allclose(loaded[key], tensor, atol=0.02)
-
-
 def test_what_is_lossy_is_said(tmp_path, caplog):
     """The first save logs it, reopening with another precision warns."""
     caplog.set_level(logging.INFO)
@@ -377,26 +345,6 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(tmp_path):
     optimizer.load_state_dict(state["o"])
     torch.set_rng_state(state["r"])
     assert steps(model, optimizer, 3) == expected
-
-
-def test_deleting_keeps_the_others_bit_for_bit(tmp_path):
-    """Deltas to deleted versions are rewritten; numbers are not reused; files go."""
-    store = saved(tmp_path, 9)
-    before = {r.number: (r.id, store.load(r.number)) for r in store.versions()}
-    told = []
-    store.delete(keep=[2, 4, 6, -1], progress=lambda *far: told.append(far))
-    assert told[-1] == (4, 4)
-    assert [record.number for record in store.versions()] == [2, 4, 6, 9]
-    for record in store.versions():
-        assert record.id == before[record.number][0]
-        assert same(store.load(record.number), before[record.number][1])
-    assert store.verify() == []
-    assert len(list(tmp_path.glob("*.pcd"))) == 4
-    with pytest.raises(VersionUnavailable):
-        store.delete(keep=[3])
-    store.delete(keep=[4])
-    assert store.save(adam_state(1), blocking=True) == 10
-    store.close()
 
 
 def test_a_writer_that_slept_through_many_versions_loses_nothing(tmp_path):

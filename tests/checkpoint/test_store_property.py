@@ -3,40 +3,23 @@
 import contextlib
 import itertools
 import os
-import pathlib
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
 
+import fsspec
 import pytest
 import servers
 import torch
+from children import received, start
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from states import same
 
-from pcrshard.checkpoint import DeltaStore, pull
-from pcrshard.errors import ConcurrentWriter, VersionUnavailable
-
-HERE = pathlib.Path(__file__).parent
-KILLED = """
-import os, sys, pickle
-sys.path.insert(0, sys.argv[1])
-from test_store_property import random_state
-from pcrshard.checkpoint import DeltaStore
-url, seed, options = sys.argv[2], int(sys.argv[3]), eval(sys.argv[4])
-store = DeltaStore.lossless(url, keyframe_every=3, options=options)
-print("ready", flush=True)
-while True:
-    seed += 1
-    number = store.save(random_state(seed), blocking=True, metrics={"seed": seed})
-    print(number, seed, flush=True)
-"""
+from pcrshard.checkpoint import DeltaStore, pull, recover
+from pcrshard.errors import ConcurrentWriter, CorruptCheckpoint, VersionUnavailable
 
 
 def random_state(seed):
@@ -51,6 +34,27 @@ def random_state(seed):
     if seed % 3:
         state["words"] = torch.arange(seed % 50, dtype=torch.int64)
     return state
+
+
+def save_forever(connection, url, seed, options):
+    """Until this process is killed."""
+    store = DeltaStore.lossless(url, keyframe_every=3, options=options)
+    connection.send("ready")
+    while True:
+        seed += 1
+        number = store.save(random_state(seed), blocking=True, metrics={"seed": seed})
+        connection.send((number, seed))
+
+
+def save_twelve(connection, url, who, options):
+    """However often the other process is faster."""
+    store = DeltaStore.lossless(url, options=options)
+    for seed in range(100 * who, 100 * who + 12):
+        number = None
+        while number is None:
+            with contextlib.suppress(ConcurrentWriter):
+                number = store.save(random_state(seed), blocking=True)
+        connection.send((number, seed))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -105,22 +109,37 @@ class StoreMachine(RuleBasedStateMachine):
     def kill(self, seconds):
         """kill -9 while versions are saved: those that were there stay, none is half there."""
         seed = 1000 * next(self.seeds)
-        arguments = [str(HERE), self.url, str(seed), repr(dict(self.options or {}))]
-        child = subprocess.Popen(
-            [sys.executable, "-c", KILLED, *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": f"{HERE.parent.parent}:{HERE.parent}"},
-        )
-        assert child.stdout.readline() == "ready\n"
+        child, connection = start(save_forever, self.url, seed, self.options)
+        assert connection.recv() == "ready"
         time.sleep(seconds)
-        child.send_signal(signal.SIGKILL)
-        told = [tuple(map(int, line.split())) for line in child.stdout if line.endswith("\n")]
-        assert child.wait() == -signal.SIGKILL
-        child.stdout.close()
+        child.kill()
+        told = list(received(connection))
+        child.join()
         found = {r.number: r.metrics.get("seed") for r in self.opened().versions()}
         assert all(found.get(number) == seed for number, seed in told)
         self.versions |= {n: seed for n, seed in found.items() if n not in self.versions}
+
+    @rule()
+    def lose_and_recover(self):
+        """All manifests are lost: nothing is written or removed, and all versions come back."""
+        if not self.versions:
+            return
+        fs, folder = fsspec.core.url_to_fs(self.url, **(self.options or {}))
+        fs.invalidate_cache()
+        names = fs.ls(folder, detail=False)
+        fs.rm([name for name in names if "manifest" in name])
+        files = {name for name in names if "manifest" not in name}
+        with pytest.raises(CorruptCheckpoint, match=r"see `pcrshard checkpoint recover`"):
+            self.opened().save({}, blocking=True)
+        fs.invalidate_cache()
+        assert set(fs.ls(folder, detail=False)) == files
+        found = recover(self.url, options=self.options, allow_loss=True)
+        assert {record.number for record in found.versions} >= set(self.versions)
+        extra = {record.number for record in found.versions} - set(self.versions)
+        if extra:  # files of killed writers, and of versions whose deletion was interrupted
+            self.opened().delete(keep=self.versions)
+        with pytest.raises(ValueError, match="nothing to recover"):
+            recover(self.url, options=self.options)
 
     @rule()
     def pull_newest(self):
@@ -229,39 +248,11 @@ def test_two_writers_on_s3_lose_no_version(s3, rounds):
         assert same(store.load(number), random_state(promised[number]))
 
 
-def test_two_processes_on_s3_lose_no_version(s3, tmp_path):
+def test_two_processes_on_s3_lose_no_version(s3):
     """Really at the same time: each process keeps what it was promised."""
     url = s3.url("two-processes")
-    script = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from test_store_property import random_state
-from pcrshard.checkpoint import DeltaStore
-from pcrshard.errors import ConcurrentWriter
-store = DeltaStore.lossless(sys.argv[2], options=eval(sys.argv[4]))
-done = 0
-while done < 12:
-    seed = 100 * int(sys.argv[3]) + done
-    try:
-        print(store.save(random_state(seed), blocking=True), seed, flush=True)
-        done += 1
-    except ConcurrentWriter:
-        pass
-"""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(HERE), url, str(who), repr(s3.storage_options)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": f"{HERE.parent.parent}:{HERE.parent}"},
-        )
-        for who in (1, 2)
-    ]
-    promised = {}
-    for child in children:
-        text, _ = child.communicate(timeout=120)
-        assert child.returncode == 0
-        promised |= {int(n): int(seed) for n, seed in map(str.split, text.splitlines())}
+    children = [start(save_twelve, url, who, s3.storage_options) for who in (1, 2)]
+    promised = dict(pair for _, connection in children for pair in received(connection))
     store = DeltaStore(url, options=s3.storage_options)
     assert len(promised) == 24
     assert [r.number for r in store.versions()] == sorted(promised)

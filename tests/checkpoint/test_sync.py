@@ -1,9 +1,9 @@
 """Weights arrive on servers bit for bit, whatever is killed in between."""
 
+import functools
 import os
 import pathlib
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import servers
 import torch
+from children import start
 from safetensors.torch import load_file, save_file
 from states import same
+from support import ROOT
 
 from pcrshard.checkpoint.sync import WeightMirror, WeightPublisher, publish_weights
 from pcrshard.errors import (
@@ -26,27 +28,29 @@ from pcrshard.errors import (
 )
 from pcrshard.native import sparse_words
 
-HERE = pathlib.Path(__file__).parent
 
-
+@functools.lru_cache
 def weights(step, size=600):
     """A policy after a number of steps that move a few words: a pure function of its number."""
-    generator = torch.Generator().manual_seed(0)
-    found = {
-        "embed.weight": (torch.randn(size, 300, generator=generator) * 0.02).bfloat16(),
-        "norm.bias": torch.zeros(7),
-        "head.weight": torch.randn(10, 300, generator=generator).half(),
-        "mask": torch.ones(5, dtype=torch.bool),
-        "count": torch.tensor(step),
-        "empty": torch.empty(0, 4),
-    }
-    for number in range(step):
-        for tensor in (found["embed.weight"], found["head.weight"]):
+    generator = torch.Generator().manual_seed(step)
+    if step == 0:
+        embed = (torch.randn(size, 300, generator=generator) * 0.02).bfloat16()
+        found = {
+            "embed.weight": embed,
+            "norm.bias": torch.zeros(7),
+            "head.weight": torch.randn(10, 300, generator=generator).half(),
+            "mask": torch.ones(5, dtype=torch.bool),
+            "empty": torch.empty(0, 4),
+        }
+        embed[0, :4] = torch.tensor([0.0, -0.0, torch.nan, -torch.inf])
+    else:
+        found = {name: tensor.clone() for name, tensor in weights(step - 1, size).items()}
+        for tensor in (found["embed.weight"][2:], found["head.weight"]):
             changed = torch.rand(tensor.shape, generator=generator) < 0.013
-            tensor.view(torch.int16)[changed] += 1 - 2 * (number % 2)
+            tensor.view(torch.int16)[changed] += 1 - 2 * (step % 2)
         found["norm.bias"] += 0.5
-    found["embed.weight"][0, :4] = torch.tensor([0.0, -0.0, torch.nan, -torch.inf])
-    found["embed.weight"][1, step % 300] *= -1
+        found["embed.weight"][1, step % 300] *= -1
+    found["count"] = torch.tensor(step)
     return found
 
 
@@ -146,14 +150,9 @@ def test_web_servers_and_object_stores(tmp_path):
     check(mirror, 1)
 
 
-CHILD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from pcrshard.checkpoint.sync import WeightMirror
-print("ready", flush=True)
-mirror = WeightMirror(sys.argv[2], sys.argv[3])
-print(mirror.update(), flush=True)
-"""
+def update_mirror(connection, url, folder):
+    connection.send("ready")
+    WeightMirror(url, folder).update()
 
 
 def test_a_killed_mirror_goes_on(tmp_path):
@@ -164,20 +163,13 @@ def test_a_killed_mirror_goes_on(tmp_path):
     publisher.publish(weights(0, 20_000))
     folder = str(tmp_path / "mirror")
     WeightMirror(url, folder).update()
-    unfinished = 0
     for step in range(1, 7):
         publisher.publish(weights(step, 20_000))
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(HERE), url, folder],
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(HERE.parent.parent)},
-        )
-        assert child.stdout.readline() == b"ready\n"
-        time.sleep(random.uniform(0.001, 0.02))
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-        state = (tmp_path / "mirror" / ".mirror.json").read_text()
-        unfinished += '"target": null' not in state
+        child, connection = start(update_mirror, url, folder)
+        assert connection.recv() == "ready"
+        time.sleep(random.uniform(0.001, 0.05))
+        child.kill()
+        child.join()
         if step % 3 == 0:
             mirror = WeightMirror(url, folder)
             assert mirror.update() == step + 1
@@ -290,35 +282,37 @@ def test_tensors_without_values_are_refused(tmp_path):
         WeightPublisher(str(tmp_path)).publish({"w": torch.ones(3).to(torch.complex128)})
 
 
-SERVER = """
-import sys
-import torch
-from pcrshard.checkpoint.sync import WeightMirror
-mirror = WeightMirror(sys.argv[1], sys.argv[2])
-policy = torch.nn.Linear(8, 2).bfloat16()
-for step in range(1, 6):
-    mirror.wait(newer_than=step - 1, timeout=60)
-    policy.load_state_dict(mirror.tensors())
-    print(mirror.step, policy(torch.ones(8, dtype=torch.bfloat16)).float().tolist(), flush=True)
-"""
-
-
 def test_a_policy_is_trained_here_and_served_there(tmp_path):
-    """Two processes: what the server answers is what the trainer's policy answers."""
-    torch.manual_seed(0)
-    policy = torch.nn.Linear(8, 2).bfloat16()
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    """The example: two processes; at the end the server's answers are those of the trained one."""
+    script = [sys.executable, str(ROOT / "scripts" / "weight_sync.py")]
+    stream = str(tmp_path / "stream")
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(tmp_path / "stream"), str(tmp_path / "mirror")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(HERE.parent.parent)},
+        [*script, "serve", stream, str(tmp_path / "served")], stdout=subprocess.PIPE, text=True
     )
-    for step in range(1, 6):
-        policy(torch.randn(4, 8).bfloat16()).square().mean().backward()
-        optimizer.step()
-        assert publish_weights(policy.state_dict(), str(tmp_path / "stream")) == step
-        answer = policy(torch.ones(8, dtype=torch.bfloat16)).float().tolist()
-        assert server.stdout.readline() == f"{step} {answer}\n"
-    server.communicate()
+    trained = subprocess.run([*script, "train", stream], check=True, capture_output=True, text=True)
+    served, _ = server.communicate(timeout=60)
     assert server.returncode == 0
+    assert trained.stdout.splitlines()[-1].endswith("mean reward 1.00")
+    assert served.splitlines()[-1] == "serving step 60, 100% of answers right"
+
+
+def test_slow_links_threads_and_hashes(tmp_path):
+    """Smaller steps, several threads on both sides, and a full SHA-256: the same weights."""
+    size, sizes = 4000, {}
+    for slow in (False, True):
+        url = str(tmp_path / f"stream-{slow}")
+        publisher = WeightPublisher(url, slow_link=slow, sha256=True, workers=3)
+        mirror = WeightMirror(url, str(tmp_path / f"mirror-{slow}"), workers=2)
+        for step in range(3):
+            number = publisher.publish(weights(step, size))
+            assert mirror.update() == number
+        assert same(dict(sorted(mirror.tensors().items())), dict(sorted(weights(2, size).items())))
+        sizes[slow] = os.path.getsize(tmp_path / f"stream-{slow}" / f"step-{number:09d}.pcw")
+    assert sizes[True] < sizes[False]
+    # A word that changes in the file while nobody looks is found by the next step.
+    mirror.tensors()["embed.weight"][5, 5] += 1
+    publisher.publish(weights(3, size))
+    with pytest.raises(CorruptCheckpoint, match="does not match its checksum"):
+        mirror.update()
+    mirror.update()
+    assert same(dict(sorted(mirror.tensors().items())), dict(sorted(weights(3, size).items())))
