@@ -56,8 +56,8 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
 def current(given: tuple[int, int] | None = None) -> Rank:
     """Return the rank of this process.
 
-    Precedence: the argument, an initialized ``torch.distributed``, the environment, then rank 0 of
-        1.
+    The argument takes precedence, then an initialized ``torch.distributed``, then the environment;
+    the default is rank 0 of 1.
 
     Args:
         given: (rank, world), if the caller knows it.

@@ -44,7 +44,7 @@ class Schedule:
         return int(change.cumsum().max())
 
     def figures(self, prefix_bytes: Ints) -> list[int]:
-        """Return shards, requests, bytes read, and peak shards and bytes, as in :class:`Account`."""
+        """Return shards, requests, bytes read, peak shards and peak bytes; see :class:`Account`."""
         return [
             len(np.unique(self.shards)),
             len(self.shards),
