@@ -20,7 +20,7 @@ from pcrshard.checksum import crc32c
 from pcrshard.errors import PCRError
 from pcrshard.format.scan_script import STANDARD, scans_for
 from pcrshard.jpeg.markers import map_jpeg
-from pcrshard.native import fused_quantiser
+from pcrshard.native import fused_quantizer
 from pcrshard.native.pieces import find_damaged, join, piece_table, place_pieces
 from pcrshard.native.pool import Pool
 
@@ -85,10 +85,10 @@ def take_apart(images):
     return hashlib.sha256(join(table)).hexdigest()
 
 
-def quantise(_):
+def quantize(_):
     values = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
     codes = np.empty(values.shape, np.int8)
-    fused_quantiser.quantise(values.ctypes.data, values.size, "float32", 0.01, codes.ctypes.data)
+    fused_quantizer.quantize(values.ctypes.data, values.size, "float32", 0.01, codes.ctypes.data)
     return hashlib.sha256(codes.tobytes()).hexdigest()
 
 
@@ -111,7 +111,7 @@ def main(arguments):
     if "--race" in arguments:
         together(decode, images, np.zeros((len(images), SIDE, SIDE, 3), np.uint8))
         return 0
-    for function in (decode, rescan, quantise, take_apart):
+    for function in (decode, rescan, quantize, take_apart):
         together(function, images)
     with Pool(3) as shared:
         together(decode_in_pools, images, shared)

@@ -167,7 +167,7 @@ for report in tuner.reports:
     error = [[row.mean - row.lower for row in rows], [row.upper - row.mean for row in rows]]
     scans = [str(row.scan) for row in rows]
     axis.errorbar(scans, middle, error, marker="o", capsize=3, label=f"epoch {report.epoch}")
-axis.axhline(tuner.threshold, color="grey", linestyle="--", label="threshold")
+axis.axhline(tuner.threshold, color="gray", linestyle="--", label="threshold")
 axis.set_xlabel("scan")
 axis.set_ylabel("cosine of gradients")
 axis.legend();

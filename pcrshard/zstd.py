@@ -42,7 +42,7 @@ def compress(data: Any, level: int = 1) -> bytes:
 
 
 def compress_codes(data: Any) -> bytes:
-    """A frame of quantised values, which are drawn from few and repeat in runs of zeros only."""
+    """A frame of quantized values, which are drawn from few and repeat in runs of zeros only."""
     return _coders.codes.compress(data)
 
 

@@ -82,7 +82,7 @@ def make_wheel(
         "CC": compiler,
         "LDSHARED": f"{compiler} -shared",
         "AR": f"{zig} ar",
-        # Zig traps undefined behaviour unless told otherwise; debug information is for nobody.
+        # Zig traps undefined behavior unless told otherwise; debug information is for nobody.
         "CFLAGS": "-fno-sanitize=undefined -g0 -s",
         # The headers are those of this machine; both are 64 bits and little-endian.
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",

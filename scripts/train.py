@@ -76,7 +76,7 @@ def make_loader(cfg, url, level, decoder, *, training):
 
 
 class Batches:
-    """uint8 batches to normalised floats and (coarse) labels on the device."""
+    """uint8 batches to normalized floats and (coarse) labels on the device."""
 
     def __init__(self, cfg, device):
         self.device = device
@@ -201,8 +201,8 @@ class Run:
         self.dataset = self.loader.dataset
         self.val = None
         if cfg.data.val:
-            centre = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
-            self.val = make_loader(cfg, cfg.data.val, cfg.data.val_scan, centre, training=False)
+            center = pcrshard.ImageDecoder(cfg.size, "center", **smooth)
+            self.val = make_loader(cfg, cfg.data.val, cfg.data.val_scan, center, training=False)
         self.prepare = Batches(cfg, device)
         classes = count_classes(cfg, self.dataset, self.val and self.val.dataset)
         self.net = MODELS[cfg.model.name](classes).to(device, memory_format=torch.channels_last)
@@ -215,7 +215,7 @@ class Run:
         # fp16 has few exponents: small gradients are scaled up, or they would be 0.
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         decay = cfg.optim.weight_decay
-        self.optimiser = torch.optim.SGD(
+        self.optimizer = torch.optim.SGD(
             self.model.parameters(), 0.1, cfg.optim.momentum, weight_decay=decay
         )
         self.saving = make_saver(cfg, self.model)
@@ -247,7 +247,7 @@ class Run:
             data = self.loader.state_dict()
             state = {
                 "model": self.net.state_dict(),
-                "optimiser": self.optimiser.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "data": data,
                 "step": self.step,
@@ -267,7 +267,7 @@ class Run:
         if state is None:
             return
         self.net.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["data"])
         torch.set_rng_state(state["torch"].cpu())
@@ -311,13 +311,13 @@ class Run:
         begun = time.monotonic()
         before = self.seconds
         for batch in self.policy.watch(self.loader):
-            for group in self.optimiser.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = rate_at(self.step, per_epoch, self.cfg, self.rank.world)
             with self.saving:
                 loss = self.loss(self.model, batch)
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
             self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimiser)
+            self.scaler.step(self.optimizer)
             self.scaler.update()
             self.step += 1
             self.losses.append(float(loss.detach()))

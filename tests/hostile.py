@@ -59,7 +59,7 @@ def segment(code: int, body: bytes) -> bytes:
 
 
 def frame(code: int, height: int, width: int, components: int = 1) -> bytes:
-    """SOI, a quantisation table, and a frame header."""
+    """SOI, a quantization table, and a frame header."""
     table = segment(0xDB, bytes([0]) + bytes([1]) * 64)
     parts = b"".join(bytes([number, 0x11, 0]) for number in range(1, components + 1))
     return (

@@ -1,6 +1,6 @@
 """JPEGs that are damaged in ways that a seed decides, and what an encoder makes of them.
 
-``python mutants.py COUNT [SEED]`` is the campaign: it prints how many mutants each judgement got,
+``python mutants.py COUNT [SEED]`` is the campaign: it prints how many mutants each judgment got,
 and ends with status 1 if the two judges differ in any.
 """
 

@@ -170,8 +170,8 @@ def test_the_way_back_after_damage(tmp_path):
 def test_photographs_with_splits(photos, tmp_path):
     """Real photographs in splits are lossless in each, and numbered alike."""
     sets = sorted(path for path in photos.iterdir() if path.is_dir())
-    labelled = [path for path in sets if any(child.is_dir() for child in path.iterdir())]
-    classes = sorted(child for child in labelled[0].iterdir() if child.is_dir())[:2]
+    labeled = [path for path in sets if any(child.is_dir() for child in path.iterdir())]
+    classes = sorted(child for child in labeled[0].iterdir() if child.is_dir())[:2]
     for label in classes:
         for number, image in enumerate(sorted(label.glob("*"))[:6]):
             target = tmp_path / "root" / ("val" if number % 3 == 0 else "train") / label.name

@@ -24,15 +24,15 @@ def copy(dataset, tmp_path):
 
 def train(dataset, batches, model):
     """The loop of the page: the labels that were seen."""
-    optimiser = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
     seen = []
     for images, labels in batches:
         logits = model(images / 255)
         assert logits.shape == (len(labels), dataset.num_classes)
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         seen += labels.tolist()
     return seen
 

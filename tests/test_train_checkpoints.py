@@ -105,7 +105,7 @@ def test_a_killed_run_goes_on_bit_for_bit(train, tmp_path):
     for record, other in zip(*(store.versions() for store in stores), strict=True):
         assert record.metrics["step"] == other.metrics["step"] == 2 * record.number
     last, expected = (store.load(EPOCHS) for store in stores)
-    for part in ("model", "optimiser"):
+    for part in ("model", "optimizer"):
         assert flat(last[part]) == flat(expected[part])
     assert stores[0].verify() == []
 

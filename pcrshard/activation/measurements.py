@@ -89,7 +89,7 @@ def gradient_noise(
     that each layer's error is its own. Gradients, buffers and random states are left as they were.
 
     Args:
-        saver: Its bounds and its quantiser are used.
+        saver: Its bounds and its quantizer are used.
         model: The model that it was made for.
         loss: Runs the forward pass; called twice, on the same batch.
 

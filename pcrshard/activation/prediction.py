@@ -1,6 +1,6 @@
 """Codes that are predicted from those of other tensors: what a ReLU gives, from what it is made of.
 
-Autograd saves what a normalisation reads, and what the ReLU behind it gives: ``max(0, a x + b)``,
+Autograd saves what a normalization reads, and what the ReLU behind it gives: ``max(0, a x + b)``,
 with an a and a b for each channel, or ``max(0, a x + c y + b)`` where a shortcut is added. Of the
 second one's codes little is left to be said but how each was rounded: 1 bit a value instead of
 3.5. The codes themselves, and so bound, signs and zeros, stay what they are.
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..native import fused_quantiser as native
+from ..native import fused_quantizer as native
 from .layout import Layout
 from .quantizer import SignExactLattice
 
 # Positions that a channel's line is fitted to: at most so many images, and places in each.
 _IMAGES = 8
 _PLACES = 32
-# What must be left of the codes' size at most: a tenth behind a normalisation, a quarter with a
+# What must be left of the codes' size at most: a tenth behind a normalization, a quarter with a
 # shortcut, two thirds of what has nothing to do with each other.
 _WORTH = 0.5
 # What is predicted is told in parts of a code, and sums of two fit into 16 bits.

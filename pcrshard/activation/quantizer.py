@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errorbound import MEDIAN_OF_NORMAL, Quantized
-from ..native import fused_quantiser as native
+from ..native import fused_quantizer as native
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -151,7 +151,7 @@ def _quantize_native(flat: Tensor, step: float) -> tuple[Tensor, int]:
     name = "bfloat16" if flat.dtype == torch.bfloat16 else "float32"
     count = flat.numel()
     codes = torch.empty(count, dtype=torch.int8)
-    escapes = native.quantise(source.data_ptr(), count, name, step, codes.data_ptr())
+    escapes = native.quantize(source.data_ptr(), count, name, step, codes.data_ptr())
     return codes, escapes
 
 
@@ -199,7 +199,7 @@ def _restore_native(codes: Tensor, lattice: SignExactLattice) -> Tensor:
     count = codes.numel()
     values = torch.empty(count, dtype=lattice.dtype)
     if lattice.dtype == torch.float32 and lattice.rounding == "nearest":
-        native.dequantise(codes.data_ptr(), count, lattice.step, values.data_ptr())
+        native.dequantize(codes.data_ptr(), count, lattice.step, values.data_ptr())
         return values
     table = lattice.table(codes.device)
     native.look_up(

@@ -42,7 +42,7 @@ class FloatType:
     def widen(self, words: Words) -> Values:
         """The values of words (N,), exactly, as float64."""
         floats = _from_bfloat16(words) if self.name == "bfloat16" else words.view(self.name)
-        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        with np.errstate(invalid="ignore"):  # a signaling NaN becomes a quiet one
             return floats.astype(np.float64)
 
     def narrow(self, values: Values) -> Words:

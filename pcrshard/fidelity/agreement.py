@@ -14,7 +14,7 @@ class Agreement:
     others, or none any more, holds nobody up: the others keep to what was last agreed, or to their
     own number if that is lower, and when it has left, to their own.
 
-    Without an initialised ``torch.distributed``, the number of this process is what is agreed.
+    Without an initialized ``torch.distributed``, the number of this process is what is agreed.
     Otherwise make it on every rank.
     """
 

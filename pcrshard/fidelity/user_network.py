@@ -24,7 +24,7 @@ class Network:
 
     Attributes:
         function: From float32 (N, 3, size, size), values 0 to 1, to logits (N, classes), in the
-            order of the dataset's classes; normalise in it. An ``nn.Module`` is asked in evaluation
+            order of the dataset's classes; normalize in it. An ``nn.Module`` is asked in evaluation
             mode, on the device that its parameters are on.
         size: Side of the images in pixels: the middle square of 0.875 of the shorter side, resized.
     """

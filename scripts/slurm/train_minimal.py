@@ -148,12 +148,12 @@ def main():
         torch.nn.Flatten(),
         torch.nn.Linear(64, max(2, len(dataset.classes))),
     ).to(device)
-    optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     checkpoint, step = os.path.join(args.run, "checkpoint.pt"), 0
     if os.path.exists(checkpoint):
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
+        optimizer.load_state_dict(state["optimizer"])
         loader.load_state_dict(state["loader"])
         step = state["step"]
     wrapped = model if args.exact else torch.nn.parallel.DistributedDataParallel(model)
@@ -166,7 +166,7 @@ def main():
                 batch["cls"].to(device),
             )
             loss = gradients(wrapped, images, labels, args.slots // world)
-            optimiser.step()
+            optimizer.step()
             step += 1
             log(
                 os.path.join(args.run, "log.jsonl"),
@@ -181,7 +181,7 @@ def main():
             if stop or step % args.save_every == 0:
                 parts = {
                     "model": model.state_dict(),
-                    "optimiser": optimiser.state_dict(),
+                    "optimizer": optimizer.state_dict(),
                     "loader": loader.state_dict(),
                 }
                 save(checkpoint, step=step, **parts)
@@ -192,7 +192,7 @@ def main():
         checkpoint,
         step=step,
         model=model.state_dict(),
-        optimiser=optimiser.state_dict(),
+        optimizer=optimizer.state_dict(),
         loader=loader.state_dict(),
     )
     dist.destroy_process_group()

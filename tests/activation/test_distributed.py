@@ -28,7 +28,7 @@ def network():
     )
 
 
-def normalised():
+def normalized():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
@@ -99,7 +99,7 @@ def predicted_is_exact(kind, rank):
     ratios = []
     found = []
     for codec in ("zstd", "predicted"):
-        model = wrapped(normalised(), kind)
+        model = wrapped(normalized(), kind)
         saver = train(model, 0.05, rank, codec, size=32)
         assert saver.ledger.live_bytes == 0
         ratios.append(saver.report().ratio)

@@ -39,7 +39,7 @@ def test_the_peak_is_what_a_block_takes():
 
 
 class Net(nn.Module):
-    """Strided, grouped, dilated, 1x1 and transposed convolutions, and batch normalisation."""
+    """Strided, grouped, dilated, 1x1 and transposed convolutions, and batch normalization."""
 
     def __init__(self):
         super().__init__()

@@ -9,11 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 from pcrshard import compress_activations
 from pcrshard.activation import ActivationOptions
-from pcrshard.native import fused_quantiser
+from pcrshard.native import fused_quantizer
 
 
 class Block(nn.Module):
-    """Convolutions with normalisation and a shortcut, as in a ResNet."""
+    """Convolutions with normalization and a shortcut, as in a ResNet."""
 
     def __init__(self, width, act):
         super().__init__()
@@ -144,7 +144,7 @@ def test_prediction_without_the_native_core(monkeypatch):
     """PyTorch operations take from codes, and give back, the same as the native core."""
     model = make_model()
     fast, _ = step(model, "predicted", images_of())
-    monkeypatch.setattr(fused_quantiser, "available", False)
+    monkeypatch.setattr(fused_quantizer, "available", False)
     slow, gradients = step(model, "predicted", images_of())
     _, expected = step(model, "zstd", images_of())
     assert all(map(torch.equal, gradients, expected))

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pcrshard import compress_activations
 from pcrshard.activation import Absolute, ActivationOptions
-from pcrshard.native import fused_quantiser
+from pcrshard.native import fused_quantizer
 
 CODECS = ("zstd", "predicted", "bits", "int8")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -64,7 +64,7 @@ def check(row, values, back):
 @pytest.fixture(params=[True, False])
 def native(request, monkeypatch):
     """With the native core, and as on another device."""
-    monkeypatch.setattr(fused_quantiser, "available", request.param)
+    monkeypatch.setattr(fused_quantizer, "available", request.param)
 
 
 @pytest.mark.usefixtures("native")
@@ -101,9 +101,9 @@ def test_the_native_core_and_pytorch_agree_bit_for_bit(monkeypatch):
     """A tensor that moves between devices means the same."""
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 3
     for dtype in FLOATS:
-        monkeypatch.setattr(fused_quantiser, "available", True)
+        monkeypatch.setattr(fused_quantizer, "available", True)
         _, fast = saved(values.to(dtype))
-        monkeypatch.setattr(fused_quantiser, "available", False)
+        monkeypatch.setattr(fused_quantizer, "available", False)
         _, slow = saved(values.to(dtype))
         assert torch.equal(fast, slow)
 

@@ -61,7 +61,7 @@ def run(model, saver, images, labels):
 def errors(first, second):
     """Relative errors of the gradients of weights.
 
-    A bias before batch normalisation has none: any error would be infinitely large.
+    A bias before batch normalization has none: any error would be infinitely large.
     """
     return [
         float((a - b).norm() / a.norm()) for a, b in zip(first, second, strict=True) if a.dim() > 1

@@ -63,7 +63,7 @@ def test_sampling_factors_of_one_component_mean_nothing(sampling):
 
 def test_damage_is_judged_once(jpegtran):
     """Of 400 damaged JPEGs, those that are encoded are whole for jpegtran too, which makes the same
-    bytes of them; with and without AVX2 the judgement and its reason are the same.
+    bytes of them; with and without AVX2 the judgment and its reason are the same.
     """
     assert jpegtran(make_jpeg(), "-copy", "none")
     damaged = list(mutants.mutants(400))

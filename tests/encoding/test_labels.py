@@ -65,7 +65,7 @@ def test_a_shard_writer_counts(tmp_path):
 
 @pytest.mark.parametrize("value", [b"", b"-1", b"cat", b"1.5", b"9" * 10, b"\xd9\xa1"])
 def test_what_is_no_label_is_not_counted(value):
-    """Names, unlabelled samples and identifiers do not make a layer of a billion outputs."""
+    """Names, unlabeled samples and identifiers do not make a layer of a billion outputs."""
     assert label_of({"cls": value}) is None
 
 

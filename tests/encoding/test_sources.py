@@ -166,7 +166,7 @@ MEMBERS = [
     ("__meta__", b"no field"),
     ("__notes__/x.txt", b"skipped"),
     ("a.jpg", b"other key"),
-    ("n01/a.jpg", b"again, not a neighbour"),
+    ("n01/a.jpg", b"again, not a neighbor"),
     ("x" * 150 + ".jpg", b"long name"),
     ("日本.jpg", b"unicode"),
 ]

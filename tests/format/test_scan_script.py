@@ -36,7 +36,7 @@ def test_every_color_space_has_the_same_fidelity_at_a_scan(mode):
 
 
 def test_a_group_may_hold_several_scans():
-    """A script with fewer groups puts neighbouring scans together."""
+    """A script with fewer groups puts neighboring scans together."""
     coarse = ScanScript("coarse", ("0,1,2: 0-0, 0, 1; 0: 1-5, 0, 2", ";".join(STANDARD.groups[2:])))
     scans = [parse_scan(text) for text in STANDARD.groups]
     assert group_scans(coarse, scans, "ycc") == [1, 1, *[2] * 8]

@@ -33,7 +33,7 @@ def test_a_whole_image_is_libjpegs(color, layout):
 
 
 def test_crop_and_resize_are_pillows():
-    """The resized crop is within a grey level of Pillow's bilinear resize of the same box."""
+    """The resized crop is within a gray level of Pillow's bilinear resize of the same box."""
     box, size = (11, 7, 120, 150), (60, 110)
     got = decode_image(JPEG, crop=box, size=size).astype(int)
     picture = Image.fromarray(decode(JPEG))

@@ -20,7 +20,7 @@ def segment(marker: int, body: bytes) -> bytes:
 
 
 def frame(height: int, width: int, marker: int = 0xC2) -> bytes:
-    """SOI, a quantisation table, and the frame header of a gray image."""
+    """SOI, a quantization table, and the frame header of a gray image."""
     dqt = segment(0xDB, bytes([0]) + bytes([1]) * 64)
     sof = segment(
         marker, b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\x00"

@@ -23,7 +23,7 @@ Progressive = list[tuple[str, bytes, list[bytes]]]
 
 @pytest.fixture(autouse=True)
 def _new_enough() -> None:
-    """Before 3.0.1 libjpeg-turbo took wrong neighbours at the edges."""
+    """Before 3.0.1 libjpeg-turbo took wrong neighbors at the edges."""
     version = features.version("libjpeg_turbo") or "0"
     if tuple(map(int, version.split(".")[:3])) < (3, 0, 1):
         pytest.skip(f"Pillow has libjpeg-turbo {version}, not 3.0.1 or later")
@@ -67,7 +67,7 @@ def test_every_scan_of_photographs_matches_libjpeg(progressive: Progressive) -> 
 
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
 def test_small_images_match_libjpeg(subsampling: str) -> None:
-    """Images of few blocks, where neighbours are missing, are smoothed as libjpeg does it."""
+    """Images of few blocks, where neighbors are missing, are smoothed as libjpeg does it."""
     rng = np.random.default_rng(0)
     for height, width in ((1, 1), (8, 9), (16, 17), (17, 33), (24, 8), (33, 40), (49, 7), (65, 60)):
         pixels = rng.integers(0, 256, (height, width, 3)).cumsum(0).astype(np.uint8)
@@ -124,7 +124,7 @@ def test_odd_files_match_libjpeg(odd_files: list[Path]) -> None:
     reason="the NEON transforms of libjpeg-turbo overflow unlike its others",
 )
 @pytest.mark.parametrize(("dc", "ac"), [(255, 255), (925, 925), (65535, 65535), (65535, 1)])
-def test_large_quantisers_match_libjpeg(dc: int, ac: int) -> None:
+def test_large_quantizers_match_libjpeg(dc: int, ac: int) -> None:
     """Values that no encoder writes are smoothed to the same pixels as by libjpeg."""
     tables = b"".join(
         bytes([16 | slot]) + dc.to_bytes(2, "big") + ac.to_bytes(2, "big") * 63 for slot in (0, 1)

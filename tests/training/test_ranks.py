@@ -25,11 +25,11 @@ def _no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def distributed(rank, world, *, available=True, initialised=True):
+def distributed(rank, world, *, available=True, initialized=True):
     """A stand-in for ``torch.distributed``."""
     return types.SimpleNamespace(
         is_available=lambda: available,
-        is_initialized=lambda: initialised,
+        is_initialized=lambda: initialized,
         get_rank=lambda: rank,
         get_world_size=lambda: world,
     )
@@ -111,7 +111,7 @@ def test_what_is_given_comes_first(monkeypatch):
     assert ranks.current().world == 8
 
 
-@pytest.mark.parametrize("state", [{"available": False}, {"initialised": False}])
+@pytest.mark.parametrize("state", [{"available": False}, {"initialized": False}])
 def test_torch_without_a_process_group_says_nothing(monkeypatch, state):
     """Importing torch.distributed, or a build without it, does not hide what the launcher said."""
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed(7, 8, **state))

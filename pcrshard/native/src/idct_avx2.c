@@ -1,4 +1,4 @@
-/* Inverse DCT with AVX2: two neighbouring blocks at once, one per 128-bit lane.
+/* Inverse DCT with AVX2: two neighboring blocks at once, one per 128-bit lane.
  *
  * The same arithmetic as jidctint, hence the same bits as libjpeg-turbo. The masks of non-zero
  * coefficients choose how much of it is needed: a flat block, the 10 lowest coefficients (4 rows
@@ -178,9 +178,9 @@ INLINE void transform(__m256i x[8], int level, int shift) {
 
 /* Columns of 16-bit samples around 0 to 8 rows of two blocks' bytes. */
 INLINE void store_columns(uint8_t *dst, size_t stride, const __m256i x[8]) {
-    const __m256i centre = _mm256_set1_epi8((char)0x80);
+    const __m256i center = _mm256_set1_epi8((char)0x80);
     __m256i p[4], u[4], rows[4];
-    for (int i = 0; i < 4; i++) p[i] = _mm256_xor_si256(_mm256_packs_epi16(x[i], x[i + 4]), centre);
+    for (int i = 0; i < 4; i++) p[i] = _mm256_xor_si256(_mm256_packs_epi16(x[i], x[i + 4]), center);
     __m256i c01 = _mm256_unpacklo_epi8(p[0], p[1]), c45 = _mm256_unpackhi_epi8(p[0], p[1]);
     __m256i c23 = _mm256_unpacklo_epi8(p[2], p[3]), c67 = _mm256_unpackhi_epi8(p[2], p[3]);
     u[0] = _mm256_unpacklo_epi16(c01, c23), u[1] = _mm256_unpackhi_epi16(c01, c23);
@@ -194,7 +194,7 @@ INLINE void store_columns(uint8_t *dst, size_t stride, const __m256i x[8]) {
     }
 }
 
-/* Dequantised coefficients of two blocks, in rows. */
+/* Dequantized coefficients of two blocks, in rows. */
 INLINE void load_pair(__m256i rows[8], const int16_t *dc, const int16_t *left, const int16_t *right,
                       const uint16_t *quant, int level) {
     const int groups = level == LEVEL_LOW ? 2 : level == LEVEL_MIDDLE ? 4 : 8;

@@ -20,8 +20,8 @@ static inline uint8_t sample(int32_t x) {
     return (uint8_t)(x < -128 ? 0 : x > 127 ? 255 : x + 128);
 }
 
-/* Dequantised coefficients in natural order. */
-static void dequantise(int16_t out[64], int16_t dc, uint64_t mask, const int16_t *ac,
+/* Dequantized coefficients in natural order. */
+static void dequantize(int16_t out[64], int16_t dc, uint64_t mask, const int16_t *ac,
                        const uint16_t *quant) {
     memset(out, 0, 128);
     out[0] = wrap(dc * quant[0]);
@@ -73,7 +73,7 @@ void pcr_idct8_portable(PCR_IDCT_PARAMETERS) {
                 memset(dst + (size_t)y * stride, pcr_flat_sample(dc[i], quant[0]), 8);
             continue;
         }
-        dequantise(coefficients, dc[i], mask[i], ac, quant);
+        dequantize(coefficients, dc[i], mask[i], ac, quant);
         block8(dst, stride, coefficients);
     }
 }
@@ -109,7 +109,7 @@ void pcr_idct4_portable(PCR_IDCT_PARAMETERS) {
                 memset(dst + (size_t)y * stride, pcr_flat_sample(dc[i], quant[0]), 4);
             continue;
         }
-        dequantise(coefficients, dc[i], mask[i], ac, quant);
+        dequantize(coefficients, dc[i], mask[i], ac, quant);
         block4(dst, stride, coefficients);
     }
 }
@@ -156,7 +156,7 @@ void pcr_idct2_portable(PCR_IDCT_PARAMETERS) {
             dst[0] = dst[1] = dst[stride] = dst[stride + 1] = flat;
             continue;
         }
-        dequantise(coefficients, dc[i], mask[i] & used, ac, quant);
+        dequantize(coefficients, dc[i], mask[i] & used, ac, quant);
         block2(dst, stride, coefficients);
     }
 }

@@ -45,8 +45,8 @@ static int parse_dqt(pcr_decoder *dec, const uint8_t *p, int size) {
     while (size > 0) {
         int wide = *p >> 4, slot = *p & 15, need = 1 + 64 * (wide + 1);
         if (wide > 1 || slot > 3)
-            return corrupt(dec, "a quantisation table 0..3 of 8 or 16 bits", *p);
-        if (size < need) return corrupt(dec, "a whole quantisation table", size);
+            return corrupt(dec, "a quantization table 0..3 of 8 or 16 bits", *p);
+        if (size < need) return corrupt(dec, "a whole quantization table", size);
         for (int k = 0; k < 64; k++)
             dec->quant[slot][k] = wide ? (uint16_t)(p[1 + 2 * k] << 8 | p[2 + 2 * k]) : p[1 + k];
         dec->quant_present[slot] = true;
@@ -130,7 +130,7 @@ static int parse_component(pcr_decoder *dec, pcr_component *comp, const uint8_t 
     memset(comp->precision, -1, sizeof comp->precision);
     if (comp->h < 1 || comp->h > 4 || comp->v < 1 || comp->v > 4)
         return corrupt(dec, "sampling factors of 1 to 4", p[1]);
-    if (comp->tq > 3) return corrupt(dec, "a quantisation table 0..3", comp->tq);
+    if (comp->tq > 3) return corrupt(dec, "a quantization table 0..3", comp->tq);
     for (const pcr_component *other = dec->comp; other < comp; other++)
         if (other->id == comp->id) return corrupt(dec, "component ids that differ", comp->id);
     dec->h_max = pcr_max(dec->h_max, comp->h);

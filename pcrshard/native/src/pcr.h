@@ -155,13 +155,13 @@ int pcr_rescan(pcr_decoder *decoder, const pcr_piece *pieces, size_t num_pieces,
                const pcr_scan_spec *script, size_t num_scans, const uint8_t **out,
                size_t *out_size);
 
-/* The error-bounded quantiser. Codes are 0 for 0, else sign(x) * ceil(|x| / (2 step)), or -128
+/* The error-bounded quantizer. Codes are 0 for 0, else sign(x) * ceil(|x| / (2 step)), or -128
  * where that does not fit or x is not finite; returns how many are -128. type: PCR_FLOAT32 or
  * PCR_BFLOAT16. step: normal and positive. backend: PCR_BACKEND_*. */
-size_t pcr_quantise(const void *values, size_t count, int type, float step, int8_t *codes,
+size_t pcr_quantize(const void *values, size_t count, int type, float step, int8_t *codes,
                     int backend);
 /* sign(q) * (2 |q| - 1) * step, as float32; -128 is taken as any other code. */
-void pcr_dequantise(const int8_t *codes, size_t count, float step, float *values, int backend);
+void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend);
 /* table[code] for values of size bytes (2, 4 or 8); codes are unsigned bytes. */
 void pcr_look_up(const uint8_t *codes, size_t count, size_t size, const void *table, void *values);
 /* Adds to (outer, channels, inner) codes, modulo 256, or takes from them if sign is below 0, what

@@ -77,9 +77,9 @@ void pcr_up_h1v2_avx2(PCR_UPSAMPLE_PARAMETERS) {
  * same rounding as jdcolor.c's tables: R-Y = Cr + 0.402 Cr, B-Y = 2 Cb - 0.228 Cb,
  * G-Y = -0.344 Cb + 0.286 Cr - Cr. */
 INLINE void ycc_pixels(__m256i y, __m256i cb, __m256i cr, __m256i rgb[3]) {
-    const __m256i centre = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
+    const __m256i center = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
     const __m256i half = _mm256_set1_epi32(32768);
-    cb = _mm256_sub_epi16(cb, centre), cr = _mm256_sub_epi16(cr, centre);
+    cb = _mm256_sub_epi16(cb, center), cr = _mm256_sub_epi16(cr, center);
     __m256i r = _mm256_mulhi_epi16(_mm256_add_epi16(cr, cr), _mm256_set1_epi16(26345));
     __m256i b = _mm256_mulhi_epi16(_mm256_add_epi16(cb, cb), _mm256_set1_epi16(-14942));
     r = _mm256_add_epi16(_mm256_srai_epi16(_mm256_add_epi16(r, one), 1), cr);

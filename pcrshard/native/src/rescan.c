@@ -84,7 +84,7 @@ static int check_source(pcr_decoder *dec) {
         for (int other = 0; other < c; other++)
             if (dec->comp[other].tq == comp->tq &&
                 memcmp(dec->comp[other].quant, comp->quant, sizeof comp->quant))
-                return pcr_fail(dec, PCR_UNSUPPORTED, "expected one quantisation table %d, got two",
+                return pcr_fail(dec, PCR_UNSUPPORTED, "expected one quantization table %d, got two",
                                 comp->tq);
     }
     return PCR_OK;
@@ -131,7 +131,7 @@ static void put_color_markers(const pcr_decoder *dec, pcr_writer *writer) {
 
 static void put_frame(const pcr_decoder *dec, pcr_writer *writer, bool sequential) {
     unsigned written = 0;
-    bool baseline = sequential; /* T.81 table B.4: 8 bits for each step of the quantiser */
+    bool baseline = sequential; /* T.81 table B.4: 8 bits for each step of the quantizer */
     for (int c = 0; c < dec->num_components; c++) {
         const pcr_component *comp = &dec->comp[c];
         bool wide = false;

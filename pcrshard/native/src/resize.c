@@ -21,13 +21,13 @@ size_t pcr_filter_size(double box0, double box1, int out) {
 }
 
 /* Weights of one output, Q14, that add up to exactly 1: each is a difference of rounded sums. */
-static void set_weights(int16_t *weights, int first, int count, double centre, double width) {
+static void set_weights(int16_t *weights, int first, int count, double center, double width) {
     double total = 0, sum = 0;
     int done = 0;
     for (int pass = 0; pass < 2; pass++) {
         const double one = pass ? (1 << PCR_WEIGHT_BITS) / total : 0;
         for (int i = 0; i < count; i++) {
-            double weight = width - fabs(first + i + 0.5 - centre);
+            double weight = width - fabs(first + i + 0.5 - center);
             if (weight > 0) sum += weight;
             if (!pass) continue;
             int next = (int)(sum * one + 0.5);
@@ -84,9 +84,9 @@ void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double b
     filter->weights = (int16_t *)memory;
     memory += round_up(2 * round_up((size_t)taps, 16) * (size_t)out, 64);
     for (int i = 0; i < out; i++) {
-        double centre = box0 + ((mirrored ? out - 1 - i : i) + 0.5) * scale;
-        int first = pcr_max((int)(centre - width + 0.5), 0),
-            stop = pcr_min((int)(centre + width + 0.5), in_size);
+        double center = box0 + ((mirrored ? out - 1 - i : i) + 0.5) * scale;
+        int first = pcr_max((int)(center - width + 0.5), 0),
+            stop = pcr_min((int)(center + width + 0.5), in_size);
         filter->start[i] = first;
         widest = pcr_max(widest, stop - first);
     }
@@ -97,11 +97,11 @@ void pcr_filter_build(pcr_filter *filter, uint8_t *memory, int in_size, double b
     if (across && !filter->narrow) filter->stride = (int)round_up((size_t)widest, 16);
     memset(filter->weights, 0, 2 * (size_t)filter->stride * (size_t)out);
     for (int i = 0; i < out; i++) {
-        double centre = box0 + ((mirrored ? out - 1 - i : i) + 0.5) * scale;
+        double center = box0 + ((mirrored ? out - 1 - i : i) + 0.5) * scale;
         int first = filter->start[i] + filter->first,
-            stop = pcr_min((int)(centre + width + 0.5), in_size);
+            stop = pcr_min((int)(center + width + 0.5), in_size);
         set_weights(filter->weights + (size_t)i * (size_t)filter->stride, first, stop - first,
-                    centre, width);
+                    center, width);
     }
     if (!filter->narrow) return;
     filter->lane_start = (int32_t *)memory;

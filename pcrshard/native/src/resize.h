@@ -12,7 +12,7 @@ struct pcr_filter {
     int first;        /* source sample that start[] counts from */
     int32_t *start;   /* relative to first */
     int16_t *weights;
-    /* For rows, if the taps of 4 neighbouring outputs, a lane, always lie within 16 samples: per
+    /* For rows, if the taps of 4 neighboring outputs, a lane, always lie within 16 samples: per
      * lane the load's offset, and per pair of taps a byte shuffle and the weights, for the vector
      * kernel. */
     bool narrow;

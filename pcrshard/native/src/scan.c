@@ -69,7 +69,7 @@ static int use_table(pcr_decoder *dec, const pcr_huffman *table, bool is_dc) {
     return pcr_huffman_build(dec, (pcr_huffman *)table, is_dc, dec->scan.ah > 0);
 }
 
-/* The quantisation table of a component is the one in force at its first scan (jdinput.c). */
+/* The quantization table of a component is the one in force at its first scan (jdinput.c). */
 static int prepare_components(pcr_decoder *dec) {
     pcr_scan *scan = &dec->scan;
     bool dc = scan->ss == 0 && scan->ah == 0, ac = scan->se > 0;
@@ -81,7 +81,7 @@ static int prepare_components(pcr_decoder *dec) {
         if (comp->quant_latched) continue;
         if (!dec->quant_present[comp->tq])
             return pcr_fail(dec, PCR_CORRUPT,
-                            "expected quantisation table %d before the scan, got none", comp->tq);
+                            "expected quantization table %d before the scan, got none", comp->tq);
         memcpy(comp->quant, dec->quant[comp->tq], sizeof comp->quant);
         comp->quant_latched = true;
     }

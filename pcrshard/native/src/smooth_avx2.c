@@ -17,9 +17,9 @@ typedef struct {
     __m256i low, high;
 } wide;
 
-/* A row of DCs, and of its neighbours' sums and differences, left less right. */
+/* A row of DCs, and of its neighbors' sums and differences, left less right. */
 typedef struct {
-    __m256i centre, near_sum, near_step, far_sum, far_step;
+    __m256i center, near_sum, near_step, far_sum, far_step;
 } row;
 
 INLINE __m256i add(__m256i a, __m256i b) { return _mm256_add_epi16(a, b); }
@@ -27,7 +27,7 @@ INLINE __m256i sub(__m256i a, __m256i b) { return _mm256_sub_epi16(a, b); }
 INLINE __m256i load(const int16_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
 INLINE row load_row(const int16_t *p) {
-    return (row){.centre = load(p),
+    return (row){.center = load(p),
                  .near_sum = add(load(p - 1), load(p + 1)),
                  .near_step = sub(load(p - 1), load(p + 1)),
                  .far_sum = add(load(p - 2), load(p + 2)),
@@ -64,17 +64,17 @@ INLINE void blend(const pcr_smoothing *how, int at, __m256i out[PCR_SMOOTHED]) {
     const row a = load_row(how->rows[0] + at), b = load_row(how->rows[1] + at),
               c = load_row(how->rows[2] + at), d = load_row(how->rows[3] + at),
               e = load_row(how->rows[4] + at);
-    const wide here = pair(c.centre, c.near_sum);
-    const wide beside = pair(add(b.centre, d.centre), add(b.near_sum, d.near_sum));
-    const wide ends = pair(add(a.centre, e.centre), c.far_sum);
+    const wide here = pair(c.center, c.near_sum);
+    const wide beside = pair(add(b.center, d.center), add(b.near_sum, d.near_sum));
+    const wide ends = pair(add(a.center, e.center), c.far_sum);
     const wide corners = pair(add(add(b.far_sum, d.far_sum), add(a.near_sum, e.near_sum)),
                               add(a.far_sum, e.far_sum));
     const wide across = pair(c.near_step, add(b.near_step, d.near_step));
     const wide far_across = pair(add(add(a.near_step, e.near_step), add(a.far_step, e.far_step)),
                                  add(c.far_step, add(b.far_step, d.far_step)));
-    const wide down = pair(sub(b.centre, d.centre), sub(b.near_sum, d.near_sum));
+    const wide down = pair(sub(b.center, d.center), sub(b.near_sum, d.near_sum));
     const wide far_down = pair(add(sub(b.far_sum, d.far_sum), sub(a.far_sum, e.far_sum)),
-                               add(sub(a.centre, e.centre), sub(a.near_sum, e.near_sum)));
+                               add(sub(a.center, e.center), sub(a.near_sum, e.near_sum)));
     const wide twist = pair(sub(b.near_step, d.near_step), sub(a.far_step, e.far_step));
     out[0] = estimate(plus(plus(weigh(here, PAIR(152, 42)), weigh(beside, PAIR(42, 6))),
                            plus(weigh(ends, PAIR(-8, -8)), weigh(corners, PAIR(-6, -2)))),
@@ -98,14 +98,14 @@ INLINE void predict(const pcr_smoothing *how, int at, __m256i out[PCR_SMOOTHED])
     const row a = load_row(how->rows[0] + at), b = load_row(how->rows[1] + at),
               c = load_row(how->rows[2] + at), d = load_row(how->rows[3] + at),
               e = load_row(how->rows[4] + at);
-    const wide ends = pair(add(a.centre, e.centre), c.far_sum);
+    const wide ends = pair(add(a.center, e.center), c.far_sum);
     const wide across = pair(c.near_step, c.far_step);
-    const wide down = pair(sub(b.centre, d.centre), sub(a.centre, e.centre));
-    const wide upright = pair(add(b.centre, d.centre), c.centre);
-    const wide sideways = pair(c.near_sum, c.centre);
+    const wide down = pair(sub(b.center, d.center), sub(a.center, e.center));
+    const wide upright = pair(add(b.center, d.center), c.center);
+    const wide sideways = pair(c.near_sum, c.center);
     const wide twist = pair(sub(b.near_step, d.near_step), add(sub(b.far_step, d.far_step),
                                                                sub(a.near_step, e.near_step)));
-    out[0] = c.centre;
+    out[0] = c.center;
     out[1] = estimate(weigh(across, PAIR(50, -7)), how, 1);
     out[2] = estimate(weigh(down, PAIR(50, -7)), how, 2);
     out[3] = estimate(plus(weigh(upright, PAIR(13, -24)), weigh(ends, PAIR(-1, 0))), how, 3);

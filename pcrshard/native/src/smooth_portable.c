@@ -8,31 +8,31 @@
 
 typedef int32_t sums[PCR_SMOOTHED][PCR_SMOOTH_CHUNK];
 
-/* Where nothing but the DC is known: the DC becomes a mean of its neighbours', too. */
+/* Where nothing but the DC is known: the DC becomes a mean of its neighbors', too. */
 static void sum_blend(int16_t *const rows[PCR_SMOOTH_ROWS], int at, sums sum) {
     for (int i = 0; i < PCR_SMOOTH_CHUNK; i++) {
-        int32_t centre[5], near_sum[5], near_step[5], far_sum[5], far_step[5];
+        int32_t center[5], near_sum[5], near_step[5], far_sum[5], far_step[5];
         for (int r = 0; r < 5; r++) {
             const int16_t *x = rows[r] + at + i;
-            centre[r] = x[0];
+            center[r] = x[0];
             near_sum[r] = x[-1] + x[1], near_step[r] = x[-1] - x[1];
             far_sum[r] = x[-2] + x[2], far_step[r] = x[-2] - x[2];
         }
-        int32_t centre1 = centre[1] + centre[3], centre0 = centre[0] + centre[4];
+        int32_t center1 = center[1] + center[3], center0 = center[0] + center[4];
         int32_t near1 = near_sum[1] + near_sum[3], near0 = near_sum[0] + near_sum[4];
         int32_t step1 = near_step[1] + near_step[3], step0 = near_step[0] + near_step[4];
         int32_t far1 = far_sum[1] + far_sum[3], far0 = far_sum[0] + far_sum[4];
-        int32_t fall = centre[1] - centre[3], near_fall = near_sum[1] - near_sum[3];
-        int32_t outer_fall = centre[0] - centre[4] + near_sum[0] - near_sum[4];
+        int32_t fall = center[1] - center[3], near_fall = near_sum[1] - near_sum[3];
+        int32_t outer_fall = center[0] - center[4] + near_sum[0] - near_sum[4];
         int32_t far_fall = far_sum[1] - far_sum[3] + far_sum[0] - far_sum[4];
-        sum[0][i] = 152 * centre[2] + 42 * (near_sum[2] + centre1) - 8 * (far_sum[2] + centre0) +
+        sum[0][i] = 152 * center[2] + 42 * (near_sum[2] + center1) - 8 * (far_sum[2] + center0) +
             6 * (near1 - far1 - near0) - 2 * far0;
         sum[1][i] = 38 * near_step[2] + 13 * step1 - 3 * (far_step[1] + far_step[2] + far_step[3]) -
             step0 - far_step[0] - far_step[4];
         sum[2][i] = 38 * fall + 13 * near_fall - 3 * outer_fall - far_fall;
-        sum[3][i] = centre0 + 7 * centre1 + 2 * near1 - 14 * centre[2] - 5 * near_sum[2];
+        sum[3][i] = center0 + 7 * center1 + 2 * near1 - 14 * center[2] - 5 * near_sum[2];
         sum[4][i] = 9 * (near_step[1] - near_step[3]) - (far_step[0] - far_step[4]);
-        sum[5][i] = 7 * near_sum[2] + far_sum[2] - 14 * centre[2] + 2 * near1 - 5 * centre1;
+        sum[5][i] = 7 * near_sum[2] + far_sum[2] - 14 * center[2] + 2 * near1 - 5 * center1;
         sum[6][i] = step1 + 2 * near_step[2];
         sum[7][i] = near_fall - 3 * fall;
         sum[8][i] = step1 - 3 * near_step[2];

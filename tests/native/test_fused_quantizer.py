@@ -1,4 +1,4 @@
-"""The fused quantiser against its formula in float64, value by value."""
+"""The fused quantizer against its formula in float64, value by value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pcrshard.native import fused_quantiser as native
+from pcrshard.native import fused_quantizer as native
 
 BACKENDS = ("auto", "portable")
 
@@ -16,14 +16,14 @@ def codes_of(values: np.ndarray, step: float, backend: str) -> tuple[np.ndarray,
     codes = np.full(len(values) + 1, 99, np.int8)
     dtype = "bfloat16" if values.dtype == np.uint16 else "float32"
     address = codes.ctypes.data
-    count = native.quantise(values.ctypes.data, len(values), dtype, step, address, backend)
+    count = native.quantize(values.ctypes.data, len(values), dtype, step, address, backend)
     assert codes[-1] == 99  # nothing is written past the end
     return codes[:-1], count
 
 
 def values_of(codes: np.ndarray, step: float, backend: str) -> np.ndarray:
     values = np.full(len(codes) + 1, 7, np.float32)
-    native.dequantise(codes.ctypes.data, len(codes), step, values.ctypes.data, backend)
+    native.dequantize(codes.ctypes.data, len(codes), step, values.ctypes.data, backend)
     assert values[-1] == 7
     return values[:-1]
 

@@ -1,4 +1,4 @@
-"""Door to the fused quantiser: floats to one-byte codes within an error bound, and back.
+"""Door to the fused quantizer: floats to one-byte codes within an error bound, and back.
 
 It works on addresses, because a tensor may be bfloat16, which NumPy does not know. The caller owns
 the memory and keeps it alive; each call runs without the GIL in one pass over it.
@@ -28,7 +28,7 @@ _BACKENDS = {
 }
 
 
-def quantise(
+def quantize(
     values: int, count: int, dtype: str, step: float, codes: int, backend: Backend = "auto"
 ) -> int:
     """Writes ``count`` int8 codes: 0 for 0, else sign(x) * ceil(|x| / (2 step)).
@@ -47,21 +47,21 @@ def quantise(
     source = ffi.cast("const void *", values)
     target = ffi.cast("int8_t *", codes)
     return int(
-        lib.pcr_quantise(source, count, TYPES[dtype], step, target, _BACKENDS[backend]),
+        lib.pcr_quantize(source, count, TYPES[dtype], step, target, _BACKENDS[backend]),
     )
 
 
-def dequantise(codes: int, count: int, step: float, values: int, backend: Backend = "auto") -> None:
+def dequantize(codes: int, count: int, step: float, values: int, backend: Backend = "auto") -> None:
     """Writes ``count`` float32 values: sign(q) * (2 |q| - 1) * step.
 
     Args:
         codes: Address of ``count`` int8 codes.
         count: Number of codes.
-        step: As it was for :func:`quantise`.
+        step: As it was for :func:`quantize`.
         values: Address of ``4 * count`` writable bytes.
         backend: ``portable`` forces the plain C code.
     """
-    lib.pcr_dequantise(
+    lib.pcr_dequantize(
         ffi.cast("const int8_t *", codes),
         count,
         step,

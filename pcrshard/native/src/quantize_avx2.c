@@ -1,5 +1,5 @@
-/* The error-bounded quantiser, 32 values at a time. The codes are those of the portable kernels. */
-#include "quantise.h"
+/* The error-bounded quantizer, 32 values at a time. The codes are those of the portable kernels. */
+#include "quantize.h"
 
 #include "avx2.h"
 
@@ -32,7 +32,7 @@ static inline size_t store_codes(const __m256i parts[4], int8_t *codes) {
     return (size_t)_mm_popcnt_u32((uint32_t)_mm256_movemask_epi8(escapes));
 }
 
-size_t pcr_quantise_f32_avx2(const float *values, size_t count, float scale, int8_t *codes) {
+size_t pcr_quantize_f32_avx2(const float *values, size_t count, float scale, int8_t *codes) {
     const __m256 factor = _mm256_set1_ps(scale);
     size_t escapes = 0;
     size_t i = 0;
@@ -42,7 +42,7 @@ size_t pcr_quantise_f32_avx2(const float *values, size_t count, float scale, int
             parts[k] = eight_codes(_mm256_loadu_ps(values + i + 8 * k), factor);
         escapes += store_codes(parts, codes + i);
     }
-    return escapes + pcr_quantise_f32_portable(values + i, count - i, scale, codes + i);
+    return escapes + pcr_quantize_f32_portable(values + i, count - i, scale, codes + i);
 }
 
 static inline __m256 load_bfloat16(const uint16_t *values) {
@@ -50,7 +50,7 @@ static inline __m256 load_bfloat16(const uint16_t *values) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-size_t pcr_quantise_bf16_avx2(const uint16_t *values, size_t count, float scale, int8_t *codes) {
+size_t pcr_quantize_bf16_avx2(const uint16_t *values, size_t count, float scale, int8_t *codes) {
     const __m256 factor = _mm256_set1_ps(scale);
     size_t escapes = 0;
     size_t i = 0;
@@ -60,11 +60,11 @@ size_t pcr_quantise_bf16_avx2(const uint16_t *values, size_t count, float scale,
             parts[k] = eight_codes(load_bfloat16(values + i + 8 * k), factor);
         escapes += store_codes(parts, codes + i);
     }
-    return escapes + pcr_quantise_bf16_portable(values + i, count - i, scale, codes + i);
+    return escapes + pcr_quantize_bf16_portable(values + i, count - i, scale, codes + i);
 }
 
 /* (2 q - sign q) step. */
-void pcr_dequantise_f32_avx2(const int8_t *codes, size_t count, float step, float *values) {
+void pcr_dequantize_f32_avx2(const int8_t *codes, size_t count, float step, float *values) {
     const __m256 factor = _mm256_set1_ps(step);
     const __m256i one = _mm256_set1_epi32(1);
     size_t i = 0;
@@ -73,7 +73,7 @@ void pcr_dequantise_f32_avx2(const int8_t *codes, size_t count, float step, floa
         __m256i odd = _mm256_sub_epi32(_mm256_slli_epi32(code, 1), _mm256_sign_epi32(one, code));
         _mm256_storeu_ps(values + i, _mm256_mul_ps(_mm256_cvtepi32_ps(odd), factor));
     }
-    pcr_dequantise_f32_portable(codes + i, count - i, step, values + i);
+    pcr_dequantize_f32_portable(codes + i, count - i, step, values + i);
 }
 
 PCR_AVX2_END

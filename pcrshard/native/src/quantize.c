@@ -1,5 +1,5 @@
-/* The error-bounded quantiser: the choice of the kernels. */
-#include "quantise.h"
+/* The error-bounded quantizer: the choice of the kernels. */
+#include "quantize.h"
 
 #include "avx2.h"
 #include "pcr.h"
@@ -13,27 +13,27 @@ static int use_vectors(int backend) {
 #endif
 }
 
-size_t pcr_quantise(const void *values, size_t count, int type, float step, int8_t *codes,
+size_t pcr_quantize(const void *values, size_t count, int type, float step, int8_t *codes,
                     int backend) {
     float scale = 1 / (2 * step);
 #if PCR_HAVE_VECTORS
     if (use_vectors(backend)) {
-        if (type == PCR_BFLOAT16) return pcr_quantise_bf16_avx2(values, count, scale, codes);
-        return pcr_quantise_f32_avx2(values, count, scale, codes);
+        if (type == PCR_BFLOAT16) return pcr_quantize_bf16_avx2(values, count, scale, codes);
+        return pcr_quantize_f32_avx2(values, count, scale, codes);
     }
 #endif
-    if (type == PCR_BFLOAT16) return pcr_quantise_bf16_portable(values, count, scale, codes);
-    return pcr_quantise_f32_portable(values, count, scale, codes);
+    if (type == PCR_BFLOAT16) return pcr_quantize_bf16_portable(values, count, scale, codes);
+    return pcr_quantize_f32_portable(values, count, scale, codes);
 }
 
-void pcr_dequantise(const int8_t *codes, size_t count, float step, float *values, int backend) {
+void pcr_dequantize(const int8_t *codes, size_t count, float step, float *values, int backend) {
 #if PCR_HAVE_VECTORS
     if (use_vectors(backend)) {
-        pcr_dequantise_f32_avx2(codes, count, step, values);
+        pcr_dequantize_f32_avx2(codes, count, step, values);
         return;
     }
 #endif
-    pcr_dequantise_f32_portable(codes, count, step, values);
+    pcr_dequantize_f32_portable(codes, count, step, values);
 }
 
 static uint8_t predicted(int parts, int most) {
