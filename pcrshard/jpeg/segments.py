@@ -180,7 +180,7 @@ def parse_frame(segment: Segment) -> Frame:
 
     precision, height, width, num_components = struct.unpack_from(">BHHB", payload)
     if precision != 8:
-        raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits a sample are supported")
+        raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits per sample are supported")
     if num_components not in (1, 3, 4):
         raise UnsupportedJpeg(f"{num_components} components, only 1, 3 or 4 are supported")
     require(width, "expected a width above 0", segment)

@@ -109,7 +109,7 @@ class _Stream:
 
 
 def backend(choice: Backend = "auto") -> str:
-    """Return the code selected for this machine, such as ``native (avx2)`` or ``native (portable)``."""
+    """Return the code selected for this machine: ``native (avx2)`` or ``native (portable)``."""
     name: str = ffi.string(lib.pcr_decoder_backend(_decoder(choice))).decode()
     return name
 
@@ -154,7 +154,7 @@ def make_request(
     max_pixels: int = 0,
     smoothing: bool = False,
 ) -> Any:
-    """Return a decode request for the core; see :func:`decode`. The core chooses values that are 0."""
+    """Return a decode request; see :func:`decode`. The core chooses values that are 0."""
     if layout not in _LAYOUTS or color not in _CHANNELS or scale not in _SCALES:
         raise ValueError(
             f"expected a known layout, color and scale, got {layout!r}, {color!r} and {scale!r}"
@@ -216,7 +216,11 @@ def decode(
     smoothing: bool = False,
     backend: Backend = "auto",
 ) -> Image:
-    """Decode a JPEG that may end after any scan, with the GIL released. Without ``size`` the pixels match libjpeg-turbo (accurate DCT, fancy upsampling) bit for bit. With it the crop is resized by antialiased bilinear interpolation, after DCT-domain scaling that keeps the crop at least as large as the target.
+    """Decode a JPEG that may end after any scan, with the GIL released.
+
+    Without ``size`` the pixels match libjpeg-turbo (accurate DCT, fancy upsampling) bit for bit.
+    With it the crop is resized by antialiased bilinear interpolation, after DCT-domain scaling that
+    keeps the crop at least as large as the target.
 
     Args:
         pieces: Bytes-like objects that make up the stream, in order; EOI is optional.

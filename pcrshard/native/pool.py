@@ -285,7 +285,7 @@ class Batch:
         self.boxes = boxes
 
     def wait(self) -> list[bool]:
-        """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` raises the errors."""
+        """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains."""
         if self._decoded is None:
             self._pool.wait(self._batch)
             self._decoded = (self._codes == 0).tolist()
