@@ -165,7 +165,7 @@ def _to_8_bits(picture: Any) -> Any:
     mode = picture.mode
     if mode == "F" or (mode == "I" and picture.format != "PNG"):
         raise UnsupportedJpeg(
-            f"expected 8 or 16 bits per channel, got 32 bits (mode {mode}): their white level is unknown"
+            f"expected 8 or 16 bits per channel, got 32 bits (mode {mode}), whose white is unknown"
         )
     if mode.startswith("I"):
         # Pillow would clip 16 bits to 8 instead of scaling them.
