@@ -19,7 +19,7 @@ SMALL = ActivationOptions(min_bytes=1024)
 
 @pytest.fixture(autouse=True)
 def compilers():
-    """Each test compiles anew."""
+    """Reset the compiler so that each test compiles from scratch."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -191,7 +191,7 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
 
 
 def test_other_batch_sizes_and_autocast():
-    """A short last batch and bfloat16 compile anew and are packed, too."""
+    """A short last batch and bfloat16 trigger a recompile and are packed as well."""
     model = make()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
     saver = compress_activations(compiled, 0.05, "int8", SMALL)
