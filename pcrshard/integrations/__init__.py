@@ -1,1 +1,1 @@
-"""Neighbours, one module each, the only one that imports it."""
+"""Neighbors, one module each, the only one that imports it."""
