@@ -1,7 +1,7 @@
 """Algorithm 1 of Delta-DNN: the error bound with the best ratio within an accuracy budget.
 
 The paper accepts ``|loss| < theta``, which would reject a network that improved; here the budget is
-one-sided. The paper's score adds a ratio of about 10 to a loss of about 0.001, so the ratio decides.
+one-sided. The paper's score adds a ratio near 10 to a loss near 0.001, so the ratio decides.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Manifest(Record, frozen=True):
         return found
 
     def with_versions(self, records: Iterable[VersionRecord]) -> Manifest:
-        """Return the next manifest, with the given versions; version numbers are never reused."""
+        """Return a copy with the given versions; version numbers are never reused."""
         versions = tuple(sorted(records, key=lambda record: record.number))
         following = max([self.next_version, *(record.number + 1 for record in versions)])
         return self.replace(next_version=following, versions=versions)
@@ -267,8 +267,8 @@ class StoreIO:
         new = {record.file for record in after.versions}
         numbers = manifest_numbers(self.list())
         if max(numbers) > after.number:
-            # If a suspended writer resumes after others wrote, its number may have been pruned and be
-            # free again; the newest manifest then does not descend from this one.
+            # If a suspended writer resumes after others wrote, its number may have been pruned
+            # and be free again; the newest manifest then does not descend from this one.
             named = {record.file for record in self.newest().versions}
             if not new - old <= named or (old - new) & named:
                 self.remove([manifest_name(after.number)])
