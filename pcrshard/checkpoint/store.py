@@ -162,8 +162,8 @@ class DeltaStore:
 
         Args:
             version: The version number; -1 for the newest, -2 for the one before it.
-            names: Paths of tensors (``"model.conv1.weight"``) or subtrees (``"model"``) to load; reads
-                only the required bytes.
+            names: Paths of tensors (``"model.conv1.weight"``) or subtrees (``"model"``) to load;
+                only the required bytes are read.
             map_location: The torch device for tensors; default: the CPU.
 
         Returns:

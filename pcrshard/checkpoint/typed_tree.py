@@ -68,7 +68,7 @@ class Tree(Record, frozen=True, array_like=True):
     """A state without its tensors.
 
     Attributes:
-        tokens: The structure, with each tensor replaced by the index of its leaf or a view of a leaf.
+        tokens: The structure; each tensor is the index of its leaf or a view of a leaf.
         blobs: Byte strings that tokens refer to by index.
     """
 
@@ -290,8 +290,8 @@ class TreeReader:
 
     Args:
         tree: The structure, from :func:`flatten`.
-        tensor: Returns the CPU tensor of a leaf by index. If omitted, only the structure is read and
-            tensors are None.
+        tensor: Returns the CPU tensor of a leaf by index. If omitted, only the structure is read,
+            and tensors are None.
         map_location: The torch device for tensors; numpy arrays stay on the CPU.
 
     Attributes:
