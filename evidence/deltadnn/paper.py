@@ -23,7 +23,7 @@ CODERS = ("rle+lzma", "rle+zstd", "lzma", "zstd")
 _ZSTD_LEVEL = 19
 
 
-def quantisation_factors(
+def quantization_factors(
     target: Weights,
     reference: Weights,
     epsilon: float,

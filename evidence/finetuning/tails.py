@@ -41,7 +41,7 @@ class Trunk(nn.Module):
 class Tail(nn.Module):
     """The rest of the network, where it is fast; what it takes and gives is on the processor.
 
-    Statistics of batch normalisation stay those of ImageNet.
+    Statistics of batch normalization stay those of ImageNet.
     """
 
     def __init__(self, network, classes):

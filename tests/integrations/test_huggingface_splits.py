@@ -127,7 +127,7 @@ def test_splits_are_found_over_http(root):
     ("scan", "error"),
     [
         (11, ScanUnavailable),
-        (-1, ValueError),
+        (-1, ScanUnavailable),
         ("5", TypeError),
         (2.0, TypeError),
         (pcrshard.ScanLevel(11), ScanUnavailable),
