@@ -1,4 +1,4 @@
-"""Door to Zstandard: buffers to bytes and back, with the size checked before memory is taken."""
+"""Zstandard compression of buffers, with sizes checked before memory is allocated."""
 
 from __future__ import annotations
 
