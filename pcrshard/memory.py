@@ -25,7 +25,7 @@ class BufferPool:
     and then the next buffer is tried.
 
     Args:
-        max_idle: Buffers that are kept for the next one who asks.
+        max_idle: Idle buffers kept for reuse.
     """
 
     def __init__(self, max_idle: int = 16) -> None:
