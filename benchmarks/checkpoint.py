@@ -34,7 +34,7 @@ from .harness import Quartiles, ratios, read
 ROUNDS = 5
 F32 = FLOAT_TYPES["float32"]
 EPOCH_STEP = 0.04
-# RLE+LZMA runs at a few MB/s, so it is timed on a prefix of the values.
+# RLE+LZMA runs at a few MB/s, so time it on only this many leading values.
 SLOW_VALUES = 500_000
 
 

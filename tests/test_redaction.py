@@ -117,7 +117,7 @@ def test_urls_of_other_kinds(url, shown):
 
 
 def test_every_logger_redacts():
-    """A module of the package gets its logger at the one door that redacts."""
+    """Every module of the package gets its logger from the function that redacts."""
     direct = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "pcrshard").rglob("*.py"))

@@ -175,7 +175,7 @@ def batches(data, size, batch, generator):
 
 
 def train(spec, model, data, batch, rate, *, every_epoch):
-    """A training with SGD at a rate that rises and falls: what came of it, epoch by epoch."""
+    """Train with SGD on a one-cycle learning rate; return the results per epoch."""
     saver = compress_activations(model, **ARMS[spec.arm] or {"codec": "none"})
     optimizer = torch.optim.SGD(
         model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4

@@ -40,8 +40,8 @@ class Recipe:
         lr: At the beginning; it falls to a tenth by a cosine.
         epochs: How many.
         size: Of the square pictures.
-        images: How many are trained on; ``None`` for all.
-        test_every: Of the test pictures, every so many-th is used.
+        images: Number of training images; ``None`` for all.
+        test_every: Stride over the test images.
         seeds: One run each.
     """
 

@@ -117,7 +117,7 @@ class Run:
             self.optimizer.step()
 
     def perform(self):
-        """Train, and what came of it: a row an epoch, and accuracies in the end."""
+        """Train and return one row per epoch and the final accuracies."""
         size = self.lab.index(self.task.name, "train").prefix_bytes(self.scan)
         begun = time.process_time()
         training = 0.0

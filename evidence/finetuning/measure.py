@@ -147,7 +147,7 @@ class Run:
         self.optimizer.step()
 
     def perform(self):
-        """Train, and what came of it: a row an epoch, and accuracies in the end."""
+        """Train and return one row per epoch and the final accuracies."""
         rows = []
         begun = time.process_time()
         for epoch in range(self.task.epochs):

@@ -17,7 +17,7 @@ SIZE = 224
 # The tail is the last block, the layers behind it and a new last layer.
 FIRST = 15
 BATCH = 32
-# Augmented pictures of each training picture at each scan: crops and mirror images drawn anew.
+# Augmented views of each training image at each scan: freshly drawn crops and flips.
 VIEWS = 2
 SMOOTHED = (1, 2)
 ADAMW = {"lr": 5e-4, "weight_decay": 0.02}

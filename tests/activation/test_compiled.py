@@ -19,7 +19,7 @@ SMALL = ActivationOptions(min_bytes=1024)
 
 @pytest.fixture(autouse=True)
 def compilers():
-    """Each test compiles anew."""
+    """Reset the compiler so that each test compiles from scratch."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()

@@ -175,7 +175,7 @@ def test_an_interrupt_is_one_line(tmp_path):
         try:
             _, err = process.communicate(timeout=20)
         finally:
-            process.kill()  # or a failure would wait for ever
+            process.kill()  # otherwise a failure would hang
     os.close(opened[0])
     assert process.returncode == 130
     assert err == "pcrshard encode: stopped; the same command with --resume goes on from here\n"

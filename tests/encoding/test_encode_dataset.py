@@ -89,7 +89,7 @@ def test_a_dataset_is_its_source(synthetic_folder, dataset):
 
 
 def test_progress_reaches_the_end(synthetic_folder, tmp_path):
-    """Progress is told in samples, rising to all of them."""
+    """Progress counts samples and rises to the total."""
     calls = []
     run_encode(synthetic_folder, tmp_path, num_shards=4, progress=lambda *call: calls.append(call))
     assert [total for _, total in calls] == [24] * 4

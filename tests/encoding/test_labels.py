@@ -122,7 +122,7 @@ def test_names_set_the_numbers_of_folders(synthetic_folder, tmp_path):
     [(b"cat\n\ndog\n", "class 1"), (b"cat\ndog\ncat\n", "0 and 2"), (b"\xff", "UTF-8"), (b"", "0")],
 )
 def test_a_bad_file_of_names_is_named(tmp_path, data, word):
-    """A gap, a name that comes twice or another encoding is told with the file."""
+    """A gap, a duplicate name, or a wrong text encoding raises an error that names the file."""
     (tmp_path / "names.txt").write_bytes(data)
     with pytest.raises(EncodeError, match=rf"{word}.*names\.txt"):
         read_classes(str(tmp_path / "names.txt"))

@@ -117,7 +117,7 @@ def test_a_number_of_shards_that_cannot_be_shared_out():
 
 
 def test_advice_only_where_ranks_are_idle():
-    """A number that few ranks divide is told with the cost; 128 shards need no word."""
+    """A shard count that few world sizes divide is reported with its cost; 128 shards are not."""
     assert "17% on 4, 38% on 8" in advise(10)
     assert advise(1).startswith("1 shard leaves")
     assert [advise(number) for number in (8, 16, 128, 1252)] == [""] * 4

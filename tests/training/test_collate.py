@@ -124,7 +124,7 @@ class Counting(ImageDecoder):
 
 
 def test_a_field_that_is_not_there(dataset):
-    """A field that no sample has is an error that names it, and those that are there."""
+    """A field that no sample has raises an error that names it and the existing fields."""
     with pytest.raises(KeyError, match="'caption', it has __key__, jpg, cls"):
         next(iter(loader_of(str(dataset), 6, fields=("jpg", "caption"))))
     with pytest.raises(TypeError, match="expected fields to be a sequence of field names"):
@@ -196,7 +196,7 @@ def test_missing_fields_of_a_tuple_are_an_error(odd):
 
 
 def test_values_that_do_not_fit_are_named(tmp_path):
-    """A class that is no number is an error that names the sample and the field."""
+    """A non-numeric class raises an error that names the sample and the field."""
     samples = [
         sample | {"cls": b"cat"} if sample["__key__"] == "k002" else sample
         for sample in numbered(4)

@@ -266,7 +266,7 @@ def test_labels_come_from_the_cache(folder, tmp_path):
 
 
 def test_samples_without_labels_or_images(tmp_path):
-    """A missing label is an error that says so; the size of an image that is no JPEG is 0, 0."""
+    """A missing label raises a clear error; a non-JPEG image has the size 0, 0."""
     file = io.BytesIO()
     Image.new("RGB", (5, 4)).save(file, "PNG")
     samples = [

@@ -128,8 +128,8 @@ def test_an_older_iteration_counts_no_more(folder):
 
 
 def test_set_epoch_and_loaded_states(folder):
-    """``set_epoch`` begins an epoch anew, but keeps the place of a state of it that was loaded just
-    now; of an epoch that was finished in that state nothing is left.
+    """``set_epoch`` restarts an epoch, except that it keeps the position of a state just loaded for
+    that epoch; if the state had finished the epoch, no batches remain.
     """
     loader = loader_of(folder, 4)
     for _ in zip(range(2), loader, strict=False):
@@ -475,8 +475,8 @@ def forked_reads(loader, batches, sent):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_fork_in_the_middle_of_an_epoch(folder, threads):
-    """A child that is forked in the middle of an epoch is told to begin its own iteration, can do
-    so, and leaves its parent's alone.
+    """A child forked in mid-epoch gets an error that asks it to start its own iteration, which then
+    works and leaves the parent's undisturbed.
     """
     loader = loader_of(folder, 4, decoder=8, threads=threads)
     batches = iter(loader)

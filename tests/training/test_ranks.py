@@ -89,7 +89,7 @@ def test_a_batch_script_without_srun_is_told(environment, warned, caplog):
     ],
 )
 def test_nonsense_is_refused(environment):
-    """A rank that cannot be is an error that names the variables, not a silent 0 of 1."""
+    """An impossible rank raises an error that names the variables, not a silent 0 of 1."""
     with pytest.raises(
         ValueError, match=r"expected (RANK|SLURM_PROCID) below (WORLD_SIZE|SLURM_NTASKS), got '"
     ):

@@ -461,8 +461,8 @@ dist.destroy_process_group()
 
 
 def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
-    """Two ranks under torchrun that begin again in the middle, with threads in place of
-    workers, have the losses of those that ran through, bit for bit.
+    """Two torchrun ranks that resume in mid-epoch with threads instead of workers reproduce the
+    losses of an uninterrupted run bit for bit.
     """
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]

@@ -376,7 +376,7 @@ def test_nothing_is_replaced_unasked(dataset, tmp_path, form):
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"]])
 def test_nothing_is_written_through_a_link(dataset, tmp_path, options):
-    """A sub-folder that leads elsewhere is refused: what it leads to may be anybody's."""
+    """A subfolder that is a symlink is refused, since it may lead to someone else's files."""
     target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
     target.mkdir()
     elsewhere.mkdir()
