@@ -104,7 +104,7 @@ def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
     fails("encode", folder, tmp_path / "out", "--layout", "preview", "--base", "11", words=["11"])
     fails("encode", folder, tmp_path / "out", "--layout", "preview", "--base", "0", words=["got 0"])
     fails("encode", folder, tmp_path / "out", "--base", "3", words=["--layout preview"])
-    fails("encode", folder, f"file://{folder}", words=["apart from the source"])
+    fails("encode", folder, f"file://{folder}", words=["outside the source"])
     fails("info", "http://127.0.0.1:1/x", words=["127.0.0.1:1"])
     fails("encode", folder, tmp_path / "out", "--preview-fields", "cls", words=["--layout preview"])
     fails("encode", data, tmp_path / "out", words=["PCR shards", "pcrshard export"])

@@ -136,7 +136,7 @@ def test_remote_destination(synthetic_folder, dataset):
 def test_shards_do_not_go_into_their_source(synthetic_folder, tmp_path):
     """Shards below the images would be taken for sources by the next run."""
     shutil.copytree(synthetic_folder, tmp_path / "photos")
-    with pytest.raises(EncodeError, match="apart from the source"):
+    with pytest.raises(EncodeError, match="outside the source"):
         run_encode(tmp_path / "photos", tmp_path / "photos" / "shards")
     run_encode(tmp_path / "photos", tmp_path / "photos-pcr")
 

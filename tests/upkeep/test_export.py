@@ -367,7 +367,7 @@ def test_nothing_is_replaced_unasked(dataset, tmp_path, form):
     export_shard(shard, str(tmp_path), form=form)
     path = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file())
     path.write_bytes(b"mine")
-    with pytest.raises(EncodeError, match="it is there"):
+    with pytest.raises(EncodeError, match="the file exists"):
         export_shard(shard, str(tmp_path), form=form)
     assert path.read_bytes() == b"mine"
     export_shard(shard, str(tmp_path), form=form, overwrite=True)

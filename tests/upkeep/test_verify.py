@@ -254,7 +254,7 @@ def test_against_other_labels(whole, tmp_path, capsys):
     assert (
         main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
     )
-    assert "expected classes of the 2 names given" in capsys.readouterr().err
+    assert "expected classes among the 2 given names" in capsys.readouterr().err
 
 
 def test_a_damaged_shard_does_not_hide_the_others(copy, whole, capsys):
