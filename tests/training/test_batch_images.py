@@ -165,7 +165,7 @@ def test_options_work_with_threads(folders, options):
 
 
 def test_a_batch_that_is_kept_is_not_written_to(folders):
-    """Memory is used again, but only when nothing refers to the batch any more."""
+    """Memory is reused only after the last reference to its batch is gone."""
     how = {"threads": 2, "prefetch": 3} | OPTIONS
     loader = loader_of(folders["images"], 4, scan=2, decoder=16, fields=("jpg",), **how)
     expected = [images.clone() for (images,) in loader]
@@ -185,7 +185,7 @@ def test_a_batch_that_is_kept_is_not_written_to(folders):
 
 
 def test_memory_is_used_again(folders):
-    """A loop that keeps nothing goes round in a few batches of memory."""
+    """A loop that keeps no batches reuses the memory of a few batches."""
     how = {"threads": 2, "prefetch": 2} | OPTIONS
     loader = loader_of(folders["images"], 4, scan=2, decoder=64, fields=("jpg",), **how)
     gc.collect()  # earlier tests' memory is not given back in between
@@ -323,7 +323,7 @@ def test_geometry_is_a_field_like_others(folders):
 
 
 def test_a_transform_gets_the_geometry(folders):
-    """A function of the user's can crop what belongs to an image as the image is cropped."""
+    """A user's transform can apply an image's crop to the other fields of its sample."""
     decoder = ImageDecoder(16, "random", return_geometry=True)
     loader = loader_of(
         folders["images"],
