@@ -34,7 +34,7 @@ from .harness import Quartiles, ratios, read
 ROUNDS = 5
 F32 = FLOAT_TYPES["float32"]
 EPOCH_STEP = 0.04
-# RLE+LZMA does single megabytes a second: it is timed on the first so many values.
+# RLE+LZMA runs at a few MB/s, so time it on only this many leading values.
 SLOW_VALUES = 500_000
 
 

@@ -85,7 +85,7 @@ class Bench:
             yield folder
 
     def files(self, folder, every=1):
-        """Files under a folder, sorted; each so many-th, and few of them in a quick run."""
+        """Return every ``every``-th file under a folder, sorted; at most 8 in a quick run."""
         found = sorted(os.path.join(top, n) for top, _, names in os.walk(folder) for n in names)
         return found[::every][: 8 if self.quick else None]
 

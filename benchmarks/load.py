@@ -77,7 +77,7 @@ def _alone(dataset, threads):
 
 
 def _measure(run):
-    """Images a second, CPU milliseconds an image, and the share of the machine others took."""
+    """Return images per second, CPU ms per image, and the machine fraction used by others."""
     begun, spent, busy = time.perf_counter(), cpu(), machine_busy()
     images = run()
     wall, spent = time.perf_counter() - begun, cpu() - spent

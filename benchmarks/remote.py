@@ -1,4 +1,4 @@
-"""Reading prefixes over a slow link: bytes on the wire, images a second, growth of the cache,
+"""Reading prefixes over a slow link: bytes on the wire, images per second, cache growth,
 against stock WebDataset on the same link.
 
 nginx serves from a network namespace behind a veth pair that `tc tbf` limits (root, iproute2), and
@@ -56,7 +56,7 @@ def _repeated(bench, urls, total_bytes):
 
 
 def _rate(dataset, expected):
-    """Images a second of one pass."""
+    """Return images per second for one pass."""
     begun = time.perf_counter()
     count = sum(1 for sample in dataset if sample["jpg"] is not None)
     seconds = time.perf_counter() - begun
@@ -65,7 +65,7 @@ def _rate(dataset, expected):
 
 
 def _ours(bench, server, index, scan):
-    """Images a second at a scan, and bytes that the server sent over those of the prefixes."""
+    """Return images per second at a scan, and the ratio of bytes sent to prefix bytes."""
     names = [f"pcr/{shard.name}" for shard in index.shards]
     urls = _repeated(bench, [server.url(name) for name in names], index.prefix_bytes(scan))
     server.reset()
@@ -99,7 +99,7 @@ def _goodput(server, shard):
 
 
 def _link(bench, served, index):
-    """Images a second over the slow link, per scan, and of stock WebDataset."""
+    """Measure images per second over the slow link, per scan and with stock WebDataset."""
     largest = max(index.shards, key=lambda shard: shard.shard_bytes)
     found = {name: [] for name in ("goodput", "stock", *SCANS)}
     with servers.limited_link(RATE) as link, servers.nginx(served, link=link) as server:

@@ -19,7 +19,7 @@ from pcrshard.jpeg.pixels import decode_image
 from .harness import ROOT, read
 
 ROUNDS = 3
-# Sets that scripts were searched on, at each so many-th photograph; those are not measured.
+# Datasets used for script search, and the stride of the photographs used; these are excluded.
 SEARCHED = {"imagenet": 16, "cars": 9, "faces_1024": 4, "animal_faces_512": 4, "ham10000": 9}
 LIMITS = {0.95: 0.17, 0.965: 0.23, 0.98: 0.335}
 

@@ -29,7 +29,7 @@ STYLE = {
 
 @contextlib.contextmanager
 def figure(path, columns=1, rows=1, height=4.5, legend=0, **options):
-    """Axes of a picture, (columns * rows,), written to ``path``; a legend of so many columns."""
+    """Yield the axes (columns * rows,) of a figure saved to ``path``; ``legend``: its columns."""
     import matplotlib
 
     matplotlib.use("Agg")

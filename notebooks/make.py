@@ -207,7 +207,7 @@ MEASURE = [
     """# 4. Accuracy against bytes, on photographs
 What is a scan worth to a network? A network that was trained on ImageNet, EfficientNet-Lite0,
 describes flowers; a linear classifier on top learns their kinds. Training and test images are read
-at the same scan. The photographs are not shown here, because their licences do not allow it.""",
+at the same scan. The photographs are not shown here, because their licenses do not allow it.""",
     """
 import os, pathlib, tarfile
 

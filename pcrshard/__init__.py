@@ -1,7 +1,7 @@
 """Progressive Compressed Records as WebDataset shards: read only the fidelity that training needs.
 
-``import pcrshard`` adds ``.pcr_scan(k)`` to ``wds.WebDataset``. Every other name is loaded when it
-is used, so that the import takes a tenth of a second.
+``import pcrshard`` adds ``.pcr_scan(k)`` to ``wds.WebDataset``. Every other name is loaded at first
+use, so that the import takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":  # a module, which is slow to import
+    if name == "hf":  # a module that is slow to import
         return importlib.import_module(".hf", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -126,8 +126,8 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
-# WebDataset brings torch, two seconds that `pcrshard info` or an encoding worker should not pay.
-# So the methods are added when the user imports it, before or after pcrshard.
+# WebDataset imports torch, which takes two seconds that `pcrshard info` or an encoding worker
+# should not spend. So the methods are added when the user imports it, before or after pcrshard.
 @wrapt.when_imported("webdataset")
 def _add_fluent_methods(_webdataset: object) -> None:
     importlib.import_module(".integrations.webdataset", __name__)

@@ -1,4 +1,4 @@
-"""Check the arguments of a public call against its annotations, so that errors read alike."""
+"""Check the arguments of public calls against their annotations, for uniform errors."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ ByteSize = Annotated[int | str, "a positive number of bytes, or a size such as '
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether this is an int or a NumPy integer; True and False are not."""
+    """Tell whether a value is an int or a NumPy integer, but not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def num_bytes(name: str, size: int | str) -> int:
-    """The number of bytes that a size stands for.
+    """Return the number of bytes of a size.
 
     Raises:
-        ValueError: It is no size, or not positive.
+        ValueError: The value is not a size, or not positive.
 
     >>> num_bytes("cache_bytes", "50GB"), num_bytes("cache_bytes", "1.5 GiB")
     (50000000000, 1610612736)
@@ -81,13 +81,13 @@ def num_bytes(name: str, size: int | str) -> int:
 
 
 def checked(**elsewhere: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator that refuses arguments which the annotations of a function do not allow.
+    """Return a decorator that checks a function's arguments against its annotations.
 
     Errors describe a type annotated with a string by that string; an integer annotated with
     :class:`Least` has a lower bound.
 
     Args:
-        elsewhere: What to use in place of arguments that other libraries or versions have.
+        elsewhere: Replacements for arguments of other libraries or versions.
 
     Raises:
         TypeError: An argument is unknown, missing or of another type.
@@ -109,7 +109,7 @@ def checked(**elsewhere: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def check_fields(instance: object) -> None:
-    """Refuse attributes of a dataclass that their annotations do not allow.
+    """Check the attributes of a dataclass against their annotations.
 
     Raises:
         TypeError: An attribute is of another type.
@@ -146,7 +146,7 @@ def _check(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _accepts(hint: Any, value: Any, *, kind_only: bool = False) -> bool:
-    """Whether an annotation allows a value; with ``kind_only`` any value of the same type."""
+    """Tell whether an annotation allows a value; with ``kind_only`` any value of the same type."""
     origin = get_origin(hint)
     parts = get_args(hint)
     accepts = functools.partial(_accepts, kind_only=kind_only)

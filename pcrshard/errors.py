@@ -4,20 +4,20 @@ PCRError
 ├── FormatError (ValueError)          bytes break SPEC.md or ITU-T T.81
 │   ├── NotAShard                     not a PCR shard at all (a plain tar, another file)
 │   ├── UnsupportedVersion            a format newer than this reader
-│   ├── CorruptIndex                  an index rule or checksum is broken
+│   ├── CorruptIndex                  the index breaks a rule or its checksum
 │   ├── CorruptPiece                  a scan's bytes do not match their checksum
 │   ├── TruncatedShard                fewer bytes than the index promises
-│   ├── CorruptCheckpoint             a checkpoint's rule or checksum is broken
+│   ├── CorruptCheckpoint             a checkpoint breaks a rule or its checksum
 │   ├── CorruptJpeg                   a damaged JPEG
 │   └── UnsupportedJpeg               a legal JPEG that cannot be stored losslessly here
-├── ScanUnavailable (LookupError)     scan asked for > scans there are
-├── EncodeError (ValueError)          a dataset that cannot be written as asked
+├── ScanUnavailable (LookupError)     the scan exceeds those available
+├── EncodeError (ValueError)          the dataset cannot be written as requested
 ├── StorageError (OSError)            bytes could not be read or written
 │   └── ConcurrentWriter              another process has written to the store
-├── BrokenChain (LookupError)         a delta's reference is missing or is another one
-├── ErrorBoundViolated (ValueError)   a restored value is farther off than its bound
-├── UnsupportedState (TypeError)      a state holds what a checkpoint cannot hold
-├── VersionUnavailable (LookupError)  a checkpoint or tensor asked for is not there
+├── BrokenChain (LookupError)         a delta's reference is missing or differs
+├── ErrorBoundViolated (ValueError)   a restored value exceeds its error bound
+├── UnsupportedState (TypeError)      a state holds an unsupported value
+├── VersionUnavailable (LookupError)  a checkpoint or tensor does not exist
 └── MissingDependency (ImportError)   an optional package or library is absent
 """
 
@@ -35,12 +35,11 @@ _ARGS: Any = vars(BaseException)["args"]
 _PLAIN_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError, TimeoutError)
 
 
-def harmless(error: BaseException | None, *urls: str) -> BaseException | None:
-    """The error, or a plain one of its kind without what must not be shown, as a cause of another.
+def redacted_cause(error: BaseException | None, *urls: str) -> BaseException | None:
+    """Return an error fit to be a cause: itself, or a copy of its kind without secrets.
 
-    ``urls`` may be in its text.
-
-    Tracebacks print causes too, and those of workers end up in the logs of jobs.
+    ``urls`` are URLs that its text may contain. Tracebacks also print causes, and those of workers
+    end up in job logs.
     """
     chain = error
     while chain is not None and redact(str(chain), *urls) == str(chain):
@@ -52,15 +51,15 @@ def harmless(error: BaseException | None, *urls: str) -> BaseException | None:
 
 
 class PCRError(Exception):
-    """Base of every error that pcrshard raises on purpose.
+    """Base class of all errors that pcrshard raises deliberately.
 
-    The context goes into the message, because WebDataset appends to ``args`` and
-    DataLoader workers rebuild an exception as ``type(message)``. Passwords and signatures of URLs
-    go neither into the message nor into ``args``.
+    The message includes the context, because WebDataset appends to ``args`` and DataLoader workers
+    rebuild an exception as ``type(message)``. The message and ``args`` never contain passwords or
+    signatures of URLs.
 
     Args:
-        message: What was expected and what came.
-        url: The shard or file; as an attribute without passwords and signatures.
+        message: The expected and actual values.
+        url: The shard or file; the attribute has no passwords or signatures.
         key: The sample's key.
         scan: The scan group.
         offset: Absolute byte offset.
@@ -98,7 +97,7 @@ class PCRError(Exception):
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The message, and what handlers append to it."""
+        """The message, and anything handlers append."""
         args: tuple[Any, ...] = _ARGS.__get__(self)
         return args
 
@@ -124,11 +123,11 @@ class UnsupportedVersion(FormatError):
 
 
 class CorruptIndex(FormatError):
-    """A rule or checksum of the index is broken."""
+    """The index breaks a rule or its checksum."""
 
 
 class CorruptCheckpoint(FormatError):
-    """A rule or checksum of docs/checkpoints-format.md is broken."""
+    """The file breaks a rule or checksum of docs/checkpoints-format.md."""
 
 
 class CorruptPiece(FormatError):
@@ -144,15 +143,15 @@ class CorruptJpeg(FormatError):
 
 
 class UnsupportedJpeg(FormatError):
-    """The JPEG is legal, but cannot be kept losslessly as progressive scans here."""
+    """The JPEG is legal, but cannot be stored losslessly as progressive scans here."""
 
 
 class ScanUnavailable(PCRError, LookupError):
-    """The scan asked for is not there."""
+    """The requested scan does not exist."""
 
 
 class EncodeError(PCRError, ValueError):
-    """The dataset cannot be written as asked."""
+    """The dataset cannot be written as requested."""
 
 
 class StorageError(PCRError, OSError):
@@ -160,23 +159,23 @@ class StorageError(PCRError, OSError):
 
 
 class ConcurrentWriter(StorageError):
-    """Another process has written to the store meanwhile."""
+    """Another process has written to the store concurrently."""
 
 
 class BrokenChain(PCRError, LookupError):
-    """The version that a delta refers to is missing, or is not the one that it was made from."""
+    """The reference version of a delta is missing, or differs from the original one."""
 
 
 class ErrorBoundViolated(PCRError, ValueError):
-    """A restored value is farther from its source than the bound allows."""
+    """A restored value differs from its source by more than the error bound."""
 
 
 class UnsupportedState(PCRError, TypeError):
-    """A state holds a value that a checkpoint cannot hold; the message names its path."""
+    """A state holds a value that a checkpoint cannot store; the message names its path."""
 
 
 class VersionUnavailable(PCRError, LookupError):
-    """The checkpoint, or the tensor in it, is not there."""
+    """The checkpoint, or the tensor in it, does not exist."""
 
 
 class MissingDependency(PCRError, ImportError):

@@ -1,6 +1,6 @@
-"""Memory for prefixes and batches, used again.
+"""Reusable memory for prefixes and batches.
 
-Fresh memory would cost more in page faults than the read itself.
+Page faults on fresh memory would cost more than the read itself.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _HUGE_PAGE = 2 << 20
 
 
 class BufferPool:
-    """Buffers that are given back when nobody looks at them any more.
+    """Buffers that are recycled once nothing refers to them.
 
-    There is no lock, which a fork could leave locked in the child: another thread may be faster,
-    and then the next buffer is tried.
+    Lock-free, because a forked child could inherit a held lock. If another thread wins a buffer,
+    the next one is tried.
 
     Args:
-        max_idle: Buffers that are kept for the next one who asks.
+        max_idle: Maximum number of idle buffers kept for reuse.
     """
 
     def __init__(self, max_idle: int = 16) -> None:
@@ -34,16 +34,17 @@ class BufferPool:
 
     @property
     def num_idle(self) -> int:
-        """Buffers that wait to be used again."""
+        """The number of idle buffers."""
         return len(self._idle)
 
     def borrow_array(self, size: int) -> NDArray[np.uint8]:
         """Return a buffer of ``size`` bytes, as (size,) uint8 of undefined content.
 
-        It is given back when nothing refers to the array, a view of it, or a tensor made of it.
+        The buffer is returned once nothing refers to the array, a view of it, or a tensor that
+        shares it.
 
         Raises:
-            MemoryError: There is not so much.
+            MemoryError: The memory cannot be allocated.
         """
         buffer = self._take(size)
         array = np.frombuffer(buffer, np.uint8, size)
@@ -58,7 +59,7 @@ class BufferPool:
                     return buffer
         with suppress(IndexError):
             if len(self._idle) >= self.max_idle:
-                del self._idle[0]  # it is too small
+                del self._idle[0]  # too small
         return _allocate(size)
 
     def _give_back(self, buffer: mmap.mmap) -> None:
@@ -67,25 +68,25 @@ class BufferPool:
 
 
 def when_gone(thing: Any, call: Callable[[Any], object], argument: Any) -> None:
-    """Call when nothing refers to a thing any more, but not when the interpreter ends."""
+    """Call a function once nothing refers to an object, but not at interpreter exit."""
     weakref.finalize(thing, call, argument).atexit = False
 
 
 def _allocate(size: int) -> mmap.mmap:
-    """Anonymous memory, in huge pages where the system has them: a hundred times fewer faults."""
+    """Allocate anonymous memory, in huge pages if available: a hundred times fewer page faults."""
     length = max(size, 1)
     if size > _HUGE_PAGE:
         length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
     try:
         buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"cannot take {length} bytes: {error}") from error
+        raise MemoryError(f"cannot allocate {length} bytes: {error}") from error
     if size > _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
 
 
-# As many as a rank of PCRDataset holds batches and prefixes at a time.
+# Sized for the batches and prefixes that a rank of PCRDataset holds at a time.
 pool = BufferPool()
 borrow_array = pool.borrow_array

@@ -1,7 +1,7 @@
-"""What may be shown of a URL: never a password, a token or a signature.
+"""Redaction of passwords, tokens and signatures in URLs.
 
 Errors, loggers, the command line, and files that name a source redact their text. A known URL is
-parsed; in any other text, whatever may be a password or a query goes.
+parsed; in any other text, everything that may be a password or a query is removed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 PIPE = "pipe:"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)")
 _LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
-# A host, maybe with a port, which can follow "://" without being a user.
+# A host with an optional port, which can follow "://" without being a user.
 _HOST = re.compile(r"(?:\[[^\]@]*\]|[^:@]*)(?::\d*)?")
-# A query ends at a blank, or at a mark that a blank follows.
+# A query ends at whitespace, or at punctuation followed by whitespace.
 _QUERY = re.compile(r"\?(?:[^\s'\"),:;]|['\"),:;](?!['\"),:;\]}]*(?:\s|$)))+")
 _TAR = re.compile(r"[\w.-]+\.tar\b")
 _SAFE = ("", "/:@?&=", "/:@?&='()!*,;~+$#%")
 
 
 class UrlParts(NamedTuple):
-    """A URL as it was written: scheme with ``://``, user and password, host, path, query."""
+    """The parts of a URL as written: scheme with ``://``, user and password, host, path, query."""
 
     scheme: str
     user: str
@@ -34,12 +34,12 @@ class UrlParts(NamedTuple):
 
     @property
     def bare(self) -> str:
-        """The URL without user, password and query."""
+        """URL without user, password and query."""
         return f"{self.scheme}{self.host}{self.path}"
 
 
 def split_url(url: str) -> UrlParts:
-    """Parse a URL; what may belong to a password counts as one.
+    """Parse a URL; ambiguous text counts as part of the password.
 
     >>> split_url("http://me:pass/word@host/a.jpg?sig=x")
     UrlParts(scheme='http://', user='me:pass/word', host='host', path='/a.jpg', query='?sig=x')
@@ -49,7 +49,7 @@ def split_url(url: str) -> UrlParts:
         return UrlParts("", "", "", url, "")
     user = _user_of(rest)
     rest = rest[len(user) + bool(user) :]
-    # Local files have no queries, and keys of objects may have a "#".
+    # Local files have no queries, and object keys may contain "#".
     marks = "[?#]" if scheme.endswith(("http", "https")) else "[?]"
     found = None if scheme in ("file", "local") else re.search(marks, rest)
     address = rest[: found.start()] if found else rest
@@ -58,27 +58,27 @@ def split_url(url: str) -> UrlParts:
 
 
 def _user_of(rest: str) -> str:
-    """User and password at the start of what follows ``://``."""
+    """Return user and password at the start of the text after ``://``."""
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if not re.search("[:@]", authority) or re.fullmatch(r"\[[^\]]*\](:\d*)?", authority):
         return ""
     user = re.split("[?#]", rest, maxsplit=1)[0].rpartition("@")[0]
-    # No host has such a port: the mark of a query is part of the password.
+    # If this is not a valid host and port, the query mark is part of the password.
     return user if user or _HOST.fullmatch(authority) else rest.rpartition("@")[0]
 
 
 def links_of(url: str) -> list[UrlParts]:
-    """The URLs that are chained by ``::`` in one, as fsspec reads them."""
+    """Return the parts of each URL in a chain joined by ``::``, as fsspec reads it."""
     return [split_url(link) for link in _LINK.split(url)]
 
 
 def bare_url(url: str) -> str:
-    """A URL without user, password and query, for names that are made from it."""
+    """Return a URL without user, password and query, to derive names from."""
     return redact_url(url) if url[:5] == PIPE else "::".join(link.bare for link in links_of(url))
 
 
 def redact_url(url: str) -> str:
-    """What may be shown of a URL, or of several that are chained by ``::``.
+    """Return a URL, or a chain of URLs joined by ``::``, with secrets removed.
 
     >>> redact_url("https://me:se/cr'et@host/a.tar?X-Amz-Signature=abc")
     'https://host/a.tar?...'
@@ -86,14 +86,14 @@ def redact_url(url: str) -> str:
     'pipe:... a-000001.tar'
     """
     if url.startswith(PIPE):
-        # Any word of a command may be a secret.
+        # Any word of a command can be a secret.
         tars = [name for word in url.split() for name in _TAR.findall(split_url(word).path)]
         return " ".join([f"{PIPE}...", *tars[-1:]])
     return "::".join(f"{link.bare}{link.query and f'{link.query[0]}...'}" for link in links_of(url))
 
 
 def redact(text: str, *urls: str) -> str:
-    """Leave passwords and signatures out of a text, in which ``urls`` may be.
+    """Remove passwords and signatures from a text that may contain ``urls``.
 
     >>> redact("get https://me:secret@host/a.tar?X-Amz-Signature=abc failed")
     'get https://host/a.tar?... failed'
@@ -101,7 +101,7 @@ def redact(text: str, *urls: str) -> str:
     for url in sorted(urls, key=len, reverse=True):
         secrets = {url: redact_url(url)}
         for link in links_of(url):
-            # Of a password with such marks a library may show only a part.
+            # A library may show only a part of a password that contains these characters.
             parts = [link.user.partition(":")[2], *re.split("[][:@/?#]", link.user)]
             values = re.split("[?&=#]", link.query)
             secrets |= {f"{link.user}@": ""} if link.user else {}
@@ -115,12 +115,12 @@ def redact(text: str, *urls: str) -> str:
 
 
 def redact_any(text: str) -> str:
-    """What may be shown of a text that may be a URL as a whole."""
+    """Return a text with secrets removed; the whole text may be a URL."""
     return redact(redact_url(text) if text.startswith(PIPE) or _SCHEME.match(text) else text)
 
 
 def _spellings(secret: str) -> list[str]:
-    """The ways in which a library may write a secret, the longest first."""
+    """Return the ways in which a library may write a secret, longest first."""
     plain = {secret, unquote(secret), unquote_plus(secret), quote_plus(secret)}
     plain |= {quote_plus(secret, "/:@?&='(),"), *(quote(secret, safe) for safe in _SAFE)}
     inside = {shown[1:-1] for each in plain for shown in (repr(each), json.dumps(each))}
@@ -128,7 +128,7 @@ def _spellings(secret: str) -> list[str]:
 
 
 def _redact_line(line: str) -> str:
-    """A line without what may be secret after each ``://``."""
+    """Return a line without possible secrets after each ``://``."""
     shown, *parts = _SCHEME.split(line)
     for scheme, rest in zip(parts[::2], parts[1::2], strict=True):
         authority = re.split(r"[/?#'\")\s]", rest, maxsplit=1)[0]
@@ -148,7 +148,7 @@ def _redact_record(record: logging.LogRecord) -> bool:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of a module; the only way to get one, so that no record has a secret."""
+    """Return a module's logger that redacts its records; use this instead of ``logging``."""
     log = logging.getLogger(name)
     log.addFilter(_redact_record)
     return log

@@ -1,6 +1,6 @@
 """Helpers for tests and benchmarks of this package and of code that uses it.
 
-Synthetic JPEGs, a file system that counts, and one that is slow.
+Synthetic JPEGs, and file systems that count requests or limit bandwidth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def make_pixels(
     width: int,
     channels: int = 3,
 ) -> Pixels:
-    """A smooth random picture, (height, width, channels) uint8, the same for the same arguments."""
+    """Return a smooth random picture, (height, width, channels) uint8; deterministic."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width].astype(np.float64) / max(height, width)
     picture = np.zeros((height, width, channels))
@@ -45,10 +45,10 @@ def make_jpeg(
     mode: str = "RGB",
     **options: Any,
 ) -> bytes:
-    """A synthetic JPEG.
+    """Return a synthetic JPEG.
 
     Args:
-        seed: Same seed, same picture.
+        seed: Seed of the picture.
         height: In pixels.
         width: In pixels.
         mode: ``L``, ``RGB`` or ``CMYK``, as in Pillow.
@@ -71,13 +71,13 @@ def make_jpeg(
 
 
 class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
-    """Local files under ``counting://``, noting every range that is asked for.
+    """Local files under ``counting://``, recording every requested range.
 
     Register with ``fsspec.register_implementation("counting", CountingFS)``.
 
     Attributes:
-        requests: (path, start, stop) of each range, shared by all instances; a stop of ``None`` is
-            the end of the file.
+        requests: (path, start, stop) of each range, shared by all instances; a stop of ``None``
+            means the end of the file.
     """
 
     protocol = "counting"
@@ -94,20 +94,20 @@ class CountingFS(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
         end: int | None = None,
         **kwargs: Any,
     ) -> bytes:
-        """Read a range and note it."""
+        """Read a range and record it."""
         self.requests.append((path, start, end))
         return bytes(super().cat_file(path, start, end, **kwargs))
 
 
 class TokenBucket:
-    """A bandwidth that all processes of a node share, as in section 6.6 of the VLDB paper.
+    """A bandwidth limit shared by all processes of a node, as in section 6.6 of the VLDB paper.
 
-    ``rate`` tokens a second flow in, a byte takes one out.
+    The bucket gains ``rate`` tokens per second; each byte takes one.
 
     Args:
-        rate: Bytes a second.
-        state: File that holds the level; processes that name the same file share the bucket.
-        burst: Bytes that may pass at once after a pause; by default those of a tenth of a second.
+        rate: Bytes per second.
+        state: File that stores the level; processes that use the same file share the bucket.
+        burst: Bytes that may pass at once after a pause; by default a tenth of a second's worth.
     """
 
     _STATE = struct.Struct("<dd")
@@ -119,21 +119,21 @@ class TokenBucket:
         burst: float | None = None,
     ) -> None:
         if not rate > 0:
-            raise ValueError(f"expected a rate above 0 bytes a second, got {rate!r}")
+            raise ValueError(f"expected a rate above 0 bytes per second, got {rate!r}")
         self.rate = float(rate)
         self.state = state
         self.burst = rate / 10 if burst is None else burst
 
     def take(self, count: int) -> float:
-        """Take tokens, and sleep until they are there; returns the seconds slept."""
+        """Take tokens, sleeping until they are available; return the seconds slept."""
         handle = os.open(self.state, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             now = time.monotonic()
             raw = os.pread(handle, self._STATE.size, 0)
             level, then = self._STATE.unpack(raw) if raw else (self.burst, now)
-            # The level may fall below zero: who takes more than is there waits for it, and so does
-            # who comes next.
+            # The level may fall below zero: a caller that takes more than is available waits, and
+            # so does the next one.
             level = min(self.burst, level + (now - then) * self.rate) - count
             os.pwrite(handle, self._STATE.pack(level, now), 0)
         finally:
@@ -144,13 +144,13 @@ class TokenBucket:
 
 
 class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
-    """Another file system through a :class:`TokenBucket`, under ``throttled://``.
+    """A file system limited by a :class:`TokenBucket`, under ``throttled://``.
 
     Register with ``fsspec.register_implementation("throttled", ThrottledFS)``, and read with the
     storage options ``rate`` and ``state``.
 
     Args:
-        rate: Bytes a second.
+        rate: Bytes per second.
         state: The bucket's file.
         target: Protocol of the other file system.
         target_options: Storage options of the other file system.
@@ -178,7 +178,7 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
         end: int | None = None,
         **kwargs: Any,
     ) -> bytes:
-        """Read a range as fast as the bucket lets it."""
+        """Read a range as fast as the bucket allows."""
         path = self._strip_protocol(path)
         stop = self.fs.size(path) if end is None else end
         parts = []
@@ -189,11 +189,11 @@ class ThrottledFS(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
         return b"".join(parts)
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Facts about a file; free of charge."""
+        """Return information about a file; not limited."""
         return dict(self.fs.info(self._strip_protocol(path), **kwargs))
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
-        """List a folder; free of charge."""
+        """List a folder; not limited."""
         return self.fs.ls(self._strip_protocol(path), detail=detail, **kwargs)
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:

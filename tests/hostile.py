@@ -170,7 +170,7 @@ _jpeg_case("png_allowed", lambda: png(5700, 5700), lambda data: to_jpeg(data, 90
 
 
 def entries(count: int, samples: int) -> bytes:
-    """A dataset index of so many shards, each of which claims so many samples."""
+    """Return a dataset index of ``count`` shards that each claim this number of samples."""
     shards = [
         ShardEntry(f"{i}.tar", samples, 7, 1 << 50, 8, (1 << 50, 1 << 50), 1 << 50)
         for i in range(count)

@@ -187,7 +187,7 @@ KINDS = {function.__name__: function for function in (jpegs, shards, indexes, st
 
 
 def run(kind, count, seed=0):
-    """Feed the inputs; what became of them."""
+    """Feed the inputs and return their outcomes."""
     refused = 0
     accepted = 0
     slowest = 0.0

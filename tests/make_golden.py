@@ -382,7 +382,7 @@ def table_vectors() -> Iterator[tuple[str, bytes]]:
 
 
 def frame_that_claims(num_bytes: int) -> bytes:
-    """The start of a Zstandard frame (RFC 8878 3.1.1) of a content of so many bytes."""
+    """Return the start of a Zstandard frame (RFC 8878 3.1.1) that claims this content size."""
     return b"\x28\xb5\x2f\xfd" + b"\xe0" + num_bytes.to_bytes(8, "little")
 
 

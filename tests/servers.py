@@ -556,20 +556,20 @@ class Fault:
     Attributes:
         drop: End the connection without an answer.
         reset: Where the connection ends (``drop``, ``cut_after``), end it by RST instead of FIN.
-        stall: Wait so many seconds, or until the client leaves...
-        stall_after: ...after so many body bytes; ``None``: before the status line.
-        cut_after: End the connection after so many body bytes.
+        stall: Wait this number of seconds, or until the client disconnects...
+        stall_after: ...after this number of body bytes; ``None``: before the status line.
+        cut_after: End the connection after this number of body bytes.
         status: From 300 on, the whole answer, with ``body``, and for 3xx with a Location that is
         the request's own URL; below, another status for the file.
         body: The body of that answer.
         headers: Headers to set, or with ``None`` to leave out. ``{start}``, ``{last}`` and
         ``{total}`` stand for what was asked.
-        length_error: Content-Length says so many bytes more than the body has (negative: fewer).
+        length_error: Number of bytes by which Content-Length exceeds the body (negative: fewer).
         ignore_range: 200 and the whole file.
-        shift: Send the bytes so much further on, with a Content-Range that says so, or with
-        ``headers=AS_ASKED`` one that lies.
-        more: Send so many bytes more than asked (negative: fewer), zeros where the file has ended;
-        Content-Range as for ``shift``.
+        shift: Send bytes from this much later in the file, with a Content-Range that says so, or,
+        with ``headers=AS_ASKED``, one that lies.
+        more: Number of bytes to send beyond the request (negative: fewer), zeros past the end of
+        the file; Content-Range as for ``shift``.
         flip: Invert the body's byte at this place (-1: the last).
     """
 
@@ -923,7 +923,7 @@ class FaultServer(Server):
     """A running server with faults.
 
     Attributes:
-        connections: How many were accepted, with those that were reset at once.
+        connections: Number of accepted connections, including those reset immediately.
     """
 
     class _Sockets(socketserver.ThreadingTCPServer):
@@ -1054,7 +1054,7 @@ def faulty(
         folder: What to serve.
         faults: A list, one for each GET in the order of arrival, correct afterwards; or a function
         that is asked at every request.
-        reset_connections: So many first connections are reset as soon as they are accepted.
+        reset_connections: Number of initial connections to reset as soon as they are accepted.
         link: Listen at the far end of this link.
     """
     with _fault_server(_folder_origin(folder), faults, reset_connections, link) as server:

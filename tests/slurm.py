@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-CPUS = 8  # more than there may be: SLURM is told so, and the tasks share the cores
+CPUS = 8  # configured in SLURM, possibly more than exist: tasks share the cores
 PROGRAMS = (
     "munged",
     "slurmctld",
@@ -208,7 +208,7 @@ def _stop(found):
 
 
 def is_alive(pid):
-    """Whether a process runs; one that nobody has waited for yet does not."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -152,7 +152,7 @@ def test_rooms_import_only_what_the_table_allows(name):
 
 
 def test_there_are_no_import_circles():
-    """A module can be understood from those that it imports, without end only if it is finite."""
+    """The import graph has no cycles, so each module can be understood from its imports."""
     graph = {
         name: {t for package, t in imports(name) if package == "pcrshard" and t in MODULES}
         for name in MODULES

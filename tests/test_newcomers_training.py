@@ -100,7 +100,7 @@ def test_fidelity_of_a_staged_copy(copy, tmp_path, capsys):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "top-1 [95 %]" in done.stdout
-    assert "your network's top-1" in done.stdout
+    assert "top-1 of your network" in done.stdout
 
 
 def test_a_network_without_labels_is_one_line(tmp_path, capsys):

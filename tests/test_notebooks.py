@@ -15,7 +15,7 @@ EACH = [FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
 
 
 def execute(folder, *names):
-    """Make and run some notebooks; gives those that could be made, by name."""
+    """Create and run notebooks; return the ones that could be created, by name."""
     environment = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     environment.setdefault("PCRSHARD_DATA", str(ROOT.parent / "shared" / "data"))
     command = [sys.executable, str(ROOT / "notebooks" / "make.py"), str(folder), *names]

@@ -209,7 +209,7 @@ def test_a_network_trains_through_its_time_limit(cluster, jobs, pictures, tmp_pa
     """
     settings = ["model=resnet18", "size=64", "batch_size=8", "workers=1", "threads=1"]
     settings += [f"data.train={pictures}", f"data.val={pictures}", "policy.scan=5", "progress=5"]
-    settings += ["optim.milestones=[]"]  # the learning rate shall not depend on how many epochs
+    settings += ["optim.milestones=[]"]  # keep the learning rate independent of the epochs
     run, whole = tmp_path / "run", tmp_path / "whole"
     limit = ["--time=2", "--signal=B:USR1@30"]
     job = jobs("train", *settings, "epochs=1000", f"out={run}", options=limit)
@@ -263,7 +263,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_unknown_is_not_submitted(what, tmp_path):
-    """A wrong cluster, job, GPU or project is an error that lists what there is."""
+    """An unknown cluster, job, GPU, or project raises an error that lists the valid ones."""
     arguments, variables, message = WRONG[what]
     environment = os.environ | {"IDRPROJ": "abc", "WORK": str(tmp_path)} | variables
     line = [SUBMIT, *arguments, "data.train=x"]

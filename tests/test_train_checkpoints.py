@@ -70,7 +70,7 @@ def newest(folder):
 
 
 def kill_all(process):
-    """The process and those that it started, which torchrun puts into sessions of their own."""
+    """Kill the process and its descendants, which torchrun puts into separate sessions."""
     pids = [process.pid]
     for pid in pids:
         for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
@@ -165,7 +165,7 @@ def test_two_ranks(train, tmp_path):
 
 
 def test_an_unknown_way_is_refused(train):
-    """With those that there are."""
+    """The error lists the valid values."""
     run = train("batch_size=8", "checkpoints=all")
     assert "expected checkpoints=last or checkpoints=delta, got 'all'" in run.communicate()[0]
     assert run.returncode != 0

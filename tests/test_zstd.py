@@ -1,4 +1,4 @@
-"""The door to Zstandard."""
+"""The Zstandard wrapper."""
 
 import pytest
 

@@ -239,7 +239,7 @@ def memory(lab):
         }
         for batch, row in results["overhead"].items()
     ]
-    # Its images a second are by the clock, which other work has slowed down by chance.
+    # Its images per second are wall-clock figures, slowed by unrelated load.
     fits = [
         {"way": way, "images": row["batch_size"]} for way, row in results["largest_batches"].items()
     ]

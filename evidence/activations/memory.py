@@ -58,7 +58,7 @@ def _loss(model, saver, images, labels):
 
 
 def _make_step(way, network):
-    """A network for 32x32 images: a function that runs a step of so many images, and the saver."""
+    """Return a function that runs a step of n 32x32 images, and the activation saver."""
     recompute, codec, inside = WAYS[way]
     torch.manual_seed(0)
     model = NETWORKS[network](recompute=recompute)

@@ -106,7 +106,7 @@ def resnet50(width=64, classes=10, **options):
 
 
 def vgg16(classes=10):
-    """Simonyan and Zisserman 2015, configuration D, without batch normalisation."""
+    """Simonyan and Zisserman 2015, configuration D, without batch normalization."""
     layers = []
     inputs = 3
     for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):

@@ -75,7 +75,7 @@ def resnet10(classes):
 
 
 def vgg8(classes):
-    """Seven convolutions with batch normalisation, max-pooling between them."""
+    """Seven convolutions with batch normalization, max-pooling between them."""
     layers = []
     inputs = 3
     for outputs, depth in ((16, 1), (32, 2), (64, 2), (128, 2)):
@@ -121,7 +121,7 @@ def load(lab, side):
     return Data(images[0], labels[0], images[1], labels[1], len(names))
 
 
-def normalised(images, scale):
+def normalized(images, scale):
     """(n, 3, h, w) floats of (n, h, w, 3) uint8."""
     return images.permute(0, 3, 1, 2).float().sub_(127.5).div_(scale).contiguous()
 
@@ -134,7 +134,7 @@ def crops(images, size, scale, generator):
         image[top : top + size, left : left + size]
         for image, (top, left) in zip(images, corners, strict=True)
     ]
-    return normalised(torch.stack(cut), scale)
+    return normalized(torch.stack(cut), scale)
 
 
 @torch.no_grad()
@@ -145,7 +145,7 @@ def evaluate(model, data, size):
     right = 0
     loss = 0.0
     for part, labels in zip(data.test.split(BATCH), data.test_labels.split(BATCH), strict=True):
-        logits = model(normalised(part[:, edge : edge + size, edge : edge + size], data.scale))
+        logits = model(normalized(part[:, edge : edge + size, edge : edge + size], data.scale))
         right += int((logits.argmax(1) == labels).sum())
         loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
     model.train()
@@ -175,7 +175,7 @@ def batches(data, size, batch, generator):
 
 
 def train(spec, model, data, batch, rate, *, every_epoch):
-    """A training with SGD at a rate that rises and falls: what came of it, epoch by epoch."""
+    """Train with SGD on a one-cycle learning rate; return the results per epoch."""
     saver = compress_activations(model, **ARMS[spec.arm] or {"codec": "none"})
     optimizer = torch.optim.SGD(
         model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4

@@ -10,7 +10,7 @@ EPOCHS = 90
 
 
 def ratio(row):
-    """Simulated over real images a second."""
+    """Return the ratio of simulated to real images per second."""
     return row["simulated"]["images_per_second"] / row["real"]["images_per_second"]
 
 
@@ -40,7 +40,7 @@ def validation(lab):
             ax.bar_label(bars, [f"{rate:.0f}" for rate in rates], fontsize=9, padding=2)
         ax.set_yticks(range(len(medians)), [row["name"] for row in medians])
         ax.invert_yaxis()
-        ax.set_xlabel("images a second")
+        ax.set_xlabel("images per second")
         ax.margins(x=0.1)
     rows = []
     for row, rounds in zip(medians, setups, strict=True):

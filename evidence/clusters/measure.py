@@ -35,15 +35,15 @@ QUICK_SETUPS = (Setup("two processes", 2, 2, rate=1000),)
 # The paper: bytes of an ImageNet photograph (Table 1, Fig. 8: its mean, and times less at a scan).
 PAPER_MEAN = 110e3
 PAPER_TIMES = {1: 16, 2: 7, 5: 2, "full": 1}
-# Images a second of one node (Fig. 15: 4,200 and 7,000 for ten).
+# Images per second per node (Fig. 15: 4,200 and 7,000 for ten).
 PAPER_RATES = {"ResNet-18": 420, "ShuffleNetV2": 700}
 MIB = 1 << 20
 IMAGENET = 1_281_167
 PER_RECORD = 1024
-# Images a second of a core at a scan (Table 2), on 32 cores.
+# Images per second per core at a scan (Table 2), on 32 cores.
 PAPER_DECODE = {1: 433, 2: 412, 5: 340, "full": 146}
 SWEEP = (20, 50, 100, 200, 400, 500, 1000)
-# Images a second of a core of this machine at a scan: the decode rates of evidence/pcr.
+# Images per second per core of this machine at a scan: decode rates from evidence/pcr.
 OUR_DECODE = {1: 6525, 2: 4268, 5: 1814, "full": 796}
 # An H100 on ResNet-50 in mixed precision; and Amazon's list prices and guidance for S3.
 H100_RATE = 2800
@@ -139,7 +139,7 @@ def paper_cluster(bandwidth, nodes_rate, nodes, scan):
 
 
 def figure5(lab):
-    """Ten nodes, ResNet-18: images a second against bandwidth."""
+    """Simulate ten nodes with ResNet-18: images per second against bandwidth."""
     sweep = SWEEP[:1] if lab.quick else SWEEP
     return {
         str(scan): [

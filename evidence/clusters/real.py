@@ -126,7 +126,7 @@ def goodput(url, file_bytes, num_bytes):
 
 
 def real(lab, setup):
-    """Images a second of a set-up, steps, and what its links were measured to carry."""
+    """Return images per second of a setup, its steps, and the measured link goodput."""
     folder = dataset(lab)
     index = pcrshard.open_dataset(folder)[0]
     with (

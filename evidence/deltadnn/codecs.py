@@ -101,7 +101,7 @@ def _floats(weights):
 def literal(weights, reference, epsilon, coder="rle+lzma"):
     """(ratio, state) of the paper's equations on all floats, by its coder."""
     base = _floats(reference)
-    factors = paper.quantisation_factors(_floats(weights), base, epsilon)
+    factors = paper.quantization_factors(_floats(weights), base, epsilon)
     size = len(paper.encode_factors(factors, coder))
     restored = torch.from_numpy(paper.recover(factors, base, epsilon))
     state = {}
@@ -158,7 +158,7 @@ def _against_entropy(tensors):
 
 def literal_zeros(weights, reference, epsilon):
     """The share of the literal formula's factors that are 0."""
-    factors = paper.quantisation_factors(_floats(weights), _floats(reference), epsilon)
+    factors = paper.quantization_factors(_floats(weights), _floats(reference), epsilon)
     return float((factors == 0).mean())
 
 

@@ -36,7 +36,7 @@ class Judge:
         weights, right = self._exact
         if weights is not state["model"]:
             self.model.load_state_dict(state["model"])
-            right = training.recognised(self.model, self.data)
+            right = training.recognized(self.model, self.data)
         if not self.seen:
             # The network as it is comes first, for each coder again.
             self._exact = (state["model"], right)

@@ -23,7 +23,7 @@ CODERS = ("rle+lzma", "rle+zstd", "lzma", "zstd")
 _ZSTD_LEVEL = 19
 
 
-def quantisation_factors(
+def quantization_factors(
     target: Weights,
     reference: Weights,
     epsilon: float,
@@ -97,7 +97,7 @@ def run_lengths(data: bytes) -> bytes:
 
 
 def _cut_lengths(lengths: Index, pieces: Index) -> NDArray[np.uint8]:
-    """Each length as so many pieces: all of 255 but the last."""
+    """Split each length into pieces, all of 255 except the last."""
     sizes = np.full(int(pieces.sum()), 255, np.uint8)
     last = np.cumsum(pieces) - 1
     sizes[last] = lengths - 255 * (pieces - 1)

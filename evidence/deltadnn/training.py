@@ -40,8 +40,8 @@ class Recipe:
         lr: At the beginning; it falls to a tenth by a cosine.
         epochs: How many.
         size: Of the square pictures.
-        images: How many are trained on; ``None`` for all.
-        test_every: Of the test pictures, every so many-th is used.
+        images: Number of training images; ``None`` for all.
+        test_every: Stride over the test images.
         seeds: One run each.
     """
 
@@ -181,24 +181,24 @@ def _picture(path, size):
         return np.array(pcrshard.decode_image(file.read(), size=size, layout="chw"))
 
 
-def normalised(batch):
+def normalized(batch):
     """Pixels as -1 to 1, as EfficientNet-Lite has them."""
     scaled = (batch.float() - 127.0) / 128.0
     return scaled.to(memory_format=torch.channels_last)
 
 
 def accuracy(model, data):
-    """The share of the test set that is recognised."""
-    return float(recognised(model, data).mean())
+    """The share of the test set that is recognized."""
+    return float(recognized(model, data).mean())
 
 
-def recognised(model, data):
-    """Whether each test picture is recognised, (N,) bool."""
+def recognized(model, data):
+    """Whether each test picture is recognized, (N,) bool."""
     model.eval()
     right = []
     with torch.inference_mode():
         for start in range(0, len(data.test), 110):
-            scores = model(normalised(data.test[start : start + 110]))
+            scores = model(normalized(data.test[start : start + 110]))
             right.append(scores.argmax(1) == data.test_labels[start : start + 110])
     return torch.cat(right).numpy()
 
@@ -227,7 +227,7 @@ def train_epoch(recipe, seed, epoch, model, optimizer, data):
     steps = len(order) // BATCH
     for number in range(steps):
         chosen = order[number * BATCH : (number + 1) * BATCH]
-        batch = _augmented(normalised(data.train[chosen]))
+        batch = _augmented(normalized(data.train[chosen]))
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(batch), data.train_labels[chosen])
         loss.backward()

@@ -36,7 +36,7 @@ class Recipe:
     rate: float
     # Of the last layer, which is new where the others are not.
     last_rate: float
-    # Whether batch normalisation gathers statistics.
+    # Whether batch normalization gathers statistics.
     gathers: bool
 
 
@@ -85,7 +85,7 @@ class Run:
             {"params": others, "lr": recipe.rate, "highest": recipe.rate},
             {"params": [weight, bias], "lr": recipe.last_rate, "highest": recipe.last_rate},
         ]
-        self.optimiser = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
         self.step = 0
 
     def _open(self, split, scan):
@@ -109,15 +109,15 @@ class Run:
         for images, labels in self.loader:
             share = (self.step + 0.5) / (self.epochs * len(self.loader))
             factor = min(1, share / RISE) * (1 + math.cos(math.pi * share)) / 2
-            for group in self.optimiser.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = group["highest"] * factor
             self.step += 1
-            self.optimiser.zero_grad()
+            self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(images), labels).backward()
-            self.optimiser.step()
+            self.optimizer.step()
 
     def perform(self):
-        """Train, and what came of it: a row an epoch, and accuracies in the end."""
+        """Train and return one row per epoch and the final accuracies."""
         size = self.lab.index(self.task.name, "train").prefix_bytes(self.scan)
         begun = time.process_time()
         training = 0.0

@@ -45,24 +45,24 @@ def _epoch(lab, url, scan):
     loader = tails.loader(url, scan, side, "train", lanes_per_rank=1)
     look = tails.trunk(lab)
     tail = tails.tail(1000)
-    optimiser = torch.optim.AdamW(tail.parameters(), **tails.ADAMW)
+    optimizer = torch.optim.AdamW(tail.parameters(), **tails.ADAMW)
     # The trunk is traced, and the memory is there, before the clock starts.
     blank = torch.zeros(tails.BATCH, 3, side, side, dtype=torch.uint8)
     for _ in range(3):
-        _step(look, tail, optimiser, blank, torch.zeros(tails.BATCH, dtype=torch.long))
+        _step(look, tail, optimizer, blank, torch.zeros(tails.BATCH, dtype=torch.long))
     begun = time.monotonic()
     computed = time.process_time()
     images = 0
     for pictures, labels in loader:
-        _step(look, tail, optimiser, pictures, labels)
+        _step(look, tail, optimizer, pictures, labels)
         images += len(labels)
     seconds = time.monotonic() - begun
     cpu = time.process_time() - computed
     return {"seconds": seconds, "cpu_seconds": cpu, "images": images}
 
 
-def _step(look, tail, optimiser, images, labels):
-    optimiser.zero_grad()
+def _step(look, tail, optimizer, images, labels):
+    optimizer.zero_grad()
     scores = tail(tails.through(look, images).float())
     nn.functional.cross_entropy(scores, labels).backward()
-    optimiser.step()
+    optimizer.step()

@@ -96,7 +96,7 @@ class Run:
         self.kind = kind
         self.seed = seed
         self.tail = tails.tail(task.classes)
-        self.optimiser = torch.optim.AdamW(self.tail.parameters(), **tails.ADAMW)
+        self.optimizer = torch.optim.AdamW(self.tail.parameters(), **tails.ADAMW)
         self.steps = task.epochs * math.ceil(len(task.labels) / tails.BATCH)
         self.step = 0
         self.level = pcrshard.ScanLevel(FULL)
@@ -139,15 +139,15 @@ class Run:
 
     def _step(self, found, labels):
         share = self.step / self.steps
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = tails.ADAMW["lr"] * (1 + math.cos(math.pi * share)) / 2
         self.step += 1
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.tail(found), labels).backward()
-        self.optimiser.step()
+        self.optimizer.step()
 
     def perform(self):
-        """Train, and what came of it: a row an epoch, and accuracies in the end."""
+        """Train and return one row per epoch and the final accuracies."""
         rows = []
         begun = time.process_time()
         for epoch in range(self.task.epochs):

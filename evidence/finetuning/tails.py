@@ -17,7 +17,7 @@ SIZE = 224
 # The tail is the last block, the layers behind it and a new last layer.
 FIRST = 15
 BATCH = 32
-# Augmented pictures of each training picture at each scan: crops and mirror images drawn anew.
+# Augmented views of each training image at each scan: freshly drawn crops and flips.
 VIEWS = 2
 SMOOTHED = (1, 2)
 ADAMW = {"lr": 5e-4, "weight_decay": 0.02}
@@ -41,7 +41,7 @@ class Trunk(nn.Module):
 class Tail(nn.Module):
     """The rest of the network, where it is fast; what it takes and gives is on the processor.
 
-    Statistics of batch normalisation stay those of ImageNet.
+    Statistics of batch normalization stay those of ImageNet.
     """
 
     def __init__(self, network, classes):

@@ -51,7 +51,7 @@ def _pictures(lab, task, split, kind):
 
 
 def _adapt(network, batches):
-    """Batch normalisation's statistics, anew from pictures: their mean over all batches."""
+    """Recompute batch normalization statistics as their mean over all batches."""
     for module in network.eval().modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()

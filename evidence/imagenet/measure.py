@@ -1,7 +1,7 @@
 """What networks of ImageNet see at each scan.
 
-Each photograph is stored at every scan of two scripts, as it was, and resized once; a network that
-nobody has trained again classifies all of them. Rows are appended as blocks of photographs end.
+Each photograph is stored at every scan of two scripts, as it was, and resized once; a network
+without any retraining classifies all of them. Rows are appended as each block of photographs ends.
 """
 
 import os
@@ -38,7 +38,7 @@ CASES = (
     ("lite2", 160, True),
     ("lite2", 288, True),
 )
-# So many cases see more photographs than those of shared/data.
+# The number of leading cases that use more photographs than those in shared/data.
 MOST = 3
 QUICK_CASES = (("lite0", 64, False), ("lite0", 64, True))
 CPU_IMAGES = 48

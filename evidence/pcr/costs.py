@@ -62,7 +62,7 @@ def _sources(folder, count):
 
 
 def _rate(call, images, rounds):
-    """Images a second of CPU time; the fastest round."""
+    """Return images per CPU second of the fastest round."""
     best = float("inf")
     for _ in range(rounds):
         begun = time.thread_time()
@@ -78,7 +78,7 @@ def _turbo(image):
 
 
 def decode_rates(lab):
-    """Images a second at scans 1, 2, 5 and the last, and of the baseline source."""
+    """Measure images per second at scans 1, 2, 5, and the last, and of the baseline source."""
     count, rounds = (4, 1) if lab.quick else (24, 3)
     results = {}
     for name, folder in lab.photos().items():

@@ -69,7 +69,7 @@ class Group:
         return {seed: run["rows"][-1]["accuracy"] for seed, run in self.runs.items()}
 
     def rate(self, bandwidth):
-        """Images a second at some MB/s: X = W / E[s], at most what trains (Theorem 4.1)."""
+        """Return images per second at this MB/s: X = W / E[s], capped by compute (Theorem 4.1)."""
         return min(1e6 * bandwidth / self.bytes, 1000 / self.cpu_ms)
 
     def seconds(self, bandwidth, epochs=None):

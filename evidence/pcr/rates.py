@@ -45,9 +45,7 @@ def _step_costs(lab, task, rounds, model="small_cnn"):
 
 
 def _epoch_rate(lab, task, scan, cost, bandwidth):
-    """Images a second of an epoch whose reads are real, and whose steps sleep for ``cost``
-    seconds.
-    """
+    """Return an epoch's images per second with real reads and steps that sleep ``cost`` s."""
     with tempfile.TemporaryDirectory(prefix="pcrshard-rate-") as out:
         cfg = config(lab, Spec(task.name, scan, bandwidth=bandwidth), out)
         level = pcrshard.ScanLevel(scan)
@@ -58,7 +56,7 @@ def _epoch_rate(lab, task, scan, cost, bandwidth):
 
 
 def bandwidth(lab):
-    """Images a second at each scan and bandwidth."""
+    """Measure images per second at each scan and bandwidth."""
     task = lab.task(2)
     index = lab.index(task.name, "train")
     found = {}
@@ -72,7 +70,7 @@ def bandwidth(lab):
 
 
 def rates(lab):
-    """Images a second of two models at 1 MB/s."""
+    """Measure images per second of two models at 1 MB/s."""
     task, limit = lab.task(2), 1.0
     models = {}
     for model in ("small_cnn", "shufflenet_v2"):

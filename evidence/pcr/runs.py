@@ -46,7 +46,7 @@ def config(lab, spec, out, *more):
     policy = ["policy=constant", f"policy.scan={spec.scan}"]
     if spec.scan == "tuner":
         images = 32 if lab.quick else 128
-        # One tuning, after an epoch: on so few images a second one would cost as much as two
+        # One tuning, after an epoch: with so few images, another one would cost as much as two
         # epochs.
         policy = ["policy=tuner", f"policy.images={images}", "policy.first=1", "policy.every=1000"]
     coarse = f"[{','.join(map(str, spec.coarse))}]" if spec.coarse else "null"
@@ -223,7 +223,7 @@ def _read_as_tuner(loader, level, policy, epoch):
 
 
 def paced(loader, step):
-    """Read an epoch whose steps sleep for so many seconds."""
+    """Read an epoch whose steps sleep for ``step`` seconds."""
     end = time.monotonic()
     for _ in loader:
         end = max(end, time.monotonic()) + step

@@ -107,7 +107,7 @@ def link(lab):
     long, short = ({"question": "link", **SLOW, **data} for data in (LONG, SHORT))
     whole = _medians(lab, _per_second, **long)
     title = "3,120 photographs over a link of 20 MB/s, two workers or threads, start-up included"
-    _bars(lab.figure("link"), title, "images a second", True, (whole, "", 1))
+    _bars(lab.figure("link"), title, "images per second", True, (whole, "", 1))
     columns = [
         _medians(lab, _after_first, **long),
         _further(_runs(lab, **short), _runs(lab, **long)),
@@ -120,7 +120,7 @@ def link(lab):
 
 
 def _further(short, long):
-    """Images a second beyond those of the short epoch: what start-up and read-ahead leave out."""
+    """Return images per second beyond the short epoch, which excludes startup and read-ahead."""
     found = {}
     for peer in long.keys() & short.keys():
         images = long[peer][0]["images"] - short[peer][0]["images"]
@@ -195,7 +195,7 @@ def corrupt(lab):
 
 
 def _draw_outcomes(path, outcomes, places):
-    """A square for each peer and place, in the color of what came of it."""
+    """Draw a square for each peer and position, colored by its outcome."""
     order = list(OUTCOMES)
     peers = sorted(
         outcomes, key=lambda peer: (min(map(order.index, outcomes[peer])), peer), reverse=True

@@ -58,7 +58,7 @@ def find_items(tar, every):
 
 
 def measure(name, items, workers):
-    """Images a second: the best of the passes that the package times."""
+    """Return images per second of the best pass that the package times."""
     how = {
         "decoder_id": name,
         "warmup_passes": 1,

@@ -221,7 +221,7 @@ class Peers:
                 self.add("resume", name, figures)
 
     def _part(self, name, state, stop_after):
-        """A part of an epoch over the link, or from disk for who reads no URLs."""
+        """Read part of an epoch over the link, or from disk for peers without URL support."""
         options = {
             "folder": self.folder(name, "data-link"),
             "workers": 2,

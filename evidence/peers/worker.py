@@ -35,7 +35,7 @@ def processes():
 
 
 def cpu_seconds():
-    """Of the whole family, those that have ended included."""
+    """Return the CPU seconds of all processes of the tree, including exited ones."""
     return sum(sum(map(int, stat[11:15])) for stat in processes().values()) / TICK
 
 

@@ -1,4 +1,4 @@
-"""Every checkpoint of a run, exact unless stated: stores, pulls, exports, and weight sync."""
+"""Checkpoint stores, pulls, exports, and weight sync; exact unless stated otherwise."""
 
 from .choose_bound import choose_bound
 from .codec import Precision

@@ -1,7 +1,7 @@
-"""Algorithm 1 of Delta-DNN: the bound with the largest ratio within a loss of accuracy.
+"""Algorithm 1 of Delta-DNN: the error bound with the best ratio within an accuracy budget.
 
-The paper accepts ``|loss| < theta``, which would refuse a network that got better; here the budget
-is one-sided. Its score adds a ratio of about 10 to a loss of about 0.001, so it is the ratio.
+The paper accepts ``|loss| < theta``, which would reject a network that improved; here the budget is
+one-sided. The paper's score adds a ratio near 10 to a loss near 0.001, so the ratio decides.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ log = get_logger(__name__)
 Evaluate = Callable[[Any], float]
 CANDIDATES = tuple(RelativeStd(percent / 100) for percent in (0.5, 1, 2, 3, 5, 7, 10))
 
-# The finest candidate.
+# The tightest candidate.
 SAFE = CANDIDATES[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One row of the table.
+    """The measurements of one candidate bound.
 
     Attributes:
-        bound: The candidate.
-        ratio: Bytes of the network by bytes of its delta.
+        bound: The candidate error bound.
+        ratio: Size of the network divided by the size of its delta.
         accuracy: What ``evaluate`` returned; NaN if it failed.
-        loss: Accuracy of the network as it is, less this one's; negative for a gain.
+        loss: Accuracy of the exact network minus this accuracy; negative for a gain.
         accepted: Whether the loss is within the budget.
-        error: Why there is no accuracy.
+        error: Why ``evaluate`` failed; empty otherwise.
     """
 
     bound: Bound
@@ -49,13 +49,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The chosen bound, and why.
+    """The chosen bound and the reason for it.
 
     Attributes:
-        bound: The one to use.
-        is_default: Whether it is the safe default because nothing could be decided.
-        reason: In words.
-        table: All candidates, in the order that they were given.
+        bound: The bound to use.
+        is_default: Whether it is the safe default, used when no decision was possible.
+        reason: A human-readable explanation.
+        table: All candidates, in the order given.
     """
 
     bound: Bound
@@ -66,14 +66,14 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What may be lost, and how sure one has to be.
+    """The acceptable accuracy loss and the required certainty.
 
     Attributes:
-        max_loss: The accuracy that may be lost: 0.002 is 0.2 points.
-        default: The bound where nothing can be decided (the paper's lambda).
-        num_samples: Size of the test set, if ``evaluate`` returns a fraction of it: a step of one
-            sample must be within the budget (the reduced test sets of the paper's Figure 4).
-        repeats: How often the network as it is is evaluated: its spread must be within the budget.
+        max_loss: The largest acceptable loss of accuracy: 0.002 is 0.2 percentage points.
+        default: The bound used when no decision is possible (the paper's lambda).
+        num_samples: Size of the test set, if ``evaluate`` returns a fraction of it. One sample must
+            not exceed the budget (the reduced test sets of the paper's Figure 4).
+        repeats: Number of evaluations of the exact network, whose spread must be within the budget.
     """
 
     max_loss: float = 0.002
@@ -94,16 +94,16 @@ def choose_bound(
     candidates: Sequence[Bound] = CANDIDATES,
     budget: Budget = Budget(),
 ) -> Choice:
-    """Find the bound of weights with the largest ratio whose loss of accuracy is within a budget.
+    """Find the bound for weights with the largest ratio whose accuracy loss is within a budget.
 
     Nothing is written; use the result as ``precision=Precision(weights=choice.bound)``.
 
     Args:
         target: The state of a network.
-        reference: The state of an earlier version, as the delta's reference.
+        reference: The state of an earlier version, to which the delta refers.
         evaluate: Returns the accuracy, 0 to 1, of a state like ``target``.
         candidates: The bounds to try.
-        budget: What may be lost, and how sure the answer must be.
+        budget: The acceptable loss and the required certainty.
     """
 
     def compress(bound: Bound) -> tuple[float, Any]:
@@ -113,7 +113,7 @@ def choose_bound(
 
 
 def one_delta(target: Any, reference: Any, precision: Precision) -> tuple[float, Any]:
-    """Return how many times smaller the delta of two states is, and the restored target."""
+    """Return the compression ratio of the delta between two states, and the restored target."""
     before = {
         leaf.path: store_leaf(leaf, precision.bound_of(leaf), None)[0]
         for leaf in flatten(reference).leaves
@@ -138,14 +138,14 @@ def choose(
     *,
     budget: Budget = Budget(),
 ) -> Choice:
-    """Evaluate all candidates of any coder, and choose; see :func:`choose_bound`.
+    """Evaluate all candidates with any coder and choose one; see :func:`choose_bound`.
 
     Args:
-        exact: The network as it is.
+        exact: The exact network.
         compress: Returns the ratio and the restored network for a bound.
         evaluate: Returns the accuracy of a network, 0 to 1.
         candidates: The bounds to try.
-        budget: What may be lost.
+        budget: The acceptable loss and the required certainty.
     """
     accuracy, problem = _reference(exact, evaluate, budget)
     if problem:
@@ -175,7 +175,7 @@ def _reference(
     evaluate: Evaluate,
     budget: Budget,
 ) -> tuple[float, str]:
-    """Accuracy of the network as it is, and why it cannot be used."""
+    """Return the exact network's accuracy, and why it cannot be used (empty if it can)."""
     if budget.num_samples is not None and budget.max_loss * budget.num_samples < 1:
         return math.nan, (
             f"{budget.num_samples} samples cannot tell a loss of {budget.max_loss}: "

@@ -1,4 +1,4 @@
-"""One tensor: exact or quantized in memory, to bytes, and back."""
+"""Encode and decode one tensor, exact or quantized."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from .patch import apply_patch, encode_patch
 from .tensors import TensorSpec, spec_of, words_of
 from .typed_tree import FIRST_MOMENT, SECOND_MOMENT, WEIGHT, Leaf
 
-# A tensor keeps its lattice while the lattice's bound is this close to the one it would get now.
+# Reuse a tensor's lattice while its bound is within this factor of a newly computed one.
 _COARSEST = 1.1
 _FINEST = 0.5
-# Forms are compared on this many words from the middle of a tensor.
+# Number of words from the middle of a tensor on which encodings are compared.
 _SAMPLE = 1 << 13
-# Below this fraction of changed words a patch is smaller than byte planes, whatever the changes.
+# Below this fraction of changed words, a patch is always smaller than byte planes.
 _FEW = 1 / 16
 _SMALLEST_LOSSY = 256
-# One byte of payload never holds more: zstd and pcodec reach 32 and 75 Ki (measured on zeros).
+# Upper bound on the expansion of a payload byte: zstd and pcodec reach 32 Ki and 75 Ki on zeros.
 _MAX_RATIO = 1 << 17
 _NO_ESCAPES = np.empty(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Exact:
-    """A tensor kept bit for bit.
+    """A tensor stored bit for bit.
 
     Attributes:
         spec: Type and shape.
-        values: (N,) its words.
+        values: (N,) words.
     """
 
     spec: TensorSpec
@@ -67,13 +67,13 @@ class Exact:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A tensor kept within an error bound.
+    """A tensor stored within an error bound.
 
     Attributes:
         spec: Type and shape.
         lattice: The quantization grid.
-        values: (N,) int32 codes on it; 0 where a value is escaped.
-        patch: What changes the words of the codes to those of escaped values.
+        values: (N,) int32 codes on the grid; 0 where a value is escaped.
+        patch: The patch that turns the words restored from codes into those of escaped values.
     """
 
     spec: TensorSpec
@@ -94,7 +94,7 @@ Tensor = Exact | Quantized
 
 
 def middle(tensor: Tensor) -> Tensor:
-    """Return a sample of a tensor: words from its middle, without escapes."""
+    """Return a sample of words from the middle of a tensor, without escapes."""
     start = max(len(tensor.values) - _SAMPLE, 0) // 2
     values = tensor.values[start : start + _SAMPLE]
     spec = TensorSpec(tensor.spec.dtype, (len(values),))
@@ -105,14 +105,15 @@ def middle(tensor: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """The error that is allowed, by what a tensor is; ``None`` keeps it bit for bit.
+    """Error bounds by tensor role; ``None`` stores tensors of that role bit for bit.
 
     Attributes:
-        weights: For tensors outside of optimizers, of two or more dimensions and at least 256
-            floating-point values.
-        first_moment: For such ``exp_avg`` and ``momentum_buffer`` of torch's Adam, AdamW and SGD.
-        second_moment: For their ``exp_avg_sq`` and ``max_exp_avg_sq``.
-        exact: Patterns of paths (``"*.embedding.*"``) of tensors that are kept bit for bit.
+        weights: Bound for tensors outside optimizers that have two or more dimensions and at least
+            256 floating-point values.
+        first_moment: Bound for ``exp_avg`` and ``momentum_buffer`` of torch's Adam, AdamW, and SGD,
+            with the same conditions on dimensions and size.
+        second_moment: Bound for ``exp_avg_sq`` and ``max_exp_avg_sq``, likewise.
+        exact: Path patterns (``"*.embedding.*"``) of tensors to store bit for bit.
     """
 
     weights: Bound | None = None
@@ -121,7 +122,7 @@ class Precision:
     exact: tuple[str, ...] = ()
 
     def bound_of(self, leaf: Leaf) -> Bound | None:
-        """Return the bound of a tensor, ``None`` if it is kept bit for bit."""
+        """Return the bound for a tensor, or ``None`` if it is stored bit for bit."""
         tensor = leaf.tensor
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.dim() < 2 or tensor.numel() < _SMALLEST_LOSSY or dtype not in FLOAT_TYPES:
@@ -136,7 +137,7 @@ class Precision:
         return by_role.get(leaf.role)
 
     def __str__(self) -> str:
-        """Say in words what a store keeps how exactly.
+        """Describe the precision in words.
 
         >>> str(Precision(weights=RelativeStd(0.005)))
         'weights within 0.5 % of their std, everything else bit for bit'
@@ -162,7 +163,7 @@ def _in_words(bound: Bound) -> str:
 
 
 def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> tuple[Tensor, Words]:
-    """Return a tensor as a version stores it, and the words (N,) that it restores to."""
+    """Return a tensor in its stored form, and the words (N,) that it restores to."""
     words = words_of(leaf.tensor)
     spec = spec_of(leaf.tensor)
     if bound is None:
@@ -174,9 +175,9 @@ def store_leaf(leaf: Leaf, bound: Bound | None, before: Tensor | None) -> tuple[
 def quantized(
     words: Words, spec: TensorSpec, bound: Bound, before: Tensor | None
 ) -> tuple[Tensor, Words]:
-    """Quantize words (N,) on the grid of the version before if that still fits the bound.
+    """Quantize words (N,), on the previous version's grid if it still fits the bound.
 
-    A tensor without a standard deviation has no grid, and stays exact; so does one of which most
+    A tensor stays exact if it has no standard deviation, and therefore no grid, or if most of its
     values cannot be quantized.
 
     Returns:
@@ -205,15 +206,15 @@ def quantized(
 
 
 class Entry(Record, frozen=True, array_like=True):
-    """What a version file says of a tensor.
+    """The metadata of one tensor in a version file.
 
     Attributes:
         spec: Type and shape.
-        lattice: Kind and numbers of the quantization grid; ``None`` for exact words.
-        is_delta: Whether the main part is a difference to the parent's tensor; without a main part
-            it is equal.
-        main_bytes: Bytes of the codes, or of the words as byte planes.
-        patch_bytes: Bytes of the patch that follows.
+        lattice: Kind and parameters of the quantization grid; ``None`` for exact words.
+        is_delta: Whether the main part is a difference from the parent's tensor. If the main part
+            is empty, the two are equal.
+        main_bytes: Size of the main part: the codes, or the words as byte planes.
+        patch_bytes: Size of the patch that follows.
         payload_crc: CRC-32C of both parts.
         digest: SHA-256 of the restored tensor's bytes.
     """
@@ -227,7 +228,7 @@ class Entry(Record, frozen=True, array_like=True):
     digest: Digest
 
     def __post_init__(self) -> None:
-        # Before memory is taken: a payload may not promise more than its bytes can hold.
+        # Checked before allocation: a payload cannot declare more than its bytes can hold.
         if self.spec.num_bytes > _MAX_RATIO * self.main_bytes and not self.is_empty_delta:
             raise ValueError(f"{self.main_bytes} bytes cannot hold the tensor")
         if self.lattice is not None and self.spec.dtype not in FLOAT_TYPES:
@@ -236,7 +237,7 @@ class Entry(Record, frozen=True, array_like=True):
 
     @property
     def is_empty_delta(self) -> bool:
-        """Whether the values are the parent's."""
+        """Whether the values equal the parent's."""
         return self.is_delta and self.main_bytes == 0
 
     @property
@@ -246,24 +247,24 @@ class Entry(Record, frozen=True, array_like=True):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the payload."""
+        """Size of the payload in bytes."""
         return self.main_bytes + self.patch_bytes
 
 
 def digest_of(words: Words) -> bytes:
-    """SHA-256 of words (N,)."""
+    """Return the SHA-256 digest of words (N,)."""
     return hashlib.sha256(words.data).digest()
 
 
 def encode_tensor(
     tensor: Tensor, reference: Tensor | None, digest: bytes = bytes(32)
 ) -> tuple[Entry, list[bytes]]:
-    """Encode a tensor in its smallest form; large tensors compare forms on a sample.
+    """Encode a tensor in its smallest form, estimated from a sample if the tensor is large.
 
     Args:
         tensor: The tensor.
         reference: The same tensor in the parent version, or ``None``.
-        digest: SHA-256 of its restored bytes, for the entry.
+        digest: SHA-256 of the tensor's restored bytes, for the entry.
 
     Returns:
         The entry, and the two parts of the payload.
@@ -285,12 +286,12 @@ def encode_tensor(
 
 
 def fits(tensor: Tensor, reference: Tensor) -> bool:
-    """Whether a tensor can be stored as a difference to the reference."""
+    """Return whether a tensor can be stored as a difference from the reference."""
     return (tensor.spec, tensor.lattice) == (reference.spec, reference.lattice)
 
 
 def _encode(tensor: Tensor, reference: Tensor | None) -> tuple[bool, bytes, bytes]:
-    """Return whether it is a delta, the main part, and the patch."""
+    """Return whether the encoding is a delta, the main part, and the patch."""
     if reference is None:
         return False, _pack(tensor, None), tensor.patch
     if np.array_equal(tensor.values, reference.values):
@@ -321,8 +322,8 @@ def decode_tensor(entry: Entry, payload: memoryview, reference: Tensor | None) -
     """Decode a tensor.
 
     Args:
-        entry: What the file says of it.
-        payload: Both parts.
+        entry: The tensor's metadata.
+        payload: The main part followed by the patch.
         reference: The tensor in the parent version, for a delta.
 
     Raises:

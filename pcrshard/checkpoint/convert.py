@@ -1,4 +1,4 @@
-"""Stores and releases of format 1, as written by pcrshard 0.x, into a store of this format."""
+"""Convert stores and releases of format 1, as written by pcrshard 0.x, to the current format."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .version_file import Progress, StoredTensor, reported
 _FORMAT = 1
 _KEYFRAME_EVERY = 10
 _MAX_RATIO = 1 << 17
-# Content of a header by its compressed bytes, and what any header may have.
+# Maximum expansion of a compressed header, and the size allowed for any header.
 _MAX_GROWTH = 64
 _FREE_BYTES = 1 << 16
 
@@ -64,8 +64,8 @@ def convert(
 ) -> list[VersionRecord]:
     """Copy all versions of a format-1 store, or of a folder of releases, into a new store.
 
-    Every version keeps its number and each bit of its content, which is compared with its id; the
-    source stays as it is. Versions of format 2 have other ids.
+    Every version keeps its number and its exact content, which is verified against its id. The
+    source is not modified. Versions of format 2 have different ids.
 
     Args:
         source: The folder, local or at any fsspec URL that can list.
@@ -77,8 +77,8 @@ def convert(
         The versions of the new store.
 
     Raises:
-        ValueError: There is a store at ``target``.
-        VersionUnavailable: There are no versions at ``source``.
+        ValueError: ``target`` already contains a store.
+        VersionUnavailable: ``source`` contains no versions.
         BrokenChain: A version's reference is missing.
         CorruptCheckpoint: A file is damaged.
     """
@@ -123,7 +123,7 @@ def _plain(value: Any) -> Any:
 
 
 def _files(io: StoreIO) -> list[_File]:
-    """Open the files of format 1; keyframes last, so that they are preferred."""
+    """Open the files of format 1, keyframes last, so that keyframes take precedence."""
     names = [name for name in io.list() if name.endswith((".pcd", ".pcp"))]
     manifest = io.read_bytes(COPY_NAME)
     if manifest is not None:
@@ -152,7 +152,7 @@ def _decode_chain(
     known: dict[bytes, dict[str, LatticeCodes[Any]]],
     options: storage.Options | None,
 ) -> dict[str, LatticeCodes[Any]]:
-    """Decode a version through its parents, which may be newer; the last one stays in memory."""
+    """Decode a version through its parents, which may be newer; cache the last one decoded."""
     layers = [file]
     while (parent := layers[-1].header["parent"]) is not None and parent[1] not in known:
         if parent[1] not in by_id or len(layers) > len(by_id):
@@ -176,7 +176,7 @@ def _decode_chain(
 
 
 def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> LatticeCodes[Any]:
-    """Decode a tensor; exact words are codes without escapes."""
+    """Decode a tensor; treat exact words as codes without escapes."""
     first, second, _ = entry["sizes"]
     main, index, words = payload[:first], payload[first : first + second], payload[first + second :]
     spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
@@ -201,7 +201,7 @@ def _decode(entry: Any, payload: memoryview, base: LatticeCodes[Any] | None) -> 
 def _restored(
     header: Any, decoded: dict[str, LatticeCodes[Any]]
 ) -> tuple[list[Tensor], list[bytes]]:
-    """Return the tensors and the digests of their restored bytes, compared with the id."""
+    """Return the tensors and the digests of their restored bytes, verified against the id."""
     tensors: list[Tensor] = []
     digests = []
     rows = []
@@ -227,7 +227,7 @@ def _restored(
 
 
 def _add_tokens(tree: Tree, node: Any) -> None:
-    """Add the tokens of a node of format 1, whose nodes were lists in lists."""
+    """Append the tokens of a format-1 node; format 1 represented nodes as nested lists."""
     if type(node) is not list:
         if type(node) is str:
             tree.tokens.append("s")

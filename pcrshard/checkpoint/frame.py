@@ -1,8 +1,8 @@
-"""The frame of a store's files: magic, checksum, version, and a header of known fields.
+"""The common frame of a store's files: magic, checksum, version, and typed header.
 
-See docs/checkpoints-format.md, section 1. Headers are decoded straight into the types below:
-nothing is executed, and no container is built on the word of a count. Headers are not compressed,
-so the memory that a header takes is at most 64 times its bytes.
+See docs/checkpoints-format.md, section 1. Headers are decoded directly into the types
+below: nothing is executed, and no container is preallocated from an untrusted count. Headers are
+not compressed, so a decoded header takes at most 64 times its size in memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..checksum import crc32c
 from ..errors import CorruptCheckpoint, PCRError, UnsupportedVersion
 
 VERSION = 2
-# Magic, CRC-32C of everything after it up to the end of the header, version, header bytes.
+# Magic, CRC-32C of everything from after it to the end of the header, version, header size.
 _HEAD = struct.Struct("<8sIIQ")
 HEAD_BYTES = _HEAD.size
 _CHECKED_FROM = 12
 MAX_HEADER_BYTES = 1 << 26
-# Headers of this size are read whatever limit a caller sets for the memory of a download.
+# Headers up to this size are read regardless of the caller's memory limit.
 _FREE_BYTES = 1 << 16
 _GROWTH = 32
 
@@ -35,14 +35,14 @@ Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{6,12}-[0-9a-f]{16}\.pcd\Z")]
 Metrics = dict[str, bool | int | float | str | None]
-_LATEST = 1 << 40  # seconds since 1970; more cannot be shown as a date
+_LATEST = 1 << 40  # seconds since 1970; larger values have no datetime
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields of a header, whose types are checked when they are decoded."""
+    """Base class for header records, whose field types are checked during decoding."""
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other values of some fields."""
+        """Return a copy with some fields replaced."""
         return msgspec.structs.replace(self, **changes)
 
 
@@ -55,12 +55,12 @@ def encode(value: Any) -> bytes:
 
 
 def decode_plain(data: bytes) -> Any:
-    """Decode msgpack of any plain values."""
+    """Decode msgpack into plain values."""
     return msgspec.msgpack.decode(data)
 
 
 def check_metrics(metrics: Any) -> None:
-    """Raise ``ValueError`` unless metrics are plain numbers and strings by name."""
+    """Raise ``ValueError`` unless metrics map names to plain numbers or strings."""
     try:
         msgspec.msgpack.decode(encode(msgspec.convert(metrics, Metrics)), type=Metrics)
     except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
@@ -68,20 +68,20 @@ def check_metrics(metrics: Any) -> None:
 
 
 def check_time(seconds: float) -> None:
-    """Raise ``ValueError`` unless seconds since 1970 can be shown as a date."""
+    """Raise ``ValueError`` unless seconds since 1970 can be represented as a date."""
     if not 0 <= seconds < _LATEST:
         raise ValueError("expected the time of saving")
 
 
 def pack_frame(magic: bytes, header: Record) -> bytes:
-    """Encode a header; return the bytes of a file up to its payloads."""
+    """Encode a header and return the bytes of the file up to its payloads."""
     body = encode(header)
     rest = struct.pack("<IQ", VERSION, len(body)) + body
     return magic + struct.pack("<I", crc32c(rest)) + rest
 
 
 def header_limit(max_bytes: int) -> int:
-    """Return the largest header that takes at most ``max_bytes`` of memory."""
+    """Return the largest header size that takes at most ``max_bytes`` of memory to decode."""
     return min(max(max_bytes // _GROWTH, _FREE_BYTES), MAX_HEADER_BYTES)
 
 
@@ -89,8 +89,8 @@ def header_bytes(head: bytes | memoryview, magic: bytes, version: int = VERSION)
     """Return the size of the header, given the first bytes of a file.
 
     Raises:
-        CorruptCheckpoint: The file is of another kind, or truncated.
-        UnsupportedVersion: It has another format version.
+        CorruptCheckpoint: The file has another type or is truncated.
+        UnsupportedVersion: The file has an unsupported format version.
     """
     require(len(head) >= HEAD_BYTES, f"expected at least {HEAD_BYTES} bytes, got {len(head)}")
     found, _, got, size = _HEAD.unpack_from(head)
@@ -105,11 +105,11 @@ def header_bytes(head: bytes | memoryview, magic: bytes, version: int = VERSION)
 def unpack_body(
     data: bytes | memoryview, magic: bytes, *, version: int = VERSION, max_bytes: int = 1 << 62
 ) -> bytes | memoryview:
-    """Return the checked bytes of a header; ``data`` ends where the header ends.
+    """Verify and return the bytes of a header; ``data`` must end where the header ends.
 
     Raises:
         CorruptCheckpoint: The checksum or the size is wrong.
-        UnsupportedVersion: It has another format version.
+        UnsupportedVersion: The file has an unsupported format version.
     """
     size = header_bytes(data, magic, version)
     limit = header_limit(max_bytes)
@@ -123,11 +123,11 @@ def unpack_body(
 def unpack_frame(
     data: bytes | memoryview, magic: bytes, kind: type[T], *, max_bytes: int = 1 << 62
 ) -> T:
-    """Decode the header of a frame; ``data`` ends where the header ends.
+    """Decode the header of a frame; ``data`` must end where the header ends.
 
     Raises:
-        CorruptCheckpoint: A checksum, size or field is wrong.
-        UnsupportedVersion: It has another format version.
+        CorruptCheckpoint: A checksum, size, or field is wrong.
+        UnsupportedVersion: The file has an unsupported format version.
     """
     body = unpack_body(data, magic, max_bytes=max_bytes)
     with damage_named("the header is damaged"):
@@ -135,14 +135,14 @@ def unpack_frame(
 
 
 def require(condition: object, message: str) -> None:
-    """Raise :class:`CorruptCheckpoint` if a rule of the format is broken."""
+    """Raise :class:`CorruptCheckpoint` if the file violates a format rule."""
     if not condition:
         raise CorruptCheckpoint(message)
 
 
 @contextlib.contextmanager
 def damage_named(message: str, url: str | None = None, key: str | None = None) -> Iterator[None]:
-    """Map whatever hostile bytes raise to :class:`CorruptCheckpoint`, with file and tensor."""
+    """Convert decoding errors to :class:`CorruptCheckpoint` that names the file and tensor."""
     try:
         yield
     except PCRError as error:

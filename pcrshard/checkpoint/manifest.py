@@ -1,4 +1,4 @@
-"""Manifests: which versions a store has, in which files; numbered, and never changed.
+"""Manifests: numbered, immutable lists of a store's versions and their files.
 
 See docs/checkpoints-format.md, section 3.
 """
@@ -33,11 +33,11 @@ from .version_file import Header, StoredTensor, VersionFile, write_version
 
 log = get_logger(__name__)
 MAGIC = b"\x89PCM\r\n\x1a\n"
-# A copy of the newest manifest for web servers, which cannot list.
+# A copy of the newest manifest for web servers, which cannot list directories.
 COPY_NAME = "manifest.pcm"
 _NAME = re.compile(r"manifest-([0-9]{6,12})\.pcm")
 _FILE_NAME = re.compile(r"([0-9]{6,12})-[0-9a-f]{16}\.pcd")
-# A reader that listed a moment ago still finds the manifest that it saw.
+# Keep recent manifests so that a reader that just listed the folder still finds the one it saw.
 _KEPT_MANIFESTS = 3
 _LEFTOVER_SECONDS = 3600.0
 _ATTEMPTS = 5
@@ -47,15 +47,15 @@ class VersionRecord(Record, frozen=True):
     """One version of a store.
 
     Attributes:
-        number: From 1, increasing; numbers are not reused.
+        number: Version number, from 1, increasing and never reused.
         id: SHA-256 of the restored content.
-        parent: Number of the version that it is a delta to; ``None`` for a keyframe.
-        file: Name of its file in the store's folder.
+        parent: Number of the version that this delta refers to; ``None`` for a keyframe.
+        file: Name of the version's file in the store's folder.
         file_bytes: Size of the file.
-        header_bytes: Size of the header in it.
-        raw_bytes: Bytes of the restored tensors.
-        metrics: Plain numbers and strings that the user noted.
-        saved: Seconds since 1970.
+        header_bytes: Size of the file's header.
+        raw_bytes: Size of the restored tensors.
+        metrics: Numbers and strings that the user recorded.
+        saved: Time of saving, in seconds since 1970.
     """
 
     number: Number
@@ -73,7 +73,7 @@ class VersionRecord(Record, frozen=True):
 
 
 def record_of(header: Header, name: str, header_bytes: int, file_bytes: int) -> VersionRecord:
-    """Return the record of a version's file."""
+    """Return the record that describes a version's file."""
     return VersionRecord(
         number=header.number,
         id=header.id,
@@ -88,13 +88,13 @@ def record_of(header: Header, name: str, header_bytes: int, file_bytes: int) -> 
 
 
 class Manifest(Record, frozen=True):
-    """All versions of a store.
+    """An immutable list of all versions of a store.
 
     Attributes:
-        number: From 1, one more with each change of the store; 0 for a store that is not there.
-        next_version: Number of the next version.
-        precision: The allowed error of the last writer, in words.
-        versions: In the order of their numbers.
+        number: Starts at 1 and increases by one with each change; 0 if the store does not exist.
+        next_version: Number that the next version will get.
+        precision: Precision of the last writer, in words.
+        versions: Records in increasing order of number.
     """
 
     number: Count = 0
@@ -112,10 +112,10 @@ class Manifest(Record, frozen=True):
                 raise ValueError("expected an earlier version as parent")
 
     def record(self, number: int) -> VersionRecord:
-        """Return the record of a version; negative numbers count from the newest, -1.
+        """Return the record of a version; negative numbers count back from the newest, -1.
 
         Raises:
-            VersionUnavailable: There is none.
+            VersionUnavailable: The version does not exist.
         """
         if number < 0 and -number <= len(self.versions):
             return self.versions[number]
@@ -126,32 +126,32 @@ class Manifest(Record, frozen=True):
         raise VersionUnavailable(f"expected one of the versions {known or '(none)'}, got {number}")
 
     def chain(self, number: int) -> list[VersionRecord]:
-        """Return a version's record, its parent's, and so on down to a keyframe."""
+        """Return the records of a version and its ancestors, ending with a keyframe."""
         found = [self.record(number)]
         while (parent := found[-1].parent) is not None:
             found.append(self.record(parent))
         return found
 
     def with_versions(self, records: Iterable[VersionRecord]) -> Manifest:
-        """Return the manifest with other versions; numbers are not reused."""
+        """Return a copy with the given versions; version numbers are never reused."""
         versions = tuple(sorted(records, key=lambda record: record.number))
         following = max([self.next_version, *(record.number + 1 for record in versions)])
         return self.replace(next_version=following, versions=versions)
 
 
 def number_in(name: str) -> int | None:
-    """Return the number in the name of a version's file; ``None`` for other names."""
+    """Return the version number in a file name, or ``None`` for other names."""
     match = _FILE_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def manifest_name(number: int) -> str:
-    """Return the name of a manifest."""
+    """Return the file name of a manifest."""
     return f"manifest-{number:06d}.pcm"
 
 
 def manifest_numbers(names: Iterable[str]) -> set[int]:
-    """Return the numbers of the manifests among some names."""
+    """Return the numbers of all manifests in a list of file names."""
     return {int(match[1]) for match in map(_NAME.fullmatch, names) if match is not None}
 
 
@@ -160,10 +160,10 @@ class StoreIO:
     """Access to the files of a store.
 
     Attributes:
-        url: The folder.
+        url: The store's folder.
         options: fsspec storage options.
         workers: Threads that encode and decode.
-        max_bytes: The memory that a manifest or a header may take.
+        max_bytes: Memory limit for a decoded manifest or header.
     """
 
     url: str = dataclasses.field(repr=False)
@@ -176,18 +176,18 @@ class StoreIO:
         return storage.join(self.url, name)
 
     def list(self) -> list[str]:
-        """Return the names of all files in the folder; empty if there is no folder."""
+        """Return the names of all files in the folder; empty if the folder does not exist."""
         if not storage.is_folder(self.url, options=self.options):
             return []
         found = storage.list_files(self.url, options=self.options)
         return [name for name, _ in found if "/" not in name]
 
     def newest(self) -> Manifest:
-        """Read the newest manifest; number 0 if there is none.
+        """Read the newest manifest; return an empty one, number 0, if there is none.
 
         Raises:
-            CorruptCheckpoint: It is damaged.
-            StorageError: It cannot be read.
+            CorruptCheckpoint: The manifest is damaged.
+            StorageError: The manifest cannot be read.
         """
         if self.url.startswith(("http:", "https:")):
             return self._read(COPY_NAME) or Manifest()
@@ -196,17 +196,17 @@ class StoreIO:
             numbers = manifest_numbers(names)
             if not numbers and COPY_NAME not in names:
                 return Manifest()
-            # The copy alone is there if it is of format 1, or all others were lost.
+            # Only the copy exists in format 1, or if all other manifests were lost.
             found = self._read(manifest_name(max(numbers)) if numbers else COPY_NAME)
             if found is not None:
                 return found
         raise StorageError("the manifests change too fast to be read", url=self.url)
 
     def existing(self) -> Manifest:
-        """Read the newest manifest of a store that must be there.
+        """Read the newest manifest of an existing store.
 
         Raises:
-            VersionUnavailable: There is no store.
+            VersionUnavailable: The store does not exist.
         """
         manifest = self.newest()
         if manifest.number == 0:
@@ -230,7 +230,7 @@ class StoreIO:
             raise CorruptCheckpoint(f"{error}: see `pcrshard checkpoint recover`") from error
 
     def read_bytes(self, name: str, max_bytes: int | None = None) -> bytes | None:
-        """Read a file; ``None`` if there is none."""
+        """Read a file; return ``None`` if it does not exist."""
         try:
             return storage.read_bytes(self.join(name), options=self.options, max_bytes=max_bytes)
         except StorageError as error:
@@ -239,14 +239,14 @@ class StoreIO:
             raise
 
     def commit(self, before: Manifest, after: Manifest) -> Manifest:
-        """Create the manifest that follows another one; return it.
+        """Create the successor of a manifest and return it.
 
-        The file of every version in it must be in the store. Older manifests, and files that it
-        does not name any more, are removed.
+        The files of all its versions must already be in the store. Older manifests, and files that
+        the new manifest no longer references, are removed.
 
         Raises:
-            ConcurrentWriter: Another process has written to the store; nothing has changed.
-            StorageError: The disk is full, or the store refuses.
+            ConcurrentWriter: Another process has written to the store; nothing was changed.
+            StorageError: The disk is full, or the storage rejected the write.
         """
         after = after.replace(number=before.number + 1)
         name = manifest_name(after.number)
@@ -254,7 +254,7 @@ class StoreIO:
         try:
             storage.create(self.join(name), data, options=self.options)
         except FileExistsError:
-            # A request whose answer was lost may have been repeated by the client's library.
+            # The client library may have retried a request whose response was lost.
             with suppress(StorageError):
                 if self.read_bytes(name, len(data)) == data:
                     return self._finish(before, after, data)
@@ -267,8 +267,8 @@ class StoreIO:
         new = {record.file for record in after.versions}
         numbers = manifest_numbers(self.list())
         if max(numbers) > after.number:
-            # A writer that slept while others wrote finds its number free again once it is pruned:
-            # then the newest manifest was not made of this one.
+            # If a suspended writer resumes after others wrote, its number may have been pruned
+            # and be free again; the newest manifest then does not descend from this one.
             named = {record.file for record in self.newest().versions}
             if not new - old <= named or (old - new) & named:
                 self.remove([manifest_name(after.number)])
@@ -285,7 +285,7 @@ class StoreIO:
         return after
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; one that cannot be removed is logged, and left to the next writer."""
+        """Remove files; log those that cannot be removed and leave them to the next writer."""
         for name in names:
             try:
                 storage.remove(self.join(name), options=self.options)
@@ -294,28 +294,28 @@ class StoreIO:
                     log.warning("a file is left over: %s", error)
 
     def clean(self, manifest: Manifest) -> None:
-        """Remove what killed writers left behind more than an hour ago."""
+        """Remove files that killed writers left behind more than an hour ago."""
         used = {record.file for record in manifest.versions}
         for name in self.list():
             temporary = name.startswith(".") and name.endswith((".tmp", ".part"))
             if name in used or not (temporary or number_in(name) is not None):
                 continue
-            with suppress(StorageError):  # another writer was faster
+            with suppress(StorageError):  # another writer removed it first
                 if storage.age_seconds(self.join(name), options=self.options) > _LEFTOVER_SECONDS:
                     self.remove([name])
 
     def write(
         self, tensors: Sequence[StoredTensor], parent: VersionRecord | None, **fields: object
     ) -> VersionRecord:
-        """Write a version under a new name; arguments as for :func:`write_version`.
+        """Write a version under a new file name; for the arguments see :func:`write_version`.
 
         Args:
-            tensors: Its tensors.
+            tensors: The version's tensors.
             parent: The version that deltas refer to; ``None`` for a keyframe.
             **fields: ``number``, ``tree``, ``metrics`` and ``saved``.
 
         Returns:
-            Its record.
+            The version's record.
         """
         name = f"{fields['number']:06d}-{secrets.token_hex(8)}.pcd"
         header, header_bytes, file_bytes = write_version(
@@ -333,12 +333,12 @@ class StoreIO:
         """Open the file of a version.
 
         Raises:
-            CorruptCheckpoint: It is damaged, or holds another version.
+            CorruptCheckpoint: The file is damaged or contains another version.
         """
         url = self.join(record.file)
         file = VersionFile(url, record.header_bytes, self.options, self.max_bytes)
         found = record_of(file.header, record.file, record.header_bytes, file.num_bytes)
-        # The metrics and the time are not part of the content.
+        # Metrics and time are not part of the content.
         if found.replace(metrics=record.metrics, saved=record.saved) != record:
             raise CorruptCheckpoint(
                 f"expected version {record.number} {record.id.hex()}, "

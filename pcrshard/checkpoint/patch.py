@@ -1,7 +1,7 @@
-"""Patches: the words that changed between two versions of weights, in one byte-oriented form.
+"""Patches: a byte-oriented encoding of the words that changed between two versions.
 
-See docs/checkpoints-format.md, section 2.4. Both functions work on words of any size; words of 8
-bytes are handled as two of 4.
+See docs/checkpoints-format.md, section 2.4. Both functions accept words of any size;
+an 8-byte word is handled as two 4-byte words.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ..native import sparse_words
 from .frame import require
 
 _GAPS = struct.Struct("<I")
-# Content bytes of a patch by bytes of its words: a gap and an escaped step for every word of one
-# byte, and the count of gaps.
+# Maximum size of a patch relative to its words: for one-byte words, a gap and an escaped step per
+# word, plus the number of gaps.
 _MAX_GROWTH = 4
 
 
 def encode_patch(now: Words, was: Words, level: int = 1) -> tuple[int, bytes] | None:
-    """Find the words that changed, and make ``was`` equal to ``now``.
+    """Encode the words that changed, and update ``was`` in place to equal ``now``.
 
     Args:
         now: (N,) words.
-        was: (N,) words of the version before, contiguous and writable.
-        level: Effort of compression, as for :func:`pcrshard.zstd.compress`.
+        was: (N,) words of the previous version, contiguous and writable.
+        level: Compression level, as for :func:`pcrshard.zstd.compress`.
 
     Returns:
-        The number of changed words and the patch, which is empty for none; ``None`` if most words
-        changed.
+        The number of changed words and the patch, which is empty if no word changed; ``None`` if
+        most words changed.
     """
     now, was = _narrow(now), _narrow(was)
     found = sparse_words.encode(now, was, borrow_array(max(now.nbytes, 64)))
@@ -46,10 +46,10 @@ def encode_patch(now: Words, was: Words, level: int = 1) -> tuple[int, bytes] | 
 
 
 def apply_patch(words: Words, patch: Any) -> None:
-    """Change the words (N,), contiguous and writable, that a possibly hostile patch names.
+    """Apply an untrusted patch in place to words (N,), which are contiguous and writable.
 
     Raises:
-        CorruptCheckpoint: The patch does not fit; some words may have changed.
+        CorruptCheckpoint: The patch does not match; some words may already have been changed.
     """
     if len(patch) == 0:
         return

@@ -1,4 +1,4 @@
-"""Pulling: versions of a store behind a URL into another store, by the files that it lacks."""
+"""Copy versions from a remote store to another store, transferring only missing files."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .reader import problem_of
 from .store import DeltaStore
 from .version_file import Progress
 
-# A file is requested in pieces of this size, each of which is kept if the process is killed.
+# Files are downloaded in pieces of this size; completed pieces survive a killed process.
 _BLOCK = 1 << 23
 
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
-    """Versions that were added to a store.
+    """The result of a pull.
 
     Attributes:
-        version: Number of the version that was asked for.
-        added: Numbers of the versions that the store lacked.
-        moved_bytes: Bytes that were moved; less than those of the files after a resume.
+        version: Number of the requested version.
+        added: Numbers of the versions added to the store.
+        moved_bytes: Bytes transferred; less than the size of the files after a resume.
     """
 
     version: int
@@ -46,25 +46,25 @@ def pull(
     options: storage.Options | None = None,
     progress: Progress | None = None,
 ) -> Pulled:
-    """Copy a version, and the versions that it is a delta to, from a store behind a URL.
+    """Copy a version, and the versions that its delta refers to, from a remote store.
 
-    Only the files that ``store`` lacks are moved, and it keeps what it has. The version is restored
-    and compared with its id before anything is added. A local store resumes an interrupted pull in
-    the middle of a file.
+    Only files missing from ``store`` are transferred; its other versions are kept. The version is
+    restored and verified against its id before anything is added. With a local store, an
+    interrupted pull resumes in the middle of a file.
 
     Args:
-        url: The folder of the other store: on any web server, or at any fsspec URL.
-        store: Where the versions go, under the numbers that they have.
-        version: The number; -1 for the newest.
-        max_bytes: Refuse manifests, files and restored versions of more bytes than this; default:
-            the machine's memory.
+        url: The folder of the source store: on any web server, or at any fsspec URL.
+        store: The destination; versions keep their numbers.
+        version: The version number; -1 for the newest.
+        max_bytes: Largest accepted manifest, file, or restored version, in bytes; default: the
+            machine's memory.
         options: fsspec storage options of ``url``.
-        progress: Called with the bytes that are there, and that are needed.
+        progress: Called with the bytes present and the bytes needed.
 
     Raises:
-        VersionUnavailable: There is no such store or version.
-        BrokenChain: The two stores have different versions under one number.
-        CorruptCheckpoint: A file is not what it should be; nothing is added.
+        VersionUnavailable: The store or version does not exist.
+        BrokenChain: The two stores have different versions under the same number.
+        CorruptCheckpoint: A file is damaged or does not match its record; nothing is added.
         StorageError: A file cannot be read, or the store cannot be written to.
         ConcurrentWriter: Another process is writing to the store.
     """
@@ -107,7 +107,7 @@ def pull(
 def _copy(
     source: StoreIO, target: StoreIO, missing: list[VersionRecord], progress: Progress | None
 ) -> int:
-    """Copy the files of versions; return the bytes that were moved."""
+    """Copy the files of versions and return the number of bytes transferred."""
     moved = done = 0
     total = sum(record.file_bytes for record in missing)
     for record in missing:
@@ -121,7 +121,7 @@ def _copy(
 
 
 def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[VersionRecord]:
-    """Return what the store lacks of a version's chain, oldest first."""
+    """Return the records of a version's chain that the store lacks, oldest first."""
     ids = {record.number: record.id for record in held.versions}
     missing: list[VersionRecord] = []
     for record in offered.chain(wanted.number):
@@ -138,7 +138,7 @@ def _missing(held: Manifest, offered: Manifest, wanted: VersionRecord) -> list[V
 
 @contextlib.contextmanager
 def _partial_file(target: StoreIO, record: VersionRecord) -> Iterator[str]:
-    """Give the local path of a version's file on its way, and move the whole file to the store."""
+    """Yield a local path for a partial download, then move the complete file to the store."""
     url = target.join(record.file)
     if storage.is_local(target.url):
         storage.make_folder(target.url)
@@ -158,7 +158,7 @@ def _partial_file(target: StoreIO, record: VersionRecord) -> Iterator[str]:
 
 
 def _download(source: StoreIO, record: VersionRecord, path: str) -> Iterator[tuple[int, int]]:
-    """Complete a local file in pieces; yield the bytes that are there, and those that just came."""
+    """Complete a local file in pieces; yield the bytes present and the bytes just received."""
     url = source.join(record.file)
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
         there = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""From files to a version: a chain of deltas on a keyframe, restored and compared with digests."""
+"""Restore a version from a keyframe and its chain of deltas, and verify the digests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .version_file import VersionFile, parallel_map
 
 
 class Decoded(NamedTuple):
-    """A version in memory as it is stored."""
+    """A version in memory, in its stored form."""
 
     number: int
     id: bytes
@@ -33,18 +33,18 @@ def read_tensors(
     paths: Collection[str] | None = None,
     known: Decoded | None = None,
 ) -> tuple[VersionFile, dict[str, Tensor]]:
-    """Decode a version's tensors; only the files and payloads that they need are read.
+    """Decode a version's tensors, reading only the required files and payloads.
 
     Args:
         io: The store.
-        manifest: Its versions.
+        manifest: The store's manifest.
         number: The version's number.
-        paths: Paths of tensors; default: all of them.
-        known: A version in memory, at which the chain may end.
+        paths: Paths of the tensors to read; default: all.
+        known: A version already in memory, at which the chain may end.
 
     Raises:
-        VersionUnavailable: There is no such version.
-        BrokenChain: A reference is missing or is another version.
+        VersionUnavailable: The version does not exist.
+        BrokenChain: A reference is missing or is a different version.
         CorruptCheckpoint: A payload is damaged.
     """
     layers: list[tuple[VersionFile, list[str]]] = []
@@ -75,10 +75,10 @@ def read_tensors(
 
 
 def restore(file: VersionFile, tensors: Mapping[str, Tensor], workers: int = 1) -> dict[str, Words]:
-    """Restore the words (N,) of tensors by path, and compare each with its digest.
+    """Restore the words (N,) of tensors by path, and verify each against its digest.
 
     Raises:
-        CorruptCheckpoint: A tensor restores to other content.
+        CorruptCheckpoint: A restored tensor does not match its digest.
     """
 
     def work(path: str) -> Words:
@@ -100,7 +100,7 @@ def load_version(
     names: Collection[str] | None = None,
     map_location: Any = None,
 ) -> Any:
-    """Load a version, or the parts of it that ``names`` select; see :meth:`DeltaStore.load`."""
+    """Load a version, or the parts selected by ``names``; see :meth:`DeltaStore.load`."""
     paths = None
     parts = {}
     if names is not None:
@@ -115,7 +115,7 @@ def load_version(
         if number not in made:
             path = file.tree.names[number]
             found = words[path]
-            # Words of an exact tensor may lie in memory that cannot be written to.
+            # Words of an exact tensor may be in read-only memory.
             found = found if found.flags.writeable else found.copy()
             made[number] = tensor_from(found, file.entries[path].spec)
         return made[number]
@@ -128,7 +128,7 @@ def load_version(
 
 
 def _parts(file: VersionFile, names: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the tokens of each name: the path of a tensor, or of anything above it."""
+    """Return the range of tokens for each name, the path of a tensor or of any subtree."""
     missing = set(names) - file.tree.parts.keys()
     if missing:
         raise VersionUnavailable("there is no such tensor", url=file.url, key=min(missing))
@@ -136,7 +136,7 @@ def _parts(file: VersionFile, names: Collection[str]) -> dict[str, tuple[int, in
 
 
 def _leaves(file: VersionFile, parts: Iterable[tuple[int, int]]) -> list[str]:
-    """Return the paths of all tensors that parts of the tree refer to."""
+    """Return the paths of all tensors referenced by parts of the tree."""
     numbers: set[int] = set()
     with damage_named("the tree is damaged", file.url):
         tree = TreeReader(file.header.tree)
@@ -149,10 +149,10 @@ def _leaves(file: VersionFile, parts: Iterable[tuple[int, int]]) -> list[str]:
 def problem_of(
     io: StoreIO, manifest: Manifest, number: int, known: Decoded | None = None
 ) -> tuple[PCRError | None, Decoded | None]:
-    """Read every byte of a version, and restore it.
+    """Read every byte of a version and restore it.
 
     Returns:
-        What is wrong, or the version in memory, from which the next one may go on.
+        The problem found, or the decoded version, which can serve as ``known`` for the next one.
     """
     try:
         file, tensors = read_tensors(io, manifest, number, known=known)

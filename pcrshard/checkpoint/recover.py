@@ -1,4 +1,4 @@
-"""Rebuilding the manifest of a store from the files of its versions."""
+"""Rebuild the manifest of a store from its version files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .version_file import Progress, VersionFile, reported
 
 @dataclasses.dataclass(frozen=True)
 class Recovered:
-    """What was found of a store whose manifest was lost.
+    """The result of recovering a store whose manifest was lost.
 
     Attributes:
-        versions: Those of the new manifest; each was restored and compared with its id.
-        lost: Why a version's file is not used, by name.
+        versions: Records of the new manifest; each version was restored and verified.
+        lost: Reason for each unused file, by file name.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -39,18 +39,18 @@ def recover(
     options: storage.Options | None = None,
     progress: Progress | None = None,
 ) -> Recovered:
-    """Rebuild a lost or damaged manifest from the files of the versions.
+    """Rebuild a lost or damaged manifest from the version files.
 
     Args:
         url: The store's folder.
-        allow_loss: Continue if a version cannot be restored; the next writer removes its files.
+        allow_loss: Continue if a version cannot be restored; the next writer deletes its files.
         options: fsspec storage options.
-        progress: Called with the number of checked files, and of all files.
+        progress: Called with the number of files checked and the total.
 
     Raises:
-        ValueError: The manifest is sound.
-        CorruptCheckpoint: A version is lost; nothing is written.
-        VersionUnavailable: There are no versions.
+        ValueError: The manifest is intact.
+        CorruptCheckpoint: A version cannot be restored; nothing is written.
+        VersionUnavailable: The folder contains no versions.
     """
     io = StoreIO(url, options)
     try:
@@ -59,7 +59,7 @@ def recover(
     except UnsupportedVersion:
         raise
     except FormatError:
-        pass  # the damage that is to be repaired
+        pass  # the damage to repair
     names = io.list()
     wanted = {name: number for name in names if (number := number_in(name)) is not None}
     if not wanted:
@@ -68,7 +68,7 @@ def recover(
     parents = {(file.header.parent, file.header.parent_id) for file in files.values()}
 
     def rank(name: str) -> tuple[int, bool, float]:
-        """Parents come before deltas; of two files of one number, the one others refer to."""
+        """Sort parents before deltas, and for duplicate numbers the referenced file first."""
         header = files[name].header
         return header.number, (header.number, header.id) not in parents, -header.saved
 
@@ -82,7 +82,7 @@ def recover(
     if (gone and not allow_loss) or not manifest.versions:
         reasons = "; ".join(lost[name] for name in lost if wanted[name] in gone)
         raise CorruptCheckpoint(f"cannot recover the versions {gone}, see allow_loss: {reasons}")
-    # No writer that is still at work may take this manifest for its own.
+    # Skip numbers so that an active writer cannot mistake this manifest for its own.
     last = max(manifest_numbers(names) | {int(time.time())})
     before = manifest.replace(number=last)
     io.commit(before, manifest.replace(next_version=max(wanted.values()) + 1))
@@ -92,7 +92,7 @@ def recover(
 def _open_files(
     io: StoreIO, wanted: dict[str, int]
 ) -> tuple[dict[str, VersionFile], dict[str, str]]:
-    """Open the files whose headers are sound; say what is wrong with the others."""
+    """Open the files with valid headers, and return the problem of each other file."""
     files: dict[str, VersionFile] = {}
     lost = {}
     for name in sorted(wanted):
@@ -108,7 +108,7 @@ def _open_files(
 
 
 def _with_file(io: StoreIO, manifest: Manifest, name: str, file: VersionFile) -> Manifest:
-    """Return the manifest with one more version.
+    """Return the manifest extended by one version.
 
     Raises:
         PCRError: The version cannot be added.

@@ -1,4 +1,4 @@
-"""Versions as safetensors files, which other tools read; the only import of safetensors."""
+"""Export and compare versions as safetensors files; the only import of safetensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reader import read_tensors, restore
 from .store import DeltaStore
 from .tensors import spec_of, words_of
 
-# The types that safetensors has.
+# The element types that safetensors supports.
 DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
     "int32": "I32", "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
@@ -33,7 +33,7 @@ def load_tensors(path: str) -> dict[str, torch.Tensor]:
 
 
 def _safetensors_module() -> Any:
-    """Return safetensors, with its module for torch.
+    """Import safetensors and its torch module.
 
     Raises:
         MissingDependency: safetensors is not installed.
@@ -54,25 +54,25 @@ def export_safetensors(
     names: Collection[str] | None = None,
     options: storage.Options | None = None,
 ) -> int:
-    """Write the tensors of a version under their paths; other values are left out.
+    """Write the tensors of a version under their paths; omit all other values.
 
-    A tensor that the state has under several paths is written under each of them.
+    A tensor that occurs under several paths is written under each of them.
 
     Args:
-        store: Where the version is.
-        version: Its number; -1 for the newest.
-        url: The file, ``*.safetensors``.
-        names: As for :meth:`DeltaStore.load`: only these, under the rest of their paths
-            (``["model"]`` writes ``conv1.weight`` for ``model.conv1.weight``).
+        store: The store that contains the version.
+        version: The version number; -1 for the newest.
+        url: The file to write, ``*.safetensors``.
+        names: Parts to export, as for :meth:`DeltaStore.load`, without the prefix of their paths
+            (``["model"]`` writes ``model.conv1.weight`` as ``conv1.weight``).
         options: fsspec storage options of the file.
 
     Returns:
-        Bytes of the file.
+        The size of the file in bytes.
 
     Raises:
-        ValueError: The file's name is that of another format.
+        ValueError: The file name has the extension of another format.
         MissingDependency: safetensors is not installed.
-        VersionUnavailable: The version or a name is not there.
+        VersionUnavailable: The version or a name does not exist.
         StorageError: The file cannot be written.
     """
     if url.lower().endswith(_OTHER_FORMATS):
@@ -84,7 +84,7 @@ def export_safetensors(
     tensors: dict[str, torch.Tensor] = {}
     for name, part in state.items():
         for path, tensor in _tensors(part, ()):
-            # A file holds no shared memory: what is tied is written once for each name.
+            # The format has no shared memory, so tied tensors are written once per name.
             tensors[path or name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     metadata = {"pcrshard_version": str(record.number), "pcrshard_id": record.id.hex()}
     data = safetensors.torch.save(tensors, metadata)
@@ -94,7 +94,7 @@ def export_safetensors(
 
 
 def _tensors(value: Any, path: tuple[str, ...]) -> Any:
-    """Yield the path and tensor of every tensor and array in a state."""
+    """Yield every tensor and array of a state with its path."""
     if isinstance(value, torch.Tensor):
         yield ".".join(path), value
     elif isinstance(value, np.ndarray):
@@ -108,19 +108,19 @@ def _tensors(value: Any, path: tuple[str, ...]) -> Any:
 def measure_errors(
     store: DeltaStore, version: int, url: str, *, options: storage.Options | None = None
 ) -> dict[str, float]:
-    """Compare each tensor of a version with the one of its path in a safetensors file.
+    """Compare each tensor of a version with the tensor of the same name in a safetensors file.
 
     Args:
-        store: Where the version is.
-        version: Its number.
-        url: The file, with what was saved; tensors that it lacks are not compared.
+        store: The store that contains the version.
+        version: The version number.
+        url: The file with the original tensors; tensors missing from it are not compared.
         options: fsspec storage options of the file.
 
     Returns:
         The largest error of each tensor, as a fraction of its bound: 0 to 1.
 
     Raises:
-        ErrorBoundViolated: A value is farther off than the bound, or the file has other values.
+        ErrorBoundViolated: A value's error exceeds its bound, or an exact tensor differs.
         StorageError: The file cannot be read.
     """
     safetensors = _safetensors_module()

@@ -1,4 +1,4 @@
-"""The store of a training run's checkpoints: every version kept, in the space of a few."""
+"""Checkpoint stores: every version of a training run in the space of a few."""
 
 from __future__ import annotations
 
@@ -39,33 +39,35 @@ PRESETS = {
 }
 _READ_ATTEMPTS = 3
 _LONG_CHAIN = 10
-# Above this fraction of changed words no exact form is compared: it is larger.
+# Above this fraction of changed words, skip the exact encoding: it would be larger.
 _MOST_CHANGED = 0.25
 
 
 class DeltaStore:
     """Checkpoints in a folder, **lossy by default**: weights within 0.5 % of a std, momentum 30 %.
 
-    Lossy are parameters of two or more dimensions, and ``exp_avg``, ``momentum_buffer``,
-    ``exp_avg_sq`` and ``max_exp_avg_sq`` of torch's Adam, AdamW and SGD. Everything else, and every
-    tensor of other optimizers, is kept bit for bit; :meth:`lossless` keeps everything. Where few
-    words change between versions, the exact form is smaller, and is taken.
+    Lossy compression applies to parameters of two or more dimensions, and to ``exp_avg``,
+    ``momentum_buffer``, ``exp_avg_sq``, and ``max_exp_avg_sq`` of torch's Adam, AdamW, and SGD.
+    Everything else, including every tensor of other optimizers, is stored bit for bit; use
+    :meth:`lossless` for all tensors. If so few words change between versions that the exact form
+    is smaller, the exact form is stored.
 
-    Saving works in a background thread on a copy. Nothing in a store is executed when it is loaded.
-    Files are never changed, so a folder behind a web server is a release: see :func:`pull`.
+    A background thread encodes and writes a copy of the state. Loading never executes anything
+    from the store. Version files are immutable, so any web server can serve the folder as a
+    release: see :func:`pull`.
 
     Args:
         url: The folder, local or at any fsspec URL.
         precision: ``"balanced"`` (0.5 % of a tensor's standard deviation for weights, 30 % for
             first moments, 30 % of each value for second moments), ``"fine"`` (0.1 %, 6 % and 6 %),
             ``"lossless"``, or a :class:`Precision`.
-        keyframe_every: The longest chain of versions that one keyframe begins. In chains of more
-            than ten a keyframe is also written once the deltas since the last one outweigh it.
+        keyframe_every: Maximum number of versions per chain, the keyframe included. In longer
+            chains (ten or more), a keyframe is also written once the deltas outweigh the last one.
         options: fsspec storage options.
         workers: Threads that encode and decode.
 
     Raises:
-        ValueError: An option is wrong.
+        ValueError: An option is invalid.
     """
 
     def __init__(
@@ -86,15 +88,15 @@ class DeltaStore:
         self._every = keyframe_every
         self.io = StoreIO(url, options, workers)
         self._background = _Background()
-        # Of the store, as long as this writer knows it: None before the first save.
+        # The newest manifest, while this writer knows it; None before the first save.
         self._manifest: Manifest | None = None
         self._last: dict[str, Tensor] | None = None
-        # The words in the middle of each lossy tensor, as they were saved.
+        # A sample of words from the middle of each lossy tensor, before quantization.
         self._samples: dict[str, Tensor] = {}
 
     @classmethod
     def lossless(cls, url: str, **how: Any) -> Self:
-        """Open a store that keeps every tensor bit for bit."""
+        """Open a store that saves every tensor bit for bit."""
         return cls(url, "lossless", **how)
 
     def __enter__(self) -> Self:
@@ -116,26 +118,27 @@ class DeltaStore:
         blocking: bool = False,
         on_saved: Callable[[int], None] | None = None,
     ) -> int:
-        """Save a state: model, optimizer, scheduler, generators, counters, nested as it comes.
+        """Save a nested state: model, optimizer, scheduler, random generators, counters.
 
-        The tensors are copied before this returns; encoding and writing happen in the background.
-        A save waits for the one before.
+        Returns once the tensors are copied; encoding and writing continue in the background. If the
+        previous save is still running, waits for it first.
 
         Args:
             state: dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None, tensors,
                 numpy arrays and scalars. Tensors that share memory share it again when loaded.
-            metrics: Plain numbers and strings to note with the version.
+            metrics: Numbers and strings to record with the version.
             blocking: Wait until the version is in the store.
-            on_saved: Called with the number, in the background, once the version is in the store.
+            on_saved: Called with the version number in the background thread, once it is stored.
 
         Returns:
             The version's number.
 
         Raises:
-            UnsupportedState: The state holds something else; its path is named.
+            UnsupportedState: The state holds a value of another type; the message names its path.
             ConcurrentWriter: Another process has written to the store; its versions are kept, and
-                the next call saves after them. (Also raised by a later call.)
-            StorageError: The disk is full, or the store refuses. (Also raised by a later call.)
+                the next call appends to them. (May be raised by a later call.)
+            StorageError: The disk is full, or the storage rejected the write. (May be raised by a
+                later call.)
         """
         noted = dict(metrics or {})
         check_metrics(noted)
@@ -155,22 +158,22 @@ class DeltaStore:
         names: Collection[str] | None = None,
         map_location: Any = None,
     ) -> Any:
-        """Load a version; every tensor is compared with its checksum.
+        """Load a version, verifying the checksum of every tensor.
 
         Args:
-            version: Its number; -1 for the newest, -2 for the one before.
-            names: Paths of tensors (``"model.conv1.weight"``) or of anything above them
-                (``"model"``); only what they need is read.
-            map_location: The torch device of tensors; the CPU by default.
+            version: The version number; -1 for the newest, -2 for the one before it.
+            names: Paths of tensors (``"model.conv1.weight"``) or subtrees (``"model"``) to load;
+                only the required bytes are read.
+            map_location: The torch device for tensors; default: the CPU.
 
         Returns:
-            The state as it was saved; with ``names`` a dict of the parts by name.
+            The saved state, or with ``names`` a dict that maps each name to its part.
 
         Raises:
-            VersionUnavailable: The version or a name is not there.
-            BrokenChain: A reference is missing or is another version.
-            CorruptCheckpoint: Something does not match its checksum; nothing is returned.
-            StorageError: It cannot be read.
+            VersionUnavailable: The version or a name does not exist.
+            BrokenChain: A reference is missing or is a different version.
+            CorruptCheckpoint: The data does not match its checksums; nothing is returned.
+            StorageError: A file cannot be read.
         """
         return self.read(
             lambda manifest: load_version(
@@ -179,21 +182,21 @@ class DeltaStore:
         )
 
     def versions(self) -> list[VersionRecord]:
-        """List the versions, oldest first."""
+        """Return the records of all versions, oldest first."""
         self._background.wait()
         return list(self.io.newest().versions)
 
     def verify(
         self, versions: Collection[int] | None = None, *, progress: Progress | None = None
     ) -> list[PCRError]:
-        """Read every byte of versions and of what they need, and restore them.
+        """Verify versions: read every byte of them and of their ancestors, and restore them.
 
         Args:
-            versions: Their numbers; default: all.
-            progress: Called with the number of checked versions, and of all to check.
+            versions: Version numbers; default: all.
+            progress: Called with the number of versions checked and the total.
 
         Returns:
-            What is wrong, in the order of the versions; empty if all is well.
+            The problems found, in the order of the versions; empty if there are none.
 
         Raises:
             PCRError: The manifest cannot be read.
@@ -211,15 +214,15 @@ class DeltaStore:
         return self.read(work)
 
     def delete(self, *, keep: Collection[int], progress: Progress | None = None) -> None:
-        """Delete all versions but some; deltas to deleted versions are rewritten, exactly.
+        """Delete all versions except some; deltas to deleted versions are rewritten losslessly.
 
         Args:
-            keep: Numbers of the versions to keep; negative ones count from the newest.
-            progress: Called with the number of finished versions, and of all to keep.
+            keep: Numbers of the versions to keep; negative ones count back from the newest.
+            progress: Called with the number of versions finished and the total to keep.
 
         Raises:
-            VersionUnavailable: One is not there; nothing has changed.
-            ConcurrentWriter: Another process has written to the store; nothing has changed.
+            VersionUnavailable: A version to keep does not exist; nothing was changed.
+            ConcurrentWriter: Another process has written to the store; nothing was changed.
         """
         io = self.settled()
         before = io.existing()
@@ -236,7 +239,7 @@ class DeltaStore:
     def _moved(
         self, manifest: Manifest, record: VersionRecord, parent: VersionRecord | None
     ) -> VersionRecord:
-        """Write a version again, as a delta to another parent."""
+        """Rewrite a version as a delta to another parent."""
         references: dict[str, Tensor] = {}
         if parent is not None:
             _, references = read_tensors(self.io, manifest, parent.number)
@@ -255,7 +258,7 @@ class DeltaStore:
         )
 
     def close(self) -> None:
-        """Wait until all versions are in the store, and end the background thread.
+        """Wait until all versions are stored, and stop the background thread.
 
         Raises:
             PCRError: A version could not be saved.
@@ -263,7 +266,7 @@ class DeltaStore:
         self._background.close()
 
     def read(self, work: Callable[[Manifest], T]) -> T:
-        """Apply a function to the newest manifest; again if files it names were just deleted."""
+        """Apply a function to the newest manifest; retry if its files were deleted meanwhile."""
         self._background.wait()
         manifest = self.io.existing()
         for _ in range(_READ_ATTEMPTS):
@@ -277,7 +280,7 @@ class DeltaStore:
         return work(manifest)
 
     def settled(self) -> StoreIO:
-        """Wait for saves, and return access to the files; the next save reads the store again."""
+        """Wait for pending saves and return the store's I/O; the next save rereads the manifest."""
         self._background.wait()
         self._forget()
         return self.io
@@ -287,7 +290,7 @@ class DeltaStore:
         self._samples = {}
 
     def _open(self) -> Manifest:
-        """Read what a writer has to know of the store, which is made if it is not there."""
+        """Read the state that a writer needs, creating the store if it does not exist."""
         manifest = self.io.newest()
         precision = str(self.precision)
         log.info("saving to %s: %s", self.url, precision)
@@ -299,7 +302,7 @@ class DeltaStore:
                     "none: see `pcrshard checkpoint recover`",
                     url=self.url,
                 )
-            # Before any version, so that a lost manifest is noticed.
+            # Written before any version, so that a lost manifest is detected.
             manifest = self.io.commit(manifest, Manifest(precision=precision))
         elif manifest.precision not in ("", precision):
             log.warning("the store was written with: %s; now: %s", manifest.precision, precision)
@@ -314,7 +317,7 @@ class DeltaStore:
         metrics: dict[str, Any],
         on_saved: Callable[[int], None] | None,
     ) -> None:
-        """Write the next version, in the background."""
+        """Write the next version; runs in the background thread."""
         number = manifest.next_version
         try:
             record = self._write_next(manifest, flat, metrics)
@@ -374,12 +377,12 @@ class DeltaStore:
         return record
 
     def _is_exact_smaller(self, leaves: Sequence[Leaf], bounds: Mapping[str, Bound | None]) -> bool:
-        """Whether exact versions would be smaller than quantized ones, by a sample of each tensor.
+        """Estimate from samples whether exact versions would be smaller than quantized ones.
 
-        What is compared is a keyframe and the deltas that may follow it.
+        Compares the total size of a keyframe and the deltas that may follow it.
         """
         assert self._last is not None
-        # If the store was just opened, exact tensors tell what was saved.
+        # If the store was just opened, only exact tensors reveal the saved words.
         last = {path: middle(t) for path, t in self._last.items() if isinstance(t, Exact)}
         old = self._samples or last
         self._samples = {}
@@ -409,7 +412,7 @@ class DeltaStore:
 
 
 def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
-    """Whether the next version should not be a delta."""
+    """Return whether the next version should be a keyframe."""
     if not manifest.versions:
         return True
     *deltas, keyframe = manifest.chain(manifest.versions[-1].number)
@@ -419,31 +422,31 @@ def is_keyframe_due(manifest: Manifest, keyframe_every: int) -> bool:
 
 
 def is_lossy(tensors: Iterable[Tensor]) -> bool:
-    """Whether any tensor of a version is quantized."""
+    """Return whether any tensor of a version is quantized."""
     return any(isinstance(tensor, Quantized) for tensor in tensors)
 
 
 class _Background:
-    """One piece of work at a time, whose error is raised by the next call."""
+    """A single-task background worker whose error is raised by the next call."""
 
     def __init__(self) -> None:
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future[object] | None = None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Start work; the piece before must have been waited for."""
+        """Start a task; the previous one must have been waited for."""
         if self._pool is None:
             self._pool = concurrent.futures.ThreadPoolExecutor(1, "pcrshard-checkpoint")
         self._pending = self._pool.submit(work)
 
     def wait(self) -> None:
-        """Wait for all work; raise its error, once."""
+        """Wait for the current task; raise its error once."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Wait for all work, and end the thread."""
+        """Wait for the current task and stop the thread."""
         try:
             self.wait()
         finally:

@@ -1,7 +1,7 @@
-"""Weights from a trainer to inference servers: sparse lossless patches, applied in place.
+"""Send weights from a trainer to inference servers as sparse lossless patches.
 
-See docs/checkpoints-format.md, section 4. A step is a patch of the step before; of bfloat16 weights
-of which 1.3 % of the words changed it takes about 1.2 bytes for each of these.
+See docs/checkpoints-format.md, section 4. Each step is a patch to the previous step, applied in
+place. If 1.3 % of the words of bfloat16 weights change, a step takes about 1.2 bytes per change.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ MODEL_NAME = "model.safetensors"
 _STATE_NAME = ".mirror.json"
 _JOURNAL_NAME = ".mirror.journal"
 _LATEST = "latest"
-# A block stays in a core's cache while it is compared and checked.
+# Sized so that a block stays in a core's cache while it is compared and checksummed.
 _BLOCK_WORDS = 1 << 19
-# Of the journal, for each worker: twice the number of its next block, odd while that block is being
-# changed; then that block as it was.
+# The journal holds, per worker, twice the number of its next block (plus one while that block is
+# being changed), then the original content of that block.
 _JOURNAL_BYTES = 64 + 4 * _BLOCK_WORDS
 _SAME, _PATCH, _WHOLE, _BY_EXPONENT = range(4)
-_SMALL = 19  # the level of compression for slow links
+_SMALL = 19  # zstd level for slow links
 _POLL_SECONDS = 0.05
 
 
 class Block(NamedTuple):
-    """A part of the weights' bytes ``[start, stop)`` that is one patch."""
+    """A byte range ``[start, stop)`` of the weights that is patched as a unit."""
 
     start: int
     stop: int
@@ -73,16 +73,16 @@ class Block(NamedTuple):
 
 
 class Layout:
-    """Where tensors lie in a safetensors file, in the order of its own library.
+    """The layout of tensors in a safetensors file, in the order used by its library.
 
     Args:
         specs: Type and shape of each tensor by name.
 
     Attributes:
-        specs: The same, in the order of the file.
-        starts: Where each tensor's bytes start, after the header.
-        blocks: The parts that are patched.
-        num_bytes: Bytes of all tensors.
+        specs: Type and shape of each tensor, in the order of the file.
+        starts: Byte offset of each tensor, relative to the end of the header.
+        blocks: The blocks into which the weights are divided for patching.
+        num_bytes: Size of all tensors in bytes.
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
@@ -101,7 +101,7 @@ class Layout:
             self.num_bytes = stop
 
     def header(self) -> bytes:
-        """Return the header of a safetensors file."""
+        """Return the header of the safetensors file."""
         found: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         for name, spec in self.specs.items():
             start = self.starts[name]
@@ -115,23 +115,23 @@ class Layout:
         return len(text).to_bytes(8, "little") + text
 
     def split(self, data: NDArray[np.uint8]) -> list[NDArray[Any]]:
-        """Return the words of each block of the weights' bytes."""
+        """Split the weights' bytes into blocks and return the words of each."""
         return [data[b.start : b.stop].view(f"u{b.item_bytes}") for b in self.blocks]
 
 
 class StepHeader(Record, frozen=True):
-    """The header of a step or keyframe.
+    """The header of a step or a keyframe.
 
     Attributes:
-        number: Of the step, from 1.
-        digest: SHA-256 of the header with a digest of zeros, and of the payloads.
-        step: For a keyframe the id of the step that leads to the same weights; ``None`` for a step,
+        number: Number of the step, from 1.
+        digest: SHA-256 of the header, with this field zeroed, and the payloads.
+        step: For a keyframe, the id of the step that yields the same weights; ``None`` for a step,
             whose id is its digest.
-        parent: The id of the step that this one is a patch of; ``None`` for all weights.
-        sha256: SHA-256 of all weights after the step, if the publisher was asked for it.
+        parent: The id of the step to which this patch applies; ``None`` for full weights.
+        sha256: SHA-256 of all weights after the step, if enabled in the publisher.
         tensors: Name, type and shape of each tensor, in the order of the file.
-        coders: A byte for each block.
-        sizes: (blocks,) u32, bytes of each payload.
+        coders: (blocks,) bytes, the coder of each block.
+        sizes: (blocks,) u32, size of each payload in bytes.
         crcs: (blocks,) u32, CRC-32C of each block after the step.
     """
 
@@ -147,11 +147,11 @@ class StepHeader(Record, frozen=True):
 
     @property
     def id(self) -> bytes:
-        """What the weights after the step are called."""
+        """The id of the weights after the step."""
         return self.step or self.digest
 
     def digest_with(self, payloads: list[Any]) -> bytes:
-        """Return what the digest must be."""
+        """Return the expected digest."""
         digest = hashlib.sha256(encode(self.replace(digest=bytes(32))))
         for payload in payloads:
             digest.update(payload)
@@ -159,16 +159,16 @@ class StepHeader(Record, frozen=True):
 
 
 class WeightPublisher:
-    """Publishes weights to a folder, as patches of what it published before.
+    """A publisher that writes weights to a folder as patches to the previously published ones.
 
-    It holds a copy of the weights, and when it starts, when the names or shapes change, and every
-    ``keyframe_every`` steps it publishes all of them, for new mirrors.
+    It keeps a copy of the weights. It publishes a keyframe with all weights when it starts, when
+    names or shapes change, and every ``keyframe_every`` steps, for new mirrors.
 
     Args:
-        url: The folder, local or at any fsspec URL; any web server can offer it.
-        keyframe_every: Steps from one keyframe to the next.
-        slow_link: Make steps about 20 % smaller, at a tenth of the speed.
-        sha256: Also send SHA-256 of all weights with each step, which mirrors then compare.
+        url: The folder, local or at any fsspec URL; any web server can serve it.
+        keyframe_every: Number of steps between keyframes.
+        slow_link: Make steps about 20 % smaller at a tenth of the encoding speed.
+        sha256: Include the SHA-256 of all weights in each step, for mirrors to verify.
         workers: Threads.
         options: fsspec storage options.
     """
@@ -189,20 +189,20 @@ class WeightPublisher:
         self._needs_sha256 = sha256
         self._workers = workers
         self._options = options
-        # What was published; None when that is not known.
+        # The published weights; None if unknown.
         self._last: StepHeader | None = None
         self._layout = Layout({})
         self._held = np.empty(0, np.uint8)
 
     def publish(self, weights: Mapping[str, torch.Tensor] | str) -> int:
-        """Publish weights; return the number of the step.
+        """Publish weights and return the step number.
 
         Args:
             weights: Tensors by name, or the path of a safetensors file.
 
         Raises:
-            UnsupportedState: A tensor has no values of its own, or a type safetensors lacks.
-            ConcurrentWriter: Another process publishes to this folder.
+            UnsupportedState: A tensor has no dense local values or a type unknown to safetensors.
+            ConcurrentWriter: Another process is publishing to this folder.
             StorageError: The folder cannot be written to.
         """
         tensors = load_tensors(weights) if isinstance(weights, str) else weights
@@ -211,7 +211,7 @@ class WeightPublisher:
             if spec_of(tensor).dtype not in DTYPES:
                 raise UnsupportedState(f"safetensors has no {spec_of(tensor).dtype}", key=name)
         layout = Layout({name: spec_of(tensor) for name, tensor in tensors.items()})
-        # If this fails, what is held was not published.
+        # If publishing fails, the copy does not match the published weights.
         last, self._last = self._last, None
         if last is None or layout.specs != self._layout.specs:
             self._layout, self._held = layout, np.empty(layout.num_bytes, np.uint8)
@@ -247,7 +247,7 @@ class WeightPublisher:
     def _encode(
         self, tensors: Mapping[str, torch.Tensor], *, is_new: bool
     ) -> list[tuple[int, Any, int]]:
-        """Return coder, payload and checksum of each block, and hold the weights."""
+        """Return the coder, payload, and checksum of each block, and update the copy."""
         held = self._layout.split(self._held)
         now = list(self._words(tensors))
 
@@ -258,7 +258,7 @@ class WeightPublisher:
         return [block for part in parts for block in part]
 
     def _words(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[NDArray[Any]]:
-        """Yield the new words of each block."""
+        """Yield the current words of each block."""
         for name in self._layout.specs:
             whole = {name: spec_of(tensors[name])}
             words = words_of(tensors[name].detach().cpu().contiguous())
@@ -305,7 +305,7 @@ class WeightPublisher:
         return {int(name[5:14]) for name in names if name[:5] == "step-" and name[5:14].isdigit()}
 
     def _prune(self, last: int) -> None:
-        """Remove what no mirror needs any more."""
+        """Remove files that no mirror needs anymore."""
         for number in self._numbers():
             for kind in ("step", "keyframe"):
                 url = storage.join(self.url, _name(kind, number))
@@ -319,7 +319,7 @@ def _publisher(url: str) -> WeightPublisher:
 
 
 def publish_weights(weights: Mapping[str, torch.Tensor] | str, url: str) -> int:
-    """Publish weights with this process's :class:`WeightPublisher` of the folder; see there.
+    """Publish weights with this process's :class:`WeightPublisher` for the folder.
 
     Args:
         weights: Tensors by name, or the path of a safetensors file.
@@ -332,22 +332,22 @@ def publish_weights(weights: Mapping[str, torch.Tensor] | str, url: str) -> int:
 
 
 class WeightMirror:
-    """A local ``model.safetensors`` that is kept equal to what a publisher publishes.
+    """A local ``model.safetensors`` that mirrors published weights.
 
-    The file is changed in place, through one memory mapping, only inside of :meth:`update` and
-    :meth:`wait`. A process killed there does no harm: the next mirror of the folder restores the
-    unfinished blocks and continues.
+    The file changes in place, through one memory mapping, and only inside :meth:`update` and
+    :meth:`wait`. Killing the process at that point is safe: the next mirror of the folder restores
+    the unfinished blocks and continues.
 
     Args:
         url: The publisher's folder.
-        folder: A local folder; one mirror at a time.
+        folder: A local folder, used by at most one mirror at a time.
         workers: Threads.
         options: fsspec storage options of ``url``.
-        max_bytes: Refuse weights of more bytes than this; default: the machine's memory.
+        max_bytes: Maximum accepted size of the weights in bytes; default: the machine's memory.
 
     Attributes:
-        step: Number of the step that the file holds; 0 for none.
-        path: The file.
+        step: Number of the last applied step; 0 for none.
+        path: Path of the file.
 
     Raises:
         CorruptCheckpoint: The folder's files are damaged.
@@ -371,7 +371,7 @@ class WeightMirror:
         self._options = options
         self._limit = memory_bytes if max_bytes is None else max_bytes
         self._id = b""
-        # The step that is being applied; the journal says how far.
+        # The step being applied; the journal records the progress.
         self._target: int | None = None
         self._layout = Layout({})
         self._data = np.empty(0, np.uint8)
@@ -379,14 +379,14 @@ class WeightMirror:
         self._open()
 
     def wait(self, *, newer_than: int | None = None, timeout: float | None = None) -> int:
-        """Wait for a step, apply it, and return its number.
+        """Wait for a new step, apply it, and return its number.
 
         Args:
-            newer_than: The newest step that is not of interest; default: the file's own.
+            newer_than: Wait for a step with a number above this one; default: the file's step.
             timeout: Seconds to wait.
 
         Raises:
-            TimeoutError: There was none in time.
+            TimeoutError: No new step was published in time.
             PCRError: See :meth:`update`.
         """
         wanted = self.step if newer_than is None else newer_than
@@ -399,18 +399,18 @@ class WeightMirror:
             time.sleep(_POLL_SECONDS)
 
     def update(self) -> int:
-        """Apply all steps that are there; return the number of the last one.
+        """Apply all available steps and return the number of the last one.
 
-        Several steps are applied in one pass over the file.
+        Multiple steps are applied in one pass over the file.
 
         Raises:
-            VersionUnavailable: Nothing was published.
-            BrokenChain: A step is a patch of other weights than the file's.
-            CorruptCheckpoint: A step is damaged; the file is then loaded again by the next call.
+            VersionUnavailable: Nothing has been published.
+            BrokenChain: A step is a patch to other weights than the file's.
+            CorruptCheckpoint: A step is damaged; the next call reloads all weights.
             StorageError: The folder cannot be read.
         """
         if self._target is not None:
-            self._open()  # an exception has ended the update before
+            self._open()  # an exception ended the previous update
         newest = self._latest()
         if newest == 0:
             raise VersionUnavailable("no weights were published", url=self.url)
@@ -429,10 +429,10 @@ class WeightMirror:
         return self.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights by name; they share the file's memory, and change with it.
+        """Return the weights by name; they share the file's memory and change with it.
 
-        After the mirror had to load all weights (another publisher, or other shapes) the file is
-        another one: call this again.
+        If the mirror reloads all weights (another publisher, or other shapes), it replaces the
+        file: call this method again.
         """
         found = {}
         for name, spec in self._layout.specs.items():
@@ -446,7 +446,7 @@ class WeightMirror:
         return int(text or 0)
 
     def _bytes(self, name: str, max_bytes: int) -> bytes | None:
-        """Read a file of the folder; ``None`` if there is none."""
+        """Read a file of the folder; return ``None`` if it does not exist."""
         url = storage.join(self.url, name)
         try:
             return storage.read_bytes(url, options=self._options, max_bytes=max_bytes)
@@ -464,7 +464,7 @@ class WeightMirror:
             return _Step(memoryview(data), self._limit)
 
     def _patches(self, newest: int) -> list[_Step] | None:
-        """Read the steps after the file's; ``None`` if all weights have to be loaded instead."""
+        """Read the steps after the file's step; return ``None`` if all weights must be reloaded."""
         steps: list[_Step] = []
         expected = self._id
         for number in range(self.step + 1, newest + 1):
@@ -500,7 +500,7 @@ class WeightMirror:
         self._finish(step)
 
     def _apply(self, steps: list[_Step]) -> None:
-        """Apply steps in one pass, from where the journal is."""
+        """Apply steps in one pass, starting at the position in the journal."""
         blocks = self._layout.split(self._data)
         last = steps[-1]
 
@@ -529,7 +529,7 @@ class WeightMirror:
             raise
 
     def _finish(self, last: _Step) -> None:
-        """Note that the file holds a step."""
+        """Record that the file now holds a step."""
         expected = last.header.sha256
         if expected is not None and hashlib.sha256(self._data.data).digest() != expected:
             self._forget()
@@ -570,12 +570,12 @@ class WeightMirror:
             file.write(json.dumps(state).encode())
 
     def _forget(self) -> None:
-        """Load all weights again at the next update."""
+        """Reload all weights at the next update."""
         (self._folder / _STATE_NAME).unlink(missing_ok=True)
         self.step, self._target = 0, None
 
     def _open(self) -> None:
-        """Continue with the file of an earlier mirror, if it was left by a process of this boot."""
+        """Continue with the file of an earlier mirror if it was written since the last boot."""
         path = self._folder / _STATE_NAME
         if not (path.exists() and os.path.exists(self.path)):
             return
@@ -584,7 +584,7 @@ class WeightMirror:
             rows = state["tensors"]
             layout = Layout({name: TensorSpec(dtype, tuple(shape)) for name, dtype, shape in rows})
             size = len(layout.header()) + layout.num_bytes
-            # After a power cut memory and disk may differ: the weights are loaded again.
+            # After a power failure the disk may lack writes, so reload the weights.
             if state["boot"] != _boot_id() or os.path.getsize(self.path) != size:
                 self._forget()
                 return
@@ -593,7 +593,7 @@ class WeightMirror:
         if self._target is None:
             self._map()
             return
-        # A process was killed while it applied steps: its unfinished blocks are taken back.
+        # A process was killed while applying steps: restore its unfinished blocks.
         wanted, self._workers = self._workers, workers
         self._map()
         blocks = layout.split(self._data)
@@ -613,7 +613,7 @@ class WeightMirror:
 
 
 class _Step:
-    """A step that was read, checked as far as it can be without the weights."""
+    """A decoded step, validated as far as possible without the weights."""
 
     def __init__(self, data: memoryview, max_bytes: int) -> None:
         start = HEAD_BYTES + header_bytes(data[:HEAD_BYTES], MAGIC)
@@ -633,7 +633,7 @@ class _Step:
         require(digest == self.header.digest, "the step does not match its digest")
 
     def apply(self, n: int, words: NDArray[Any]) -> None:
-        """Change the words of a block."""
+        """Apply the step to the words of a block."""
         coder, payload = self.header.coders[n], self.payloads[n]
         if coder == _WHOLE:
             require(len(payload) == words.nbytes, "expected a whole block")
@@ -649,12 +649,12 @@ class _Step:
 
 
 def _by_exponent(words: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the order of words (N,) by their exponents.
+    """Return the permutation that sorts words (N,) by exponent.
 
-    Small weights change more often than large ones, so the gaps between changes are more alike
-    among words of one exponent.
+    Small weights change more often than large ones, so gaps between changes are more uniform among
+    words of the same exponent.
     """
-    shift = 8 * words.itemsize - 9  # the sign and eight bits after it
+    shift = 8 * words.itemsize - 9  # the sign and the next eight bits
     return np.argsort((words >> shift).astype(np.uint8), kind="stable")
 
 
@@ -669,5 +669,5 @@ def _name(kind: str, number: int) -> str:
 
 def _boot_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
-    # Where there is none, no boot is the same.
+    # Without a boot id, treat every process as a new boot.
     return path.read_text().strip() if path.exists() else uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Tensors and arrays as words of bits with a type and a shape."""
+"""Convert between tensors or arrays and unsigned words with a type and a shape."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..errors import UnsupportedState
 from ..memory import BufferPool
 from .frame import Record, Shape
 
-# A tensor begins at a line of the processor's cache.
+# Alignment of each tensor in a snapshot: one cache line.
 _ALIGNMENT = 64
-# One snapshot is written while the next one is taken.
+# Two buffers: one snapshot is being written while the next one is taken.
 _snapshots = BufferPool(max_idle=2)
-# Bytes of an element. Types without an entry are refused.
+# Size of an element. Types without an entry are rejected.
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4,
     "uint64": 8, "int64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
     "complex64": 8, "complex128": 16,
 }  # fmt: skip
-# Those that numpy has too.
+# The types that numpy also supports.
 NUMPY_TYPES = {
     name: np.dtype(name) for name in ITEM_BYTES if not name.startswith(("bfloat", "float8"))
 }
@@ -35,8 +35,8 @@ class TensorSpec(Record, frozen=True, array_like=True):
     """Type and shape of a tensor.
 
     Attributes:
-        dtype: A name of :data:`ITEM_BYTES`.
-        shape: Elements along each dimension; ``()`` for one element.
+        dtype: A key of :data:`ITEM_BYTES`.
+        shape: The tensor's shape; ``()`` for a scalar.
     """
 
     dtype: str
@@ -48,26 +48,26 @@ class TensorSpec(Record, frozen=True, array_like=True):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all elements."""
+        """Size of all elements in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
     def word(self) -> np.dtype[Any]:
-        """The unsigned integer that an element is handled as; two for ``complex128``."""
+        """Unsigned integer type of an element's word; ``complex128`` takes two words."""
         return np.dtype(f"u{min(ITEM_BYTES[self.dtype], 8)}")
 
     @property
     def num_words(self) -> int:
-        """Words of all elements."""
+        """Number of words of all elements."""
         return self.num_bytes // self.word.itemsize
 
 
 def check_storable(tensor: torch.Tensor, path: str) -> None:
-    """Check that a tensor is a dense one of a known type.
+    """Check that a tensor is dense and of a supported type.
 
     Raises:
-        UnsupportedState: The tensor has no values of its own here: meta, sparse, quantized,
-            sharded or another subclass.
+        UnsupportedState: The tensor has no dense local values (meta, sparse, quantized, sharded, or
+            another subclass).
     """
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     name = str(tensor.dtype).removeprefix("torch.")
@@ -79,10 +79,10 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
 
 
 def snapshot(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy tensors to contiguous CPU memory, which later training does not change.
+    """Copy tensors to contiguous CPU memory, so that training may continue.
 
-    They lie in one buffer that is used again when nothing refers to any of them: fresh memory
-    takes several times as long as the copy itself.
+    The copies share one buffer, which is reused once nothing refers to any of them: allocating
+    fresh memory takes several times as long as the copy itself.
     """
     specs = [spec_of(tensor) for tensor in tensors]
     starts = [0]
@@ -104,12 +104,12 @@ def words_of(tensor: torch.Tensor) -> Words:
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Return type and shape of a tensor."""
+    """Return the type and shape of a tensor."""
     return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def tensor_from(words: Words, spec: TensorSpec) -> torch.Tensor:
-    """Return the tensor of words (N,); it shares their memory."""
+    """Return a tensor that shares the memory of words (N,)."""
     dtype = getattr(torch, spec.dtype)
     if spec.num_bytes == 0:
         return torch.empty(spec.shape, dtype=dtype)
@@ -117,10 +117,10 @@ def tensor_from(words: Words, spec: TensorSpec) -> torch.Tensor:
 
 
 def array_tensor(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
-    """Copy a numpy array to a tensor.
+    """Copy a numpy array into a tensor.
 
     Raises:
-        UnsupportedState: It holds objects, text, dates or fields.
+        UnsupportedState: The array holds objects, text, dates, or structured fields.
     """
     if array.dtype.name not in NUMPY_TYPES:
         raise UnsupportedState(f"cannot store arrays of type {array.dtype}", key=path)

@@ -1,8 +1,8 @@
-"""Nested states as flat tokens and a list of tensors, and back with every type as it was.
+"""Convert nested states to flat tokens and a list of tensors, and back, preserving types.
 
-A state consists of dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None, tensors,
-numpy arrays and numpy scalars. Nothing else: loading a checkpoint must not execute anything, and a
-value that cannot come back as it was must not be stored.
+A state may contain only dict, OrderedDict, list, tuple, int, float, str, bytes, bool, None,
+tensors, numpy arrays, and numpy scalars: loading a checkpoint must not execute anything, and a
+value that cannot be restored exactly must not be stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Token = bool | int | float | str | None
 T = TypeVar("T")
 MAX_DEPTH = 100
 _KEYS = (type(None), bool, int, float, str, bytes)
-# A token that is a string says what the following tokens are; see the format's section 2.3.
+# A string token gives the kind of the tokens after it; see section 2.3 of the format.
 _DICT, _ORDERED, _LIST, _TUPLE = "d", "o", "l", "t"
 _TEXT, _BYTES, _INTEGER, _SCALAR = "s", "b", "i", "g"
 _TENSOR, _ARRAY, _VIEW = "x", "a", "v"
@@ -37,13 +37,13 @@ _ROLES = {
     "exp_avg_sq": SECOND_MOMENT,
     "max_exp_avg_sq": SECOND_MOMENT,
 }
-# Param-group keys of torch's Adam and AdamW, and of SGD; a group with any other key belongs to an
-# optimizer whose state may mean something else (Schedule-Free has `exp_avg_sq` and `z`).
+# Param-group keys of torch's Adam, AdamW, and SGD. A group with any other key belongs to another
+# optimizer, whose state may have another meaning (Schedule-Free has `exp_avg_sq` and `z`).
 _REQUIRED_KEYS = ({"betas", "eps", "amsgrad"}, {"momentum", "dampening", "nesterov"})
 _COMMON_KEYS = {
     "params", "param_names", "lr", "weight_decay", "maximize", "foreach", "capturable",
     "differentiable", "fused", "decoupled_weight_decay", "name", "lr_scale",
-    # Added by learning-rate schedulers.
+    # Keys added by learning-rate schedulers.
     "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
 }  # fmt: skip
 
@@ -53,7 +53,7 @@ class Leaf:
     """One tensor of a state.
 
     Attributes:
-        path: Its keys, joined by dots; distinct in a state.
+        path: Keys joined by dots, unique within a state.
         tensor: The tensor.
         role: ``"weight"``, ``"first-moment"`` or ``"second-moment"``, which selects the error
             bound, or ``"exact"``.
@@ -68,8 +68,8 @@ class Tree(Record, frozen=True, array_like=True):
     """A state without its tensors.
 
     Attributes:
-        tokens: The state in which a tensor is the number of its leaf, or a view of a leaf.
-        blobs: Bytes that tokens refer to by number.
+        tokens: The structure; each tensor is the index of its leaf or a view of a leaf.
+        blobs: Byte strings that tokens refer to by index.
     """
 
     tokens: list[Token]
@@ -78,12 +78,11 @@ class Tree(Record, frozen=True, array_like=True):
 
 @dataclasses.dataclass(frozen=True)
 class Flattened:
-    """A state taken apart.
+    """A state separated into structure and tensors.
 
     Attributes:
         tree: The state without its tensors.
-        leaves: The tensors, contiguous copies on the CPU; memory that the state refers to several
-            times is stored once.
+        leaves: The tensors as contiguous copies on the CPU; shared memory is stored once.
     """
 
     tree: Tree
@@ -91,10 +90,10 @@ class Flattened:
 
 
 def flatten(state: Any) -> Flattened:
-    """Take a state apart, and copy its tensors so that training may continue.
+    """Separate a state into structure and tensors, which are copied so that training may continue.
 
     Raises:
-        UnsupportedState: A value has another type; its path is named.
+        UnsupportedState: A value has an unsupported type; the message names its path.
     """
     packer = _Packer()
     packer.pack(state, (), None)
@@ -107,12 +106,12 @@ def flatten(state: Any) -> Flattened:
 
 
 class _Packer:
-    """Collects the tokens and tensors of a state.
+    """A collector of the tokens and tensors of a state.
 
     Attributes:
-        tokens: Tokens; those of each tensor are a list, which :func:`_tie` completes.
-        blobs: Bytes.
-        found: Each tensor under its path, with that list.
+        tokens: The tokens so far; each tensor has a nested list, which :func:`_tie` completes.
+        blobs: The byte strings so far.
+        found: The tensors by path, each with its list of tokens.
     """
 
     def __init__(self) -> None:
@@ -121,12 +120,12 @@ class _Packer:
         self.found: list[tuple[Leaf, list[Any]]] = []
 
     def pack(self, value: Any, path: tuple[str, ...], known: bool | None) -> None:
-        """Add the tokens of a value.
+        """Append the tokens of a value.
 
         Args:
             value: The value.
-            path: Its keys.
-            known: Whether it belongs to an optimizer that is known; None outside of optimizers.
+            path: Keys that lead to the value.
+            known: Whether it belongs to a known optimizer; None outside optimizers.
         """
         kind = type(value)
         where = ".".join(path)
@@ -192,11 +191,11 @@ class _Packer:
 
 
 def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
-    """Return the distinct tensors, and complete the tokens of each tensor.
+    """Return the distinct tensors and complete the tokens of each tensor.
 
-    A tensor whose memory lies inside of another one's is a view of that one.
+    A tensor whose memory is contained in another tensor's is stored as a view of it.
     """
-    # Larger tensors first, then contiguous ones, then in the order of the state.
+    # Sort by size (largest first), then contiguous tensors first, then in the order of the state.
     tensors = [leaf.tensor for leaf, _ in found]
     order = sorted(
         range(len(found)),
@@ -205,7 +204,7 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
     bases: dict[Any, list[int]] = collections.defaultdict(list)
     base_of = {}
     for i in order:
-        # Empty tensors have no memory by which they could be told apart.
+        # Empty tensors have no memory that could identify them.
         storage = tensors[i].untyped_storage().data_ptr() if tensors[i].numel() else f"empty {i}"
         sharing = bases[storage, tensors[i].device]
         base_of[i] = next((b for b in sharing if _covers(tensors[b], tensors[i])), i)
@@ -220,7 +219,7 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
         if node[0] == _VIEW:
             offset = small.storage_offset() - big.storage_offset()
             node += [offset, small.dim(), *small.shape, *small.stride()]
-    # What an exact tensor shares must stay exact.
+    # Memory shared with an exact tensor must stay exact.
     exact = {base_of[i] for i, (leaf, _) in enumerate(found) if leaf.role == EXACT}
     names = _Names()
     return [
@@ -230,7 +229,7 @@ def _tie(found: list[tuple[Leaf, list[Any]]]) -> list[Leaf]:
 
 
 class _Names(collections.Counter[str]):
-    """Makes paths distinct: keys with dots in them can spell the same path twice."""
+    """A generator of unique paths: keys that contain dots can produce the same path twice."""
 
     def distinct(self, path: str) -> str:
         self[path] += 1
@@ -238,7 +237,7 @@ class _Names(collections.Counter[str]):
 
 
 def _covers(big: torch.Tensor, small: torch.Tensor) -> bool:
-    """Whether the first tensor's memory contains the second one's."""
+    """Return whether the first tensor's memory contains the second one's."""
     start = small.storage_offset() - big.storage_offset()
     inside = big.is_contiguous() and 0 <= start <= big.numel() - _extent(small)
     lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in (big, small))
@@ -253,7 +252,7 @@ def _is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last one in memory, inclusive."""
+    """Return the span in memory from the first to the last element, inclusive, in elements."""
     if tensor.numel() == 0:
         return 0
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -284,21 +283,21 @@ def _check_text(text: str, where: str) -> None:
 
 
 class TreeReader:
-    """Builds a state from tokens, which may be hostile.
+    """A builder of states from untrusted tokens.
 
     Errors other than :class:`CorruptCheckpoint` (TypeError, IndexError ...) are the caller's to
     map: see :func:`damage_named`.
 
     Args:
-        tree: Of :func:`flatten`.
-        tensor: Returns the tensor of a leaf by number, on the CPU. Without it the structure is
-            read alone, and tensors are None.
-        map_location: The torch device of tensors; numpy arrays stay where they are.
+        tree: The structure, from :func:`flatten`.
+        tensor: Returns the CPU tensor of a leaf by index. If omitted, only the structure is read,
+            and tensors are None.
+        map_location: The torch device for tensors; numpy arrays stay on the CPU.
 
     Attributes:
         parts: The range of tokens of each path.
-        names: The path of each leaf by number, where it is not a view of another one.
-        leaves: The numbers of all leaves that were read.
+        names: The path of each leaf by index, excluding views.
+        leaves: The indices of all leaves that were read.
     """
 
     def __init__(
@@ -319,7 +318,7 @@ class TreeReader:
         self._paths = _Names()
 
     def read(self, part: tuple[int, int] | None = None) -> Any:
-        """Build the state, or the part of it that a range of tokens holds."""
+        """Build the state, or the part encoded by a range of tokens."""
         self._at, stop = part or (0, len(self._tokens))
         value = self._read(())
         require(self._at == stop, "expected the tree to end where its tokens end")
@@ -399,5 +398,5 @@ class TreeReader:
         if number not in self._moved:
             self._moved[number] = base if self._location is None else base.to(self._location)
         base = self._moved[number]
-        # torch refuses a view that leaves its tensor's memory.
+        # torch rejects a view outside its tensor's memory.
         return base.as_strided(*view) if view else base

@@ -1,4 +1,4 @@
-"""One version as a file: a header of known fields, and the payloads of its tensors.
+"""Read and write version files: a typed header and the payloads of the tensors.
 
 See docs/checkpoints-format.md, section 2.
 """
@@ -34,20 +34,20 @@ from .typed_tree import Tree, TreeReader
 T = TypeVar("T")
 S = TypeVar("S")
 MAGIC = b"\x89PCD\r\n\x1a\n"
-# Called with the number of finished steps, and of all steps.
+# Called with the number of finished steps and the total.
 Progress = Callable[[int, int], None]
 
 
 def parallel_map(workers: int, work: Callable[[S], T], items: Iterable[S]) -> list[T]:
-    """Apply a function to all items, in threads: the coders release the GIL."""
-    if workers <= 1:  # memory that a new thread takes is not reused
+    """Apply a function to all items in a thread pool; the coders release the GIL."""
+    if workers <= 1:  # memory allocated by a new thread would not be reused
         return list(map(work, items))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, items))
 
 
 def reported(items: Sequence[T], progress: Progress | None) -> Iterator[T]:
-    """Yield items, and report each one that is finished."""
+    """Yield items, and report progress after each one."""
     for done, item in enumerate(items, 1):
         yield item
         if progress is not None:
@@ -58,14 +58,14 @@ class Header(Record, frozen=True):
     """The header of a version's file.
 
     Attributes:
-        number: The version's number in its store, from 1.
-        id: SHA-256 of the tree, and of type, shape and SHA-256 of each tensor.
+        number: The version number in its store, from 1.
+        id: SHA-256 of the tree and of the type, shape, and SHA-256 of each tensor.
         parent: Number of the version that deltas refer to; ``None`` for a keyframe.
-        parent_id: Its id.
-        metrics: What the user noted.
-        saved: Seconds since 1970.
+        parent_id: The parent's id.
+        metrics: Numbers and strings that the user recorded.
+        saved: Time of saving, in seconds since 1970.
         tree: The state without its tensors.
-        tensors: The tensors, in the order of their payloads.
+        tensors: Metadata of the tensors, in the order of their payloads.
     """
 
     number: Number
@@ -86,12 +86,12 @@ class Header(Record, frozen=True):
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all tensors, restored."""
+        """Size of all restored tensors in bytes."""
         return sum(entry.spec.num_bytes for entry in self.tensors)
 
 
 def content_id(tree: Tree, tensors: Iterable[Entry]) -> bytes:
-    """SHA-256 of a version's content, whatever form it is stored in."""
+    """Return the SHA-256 of a version's content, independent of its encoding."""
     rows = [[entry.spec, entry.digest] for entry in tensors]
     return hashlib.sha256(encode([tree, rows])).digest()
 
@@ -101,18 +101,18 @@ class VersionFile:
 
     Args:
         url: The file.
-        header_size: Bytes of the header if known, which saves one request.
+        header_size: Size of the header, if known; saves one request.
         options: fsspec storage options.
-        max_bytes: The memory that the header may take.
+        max_bytes: Memory limit for the decoded header.
 
     Attributes:
-        header: Its header.
-        payload_start: Where the first payload starts, in bytes.
-        num_bytes: Bytes that the file must have.
+        header: The decoded header.
+        payload_start: Byte offset of the first payload.
+        num_bytes: Expected size of the file.
 
     Raises:
         CorruptCheckpoint: The header is damaged.
-        StorageError: It cannot be read.
+        StorageError: The file cannot be read.
     """
 
     def __init__(
@@ -145,17 +145,17 @@ class VersionFile:
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
-        """The tensors by path."""
+        """Metadata of the tensors, by path."""
         return {self.tree.names[n]: entry for n, entry in enumerate(self.header.tensors)}
 
     def check_size(self) -> None:
-        """Raise :class:`CorruptCheckpoint` unless the file ends where its last payload ends."""
+        """Raise :class:`CorruptCheckpoint` unless the file ends exactly after its last payload."""
         size = storage.file_bytes(self.url, options=self._options)
         if size is not None and size != self.num_bytes:
             raise CorruptCheckpoint(f"expected {self.num_bytes} bytes, got {size}", url=self.url)
 
     def payloads(self, paths: Iterable[str] | None = None) -> Iterator[tuple[str, memoryview]]:
-        """Yield the path and checked payload of tensors; adjacent ones are read in one request.
+        """Yield the path and verified payload of tensors; read adjacent payloads in one request.
 
         Raises:
             CorruptCheckpoint: A payload does not match its checksum.
@@ -187,10 +187,10 @@ class VersionFile:
     def decode(
         self, paths: Iterable[str], references: Mapping[str, Tensor], workers: int = 1
     ) -> dict[str, Tensor]:
-        """Decode tensors, whose deltas refer to ``references``.
+        """Decode tensors, resolving deltas against ``references``.
 
         Raises:
-            BrokenChain: A reference is missing, or does not fit.
+            BrokenChain: A reference is missing or does not match.
             CorruptCheckpoint: A payload is damaged.
         """
 
@@ -203,12 +203,12 @@ class VersionFile:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor to be written.
+    """A tensor to write.
 
     Attributes:
         tensor: The tensor.
-        reference: The same one in the parent version, for a delta.
-        digest: SHA-256 of its restored bytes.
+        reference: The same tensor in the parent version, for a delta.
+        digest: SHA-256 of the tensor's restored bytes.
     """
 
     tensor: Tensor
@@ -224,27 +224,27 @@ def write_version(
     workers: int = 1,
     **fields: object,
 ) -> tuple[Header, int, int]:
-    """Write a version as a file that appears whole or not at all.
+    """Write a version file atomically.
 
     Args:
         url: The file.
         tensors: The tensors in the order of the tree.
         options: fsspec storage options.
         workers: Threads.
-        **fields: Other fields of the header; the id follows from the content.
+        **fields: Other fields of the header; the id is computed from the content.
 
     Returns:
-        The header, its bytes, and those of the file.
+        The header, its size, and the size of the file, in bytes.
 
     Raises:
-        StorageError: The disk is full, or the store refuses.
+        StorageError: The disk is full, or the storage rejected the write.
     """
     encoded = parallel_map(workers, lambda item: encode_tensor(*item), tensors)
     entries = [entry for entry, _ in encoded]
     identity = content_id(fields["tree"], entries)  # type: ignore[arg-type]
     header = Header(id=identity, tensors=entries, **fields)  # type: ignore[arg-type]
     head = pack_frame(MAGIC, header)
-    # The local temporary file of an upload need not survive a power cut.
+    # The local temporary file of an upload need not survive a power failure.
     with storage.atomic_write(url, options=options, durable=storage.is_local(url)) as file:
         file.write(head)
         for _, parts in encoded:

@@ -1,1 +1,1 @@
-"""Images and tars to shards."""
+"""Encoding: turn images and tars into shards."""

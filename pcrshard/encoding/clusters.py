@@ -29,14 +29,14 @@ ENGINES = ("local", "dask", "slurm")
 
 @contextlib.contextmanager
 def dask_executor(scheduler: str, *, timeout: float = 30) -> Iterator[Executor]:
-    """Connect to a running Dask cluster, whose workers run the tasks of lost workers again.
+    """Connect to a running Dask cluster, which reruns the tasks of lost workers.
 
     Args:
         scheduler: Address of the scheduler, or path to its JSON scheduler file.
-        timeout: Seconds until the scheduler, and then its first worker, must have answered.
+        timeout: Seconds to wait for the scheduler, and then for its first worker.
 
     Raises:
-        EncodeError: The cluster cannot be reached, or is lost.
+        EncodeError: The cluster cannot be reached, or the connection is lost.
         MissingDependency: ``distributed`` is not installed.
     """
     try:
@@ -82,27 +82,29 @@ def encode_on_slurm(
     dst_options: StorageOptions = None,
     poll: float = 5,
 ) -> DatasetIndex:
-    """Encode a dataset by an array of SLURM jobs, each of which encodes one part of the shards.
+    """Encode a dataset with an array of SLURM jobs, each of which encodes one part of the shards.
 
-    SLURM requeues jobs of lost nodes, and jobs that reach their time limit requeue themselves; both
-    keep the shards that are whole. Job files and logs are in a folder below the current one, which
-    all nodes must see; it is removed if all went well.
+    SLURM requeues the jobs of lost nodes, and jobs that reach their time limit requeue themselves;
+    both keep complete shards. Job files and logs go to a subfolder of the current folder, which
+    must be visible to all nodes; the subfolder is removed on success.
 
     Args:
         src: The source, as for :func:`encode`.
-        dst: Folder for the shards, which all nodes must see.
+        dst: Folder for the shards, visible to all nodes.
         options: As for :func:`encode`.
         jobs: Number of jobs; each runs as many worker processes as it has CPUs.
         sbatch: Options for ``sbatch`` by their long names (``partition``, ``account``, ``time`` in
             minutes, ``cpus_per_task``...).
         resume: Whether to resume an earlier run.
-        progress: Called with (samples done, samples in all) when the jobs have saved progress.
-        src_options: fsspec storage options of the source; in the job files, for their owner alone.
+        progress: Called with (samples done, total samples) as the jobs save progress.
+        src_options: fsspec storage options of the source; stored in the job files, which only their
+            owner can read.
         dst_options: fsspec storage options of the destination.
-        poll: Seconds between two looks at the journals and the queue.
+        poll: Interval in seconds for polling the journals and the queue.
 
     Raises:
-        EncodeError: SLURM refuses the jobs, or one failed; the message has the end of its log.
+        EncodeError: SLURM rejects the jobs, or a job failed; the message includes the end of its
+            log.
         MissingDependency: ``submitit`` is not installed.
     """
     if jobs < 1:
@@ -115,7 +117,7 @@ def encode_on_slurm(
     planned = plan(src, options, src_options)
     if not resume:
         with Journal(dst, planned, dst_options).open(resume=False):
-            pass  # refuses a folder that holds something before jobs wait for it in the queue
+            pass  # refuse a folder that is in use now, not after jobs have waited in the queue
     journal = Journal(dst, planned, dst_options, (0, jobs))
     folder = os.path.abspath(tempfile.mkdtemp(prefix="pcrshard-slurm-", dir="."))
     try:
@@ -150,7 +152,7 @@ def encode_on_slurm(
 
 
 def _parameters(known: Container[str], sbatch: Mapping[str, str]) -> dict[str, Any]:
-    """The options of ``sbatch`` as submitit takes them."""
+    """Return the ``sbatch`` options as parameters of submitit's executor."""
     parameters: dict[str, Any] = {"job_name": "pcrshard-encode", "time": 60}
     others: dict[str, Any] = {"requeue": True}
     for name, text in sbatch.items():
@@ -166,7 +168,7 @@ def _parameters(known: Container[str], sbatch: Mapping[str, str]) -> dict[str, A
 
 
 def _is_queued(array: str) -> bool:
-    """Whether SLURM still has jobs of an array; also if it does not answer."""
+    """Return whether SLURM still has jobs of an array; True if it does not answer."""
     listed = _run("squeue", "--noheader", f"--jobs={array}")
     if listed.returncode:
         return "Invalid job id" not in listed.stderr
@@ -174,24 +176,27 @@ def _is_queued(array: str) -> bool:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    # SLURM's own commands, by our own names.
+    # Only SLURM's own commands, with fixed names.
     return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
 
 
 class _PartEncoder:
-    """Encodes one part in a SLURM job."""
+    """A callable that encodes one part in a SLURM job."""
 
     def __init__(self, call: Callable[..., object]) -> None:
         self._call = call
 
     def __call__(self, part: Part) -> None:
-        # submitit ignores it, so that scancel would have to wait.
+        # submitit ignores SIGTERM, which would delay scancel.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         self._call(part=part, workers=cpus)
 
     def checkpoint(self, part: Part) -> Any:
-        """Let submitit requeue the job near its time limit; the journal has the rest."""
+        """Return the submission that requeues this job near its time limit.
+
+        The journal holds all other state.
+        """
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, part)

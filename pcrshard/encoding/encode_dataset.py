@@ -1,8 +1,8 @@
-"""A whole dataset to shards, in parallel: plan, encode each shard, commit.
+"""Parallel encoding of a whole dataset: plan, encode each shard, commit.
 
 The plan (which sample is in which shard) is a pure function of the source's listing and the
 options. Each shard is then an independent task, so the bytes do not depend on the number of
-workers, nor on how often the run was stopped.
+workers or on how often the run was interrupted.
 """
 
 from __future__ import annotations
@@ -81,41 +81,41 @@ def encode(
     """Encode a dataset: list, shuffle, split into even shards, write them in parallel.
 
     Reads each source file once and holds one shard in memory per worker. ``pcr.json`` is written
-    last. The same source and options give the same bytes, for any number of workers, resumed or
-    not. Worker processes may be spawned: a script that calls this needs
-    ``if __name__ == "__main__":``. When this returns or raises, no worker writes any more.
+    last. The same source and options give the same bytes for any number of workers, whether or not
+    the run was resumed. Worker processes may be spawned, so a script that calls this needs
+    ``if __name__ == "__main__":``. After this returns or raises, no worker writes.
 
     Args:
         src: Images, tars or a list; see :func:`pcrshard.encoding.sources.list_source`.
         dst: Folder for the shards, local or an fsspec URL.
         options: How the dataset is split, ordered and encoded.
-        part: (I, N) encodes only the shards whose number is I modulo N. Parts run at any time, in
-            any order, on any machines that share ``dst``; each lists the source, and the one that
-            finds all shards done writes ``pcr.json``. A run without parts and with ``resume``
-            completes what parts have left.
+        part: (I, N) encodes only the shards whose number is I modulo N. Parts can run at any time,
+            in any order, on any machines that share ``dst``; each lists the source, and the one
+            that finds all shards complete writes ``pcr.json``. A run with ``resume`` and without
+            ``part`` completes the remaining shards of all parts.
         workers: Number of worker processes; by default one per core.
-        resume: Whether to resume an earlier run in ``dst``: shards that are whole are kept.
+        resume: Whether to resume an earlier run in ``dst``, keeping complete shards.
         executor: Any executor to run the shard tasks on instead of worker processes, such as
             ``distributed.Client(...).get_executor(pure=False)``.
-        progress: Called with (samples done, samples in all), of this part, after each shard.
+        progress: Called with (samples done, total samples) of this part after each shard.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the destination.
 
     Returns:
-        The dataset index, or ``None`` while other parts have shards to write. ``skipped.jsonl``
-        lists skipped files, and ``kept.jsonl`` files that were kept as they are or encoded again.
+        The dataset index, or ``None`` if other parts still have shards to write. ``skipped.jsonl``
+        lists skipped files, and ``kept.jsonl`` files that were stored unchanged or re-encoded.
 
     Raises:
-        EncodeError: The source, the destination, or the options are not usable, or another run is
+        EncodeError: The source, the destination, or the options are invalid, or another run is
             writing to ``dst``.
         CorruptJpeg, UnsupportedJpeg: A bad image, with ``on_error="raise"``.
         StorageError: Bytes could not be read or written.
     """
-    # The attribute that multiprocessing itself checks before it starts a process.
+    # multiprocessing itself checks this attribute before it starts a process.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise EncodeError(
-            "a worker process imports the program that started it: "
-            'encode below `if __name__ == "__main__":` only'
+            "worker processes import the main script: "
+            'call encode only under `if __name__ == "__main__":`'
         )
     src = os.fspath(src)
     dst = storage.plain_path(os.fspath(dst))
@@ -141,7 +141,7 @@ def encode(
 
 
 def _check_apart(src: str, planned: Plan, dst: str) -> None:
-    """Refuse shards among their sources: a later run would take them for sources."""
+    """Refuse to write shards among their sources, where a later run would list them as sources."""
     if not storage.is_local(dst):
         return
     target = os.path.realpath(dst)
@@ -151,7 +151,7 @@ def _check_apart(src: str, planned: Plan, dst: str) -> None:
     if storage.is_local(src) and os.path.isdir(src):
         apart = apart and not f"{target}/".startswith(os.path.join(os.path.realpath(src), ""))
     if not apart:
-        raise EncodeError(f"expected a folder apart from the source {redact_url(src)}, got {dst}")
+        raise EncodeError(f"expected a folder outside the source {redact_url(src)}, got {dst}")
 
 
 def _write_shards(
@@ -161,7 +161,7 @@ def _write_shards(
     executor: Executor | None,
     progress: Progress | None,
 ) -> None:
-    # The largest first, so that no worker has one left when the others are done.
+    # Largest first, so that no worker is still busy with a large shard when the others finish.
     numbers = sorted(mine.keys() - journal.results.keys(), key=lambda n: -mine[n].source_bytes)
     tasks = {number: mine[number] for number in numbers}
     journal.begin(storage.file_name(task.url) for task in tasks.values())
@@ -183,17 +183,21 @@ def _write_shards(
 
 
 def commit(journal: Journal) -> DatasetIndex | None:
-    """Write the reports and the dataset index if all shards exist, from this part or others."""
+    """Write the reports and the dataset index if this and all other parts are complete.
+
+    Returns:
+        The index, or ``None`` if shards are missing.
+    """
     planned = journal.plan
     with journal.finishing() as found:
         if missing := len(planned.shards) - len(found):
-            _log.info("%d of %d shards are left to other parts", missing, len(planned.shards))
+            _log.info("%d of %d shards remain for other parts", missing, len(planned.shards))
             return None
         results = [found[number] for number in sorted(found)]
         rows = [row for result in results for row in result.unlayered]
         for name in REPORTS:
             listed = [row for row in rows if row.report == name]
-            # An empty report replaces that of an earlier run.
+            # An empty report replaces the one of an earlier run.
             if listed or read_report(journal.dst, name, options=journal.options):
                 write_report(journal.dst, name, listed, options=journal.options)
         entries = tuple(result.entry for result in results if result.entry is not None)

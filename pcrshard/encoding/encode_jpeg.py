@@ -1,4 +1,4 @@
-"""One JPEG to pieces."""
+"""Encoding of one JPEG as scan groups and a tail."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..jpeg.split import check_complete, cut_scans, cut_tail, mend_headers
 
 
 class EncodedImage(NamedTuple):
-    """One image as pieces: N scan groups, then the tail; height and width are in pixels.
+    """An image as pieces: N scan groups, then the tail; height and width are in pixels.
 
-    ``header_sizes`` says how many of a piece's first bytes are marker segments that images of a
-    shard share.
+    ``header_sizes`` gives the number of leading bytes of each group that are marker segments,
+    which images of a shard may share.
     """
 
     pieces: tuple[bytes, ...]
@@ -29,7 +29,7 @@ class EncodedImage(NamedTuple):
     orientation: int
 
     def shared_bytes(self, row: int) -> int:
-        """Bytes of the header of a piece, by its group from 0; the tail has none."""
+        """Return the header size in bytes of a piece, 0 for the tail; groups count from 0."""
         return self.header_sizes[row] if row < len(self.header_sizes) else 0
 
 
@@ -41,7 +41,7 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
         script: The scan script.
 
     Raises:
-        CorruptJpeg, UnsupportedJpeg: It is refused; nothing is repaired.
+        CorruptJpeg, UnsupportedJpeg: The JPEG is rejected; nothing is repaired.
     """
     source = map_jpeg(jpeg)
     check_complete(source)
@@ -51,7 +51,7 @@ def encode_jpeg(jpeg: bytes, script: ScanScript = STANDARD) -> EncodedImage:
     groups, header_sizes = _cut_groups(progressive, script)
     pieces = (*groups, cut_tail(jpeg, source))
     if max(map(len, pieces)) > MAX_PIECE_BYTES:
-        raise UnsupportedJpeg(f"a part of more than {MAX_PIECE_BYTES} bytes")
+        raise UnsupportedJpeg(f"a scan group or tail of more than {MAX_PIECE_BYTES} bytes")
     return EncodedImage(
         pieces,
         header_sizes,
@@ -65,10 +65,10 @@ def _cut_groups(
     progressive: bytes,
     script: ScanScript,
 ) -> tuple[list[bytes], tuple[int, ...]]:
-    """The bytes of each scan group of a progressive JPEG, and the sizes of their headers.
+    """Return the bytes of each scan group of a progressive JPEG, and the header sizes.
 
-    The first piece begins with what any decoder needs, each with the tables and the header of its
-    first scan.
+    The first group starts with the file's header; every group starts with the tables and the header
+    of its first scan.
     """
     found = map_jpeg(progressive)
     header, parts, _ = cut_scans(progressive, found)
@@ -86,12 +86,12 @@ def _cut_groups(
 
 
 def _shared(header_sizes: Sequence[int]) -> tuple[int, ...]:
-    # A longer one, of a camera's making, is stored with its piece.
+    # A longer header, as some cameras write, is stored with its piece.
     return tuple(size if size <= MAX_HEADER_BYTES else 0 for size in header_sizes)
 
 
 def _header_bytes(progressive: bytes, ranges: Sequence[Range]) -> int:
-    """Bytes of a scan's tables and of its header (T.81 B.2.3)."""
+    """Return the size in bytes of a scan's tables and header (T.81 B.2.3)."""
     *tables, (start, _) = ranges
     tables_bytes = sum(stop - first for first, stop in tables)
     return tables_bytes + read_segment(progressive, start).stop - start

@@ -1,4 +1,4 @@
-"""Labels and the names of classes."""
+"""Labels and class names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LABELS_PER_READ = 512
 
 
 def label_of(fields: Mapping[str, bytes]) -> int | None:
-    """The label of a sample: its field ``cls``, if that is one to nine decimal digits."""
+    """Return a sample's label: its field ``cls`` if that is one to nine decimal digits."""
     text = fields.get(LABEL_FIELD, b"").strip()
     return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def count_classes(samples: Iterable[Mapping[str, bytes]]) -> int:
-    """The highest label + 1; 0 if no sample has a label.
+    """Return the highest label + 1; 0 if no sample has a label.
 
     >>> count_classes([{"cls": b"2"}, {"cls": b"7"}, {"txt": b"9"}])
     8
@@ -29,9 +29,9 @@ def count_classes(samples: Iterable[Mapping[str, bytes]]) -> int:
 
 
 def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[bytes | None]:
-    """The label of each sample as it is stored, ``None`` for samples without one.
+    """Return each sample's label as it is stored, ``None`` for samples without one.
 
-    Reads the labels of tars, a few hundred at a time.
+    Labels in tars are read a few hundred at a time.
 
     Raises:
         EncodeError: No sample has a label.
@@ -54,41 +54,41 @@ def read_labels(samples: Sequence[SampleRef], options: StorageOptions) -> list[b
             labels[number] = value.strip()
     if all(label is None for label in labels):
         raise EncodeError(
-            "expected labels to share classes out evenly, found none: "
-            "class folders, a column 'label', or a field 'cls'"
+            "expected labels to stratify by (class folders, a column 'label', or a field 'cls'), "
+            "found none"
         )
     return labels
 
 
 def check_label(key: str, fields: Mapping[str, bytes], classes: Sequence[str]) -> None:
-    """Make sure that a label has a name, if classes have names.
+    """Check that a label has a name if class names are given.
 
     Raises:
-        EncodeError: It is larger than the number of names allows.
+        EncodeError: The label is not less than the number of names.
     """
     label = label_of(fields)
     if classes and label is not None and label >= len(classes):
         raise EncodeError(
-            f"expected labels of 0 to {len(classes) - 1}, one for each of the {len(classes)} "
+            f"expected labels from 0 to {len(classes) - 1}, one for each of the {len(classes)} "
             f"class names, got {label}",
             key=key,
         )
 
 
 def check_classes(classes: Sequence[str]) -> None:
-    """Make sure that class names are names, and distinct."""
+    """Check that class names are distinct and not empty."""
     seen: dict[str, int] = {}
     for number, name in enumerate(classes):
         if not name.strip():
             raise EncodeError(f"expected a name for class {number}, got an empty one")
         if (first := seen.setdefault(name, number)) != number:
             raise EncodeError(
-                f"expected distinct class names, {name!r} is that of classes {first} and {number}"
+                f"expected distinct class names, got {name!r} for classes {first} and {number}"
             )
 
 
 def read_classes(url: str, *, options: StorageOptions = None) -> tuple[str, ...]:
-    """Class names from a text file, one per line; the first line names class 0.
+    """Read class names from a text file, one per line; the first line names class 0.
 
     Raises:
         EncodeError: The file is not UTF-8, or a line is empty or repeated.

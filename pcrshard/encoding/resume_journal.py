@@ -1,4 +1,4 @@
-"""What an encoding run has finished, kept beside its shards, so that it can be resumed."""
+"""The journal of an encoding run, stored next to its shards, from which the run can resume."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ PARTS = "encode-parts"
 SECONDS_PER_SAVE = 1.0
 _GRACE_SECONDS = 1.0
 Part = tuple[int, int]
-# The outcomes that a shard may have, by what is to be done about bad files now.
+# Outcomes a kept shard may contain, per current `on_error`.
 _ALLOWED = {
     "raise": frozenset[str](),
     "skip": frozenset({"skipped"}),
     "keep": frozenset({"kept"}),
     "reencode": frozenset({"reencoded", "skipped"}),
 }
-# The options that say how a source is listed, besides the class names, which pcr.json has.
+# Options that determine how a source is listed, besides the class names, which are in pcr.json.
 _LISTING = ("prefix_keys", "split", "lists", "on_error", "reencode_quality")
 
 
 class Unlayered(NamedTuple):
-    """A file that is not in scans, and why.
+    """A file that is not stored as its own progressive scans, and the reason.
 
     ``outcome`` is ``skipped``, ``kept`` or ``reencoded``.
     """
@@ -59,17 +59,17 @@ class Unlayered(NamedTuple):
         reason: str,
         outcome: str = "skipped",
     ) -> Unlayered:
-        """The same without secrets of URLs, because it is written to a file."""
+        """Return a record with secrets of URLs redacted, because it is written to a file."""
         return cls(key, redact_url(source), redact(reason, source), outcome)
 
     @property
     def report(self) -> str:
-        """The name of the file that lists it."""
+        """Name of the report that lists this file."""
         return SKIPPED if self.outcome == "skipped" else KEPT
 
 
 class ShardResult(NamedTuple):
-    """The result of a task; no entry if every sample was skipped.
+    """The result of a shard task; ``entry`` is ``None`` if every sample was skipped.
 
     ``num_classes`` is the highest label + 1 in the shard.
     """
@@ -83,7 +83,7 @@ Results = dict[int, ShardResult]
 
 
 class _Saved(msgspec.Struct):
-    """A journal's file."""
+    """The content of a journal file."""
 
     fingerprint: str
     shards: Results
@@ -92,15 +92,15 @@ class _Saved(msgspec.Struct):
 
 
 class Journal:
-    """Which shards are written; kept in the destination, so that a run can be resumed.
+    """A record of the shards written so far, stored in the destination so that a run can resume.
 
-    A run over all shards keeps ``encode-journal.json``. Part I of N keeps
-    ``encode-parts/I-of-N.json``, until all are united.
+    A run over all shards writes ``encode-journal.json``. Part I of N writes
+    ``encode-parts/I-of-N.json``; the last part merges these files.
 
     Args:
         dst: Folder of the shards.
-        plan: The source and the options. A journal with another fingerprint is refused, and a shard
-            where ``on_error`` did something else is encoded again.
+        plan: The source and the options. A journal with a different fingerprint is rejected, and a
+            shard whose bad files were handled by a different ``on_error`` is encoded again.
         options: fsspec storage options of the folder.
         part: (I, N), or ``None`` for a run over all shards.
     """
@@ -126,20 +126,21 @@ class Journal:
         if part is not None:
             self._url = storage.join(self._parts_url, f"{self._name}.json")
         self._run = secrets.token_hex(8)
-        # Named as a temporary file, so that it is removed like one if this process is killed.
+        # Named like a temporary file, so that it is cleaned up if this process is killed.
         self.permit = storage.join(dst, f".pcrshard-run-{self._run}.tmp")
         self._saved = 0.0
         self._resumes = False
 
     @contextlib.contextmanager
     def open(self, resume: bool) -> Iterator[None]:
-        """Take over the whole shards of an earlier run, or make sure that there was none.
+        """Adopt the complete shards of an earlier run, or check that there was none.
 
         Until the end of the block no other run may write to the folder, except other parts. Object
-        stores have no locks: there the run that was first fails when it next saves.
+        stores have no locks; there, the earlier run fails when it next saves.
 
         Raises:
-            EncodeError: Another run is writing there, or has written and must not be resumed.
+            EncodeError: Another run is writing to the folder, or has written there and ``resume``
+                is false or the runs do not match.
         """
         storage.make_folder(self.dst, options=self.options)
         with self._lock(LOCK, shared=self.part is not None), contextlib.ExitStack() as stack:
@@ -155,7 +156,7 @@ class Journal:
             return
         path = os.path.join(self.dst, name)
         with contextlib.ExitStack() as stack:
-            # Workers of a killed run share its lock until they notice, a moment later.
+            # Workers of a killed run hold its lock until they notice, a moment later.
             end = time.monotonic() + _GRACE_SECONDS
             held = None
             while held is None:
@@ -178,7 +179,7 @@ class Journal:
                     self._unlock_for_good(name)
 
     def _unlock_for_good(self, name: str) -> None:
-        """Remove a lock's file; a process that has opened it opens a new one once it has it."""
+        """Remove a lock file; a waiter that locks the unlinked file detects this and reopens it."""
         if storage.is_local(self.dst):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.dst, name))
@@ -199,14 +200,14 @@ class Journal:
             )
         if has_index and not found:
             raise EncodeError(
-                f"holds a dataset that --resume cannot go on with: it has no {JOURNAL}",
+                f"holds a dataset that --resume cannot continue: it has no {JOURNAL}",
                 url=self.dst,
             )
         fingerprint = self.plan.fingerprint
         if any(saved.shards and saved.fingerprint != fingerprint for saved in found.values()):
             raise EncodeError(
-                "the source or the options differ from the run that is there, "
-                "and that --resume would go on with",
+                "the source or the options differ from those of the run in this folder, "
+                "which --resume would continue",
                 url=self.dst,
             )
         self._resumes = resume and bool(mine)
@@ -219,18 +220,18 @@ class Journal:
                     self.results[number] = result
 
     def is_mine(self, number: int) -> bool:
-        """Whether this part writes the shard of this number."""
+        """Return whether this part writes the shard with this number."""
         return self.part is None or number % self.part[1] == self.part[0]
 
     def begin(self, names: Iterable[str]) -> None:
         """Record that these shards will be written, and permit tasks to write them.
 
         Raises:
-            EncodeError: One of them exists, and no run that this one resumes has written it.
+            EncodeError: One of them exists and was not written by the run that this one resumes.
         """
         if not self._resumes and (found := sorted(self._sizes().keys() & {*names})):
             raise EncodeError(
-                f"already holds {found[0]}, of no run that this goes on with: use another folder",
+                f"already holds {found[0]}, which another run has written: use another folder",
                 url=self.dst,
             )
         self.save()
@@ -238,22 +239,22 @@ class Journal:
             pass
 
     def end(self) -> None:
-        """Withdraw the permit: tasks that have not started do nothing."""
+        """Revoke the permit, so that tasks that have not started fail without writing."""
         with contextlib.suppress(StorageError):
             storage.remove(self.permit, options=self.options)
 
     def _sizes(self) -> dict[str, int | None]:
-        """The files of the folder with their sizes; an object store has no empty folder."""
+        """Return the folder's files with their sizes; object stores have no empty folders."""
         if not storage.is_folder(self.dst, options=self.options):
             return {}
         return dict(storage.list_files(self.dst, options=self.options))
 
     def _read_all(self) -> dict[str, _Saved]:
-        """Every journal in the folder by its URL."""
+        """Return every journal in the folder by its URL."""
         try:
             return self._try_to_read_all()
         except StorageError:
-            # Another part has found all shards done, and united the journals in the meantime.
+            # Another part found all shards complete and merged the journals since the listing.
             return self._try_to_read_all()
 
     def _try_to_read_all(self) -> dict[str, _Saved]:
@@ -267,7 +268,7 @@ class Journal:
         return {url: _read_journal(url, self.options) for url in urls}
 
     def _is_kept(self, result: ShardResult, sizes: dict[str, int | None]) -> bool:
-        """Whether a shard is whole, and bad files were treated as they would be now."""
+        """Return whether a shard is complete and handled bad files as the options now ask."""
         if {row.outcome for row in result.unlayered} - _ALLOWED[self.plan.options.on_error]:
             return False
         if result.entry is None:
@@ -282,16 +283,16 @@ class Journal:
             return False
 
     def add(self, number: int, result: ShardResult) -> None:
-        """Note a written shard; the file is saved at most once a second."""
+        """Record a written shard; the file is saved at most once per second."""
         self.results[number] = result
         if time.monotonic() - self._saved > SECONDS_PER_SAVE:
             self.save()
 
     def save(self) -> None:
-        """Save; without locks, make sure that no other run has taken over.
+        """Save the journal; where there are no locks, check that no other run has taken over.
 
         Raises:
-            EncodeError: One has.
+            EncodeError: Another run has taken over.
         """
         is_unsure = self._saved and not storage.is_local(self.dst)
         if is_unsure and _read_journal(self._url, self.options).run != self._run:
@@ -307,17 +308,17 @@ class Journal:
         listing = {name: getattr(options, name) for name in _LISTING}
         saved = _Saved(self.plan.fingerprint, dict(sorted(results.items())), self._run, listing)
         with storage.atomic_write(url, options=self.options) as file:
-            # By json: names of files may have bytes that are not UTF-8.
+            # Not msgspec's encoder: file names may have bytes that are not UTF-8.
             file.write(json.dumps(msgspec.to_builtins(saved)).encode())
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[Results]:
-        """The shards that all parts have written; one process at a time."""
+        """Yield the shards that all parts have written; one process at a time."""
         with self._lock(f"{LOCK}-finish", wait=True):
             yield self.written() | self.results
 
     def written(self) -> Results:
-        """The shards of all journals that have their size; the part that wrote one checked it."""
+        """Return the journaled shards whose size is right; their writers checked the content."""
         sizes = self._sizes()
         return {
             number: result
@@ -327,7 +328,7 @@ class Journal:
         }
 
     def unite(self, results: Results) -> None:
-        """Save the results of all parts in one journal, and remove whatever parts have left."""
+        """Save the results of all parts in one journal and remove the files of the parts."""
         if self.part is not None:
             self._write(self._whole_url, results)
         storage.remove_temporary_files(self.dst)
@@ -338,7 +339,7 @@ class Journal:
 
 
 def _is_there(result: ShardResult, sizes: dict[str, int | None]) -> bool:
-    """Whether a shard has its size, if the store tells sizes."""
+    """Return whether a shard exists with its expected size, if the store reports sizes."""
     entry = result.entry
     return entry is None or sizes.get(entry.name, -1) in (entry.shard_bytes, None)
 
@@ -348,13 +349,13 @@ def _read_journal(url: str, options: storage.Options) -> _Saved:
     try:
         return msgspec.convert(json.loads(data), _Saved, str_keys=True)
     except (ValueError, RecursionError) as error:
-        raise EncodeError(
-            f"not a journal: {error}; remove it to start from the beginning", url=url
-        ) from error
+        raise EncodeError(f"not a journal: {error}; remove it to start over", url=url) from error
 
 
 def listing_options(dst: str, *, options: storage.Options = None) -> EncodeOptions:
-    """The options that say how the source of a dataset is listed, as far as its journal has them.
+    """Return the options that determine how a dataset's source is listed, from its journal.
+
+    Options that the journal lacks have their defaults.
 
     Args:
         dst: The dataset's folder.
@@ -375,7 +376,7 @@ def read_report(
     *,
     options: storage.Options | None = None,
 ) -> list[Unlayered]:
-    """The files that an encode has left out, or kept as they are, with the reasons.
+    """Return the files that an encode has skipped, stored unchanged or re-encoded, with reasons.
 
     Args:
         dst: The dataset's folder.
@@ -396,6 +397,6 @@ def write_report(
     *,
     options: storage.Options | None = None,
 ) -> None:
-    """List files as :func:`read_report` reads them, one JSON object per line."""
+    """Write a report for :func:`read_report`, one JSON object per line."""
     with storage.atomic_write(storage.join(dst, name), options=options) as file:
         file.writelines(json.dumps(row._asdict()).encode() + b"\n" for row in rows)

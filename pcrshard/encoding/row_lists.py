@@ -1,4 +1,4 @@
-"""Lists of files as a source: ``.csv``, ``.tsv`` and ``.jsonl``."""
+"""Sources that are lists of files: ``.csv``, ``.tsv`` and ``.jsonl``."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Row = dict[str, Any]
 _DIGITS = re.compile("-?[0-9]+")
 _NUMBER = re.compile("0|-?[1-9][0-9]*")
 _MAX_LIST_BYTES = 1 << 31
-_MAX_DIGITS = 18  # fits into int64
-# Names that other programs give to the columns; the first one found is used.
+_MAX_DIGITS = 18  # fits in an int64
+# Column names used by other programs; the first one found is used.
 _PATH_COLUMNS = ("path", "file_name", "filename", "file", "image")
 _LABEL_COLUMNS = ("label", "class")
 _DEFAULT_COLUMNS = ["path", "label", "extra"]
 
 
 def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list[str | None]]:
-    """List the samples of a file in its order, and the class name of each.
+    """Return the samples that a file lists, in its order, and the class name of each.
 
-    Numeric labels are already in the samples' field ``cls``, and have no class name.
+    The class name is ``None`` for numeric labels, which are stored in the field ``cls``.
 
     Raises:
         EncodeError: A row is malformed; the message names its line.
         StorageError: The list cannot be read.
     """
-    # A local list may be a pipe, which has no size.
+    # A local list may be a named pipe, which has no size.
     most = None if storage.is_local(path) else _MAX_LIST_BYTES
     lines = _Lines(storage.read_bytes(path, options=options, max_bytes=most))
     rows = []
@@ -65,7 +65,7 @@ def list_rows(path: str, options: StorageOptions) -> tuple[list[SampleRef], list
 
 
 class _Lines:
-    """The lines of a list as text, and the number of the line read last."""
+    """An iterator over the lines of a list that tracks the current line number."""
 
     def __init__(self, data: bytes) -> None:
         self._lines = iter(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
@@ -92,7 +92,7 @@ def _parse(path: str, lines: _Lines) -> Iterator[Row]:
 
 
 def _csv_cells(lines: Iterator[str]) -> Iterator[list[str]]:
-    """The rows of a CSV file, separated by semicolons if its first line has no comma."""
+    """Return the rows of a CSV file; semicolons separate cells if the first line has no comma."""
     first = next(lines)
     separator = ";" if ";" in first and "," not in first else ","
     rows = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
@@ -100,7 +100,7 @@ def _csv_cells(lines: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Iterator[Row]:
-    """Rows of path, label, extra, or of the columns that the first row names."""
+    """Yield rows with the columns of the header, by default path, label, extra."""
     names: list[str] = []
     for cells in rows:
         if not names:
@@ -118,7 +118,7 @@ def _table_rows(rows: Iterator[list[str]], *, needs_header: bool = False) -> Ite
 
 
 def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
-    """The columns that a header names, with ``path`` and ``label``; empty for a row of data."""
+    """Return a header's columns, renamed to ``path`` and ``label``; empty for a data row."""
     names = [cell.strip() for cell in cells]
     path = next((name for name in _PATH_COLUMNS if name in names), None)
     label = next((name for name in _LABEL_COLUMNS if name in names), None)
@@ -134,7 +134,7 @@ def _column_names(cells: Sequence[str], needs_header: bool) -> list[str]:
 
 
 def _check_row(row: Row) -> None:
-    """Make sure that the row has a path to a file, and that a label is a number or a name."""
+    """Check that a row has a path to a file, and that its label is a number or a name."""
     path = row.get("path")
     if not isinstance(path, str) or posixpath.basename(path) in ("", ".", ".."):
         shown = redact_url(path) if isinstance(path, str) else path
@@ -147,9 +147,9 @@ def _check_row(row: Row) -> None:
 
 
 def _read_numbers(rows: list[Row]) -> None:
-    """Turn labels of a table that are written as numbers into numbers.
+    """Convert numeric labels of a table to integers, in place.
 
-    If all are digits and some have leading zeros, they stay: 007 is a name.
+    If all labels are digits and some have leading zeros, all stay strings: 007 is a name.
     """
     labeled = [row for row in rows if "label" in row]
     numbers = [row for row in labeled if _NUMBER.fullmatch(row["label"])]

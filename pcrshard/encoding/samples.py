@@ -1,4 +1,4 @@
-"""Samples before they are read: where their bytes are, which keys they get, and image lists."""
+"""References to samples that are not yet read: byte ranges, keys, and image lists."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LABEL_FIELD = "cls"
 
 
 class FieldRef(NamedTuple):
-    """Where a field's bytes are: ``[start, stop)`` of a file, to its end if stop is ``None``.
+    """The byte range ``[start, stop)`` of a field in a file; to its end if stop is ``None``.
 
-    ``place`` is the position of an image in the list ``name``; ``None`` for any other field.
+    ``place`` is the position of an image in the list ``name``, and ``None`` for other fields.
     """
 
     name: str
@@ -32,7 +32,7 @@ class FieldRef(NamedTuple):
 
 
 class SampleRef(NamedTuple):
-    """A sample to encode: fields to read, and fields whose bytes the listing already knows."""
+    """A sample to encode: fields to read, and fields whose bytes are known from the listing."""
 
     key: str
     refs: tuple[FieldRef, ...]
@@ -46,7 +46,7 @@ class Source(NamedTuple):
         samples: The samples.
         classes: Names of the labels 0, 1, ...; empty if labels are numbers or missing.
         ignored: Files that are neither images nor tars.
-        splits: The training, validation, and test sets that the source seems to hold.
+        splits: Names of the training, validation, and test sets that the source appears to hold.
     """
 
     samples: list[SampleRef]
@@ -56,7 +56,7 @@ class Source(NamedTuple):
 
 
 def unique_keys(paths: Iterable[str]) -> list[str]:
-    """Legal, distinct keys for file names: no dots in the last part, no ``..``."""
+    """Return valid, distinct keys for file names: no dots in the last part, no ``..``."""
     keys: dict[str, None] = {}
     for path in paths:
         stem = _legal_key(path)
@@ -67,7 +67,7 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
 
 
 def _legal_key(path: str) -> str:
-    """A legal key for a file name, or for the path of a URL without its host and query."""
+    """Return a valid key for a file name, or for the path of a URL."""
     links = links_of(path)
     remote = [link for link in links if link.scheme] or links
     names = [link.path for link in remote] + [link.host for link in remote] + ["_"]
@@ -83,7 +83,7 @@ def number_labels(
     labels: Sequence[str | None],
     classes: Sequence[str],
 ) -> list[SampleRef]:
-    """Give each sample the number of its class in the field ``cls``.
+    """Return the samples with the number of their class in the field ``cls``.
 
     Args:
         samples: The samples.
@@ -96,8 +96,8 @@ def number_labels(
     numbers = {name: str(number).encode() for number, name in enumerate(classes)}
     if unknown := {label for label in labels if label is not None} - numbers.keys():
         raise EncodeError(
-            f"expected classes of the {len(classes)} names given, such as {classes[0]!r}, "
-            f"the source has {min(unknown)!r}"
+            f"expected classes among the {len(classes)} given names, such as {classes[0]!r}, "
+            f"got {min(unknown)!r} in the source"
         )
     return [
         sample
@@ -111,12 +111,12 @@ def gather_lists(
     samples: list[SampleRef],
     wanted: Sequence[str] | None = None,
 ) -> list[SampleRef]:
-    """Turn numbered images into lists: ``images.0.jpg``, ``images.1.jpg`` into ``images.jpg``.
+    """Gather numbered images into lists: ``images.0.jpg``, ``images.1.jpg`` to ``images.jpg``.
 
     Args:
         samples: The samples of tars.
-        wanted: Which lists to make. By default, fields that are clearly lists: their number varies
-            between samples, and they are counted from 0 without a gap.
+        wanted: Names of the lists to make. Default: numbered fields whose count varies between
+            samples and whose numbers start at 0 without a gap.
 
     Raises:
         EncodeError: A wanted list does not exist, or has a gap.
@@ -133,7 +133,7 @@ def gather_lists(
 
 
 def _find_lists(samples: Sequence[SampleRef]) -> dict[str, list[list[int]]]:
-    """For each possible list, the numbers that each sample has."""
+    """Return the image numbers of each sample for each possible list."""
     found: dict[str, list[list[int]]] = {}
     for row, sample in enumerate(samples):
         for place in map(place_in_list, (ref.name for ref in sample.refs)):

@@ -1,4 +1,4 @@
-"""Which sample goes into which shard: a pure function of the source's listing and the options."""
+"""The assignment of samples to shards, a pure function of the source's listing and the options."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .sources import CONVERTIBLE, NO_SPLIT, list_source
 
 _log = get_logger("pcrshard")
 ON_ERROR = ("raise", "keep", "reencode", "skip")
-# Numbers of ranks that are common, and the idle time that needs no advice.
+# Common world sizes, and the fraction of idle time below which no advice is given.
 _USUAL_RANKS = (2, 4, 8)
 _MOST_IDLE = 0.1
 _COUNTS = ("num_shards", "samples_per_shard", "resize_short", "for_ranks", "for_workers")
-# Files whose quality decides on the scan script, and the bytes of each that are read.
+# Number of files sampled to choose the scan script, and the bytes read of each.
 _PROBES = 32
 _PROBE_BYTES = 1 << 16
 
@@ -37,30 +37,30 @@ class EncodeOptions:
     """How a dataset is encoded.
 
     Attributes:
-        name: Name of the shards before their number.
+        name: Prefix of the shard names, before the number.
         num_shards: Number of shards; their sizes differ by at most one sample.
         samples_per_shard: Maximum samples per shard, if ``num_shards`` is not given. Default: 1024,
             or fewer to make up to 8 shards.
         seed: Seed of the global shuffle before sharding; ``None`` keeps the source's order.
         on_error: What to do with a file that cannot be rearranged into scans: ``raise`` an error;
-            ``keep`` it as it is; ``reencode`` it as a JPEG (lossy); or ``skip`` it. The last three
+            ``keep`` it unchanged; ``reencode`` it as a JPEG (lossy); or ``skip`` it. The last three
             list such files in ``kept.jsonl`` or ``skipped.jsonl``. ``reencode`` skips files that
             cannot be decoded.
         reencode_quality: Convert PNG, WebP, BMP and other images to JPEG of this quality, 1 to 100
-            (lossy). Default: such images are refused, or kept.
+            (lossy). Default: ``on_error`` applies to such images.
         resize_short: Resize larger images to a shorter side of this many pixels (lossy).
-        prefix_keys: Put a tar's name before its keys.
-        classes: Names of the labels 0, 1, ... Default: the names that the source has.
+        prefix_keys: Prefix keys with the name of their tar.
+        classes: Names of the labels 0, 1, ... Default: the names in the source.
         split: Split of the source to encode (``train``, ``val``...); labels are numbered by the
-            classes of all splits. ``none`` takes the folders for classes.
+            classes of all splits. ``none`` treats the split folders as classes.
         lists: Numbered fields of tars that become lists of images: ``images.jpg`` for
-            ``images.0.jpg``, ``images.1.jpg``... Default: those whose number varies between samples
-            and that are counted from 0 without a gap; ``()`` for none.
-        stratify: Give every shard the same fraction of each class (field ``cls``), to one sample;
-            reads the labels of tars first.
-        for_ranks: Pick a number of shards divisible by this many training processes times
-            ``for_workers``.
-        for_workers: DataLoader workers of each training process.
+            ``images.0.jpg``, ``images.1.jpg``... Default: fields whose count varies between samples
+            and whose numbers start at 0 without a gap; ``()`` for none.
+        stratify: Give every shard the same number of samples of each class (field ``cls``), to
+            within one; reads the labels of tars first.
+        for_ranks: Number of training processes; picks a shard count divisible by ``for_ranks *
+            for_workers``.
+        for_workers: DataLoader workers per training process.
         fmt: Scan script and layout.
     """
 
@@ -86,26 +86,26 @@ class EncodeOptions:
         if self.num_shards is not None and self.samples_per_shard is not None:
             raise EncodeError("expected num_shards or samples_per_shard, got both")
         if self.on_error not in ON_ERROR:
-            raise EncodeError(f"expected on_error to be of {ON_ERROR}, got {self.on_error!r}")
+            raise EncodeError(f"expected on_error among {ON_ERROR}, got {self.on_error!r}")
         for name in _COUNTS:
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise EncodeError(f"expected {name} above 0, got {count}")
         quality = self.reencode_quality
         if quality is not None and not 1 <= quality <= 100:
-            raise EncodeError(f"expected reencode_quality of 1 to 100, got {quality}")
+            raise EncodeError(f"expected reencode_quality from 1 to 100, got {quality}")
 
 
 class Plan(NamedTuple):
-    """How a source is encoded.
+    """The assignment of a source's samples to shards, with the resolved options.
 
     Attributes:
         shards: The samples of each shard.
         names: The fields of all samples.
         classes: Names of the labels 0, 1, ...
-        options: The options, with the scan script that ``auto`` stands for.
-        fingerprint: Identifies the source's listing and the options, except ``on_error``, so that
-            a run that was stopped by a bad file can be resumed with another choice.
+        options: The options, with the scan script ``auto`` resolved.
+        fingerprint: Hash of the source's listing and the options, except ``on_error``, so that a
+            run that failed on a bad file can resume with another choice.
     """
 
     shards: list[list[SampleRef]]
@@ -116,13 +116,13 @@ class Plan(NamedTuple):
 
 
 def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Plan:
-    """List a source and decide which sample goes into which shard.
+    """List a source and assign its samples to shards.
 
-    With the script ``auto``, reads the first 64 kB of 32 JPEGs to learn their quality; with
-    ``stratify``, the labels of tars.
+    With the script ``auto``, reads the first 64 KiB of 32 JPEGs to estimate their quality; with
+    ``stratify``, reads the labels of tars.
 
     Raises:
-        EncodeError: The source or the options are not usable.
+        EncodeError: The source or the options are invalid.
         StorageError: The source cannot be read.
     """
     source = list_samples(src, options, src_options)
@@ -152,10 +152,10 @@ def plan(src: str, options: EncodeOptions, src_options: StorageOptions = None) -
 
 
 def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions = None) -> Source:
-    """List a source as it is encoded: one split, numbered labels, names of fields, image lists.
+    """List a source as it is encoded: one split, numbered labels, final field names, image lists.
 
     Raises:
-        EncodeError: There is nothing to encode, or several splits would be mixed.
+        EncodeError: There is nothing to encode, or the dataset would mix several splits.
         StorageError: The source cannot be listed.
     """
     source = list_source(
@@ -169,8 +169,8 @@ def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions =
         shown = redact_url(src)
         raise EncodeError(
             f"{shown} holds the splits {', '.join(source.splits)}, which one dataset would mix: "
-            f"encode each into a folder of its own (`pcrshard encode --split all {shown} DST`, or "
-            f"--split {source.splits[0]} for one), or take the folders for classes by --split "
+            f"encode each into its own folder (`pcrshard encode --split all {shown} DST`, or "
+            f"--split {source.splits[0]} for one), or treat the folders as classes with --split "
             f"{NO_SPLIT}"
         )
     samples = gather_lists(convert_names(source.samples, options), options.lists)
@@ -178,7 +178,7 @@ def list_samples(src: str, options: EncodeOptions, src_options: StorageOptions =
 
 
 def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -> float:
-    """The median JPEG quality of some files of a source; 0 if it is unknown."""
+    """Return the median JPEG quality of a sample of a source's files; 0 if unknown."""
     refs = [ref for sample in samples for ref in sample.refs if is_jpeg_field(ref.name)]
     ranges = [
         (ref.url, ref.start, ref.stop and min(ref.stop, ref.start + _PROBE_BYTES))
@@ -190,11 +190,11 @@ def _source_quality(samples: Sequence[SampleRef], src_options: StorageOptions) -
 
 
 def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[SampleRef]:
-    """Name the image ``jpg`` if a sample has another image but no JPEG, and it is re-encoded.
+    """Rename the image fields of samples without a JPEG.
 
-    If files are kept, and no file of a folder is a JPEG by its name, each image has the name of its
-    own extension instead. Beside JPEGs it stays ``jpg``, so that a job finds all images in one
-    field.
+    If images are re-encoded, the first image becomes ``jpg``. If files are kept and no file of a
+    folder has a JPEG extension, each field is named after its file's extension. In folders that
+    also have JPEGs the field stays ``jpg``, so that a job finds all images in one field.
     """
     if options.reencode_quality is not None:
         return list(map(_convert_name, samples))
@@ -212,7 +212,7 @@ def convert_names(samples: list[SampleRef], options: EncodeOptions) -> list[Samp
 
 
 def _own_extension(ref: FieldRef) -> str:
-    """The extension of a file that is an image but no JPEG by its name; empty for others."""
+    """Return a file's extension if it is that of a non-JPEG image; empty for others."""
     path, _ = storage.split_query(ref.url)
     extension = path.rpartition(".")[2].lower()
     return extension if extension in CONVERTIBLE else ""
@@ -229,11 +229,11 @@ def _convert_name(sample: SampleRef) -> SampleRef:
 
 
 def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNames:
-    """All fields of a dataset, in the order they are first met.
+    """Return all fields of a dataset in order of first appearance.
 
     Raises:
-        EncodeError: There is no JPEG field, and other images are not kept, or one of the fields to
-            preview is not there.
+        EncodeError: There is no JPEG field and other images are not kept, or a preview field does
+            not exist.
     """
     refs = [ref for sample in samples for ref in sample.refs]
     known = dict.fromkeys(name for sample in samples for name, _ in sample.known)
@@ -244,15 +244,15 @@ def field_names(samples: Sequence[SampleRef], options: EncodeOptions) -> FieldNa
     if not (streams or lists or options.on_error == "keep"):
         if {"pcr", "scan01"} <= {*names}:
             raise EncodeError(
-                "expected images or WebDataset tars, got PCR shards; `pcrshard export` turns them "
-                "back"
+                "expected images or WebDataset tars, got PCR shards; `pcrshard export` converts "
+                "them back"
             )
         raise EncodeError(
             f"expected a JPEG field, found {sorted(names)}; --on-error keep stores other images "
-            "as they are, --reencode-quality Q converts PNG, WebP, BMP (lossy)"
+            "unchanged, --reencode-quality Q converts PNG, WebP, BMP (lossy)"
         )
     if unknown := set(options.fmt.preview_fields).difference(others):
-        raise EncodeError(f"expected preview fields of {list(others)}, got {sorted(unknown)}")
+        raise EncodeError(f"expected preview fields among {list(others)}, got {sorted(unknown)}")
     return FieldNames(streams, others, tuple(lists))
 
 
@@ -261,19 +261,19 @@ def plan_shards(
     options: EncodeOptions,
     labels: Sequence[bytes | None] | None = None,
 ) -> list[list[SampleRef]]:
-    """Shuffle all samples by the seed, then cut them into even shards.
+    """Shuffle all samples with the seed, then cut them into even shards.
 
     Args:
         samples: The source.
-        options: How many shards, and the seed.
-        labels: A label of each sample, which the shards then share evenly.
+        options: Number of shards and seed.
+        labels: Label of each sample, to stratify the shards by.
 
     Returns:
-        Shards whose sizes differ by at most one, and so do the samples of each label in them.
+        Shards whose sizes differ by at most one; with labels, so do their counts of each label.
 
     Raises:
-        EncodeError: There are fewer samples than shards, or the number of shards cannot be shared
-            out among ranks and workers.
+        EncodeError: There are fewer samples than shards, or the number of shards is not divisible
+            by ranks x workers.
     """
     total = len(samples)
     count = _num_shards(total, options)
@@ -285,7 +285,7 @@ def plan_shards(
         bounds = [total * i // count for i in range(count + 1)]
         shards = [order[start:stop] for start, stop in itertools.pairwise(bounds)]
     else:
-        # Samples are dealt like cards, one class after the other.
+        # Deal the samples round-robin, class by class.
         order.sort(key=lambda i: (labels[i] is None, labels[i] or b""))
         shards = [order[number::count] for number in range(count)]
         for shard in shards:
@@ -302,11 +302,11 @@ def _num_shards(total: int, options: EncodeOptions) -> int:
         count = _round_up(-(-total // most) if most else default_num_shards(total), unit)
     elif count % unit:
         raise EncodeError(
-            f"expected a number of shards that {named} divide, such as "
+            f"expected a number of shards divisible by {named}, such as "
             f"{_round_up(count, unit)}, got {count}"
         )
     if count > total:
-        why = f" that {named} divide" if unit > 1 else ""
+        why = f", divisible by {named}" if unit > 1 else ""
         raise EncodeError(f"expected at most {total} shards for {total} samples, got {count}{why}")
     return count
 
@@ -316,7 +316,7 @@ def _round_up(number: int, unit: int) -> int:
 
 
 def advise(num_shards: int) -> str:
-    """Advice on a number of shards that leaves ranks of usual jobs idle; often empty.
+    """Return advice if a number of shards leaves ranks idle at common world sizes; else "".
 
     >>> advise(128)
     ''
@@ -328,14 +328,15 @@ def advise(num_shards: int) -> str:
     noun = "shard leaves" if num_shards == 1 else "shards leave"
     return (
         f"{num_shards} {noun} ranks idle where each reads whole shards, as in WebDataset: "
-        f"{', '.join(shown)}; --for-ranks R --for-workers W takes a number that they divide"
+        f"{', '.join(shown)}; --for-ranks R --for-workers W picks a number divisible by R x W"
     )
 
 
 def default_num_shards(num_samples: int) -> int:
-    """Number of shards of at most 1024 samples.
+    """Return a number of shards with at most 1024 samples each.
 
-    There are up to 8, of at least 16 samples, so that ranks and workers have something to split.
+    Small datasets get up to 8 shards of about 16 samples or more, so that ranks and workers can
+    split them.
 
     >>> [default_num_shards(n) for n in (1, 100, 10_000, 1_281_167)]
     [1, 7, 10, 1252]

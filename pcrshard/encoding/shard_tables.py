@@ -1,4 +1,4 @@
-"""Encoded samples to the index and the tables of a shard, all but where they are in the file."""
+"""The index and the tables of a shard, built from encoded samples; file offsets come later."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .encode_jpeg import EncodedImage
 
 
 class EncodedSample(NamedTuple):
-    """A sample that is ready to be laid out.
+    """A sample that is ready to be written.
 
     Attributes:
         key: Its key.
         images: Its JPEG fields.
-        fields: Its other fields; one with the name of a JPEG field is a file kept as it is.
+        fields: Its other fields; one named like a JPEG field is a passthrough file.
         lists: Its lists of JPEGs.
     """
 
@@ -45,10 +45,10 @@ Units = Sequence[Unit]
 
 
 def field_bytes(name: str, value: object) -> bytes:
-    """The bytes of a field that is no JPEG.
+    """Return the bytes of a field that is not a JPEG.
 
     Raises:
-        EncodeError: It is of no such type, or too large.
+        EncodeError: The value has another type or is too large.
     """
     if isinstance(value, BYTES):
         _check_size(name, len(value))
@@ -71,11 +71,11 @@ def _is_json(name: str) -> bool:
 
 def _check_size(name: str, size: int) -> None:
     if size > MAX_PIECE_BYTES:
-        raise EncodeError(f"field {name!r} of {size} bytes is larger than {MAX_PIECE_BYTES}")
+        raise EncodeError(f"expected at most {MAX_PIECE_BYTES} bytes in field {name!r}, got {size}")
 
 
 def list_units(samples: Samples, schema: Schema) -> Units:
-    """The images of a shard, in order; ``None`` for a stream that a sample lacks."""
+    """Return the images of a shard, in order; ``None`` for a stream that a sample lacks."""
     return [unit for sample in samples for unit in _sample_units(sample, schema)]
 
 
@@ -88,7 +88,7 @@ def _sample_units(sample: EncodedSample, schema: Schema) -> Iterator[Unit]:
 
 
 def make_index(samples: Samples, schema: Schema) -> ShardIndex:
-    """The index of samples, with a head that says nothing yet.
+    """Return the index of samples, with a placeholder head.
 
     Raises:
         EncodeError: Two samples have the same key.
@@ -113,7 +113,7 @@ def make_index(samples: Samples, schema: Schema) -> ShardIndex:
 def _check_distinct(keys: Sequence[str]) -> None:
     key, count = collections.Counter(keys).most_common(1)[0]
     if count > 1:
-        raise EncodeError(f"expected distinct keys in a shard, {key!r} is there more than once")
+        raise EncodeError(f"expected distinct keys in a shard, got {key!r} more than once")
 
 
 def _list_values(samples: Samples, name: str) -> tuple[bytes | None, ...]:
@@ -126,7 +126,7 @@ def _list_lengths(samples: Samples, lists: Sequence[str]) -> npt.NDArray[np.uint
 
 
 def make_tables(samples: Samples, index: ShardIndex) -> list[GroupTable]:
-    """The tables of all groups and the tail, without offsets."""
+    """Return the tables of all groups and the tail, without offsets."""
     units = list_units(samples, index.schema)
     crcs = _list_crcs(units, index.num_groups)
     return [
@@ -136,14 +136,14 @@ def make_tables(samples: Samples, index: ShardIndex) -> list[GroupTable]:
 
 
 def _table_rows(index: ShardIndex) -> list[range]:
-    """The groups of each table: one for all base groups, one for each other group and the tail."""
+    """Return the groups of each table: all base groups, then each other group and the tail."""
     base = index.schema.base
     others = [range(row, row + 1) for row in range(base, index.num_groups + 1)]
     return [range(base), *others] if base else others
 
 
 def _list_crcs(units: Units, num_groups: int) -> U32:
-    """(N + 1, U) running checksums of the groups, then those of the tails."""
+    """Return running checksums of the groups, then of the tails; (N + 1, images) uint32."""
     running = [_running_crcs(unit, num_groups) for unit in units]
     return np.array(running, "<u4").reshape(-1, num_groups + 1).T
 
@@ -158,7 +158,7 @@ def _make_table(
     shape = (len(rows), len(units))
     is_base = rows.stop <= index.schema.base
     sizes = [[len(unit.pieces[row]) if unit else 0 for unit in units] for row in rows]
-    # Whoever shows base images reads them as they are.
+    # Base images stay whole in the file, because other readers show them directly.
     header_sizes = [[0] * len(units) if is_base else _shared_bytes(units, row) for row in rows]
     last = rows[-1]
     return GroupTable(
@@ -181,7 +181,7 @@ def _join_headers(
     rows: range,
     header_sizes: Sequence[Sequence[int]],
 ) -> bytes:
-    """The headers of all pieces, in order."""
+    """Return the concatenated headers of all pieces."""
     headers = [
         unit.pieces[row][:size]
         for row, row_sizes in zip(rows, header_sizes, strict=True)
@@ -192,7 +192,7 @@ def _join_headers(
 
 
 def _running_crcs(unit: Unit, num_groups: int) -> list[int]:
-    """CRC-32C of each prefix of the scan groups, then that of the tail alone."""
+    """Return the CRC-32C of each prefix of the scan groups, then that of the tail alone."""
     if unit is None:
         return [0] * (num_groups + 1)
     *groups, tail = unit.pieces

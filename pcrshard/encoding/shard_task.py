@@ -1,4 +1,4 @@
-"""One shard of a dataset as a task that any worker can do."""
+"""One shard of a dataset as a task that any worker can run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .shard_tables import EncodedSample
 from .shard_writer import encode_sample, write_shard
 
 _SAMPLES_PER_READ = 64
-# Quality of a JPEG made from the pixels of a file that cannot be rearranged.
+# JPEG quality for re-encoding a file that cannot be rearranged.
 _QUALITY = 95
 
 
@@ -28,10 +28,11 @@ class ShardTask(NamedTuple):
 
     Attributes:
         url: Where to write it.
-        samples: What it holds.
+        samples: Its samples.
         names: The fields of all shards.
         options: How it is encoded.
-        permit: URL of a file that exists as long as the run that wants this shard; empty for none.
+        permit: URL of a file that exists while the run that submitted this task lives; empty for
+            none.
         src_options: fsspec storage options of the source.
         dst_options: fsspec storage options of the shard.
     """
@@ -46,7 +47,7 @@ class ShardTask(NamedTuple):
 
     @property
     def source_bytes(self) -> int:
-        """Bytes of the sources, if the listing knows them."""
+        """Total size of the sources in bytes, as far as the listing reports it."""
         refs = (ref for sample in self.samples for ref in sample.refs)
         return sum(ref.stop - ref.start for ref in refs if ref.stop is not None)
 
@@ -55,15 +56,15 @@ def encode_shard(task: ShardTask) -> ShardResult:
     """Read, encode and write one shard.
 
     Returns:
-        Its entry, and the files that are not in scans.
+        Its entry, and the files that are not stored as their own scans.
 
     Raises:
         CorruptJpeg, UnsupportedJpeg: A bad image, if ``on_error`` is ``raise``.
-        EncodeError: A label has no name, although classes have names; or the run has ended.
+        EncodeError: A label has no name although class names are given; or the run has ended.
         StorageError: Bytes could not be read or written.
     """
     if task.permit and not storage.exists(task.permit, options=task.dst_options):
-        raise EncodeError("the run that wanted this shard has ended", url=task.url)
+        raise EncodeError("the run that requested this shard has ended", url=task.url)
     encoded: list[EncodedSample] = []
     rows: list[Unlayered] = []
     for sample, values in _read(task.samples, task.src_options):
@@ -87,11 +88,11 @@ def encode_shard(task: ShardTask) -> ShardResult:
 def _read(
     samples: list[SampleRef], options: StorageOptions
 ) -> Iterator[tuple[SampleRef, list[bytes | PCRError]]]:
-    """Each sample with the bytes of its fields, or why there are none."""
+    """Yield each sample with the bytes of its fields, or the error of reading them."""
     for start in range(0, len(samples), _SAMPLES_PER_READ):
         batch = samples[start : start + _SAMPLES_PER_READ]
         ranges = [(ref.url, ref.start, ref.stop) for sample in batch for ref in sample.refs]
-        # Ranges of one tar must be of one version of it.
+        # All ranges of a tar must come from the same version of it.
         tars = {url for url, start, stop in ranges if (start, stop) != (0, None)}
         with storage.unchanged(tars, options=options):
             values = iter(storage.read_ranges(ranges, options=options))
@@ -104,7 +105,7 @@ def _encode(
     values: Sequence[bytes | PCRError],
     options: EncodeOptions,
 ) -> tuple[list[EncodedSample], list[Unlayered]]:
-    """Encode a sample: itself, or nothing if it is skipped, and its files that are not in scans."""
+    """Encode a sample; return it (nothing if skipped), and its files not stored as scans."""
     fields: dict[str, Any] = {"__key__": sample.key}
     source = sample.refs[0].url if sample.refs else ""
     notes: list[Unlayered] = []
@@ -136,8 +137,8 @@ def _encode(
             raise
         if options.on_error == "raise":
             raise type(error)(
-                f"{error}; run again with --resume --on-error keep to store such files as they "
-                "are, or --on-error skip to leave them out",
+                f"{error}; run again with --resume --on-error keep to store such files "
+                "unchanged, or --on-error skip to leave them out",
                 url=source,
             ) from error
         return [], [Unlayered.of(sample.key, source, str(error))]
@@ -147,9 +148,11 @@ def _encode(
 def _encode_file(
     file: bytes, options: EncodeOptions
 ) -> tuple[str, EncodedImage | bytes, FormatError | None]:
-    """Encode an image: the outcome, what is stored, and why it is not the file's own scans.
+    """Encode an image according to the options.
 
-    The outcome is ``layered``, ``kept``, or ``reencoded``.
+    Returns:
+        The outcome (``layered``, ``kept``, or ``reencoded``), the image to store, and the error for
+        which the file is not stored as its own scans.
 
     Raises:
         FormatError: The file cannot be stored as the options ask.
@@ -168,7 +171,7 @@ def _encode_file(
 
 
 def _to_jpeg(image: bytes, options: EncodeOptions) -> bytes:
-    """Convert what is not a JPEG or is to be resized; leave any other image as it is."""
+    """Convert an image that is not a JPEG or needs resizing; return any other image unchanged."""
     if image[:2] == SOI:
         if options.resize_short is None:
             return image

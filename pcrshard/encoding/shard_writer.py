@@ -1,8 +1,8 @@
-"""Samples to shards, in one process.
+"""Writing samples to shards, in one process.
 
-:func:`encode_sample` encodes one sample, :func:`write_shard` lays a list of them out as one shard,
-and :class:`ShardWriter` does so for a stream of samples. A whole dataset is encoded in parallel by
-:mod:`.encode_dataset`.
+:func:`encode_sample` encodes one sample, :func:`write_shard` writes a list of them as one shard,
+and :class:`ShardWriter` writes a stream of samples. :mod:`.encode_dataset` encodes a whole dataset
+in parallel.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ def encode_sample(
     sample: Mapping[str, Any],
     encode_image: Callable[[str, bytes], EncodedImage | bytes] = lambda _, file: encode_jpeg(file),
 ) -> EncodedSample:
-    """Encode a sample in WebDataset's form.
+    """Encode a sample in WebDataset's format.
 
     Args:
         sample: ``__key__``, image fields as bytes, and other fields as bytes, str, int, or values
-            that JSON can hold. Fields whose last extension is a JPEG one become progressive
-            streams; a list of up to 64 JPEGs in one field becomes a stream of lists. Names that
-            start with ``__`` are dropped.
-        encode_image: Called with the name and the bytes of each image; returns it encoded, or bytes
-            to store as they are.
+            that JSON can represent. Fields with a JPEG extension become progressive streams; a list
+            of up to 64 JPEGs in one field becomes a stream of lists. Names that start with ``__``
+            are dropped.
+        encode_image: Called with the name and the bytes of each image; returns the encoded image,
+            or bytes to store unchanged.
 
     Raises:
-        EncodeError: A key or field name is not legal.
-        CorruptJpeg, UnsupportedJpeg: An image is refused; the message names key and field.
+        EncodeError: A key or field name is invalid.
+        CorruptJpeg, UnsupportedJpeg: An image is rejected; the message names its key and field.
     """
     key = _checked_key(sample.get("__key__"))
     encoded = EncodedSample(key, {}, {}, {})
@@ -67,9 +67,7 @@ def encode_sample(
             continue
         try:
             if not valid_field(name):
-                raise EncodeError(
-                    f"expected a field name in lower case without blanks, got {name!r}"
-                )
+                raise EncodeError(f"expected a lowercase field name without spaces, got {name!r}")
             if not is_jpeg_field(name):
                 encoded.fields[name] = field_bytes(name, value)
             elif isinstance(value, list | tuple):
@@ -107,7 +105,7 @@ def _encode_list(
     value: Sequence[object],
     encode_image: Callable[[str, bytes], EncodedImage | bytes],
 ) -> None:
-    """Add a list of images, or their files under numbered names if one is kept as it is."""
+    """Add a list of images, or their files under numbered names if any is a passthrough file."""
     if len(value) > MAX_LISTED:
         raise EncodeError(f"expected at most {MAX_LISTED} images in {name!r}, got {len(value)}")
     files = {numbered(name, i): image for i, image in enumerate(value)}
@@ -148,15 +146,15 @@ def write_shard(
         url: Where to write it; the name must end with ``.tar``.
         samples: At least one sample.
         fmt: Script and layout.
-        names: Fields to list, so that all shards of a dataset list the same ones; by default those
-            of the samples.
+        names: Fields to list, so that all shards of a dataset list the same ones. Default: the
+            fields of the samples.
         options: fsspec storage options.
 
     Returns:
         The shard's entry for the dataset index.
 
     Raises:
-        EncodeError: Two samples have the same key, or the fields are too many.
+        EncodeError: Two samples have the same key, or there are too many fields.
     """
     name = storage.file_name(url)
     stem = name.removesuffix(".tar")
@@ -189,7 +187,7 @@ def write_shard(
 
 
 def _distinct(fields: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    """Each name once, in the order they are first met."""
+    """Return each name once, in order of first appearance."""
     return tuple(dict.fromkeys(itertools.chain.from_iterable(fields)))
 
 
@@ -198,7 +196,7 @@ def _member_bytes(
     samples: Samples,
     schema: Schema,
 ) -> Iterator[bytes]:
-    """The members after the index, headers and padding included."""
+    """Yield the bytes of the members after the index, including headers and padding."""
     units = list_units(samples, schema)
     for member in members:
         yield member.header()
@@ -206,7 +204,7 @@ def _member_bytes(
         for row, unit in member.pieces:
             image = units[unit]
             if image is not None:
-                # Headers of pieces are in the table, except those of base groups.
+                # Except in base groups, the headers of pieces are in the table.
                 yield image.pieces[row][0 if row < schema.base else image.shared_bytes(row) :]
         for name in member.late:
             yield from (sample.fields.get(name, b"") for sample in samples)
@@ -215,19 +213,19 @@ def _member_bytes(
 
 
 class ShardWriter:
-    """Write samples to shards ``DST/NAME-000000.tar``, ... and their index ``pcr.json``.
+    """A writer of shards ``DST/NAME-000000.tar``, ... and their index ``pcr.json``.
 
     >>> with ShardWriter("out", samples_per_shard=1024) as writer:  # doctest: +SKIP
     ...     writer.write({"__key__": "a/0001", "jpg": jpeg, "cls": 3})
 
     Args:
         dst: Folder, local or an fsspec URL.
-        name: Shards' name before the number.
-        samples_per_shard: Samples in a shard, 1024 by default. It is held in memory until it
-            is full.
+        name: Prefix of the shard names, before the number.
+        samples_per_shard: Samples per shard, 1024 by default. The current shard is held in memory
+            until it is full.
         fmt: Script and layout.
-        classes: Class names, stored in the dataset index, as is the number of classes: that of the
-            names, or more if integers in ``cls`` are higher.
+        classes: Class names, stored in the dataset index. The number of classes is that of the
+            names, or the highest integer in ``cls`` + 1 if that is larger.
         storage_options: fsspec storage options.
     """
 

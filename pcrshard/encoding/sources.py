@@ -1,7 +1,7 @@
-"""Where samples come from: image folders, patterns, WebDataset tars, lists of files.
+"""Sources of samples: image folders, patterns, WebDataset tars, lists of files.
 
-A source is listed once, cheaply. A listed sample says where its bytes are, so that any worker can
-read it.
+A source is listed once, cheaply. A listed sample has the byte ranges of its fields, so that any
+worker can read it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _HTTP = ("http://", "https://")
 _TRAINING = frozenset({"train", "training"})
 _OTHER_SPLITS = frozenset({"val", "valid", "validation", "eval", "test", "testing"})
 _SPLITS = _TRAINING | _OTHER_SPLITS
-# The split that takes a folder's splits for classes.
+# The value of `split` that treats the split folders as classes.
 NO_SPLIT = "none"
 
 
 class _File(NamedTuple):
-    """A file: its path in the source, its URL, and its size in bytes if it is known."""
+    """A file: its path in the source, its URL, and its size in bytes if known."""
 
     name: str
     url: str
@@ -61,18 +61,18 @@ def list_source(
         src: A folder of images (its subfolders are classes if every image is in one), or a pattern
             of such files (``photos/*/*.jpg``); a folder, URL, or pattern of WebDataset tars; a
             ``.csv``, ``.tsv``, or ``.jsonl`` list of path, label, and other columns.
-        prefix_keys: Put the tar's name, and its folder if the tars are in several, before its
-            keys, for tars that use the same keys.
-        split: Which split to list of a source with several; its labels are numbered by the classes
-            of all splits. ``None`` lists all samples, and ``splits`` of the result names the
-            splits; ``"none"`` takes their folders for classes.
-        classes: Names that number the labels; by default the sorted names of the source.
+        prefix_keys: Prefix keys with the name of their tar, and its folder if the tars are in
+            several; for tars that use the same keys.
+        split: The split to list; its labels are numbered by the classes of all splits. ``None``
+            lists all samples and names the splits in the result; ``"none"`` treats the split
+            folders as classes.
+        classes: Class names, in label order. Default: the sorted names in the source.
         options: fsspec storage options.
-        retry: ``deadline`` is the longest time without a file or a sample.
+        retry: ``deadline`` limits the time without a new file or sample.
 
     Raises:
-        EncodeError: Nothing to encode was found, two samples have the same key, there is no such
-            split, or a class is not among ``classes``.
+        EncodeError: Nothing to encode was found, two samples have the same key, the split does not
+            exist, or a class is not among ``classes``.
         StorageError: The source cannot be listed, or does not answer.
     """
     files: list[_File] = []
@@ -87,7 +87,7 @@ def list_source(
     usable = [file for file in files if _is_usable(file.name)]
     tars = [file.url for file in usable if file.name.endswith(".tar")]
     if tars and len(tars) < len(usable):
-        raise EncodeError("found both images and tars: name the tars by a pattern", url=src)
+        raise EncodeError("found both images and tars: select the tars with a pattern", url=src)
 
     if src.endswith(LISTS):
         samples, labels = list_rows(src, options)
@@ -117,12 +117,12 @@ def list_source(
 
 
 def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list[_File]:
-    """The files of a folder or of patterns, with names relative to it; or tars by their URLs."""
+    """Return the files of a folder, of patterns, or of tar URLs, with relative names."""
     urls = storage.expand(src)
     if any(map(storage.is_pattern, urls)):
         return _match_files(urls, options, retry)
     if len(urls) > 1 or urls[0].endswith(".tar"):
-        # Tars that are given one by one are tars whatever their names, and belong to no split.
+        # Explicit URLs are tars whatever their names, and belong to no split.
         return [_File(f"given/{number}.tar", url, None) for number, url in enumerate(urls)]
     folder = urls[0].rstrip("/") or "/"
     try:
@@ -132,7 +132,7 @@ def _find_files(src: str, options: StorageOptions, retry: storage.Retry) -> list
             raise StorageError(f"{error}{advice}") from error.__cause__
         raise
     if folder.startswith(_HTTP):
-        # A listing has links for sorting it, and its names are quoted as in URLs.
+        # HTML listings contain sort links, and their names are URL-quoted.
         listed = [(name, size) for name, size in listed if "?" not in name]
     return [_File(_shown(folder, n), storage.join(folder, n), size) for n, size in listed]
 
@@ -142,7 +142,7 @@ def _match_files(
     options: StorageOptions,
     retry: storage.Retry,
 ) -> list[_File]:
-    """The files that match any of some patterns, named as if they were alone in their folder."""
+    """Return the files that match any pattern, named relative to their common folder."""
     found: dict[str, int | None] = {}
     for pattern in patterns:
         if storage.is_pattern(pattern):
@@ -165,7 +165,7 @@ def _http_advice(src: str) -> str:
     if not src.startswith(_HTTP):
         return ""
     return (
-        "; a web server may not list its folders: name tars by a brace pattern "
+        "; a web server may not list its folders: name tars with a brace pattern "
         "(x-{000..099}.tar), or images by a .csv list of URLs"
     )
 
@@ -180,13 +180,13 @@ def _is_usable(name: str) -> bool:
 
 
 def _folder_labels(src: str, images: Sequence[_File]) -> list[str | None]:
-    """The top folder of each image as its class; no classes if an image is in no folder."""
+    """Return each image's top folder as its class; no classes if any image is in no folder."""
     outside = [image.name for image in images if "/" not in image.name]
     if not outside:
         return [image.name.partition("/")[0] for image in images]
     if len(outside) < len(images):
         _log.warning(
-            "%s: no class labels, because %s and %d others are in no subfolder",
+            "%s: no class labels, because %s and %d others are not in a subfolder",
             redact_url(src),
             outside[0],
             len(outside) - 1,
@@ -195,11 +195,12 @@ def _folder_labels(src: str, images: Sequence[_File]) -> list[str | None]:
 
 
 def _find_splits(files: Sequence[_File]) -> dict[str, list[_File]]:
-    """The files of each split, named relative to it; empty if the files are not in splits.
+    """Return the files of each split, with names relative to it; empty without splits.
 
-    A split is a top-level folder with one of the usual names; for tars without folders, such a
-    word in the tar's name. All files must be in splits, or there must be a training set and
-    another split: a class may be called ``train``. Tars of one split alone mix with nothing.
+    A split is a top-level folder with one of the usual names, or, for tars outside folders, such a
+    word in the tar's name. Because a class may be called ``train``, either all files must be in
+    splits, or there must be a training set and another split. Tars of a single split need no
+    choice, so they are not reported as one.
     """
     splits: dict[str, list[_File]] = {}
     usable = [file for file in files if _is_usable(file.name)]

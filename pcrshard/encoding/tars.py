@@ -18,7 +18,7 @@ from ..redaction import bare_url, redact_url
 from .samples import FieldRef, SampleRef, StorageOptions
 
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
-# Listing a larger tar would take gigabytes, and an endless stream would never end.
+# Bounds the memory of a listing (gigabytes beyond this) and terminates on endless streams.
 _MAX_MEMBERS = 1 << 22
 _LONG_HEADERS = (
     tarfile.XHDTYPE,
@@ -58,10 +58,10 @@ def list_tars(
 
 def _same_key(key: str, first: str, second: str, prefix_keys: bool) -> EncodeError:
     if first == second:
-        return EncodeError(f"key {key!r} is in {redact_url(first)}, which holds it twice")
+        return EncodeError(f"key {key!r} occurs twice in {redact_url(first)}")
     advice = "" if prefix_keys else "; --prefix-keys keeps them apart"
     return EncodeError(
-        f"key {key!r} is in {redact_url(first)}, and in {redact_url(second)}{advice}"
+        f"key {key!r} is in both {redact_url(first)} and {redact_url(second)}{advice}"
     )
 
 
@@ -82,7 +82,7 @@ def _list_tar(url: str, options: StorageOptions) -> Iterator[SampleRef]:
 
 
 class _CheckedInfo(tarfile.TarInfo):
-    """A header that leads forward: tarfile would read one of negative size forever."""
+    """A header that advances the read position; tarfile loops forever on a negative size."""
 
     @classmethod
     def frombuf(
@@ -106,12 +106,14 @@ class _CheckedInfo(tarfile.TarInfo):
 
 
 def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef, str]]:
-    """The key, the field and the name of each member that WebDataset would read."""
+    """Yield the key, the field and the name of each member that WebDataset would read."""
     places: dict[str, tuple[int, int]] = {}
     for number, info in enumerate(tar):
         if number == _MAX_MEMBERS:
-            raise tarfile.ReadError(f"more than {_MAX_MEMBERS} members; divide it")
-        # A hard link is another name of a file that is in the tar already.
+            raise tarfile.ReadError(
+                f"expected at most {_MAX_MEMBERS} members, got more; split the tar"
+            )
+        # A hard link is another name of an earlier member.
         if info.islnk() and info.linkname in places:
             info.type = tarfile.REGTYPE
             info.offset_data, info.size = places[info.linkname]
@@ -123,11 +125,11 @@ def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef, str
             key, field = match[1], match[2].lower()
             if not valid_key(key) or not valid_field(field):
                 raise EncodeError(
-                    f"member {info.name!r} does not make a legal key and field", url=url
+                    f"member {info.name!r} does not give a valid key and field", url=url
                 )
             if info.issparse():
                 raise EncodeError(
-                    f"member {info.name!r} is stored with holes; make the tar without --sparse",
+                    f"member {info.name!r} is a sparse file; create the tar without --sparse",
                     url=url,
                 )
             stop = info.offset_data + info.size
@@ -137,7 +139,7 @@ def _fields(tar: tarfile.TarFile, url: str) -> Iterator[tuple[str, FieldRef, str
 
 
 def _check_end(file: BinaryIO, offset: int, url: str) -> None:
-    """Refuse a damaged header, which tarfile takes for the end, and joined tars."""
+    """Reject a damaged header, which tarfile takes for the end, and concatenated tars."""
     file.seek(offset)
     block = file.read(BLOCK)
     if block not in (b"", bytes(BLOCK)):
@@ -149,6 +151,6 @@ def _check_end(file: BinaryIO, offset: int, url: str) -> None:
     while rest := file.read(1 << 20):
         if rest.strip(b"\0"):
             raise EncodeError(
-                "expected nothing after the end of the tar; join tars by `tar --concatenate`",
+                "expected nothing after the end of the tar; join tars with `tar --concatenate`",
                 url=url,
             )

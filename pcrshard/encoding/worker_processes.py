@@ -1,4 +1,4 @@
-"""Tasks on worker processes, or on any executor."""
+"""Execution of tasks on worker processes or on any executor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..redaction import get_logger
 T = TypeVar("T")
 R = TypeVar("R")
 _MAX_DEATHS = 3
-# Tasks given to an executor at a time: enough for a cluster, few enough for memory.
+# Maximum tasks in flight on an executor: enough for a cluster, few enough for memory.
 _IN_FLIGHT = 1024
 _log = get_logger("pcrshard")
 
@@ -42,20 +42,20 @@ def run_tasks(
     executor: Executor | None = None,
     on_stop: Callable[[], object] = lambda: None,
 ) -> Generator[tuple[int, R], None, None]:
-    """Run tasks and yield (number, result) as they end; the first error is raised.
+    """Run tasks and yield (number, result) as they complete; raise the first error.
 
-    No task runs any more once the iterator has raised or was closed (``contextlib.closing``):
-    worker processes are ended at once, an executor's tasks are waited for. If a worker process dies
-    (out of memory, say), its tasks run again, three times at most.
+    Once the iterator has raised or was closed (``contextlib.closing``), no task is running: worker
+    processes are killed at once, and an executor's tasks are awaited. If a worker process dies (out
+    of memory, say), the tasks in flight are rerun, at most three times.
 
     Args:
         function: Called with each task.
         tasks: The tasks by number; they start in this order.
         workers: Number of worker processes, by default one per core. One worker is this process.
         executor: Executor to run the tasks on instead; it is left open.
-        on_stop: Called before an executor's tasks are waited for after an error; may tell those
-            that have not started to do nothing. They are not canceled, because some executors
-            (Dask's) then forget tasks that still run.
+        on_stop: Called after an error, before the executor's tasks are awaited, to make tasks that
+            have not started return at once. Tasks are not canceled, because some executors (Dask's)
+            then lose track of running tasks.
 
     Raises:
         EncodeError: Workers died too often.
@@ -82,7 +82,7 @@ def _run_on(
     limit: int,
     on_stop: Callable[[], object] | None,
 ) -> Generator[tuple[int, R], None, None]:
-    """Run tasks on an executor, at most ``limit`` at a time, until all are done or it breaks."""
+    """Run tasks on an executor, at most ``limit`` in flight, until all are done or it breaks."""
     waiting = iter(tuple(tasks.items()))
     running: dict[Future[R], int] = {}
     try:
@@ -119,18 +119,18 @@ def _run_on_processes(
                 if deaths > _MAX_DEATHS:
                     message = f"a worker process died ({error}); run again with --resume"
                     raise EncodeError(message) from error
-                _log.warning("a worker process died; the tasks that were under way run again")
+                _log.warning("a worker process died; rerunning the tasks in flight")
                 pool.renew()
     finally:
         pool.end(now=bool(tasks))
 
 
 class _WorkerProcesses(Executor):
-    """A process pool that can be renewed after a worker has died, which breaks Python's own."""
+    """A process pool that can be replaced after a worker died, which breaks Python's own pool."""
 
     def __init__(self, workers: int) -> None:
-        # A forked worker starts at once, a spawned one imports everything again; but threads and
-        # torch do not survive a fork.
+        # A forked worker starts at once, while a spawned one imports everything again. But forking
+        # is unsafe with threads or torch.
         is_safe = threading.active_count() == 1 and "torch" not in sys.modules
         self._workers = workers
         self._context = multiprocessing.get_context("fork" if is_safe else "spawn")
@@ -142,20 +142,20 @@ class _WorkerProcesses(Executor):
         return ProcessPoolExecutor(self._workers, self._context, _prepare_worker, told)
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        # A new worker must not show a traceback for a Ctrl-C that comes before it is ready for one.
+        # A Ctrl-C before a new worker has set its handlers must not print a traceback.
         with _ctrl_c_waits():
             return self._pool.submit(fn, *args, **kwargs)
 
     def renew(self) -> None:
-        """Start other workers; the tasks of the old ones are lost."""
+        """Replace the workers; the tasks of the old ones are lost."""
         self._pool.shutdown()
         self._pool = self._open()
 
     def end(self, *, now: bool) -> None:
-        """End the workers and wait for them; ``now`` drops their tasks and unfinished files."""
+        """Stop the workers and wait for them; ``now`` drops their tasks and unfinished files."""
         with _ctrl_c_waits():
             if now:
-                # No worker takes it out of the pipe, so that all see it.
+                # Workers only poll the pipe and never read it, so all of them see this.
                 self._tell.send_bytes(b"stop")
             self._pool.shutdown(cancel_futures=now)
         self._told.close()
@@ -164,7 +164,7 @@ class _WorkerProcesses(Executor):
 
 @contextlib.contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """Keep a Ctrl-C until the end of the block; processes that start inside keep it on."""
+    """Defer Ctrl-C until the end of the block; processes started inside inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -173,10 +173,11 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 
 def _prepare_worker(told: Connection) -> None:
-    """End this worker when its parent is killed, or says so.
+    """Make this worker exit when its parent dies or tells it to.
 
-    A Ctrl-C, which comes to all processes of a terminal, is handled by the parent. As an exception
-    it could come anywhere: in a destructor, which prints it, or while a lock is held.
+    The parent handles Ctrl-C, which reaches all processes of a terminal. In a worker,
+    KeyboardInterrupt could arrive anywhere: in a destructor, which prints it, or while a lock is
+    held.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A broken pool terminates its workers.

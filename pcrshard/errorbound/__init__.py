@@ -1,4 +1,4 @@
-"""Values within a stated error: bounds, integer lattices, and the coders of what is left."""
+"""Error-bounded quantization: bounds, integer lattices, and lossless coders for the codes."""
 
 from .bounds import (
     MEDIAN_OF_NORMAL,

@@ -1,4 +1,4 @@
-"""What error a user allows, and the lattice that keeps to it for a given tensor."""
+"""Error bounds, and the lattices that satisfy them for a given tensor."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 from .float_types import FloatType, Values, Words
 from .lattice import Lattice, LinearLattice, log_lattice
 
-# The median magnitude of a normal distribution in standard deviations.
+# Median magnitude of a normal distribution, in standard deviations.
 MEDIAN_OF_NORMAL = 0.6744897501960817
 _SAMPLE = 1 << 16
 _BLOCK = 1 << 16
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse what is no positive finite number.
+    """Check that a value is a positive finite number.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The value is not positive or not finite.
     """
     if isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"expected {name} to be positive and finite, got {value!r}")
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Refuse what is no fraction of a standard deviation, such as 5 for 5 %.
+    """Check that a value is a fraction between 0 and 1, to catch 5 written for 5 %.
 
     Raises:
-        ValueError: It is not above 0, or not below 1.
+        ValueError: The value is not above 0 or not below 1.
     """
     check_positive(name, value)
     if value >= 1:
@@ -46,9 +46,9 @@ class RelativeStd:
 
     Attributes:
         fraction: 0.01 allows 1 % of the standard deviation.
-        outlier_guard: The standard deviation is capped at this multiple of the one that the median
-            magnitude of the nonzero values implies (for a normal distribution both agree).
-            Otherwise a few huge outliers would make a bound that erases all other values.
+        outlier_guard: Cap the standard deviation at this multiple of the one implied by the median
+            magnitude of the nonzero values (for a normal distribution the two agree). Otherwise a
+            few huge outliers would yield a bound that erases all other values.
     """
 
     fraction: float
@@ -63,7 +63,7 @@ class RelativeStd:
         words: Words,
         float_type: FloatType,
     ) -> Lattice | None:
-        """The lattice for a tensor's words (N,); ``None`` if it has no deviation."""
+        """Return the lattice for a tensor's words (N,), or ``None`` if it has no std."""
         scale = min(_deviation(words, float_type), self.outlier_guard * _typical(words, float_type))
         return _linear(self.fraction * scale, scale, float_type)
 
@@ -73,7 +73,7 @@ class Absolute:
     """An absolute error of at most ``error_bound``.
 
     Attributes:
-        error_bound: In the unit of the values.
+        error_bound: The bound, in the unit of the values.
     """
 
     error_bound: float
@@ -86,7 +86,7 @@ class Absolute:
         words: Words,
         float_type: FloatType,
     ) -> Lattice | None:
-        """The lattice for a tensor's words (N,)."""
+        """Return the lattice for a tensor's words (N,)."""
         return _linear(self.error_bound, _deviation(words, float_type), float_type)
 
 
@@ -94,7 +94,7 @@ class Absolute:
 class PointwiseRelative:
     """An error of at most ``rel_error_bound`` of each value's own magnitude.
 
-    Meant for values of many orders of magnitude, as Adam's second moment (``exp_avg_sq``).
+    For values that span many orders of magnitude, such as Adam's second moment (``exp_avg_sq``).
 
     Attributes:
         rel_error_bound: 0.1 allows 10 % of each value.
@@ -110,7 +110,7 @@ class PointwiseRelative:
         words: Words,
         float_type: FloatType,
     ) -> Lattice | None:
-        """The lattice; the same one for all tensors of a type."""
+        """Return the lattice, which depends only on the tensor's type."""
         return log_lattice(self.rel_error_bound, float_type.half_ulp)
 
 
@@ -122,9 +122,9 @@ def _linear(
     scale: float,
     float_type: FloatType,
 ) -> LinearLattice | None:
-    """A lattice within the bound after rounding to the type, for values of three deviations.
+    """Return a lattice that meets the bound after rounding to the type, up to three stds.
 
-    The rare larger values that rounding takes beyond the bound are escaped.
+    The rare larger values that rounding pushes beyond the bound are escaped.
     """
     if not 0 < error_bound < math.inf:
         return None
@@ -136,7 +136,7 @@ def _linear(
 
 
 def _deviation(words: Words, float_type: FloatType) -> float:
-    """Standard deviation of the finite values, in float64."""
+    """Return the standard deviation of the finite values, in float64."""
     count = 0
     total = 0.0
     squares = 0.0
@@ -145,7 +145,7 @@ def _deviation(words: Words, float_type: FloatType) -> float:
         count += len(values)
         total += float(values.sum())
         with np.errstate(over="ignore"):
-            # Not a dot product: BLAS would start threads of its own.
+            # Not a dot product: BLAS would start its own threads.
             squares += float(np.square(values).sum())
     return _root_of_variance(count, total, squares) if count else 0.0
 
@@ -161,9 +161,9 @@ def _root_of_variance(
 
 
 def _typical(words: Words, float_type: FloatType) -> float:
-    """The deviation that a normal distribution of the same median magnitude has.
+    """Return the std of a normal distribution with the same median magnitude.
 
-    Zeros are left out: a sparse tensor is judged by its other values.
+    Zeros are excluded so that a sparse tensor is judged by its nonzero values.
     """
     magnitudes = _some_magnitudes(words, float_type)
     if len(magnitudes) == 0:
@@ -172,7 +172,7 @@ def _typical(words: Words, float_type: FloatType) -> float:
 
 
 def _some_magnitudes(words: Words, float_type: FloatType) -> Values:
-    """Magnitudes of a sample of the finite values that are not 0."""
+    """Return the magnitudes of a sample of the finite nonzero values."""
     stride = max(1, len(words) // _SAMPLE)
     sample = float_type.widen(words[::stride])
     magnitudes = np.abs(_finite(sample))

@@ -1,4 +1,4 @@
-"""Words and plain bytes, losslessly: byte planes and zstd."""
+"""Lossless coding of words and plain bytes: byte planes and zstd."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ZSTD = b"\x01"
 
 
 def compress(data: Buffer, level: int = _LEVEL) -> bytes:
-    """Bytes as one zstd frame that states its content's size, or as they are if that is smaller.
+    """Compress bytes to one zstd frame with its content size, or store them if that is smaller.
 
-    The first byte tells which.
+    The first byte of the payload tells which.
     """
     packed = zstd.compress(data, level)
     if len(packed) < len(data):
@@ -30,10 +30,10 @@ def compress(data: Buffer, level: int = _LEVEL) -> bytes:
 
 
 def decompress(payload: Buffer, size: int) -> bytes:
-    """The ``size`` bytes of a payload; the caller has limited ``size``.
+    """Return the ``size`` bytes of a payload; the caller must have limited ``size``.
 
     Raises:
-        CorruptCheckpoint: The payload is damaged, or holds another number of bytes.
+        CorruptCheckpoint: The payload is damaged or holds a different number of bytes.
     """
     data = bytes(payload[1:])
     if _is_frame(payload):
@@ -45,7 +45,7 @@ def decompress(payload: Buffer, size: int) -> bytes:
 
 
 def _is_frame(payload: Buffer) -> bool:
-    """Whether a payload is a zstd frame, by its first byte."""
+    """Return whether a payload is a zstd frame, according to its first byte."""
     kind = bytes(payload[:1])
     if kind not in (_RAW, _ZSTD):
         raise CorruptCheckpoint(f"expected the mark of a coder, got {kind!r}")
@@ -61,10 +61,10 @@ def _damage_is_ours() -> Iterator[None]:
 
 
 def content_bytes(payload: Buffer) -> int:
-    """How many bytes a payload of :func:`compress` promises to hold.
+    """Return the declared content size of a payload of :func:`compress`, in bytes.
 
     Raises:
-        CorruptCheckpoint: It does not say so.
+        CorruptCheckpoint: The payload does not declare its size.
     """
     if not _is_frame(payload):
         return len(payload) - 1
@@ -73,9 +73,9 @@ def content_bytes(payload: Buffer) -> int:
 
 
 def encode_planes(words: Words) -> bytes:
-    """Words (N,) as byte planes: the first bytes of all words, then the second ones, and so on.
+    """Encode words (N,) as byte planes: the first bytes of all words, then the second, and so on.
 
-    Exponents compress, the low bits of mantissas do not, and so do not stand between them.
+    This separates the compressible exponents from the incompressible low bits of the mantissas.
     """
     planes = words.view(np.uint8).reshape(len(words), words.itemsize).T
     return compress(planes.tobytes())
@@ -86,10 +86,10 @@ def decode_planes(
     count: int,
     word: np.dtype[Any],
 ) -> Words:
-    """The ``count`` words of a payload; the caller has limited ``count``.
+    """Decode the ``count`` words of a payload; the caller must have limited ``count``.
 
     Raises:
-        CorruptCheckpoint: The payload is damaged, or holds another number of words.
+        CorruptCheckpoint: The payload is damaged or holds a different number of words.
     """
     data = decompress(payload, count * word.itemsize)
     planes = np.frombuffer(data, np.uint8).reshape(word.itemsize, count)

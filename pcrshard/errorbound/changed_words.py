@@ -1,7 +1,8 @@
-"""The sparse form of a lossless delta in older stores: which words changed, and how.
+"""Decode the sparse lossless deltas of older stores: the changed words and their differences.
 
-For weights in bfloat16 of which one in a hundred changes between two versions, as in reinforcement
-learning with a small learning rate. It is an exclusive or, so that it leads both ways.
+The form suits bfloat16 weights of which about one in a hundred changes between two versions, as in
+reinforcement learning with a small learning rate. The difference is an exclusive or, so it can be
+applied in both directions.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ def decode_index(
     count: int,
     limit: int,
 ) -> Index:
-    """The ``count`` numbers of a payload, increasing and below ``limit``.
+    """Decode the ``count`` indices of a payload, which increase and are below ``limit``.
 
     Raises:
-        CorruptCheckpoint: They are not.
+        CorruptCheckpoint: The payload is damaged, or the indices are out of order or range.
     """
     if count > limit:
         raise CorruptCheckpoint(f"expected at most {limit} numbers, got {count}")
@@ -43,10 +44,10 @@ def decode_words(
     count: int,
     word: np.dtype[np.generic],
 ) -> Words:
-    """The ``count`` words of a payload.
+    """Decode the ``count`` words of a payload.
 
     Raises:
-        CorruptCheckpoint: The payload is damaged, or holds another number of words.
+        CorruptCheckpoint: The payload is damaged or holds a different number of words.
     """
     if word.itemsize > 1:
         return decode_integers(payload, count, word)

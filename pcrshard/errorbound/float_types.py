@@ -1,7 +1,7 @@
-"""The floating-point types as words of bits: bfloat16 included, which numpy does not know.
+"""Floating-point types as words of bits, including bfloat16, which numpy lacks.
 
-Every value is handled as its bits, an unsigned integer ("word"), so that NaN payloads and the sign
-of zero survive, and as float64, in which all arithmetic is done.
+Every value is handled both as its bits, an unsigned integer ("word"), so that NaN payloads and the
+sign of zero survive, and as float64, in which all arithmetic is done.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FloatType:
-    """One floating-point type.
+    """A floating-point type.
 
     Attributes:
-        name: As torch and numpy call it.
-        word: The unsigned integer of the same size.
-        mantissa_bits: Stored bits of the mantissa.
-        smallest_normal: The smallest positive value that is not subnormal.
+        name: The type's name in torch and numpy.
+        word: The unsigned integer type of the same size.
+        mantissa_bits: Number of stored mantissa bits.
+        smallest_normal: The smallest positive normal value.
         largest: The largest finite value.
     """
 
@@ -36,19 +36,19 @@ class FloatType:
 
     @property
     def half_ulp(self) -> float:
-        """The largest relative error of rounding a normal value to this type."""
+        """Largest relative error of rounding a normal value to this type."""
         return float(2.0 ** -(self.mantissa_bits + 1))
 
     def widen(self, words: Words) -> Values:
-        """The values of words (N,), exactly, as float64."""
+        """Return the values of words (N,) as float64, exactly."""
         floats = _from_bfloat16(words) if self.name == "bfloat16" else words.view(self.name)
         with np.errstate(invalid="ignore"):  # a signaling NaN becomes a quiet one
             return floats.astype(np.float64)
 
     def narrow(self, values: Values) -> Words:
-        """The words of finite float64 values (N,), rounded to nearest, ties to even.
+        """Return the words of finite float64 values (N,), rounded to nearest, ties to even.
 
-        A value that is too large becomes infinity.
+        Values that are too large become infinity.
         """
         with np.errstate(over="ignore", under="ignore"):
             if self.name == "bfloat16":
@@ -62,7 +62,7 @@ def _from_bfloat16(words: Words) -> NDArray[Any]:
 
 def _to_bfloat16(floats: NDArray[np.float32]) -> Words:
     words = floats.view(np.uint32)
-    # Half of the bits that are cut off, less one where the last kept bit is even.
+    # Half of the discarded range, minus one if the last kept bit is even.
     rounding = ((words >> 16) & 1) + np.uint32(0x7FFF)
     return ((words + rounding) >> 16).astype(np.uint16)
 

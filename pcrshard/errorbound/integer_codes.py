@@ -1,7 +1,7 @@
-"""The one door to pcodec: integers to bytes, within a few per cent of their entropy.
+"""Encode integers to within a few percent of their entropy; the only user of pcodec.
 
-Temporal and spatial prediction gain nothing on the codes of networks (measured: 11.02 against
-11.01 times), so that pcodec's own are switched off, which makes it faster too.
+Temporal and spatial prediction gain nothing on the codes of networks (measured ratios: 11.02
+against 11.01), so pcodec's own prediction is disabled, which also makes it faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONFIG = ChunkConfig(
 
 
 def encode_integers(integers: Integers) -> bytes:
-    """The bytes of integers (N,) of 16, 32 or 64 bits; empty for none."""
+    """Encode integers (N,) of 16, 32, or 64 bits; return no bytes for an empty array."""
     if len(integers) == 0:
         return b""
     return bytes(standalone.simple_compress(np.ascontiguousarray(integers), _CONFIG))
@@ -33,15 +33,15 @@ def decode_integers(
     count: int,
     kind: Any,
 ) -> Integers:
-    """The ``count`` integers of a payload; the caller has limited ``count``.
+    """Decode the ``count`` integers of a payload; the caller must have limited ``count``.
 
     Args:
-        payload: The bytes of :func:`encode_integers`.
-        count: How many there are.
-        kind: Their numpy type.
+        payload: The result of :func:`encode_integers`.
+        count: The number of integers.
+        kind: The numpy type of the integers.
 
     Raises:
-        CorruptCheckpoint: The payload holds another number or type of integers, or is damaged.
+        CorruptCheckpoint: The payload is damaged, or holds a different number or type of integers.
     """
     integers: Integers = np.empty(count, kind)
     if count == 0:
@@ -52,7 +52,7 @@ def decode_integers(
     except (TypeError, ValueError, RuntimeError) as error:
         raise CorruptCheckpoint(f"integer codes are damaged: {error}") from error
     except BaseException as error:
-        # A failed assertion in the Rust library: not an Exception, but no reason to end a job.
+        # A Rust panic: not an Exception subclass, but it must not end the job.
         if type(error).__name__ != "PanicException":
             raise
         raise CorruptCheckpoint(f"integer codes are damaged: {error}") from error

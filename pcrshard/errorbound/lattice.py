@@ -1,8 +1,8 @@
-"""Integer lattices anchored at zero: a value is stored as the number of a lattice point.
+"""Integer lattices anchored at zero: a value is stored as the index of a lattice point.
 
-Versions of a tensor on one lattice differ by whole numbers, so that a chain of differences is
-exact: the error after a hundred links is that of one. All arithmetic is in float64 and uses
-operations that IEEE 754 rounds in one way only, so that every machine restores the same bits.
+Versions of a tensor on the same lattice differ by integers, so a chain of deltas is exact: the
+error after a hundred deltas equals the error after one. All arithmetic is in float64 and uses only
+operations whose rounding IEEE 754 defines exactly, so every machine restores the same bits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .float_types import Values
 
 Codes = NDArray[np.int32]
 
-# Differences of two codes of this size still are int32.
+# The difference of two codes of this size still fits into int32.
 MAX_CODE = 1 << 30
 _MAX_DENOMINATOR = 1 << 20
 _MIN_NUMERATOR = 256
-# Exponents of float64 reach down to -1074; the code of a magnitude is positive from -1100 up.
+# Exponents of float64 go down to -1074; codes of magnitudes are positive from -1100 up.
 _LOWEST_EXPONENT = 1100
-# Points of a coarse lattice are looked up: this many float64 are 32 KiB.
+# Size of the lookup table for the points of a coarse lattice: 32 KiB of float64.
 _MAX_POINTS = 1 << 12
-# With steps of this size in log2, float32's log2 misses the nearest point once in 10,000 values.
+# At this step size in log2, a float32 log2 misses the nearest point once in 10,000 values.
 _COARSE = 0.05
 
 
@@ -37,8 +37,8 @@ class LinearLattice:
     """The points ``code * step``.
 
     Attributes:
-        step: Distance of two points.
-        error_bound: The absolute error that no restored value exceeds.
+        step: Distance between adjacent points.
+        error_bound: Upper bound on the absolute error of a restored value.
     """
 
     step: float
@@ -46,31 +46,31 @@ class LinearLattice:
     kind = "linear"
 
     def codes(self, values: Values) -> Values:
-        """The numbers of the nearest points, (N,) float64 integers; NaN stays NaN."""
+        """Return the codes of the nearest points, (N,) float64 integers; NaN stays NaN."""
         codes = np.divide(values, self.step)
         np.rint(codes, out=codes)
         return codes
 
     def values(self, codes: Codes) -> Values:
-        """The points of codes (N,)."""
+        """Return the points of codes (N,)."""
         return np.multiply(codes, self.step)
 
     def tolerance(self, magnitudes: Values) -> Values | float:
-        """The largest error that a value of this magnitude may have."""
+        """Return the largest error allowed for a value of this magnitude."""
         return self.error_bound
 
     def numbers(self) -> list[float | int]:
-        """What a file holds of the lattice."""
+        """Return the lattice parameters stored in a file."""
         return [self.step, self.error_bound]
 
 
 @dataclass(frozen=True)
 class LogLattice:
-    """The points ``0`` and ``+-2 ** (k * numerator / denominator)``: the error is relative.
+    """The points ``0`` and ``+-2 ** (k * numerator / denominator)``, with a relative error bound.
 
     Attributes:
-        numerator, denominator: Their quotient is the distance of two points in log2.
-        error_bound: The error relative to the value's magnitude that no restored value exceeds.
+        numerator, denominator: Their quotient is the distance between adjacent points in log2.
+        error_bound: Upper bound on the error relative to the value's magnitude.
     """
 
     numerator: int
@@ -80,28 +80,28 @@ class LogLattice:
 
     @property
     def _offset(self) -> int:
-        # Codes of non-zero magnitudes are positive, whatever the magnitude.
+        # Offset that makes the codes of all nonzero magnitudes positive.
         return _LOWEST_EXPONENT * self.denominator // self.numerator + 1
 
     def codes(self, values: Values) -> Values:
-        """The numbers of the nearest points, (N,) float64 integers; the sign is the value's."""
+        """Return the codes of the nearest points, (N,) float64 integers with the values' signs."""
         with np.errstate(divide="ignore", invalid="ignore"):
             steps = self._log2(np.abs(values)) * (self.denominator / self.numerator)
             codes = np.copysign(np.rint(steps) + self._offset, values)
         return np.where(values == 0, 0.0, codes)
 
     def _log2(self, magnitudes: Values) -> Values:
-        """Return log2, in float32 if that is close enough: it is several times as fast."""
+        """Return log2, computed in float32 if accurate enough, which is several times as fast."""
         if self.numerator < _COARSE * self.denominator:
             return np.log2(magnitudes)
         with np.errstate(over="ignore", under="ignore"):
             narrow = magnitudes.astype(np.float32)
         kept = np.isfinite(narrow).all() and not ((narrow == 0) & (magnitudes != 0)).any()
-        # A code that is one off is found when the error is compared, and its value is escaped.
+        # A code that is off by one is caught by the error check, which escapes the value.
         return np.log2(narrow).astype(np.float64) if kept else np.log2(magnitudes)
 
     def values(self, codes: Codes) -> Values:
-        """The points of codes (N,)."""
+        """Return the points of codes (N,)."""
         points = _points(self)
         places = np.abs(codes)
         if places.max(initial=0) >= len(points):
@@ -109,7 +109,7 @@ class LogLattice:
         return np.copysign(points[places], codes)
 
     def computed(self, codes: Codes) -> Values:
-        """The points of codes (N,), each computed."""
+        """Compute the points of codes (N,) without the lookup table."""
         steps = (np.abs(codes.astype(np.int64)) - self._offset) * self.numerator
         exponents, rest = np.divmod(steps, self.denominator)
         fractions = powers_of_two(self.denominator)[rest]
@@ -119,12 +119,12 @@ class LogLattice:
         return np.where(codes == 0, 0.0, np.copysign(magnitudes, codes))
 
     def tolerance(self, magnitudes: Values) -> Values | float:
-        """The largest error that a value of this magnitude may have."""
+        """Return the largest error allowed for a value of this magnitude."""
         allowed: Values = magnitudes * self.error_bound
         return allowed
 
     def numbers(self) -> list[float | int]:
-        """What a file holds of the lattice."""
+        """Return the lattice parameters stored in a file."""
         return [self.numerator, self.denominator, self.error_bound]
 
 
@@ -133,21 +133,21 @@ Lattice = LinearLattice | LogLattice
 
 @lru_cache(maxsize=4)
 def _points(lattice: LogLattice) -> Values:
-    """The points of the first codes, as many as stay in a core's cache."""
+    """Return the points of the first codes, as many as fit into a core's cache."""
     return lattice.computed(np.arange(_MAX_POINTS, dtype=np.int32))
 
 
 @lru_cache(maxsize=4)
 def powers_of_two(denominator: int) -> Values:
-    """``2 ** (i / denominator)`` for i in [0, denominator), by additions and multiplications only.
+    """Return ``2 ** (i / denominator)`` for i in [0, denominator), using only + and *.
 
-    ``exp2`` of two machines may differ in the last bit, and then so would a restored tensor.
+    ``exp2`` may differ in the last bit between machines, and so would restored tensors.
 
     >>> powers_of_two(2)
     array([1.        , 1.41421356])
     """
     exponents = np.arange(denominator, dtype=np.float64) / denominator * math.log(2)
-    # exp(x / 4) ** 4: sixteen terms of the series are exact to float64 for x / 4 below 0.18.
+    # exp(x / 4) ** 4: sixteen terms of the series are exact in float64 for x / 4 below 0.18.
     root = _exp(exponents / 4)
     squared = root * root
     powers: Values = squared * squared
@@ -156,7 +156,7 @@ def powers_of_two(denominator: int) -> Values:
 
 
 def _exp(exponents: Values) -> Values:
-    """Sixteen terms of the exponential series."""
+    """Return the sum of sixteen terms of the exponential series."""
     total = np.ones(len(exponents))
     for term in range(16, 0, -1):
         total = 1 + total * exponents / term
@@ -164,10 +164,10 @@ def _exp(exponents: Values) -> Values:
 
 
 def log_lattice(error_bound: float, margin: float) -> LogLattice | None:
-    """The coarsest lattice with points within ``error_bound - margin``, relative.
+    """Return the coarsest lattice whose relative error is within ``error_bound - margin``.
 
     Returns:
-        ``None`` if the bound leaves no room for the margin, or asks for too fine a lattice.
+        The lattice; ``None`` if the bound does not exceed the margin or needs too fine a lattice.
     """
     if error_bound <= 2 * margin:
         return None
@@ -179,7 +179,7 @@ def log_lattice(error_bound: float, margin: float) -> LogLattice | None:
 
 
 def _fine_enough(step: float) -> int:
-    """A denominator that a step needs, so that its numerator is near enough."""
+    """Return a denominator large enough to approximate a step closely."""
     denominator = 1024
     while step * denominator < _MIN_NUMERATOR:
         denominator *= 2
@@ -187,10 +187,10 @@ def _fine_enough(step: float) -> int:
 
 
 def lattice_from(kind: Any, numbers: Any) -> Lattice:
-    """The lattice that a file describes.
+    """Return the lattice described by a file.
 
     Raises:
-        CorruptCheckpoint: There is no such lattice.
+        CorruptCheckpoint: The description is invalid.
     """
     lattice = _parse_lattice(kind, numbers) if _are_numbers(numbers) else None
     if lattice is None:

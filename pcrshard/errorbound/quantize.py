@@ -1,4 +1,4 @@
-"""Values to codes of a lattice and back; what the lattice cannot hold is kept bit for bit."""
+"""Quantize values to lattice codes and back; escaped values are stored bit for bit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import ErrorBoundViolated
 from .float_types import FloatType, Values, Words
 from .lattice import MAX_CODE, Codes, Lattice
 
-# 32 Ki float64 are 256 KiB: the block's arrays stay in the cache of a core. With 64 Ki it takes
-# three times as long (measured: 274 against 824 MB/s, on a core with 1 MiB of its own).
+# 32 Ki float64 are 256 KiB, so a block's arrays stay in a core's cache. Blocks of 64 Ki take three
+# times as long (274 instead of 824 MB/s, measured on a core with 1 MiB of private cache).
 _BLOCK = 1 << 15
 
 
@@ -22,12 +22,12 @@ ArrayT = TypeVar("ArrayT")
 
 @dataclass(frozen=True)
 class Quantized(Generic[ArrayT]):
-    """A flat tensor as lattice codes, in numpy arrays (checkpoints) or torch tensors (activations).
+    """A flat quantized tensor, in numpy arrays (checkpoints) or torch tensors (activations).
 
     Attributes:
         codes: (N,) integers: int32 here, int8 for activations; 0 where a value is escaped.
-        escape_index: (E,) positions of the values that are stored bit for bit, increasing.
-        escape_words: (E,) their bits, or the values themselves.
+        escape_index: (E,) increasing positions of the values stored bit for bit.
+        escape_words: (E,) bits of these values, or the values themselves.
     """
 
     codes: ArrayT
@@ -41,16 +41,16 @@ def quantize(
     lattice: Lattice,
     restored: Words | None = None,
 ) -> Quantized[NDArray[Any]]:
-    """Put a tensor's words (N,) on a lattice; about eight passes over blocks in cache.
+    """Quantize a tensor's words (N,), in about eight passes over blocks in cache.
 
-    Each value is restored and compared, after the cast to its type. NaN, infinities, -0.0,
-    subnormals, and values that the cast or the size of a code takes beyond the bound are escaped.
+    Each value is restored, cast to its type, and compared. NaN, infinities, -0.0, subnormals, and
+    values that exceed the bound because of the cast or the range of codes are escaped.
 
     Args:
         words: The tensor's words (N,).
-        float_type: Their type.
+        float_type: The words' floating-point type.
         lattice: The lattice.
-        restored: (N,) where :func:`restore`'s result is written, which takes no time here.
+        restored: (N,) output for the result of :func:`restore`, available here at no extra cost.
     """
     codes = np.empty(len(words), np.int32)
     escaped = []
@@ -96,7 +96,7 @@ def restore(
     float_type: FloatType,
     lattice: Lattice,
 ) -> Words:
-    """The words (N,) of a tensor; the inverse of :func:`quantize` within the bound."""
+    """Return the words (N,) of a tensor; the inverse of :func:`quantize` within the bound."""
     words = np.empty(len(quantized.codes), float_type.word)
     for start in range(0, len(words), _BLOCK):
         codes = quantized.codes[start : start + _BLOCK]
@@ -111,13 +111,13 @@ def check_error(
     float_type: FloatType,
     lattice: Lattice,
 ) -> float:
-    """Compare every value with its source.
+    """Compare every restored value with its original.
 
     Returns:
-        The largest error as a share of what is allowed, at most 1.
+        The largest error as a fraction of the allowed error, at most 1.
 
     Raises:
-        ErrorBoundViolated: A value is farther off, or a special value is not what it was.
+        ErrorBoundViolated: An error exceeds the bound, or a special value differs.
     """
     worst = 0.0
     for start in range(0, len(original), _BLOCK):
@@ -143,11 +143,11 @@ def _error_share(
     float_type: FloatType,
     lattice: Lattice,
 ) -> Values:
-    """The error of each value as a share of what is allowed; 0 where no bit differs."""
+    """Return each error as a fraction of the allowed error; 0 if all bits are equal."""
     values = float_type.widen(original)
     wide = float_type.widen(restored)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.abs(wide - values) / lattice.tolerance(np.abs(values))
-    # A NaN here is a special value that was not kept.
+    # A NaN here is a special value that was not preserved.
     share = np.where(np.isnan(share), np.inf, share)
     return np.where(original != restored, share, 0.0)

@@ -1,1 +1,1 @@
-"""Neighbours, one module each, the only one that imports it."""
+"""Integrations: one module per library, the only module that imports it."""

@@ -1,6 +1,6 @@
-"""The door to NVIDIA DALI: batches for ``fn.external_source``.
+"""NVIDIA DALI integration: batches for ``fn.external_source``.
 
-The order, the ranks and the workers are those of a :class:`PCRLoader`; DALI decodes and augments.
+A :class:`PCRLoader` provides the order, ranks and workers; DALI decodes and augments.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ Arrays = list[NDArray[Any]]
 
 
 class DaliSource:
-    """An epoch of batches each time it is iterated, each field a list of one array a sample.
+    """One epoch of batches per iteration, each field a list with one array per sample.
 
     ``fn.external_source(DaliSource(loader), num_outputs=2, batch=True, cycle="raise")``: at the end
-    of an epoch DALI raises ``StopIteration``, and after ``pipeline.reset()`` goes on with the next.
+    of an epoch DALI raises ``StopIteration``, and continues with the next epoch after
+    ``pipeline.reset()``.
 
     Args:
-        loader: Of a ``PCRDataset`` with ``fields=`` and without ``decoder=``, so that images stay
-            JPEG bytes, for ``fn.decoders.image``. DALI asks for some batches ahead: a state of the
-            loader counts these as read.
+        loader: A loader of a ``PCRDataset`` with ``fields=`` and without ``decoder=``, so that
+            images stay JPEG bytes, for ``fn.decoders.image``. DALI prefetches batches, which the
+            loader's state counts as read.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -41,7 +42,7 @@ class DaliSource:
 
 
 def _arrays(column: Any) -> Arrays:
-    """The values of a field; bytes become (size,) uint8, numbers (1,)."""
+    """Convert the values of a field: bytes to (size,) uint8, numbers to (1,)."""
     if isinstance(column, torch.Tensor):
         numbers: NDArray[Any] = column.numpy()
         return list(numbers[:, None] if numbers.ndim == 1 else numbers)

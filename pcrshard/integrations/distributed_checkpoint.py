@@ -1,8 +1,8 @@
-"""``torch.distributed.checkpoint`` in DeltaStores: each rank keeps its shards as deltas.
+"""``torch.distributed.checkpoint`` in DeltaStores: each rank stores its shards as deltas.
 
-A folder holds one store for each rank, and an index store whose versions name the versions of the
-ranks. The index is written by the coordinator after all ranks have written: it is the commit.
-Nothing is pickled in the files; objects that are no tensors go through the typed tree.
+A folder holds one store per rank, and an index store whose versions refer to the versions of the
+ranks. The coordinator commits by writing the index after all ranks have written. Files contain no
+pickles; objects other than tensors are stored as a typed tree.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _INDEX = "index"
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a shard is.
+    """The location of a shard.
 
     Attributes:
         rank: The rank that wrote it.
-        version: The version in the store of the rank.
+        version: The version in the rank's store.
         name: Its path in this version; empty for an object.
     """
 
@@ -73,7 +73,7 @@ def _shard_key(index: MetadataIndex) -> str:
 
 
 def _optimizer_of(name: str) -> str | None:
-    """Return the name of the optimizer that a flattened name belongs to, ``None`` for none.
+    """Return the optimizer's name in a flattened name, or ``None``.
 
     >>> _optimizer_of("optim.state.layer.weight.exp_avg"), _optimizer_of("model.weight")
     ('optim', None)
@@ -83,7 +83,7 @@ def _optimizer_of(name: str) -> str | None:
 
 
 def _group(whole: Any, prefix: str) -> dict[str, None]:
-    """Return the keys of an optimizer's param groups, from which the optimizer is recognized."""
+    """Return the keys of an optimizer's param groups, which identify its type."""
     start = f"{prefix}.param_groups".removeprefix(".")
     listed = whole.get(start)
     if isinstance(listed, list):
@@ -93,10 +93,10 @@ def _group(whole: Any, prefix: str) -> dict[str, None]:
 
 
 class DeltaStorageWriter(StorageWriter):
-    """Give it to ``torch.distributed.checkpoint.save``; each call adds a version.
+    """A storage writer for ``torch.distributed.checkpoint.save``; each call adds a version.
 
     Args:
-        url: The folder, local or at any fsspec URL.
+        url: The folder, a local path or any fsspec URL.
         how: Options of :class:`DeltaStore`: ``precision``, ``keyframe_every``...
     """
 
@@ -107,7 +107,7 @@ class DeltaStorageWriter(StorageWriter):
         self._index: DeltaStore | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """The version's number is the store's, whatever the id."""
+        """Do nothing: the store assigns version numbers, whatever the id."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
         """Open the stores; called on every rank."""
@@ -149,7 +149,7 @@ class DeltaStorageWriter(StorageWriter):
             if prefix is None:
                 tensors[_shard_key(item.index)][name] = shard
             else:
-                # In the form that a store knows optimizers by: which error is allowed follows.
+                # In the form by which a store recognizes optimizers and chooses error bounds.
                 new = {"state": defaultdict(dict), "param_groups": [_group(whole, prefix)]}
                 optimizer = optimizers.setdefault(prefix, new)
                 optimizer["state"][_shard_key(item.index)][name] = shard
@@ -183,7 +183,7 @@ class DeltaStorageWriter(StorageWriter):
         self._index.save(_plain_metadata(metadata, places), blocking=True)
 
     def storage_meta(self) -> StorageMeta | None:
-        """Where the versions are."""
+        """Return the location of the versions."""
         return StorageMeta(checkpoint_id=redact_url(self.url))
 
     @classmethod
@@ -193,7 +193,7 @@ class DeltaStorageWriter(StorageWriter):
 
 
 class DeltaStorageReader(StorageReader):
-    """Give it to ``torch.distributed.checkpoint.load``, on any number of ranks.
+    """A storage reader for ``torch.distributed.checkpoint.load``, on any number of ranks.
 
     Args:
         url: The folder of :class:`DeltaStorageWriter`.
@@ -210,10 +210,10 @@ class DeltaStorageReader(StorageReader):
         self._places: dict[MetadataIndex, Place] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """The version is given to the constructor."""
+        """Do nothing: the constructor takes the version."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """What the version holds.
+        """Return the contents of the version.
 
         Raises:
             CorruptCheckpoint: The index is damaged.
@@ -225,7 +225,7 @@ class DeltaStorageReader(StorageReader):
             raise CorruptCheckpoint(f"not an index: {error!r}", url=self.url) from error
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:
-        """Remember where the shards are."""
+        """Store the locations of the shards."""
         assert metadata.storage_data is not None
         self._places = metadata.storage_data
 
@@ -242,7 +242,7 @@ class DeltaStorageReader(StorageReader):
         plan: LoadPlan,
         planner: LoadPlanner,
     ) -> Future[None]:
-        """Read what this rank needs; only the needed tensors of the needed ranks."""
+        """Read only the tensors that this rank needs, from the ranks that wrote them."""
         needed: dict[tuple[int, int], list[Any]] = defaultdict(list)
         for item in plan.items:
             place = self._places[item.storage_index]
@@ -293,7 +293,7 @@ def _read_objects(
         return
     objects = store.load(version)["objects"]
     for item in wanted:
-        # The planner wants torch's bytes; they are made here, of plain values.
+        # The planner expects bytes from torch.save; they are made here from plain values.
         data = io.BytesIO()
         torch.save(objects[item.storage_index.fqn], data)
         data.seek(0)
@@ -301,7 +301,7 @@ def _read_objects(
 
 
 def _plain_metadata(metadata: Metadata, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
-    """Torch's description of a checkpoint as plain values."""
+    """Return torch's metadata of a checkpoint as plain values."""
     tensors: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):

@@ -8,11 +8,11 @@ from ..training.dataset import PCRDataset
 
 
 class PCRSource(PCRDataset):
-    """A :class:`PCRDataset` as Grain takes one: samples are dicts also with ``fields``.
+    """A :class:`PCRDataset` as a Grain source: samples are dicts even with ``fields``.
 
-    Grain chooses the order, and asks for one sample at a time from many threads. An order that
-    jumps between more shards than ``held_bytes`` holds reads a prefix for each sample: shuffle by
-    windows of some shards then.
+    Grain chooses the order, and requests one sample at a time from many threads. An order that
+    jumps between more shards than fit in ``held_bytes`` reads a prefix for each sample; to avoid
+    this, shuffle within windows of a few shards.
     """
 
     def __getitem__(self, sample: Any) -> Any:
@@ -20,5 +20,5 @@ class PCRSource(PCRDataset):
         return dict(zip(self.fields, found, strict=True)) if self.fields else found
 
     def __repr__(self) -> str:
-        # Grain compares it when a state is loaded: the same for the same samples, at any scan.
+        # Grain compares the repr when loading a state: equal for equal samples, at any scan.
         return f"<PCRSource {self.shards}, {self.fingerprint}>"

@@ -1,7 +1,7 @@
-"""The one door to HuggingFace ``datasets``: :func:`load_dataset`, and the builder behind it.
+"""Hugging Face ``datasets`` integration: :func:`load_dataset`, and the builder behind it.
 
-A shard is one shard of ``datasets``, so that splitting by node, shuffling, DataLoader workers and
-``state_dict()`` are its own. Images stay encoded until ``datasets`` decodes them. Works with
+Each shard is a shard of ``datasets``, which handles splitting by node, shuffling, DataLoader
+workers and ``state_dict()``. Images stay encoded until ``datasets`` decodes them. Works with
 ``datasets`` 3 and newer; ``scripts/hf/pcr_dataset.py`` is the loading script for versions before 4.
 """
 
@@ -38,9 +38,9 @@ except ImportError as missing:
 log = get_logger(__name__)
 KEY = "__key__"
 _JSON = ("json", "jsn")
-EACH = ""  # no split: all that there are, each by its name
-# What WebDataset's decoders and the stock `webdataset` loader of `datasets` make of a field's last
-# extension; all else is bytes, and nothing is ever unpickled.
+EACH = ""  # no split given: all splits, by name
+# The type of a field's last extension in WebDataset's decoders and the stock `webdataset` loader of
+# `datasets`; other fields are bytes, and nothing is unpickled.
 _KINDS = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), "int64"),
     **dict.fromkeys(("txt", "text", "transcript", *_JSON), "string"),
@@ -50,15 +50,15 @@ Decode = Callable[[Any], Any]
 
 @dataclasses.dataclass
 class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
-    """What to read; ``data_dir`` is the dataset's folder, local or any fsspec URL.
+    """The configuration of a dataset; ``data_dir`` is its folder, a local path or any fsspec URL.
 
     Attributes:
-        scan: 1..N, ``"full"``, or (streaming only) a :class:`ScanLevel`, read at each shard.
+        scan: 1..N, ``"full"``, or (streaming only) a :class:`ScanLevel`, consulted at each shard.
         columns: Names of the columns; by default ``__key__`` and all fields of the first shard.
-        prefix_cache: Keeps prefixes on local disk when streaming.
+        prefix_cache: Cache of prefixes on local disk when streaming.
     """
 
-    # Raise it when the same shards come out as other rows: the Arrow cache is known by it.
+    # Increase it when rows of the same shards change: it identifies the Arrow cache.
     version: Any = "1.1.0"
     data_dir: str | None = dataclasses.field(default=None, repr=False)
     scan: Scan | ScanLevel = FULL
@@ -68,9 +68,9 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
     def create_config_id(
         self, config_kwargs: dict[str, Any], custom_features: datasets.Features | None = None
     ) -> str:
-        """Name the Arrow cache by what changes the rows.
+        """Name the Arrow cache by the options that affect the rows.
 
-        Which content it is says the builder's hash, whatever its URL.
+        The builder's hash identifies the content, whatever its URL.
         """
         kwargs = config_kwargs | {"scan": self.scan}
         if isinstance(self.scan, ScanLevel):
@@ -81,12 +81,12 @@ class PcrConfig(datasets.BuilderConfig):  # type: ignore[misc]
 
 
 class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
-    """Builds datasets from PCR shards.
+    """A builder of datasets from PCR shards.
 
     ``PcrBuilder(data_dir="shards", scan=5).as_streaming_dataset("train")``
 
-    The dataset indexes are read at once (they name the Arrow cache); the first shard's index when
-    features are inferred. ``splits=`` names those to read, by default all that there are.
+    The dataset indexes are read immediately (they identify the Arrow cache); the first shard's
+    index when features are inferred. ``splits=`` names the splits to read, by default all.
     """
 
     BUILDER_CONFIG_CLASS = PcrConfig
@@ -97,7 +97,7 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             raise ValueError(
                 "expected data_dir, the folder or URL of a dataset that `pcrshard encode` wrote"
             )
-        # A copy, because datasets adds options of its own to the one that it is given.
+        # A copy, because datasets adds its own options to the dict passed to it.
         self.options = dict(kwargs.get("storage_options") or {})
         found = open_splits(os.fspath(data_dir), self.options)
         wanted = kwargs.pop("splits", None) or [EACH]
@@ -129,18 +129,19 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         self.info.features = self.info.features or datasets.Features(
             {name: inferred[name] for name in names}
         )
-        # One list for each: datasets splits and shuffles it.
+        # A separate list for each: datasets splits and shuffles it.
         return [
             datasets.SplitGenerator(name=name, gen_kwargs={"shards": part})
             for name, part in shards.items()
         ]
 
     def _infer_features(self, index: ShardIndex, classes: Sequence[str]) -> dict[str, Any]:
-        """The type of each column, by WebDataset's extensions and the values in a shard."""
+        """Infer the type of each column from WebDataset's extensions and the values in a shard."""
         inferred = {KEY: datasets.Value("string")}
         images, late = _images_and_late(index, current_scan(self.config.scan))
         inferred |= {field: _image_feature(field in index.schema.lists) for field in images}
-        # The values of deferred fields are not in the index, so that only their names tell a type.
+        # The values of deferred fields are not in the index, so their types depend only on their
+        # names.
         nothing: tuple[bytes, ...] = ()
         fields = dict.fromkeys(late, nothing) | index.fields
         for field, values in fields.items():
@@ -163,14 +164,14 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         *,
         streaming: bool,
     ) -> Any:
-        """A split, some splits as one, or each split of the URL by its name."""
+        """Open a split, the concatenation of several, or a dict of all splits of the URL."""
         name = self._only_split() if split == EACH else split
         if streaming:
             return self.as_streaming_dataset(split=name)
         return self.as_dataset(split=name)
 
     def _only_split(self) -> str | None:
-        """The split that the URL itself is; ``None`` if it has folders of splits."""
+        """Return the split at the URL itself; ``None`` if it has folders of splits."""
         alone = all(part.folder == "" for part in self.parts.values())
         return next(iter(self.parts)) if alone else None
 
@@ -188,11 +189,11 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 self._check_fields(loaded.index, url)
                 samples = loaded.samples(select=lambda _, field: field in columns)
                 for sample in samples:
-                    # datasets 3 wants keys that are unique in the dataset.
+                    # datasets 3 requires unique keys in a dataset.
                     yield f"{entry.name}/{sample[KEY]}", _example(sample, columns, url)
 
     def _check_fields(self, index: ShardIndex, url: str) -> None:
-        """Refuse what ``datasets`` would leave out without a word."""
+        """Refuse fields and values that ``datasets`` would silently drop."""
         if self.typed:
             return
         features = set(self.info.features)
@@ -216,13 +217,13 @@ class PcrBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
 
 def _hash(parts: Parts) -> str:
-    """The content of the splits, by which their Arrow cache is known."""
+    """Return a hash of the splits' content, which identifies their Arrow cache."""
     contents = [name.encode() + part.index.encode() for name, part in parts.items()]
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
 def _json_type(values: Iterable[bytes | None]) -> pa.DataType | None:
-    """The Arrow type of JSON values; ``None`` if there is none, as for values of mixed types."""
+    """Return the Arrow type of JSON values; ``None`` without a common type."""
     try:
         return pa.array([None if value is None else json.loads(value) for value in values]).type
     except (pa.ArrowException, OverflowError, RecursionError, ValueError) as error:
@@ -231,7 +232,7 @@ def _json_type(values: Iterable[bytes | None]) -> pa.DataType | None:
 
 
 def _fits(found: pa.DataType | None, expected: pa.DataType) -> bool:
-    """Whether values of one type are, with nothing left out, values of the other."""
+    """Tell whether values of one type convert to the other without loss."""
     if found is None:
         return False
     schemas = [pa.schema({"": expected}), pa.schema({"": found})]
@@ -242,7 +243,7 @@ def _fits(found: pa.DataType | None, expected: pa.DataType) -> bool:
 
 
 def _plain_feature(field: str, classes: Sequence[str]) -> Any:
-    """The type of a field by its name alone."""
+    """Return the type of a field from its name alone."""
     if field == "cls" and classes:
         return datasets.ClassLabel(names=list(classes))
     return datasets.Value(_KINDS.get(field.rpartition(".")[2], "binary"))
@@ -254,7 +255,7 @@ def _image_feature(is_list: bool) -> Any:
 
 
 def _images_and_late(index: ShardIndex, scan: Scan) -> tuple[list[str], list[str]]:
-    """The fields that are images, and the other late ones, that a scan has."""
+    """Return the image fields and the other deferred fields available at a scan."""
     position = check_scan(scan, index.num_groups, 0)
     images = dict.fromkeys(field for field, _ in index.schema.streams) if position else {}
     late = [field for field, first in index.schema.late if first <= position]
@@ -263,19 +264,19 @@ def _images_and_late(index: ShardIndex, scan: Scan) -> tuple[list[str], list[str
 
 
 def _image_value(data: Any) -> Any:
-    """What ``datasets`` takes for an image, or for each of a list of them."""
+    """Return the value that ``datasets`` accepts for an image, or a list of these."""
     if isinstance(data, list):
         return list(map(_image_value, data))
     return {"bytes": data, "path": None}
 
 
 def _decoder(feature: Any) -> Decode:
-    """What makes a column's value of a field's bytes; ``datasets`` goes on from there."""
+    """Return a function from a field's bytes to the value passed to ``datasets``."""
     if isinstance(getattr(feature, "feature", feature), datasets.Image):
-        # No path: datasets would read a local file of that name instead of the bytes.
+        # Omit the path: datasets would read a local file of that name instead of the bytes.
         return _image_value
     if isinstance(feature, datasets.ClassLabel):
-        # Not text: datasets would take it for a class's name, and classes may be called "10".
+        # Not text, which datasets would interpret as a class name, such as "10".
         return int
     if not isinstance(feature, datasets.Value):
         return json.loads
@@ -317,34 +318,34 @@ def load_dataset(
 ) -> Any:
     """Open a PCR dataset as a ``datasets.IterableDataset`` or ``datasets.Dataset``.
 
-    Columns are called as the fields: ``__key__``; images ``jpg`` (:class:`datasets.Image`, encoded
-    until they are looked at, turned upright); ``cls`` an integer, or a ``ClassLabel`` if the
-    dataset index has classes; ``txt`` strings; ``json`` what it holds, or text where its values
-    have no common type; all else bytes.
+    Columns have the names of the fields: ``__key__``; images ``jpg`` (:class:`datasets.Image`,
+    encoded until accessed, rotated upright); ``cls`` an integer, or a ``ClassLabel`` if the dataset
+    index has classes; ``txt`` strings; ``json`` the parsed value, or text if its values have no
+    common type; all others bytes.
 
     Args:
         url: A path or any fsspec URL, as ``hf://datasets/USER/NAME``: a folder with ``pcr.json``,
-            which is the split ``train`` unless the folder is named for another one, or a folder
-            whose sub-folders are such folders, named ``train``, ``val`` and ``test`` or as listed
-            in ``pcrshard.integrations.huggingface_splits.FOLDERS``.
+            which is the split ``train`` unless the folder is named after another split, or a folder
+            of such folders, named ``train``, ``val`` and ``test`` or as listed in
+            ``pcrshard.integrations.huggingface_splits.FOLDERS``.
         scan: 1..N, ``"full"``, a fraction in (0, 1) of the full bytes, or when streaming a
-            :class:`ScanLevel`, which is read at each shard.
+            :class:`ScanLevel`, which is consulted at each shard.
         streaming: ``False``, the default as in ``datasets``, copies everything into an Arrow cache,
-            once per scan; ``True`` reads each shard's prefix in one request when its turn comes.
-        split: ``"train"``, ``"train+test"``, a list of them, or of a map-style dataset a slice,
-            ``"train[:10%]"``. By default all: the dataset itself where the URL is one dataset, else
-            a ``DatasetDict`` or ``IterableDatasetDict``.
+            once per scan; ``True`` reads each shard's prefix on demand in one request.
+        split: ``"train"``, ``"train+test"``, a list of these, or for a map-style dataset a slice,
+            ``"train[:10%]"``. By default all: one dataset if the URL is one, otherwise a
+            ``DatasetDict`` or ``IterableDatasetDict``.
         columns: Names of the columns; others are not parsed. By default all.
-        features: The columns and their types, instead of inferred ones.
+        features: The columns and their types; by default inferred.
         storage_options: fsspec storage options.
-        prefix_cache: Keeps prefixes on local disk.
-        cache_dir: Where Arrow caches are, instead of ``datasets``' own folder.
-        num_proc: Number of processes that fill the Arrow cache.
+        prefix_cache: Cache of prefixes on local disk.
+        cache_dir: Folder of Arrow caches; by default that of ``datasets``.
+        num_proc: Number of processes that build the Arrow cache.
 
     Raises:
-        PCRError: The dataset or a shard cannot be read, or has no such scan; when a map-style
-            dataset is made, as the cause of ``DatasetGenerationError``.
-        ValueError: There is no such column or split.
+        PCRError: The dataset or a shard cannot be read, or has no such scan; for a map-style
+            dataset, the cause of a ``DatasetGenerationError``.
+        ValueError: The column or split does not exist.
     """
     if isinstance(columns, str):
         raise TypeError(
@@ -362,7 +363,7 @@ def load_dataset(
         splits=specs,
         storage_options=dict(storage_options or {}),
         cache_dir=cache_dir,
-        # What is given names the Arrow cache.
+        # Only given options name the Arrow cache.
         **{name: value for name, value in chosen.items() if value is not None},
     )
     if not streaming:
@@ -372,7 +373,7 @@ def load_dataset(
 
 
 def _specs(split: Any, *, streaming: bool) -> list[str]:
-    """Each split that was asked for, by the names that `datasets` uses."""
+    """Return the requested splits, with the names that `datasets` uses."""
     asked = split if isinstance(split, list | tuple) else [split]
     specs = [_spec(one) for one in asked]
     if streaming and any("[" in spec for spec in specs):
@@ -383,7 +384,7 @@ def _specs(split: Any, *, streaming: bool) -> list[str]:
 
 
 def _spec(split: Any) -> str:
-    """``validation[:10%]`` of ``val[:10%]``."""
+    """Return ``validation[:10%]`` for ``val[:10%]``."""
     if isinstance(split, datasets.ReadInstruction):
         split = split.to_spec()
     return EACH if split is None else usual_names(str(split))

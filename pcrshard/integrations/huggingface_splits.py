@@ -1,4 +1,4 @@
-"""Splits of a dataset: sub-folders such as ``train`` and ``val`` that hold datasets."""
+"""Splits of a dataset: subfolders such as ``train`` and ``val`` that hold datasets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import StorageError
 from ..format.dataset_index import DatasetIndex
 from ..reading.dataset_folder import index_url, open_dataset
 
-# Folders by the name that `datasets` gives their split.
+# Folder names by the name of their split in `datasets`.
 FOLDERS = {
     "train": ("train", "training"),
     "validation": ("validation", "val", "valid", "eval", "dev"),
@@ -24,25 +24,25 @@ _NAME = re.compile(r"(?<![^+\s])[^\[\]+\s]+(?=[\[+\s]|$)")
 
 @dataclass(frozen=True)
 class Part:
-    """One split: its index, the URL of each shard, and its sub-folder; "" for the URL itself."""
+    """One split: its index, the URL of each shard, and its subfolder; "" for the URL itself."""
 
     index: DatasetIndex
     urls: list[str] = field(repr=False)
     folder: str = ""
 
 
-# Splits by their names.
+# Splits by name.
 Parts = dict[str, Part]
 
 
 def open_splits(url: str, storage_options: storage.Options = None) -> Parts:
-    """The splits of a dataset's folder, or of a folder of datasets; never an empty dict.
+    """Open the splits of a dataset's folder, or of a folder of datasets; at least one.
 
-    A folder that is a dataset is one split, named by the folder if that is a split's usual name,
-    else ``train``. One small request, or one for each usual name where there is no dataset index.
+    A dataset's folder is one split, named after the folder if that is a usual split name, otherwise
+    ``train``. Costs one small request, or one per usual name if there is no dataset index.
 
     Raises:
-        StorageError: There is neither a dataset nor a split.
+        StorageError: No dataset or split was found.
         ValueError: Two folders are the same split, or classes differ between splits.
     """
     own = storage.file_name(storage.split_query(url)[0].rstrip("/"))
@@ -72,7 +72,7 @@ def _sub_folders(url: str, storage_options: storage.Options) -> Parts:
 
 
 def usual_names(spec: str) -> str:
-    """A split's description with the names that `datasets` uses.
+    """Replace folder names in a split's description by the names that `datasets` uses.
 
     >>> usual_names("val[:10%]+test")
     'validation[:10%]+test'
@@ -81,10 +81,10 @@ def usual_names(spec: str) -> str:
 
 
 def asked_names(specs: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Those of the known splits that some descriptions name; ``all`` names every one.
+    """Return the known splits that descriptions name; ``all`` names every split.
 
     Raises:
-        ValueError: One of them is not there; the message lists those that are.
+        ValueError: A split does not exist; the message lists the existing ones.
 
     >>> asked_names(["train[:10%]+test"], ["train", "validation", "test"])
     ['train', 'test']

@@ -1,4 +1,4 @@
-"""The one door to Lightning."""
+"""Lightning integration: the ScanTuner callback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _callback_class() -> Any:
 
 
 def lightning_callback(tuner: ScanTuner) -> Any:
-    """A callback for Lightning that tunes at the start of training epochs and logs what it found.
+    """Return a Lightning callback that tunes at the start of training epochs and logs results.
 
     It logs ``pcrshard/scan``, 0 for full fidelity, and ``pcrshard/tuning_seconds``.
 
@@ -31,10 +31,10 @@ def lightning_callback(tuner: ScanTuner) -> Any:
     callback_class: Any = _callback_class()
 
     class ScanTunerCallback(callback_class):  # type: ignore[misc]  # known at run time
-        """Tunes before the epoch's first batch; the level counts from the next shard read."""
+        """Tunes before the epoch's first batch; the level applies from the next shard read."""
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            """Tune if it is time."""
+            """Tune if due."""
             report = tuner.step(pl_module, trainer.current_epoch)
             if report is not None:
                 scan = 0 if report.scan == FULL else report.scan
@@ -42,18 +42,18 @@ def lightning_callback(tuner: ScanTuner) -> Any:
                 pl_module.log("pcrshard/tuning_seconds", report.seconds)
 
         def state_dict(self) -> dict[str, Any]:
-            """Kept in Lightning's checkpoint."""
+            """Return the state for Lightning's checkpoint."""
             return tuner.state_dict()
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            """From Lightning's checkpoint."""
+            """Restore the state from Lightning's checkpoint."""
             tuner.load_state_dict(state_dict)
 
     return ScanTunerCallback()
 
 
 def checkpoint_io_class() -> Any:
-    """Lightning's ``CheckpointIO``, from whichever of its two packages is installed.
+    """Return Lightning's ``CheckpointIO``, from whichever of its two packages is installed.
 
     Raises:
         MissingDependency: Neither ``lightning`` nor ``pytorch_lightning`` is installed.

@@ -16,11 +16,11 @@ _MAX_POINTER_BYTES = 1 << 16
 
 
 def delta_checkpoint_io(store: DeltaStore) -> Any:
-    """A ``CheckpointIO`` that keeps Lightning's checkpoints as versions of a store.
+    """Return a ``CheckpointIO`` that stores Lightning's checkpoints as versions of a store.
 
-    Where Lightning would write a file, a small JSON file is written that names the version, as soon
-    as the version is in the store. When Lightning removes a checkpoint, this file is removed;
-    the version stays, and ``pcrshard checkpoint delete`` removes versions.
+    Instead of a checkpoint file, it writes a small JSON file that names the version, as soon as the
+    version is in the store. When Lightning removes a checkpoint, this file is removed; the version
+    stays. To remove versions, use ``pcrshard checkpoint delete``.
 
     Args:
         store: Where the versions are kept; it is waited for when training ends.
@@ -31,7 +31,7 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
     base: Any = checkpoint_io_class()
 
     class DeltaCheckpointIO(base):  # type: ignore[misc]  # known at run time
-        """Versions in a store, and a file for each that names it."""
+        """Versions in a store, each named by a file."""
 
         def save_checkpoint(
             self,
@@ -39,7 +39,7 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
             path: Any,
             storage_options: Any = None,
         ) -> None:
-            """Copy the state; the rest happens in the background."""
+            """Copy the state; encode and write in the background."""
 
             def point(number: int) -> None:
                 pointer = {"pcrshard_store": redact_url(store.url), "version": number}
@@ -49,7 +49,7 @@ def delta_checkpoint_io(store: DeltaStore) -> Any:
             store.save(checkpoint, metrics={"path": redact_url(str(path))}, on_saved=point)
 
         def load_checkpoint(self, path: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
-            """The version that a file names."""
+            """Load the version that a file names."""
             store.close()
             return store.load(_version(store, str(path)), map_location=map_location)
 

@@ -1,7 +1,7 @@
-"""The door to Ray Data: ``ray.data.read_datasource(PCRDatasource("shards", scan=2))``.
+"""Ray Data integration: ``ray.data.read_datasource(PCRDatasource("shards", scan=2))``.
 
-A read task reads some shards, each by one request of its prefix, so that a cluster reads only the
-bytes of the scan that it was asked for.
+Each read task reads some shards, with one request per prefix, so that a cluster reads only the
+bytes of the requested scan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCK_ROWS = 64
 
 
 class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
-    """Samples as rows, a column for each field: JPEGs as bytes, ``cls`` an int, ``json`` parsed.
+    """Samples as rows, one column per field: JPEGs as bytes, ``cls`` an int, ``json`` parsed.
 
     Decode in ``map_batches``, next to the model: pixels are many times larger than scans.
 
@@ -40,7 +40,7 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
         url: Dataset folder or its ``pcr.json``, local or any fsspec URL that all nodes can read.
         scan: Highest scan to read, 1-based; ``"full"``; or a fraction in (0, 1) of the full bytes.
         fields: Columns; by default ``__key__`` and all fields of a sample.
-        read: Cache and network.
+        read: Cache and network options.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
@@ -59,12 +59,12 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
         self.index, urls = open_dataset(url, **how)
         check_claims(self.index, urls, **how)
         self.scan: Scan = resolve_scan(self.index.shards, scan)
-        self.index.prefix_bytes(self.scan)  # raises for a scan that some shard does not have
+        self.index.prefix_bytes(self.scan)  # raises if a shard lacks the scan
         self._places = list(zip(urls, self.index.shards, strict=True))
         self._read = partial(_read, scan=self.scan, fields=fields, read=read)
 
     def estimate_inmemory_data_size(self) -> int:
-        """Bytes of the prefixes."""
+        """Return the bytes of the prefixes."""
         return self.index.prefix_bytes(self.scan)
 
     def get_read_tasks(
@@ -73,7 +73,7 @@ class PCRDatasource(Datasource):  # type: ignore[misc]  # Ray is untyped
         per_task_row_limit: int | None = None,
         data_context: object = None,
     ) -> list[Any]:
-        """At most ``parallelism`` tasks, of whole shards."""
+        """Return at most ``parallelism`` tasks, of whole shards."""
         count = min(parallelism, len(self._places))
         parts = [self._places[task::count] for task in range(count)]
         return [self._task(part, per_task_row_limit) for part in parts]
@@ -95,7 +95,7 @@ def _read(
     fields: Sequence[str] | None,
     read: ReadOptions,
 ) -> Iterator[Block]:
-    """The blocks of some shards."""
+    """Yield the blocks of some shards."""
     for url, entry in places:
         samples = map(convert_all, read.open(url, entry).samples(scan))
         while rows := list(itertools.islice(samples, BLOCK_ROWS)):

@@ -1,4 +1,4 @@
-"""Checkpoints of a Hugging Face ``Trainer`` in a DeltaStore; the one door to transformers."""
+"""Checkpoints of a Hugging Face ``Trainer`` in a DeltaStore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import MissingDependency
 
 
 def delta_trainer_callback(store: DeltaStore) -> Any:
-    """A callback that adds a version whenever a ``Trainer`` saves.
+    """Return a callback that adds a version whenever a ``Trainer`` saves.
 
     The version holds ``model``, ``optimizer``, ``scheduler`` and ``trainer`` (the trainer's state).
     With ``save_only_model=True`` and ``save_total_limit=1`` the Trainer's own folders stay small.
@@ -29,7 +29,7 @@ def delta_trainer_callback(store: DeltaStore) -> Any:
     base: Any = TrainerCallback
 
     class DeltaCallback(base):  # type: ignore[misc]  # known at run time
-        """Saves on the process that is the first of the world."""
+        """Saves on rank 0."""
 
         def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             """Add a version."""

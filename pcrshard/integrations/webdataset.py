@@ -1,8 +1,8 @@
-"""The one door to WebDataset: ``.pcr_scan(k)``, ``.pcr_decode()``, and the stages behind them.
+"""WebDataset integration: ``.pcr_scan(k)``, ``.pcr_decode()``, and the stages behind them.
 
-The reading stage takes the place of WebDataset's opener, tar expander and grouper: samples come out
-as they would from the original tar, and every later stage is stock. Where ``select_files`` or
-``rename_files`` are given, it hands files to WebDataset's own ``group_by_keys``.
+The reading stage replaces WebDataset's opener, tar expander and grouper: samples equal those of the
+original tar, and later stages are unchanged. If ``select_files`` or ``rename_files`` is given, it
+passes files to WebDataset's own ``group_by_keys``.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from .webdataset_decode import JpegHandler, warn_of_shard
 from .webdataset_files import Handler, Samples, ShardFiles
 
 Entries = dict[str, ShardEntry]
-# What the first stages of a pipeline give: ``{"url": ...}``, or the URL.
+# Items from the first stages of a pipeline: ``{"url": ...}``, or the URL.
 Urls = Iterable[dict[str, Any] | str]
-# Samples that are decoded together, and how many groups of them are decoded ahead by threads.
+# Number of samples decoded together, and of such groups decoded ahead by threads.
 _GROUP_SAMPLES = 32
 _GROUPS_AHEAD = 2
 _OPENERS = (cache.StreamingOpen, cache.FileCache)
@@ -75,7 +75,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _StageOptions(ReadOptions):
-    """How the stage reads shards; see :func:`pcr_scan`."""
+    """Options of the reading stage; see :func:`pcr_scan`."""
 
     index: str | DatasetIndex | None = field(default=None, repr=False)
     handler: Handler = filters.reraise_exception
@@ -84,7 +84,7 @@ class _StageOptions(ReadOptions):
 
 
 def _pcr_samples(source: Urls, scan: ScanChoice = FULL, **options: Any) -> Samples:
-    """The stage: shard URLs in, samples out."""
+    """Yield samples from shard URLs."""
     _warn_of_lost_shards(source)
     stage = _StageOptions(**options)
     if stage.select_files is None and stage.rename_files is None:
@@ -100,7 +100,7 @@ def _read(
     options: _StageOptions,
     contents: Callable[[ShardFiles, Prefix], Samples],
 ) -> Samples:
-    """The samples or the files of each shard; an empty dict ends a shard."""
+    """Yield the samples or files of each shard; an empty dict ends a shard."""
     urls = (item["url"] if isinstance(item, dict) else item for item in source)
     load = _Load(scan, options)
     ahead = prefetch(urls, load, depth=options.prefetch, max_bytes=options.prefetch_bytes)
@@ -119,7 +119,7 @@ def _read(
 
 
 class _Load:
-    """Loads the prefix of a shard, at the scan of the moment."""
+    """Loads the prefix of a shard at the current scan."""
 
     def __init__(self, scan: ScanChoice, options: _StageOptions) -> None:
         self.options = options
@@ -134,14 +134,14 @@ class _Load:
         return self.options.open(path, entry).load(current_scan(self.scan), cancel=cancel)
 
     def at_level(self, loaded: Prefix) -> Prefix:
-        """What was read ahead, at the scan of now."""
+        """Return a prefix that was read ahead at the current scan."""
         return loaded.shard.change_scan(loaded, current_scan(self.scan))
 
 
 def _path(url: str) -> str:
-    """What to open for a URL, as WebDataset would.
+    """Return the URL or path that WebDataset would open.
 
-    Rewritten by GOPEN_REWRITE; a local one without scheme, query and fragment.
+    It is rewritten by GOPEN_REWRITE; local URLs lose scheme, query and fragment.
     """
     url = storage.plain_path(rewrite_url(url))
     if not storage.is_local(url) or storage.exists(url):
@@ -162,34 +162,34 @@ def _entries(
     return {entry.name: entry for entry in index.shards}
 
 
-# Two names, because a stage must pickle: the function by its own name, the factory by another.
+# Stages must pickle, so the stage and its factory need different names.
 pcr_samples = filters.pipelinefilter(_pcr_samples)
 
 
 def pcr_scan(scan: ScanOrFraction = FULL, **options: Any) -> Any:
-    """A WebDataset stage that reads PCR shards at a scan: shard URLs in, samples out.
+    """Return a WebDataset stage that reads PCR shards at a scan: shard URLs in, samples out.
 
-    For ``wds.DataPipeline``, in place of ``tarfile_to_samples()``. In the fluent interface write
-    ``WebDataset(urls).pcr_scan(5)``.
+    Use it in ``wds.DataPipeline`` instead of ``tarfile_to_samples()``. In the fluent interface
+    write ``WebDataset(urls).pcr_scan(5)``.
 
     Args:
-        scan: 1..N, ``"full"``, 0 for labels and metadata without images, a
-            :class:`ScanLevel`, which is read at each shard, or, with ``index``, a fraction in
-            (0, 1): the highest scan that takes at most that fraction of the full bytes.
+        scan: 1..N, ``"full"``, 0 for labels and metadata without images, a :class:`ScanLevel`,
+            which is consulted at each shard, or, with ``index``, a fraction in (0, 1): the highest
+            scan that takes at most that fraction of the full bytes.
         options: ``handler``, ``select_files`` and ``rename_files`` as in WebDataset; ``index``, a
             dataset folder, its ``pcr.json`` or a :class:`DatasetIndex`, which saves one small
             request per shard; ``check=False`` to skip checksums; ``storage_options`` for fsspec;
-            ``retry``, a :class:`Retry`; ``prefetch``, shards that are read ahead (2), and
-            ``prefetch_bytes``, their bound (256 MiB); ``cache_dir`` and ``cache_bytes``, a folder
-            on local disk that keeps prefixes, and its bound.
+            ``retry``, a :class:`Retry`; ``prefetch``, number of shards to read ahead (2), and
+            ``prefetch_bytes``, an upper bound of their size (256 MiB); ``cache_dir`` and
+            ``cache_bytes``, a local folder that caches prefixes, and its upper bound.
 
     Returns:
         A callable from an iterator of ``{"url": ...}`` to an iterator of samples; it can be
         pickled.
     """
     _check_scan_type(scan, options.get("index"))
-    # Wrong options are an error here, not in a worker.
-    # Of the job, not of each epoch or worker, which make these options anew.
+    # Raise errors for invalid options here, not in a worker. Kept per job, because each epoch and
+    # worker recreates the options.
     options = {"begun": time.time(), **options}
     _StageOptions(**options)
     return pcr_samples(scan, **options)
@@ -207,9 +207,9 @@ def _check_scan_type(scan: Any, index: object) -> None:
 def _fluent_pcr_scan(self: Pipeline, scan: ScanOrFraction = FULL, **options: Any) -> Pipeline:
     """Read PCR shards at a scan: ``WebDataset(urls).pcr_scan(5)``.
 
-    May stand before or after ``.shuffle()``, ``.decode()`` and the like. Handler, ``select_files``
-    and ``rename_files`` are those given to ``WebDataset``. See :func:`pcrshard.pcr_scan` for the
-    arguments.
+    It may come before or after ``.shuffle()``, ``.decode()`` and similar stages. It uses the
+    handler, ``select_files`` and ``rename_files`` given to ``WebDataset``. See
+    :func:`pcrshard.pcr_scan` for the arguments.
 
     Raises:
         TypeError: This is not a ``WebDataset`` that opens tars.
@@ -229,7 +229,7 @@ def _fluent_pcr_scan(self: Pipeline, scan: ScanOrFraction = FULL, **options: Any
 
 
 def _with_order(stages: list[Any]) -> list[Any]:
-    """The stages of a shard list, with a :class:`ShardOrder` in place of the list made of it."""
+    """Return the stages of a shard list, with the :class:`ShardOrder` restored."""
     order = _order_of(stages[0]) if stages else None
     if order is not None:
         stages = [order, *stages[1:]]
@@ -246,7 +246,7 @@ def _with_order(stages: list[Any]) -> list[Any]:
 
 
 def _order_of(stage: Any) -> ShardOrder | None:
-    """The order that was given to WebDataset, which keeps a list of its URLs."""
+    """Return the order that was given to WebDataset, which stores a list of its URLs."""
     if not isinstance(stage, shardlists.SimpleShardList):
         return None
     orders = {getattr(url, "order", None) for url in stage.urls}
@@ -256,9 +256,9 @@ def _order_of(stage: Any) -> ShardOrder | None:
 
 
 def _warn_of_lost_shards(source: Any) -> None:
-    """Warn of shards that were shuffled before workers or ranks took their parts of them.
+    """Warn about shards that are shuffled before being split by workers or ranks.
 
-    An unseeded shuffle has another order in each process, so that the parts overlap.
+    An unseeded shuffle has a different order in each process, so that the parts overlap.
     """
     split = False
     while inspect.isgenerator(source):
@@ -291,12 +291,12 @@ def _takes_a_part(splitter: str) -> bool:
 
 
 def _function(stage: Any) -> Any:
-    """What a stage that WebDataset made of a function calls; ``None`` for other stages."""
+    """Return the function inside a WebDataset filter stage; ``None`` for other stages."""
     return getattr(stage, "f", None)
 
 
 def _find_opener(pipeline: list[Any]) -> tuple[slice, dict[str, Any]]:
-    """The stages that open and expand tars, and the options they were given."""
+    """Return the stages that open and expand tars, and their options."""
     functions = [_function(stage) for stage in pipeline]
     if _pcr_samples in functions:
         raise TypeError("pcr_scan was already applied to this pipeline")
@@ -334,10 +334,10 @@ def _pcr_decode(
     handler: Handler,
     threads: int,
 ) -> Samples:
-    """The stage: JPEG fields of samples to arrays."""
+    """Decode the JPEG fields of samples to arrays."""
     rank, _, worker, _ = webdataset_utils.pytorch_worker_info()
     parts = (random.getrandbits(64) if seed is None else seed, rank, worker)
-    # Images of one size are decoded together, which costs less for each of them.
+    # Images of one size are decoded together, which is cheaper per image.
     size = _GROUP_SAMPLES if decoder.is_sized else 1
     ahead = _GROUPS_AHEAD if threads else 0
     begun: deque[Iterator[dict[str, Any] | PCRError]] = deque()
@@ -358,10 +358,10 @@ def _pcr_decode(
 def _groups(
     source: Iterable[dict[str, Any]], size: int
 ) -> Iterator[tuple[list[dict[str, Any]], Exception | bool]]:
-    """Samples that are decoded together, and what comes after them.
+    """Yield groups of samples to decode together, and what follows each.
 
-    That is False for other samples, True for the end, or the error of the stage before, which is
-    raised after the samples that came before it.
+    That is False for more samples, True for the end, or an error of the previous stage, which is
+    raised after the samples that preceded it.
     """
     samples: list[dict[str, Any]] = []
     after: Exception | bool = True
@@ -382,14 +382,14 @@ def _decoded(
     pool: Pool,
     keys: list[int],
 ) -> Iterator[dict[str, Any] | PCRError]:
-    """Begin to decode; the samples are those that come of it, or the error of a sample."""
+    """Start decoding; yield the decoded samples, or the error of a sample."""
     images = [
         (place, name)
         for place, sample in enumerate(samples)
         for name, value in sample.items()
         if isinstance(value, bytes) and (is_jpeg_field(name) or warn_of_shard(name, value))
     ]
-    # Each image of a sample has the same draws, so that a mask is cropped as its image is.
+    # All images of a sample share their random numbers, so that an image and its mask match.
     jpegs = [samples[place][name] for place, name in images]
     arrays = None
     if decoder.is_sized:
@@ -424,19 +424,19 @@ def pcr_decode(
     handler: Handler = filters.reraise_exception,
     **options: Any,
 ) -> Any:
-    """A WebDataset stage that decodes, crops and resizes every JPEG field in one go, to uint8.
+    """Return a WebDataset stage that decodes, crops and resizes every JPEG field to uint8.
 
     In the fluent interface: ``WebDataset(urls).pcr_scan(5).pcr_decode(size=224, crop="random")``.
-    Other fields stay as they are; put ``.decode(partial=True)`` after it for labels.
+    Other fields are unchanged; add ``.decode(partial=True)`` after it to decode labels.
 
     Args:
         size: Side, or (height, width), of the result in pixels.
         crop: ``random``, ``center`` or ``None``; see :class:`ImageDecoder`.
         layout: ``chw`` or ``hwc``.
-        seed: Seed of the crops, which differ by rank and worker; by default they differ every time.
-            All images of a sample have the same crop and flip.
-        threads: Threads that decode while the loop uses earlier samples, if ``size`` is given; by
-            default the thread that asks decodes.
+        seed: Seed of the crops, which differ by rank and worker; by default random. All images of a
+            sample have the same crop and flip.
+        threads: Threads that decode in the background if ``size`` is given; by default the calling
+            thread decodes.
         handler: As in WebDataset.
         options: Other arguments of :class:`ImageDecoder`.
 
@@ -452,7 +452,7 @@ def _fluent_pcr_decode(self: Any, *args: Any, **options: Any) -> Any:
     return self.compose(pcr_decode(*args, **options))
 
 
-# Importing this module is what adds the fluent methods; `import pcrshard` does so when WebDataset
-# is imported.
+# Importing this module adds the fluent methods; `import pcrshard` does so when WebDataset is
+# imported.
 compat.FluidInterface.pcr_scan = _fluent_pcr_scan
 compat.FluidInterface.pcr_decode = _fluent_pcr_decode

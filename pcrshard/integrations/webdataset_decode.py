@@ -1,4 +1,4 @@
-"""A JPEG handler for WebDataset's ``.decode()``; it needs no WebDataset."""
+"""A JPEG handler for WebDataset's ``.decode()``; does not require WebDataset."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class JpegHandler:
     JpegHandler('rgb8')
 
     Args:
-        imagespec: As in WebDataset, but that gray is the JPEG's own luma: ``l8``, ``rgb8`` give
-            (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1; ``torchl8``, ``torchrgb8``,
-            ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (H, W) and (3, H, W);
-            ``pill``, ``pilrgb``, ``pil`` pictures of Pillow.
-        upright: Turn images as their EXIF orientation says, which WebDataset's own handlers do not.
-        smoothing: Smooth between blocks of unfinished images, as WebDataset's own handlers do.
+        imagespec: As in WebDataset, except that gray is the JPEG's stored luma: ``l8``, ``rgb8``
+            give (H, W) and (H, W, 3) uint8; ``l``, ``rgb`` float32 in 0..1; ``torchl8``,
+            ``torchrgb8``, ``torchl``, ``torchrgb``, ``torch`` the same as tensors, (H, W) and (3,
+            H, W); ``pill``, ``pilrgb``, ``pil`` Pillow images.
+        upright: Apply the EXIF orientation, unlike WebDataset's own handlers.
+        smoothing: Smooth between blocks of images at a lower scan, like WebDataset's own handlers.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class JpegHandler:
 
 
 def warn_of_shard(field: str, value: Any) -> bool:
-    """Warn of a field that is the index of a PCR shard, which was read as an ordinary tar.
+    """Warn if a field is the index of a PCR shard that was read as an ordinary tar.
 
     Returns:
-        False: it is no image.
+        False: the field is not an image.
     """
     if field.rpartition(".")[2] == "pcr" and bytes(value[: len(MAGIC)]) == MAGIC:
         warnings.warn(

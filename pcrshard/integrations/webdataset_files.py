@@ -1,4 +1,4 @@
-"""The samples of a shard as WebDataset gives them, or its files; it needs no WebDataset."""
+"""The samples or files of a shard in WebDataset's form; does not require WebDataset."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 class ShardFiles:
     """The samples or files of one shard, by WebDataset's handler and its functions for files.
 
-    What the functions raise costs one file, or the rest of the shard: the handler decides.
+    If a function raises, the handler decides whether to skip the file or the rest of the shard.
 
     Attributes:
-        url: The shard's URL, as it was given.
-        handler: Is asked about each error.
-        select_files: Says which files are wanted, by their name.
-        rename_files: Gives files another name.
-        last_error: The error that the handler was last asked about.
+        url: The shard's URL, as given.
+        handler: Called with each error.
+        select_files: Selects files by name.
+        rename_files: Renames files.
+        last_error: The last error passed to the handler.
         handler_raised: Whether the handler raised.
-        stopped: Whether the handler does not want to go on in this shard.
+        stopped: Whether the handler stopped reading this shard.
     """
 
     url: str
@@ -40,7 +40,7 @@ class ShardFiles:
     stopped: bool = False
 
     def samples(self, loaded: Prefix) -> Samples:
-        """What ``group_by_keys`` would give of :meth:`files`, where nothing is done to files."""
+        """Yield what ``group_by_keys`` would yield from :meth:`files`, without file functions."""
         about = self._about(loaded)
         has_lists = bool(loaded.index.schema.lists)
         for sample in loaded.samples(on_error=self.on_error):
@@ -54,9 +54,9 @@ class ShardFiles:
         return {"__url__": redact_url(self.url), **local}
 
     def files(self, loaded: Prefix) -> Samples:
-        """What ``tar_file_expander`` would give."""
+        """Yield what ``tar_file_expander`` would yield."""
         about = self._about(loaded)
-        # What is not wanted is not read.
+        # Unselected files are not read.
         for sample in loaded.samples(select=self._select, on_error=self.on_error):
             key = sample.pop("__key__")
             for field, data in number_lists(sample).items():
@@ -70,7 +70,7 @@ class ShardFiles:
                 break
 
     def on_error(self, error: Exception) -> bool:
-        """Ask the handler: it raises, or says whether to go on."""
+        """Call the handler, which raises or returns whether to continue."""
         self.last_error = error
         error.args += (redact_url(self.url),)
         self.handler_raised = True

@@ -1,1 +1,1 @@
-"""JPEG: where its parts are, taken apart and together, and its pixels."""
+"""JPEG: parsing markers, splitting and joining scans, and decoding pixels."""

@@ -1,4 +1,4 @@
-"""Decode, turn upright, crop and resize in one go, with a seed: what a training job wants."""
+"""Decode, rotate upright, crop and resize in one step, with seeded random crops, for training."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ from .pixels import SMOOTHING, Jpeg, Pixels, as_pieces, decode_image, image_size
 from .views import Crop, Geometry, Picture, Side, View, at_image
 
 Layout = native.Layout
-# What decides crops and flips: a source of random numbers, a number, or Python's own ``random``.
+# Source of random crops and flips: a generator, an integer key, or Python's ``random``.
 Rng = random.Random | int | None
-# What each view says for itself.
+# Arguments that each view sets for itself.
 _OF_VIEWS = ("size", "crop", "scale", "ratio")
 
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """JPEG bytes, or the scattered pieces of a sample, to a uint8 array of one size.
+    """A decoder from JPEG bytes, or the pieces of a sample, to a uint8 array of fixed size.
 
     Attributes:
-        size: Side, or (height, width), of the result; ``None`` keeps the image's own.
-        crop: ``random`` is RandomResizedCrop, ``center`` the middle square of 0.875 of the shorter
-            side, ``None`` the whole image.
-        flip: Probability of a mirror image, left for right.
+        size: Side, or (height, width), of the result; ``None`` keeps the image's own size.
+        crop: ``random`` is RandomResizedCrop, ``center`` the centered square of 0.875 of the
+            shorter side, ``None`` the whole image.
+        flip: Probability of a horizontal flip.
         layout: ``chw`` or ``hwc``.
         color: ``rgb`` or ``gray``.
-        upright: Whether pictures are turned as their EXIF orientation says, as Pillow's
-            ``exif_transpose`` does; crops and sizes are those of the upright picture. ``False``
-            gives the stored pixels.
-        scale: Range of the random crop's share of the area.
-        ratio: Range of the random crop's width over its height.
-        smoothing: Smooth between blocks of unfinished images, as libjpeg-turbo does.
-        views: Several pictures of each image, in place of ``size``, ``crop``, ``scale`` and
-            ``ratio``; an image gives an array for each :class:`View`, (count, 3, H, W). The
-            coefficients are decoded once.
-        return_geometry: Give a :class:`Picture`: the pixels, and the :class:`Geometry` of where
-            they are from, which is a list of them with ``views``.
+        upright: Whether to apply the EXIF orientation, like Pillow's ``exif_transpose``; crops and
+            sizes are those of the upright picture. ``False`` gives the stored pixels.
+        scale: Range of the random crop's fraction of the area.
+        ratio: Range of the random crop's aspect ratio, width over height.
+        smoothing: Smooth between blocks of images at a lower scan, as libjpeg-turbo does.
+        views: Several pictures of each image, instead of ``size``, ``crop``, ``scale`` and
+            ``ratio``; each :class:`View` yields an array, (count, 3, H, W). The coefficients are
+            decoded once.
+        return_geometry: Whether to return a :class:`Picture`: the pixels and their
+            :class:`Geometry` in the image; with ``views`` lists of these.
     """
 
     size: Side = None
@@ -70,31 +69,31 @@ class ImageDecoder:
             raise ValueError(f"expected {' and '.join(given)} in each View, not beside views")
         if any(view.size is None for view in self.views):
             raise ValueError("expected a size of each View")
-        if len(self._pictures) > MAX_VIEWS:  # this checks size and crop, too
+        if len(self._pictures) > MAX_VIEWS:  # also validates size and crop
             raise ValueError(f"expected at most {MAX_VIEWS} views, got {len(self._pictures)}")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"expected a probability of flip from 0 to 1, got {self.flip}")
 
     @cached_property
     def _kinds(self) -> Sequence[View]:
-        """The views, of which there is one if none was given."""
+        """The views; by default one."""
         return self.views or [View(self.size, 1, self.scale, self.ratio, self.crop)]
 
     @cached_property
     def _pictures(self) -> list[View]:
-        """The view of each picture that an image gives, in the order in which they draw."""
+        """The view of each picture of an image, in the order of their random numbers."""
         return [view for view in self._kinds for _ in range(view.count)]
 
     @cached_property
     def _draws(self) -> list[Draw]:
-        """How the pictures are drawn; nothing where all are whole."""
+        """How crops and flips are drawn; empty if all pictures are whole images."""
         if self.flip == 0 and not any(view.crop for view in self._kinds):
             return []
         return [Draw(view.crop, view.scale, view.ratio, self.flip) for view in self._pictures]
 
     @property
     def is_sized(self) -> bool:
-        """Whether all images give arrays of one shape, or of one for each view."""
+        """Whether all results have the same shape, or the same shape per view."""
         return self._kinds[0].size is not None
 
     @property
@@ -103,12 +102,13 @@ class ImageDecoder:
         return None if self.views else self._kinds[0].shape
 
     def batch_shapes(self, count: int) -> list[tuple[int, ...]]:
-        """The shape of each array of a batch of ``count`` images.
+        """Return the shape of each array of a batch of ``count`` images.
 
-        It is (N, 3, H, W) or (N, H, W, 3), one channel for gray, and (N, V, 3, H, W) of each view.
+        Shapes are (N, 3, H, W) or (N, H, W, 3), with one channel for gray, or (N, V, 3, H, W) per
+        view.
 
         Raises:
-            ValueError: There is no size.
+            ValueError: The decoder has no size.
         """
         shapes = []
         for view in self._kinds:
@@ -128,16 +128,16 @@ class ImageDecoder:
         orientations: NDArray[np.uint8] | None = None,
         keep: Any = None,
     ) -> Batch:
-        """Begin to decode images of one size by the threads of a pool.
+        """Start decoding images to one size in the threads of a pool.
 
         Args:
-            pool: Decodes; images that it cannot decode are for :meth:`__call__`.
+            pool: Threads that decode; pass images that they cannot decode to :meth:`__call__`.
             table: (N, P) addresses and sizes of the P pieces of each image.
-            arrays: Where the pixels go, of :meth:`batch_shapes`.
-            keys: What each image draws from, of :func:`pcrshard.native.pool.draw_key`.
-            orientations: (N,) EXIF orientation of each image, 0 for that in its bytes, which is
-                the default.
-            keep: What must live while the pool decodes.
+            arrays: Arrays for the pixels, with the shapes of :meth:`batch_shapes`.
+            keys: Random key of each image, from :func:`pcrshard.native.pool.draw_key`.
+            orientations: (N,) EXIF orientation of each image; 0, the default, uses the one in its
+                bytes.
+            keep: Objects to keep alive while the pool decodes.
         """
         pictures = list(arrays)
         if self.views:
@@ -160,14 +160,14 @@ class ImageDecoder:
         boxes: Boxes | None,
         sizes: NDArray[np.int32],
     ) -> Any:
-        """Where the pictures of many images are from; ``None`` if it is not asked for.
+        """Return the geometry of the pictures of many images; ``None`` if not requested.
 
         Args:
-            boxes: (N, V, 5) of a :class:`pcrshard.native.pool.Batch`, ``None`` for whole images.
+            boxes: (N, V, 5) boxes from a :class:`pcrshard.native.pool.Batch`, ``None`` for whole
+                images.
             sizes: (N, 2) height and width of each image.
 
-        Returns:
-            A :class:`Geometry` of N images, or of each view.
+        Returns: A :class:`Geometry` of N images, or one per view.
         """
         if not self.return_geometry:
             return None
@@ -187,13 +187,13 @@ class ImageDecoder:
 
         Args:
             jpeg: A JPEG, or its pieces, at any scan.
-            rng: What decides a random crop and a flip: a ``random.Random``, a number, such as that
-                of :func:`pcrshard.native.pool.draw_key`, or by default Python's ``random``.
-            out: Where to decode to, such as a row of a batch; with ``views`` an array of each.
+            rng: Source of the random crop and flip: a ``random.Random``, an integer key, such as
+                from :func:`pcrshard.native.pool.draw_key`, or by default Python's ``random``.
+            out: Array to decode into, such as a row of a batch; with ``views`` one array per view.
 
-        Returns:
-            (3, H, W) or (H, W, 3) uint8, one channel for gray; with ``views`` a list of arrays,
-            (count, 3, H, W), one for each. With ``return_geometry`` a :class:`Picture` of that.
+        Returns: (3, H, W) or (H, W, 3) uint8, one channel for gray; with ``views`` a list of
+            arrays, (count, 3, H, W), one per view. With ``return_geometry`` a :class:`Picture` of
+            these.
 
         Raises:
             CorruptJpeg: It cannot be decoded.
@@ -204,7 +204,7 @@ class ImageDecoder:
         return Decoding(self, own_pool(), [jpeg], [self.key(rng)], arrays)[0]
 
     def key(self, rng: Rng) -> int:
-        """The number that an image draws from; nothing is taken where nothing is drawn."""
+        """Return the random key of an image; advance the generator only if something is random."""
         if is_integer(rng):
             return int(rng)
         if not isinstance(rng, random.Random | None):
@@ -218,7 +218,7 @@ class ImageDecoder:
         key: int,
         outs: Sequence[Pixels | None],
     ) -> tuple[list[Pixels], Any]:
-        """The pictures of an image that the pool does not decode, and where they are from."""
+        """Return the pictures of an image that the pool cannot decode, and their boxes."""
         size = (0, 0)
         boxes = None
         if self._draws or self.return_geometry:
@@ -238,7 +238,7 @@ class ImageDecoder:
                 smoothing=self.smoothing,
                 out=out,
             )
-            if flipped:  # of a copy: the pixels would be read after they are overwritten
+            if flipped:  # copied: the pixels would be read after they are overwritten
                 image[...] = np.flip(image, 2 if self.layout == "chw" else 1).copy()
             pixels.append(image)
         where = self.geometry(boxes if boxes is None else boxes[None], np.array([size], np.int32))
@@ -246,14 +246,15 @@ class ImageDecoder:
 
 
 class Decoding:
-    """Images that a decoder is about to give, in their order.
+    """A sequence of images that a decoder is decoding.
 
     Args:
-        decoder: How they are decoded.
-        pool: Who decodes those of one size; the others are decoded when they are asked for.
+        decoder: The decoder.
+        pool: Threads that decode images to a fixed size; other images are decoded on access.
         jpegs: The images, each a JPEG or its pieces.
-        keys: What each draws from.
-        arrays: Where the pixels go, of ``decoder.batch_shapes``; by default new arrays.
+        keys: Random key of each image.
+        arrays: Arrays for the pixels, with the shapes of ``decoder.batch_shapes``; by default new
+            arrays.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ class Decoding:
             self._batch = decoder.begin(pool, table, self.arrays, keys, keep=self._images)
 
     def __getitem__(self, place: int) -> Any:
-        """What the decoder gives for one of the images.
+        """Return the decoder's result for an image.
 
         Raises:
             CorruptJpeg: It cannot be decoded.

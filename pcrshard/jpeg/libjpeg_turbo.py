@@ -1,6 +1,6 @@
-"""The only import of PyTurboJPEG, whose library need not be on the machine.
+"""The only import of PyTurboJPEG, whose library may be absent.
 
-The native core does almost everything; arithmetic coding is left to libjpeg-turbo.
+The native core does almost everything; libjpeg-turbo handles arithmetic coding.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HOW_TO_INSTALL = "`apt-get install libturbojpeg0` or `conda install libjpeg-turb
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The library that PyTurboJPEG finds, for what it does not expose of it."""
+    """Return the library that PyTurboJPEG finds, for functions that it does not expose."""
     try:
         library = ctypes.CDLL(turbojpeg.TurboJPEG()._TurboJPEG__find_turbojpeg())
-    except (RuntimeError, OSError):  # not found, or found and not loaded
+    except (RuntimeError, OSError):  # not found, or failed to load
         return None
     library.tjInitTransform.restype = ctypes.c_void_p
     library.tjGetErrorStr2.restype = ctypes.c_char_p
@@ -31,17 +31,17 @@ def _library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether the library is on this machine."""
+    """Tell whether the library is installed."""
     return _library() is not None
 
 
 def make_progressive(jpeg: bytes) -> bytes:
-    """Rearrange a JPEG of any coding losslessly into libjpeg's progressive scans, no metadata.
+    """Transcode a JPEG of any coding losslessly into libjpeg's progressive scans, no metadata.
 
     Raises:
-        CorruptJpeg: It cannot be read.
-        MissingDependency: There is no library.
-        UnsupportedJpeg: The library does not support it.
+        CorruptJpeg: The JPEG cannot be read.
+        MissingDependency: The library is not installed.
+        UnsupportedJpeg: The library does not support the JPEG.
     """
     library = _library()
     if library is None:
@@ -52,7 +52,7 @@ def make_progressive(jpeg: bytes) -> bytes:
     transform = turbojpeg.TransformStruct(options=options)
     output = ctypes.c_void_p()
     size = ctypes.c_ulong()
-    # A handle for each image: a used one keeps the last image's Huffman tables.
+    # A new handle per image: a used one keeps the previous image's Huffman tables.
     handle = library.tjInitTransform()
     pointer = ctypes.c_void_p(handle)
     pointers = map(ctypes.byref, (output, size, transform))
@@ -70,7 +70,7 @@ def make_progressive(jpeg: bytes) -> bytes:
 
 
 def system() -> dict[str, str]:
-    """The decoders of this machine, for ``pcrshard info --system``."""
+    """Return the decoders on this machine, for ``pcrshard info --system``."""
     library = _library()
     missing = f"not installed, needed for arithmetic coding: {HOW_TO_INSTALL}"
     return {

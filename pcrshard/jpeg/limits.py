@@ -1,6 +1,6 @@
-"""What decoding a JPEG may take: memory and time in proportion to its bytes.
+"""Limits on the memory and time of decoding a JPEG, in proportion to its bytes.
 
-Only markers are looked at, before any decoder is.
+Only markers are examined, before any decoder runs.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from ..errors import UnsupportedJpeg
 from .markers import check_area, find_frame
 
-# What decoding may take: 512 MiB for a file of up to 1 MiB, and 512 bytes for each byte above. The
-# native core has the same limit.
+# Memory limit: 512 MiB for a file of up to 1 MiB, and 512 bytes for each further byte. The native
+# core has the same limit.
 MEMORY_PER_BYTE = 512
 MEMORY_FLOOR_BYTES = 1 << 20
-# What a file may claim, so that a shard of many small ones does not take minutes: a block of 8x8
-# pixels for each bit, as Huffman coding needs, or a small picture.
+# Limit on claimed pixels, so that a shard of many small files does not take minutes: one block of
+# 8x8 pixels per bit, the minimum of Huffman coding, or a small picture.
 BLOCKS_PER_BYTE = 8
 FREE_BLOCKS = 1 << 10
-# Blocks times scans: libjpeg goes over every block once for each scan, however short. The native
-# core has the same limit for each byte.
+# Limit on blocks times scans: libjpeg visits every block once per scan, however short the scan. The
+# native core has the same limit per byte.
 MAX_BLOCK_VISITS = 1 << 26
 VISITS_PER_BYTE = 8 * 64
 FREE_VISITS = 1 << 16
@@ -32,13 +32,13 @@ def check_pixels(
     num_bytes: int,
     memory_bytes: int,
 ) -> None:
-    """Refuse an image that claims more than its file may, before memory is taken for it.
+    """Refuse an image that claims too much for its file, before allocating memory for it.
 
     Args:
         height: Claimed height in pixels.
         width: Claimed width in pixels.
         num_bytes: Bytes of the file.
-        memory_bytes: What a decoder would take.
+        memory_bytes: Memory that a decoder would allocate.
 
     Raises:
         UnsupportedJpeg: More than 2**28 pixels, or too much memory for a file of this size.
@@ -53,15 +53,15 @@ def check_pixels(
 
 
 def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
-    """Refuse a JPEG that would take libjpeg too much memory or time for its size.
+    """Refuse a JPEG that would cost libjpeg too much memory or time for its size.
 
     Args:
-        jpeg: The whole file; only its markers are looked at.
-        pixel_bytes: Bytes that are taken for each pixel, besides the coefficients.
+        jpeg: The whole file; only its markers are examined.
+        pixel_bytes: Bytes allocated per pixel, besides the coefficients.
 
     Raises:
-        CorruptJpeg: There is no frame header, or it has no height.
-        UnsupportedJpeg: It claims too much.
+        CorruptJpeg: The frame header is missing or has no height.
+        UnsupportedJpeg: The JPEG claims too much.
     """
     frame = find_frame(jpeg)
     height = frame.height
@@ -72,7 +72,7 @@ def check_cost(jpeg: bytes, pixel_bytes: int) -> None:
     blocks = BLOCKS_PER_BYTE * len(jpeg) + FREE_BLOCKS
     if height * width > blocks * _BLOCK_PIXELS:
         raise UnsupportedJpeg(f"{len(jpeg)} bytes are too few for {width}x{height} pixels")
-    # SOS cannot be in entropy-coded data; a thumbnail in the metadata adds one or two.
+    # SOS cannot occur in entropy-coded data; a thumbnail in the metadata adds one or two.
     visits = jpeg.count(_SCAN_MARKER) * frame.num_blocks
     most_visits = min(VISITS_PER_BYTE * len(jpeg) + FREE_VISITS, MAX_BLOCK_VISITS)
     if visits > most_visits:

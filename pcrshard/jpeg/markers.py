@@ -1,4 +1,4 @@
-"""The markers of a JPEG: where its parts are, and what is wrong with it.
+"""Parse the markers of a JPEG: locate its parts, and detect errors.
 
 Pure functions on bytes (ITU-T T.81 annex B): no decoder, no I/O. Entropy-coded data is only
 searched for its end, never decoded.
@@ -63,7 +63,7 @@ _DNL = 0xDC
 _DRI = 0xDD
 
 _TABLES = {_DHT, _DAC, _DQT, _DRI}
-# The color space of 3 and of 4 components, by the transform in an Adobe segment.
+# The color space of 3 and 4 components, by the transform in an Adobe segment.
 _ADOBE_COLORS: dict[int, dict[int | None, str]] = {
     3: {0: "rgb", 1: "ycc"},
     4: {None: "cmyk", 0: "cmyk", 2: "ycck"},
@@ -72,14 +72,14 @@ Range = tuple[int, int]
 
 
 class JpegMap(NamedTuple):
-    """Where everything in a JPEG is.
+    """The structure of a JPEG.
 
     Attributes:
         frame: The frame header.
         color: ``gray``, ``ycc``, ``rgb``, ``cmyk`` or ``ycck``, by the rules of libjpeg.
         orientation: EXIF orientation 1-8, 0 if there is none.
-        header: Segments that decoding needs.
-        metadata: Segments that it does not need.
+        header: Segments needed for decoding.
+        metadata: Segments not needed for decoding.
         scans: The parameters of each scan.
         scan_ranges: For each scan the half-open byte ranges of its tables, then that of its header
             and data.
@@ -97,7 +97,7 @@ class JpegMap(NamedTuple):
 
 
 def map_jpeg(jpeg: bytes) -> JpegMap:
-    """Find every part of a JPEG, from SOI to EOI, and refuse what is not one.
+    """Find every part of a JPEG, from SOI to EOI.
 
     Args:
         jpeg: The whole file.
@@ -126,7 +126,7 @@ class _Mapper:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Offsets of every FF before a byte that ends entropy-coded data."""
+        """The offsets of every FF before a byte that ends entropy-coded data."""
         return _find_scan_ends(self.jpeg)
 
     def run(self) -> JpegMap:
@@ -144,7 +144,7 @@ class _Mapper:
             self.frame = parse_frame(segment)
             self.header.append(segment)
         elif code in _TABLES:
-            # Entropy coding's tables belong to the scan that they serve, and so does what follows
+            # Tables for entropy coding belong to the scan that uses them, as does anything after
             # another scan.
             if self.scans or code in (_DHT, _DAC):
                 self.tables.append((segment.start, segment.stop))
@@ -163,10 +163,10 @@ class _Mapper:
         jfif = _is_named(segment, APP0, b"JFIF\0", 14)
         adobe = _is_named(segment, APP14, b"Adobe", 12)
         if (jfif or adobe) and self.scans:
-            # There they say nothing of the color space, but would if they were put before the
-            # first scan.
+            # At this position they do not affect the color space, but before the first scan they
+            # would.
             name = "JFIF" if jfif else "Adobe"
-            raise UnsupportedJpeg(f"{name} segment behind the first scan", offset=segment.start)
+            raise UnsupportedJpeg(f"{name} segment after the first scan", offset=segment.start)
 
         self.jfif |= jfif
         if adobe:
@@ -178,7 +178,7 @@ class _Mapper:
         (self.header if needed else self.metadata).append(segment)
 
     def _lines(self, segment: Segment) -> None:
-        """DNL (T.81 B.2.5): a height that the frame header left open; libjpeg ignores others."""
+        """DNL (T.81 B.2.5): a height that the frame header omits; libjpeg ignores it otherwise."""
         if self.frame and self.frame.height == 0 and len(segment.payload) == 2:
             self.frame = self.frame._replace(height=int.from_bytes(segment.payload))
 
@@ -193,7 +193,7 @@ class _Mapper:
         return end
 
     def _data_end(self, start: int) -> int:
-        """Where the entropy-coded data from ``start`` on end, without fill bytes."""
+        """Return the end of the entropy-coded data from ``start``, without fill bytes."""
         position = bisect.bisect_left(self.ends, start)
         if position == len(self.ends):
             raise CorruptJpeg(f"cut inside scan {len(self.scans)}: no EOI", offset=len(self.jpeg))
@@ -221,7 +221,7 @@ def _skip_fill(
     start: int,
     end: int,
 ) -> int:
-    """The end of data without the fill bytes before it."""
+    """Return the end of data, without the fill bytes before it."""
     while end > start and jpeg[end - 1] == 0xFF:
         end -= 1
     return end
@@ -233,17 +233,16 @@ def _is_named(
     name: bytes,
     least: int,
 ) -> bool:
-    """Whether an application segment has this code and name, and so many bytes."""
+    """Tell whether an application segment has this code and name, and at least this many bytes."""
     payload = segment.payload
     return segment.code == code and payload.startswith(name) and len(payload) >= least
 
 
 def _find_scan_ends(jpeg: bytes) -> list[int]:
-    """Offsets of every FF before a byte that ends entropy-coded data (T.81 B.1.1.5, F.1.2.3).
+    """Find every FF before a byte that ends entropy-coded data (T.81 B.1.1.5, F.1.2.3).
 
-    That is any byte but 00, FF and RSTn.
-
-    All in one pass of numpy, four times faster than a regular expression for each scan.
+    That is any byte except 00, FF and RSTn. One NumPy pass is four times faster than a regular
+    expression per scan.
     """
     data = np.frombuffer(jpeg, np.uint8)
     offsets = np.flatnonzero(data[:-1] == 0xFF)
@@ -256,8 +255,8 @@ def _check_size(frame: Frame, data_bytes: int) -> None:
     require(frame.height, "height is 0 and no DNL gives it")
     size = f"{frame.width}x{frame.height}"
     check_area(frame.height, frame.width)
-    # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot be the
-    # image claimed.
+    # A Huffman code has at least one bit, and every block has a DC code: fewer bits cannot encode
+    # the claimed image.
     enough = frame.arithmetic or data_bytes * 8 >= frame.num_blocks
     require(enough, f"{data_bytes} bytes of scans cannot hold the {size} image claimed")
 
@@ -268,7 +267,7 @@ def _color_space(
     jfif: bool,
     adobe: int | None,
 ) -> str:
-    """The color space as libjpeg guesses it (jdapimin.c, default_decompress_parms)."""
+    """Return the color space by libjpeg's rules (jdapimin.c, default_decompress_parms)."""
     count = len(frame.components)
     if count == 1:
         return "gray"
@@ -284,17 +283,17 @@ def check_area(height: int, width: int) -> None:
     """Refuse an image of more than 2**28 pixels.
 
     Raises:
-        UnsupportedJpeg: It has more.
+        UnsupportedJpeg: The image has more.
     """
     if height * width > MAX_PIXELS:
         raise UnsupportedJpeg(f"{width}x{height} is more than {MAX_PIXELS} pixels")
 
 
 def find_frame(data: bytes) -> Frame:
-    """The frame header, which comes before the first scan.
+    """Return the frame header, which precedes the first scan.
 
     Raises:
-        CorruptJpeg: There is none, or it has no height.
+        CorruptJpeg: The frame header is missing or has no height.
     """
     check_soi(data)
     segment = read_segment(data, 2)

@@ -1,4 +1,4 @@
-"""EXIF orientation: which way up a picture is, at every scan and in every format."""
+"""EXIF orientation: rotate pictures upright, at every scan and in every format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..memory import Buffer
 from ..native import exif_orientation
 from .segments import APP0, APP1, SOI, Segment, read_segment
 
-_TRANSPOSED = 5  # the first of those that exchange height and width
+_TRANSPOSED = 5  # the first that swaps height and width
 _ENDS = (0xD9, 0xDA)  # EOI, SOS
 
 
@@ -22,11 +22,11 @@ def upright_sizes(
     sizes: NDArray[Any],
     orientations: NDArray[np.uint8],
 ) -> NDArray[Any]:
-    """The sizes of pictures after they are turned upright.
+    """Return the sizes of pictures after rotation to upright.
 
     Args:
         sizes: (N, 2) height and width as stored, such as ``index.dims``.
-        orientations: (N,) EXIF orientations, 0 if there is none, such as ``index.orientation``.
+        orientations: (N,) EXIF orientations, 0 for none, such as ``index.orientation``.
 
     Returns:
         (N, 2) height and width.
@@ -35,7 +35,7 @@ def upright_sizes(
 
 
 def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Stored pixels, (H, W, C), as Pillow's ``exif_transpose`` turns them.
+    """Rotate stored pixels, (H, W, C), like Pillow's ``exif_transpose``.
 
     >>> turn_upright(np.arange(2, dtype=np.uint8).reshape(1, 2, 1), 8).ravel()
     array([1, 0], dtype=uint8)
@@ -50,7 +50,7 @@ def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint
 
 
 def find_orientation(jpeg: Buffer) -> int:
-    """EXIF orientation of a JPEG, 1 to 8; 0 if it has none, or is damaged before its first scan."""
+    """Return a JPEG's EXIF orientation, 1 to 8; 0 if absent, or damaged before the scans."""
     with suppress(CorruptJpeg):
         segment = Segment(0, 0, len(SOI))
         while segment.code not in _ENDS:
@@ -61,9 +61,9 @@ def find_orientation(jpeg: Buffer) -> int:
 
 
 def with_orientation(jpeg: Buffer, orientation: int) -> bytes:
-    """A JPEG, or the beginning of one, with an EXIF segment that has its orientation alone.
+    """Add an EXIF segment with only the orientation to a JPEG, or to the beginning of one.
 
-    It comes after a leading JFIF segment, which has to be the first.
+    The segment follows a leading JFIF segment, which must be the first.
     """
     tiff = b"MM\0*\0\0\0\x08" + struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
     exif = b"Exif\0\0" + tiff

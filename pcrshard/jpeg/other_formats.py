@@ -1,4 +1,4 @@
-"""The one door to Pillow: other image formats, rare JPEGs, and resizing whole images."""
+"""All uses of Pillow: other image formats, rare JPEGs, and resizing whole images."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from .limits import check_pixels
 from .orientation import turn_upright
 
 Pixels = NDArray[np.uint8]
-# Not every plugin of Pillow: some run other programs on the file.
+# Not all of Pillow's plugins: some run other programs on the file.
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-# Bytes that are taken for each pixel: Pillow's own pixels and a copy in another mode, for 16 bits
-# or by OpenJPEG.
+# Bytes allocated per pixel: Pillow's pixels and a copy in another mode, for 16 bits or by OpenJPEG.
 _PILLOW_PIXEL_BYTES = 16
-_ORIENTATION = 0x0112  # EXIF's tag
+_ORIENTATION = 0x0112  # EXIF tag
 
 
 def crop_and_resize(
@@ -29,7 +28,7 @@ def crop_and_resize(
     crop: Box | None,
     size: Size | None,
 ) -> Pixels:
-    """A part of an image, (H, W, C) uint8, resized by antialiased bilinear interpolation."""
+    """Crop an image, (H, W, C) uint8, and resize it by antialiased bilinear interpolation."""
     rows, columns, channels = pixels.shape
     y, x, height, width = crop or (0, 0, rows, columns)
     bottom = y + height
@@ -45,17 +44,17 @@ def crop_and_resize(
 
 
 def size_by_pillow(image: bytes, *, upright: bool) -> Size:
-    """Height and width in pixels of an image that is no JPEG, from its header."""
+    """Return the height and width in pixels of an image that is not a JPEG, from its header."""
     with _open_image(image, load=False) as picture:
         width, height = picture.size
-        # Pillow turns a TIFF itself, and gives the size that it will have.
+        # Pillow rotates a TIFF itself and returns its size after rotation.
         turn = upright and picture.format != "TIFF"
         transposed = turn and _orientation(picture) > 4
         return (width, height) if transposed else (height, width)
 
 
 def _orientation(picture: Any) -> int:
-    """EXIF orientation as Pillow finds it, in XMP too; 1 where it is broken or not there."""
+    """Return the EXIF orientation that Pillow finds, also in XMP; 1 if malformed or absent."""
     with suppress(Exception):
         found = picture.getexif().get(_ORIENTATION)
         return int(found) if found in range(1, 9) else 1
@@ -63,16 +62,16 @@ def _orientation(picture: Any) -> int:
 
 
 def decode_by_pillow(image: bytes, mode: str, *, upright: bool = False) -> Pixels:
-    """Decode what is no JPEG, or what libjpeg-turbo leaves to others: rare sampling factors."""
+    """Decode other formats, and JPEGs that libjpeg-turbo does not decode: rare sampling factors."""
     with _open_image(image, load=False) as picture:
         if mode == "gray":
-            picture.draft("L", picture.size)  # of a JPEG, its own luma
+            picture.draft("L", picture.size)  # for a JPEG, its stored luma
         picture.load()
         orientation = _orientation(picture) if upright else 1
         if mode == "cmyk":
             if picture.mode != "CMYK":
                 raise CorruptJpeg(f"expected a CMYK image, got {picture.mode}")
-            return 255 - np.array(picture)  # Pillow inverts all of them, as Adobe does
+            return 255 - np.array(picture)  # Pillow inverts all CMYK images, as Adobe does
         pixels = np.array(picture.convert("L" if mode == "gray" else "RGB"))
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     return turn_upright(pixels, orientation)
@@ -80,7 +79,7 @@ def decode_by_pillow(image: bytes, mode: str, *, upright: bool = False) -> Pixel
 
 @contextmanager
 def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
-    """Read an image with Pillow, or its header alone; its errors become :class:`CorruptJpeg`."""
+    """Read an image with Pillow, or only its header; its errors become :class:`CorruptJpeg`."""
     pillow = _pillow()
     try:
         with pillow.open(io.BytesIO(image), formats=_PILLOW_FORMATS) as picture:
@@ -92,7 +91,7 @@ def _open_image(image: bytes, *, load: bool = True) -> Iterator[Any]:
     except (PCRError, MemoryError):
         raise
     except Exception as error:
-        # Its plugins raise whatever a damaged byte leads to: TypeError, KeyError, struct.error...
+        # Plugins raise arbitrary errors on damaged bytes: TypeError, KeyError, struct.error...
         raise CorruptJpeg(f"Pillow: {error or type(error).__name__}") from error
 
 
@@ -112,7 +111,7 @@ def compress(pixels: Pixels, quality: int) -> bytes:
 
 
 def to_picture(pixels: Pixels) -> Any:
-    """A picture of Pillow, of (H, W, 3) or (H, W, 1) uint8."""
+    """Return a Pillow image of (H, W, 3) or (H, W, 1) uint8."""
     plane = pixels.squeeze(axis=2) if pixels.shape[2] == 1 else pixels
     return _pillow().fromarray(np.ascontiguousarray(plane))
 
@@ -127,12 +126,12 @@ def to_jpeg(
     Args:
         image: JPEG, PNG, WebP, BMP, ... as bytes; its EXIF and ICC profile are kept.
         quality: JPEG quality 1-100; ``None`` keeps that of a JPEG source, 90 for others.
-        resize_short: Shorter side in pixels that a larger image gets, by an antialiased resize;
+        resize_short: Shorter side in pixels to which larger images are resized, with antialiasing;
             ``None`` keeps the size.
 
     Raises:
-        CorruptJpeg: Pillow cannot read it.
-        UnsupportedJpeg: It would take too much memory for its size.
+        CorruptJpeg: Pillow cannot read the image.
+        UnsupportedJpeg: The image would take too much memory for its size.
     """
     with _open_image(image) as picture:
         return _save_jpeg(picture, quality, resize_short)
@@ -160,13 +159,13 @@ def _save_jpeg(
 
 
 def _to_8_bits(picture: Any) -> Any:
-    """The picture in a mode that JPEG has."""
+    """Convert to a mode that JPEG supports."""
     from PIL import Image
 
     mode = picture.mode
     if mode == "F" or (mode == "I" and picture.format != "PNG"):
         raise UnsupportedJpeg(
-            f"pixels of 32 bits (Pillow's mode {mode}), of which nobody knows what is white"
+            f"expected 8 or 16 bits per channel, got 32 bits (mode {mode}), whose white is unknown"
         )
     if mode.startswith("I"):
         # Pillow would clip 16 bits to 8 instead of scaling them.

@@ -1,8 +1,8 @@
 """Pixels: lossless transcoding and decoding of JPEGs, and decoding of other formats.
 
-Sources are judged and transcoded by the native core alone, so that a dataset does not depend on the
-machine. Arithmetic coding becomes Huffman coding by libjpeg-turbo where it is installed. What is
-left, such as rare sampling factors, Pillow decodes.
+The native core alone validates and transcodes sources, so that a dataset does not depend on the
+machine. If libjpeg-turbo is installed, it converts arithmetic coding to Huffman coding. Pillow
+decodes the rest, such as rare sampling factors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .split import cut_tail, join_pieces
 from .standard_tables import STANDARD_TABLES
 
 Pixels = NDArray[np.uint8]
-# Whether images are smoothed where nothing else is asked for.
+# Default of ``smoothing``.
 SMOOTHING = False
 
 # A JPEG, or its pieces in order.
@@ -42,8 +42,7 @@ Jpeg = bytes | Sequence[Buffer]
 
 _BYTES = bytes | bytearray | memoryview
 
-# Bytes that are taken for each pixel: by Pillow's picture for a resize; by PyTurboJPEG's array
-# for each color.
+# Bytes allocated per pixel: by Pillow for a resize; by PyTurboJPEG per color.
 _PICTURE_PIXEL_BYTES = 4
 _PIXEL_BYTES = {
     "rgb": 3,
@@ -54,26 +53,25 @@ _DHT = b"\xff\xc4"
 _CMYK_COMPONENTS = 4
 # ITU-R BT.601, in 1/65536.
 _LUMA = np.array([19595, 38470, 7471], np.uint32)
-# T.81 B.2.3: as many blocks of several components may follow each other.
+# T.81 B.2.3: maximum number of blocks in an MCU of several components.
 _MAX_MCU_BLOCKS = 10
 
 
 def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
-    """Rearrange a JPEG losslessly into progressive scans, without metadata.
+    """Transcode a JPEG losslessly into progressive scans, without metadata.
 
-    With the scans of libjpeg's own script these are the bytes of ``jpegtran -copy none
-    -progressive``.
+    With the scans of libjpeg's script, the result equals that of ``jpegtran -copy none
+    -progressive`` byte for byte.
 
     Args:
-        jpeg: A JPEG. Check its size first: see :func:`pcrshard.jpeg.markers.map_jpeg`.
-        scans: The scans to make.
+        jpeg: A JPEG whose size has been checked by :func:`pcrshard.jpeg.markers.map_jpeg`.
+        scans: The scans to produce.
 
-    Returns:
-        A progressive, Huffman-coded JPEG with the same coefficients; no APPn but JFIF and Adobe, no
-        restart markers.
+    Returns: A progressive, Huffman-coded JPEG with the same coefficients; no APPn except JFIF and
+        Adobe, no restart markers.
 
     Raises:
-        CorruptJpeg: The entropy-coded data is damaged, even where decoders could go on.
+        CorruptJpeg: The entropy-coded data is damaged, even if decoders could continue.
         UnsupportedJpeg: The coding is not supported, or the scans do not fit the image.
     """
     jpeg = _huffman_coded(jpeg)
@@ -87,10 +85,10 @@ def make_progressive(jpeg: bytes, scans: Sequence[ScanHeader]) -> bytes:
 
 
 def _huffman_coded(jpeg: bytes) -> bytes:
-    """A JPEG that the core reads: libjpeg-turbo makes it of an arithmetic-coded one.
+    """Return a JPEG that the core reads; libjpeg-turbo converts an arithmetic-coded one.
 
     Raises:
-        UnsupportedJpeg: It is arithmetic-coded, and there is no libjpeg-turbo.
+        UnsupportedJpeg: The JPEG is arithmetic-coded, and libjpeg-turbo is not installed.
     """
     if not find_frame(jpeg).arithmetic:
         return jpeg
@@ -102,31 +100,31 @@ def _huffman_coded(jpeg: bytes) -> bytes:
 
 
 def add_missing_tables(jpeg: bytes) -> bytes:
-    """A JPEG with the standard Huffman tables, where it has none at all."""
+    """Add the standard Huffman tables to a JPEG that has none."""
     return jpeg if _DHT in jpeg else SOI + STANDARD_TABLES + jpeg[len(SOI) :]
 
 
 def _refuse_damage(error: native.NativeError) -> None:
-    """Let pass what the core only does not support."""
+    """Raise CorruptJpeg unless the core only lacks support for the JPEG."""
     if not error.unsupported:
         raise CorruptJpeg(f"native core: {error}") from error
 
 
 def make_baseline(jpeg: bytes) -> bytes:
-    """Rearrange a JPEG losslessly into a sequential one, with its metadata.
+    """Transcode a JPEG losslessly into a sequential one, with its metadata.
 
     Args:
         jpeg: A JPEG that the core reads, or an arithmetic-coded one.
 
-    Returns:
-        A baseline JPEG (extended sequential where its tables need 16 bits) with the same
+    Returns: A baseline JPEG (extended sequential if its tables need 16 bits) with the same
         coefficients and optimal Huffman tables, without restart markers.
 
     Raises:
-        CorruptJpeg: It is damaged.
-        UnsupportedJpeg: It cannot be read here, or would take too much memory or time for its size.
+        CorruptJpeg: The JPEG is damaged.
+        UnsupportedJpeg: The JPEG cannot be read here, or would take too much memory or time for its
+            size.
     """
-    # The coefficients of the source, and those of the result.
+    # The coefficients of the source and of the result.
     check_cost(jpeg, 0)
     found = map_jpeg(jpeg)
     source = add_missing_tables(_huffman_coded(jpeg))
@@ -139,7 +137,7 @@ def make_baseline(jpeg: bytes) -> bytes:
 
 
 def _sequential_scans(frame: Frame) -> list[ScanHeader]:
-    """One scan of all components, or one of each where their blocks are too many for an MCU."""
+    """Return one scan of all components, or one each if an MCU would have too many blocks."""
     indexes = tuple(range(len(frame.components)))
     blocks = sum(component.h * component.v for component in frame.components)
     fits = blocks <= _MAX_MCU_BLOCKS
@@ -158,35 +156,35 @@ def decode_image(
     smoothing: bool = SMOOTHING,
     out: Pixels | None = None,
 ) -> Pixels:
-    """Decode a JPEG at any scan, turn it upright, and crop and resize it on the way.
+    """Decode a JPEG at any scan, rotated upright, cropped and resized.
 
-    Only the crop's blocks are transformed, at 1/2, 1/4 or 1/8 of their size where the target
-    allows, without holding the GIL. Images of other formats (PNG, WebP, ...), which shards keep as
-    they are, are decoded by Pillow.
+    The core transforms only the crop's blocks, at 1/2, 1/4 or 1/8 of their size if the target
+    allows, and releases the GIL. Pillow decodes images of other formats (PNG, WebP, ...), which
+    shards store unchanged.
 
     Args:
         jpeg: A JPEG, or its pieces in order; EOI may be missing.
-        crop: (y, x, height, width) in pixels of the full picture, after it is turned.
+        crop: (y, x, height, width) in pixels of the full upright picture.
         size: Side, or (height, width), of the result, by antialiased bilinear interpolation.
         layout: ``hwc`` or ``chw``.
         color: ``rgb``, or ``gray`` for one channel.
-        upright: Turn the picture as its EXIF orientation says, as Pillow's ``exif_transpose`` does;
-            ``False`` gives the stored pixels.
-        smoothing: Smooth between the blocks of an unfinished image, as libjpeg-turbo does:
-            coefficients that are not known yet are estimated from the blocks around. Images that
-            Pillow decodes are always smoothed.
-        out: C-contiguous uint8 of the result's shape to decode into, such as one row of a batch.
+        upright: Apply the EXIF orientation, like Pillow's ``exif_transpose``; ``False`` gives the
+            stored pixels.
+        smoothing: Smooth between the blocks of an image at a lower scan, as libjpeg-turbo does:
+            missing coefficients are estimated from the surrounding blocks. Images that Pillow
+            decodes are always smoothed.
+        out: C-contiguous uint8 array of the result's shape to decode into, such as one row of a
+            batch.
 
-    Returns:
-        (H, W, 3) or (3, H, W) uint8, with one channel for gray. Without crop and size the pixels of
-        libjpeg-turbo's accurate inverse DCT and fancy upsampling, bit for bit.
+    Returns: (H, W, 3) or (3, H, W) uint8, with one channel for gray. Without crop and size the
+        pixels match libjpeg-turbo's accurate inverse DCT and fancy upsampling bit for bit.
 
     Raises:
         CorruptJpeg: It cannot be decoded.
-        MissingDependency: The core does not decode it, and what would is not installed.
-        TypeError: It is no bytes, such as a path.
-        UnsupportedJpeg: It would take too much memory for its size.
-        ValueError: A crop or size does not fit.
+        MissingDependency: The image needs a decoder that is not installed.
+        TypeError: The argument is not bytes, for example a path.
+        UnsupportedJpeg: The image would take too much memory for its size.
+        ValueError: The crop or size is invalid.
     """
     pieces = as_pieces(jpeg)
     if isinstance(size, int | np.integer):
@@ -234,10 +232,10 @@ def decode_image(
 
 
 def image_size(image: Jpeg, *, upright: bool = True) -> Size:
-    """Height and width in pixels of what :func:`decode_image` makes, from its header.
+    """Return the height and width in pixels of :func:`decode_image`'s result, from the header.
 
     Raises:
-        CorruptJpeg: There is none.
+        CorruptJpeg: The header is missing or damaged.
     """
     whole = b"".join(as_pieces(image))
     if is_other_format(whole):
@@ -248,11 +246,11 @@ def image_size(image: Jpeg, *, upright: bool = True) -> Size:
 
 
 def from_cmyk(pixels: Pixels, color: Literal["rgb", "gray"]) -> Pixels:
-    """RGB or gray of CMYK as Pillow makes it, without a color profile.
+    """Convert CMYK to RGB or gray like Pillow, without a color profile.
 
     Args:
-        pixels: (H, W, 4) uint8, as files have it: 255 is no ink.
-        color: What to make.
+        pixels: (H, W, 4) uint8, as in files: 255 is no ink.
+        color: Color of the result.
 
     Returns:
         (H, W, 3) or (H, W, 1) uint8.
@@ -267,10 +265,10 @@ def from_cmyk(pixels: Pixels, color: Literal["rgb", "gray"]) -> Pixels:
 
 
 def as_pieces(jpeg: Any) -> list[Any]:
-    """The pieces of a JPEG, of which there is one if it is whole.
+    """Return the pieces of a JPEG; a whole JPEG is one piece.
 
     Raises:
-        TypeError: These are no bytes.
+        TypeError: The argument is not bytes.
     """
     if isinstance(jpeg, _BYTES):
         return [jpeg]
@@ -295,7 +293,7 @@ def _arrange(
     layout: native.Layout,
     out: Pixels | None,
 ) -> Pixels:
-    """The (H, W, C) pixels in a layout, in ``out`` if it is given."""
+    """Return (H, W, C) pixels in a layout, in ``out`` if given."""
     if layout == "chw":
         pixels = pixels.transpose(2, 0, 1)
     if out is None:
@@ -307,18 +305,17 @@ def _arrange(
 
 
 def decode(jpeg: bytes, mode: Literal["rgb", "gray", "cmyk"] = "rgb") -> Pixels:
-    """Decode the stored pixels of a JPEG by the reference, the libjpeg-turbo inside of Pillow.
+    """Decode the stored pixels of a JPEG with the reference decoder, Pillow's libjpeg-turbo.
 
-    :func:`decode_image` is the fast way.
+    Use :func:`decode_image` for speed.
 
     Args:
         jpeg: A JPEG that ends with EOI.
         mode: ``rgb``, ``gray``, or ``cmyk`` (for CMYK and YCCK sources only).
 
-    Returns:
-        (H, W, 3), (H, W, 1) or (H, W, 4) uint8, by the accurate inverse DCT and fancy upsampling.
-        libjpeg smooths between blocks of an unfinished progressive image. CMYK sources become RGB
-        or gray as in Pillow.
+    Returns: (H, W, 3), (H, W, 1) or (H, W, 4) uint8, by the accurate inverse DCT and fancy
+        upsampling. libjpeg smooths between blocks of an incomplete progressive image. CMYK sources
+        become RGB or gray as in Pillow.
 
     Raises:
         CorruptJpeg: It cannot be decoded.

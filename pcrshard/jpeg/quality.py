@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import CorruptJpeg
 from .segments import read_segment
 
-# From here on the scan script `q95` is better than `standard`; docs/scripts.md has the figures.
+# From this quality on the scan script `q95` beats `standard`; see docs/scripts.md for figures.
 HIGH_QUALITY = 90
 _DQT = 0xDB
 # T.81 K.1, the luminance table of quality 50, in zigzag order.
@@ -21,13 +21,12 @@ _QUALITIES = np.arange(1, 101)
 
 
 def estimate_quality(head: bytes) -> int | None:
-    """The libjpeg quality, 1 to 100, whose luminance table is nearest to that of a JPEG.
+    """Return the libjpeg quality, 1 to 100, whose luminance table is nearest to a JPEG's.
 
     Args:
-        head: The JPEG, or as much of its beginning as holds its first quantization table.
+        head: The JPEG, or its beginning up to and including the first quantization table.
 
-    Returns:
-        ``None`` if there is no table of 8 bits in it.
+    Returns: The quality; ``None`` without an 8-bit table.
     """
     stop = 2
     try:

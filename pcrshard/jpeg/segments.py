@@ -1,4 +1,4 @@
-"""The marker segments of a JPEG: where each is, and what it says (ITU-T T.81 annex B)."""
+"""The marker segments of a JPEG: their locations and contents (ITU-T T.81 annex B)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNSUPPORTED_FRAMES = {
     **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
     0xCB: "lossless arithmetic",
 }
-# How files of other image formats begin.
+# The first bytes of other image formats.
 OTHER_FORMATS = {
     b"\x89PNG": "PNG",
     b"GIF8": "GIF",
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 def is_other_format(start: bytes | bytearray | memoryview) -> bool:
-    """Whether the first bytes of a file are those of another image format than JPEG."""
+    """Tell whether a file's first bytes belong to an image format other than JPEG."""
     return bytes(start[:16]).startswith(tuple(OTHER_FORMATS))
 
 
@@ -53,14 +53,14 @@ def require(
     message: str,
     segment: Segment | None = None,
 ) -> _T:
-    """The value, unless it is none, false or empty: then :class:`CorruptJpeg` at the segment."""
+    """Return a truthy value; otherwise raise :class:`CorruptJpeg` at the segment."""
     if not value:
         raise CorruptJpeg(message, offset=segment.start if segment else None)
     return value
 
 
 def check_soi(jpeg: bytes) -> None:
-    """Raise :class:`CorruptJpeg` if this does not begin as a JPEG; names what it may be."""
+    """Raise :class:`CorruptJpeg`, naming the likely format, if the file is not a JPEG."""
     if jpeg.startswith(SOI):
         return
     require(jpeg, "expected a JPEG, got an empty file")
@@ -70,7 +70,7 @@ def check_soi(jpeg: bytes) -> None:
 
 
 class Component(NamedTuple):
-    """One component of a frame (T.81 B.2.2): its id, and its sampling factors."""
+    """One component of a frame (T.81 B.2.2): its id and sampling factors."""
 
     id: int
     h: int
@@ -97,7 +97,7 @@ class Frame(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """8x8 blocks of all components, without padding to whole MCUs."""
+        """The number of 8x8 blocks of all components, without padding to whole MCUs."""
         h_max = max(c.h for c in self.components)
         v_max = max(c.v for c in self.components)
         return sum(
@@ -117,12 +117,12 @@ class ScanHeader(NamedTuple):
 
     @property
     def coefficients(self) -> list[tuple[int, int]]:
-        """(component, coefficient) of each that the scan sends."""
+        """Return the (component, coefficient) pairs that the scan codes."""
         return [(c, i) for c in self.components for i in range(self.ss, self.se + 1)]
 
 
 class Segment(NamedTuple):
-    """A marker segment: its half-open range of bytes, marker included, and what it holds."""
+    """A marker segment: its half-open byte range, including the marker, and its payload."""
 
     code: int
     start: int
@@ -131,10 +131,10 @@ class Segment(NamedTuple):
 
 
 def read_segment(jpeg: Buffer, pos: int) -> Segment:
-    """The marker segment at ``pos``, which fill bytes may precede (T.81 B.1.1.2).
+    """Read the marker segment at ``pos``, possibly preceded by fill bytes (T.81 B.1.1.2).
 
     Raises:
-        CorruptJpeg: There is none, or the file ends inside it.
+        CorruptJpeg: The segment is missing or truncated.
     """
     start = pos
     while jpeg[pos : pos + 2] == b"\xff\xff":
@@ -158,7 +158,7 @@ def _read_payload(
     pos: int,
     code: int,
 ) -> tuple[int, bytes]:
-    """Where the segment whose length is at ``pos`` stops, and what it holds."""
+    """Return the end and payload of the segment whose length is at ``pos``."""
     left = len(jpeg) - pos
     if left < 2:
         raise CorruptJpeg("cut inside a marker segment", offset=len(jpeg))
@@ -171,7 +171,7 @@ def _read_payload(
 
 
 def parse_frame(segment: Segment) -> Frame:
-    """The frame header in a segment; refuses frames that cannot be stored."""
+    """Parse the frame header in a segment; refuse frames that cannot be stored."""
     code, _, _, payload = segment
     if code in UNSUPPORTED_FRAMES:
         raise UnsupportedJpeg(f"{UNSUPPORTED_FRAMES[code]} JPEG (SOF{code - 0xC0})")
@@ -180,7 +180,7 @@ def parse_frame(segment: Segment) -> Frame:
 
     precision, height, width, num_components = struct.unpack_from(">BHHB", payload)
     if precision != 8:
-        raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits a sample are supported")
+        raise UnsupportedJpeg(f"{precision}-bit JPEG, only 8 bits per sample are supported")
     if num_components not in (1, 3, 4):
         raise UnsupportedJpeg(f"{num_components} components, only 1, 3 or 4 are supported")
     require(width, "expected a width above 0", segment)
@@ -198,7 +198,7 @@ def _parse_components(segment: Segment) -> tuple[Component, ...]:
 
 
 def parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
-    """The scan header in a segment, checked against its frame."""
+    """Parse the scan header in a segment, checked against its frame."""
     payload = segment.payload
     fits = 6 <= len(payload) <= 12 and len(payload) == 4 + 2 * payload[0]
     require(fits, f"scan header of {len(payload)} bytes does not fit its components", segment)
@@ -215,7 +215,7 @@ def parse_scan(segment: Segment, frame: Frame) -> ScanHeader:
 
 
 def _is_progressive(scan: ScanHeader) -> bool:
-    """T.81 G.1.1.1.1: DC alone or AC of one component, refined bit by bit."""
+    """Check T.81 G.1.1.1.1: DC alone or AC of one component, refined bit by bit."""
     dc = scan.ss == scan.se == 0
     ac = 0 < scan.ss <= scan.se <= 63 and len(scan.components) == 1
     return (dc or ac) and scan.al <= 13 and scan.ah in (0, scan.al + 1)

@@ -1,4 +1,4 @@
-"""JPEG bytes: split a progressive JPEG into its scans, and join them.
+"""Split a progressive JPEG into its scans, and join them.
 
 Pure functions on bytes; no decoder, no I/O.
 """
@@ -24,14 +24,13 @@ Parts = tuple[bytes, list[bytes], bytes]
 
 
 def check_complete(found: JpegMap) -> None:
-    """Refuse a progressive JPEG whose scans do not send the low frequencies to the last bit.
+    """Refuse a progressive JPEG whose scans do not code the low frequencies to the last bit.
 
-    libjpeg smooths such an image when it decodes it (jdcoefct.c looks at coefficients 0-9), and
-    would not smooth the same coefficients in a finished file, so it cannot be kept with the same
-    pixels.
+    libjpeg smooths such an image when decoding (jdcoefct.c examines coefficients 0-9) but would not
+    smooth the same coefficients in a complete file, so transcoding would change the pixels.
 
     Raises:
-        UnsupportedJpeg: It is unfinished.
+        UnsupportedJpeg: The JPEG is incomplete.
     """
     if not found.frame.progressive:
         return
@@ -45,20 +44,19 @@ def check_complete(found: JpegMap) -> None:
 
 
 def split_scans(jpeg: bytes) -> Parts:
-    """Split a progressive JPEG into what any decoder needs, its scans, and the rest.
+    """Split a progressive JPEG into its header, its scans and its tail.
 
     ``header + scans[0] + ... + scans[k - 1] + EOI`` is a complete JPEG at scan k (T.81 annex G).
 
     Args:
         jpeg: A progressive, Huffman-coded JPEG, from SOI; bytes after EOI go to the tail.
 
-    Returns:
-        ``(header, scans, tail)``: header is SOI, JFIF, Adobe, DQT, SOF and DRI; each scan has the
-        tables that come before it; tail is the other APPn and COM segments, then EOI and trailing
-        bytes if there are any. A height that only DNL tells is written into the header.
+    Returns: ``(header, scans, tail)``: header is SOI, JFIF, Adobe, DQT, SOF and DRI; each scan
+        includes the tables that precede it; tail is the other APPn and COM segments, then EOI and
+        trailing bytes if there are any. A height given only by DNL is written into the header.
 
     Raises:
-        CorruptJpeg: Not a JPEG, or a broken one.
+        CorruptJpeg: Not a JPEG, or a damaged one.
         UnsupportedJpeg: Not progressive with Huffman coding, or beyond the limits.
     """
     return cut_scans(jpeg, map_jpeg(jpeg))
@@ -86,7 +84,7 @@ def _join_header(jpeg: bytes, found: JpegMap) -> bytes:
 
 
 def cut_tail(jpeg: bytes, found: JpegMap) -> bytes:
-    """The tail of a mapped JPEG of any kind; see :func:`split_scans`."""
+    """Return the tail of a mapped JPEG of any kind; see :func:`split_scans`."""
     tail = b"".join(jpeg[segment.start : segment.stop] for segment in found.metadata)
     # Fill bytes may precede the second byte of EOI.
     trailing = jpeg[jpeg.index(EOI[1], found.eoi) + 1 :]
@@ -94,12 +92,12 @@ def cut_tail(jpeg: bytes, found: JpegMap) -> bytes:
 
 
 def mend_headers(jpeg: bytes, found: JpegMap) -> bytes:
-    """The JPEG with what it says elsewhere, or need not say, where libjpeg looks for it.
+    """Normalize header fields to the values that libjpeg expects.
 
-    That is the height of a DNL in the frame header, and 0, 63, 0 after the components in headers of
-    sequential scans. They mean nothing there (T.81 B.2.3), and some cameras write zeros, but
-    libjpeg warns of anything else. The sampling factors of a single component mean nothing either
-    (T.81 A.2.2), and libjpeg writes 1x1.
+    These are the height of a DNL in the frame header, and 0, 63, 0 after the components in headers
+    of sequential scans. The latter have no meaning there (T.81 B.2.3), and some cameras write
+    zeros, but libjpeg warns about other values. The sampling factors of a single component have no
+    meaning either (T.81 A.2.2), and libjpeg writes 1x1.
     """
     data = bytearray(jpeg)
     frame = next(segment for segment in found.header if segment.code == found.frame.sof)
@@ -121,10 +119,10 @@ def join_scans(
     scans: Sequence[bytes],
     tail: bytes = b"",
 ) -> bytes:
-    """Make a complete JPEG from the header, first scans and perhaps tail of :func:`split_scans`.
+    """Make a complete JPEG from the header, first scans and optional tail of :func:`split_scans`.
 
     Raises:
-        CorruptJpeg: The header or the tail is not made of marker segments.
+        CorruptJpeg: The header or the tail does not consist of marker segments.
     """
     return join_pieces([header, *scans], tail)
 
@@ -134,14 +132,13 @@ def join_pieces(pieces: Sequence[Buffer], tail: bytes = b"") -> bytes:
 
     Args:
         pieces: A sample's bytes in scan groups 1..k.
-        tail: Its tail, to restore metadata and trailing bytes.
+        tail: The sample's tail, to restore metadata and trailing bytes.
 
-    Returns:
-        The pieces, EOI added, metadata put after the leading APP0 and APP14.
+    Returns: The pieces with EOI added and metadata inserted after the leading APP0 and APP14.
     """
     if not tail:
         return b"".join((*pieces, EOI))
-    first = memoryview(pieces[0])  # a slice of bytes would be a copy of the whole image
+    first = memoryview(pieces[0])  # slicing bytes would copy the whole image
     cut = _walk(first, 2, {APP0, APP14})
     end = _walk(tail, 0, {*APPLICATION, COM})
     if tail[end : end + 2] not in (b"", EOI):
@@ -154,7 +151,7 @@ def _walk(
     pos: int,
     codes: set[int],
 ) -> int:
-    """Offset after the segments from ``pos`` on whose marker is one of ``codes``."""
+    """Skip segments from ``pos`` whose marker is one of ``codes``; return the offset after them."""
     while pos + 4 <= len(data) and data[pos] == 0xFF and data[pos + 1] in codes:
         pos = read_segment(data, pos).stop
     return pos

@@ -1,11 +1,11 @@
-"""The Huffman tables of T.81 annex K.3, which frames of Motion JPEG leave out."""
+"""The Huffman tables of T.81 annex K.3, which Motion JPEG frames omit."""
 
 from __future__ import annotations
 
-# Table K.3 and K.4: as many codes of each length from 1 to 16 bits; the symbols are 0 to 11.
+# Tables K.3 and K.4: the number of codes of each length from 1 to 16 bits; symbols are 0 to 11.
 _DC_LUMA = "00010501010101010100000000000000"
 _DC_CHROMA = "00030101010101010101010000000000"
-# Tables K.5 and K.6: the same, and then the symbols.
+# Tables K.5 and K.6: the same, followed by the symbols.
 _AC_LUMA = """
 0002010303020403050504040000017d
 01020300041105122131410613516107227114328191a1082342b1c11552d1f02433627282090a161718191a25262728
@@ -24,7 +24,7 @@ _LENGTH_BYTES = 2
 
 
 def _segment(place: int, table: bytes) -> bytes:
-    """A DHT segment (T.81 B.2.4.2): class and number of the table, then the table."""
+    """Return a DHT segment (T.81 B.2.4.2): class and number of the table, then the table."""
     payload = bytes([place]) + table
     return b"\xff\xc4" + (_LENGTH_BYTES + len(payload)).to_bytes(2) + payload
 

@@ -1,4 +1,4 @@
-"""Several pictures of one image, and where in the image each was taken from."""
+"""Several pictures of one image, and the location of each in the image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..arguments import Positive, check_fields
 from ..native import Size
 from ..native.pool import Boxes, Interval
 
-# How a crop is chosen; None is the whole image.
+# Kind of crop; None is the whole image.
 Crop = Literal["random", "center"] | None
 # A side, or (height, width); None is the image's own size.
 Side = Annotated[
@@ -24,13 +24,13 @@ Side = Annotated[
 
 @dataclass(frozen=True)
 class View:
-    """Pictures of one kind that an image gives, as DINO, SwAV and SimCLR take them.
+    """One kind of picture to take from each image, as in DINO, SwAV and SimCLR.
 
     Attributes:
         size: Side, or (height, width).
-        count: How many.
-        scale: Range of a random crop's share of the area.
-        ratio: Range of a random crop's width over its height.
+        count: Number of pictures.
+        scale: Range of a random crop's fraction of the area.
+        ratio: Range of a random crop's aspect ratio, width over height.
         crop: ``random``, ``center`` or ``None``, as for :class:`pcrshard.ImageDecoder`.
     """
 
@@ -62,15 +62,15 @@ class View:
 
 
 class Geometry(NamedTuple):
-    """Where in the image the pixels are from, so that boxes and masks can follow them.
+    """The location of a picture in its image, for transforming boxes and masks.
 
-    Of one picture the shapes are these; of V pictures of a View, and of N images of a batch, there
-    are dimensions before them: (N, V, 4), (N, V) and (N, V, 2).
+    Shapes are for one picture; V pictures of a View and N images of a batch add leading dimensions:
+    (N, V, 4), (N, V) and (N, V, 2).
 
     Attributes:
         crop: (4,) int64, (y, x, height, width) in pixels of the image, which is upright unless the
             decoder has ``upright=False``.
-        flipped: () bool, whether the crop is mirrored, left for right.
+        flipped: () bool, whether the crop is flipped horizontally.
         size: (2,) int64, height and width of the image.
     """
 
@@ -85,41 +85,41 @@ class Geometry(NamedTuple):
         sizes: NDArray[np.int32],
         count: int,
     ) -> Self:
-        """Of ``count`` pictures of each of N images, from (N, count, 5) of crop and flip."""
+        """Return the geometry of (N, count, 5) crops and flips of N images."""
         size = np.repeat(sizes.astype(np.int64)[:, None], count, axis=1)
         crop = np.concatenate([np.zeros_like(size), size], axis=2)
         if boxes is None:
             return cls(crop, np.zeros(crop.shape[:2], bool), size)
-        # A crop of no pixels stands for the whole image.
+        # An empty crop stands for the whole image.
         drawn = boxes[..., 2:3] > 0
         return cls(np.where(drawn, boxes[..., :4], crop), boxes[..., 4] > 0, size)
 
     def take(self, which: int | slice) -> Geometry:
-        """Of some of the pictures of each of N images."""
+        """Return the geometry of some pictures of each of N images."""
         return Geometry(*(part[:, which] for part in self))
 
 
 def at_image(geometry: Any, place: int) -> Any:
-    """The geometry of one image of several."""
+    """Return the geometry of one image of several."""
     if isinstance(geometry, Geometry):
         return Geometry(*(np.asarray(part[place]) for part in geometry))
     return [at_image(each, place) for each in geometry]
 
 
 def geometry_field(name: str) -> str:
-    """The field of a sample that has the geometry of the image in another."""
+    """Return the name of the geometry field of an image field."""
     return f"{name}.geometry"
 
 
 class Picture(NamedTuple):
-    """What a decoder with ``return_geometry`` gives: pixels, and where they are from."""
+    """The result of a decoder with ``return_geometry``: pixels and their location."""
 
     pixels: Any
     geometry: Any
 
 
 def unfold(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample with each :class:`Picture` of it as two fields: its pixels and its geometry."""
+    """Replace each :class:`Picture` of a sample by two fields: its pixels and its geometry."""
     fields: dict[str, Any] = {}
     for name, value in sample.items():
         if isinstance(value, Picture):

@@ -1,6 +1,6 @@
 """The native core: progressive and baseline JPEG to pixels, and lossless rescan.
 
-Nothing here reads files, and nothing is kept but one decoder per thread and backend.
+It does no I/O, and its only state is one decoder per thread and backend.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Size = tuple[int, int]
 
 _COLORS = ("gray", "ycc", "rgb", "cmyk", "ycck")
 _LAYOUTS = ("hwc", "chw")
-_CHANNELS = {"rgb": 3, "gray": 1, "cmyk": 4}  # in the order of the core's codes
+_CHANNELS = {"rgb": 3, "gray": 1, "cmyk": 4}  # indexed by the core's codes
 _SCALES = (0, 1, 2, 4, 8)
 _UNSUPPORTED = 2
 _OTHER_ERRORS = {4: MemoryError, 5: ValueError}
-# Orientation of a request: as the stream's EXIF says, or the stored pixels.
+# Orientation of a request: from the stream's EXIF, or the stored pixels.
 AUTO = 0
 STORED = 1
 
@@ -50,7 +50,7 @@ class NativeError(ValueError):
 
 
 class Header(NamedTuple):
-    """What the markers before the first scan say.
+    """The contents of the markers before the first scan.
 
     Attributes:
         height: Rows of stored pixels.
@@ -71,12 +71,12 @@ class Header(NamedTuple):
     orientation: int
 
 
-# The decoders of each thread, by backend: every thread makes its own at the first use.
+# The decoders of each thread, by backend, created at first use.
 _threads = threading.local()
 
 
 def _decoder(choice: Backend) -> Any:
-    """This thread's decoder, with its scratch memory."""
+    """Return this thread's decoder, with its scratch memory."""
     decoder = vars(_threads).get(choice)
     if decoder is None:
         if choice not in get_args(Backend):
@@ -89,17 +89,17 @@ def _decoder(choice: Backend) -> Any:
 
 
 class _Stream:
-    """One JPEG in pieces, as the C core takes it."""
+    """A JPEG in pieces, as passed to the C core."""
 
     def __init__(self, pieces: Pieces, backend: Backend = "auto") -> None:
         self.decoder = _decoder(backend)
-        # The addresses in the array are good for as long as these are alive.
+        # Keeps the memory behind the array's addresses alive.
         self.buffers = [ffi.from_buffer("uint8_t[]", piece) for piece in pieces]
         sizes = map(len, self.buffers)
         self.pieces = ffi.new("pcr_piece[]", list(zip(self.buffers, sizes, strict=True)))
 
     def call(self, function: Any, *arguments: Any) -> None:
-        """Call a function of the core on the stream, and raise what it refuses."""
+        """Call a function of the core on the stream; raise its errors."""
         code = function(self.decoder, self.pieces, len(self.buffers), *arguments)
         if code:
             message = ffi.string(lib.pcr_message(self.decoder)).decode(errors="replace")
@@ -109,7 +109,7 @@ class _Stream:
 
 
 def backend(choice: Backend = "auto") -> str:
-    """Which code runs on this machine, such as ``native (avx2)`` or ``native (portable)``."""
+    """Return the code selected for this machine: ``native (avx2)`` or ``native (portable)``."""
     name: str = ffi.string(lib.pcr_decoder_backend(_decoder(choice))).decode()
     return name
 
@@ -118,7 +118,7 @@ def read_header(pieces: Pieces) -> Header:
     """Read the markers up to the first scan.
 
     Raises:
-        NativeError: The bytes are no JPEG, or one that this core does not decode.
+        NativeError: The bytes are not a JPEG, or one that this core does not decode.
     """
     header = ffi.new("pcr_header *")
     _Stream(pieces).call(lib.pcr_read_header, header)
@@ -135,7 +135,7 @@ def read_header(pieces: Pieces) -> Header:
 
 
 def exif_orientation(payload: bytes) -> int:
-    """EXIF orientation 1-8 in the payload of an APP1 segment, 0 if there is none or it is broken.
+    """Return the EXIF orientation 1-8 in an APP1 payload, 0 if absent or malformed.
 
     >>> exif_orientation(b"http://ns.adobe.com/xap/1.0/")
     0
@@ -154,13 +154,13 @@ def make_request(
     max_pixels: int = 0,
     smoothing: bool = False,
 ) -> Any:
-    """What to decode, for the core; see :func:`decode`. A number that is 0 is left to the core."""
+    """Return a decode request; see :func:`decode`. The core chooses values that are 0."""
     if layout not in _LAYOUTS or color not in _CHANNELS or scale not in _SCALES:
         raise ValueError(
             f"expected a known layout, color and scale, got {layout!r}, {color!r} and {scale!r}"
         )
     for name, area in (("crop", crop and crop[2:]), ("size", size)):
-        # The core takes 0x0 for "not asked for".
+        # To the core, 0x0 means "not requested".
         if area is not None and min(area) < 1:
             raise ValueError(f"expected a {name} of at least 1x1 pixels, got {area[0]}x{area[1]}")
     y, x, height, width = crop or (0, 0, 0, 0)
@@ -185,13 +185,13 @@ def make_request(
 
 
 def image_shape(layout: Layout, size: Size, color: Color) -> tuple[int, ...]:
-    """The shape of an image of a size: (C, H, W) or (H, W, C)."""
+    """Return the shape of an image of a size: (C, H, W) or (H, W, C)."""
     channels = _CHANNELS[color]
     return (channels, *size) if layout == "chw" else (*size, channels)
 
 
 def target(out: Image, shape: tuple[int, ...]) -> Any:
-    """The memory of ``out``, once it is sure that the core may write to all of it."""
+    """Return the memory of ``out``, after checking that the core may write to all of it."""
     flags = out.flags
     writable = flags.c_contiguous and flags.writeable
     if out.shape != shape or out.dtype != np.uint8 or not writable:
@@ -216,32 +216,32 @@ def decode(
     smoothing: bool = False,
     backend: Backend = "auto",
 ) -> Image:
-    """Decode a JPEG that may end after any scan, without holding the GIL.
+    """Decode a JPEG that may end after any scan, with the GIL released.
 
-    Without ``size`` the pixels are those of libjpeg-turbo (accurate DCT, fancy upsampling), bit for
-    bit. With it the crop is resized by antialiased bilinear interpolation,
-    after DCT-domain scaling where the crop stays at least as large as the target.
+    Without ``size`` the pixels match libjpeg-turbo (accurate DCT, fancy upsampling) bit for bit.
+    With it the crop is resized by antialiased bilinear interpolation, after DCT-domain scaling that
+    keeps the crop at least as large as the target.
 
     Args:
-        pieces: Bytes-like objects that hold the stream, in order; no EOI is needed.
-        crop: (y, x, height, width) in pixels of the full image, after it is turned; the resize may
-            look past its edge.
+        pieces: Bytes-like objects that make up the stream, in order; EOI is optional.
+        crop: (y, x, height, width) in pixels of the full oriented image; the resize may sample
+            beyond its edge.
         size: (height, width) of the result.
         layout: ``hwc`` gives (H, W, 3), ``chw`` gives (3, H, W).
-        color: ``rgb`` of 1 and 3 components, ``gray`` (the luma) of the same, as (H, W, 1) or
-            (1, H, W); ``cmyk`` of 4 components, as stored (libjpeg-turbo's TJPF_CMYK).
-        orientation: EXIF orientation to undo, 1 to 8; 0 for the one that the stream has.
+        color: ``rgb`` from 1 or 3 components, ``gray`` (the luma) from the same, as (H, W, 1) or
+            (1, H, W); ``cmyk`` from 4 components, as stored (libjpeg-turbo's TJPF_CMYK).
+        orientation: EXIF orientation to undo, 1 to 8; 0 for the stream's own.
         out: C-contiguous uint8 array of the result's shape to decode into.
-        scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; with 0 the core chooses.
+        scale: 1, 2, 4 or 8 forces DCT-domain scaling by 1/scale; 0 lets the core choose.
         max_pixels: Larger images are refused.
-        smoothing: Smooth between the blocks of an unfinished image, as libjpeg-turbo does by
-            default (since 3.0.1: earlier ones differ at the upper and lower edges).
+        smoothing: Smooth between the blocks of an image at a lower scan, as libjpeg-turbo does by
+            default (since 3.0.1; earlier versions differ at the upper and lower edges).
         backend: ``portable`` forces the plain C code.
 
     Raises:
         NativeError: The stream is damaged, too expensive for its size, or (``unsupported``) legal
-            but not for this core, such as RGB from CMYK, arithmetic coding or 12 bits.
-        ValueError: A crop, orientation, size or ``out`` does not fit.
+            but unsupported by this core, such as RGB from CMYK, arithmetic coding or 12 bits.
+        ValueError: A crop, orientation, size or ``out`` is invalid.
     """
     request = make_request(
         layout,
@@ -255,7 +255,7 @@ def decode(
     )
     stream = _Stream(pieces, backend)
     if size is None or out is None:
-        # Before memory is taken, the core compares the size claimed with the bytes that are there.
+        # Before allocating, the core compares the claimed size with the bytes present.
         found = ffi.new("int32_t[2]")
         stream.call(lib.pcr_output_size, request, found, found + 1)
         size = (found[0], found[1])
@@ -271,7 +271,7 @@ def rescan(
     script: Sequence[tuple[Sequence[int], int, int, int, int]],
     backend: Backend = "auto",
 ) -> bytes:
-    """Transcode losslessly to the given progressive scans; of metadata, keep only JFIF and Adobe.
+    """Transcode losslessly to the given progressive scans, keeping only JFIF and Adobe metadata.
 
     Args:
         jpeg: A whole JPEG that this core decodes.

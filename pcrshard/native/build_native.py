@@ -1,6 +1,6 @@
 """Builds ``pcrshard.native._core``; setup.py names it in ``cffi_modules``.
 
-By hand, from the project's root: ``python pcrshard/native/build_native.py``.
+To run manually, from the project's root: ``python pcrshard/native/build_native.py``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ HEADER = (
     if "__file__" in globals()
     else SOURCE_DIR / "pcr.h"
 )
-# -ffp-contract: every machine draws the same crops, whose products and sums are rounded one by one.
+# -ffp-contract: products and sums are rounded separately, so that every machine draws the same
+# crops.
 _COMPILE_ARGS = ["-std=c11", "-O3", "-pthread", "-fvisibility=hidden", "-ffp-contract=off"]
 
 
 def public_declarations(header: str) -> str:
-    """The public header without its preprocessor lines, which cffi cannot read."""
+    """Return the public header without preprocessor lines, which cffi cannot parse."""
     return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
 
 
@@ -31,7 +32,7 @@ def _sources(pattern: str) -> list[str]:
 
 
 def make_builder() -> FFI:
-    """The cffi builder of the extension, with every C file of the source folder."""
+    """Return the cffi builder of the extension, with every C file of the source folder."""
     builder = FFI()
     builder.cdef(public_declarations(HEADER.read_text()))
     builder.set_source(

@@ -1,7 +1,7 @@
-"""Door to the fused quantizer: floats to one-byte codes within an error bound, and back.
+"""The fused quantizer: floats to one-byte codes within an error bound, and back.
 
-It works on addresses, because a tensor may be bfloat16, which NumPy does not know. The caller owns
-the memory and keeps it alive; each call runs without the GIL in one pass over it.
+It takes addresses, because NumPy has no bfloat16. The caller owns the memory and keeps it alive;
+each call makes one pass over it with the GIL released.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ except ImportError:  # built without a compiler
 
 Backend = Literal["auto", "portable"]
 
-# A library built before this module has the decoder only.
+# A library built before this module was added has only the decoder.
 available: bool = lib is not None and hasattr(lib, "pcr_shift_codes")
 TYPES = {
     "float32": 0,
@@ -31,7 +31,7 @@ _BACKENDS = {
 def quantize(
     values: int, count: int, dtype: str, step: float, codes: int, backend: Backend = "auto"
 ) -> int:
-    """Writes ``count`` int8 codes: 0 for 0, else sign(x) * ceil(|x| / (2 step)).
+    """Write ``count`` int8 codes: 0 for 0, else sign(x) * ceil(|x| / (2 step)).
 
     Args:
         values: Address of ``count`` contiguous floats.
@@ -41,8 +41,7 @@ def quantize(
         codes: Address of ``count`` writable bytes.
         backend: ``portable`` forces the plain C code.
 
-    Returns:
-        How many codes are -128: values that are not finite, or too large for a code.
+    Returns: The number of codes equal to -128: values not finite, or too large for a code.
     """
     source = ffi.cast("const void *", values)
     target = ffi.cast("int8_t *", codes)
@@ -52,12 +51,12 @@ def quantize(
 
 
 def dequantize(codes: int, count: int, step: float, values: int, backend: Backend = "auto") -> None:
-    """Writes ``count`` float32 values: sign(q) * (2 |q| - 1) * step.
+    """Write ``count`` float32 values: sign(q) * (2 |q| - 1) * step.
 
     Args:
         codes: Address of ``count`` int8 codes.
         count: Number of codes.
-        step: As it was for :func:`quantize`.
+        step: The step passed to :func:`quantize`.
         values: Address of ``4 * count`` writable bytes.
         backend: ``portable`` forces the plain C code.
     """
@@ -71,12 +70,12 @@ def dequantize(codes: int, count: int, step: float, values: int, backend: Backen
 
 
 def look_up(codes: int, count: int, item_bytes: int, table: int, values: int) -> None:
-    """Writes ``table[code]`` for each code, taken as an unsigned byte.
+    """Write ``table[code]`` for each code, an unsigned byte.
 
     Args:
         codes: Address of ``count`` bytes.
         count: Number of codes.
-        item_bytes: Bytes of a value: 2, 4 or 8.
+        item_bytes: Bytes per value: 2, 4 or 8.
         table: Address of 256 values.
         values: Address of ``item_bytes * count`` writable bytes.
     """
@@ -96,17 +95,17 @@ def shift(
     most: int,
     sign: int,
 ) -> None:
-    """Adds to each code, modulo 256, ``sign`` times what other codes predict.
+    """Add ``sign`` times a prediction from other codes to each code, modulo 256.
 
-    That is the sum over sources of ``tables[channel][source][code]``, in 32nds of a code, rounded
-    up, from 0 to ``most``.
+    The prediction is the sum over sources of ``tables[channel][source][code]``, in 32nds of a code,
+    rounded up and clipped to [0, ``most``].
 
     Args:
-        codes: Address of as many bytes as ``sizes`` say, which are changed.
-        sources: One or two addresses of as many bytes.
+        codes: Address of the codes, with shape ``sizes``, changed in place.
+        sources: One or two addresses of the same number of bytes.
         tables: Address of 256 int16 for each channel and source.
-        sizes: (outer, channels, inner), how all lie.
-        most: The largest code that is predicted.
+        sizes: (outer, channels, inner), the shape of all code arrays.
+        most: The largest prediction.
         sign: 1 or -1.
     """
     first, second = (*sources, 0)[:2]

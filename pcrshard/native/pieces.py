@@ -1,7 +1,7 @@
-"""Streams that lie in pieces in memory: where the pieces are, their checksums, their bytes.
+"""Streams in pieces in memory: locate pieces, verify checksums, join bytes.
 
 A table of pieces is a (streams, pieces) array of :data:`PIECE`; a piece may be empty. Addresses are
-valid as long as the buffers that they point into.
+valid while the buffers that they point into are alive.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ def empty_table(streams: int, pieces: int) -> Table:
 
 
 def piece_table(images: Sequence[Sequence[Any]]) -> Table:
-    """Where images are in memory; their pieces must outlive the table.
+    """Return the addresses of images in memory; their pieces must outlive the table.
 
     Args:
         images: The pieces of each image, bytes-like objects in order.
 
-    Returns:
-        (images, P) of address and size, P being the largest number of pieces, at least 1;
-        others are empty.
+    Returns: (images, P) addresses and sizes; P is the largest number of pieces, at least 1, and
+        missing pieces are empty.
     """
     table = empty_table(len(images), max([1, *map(len, images)]))
     for row, pieces in enumerate(images):
@@ -65,24 +64,23 @@ def place_pieces(
     headers: bytes,
     buffer: NDArray[np.uint8],
 ) -> Table | None:
-    """Find the pieces of U units, which lie in R rows in a buffer.
+    """Locate the pieces of U units, stored as R rows in a buffer.
 
     Args:
-        sizes: (R, U) uint32, contiguous: bytes of each piece, with its header.
-        header_sizes: (R, U) uint16, contiguous: how many of them are its header.
-        starts: R positions in the buffer, where the pieces of each row begin.
-        base: How many of the first rows lie unit by unit instead.
-        offsets: (U,) uint64, where the first rows of each unit begin; empty without any.
+        sizes: (R, U) uint32, contiguous: bytes of each piece, including its header.
+        header_sizes: (R, U) uint16, contiguous: bytes of each piece's header.
+        starts: R positions in the buffer at which the pieces of each row begin.
+        base: Number of first rows stored unit by unit instead.
+        offsets: (U,) uint64 start of each unit in these first rows; empty if there are none.
         headers: The headers of all pieces, in order.
         buffer: (bytes,) uint8; it and ``headers`` must outlive the table.
 
-    Returns:
-        (U, 2 R) address and size of the header and the own bytes of each piece, in order; ``None``
-        if a piece is not in the buffer.
+    Returns: (U, 2 R) addresses and sizes of the header and the remaining bytes of each piece, in
+        order; ``None`` if a piece is outside the buffer.
     """
     rows, units = sizes.shape
     table = np.empty((units, 2 * rows), PIECE)
-    # What the struct points to lives as long as these names.
+    # These names keep the memory behind the struct's pointers alive.
     first = ffi.new("uint64_t[]", starts)
     own = ffi.from_buffer("uint64_t[]", offsets)
     shared = ffi.from_buffer("uint8_t[]", headers)
@@ -98,11 +96,11 @@ def place_pieces(
 
 
 def find_damaged(table: Table, crcs: NDArray[np.uint32]) -> list[int]:
-    """Return which streams do not have their CRC-32C; they are compared without the GIL.
+    """Return the streams whose CRC-32C does not match, computed with the GIL released.
 
     Args:
-        table: (streams, pieces) where they are, contiguous.
-        crcs: (streams,) uint32, contiguous. A stream without bytes is sound, whatever it says.
+        table: (streams, pieces) of :data:`PIECE`, contiguous.
+        crcs: (streams,) uint32, contiguous. An empty stream always matches.
     """
     flags = ffi.new("uint8_t[]", len(table))
     pieces = ffi.from_buffer("pcr_piece[]", table)
@@ -113,7 +111,7 @@ def find_damaged(table: Table, crcs: NDArray[np.uint32]) -> list[int]:
 
 
 def join(table: Table) -> NDArray[np.uint8]:
-    """Return the bytes of all pieces of a table, one after the other, as (bytes,) uint8."""
+    """Return the concatenated bytes of all pieces of a table, (bytes,) uint8."""
     pieces = np.ascontiguousarray(table)
     out = np.empty(int(pieces["size"].sum()), np.uint8)
     lib.pcr_join_pieces(
@@ -123,5 +121,5 @@ def join(table: Table) -> NDArray[np.uint8]:
 
 
 def atomic_add(numbers: Any, place: int, amount: int) -> None:
-    """Add to one of the int64 of a buffer that threads and processes share."""
+    """Atomically add to an int64 in a buffer shared by threads and processes."""
     lib.pcr_atomic_add(ffi.from_buffer("int64_t[]", numbers) + place, amount)

@@ -1,6 +1,6 @@
-"""The threads of the native core, which decode batches of images without the GIL.
+"""Threads of the native core, which decode batches of images without the GIL.
 
-A pool belongs to the process that made it: a forked child has none of its threads.
+A pool belongs to the process that created it: a forked child has none of its threads.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .pieces import Table
 Boxes = NDArray[np.int32]
 Interval = tuple[float, float]
 
-_CROPS = (None, "center", "random")  # in the order of the core's codes
-# Pictures of an image: PCR_MAX_VIEWS of pcr.h.
+_CROPS = (None, "center", "random")  # indexed by the core's codes
+# Maximum number of pictures of an image: PCR_MAX_VIEWS in pcr.h.
 MAX_VIEWS = 64
-# How often a thread that waits looks for signals.
+# How often a waiting thread checks for signals.
 _WAIT_MILLISECONDS = 100
 _WORD = 2**64 - 1
 
 
 class Draw(NamedTuple):
-    """How crops and flips are drawn; see :class:`pcrshard.ImageDecoder`."""
+    """Parameters of random crops and flips; see :class:`pcrshard.ImageDecoder`."""
 
     crop: str | None
     scale: Interval
@@ -51,27 +51,27 @@ class Draw(NamedTuple):
 
 
 def draw_key(*parts: int) -> int:
-    """The number that decides the crops and flips of a key, such as (seed, epoch, sample).
+    """Return the random key of a tuple, such as (seed, epoch, sample), for crops and flips.
 
-    ``draw_key(draw_key(seed, epoch), sample)`` is another key than ``draw_key(seed, epoch,
-    sample)``; see :func:`draw_keys`.
+    ``draw_key(draw_key(seed, epoch), sample)`` differs from ``draw_key(seed, epoch, sample)``; see
+    :func:`draw_keys`.
     """
     return functools.reduce(lib.pcr_draw_state, [part & _WORD for part in parts], 0)
 
 
 def draw_keys(parts: Sequence[int], ids: Iterable[int]) -> list[int]:
-    """:func:`draw_key` of ``(*parts, id)`` for each id."""
+    """Return :func:`draw_key` of ``(*parts, id)`` for each id."""
     state = draw_key(*parts)
     return [lib.pcr_draw_state(state, each & _WORD) for each in ids]
 
 
 def draw_boxes(key: int, size: Size, draws: Sequence[Draw]) -> Boxes:
-    """Draw the crop and the flip of each picture of an image, one after the other.
+    """Draw the crop and flip of each picture of an image, in order.
 
     Args:
-        key: Of :func:`draw_key`; the lowest 64 bits count.
+        key: From :func:`draw_key`; only the lowest 64 bits are used.
         size: (height, width) of the image.
-        draws: How each picture is drawn.
+        draws: Parameters of each picture.
 
     Returns:
         (V, 5) int32: y, x, height, width, flip; four zeros stand for the whole image.
@@ -90,7 +90,7 @@ _threads = threading.local()
 
 
 def own_pool() -> Pool:
-    """A pool without threads, which decodes in the thread that asks; each thread has one."""
+    """Return this thread's pool without threads, which decodes in the calling thread."""
     pool: Pool | None = getattr(_threads, "pool", None)
     if pool is None:
         pool = _threads.pool = Pool(0)
@@ -98,13 +98,13 @@ def own_pool() -> Pool:
 
 
 class Pool:
-    """Threads that decode the images of batches, one image at a time, the oldest batch first.
+    """Threads that decode batches image by image, oldest batch first.
 
-    They hold no GIL, take no signals, and end with :meth:`close`, with the object, or with the
-    interpreter.
+    They do not hold the GIL, block signals, and end with :meth:`close`, with the object, or with
+    the interpreter.
 
     Args:
-        threads: How many; with 0, :meth:`Batch.wait` decodes.
+        threads: Number of threads; with 0, :meth:`Batch.wait` decodes.
         backend: ``portable`` forces the plain C code.
     """
 
@@ -117,7 +117,7 @@ class Pool:
         self.threads = threads
         self._pid = os.getpid()
         self._handle = ffi.gc(handle, lib.pcr_pool_free)
-        # What the threads read and write, until it was waited for.
+        # Memory that the threads read and write, kept until the batch is waited for.
         self._under_way: dict[Any, Any] = {}
         self._stop = weakref.finalize(self, _stop, self._handle, self._under_way)
 
@@ -128,7 +128,7 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End the threads; batches that are not decoded yet stay so."""
+        """End the threads; unfinished batches stay unfinished."""
         self._stop()
 
     def decode(
@@ -144,26 +144,26 @@ class Pool:
         smoothing: bool = False,
         keep: Any = None,
     ) -> Batch:
-        """Begin to decode many streams, each to one picture or several, the longest one first.
+        """Start decoding many streams, each to one or several pictures, the longest stream first.
 
-        The pixels are those of :func:`pcrshard.native.decode`.
+        The pixels equal those of :func:`pcrshard.native.decode`.
 
         Args:
             table: (N, P) addresses and sizes of the P pieces of each image, some perhaps empty;
                 see :func:`pcrshard.native.image_table`.
             outs: For each of the V pictures of an image (N, H, W, 3) or (N, 3, H, W) uint8, one
-                channel for ``gray``. What is of one image is C-contiguous.
-            layout: Of ``outs``.
+                channel for ``gray``. The part of each image is C-contiguous.
+            layout: Layout of ``outs``.
             color: ``rgb`` or ``gray``.
             orientations: EXIF orientation to undo, of all images or (N,) uint8 of each; 0 for the
-                one that the stream has.
-            draws: How crops and flips of the V pictures are drawn; none of them for whole images.
-            keys: What each of the N images draws from; see :func:`draw_key`.
+                stream's own.
+            draws: Parameters of crops and flips of the V pictures; empty for whole images.
+            keys: Random key of each of the N images; see :func:`draw_key`.
             smoothing: As for :func:`pcrshard.native.decode`.
-            keep: The buffers that the table points to: they must live while they are decoded.
+            keep: Buffers that the table points to, kept alive during decoding.
 
         Raises:
-            ValueError: The shapes do not fit together.
+            ValueError: The shapes are inconsistent.
         """
         self._check_process()
         count, num_pieces = table.shape
@@ -207,7 +207,7 @@ class Pool:
         return Batch(self, batch, codes, sizes, boxes)
 
     def wait(self, batch: Any) -> None:
-        """Wait until a batch is decoded; signals are handled meanwhile.
+        """Wait until a batch is decoded, handling signals in between.
 
         Raises:
             RuntimeError: The pool was closed, or belongs to another process.
@@ -240,7 +240,7 @@ def _views(
     orientation: int,
     smoothing: bool,
 ) -> Any:
-    """What is decoded of each image, and where to."""
+    """Return the pictures to decode of each image, and their destinations."""
     if not 1 <= len(outs) <= MAX_VIEWS:
         raise ValueError(f"expected 1 to {MAX_VIEWS} pictures of each image, got {len(outs)}")
     views = ffi.new("pcr_view[]", len(outs))
@@ -260,13 +260,13 @@ def _views(
 
 
 class Batch:
-    """Images that are being decoded; from :meth:`Pool.decode`.
+    """A batch of images being decoded, from :meth:`Pool.decode`.
 
     Attributes:
-        sizes: (N, 2) int32, height and width of each image after it is turned, and 0 of images
-            without a header; there after :meth:`wait`, as ``boxes``.
+        sizes: (N, 2) int32, height and width of each oriented image, 0 for images without a header;
+            available after :meth:`wait`, like ``boxes``.
         boxes: (N, V, 5) int32, the crop (y, x, height, width) of each picture and whether it is
-            flipped; four zeros stand for the whole image. ``None`` if nothing was drawn.
+            flipped; four zeros stand for the whole image. ``None`` for whole images.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Batch:
         self.boxes = boxes
 
     def wait(self) -> list[bool]:
-        """Whether each was decoded; :func:`pcrshard.native.decode` says what is wrong."""
+        """Wait, and tell which images were decoded; :func:`pcrshard.native.decode` explains."""
         if self._decoded is None:
             self._pool.wait(self._batch)
             self._decoded = (self._codes == 0).tolist()
@@ -294,4 +294,4 @@ class Batch:
 
 def _stop(handle: Any, under_way: dict[Any, Any]) -> None:
     lib.pcr_pool_stop(handle)
-    under_way.clear()  # no thread uses it any more
+    under_way.clear()  # no longer used by any thread

@@ -1,6 +1,6 @@
 """Changed words between two versions of weights: encoded, checked, and applied.
 
-Both sides work on memory that the caller owns; each call runs without the GIL.
+The caller owns all memory; each call releases the GIL.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Words = NDArray[Any]
 
 
 def encode(now: Words, was: Words, scratch: NDArray[np.uint8]) -> tuple[int, bytes, bytes] | None:
-    """Find the words that changed, and make ``was`` equal to ``now``.
+    """Encode the changed words, and set ``was`` equal to ``now``.
 
     Args:
         now: (N,) words of 1, 2 or 4 bytes.
-        was: (N,) words of the version before, contiguous and writable.
-        scratch: (S,) bytes to work in; more than S / 2 bytes of gaps or of steps do not fit.
+        was: (N,) words of the previous version, contiguous and writable.
+        scratch: (S,) scratch bytes, for up to S / 2 bytes each of gaps and steps.
 
     Returns:
         The number of changed words, their gaps and their steps; ``None`` if they do not fit.
@@ -48,15 +48,15 @@ def encode(now: Words, was: Words, scratch: NDArray[np.uint8]) -> tuple[int, byt
 
 
 def apply(words: Words, gaps: Any, steps: Any) -> int:
-    """Change the words (N,) that gaps and steps name.
+    """Apply the changes in gaps and steps to words.
 
     Args:
         words: (N,) words of 1, 2 or 4 bytes, contiguous and writable.
-        gaps: Bytes of :func:`encode`, possibly hostile.
-        steps: The same.
+        gaps: Bytes from :func:`encode`, possibly malicious.
+        steps: Bytes from :func:`encode`, possibly malicious.
 
-    Returns:
-        The number of changes, or -1 if the bytes do not fit: some words may then have changed.
+    Returns: The number of changes, or -1 if the bytes are invalid, in which case some words may
+        have changed.
     """
     gap_bytes, step_bytes = ffi.from_buffer("uint8_t[]", gaps), ffi.from_buffer("uint8_t[]", steps)
     return int(

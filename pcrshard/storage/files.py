@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import PCRError, StorageError, harmless
+from ..errors import PCRError, StorageError, redacted_cause
 from ..redaction import PIPE, get_logger, redact_url, split_url
 from .retry import Retry
 from .stores import DEFAULT_RETRY, LISTING_SECONDS, Options, ask, mapped_errors, resolve
@@ -434,7 +434,7 @@ def _full_disk_is_ours(url: str) -> Iterator[None]:
         raise
     except OSError as error:
         message = f"cannot write: {type(error).__name__}: {error}"
-        raise StorageError(message, url=url) from harmless(error, url)
+        raise StorageError(message, url=url) from redacted_cause(error, url)
 
 
 def _sync_folder(folder: str) -> None:

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..errors import StorageError, TruncatedShard, harmless
+from ..errors import StorageError, TruncatedShard, redacted_cause
 from ..memory import Buffer
 from ..redaction import get_logger, redact, redact_url, split_url
 from .retry import Cancel, Cancelled, Refused, Retry, asked_pause, is_hopeless
@@ -256,9 +256,9 @@ class _Read:
             size = self._size()
             if size is not None and size < part.stop:
                 message = f"expected bytes {part.start} to {part.stop}, the file has {size}"
-                raise TruncatedShard(message) from harmless(error, self.path)
+                raise TruncatedShard(message) from redacted_cause(error, self.path)
         if is_hopeless(error) or self.failures >= self.retry.attempts or left <= 0:
-            raise self._gave_up(error) from harmless(error, self.path)
+            raise self._gave_up(error) from redacted_cause(error, self.path)
         pause = max(self.retry.delay(self.failures), min(asked_pause(error), left))
         level = logging.INFO if self.failures < _LOUD_FAILURES else logging.WARNING
         came = f"{self.came} of {len(self.view)} bytes came"
@@ -344,7 +344,7 @@ def read_file(fs: Any, path: str, max_bytes: int, retry: Retry) -> bytes:
         raise
     except Exception as error:
         what = _describe(error, path)
-        raise StorageError(f"cannot read the file: {what}") from harmless(error, path)
+        raise StorageError(f"cannot read the file: {what}") from redacted_cause(error, path)
 
 
 def _stream(fs: Any, path: str, max_bytes: int, end: float) -> bytearray:

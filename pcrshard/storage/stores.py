@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from ..errors import PCRError, StorageError, harmless
+from ..errors import PCRError, StorageError, redacted_cause
 from ..redaction import PIPE, redact_url
 from .retry import Retry, asked_pause, is_hopeless
 from .urls import is_local, plain_path
@@ -56,7 +56,7 @@ def resolve(url: str, options: Options) -> tuple[Any, str]:
         fs, path = fsspec.core.url_to_fs(url, **_guarded_options(url, options or {}))
     except (ImportError, ValueError) as error:
         message = f"cannot open this kind of URL: {error}"
-        raise StorageError(message, url=url) from harmless(error, url)
+        raise StorageError(message, url=url) from redacted_cause(error, url)
     if not (options or {}).get("skip_instance_cache"):
         _used.add(fs)
     return fs, str(path)
@@ -71,7 +71,7 @@ def _guarded_options(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
     if _HTTP.match(url):
         return with_redirect_guard(options)
-    # In a chain each store has its options under its name.
+    # In a chain of protocols, each store has its options under its name.
     chained = {name: with_redirect_guard(options.get(name) or {}) for name in ("http", "https")}
     return {**options, **chained}
 
@@ -94,10 +94,10 @@ def mapped_errors(
     except PCRError as error:
         if redact_url(url) in str(error):
             raise
-        raise type(error)(str(error), url=url) from harmless(error.__cause__, url)
+        raise type(error)(str(error), url=url) from redacted_cause(error.__cause__, url)
     except errors as error:
         message = f"cannot {doing}: {type(error).__name__}: {error}"
-        raise StorageError(message, url=url) from harmless(error, url)
+        raise StorageError(message, url=url) from redacted_cause(error, url)
 
 
 def begin(fs: Any, method: str, *args: Any, **kwargs: Any) -> Request:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import braceexpand
 
-from ..errors import StorageError, harmless
+from ..errors import StorageError, redacted_cause
 from ..redaction import PIPE, redact_url
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -45,7 +45,7 @@ def expand(urls: Urls) -> list[str]:
         return [url for pattern in patterns for url in braceexpand.braceexpand(pattern)]
     except ValueError as error:
         shown = [redact_url(pattern) for pattern in patterns]
-        raise StorageError(f"not a brace pattern: {'::'.join(shown)}") from harmless(
+        raise StorageError(f"not a brace pattern: {'::'.join(shown)}") from redacted_cause(
             error, *patterns
         )
 

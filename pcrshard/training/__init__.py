@@ -1,1 +1,1 @@
-"""Who reads what and when, and batches of it."""
+"""Datasets, epoch order, and the loader that makes batches."""

@@ -1,4 +1,4 @@
-"""The images of a batch that the native core decodes: where they are, and the memory they go to."""
+"""Images of a batch for the native core to decode, and the memory they are decoded into."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from .shard_set import Row
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """Memory for batches, which is used again when nothing refers to it any more.
+    """Batch memory, reused once nothing refers to it.
 
     Attributes:
-        pin: Whether batches are to be copied to a GPU.
+        pin: Whether to use pinned memory, for copies to a GPU.
     """
 
     pin: bool = False
 
     def take(self, size: int) -> torch.Tensor:
-        """Memory for so many bytes, (size,) uint8."""
+        """Return memory of this size, (size,) uint8."""
         if get_worker_info() is not None:
-            # A worker shares memory with the loader, and torch would copy there what lies
+            # A worker passes tensors through shared memory, and torch would copy any that lie
             # elsewhere. torch's own collation does the same.
             new_shared: Any = torch.UntypedStorage._new_shared
             return torch.empty(0, dtype=torch.uint8).set_(new_shared(size))
         if self.pin:
-            # torch uses it again only after the copies that it began from it.
+            # torch reuses it only after pending copies from it complete.
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(memory.borrow_array(size))
 
     def take_arrays(self, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Memory for tensors of these shapes, one after the other."""
+        """Return consecutive tensors of these shapes in one block of memory."""
         stops = list(itertools.accumulate(map(math.prod, shapes), initial=0))
         whole = self.take(stops[-1])
         ends = zip(stops, stops[1:], shapes, strict=False)
@@ -54,16 +54,16 @@ class BatchMemory:
 
 @dataclass(frozen=True, eq=False)
 class FieldImages:
-    """The images of one field of a batch, which the native core decodes.
+    """The images of one field of a batch, decoded by the native core.
 
     Attributes:
         name: Name of the field.
-        arrays: The pixels of all of them, one after the other, (images, 3, H, W) or as the
-            decoder's layout says; (images, V, 3, H, W) of each of its views.
-        image: How they are decoded.
-        first: (samples + 1) positions in the arrays: where those of each sample begin.
-        is_list: Whether the field has a list of images in each sample.
-        decoding: Their decoding.
+        arrays: The pixels of all images, (images, 3, H, W) or in the
+            decoder's layout; per view (images, V, 3, H, W).
+        image: The decoder.
+        first: (samples + 1) positions in the arrays at which each sample's images begin.
+        is_list: Whether the field is a list of images.
+        decoding: The pending decoding.
     """
 
     name: str
@@ -75,31 +75,31 @@ class FieldImages:
 
     @property
     def pixels(self) -> Any:
-        """A tensor, or one of each view."""
+        """The pixels: a tensor, or one per view."""
         return self.arrays if self.image.views else self.arrays[0]
 
     @cached_property
     def geometry(self) -> Any:
-        """Where decoded images are from, if that is asked for: a Geometry, or one of each view."""
+        """The geometry of the images, if requested: a Geometry, or one per view."""
         return self.image.geometry(self.decoding.boxes, self.decoding.sizes)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The field and its geometry, as a batch has them."""
+        """Return the columns of the field and its geometry."""
         if not self.image.return_geometry:
             return {self.name: self.pixels}
         return {self.name: self.pixels, geometry_field(self.name): as_tensors(self.geometry)}
 
     @cached_property
     def decoded(self) -> list[bool]:
-        """For each sample whether all of its images were decoded; waits for them."""
+        """For each sample, whether all of its images were decoded; waits for the decoding."""
         each = self.decoding.wait()
         if not self.is_list:
             return each
         return [all(each[start:stop]) for start, stop in itertools.pairwise(self.first)]
 
     def value(self, position: int) -> Any:
-        """What the decoder gives for a sample: of one image, or of a list of them."""
+        """Return the decoded image, or list of images, of a sample."""
         start, stop = self.first[position : position + 2]
         own = [array[start:stop].numpy() for array in self.arrays]
         images: list[Any] = list(map(list, zip(*own, strict=True)))
@@ -114,7 +114,7 @@ class FieldImages:
         return images if self.is_list else images[0]
 
     def put(self, position: int, value: Any) -> None:
-        """Take over an image that was decoded elsewhere; lists have no place for them."""
+        """Copy in an image that was decoded elsewhere; not for lists of images."""
         if self.is_list or value is None:
             return
         pixels = value.pixels if self.image.return_geometry else value
@@ -130,25 +130,25 @@ def begin_field(
     pool: Pool,
     target: BatchMemory,
 ) -> FieldImages:
-    """Begin to decode an image field of a batch.
+    """Start decoding an image field of a batch.
 
     Args:
         rows: The samples.
         field: Name of the field.
-        image: How to decode; it has a size.
-        key: Seed and epoch, from which each sample draws.
-        pool: Decodes.
-        target: Where pixels go.
+        image: The decoder; must have a size.
+        key: Seed and epoch of the random crops and flips.
+        pool: Threads that decode.
+        target: Memory for the pixels.
     """
     prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
     lists = {prefix for prefix in prefixes if field in prefix.index.schema.lists}
     plain = {prefix for prefix in prefixes if prefix.has_one_image and field in prefix.streams}
-    # Of each prefix the places in the batch, and the units, of its images.
+    # For each prefix, the positions in the batch and the units of its images.
     groups: dict[Prefix, tuple[list[int], list[int]]] = {prefix: ([], []) for prefix in prefixes}
     ids: list[int] = []
     first = [0]
     for sample, prefix, row in rows:
-        # A missing image of a plain shard has no bytes in the table, either.
+        # In a plain shard, too, a missing image has zero bytes in the table.
         found = (row,) if prefix in plain else prefix.units_of(row, field)
         places, units = groups[prefix]
         for unit in found:
@@ -156,9 +156,9 @@ def begin_field(
             units.append(unit)
             ids.append(sample)
         if not found and prefix not in lists:
-            ids.append(sample)  # a place for an image that is missing
+            ids.append(sample)  # space for a missing image
         first.append(len(ids))
-    # An empty stream is not decoded: an image that is missing or damaged.
+    # An empty stream stands for a missing or damaged image and is not decoded.
     tables = [prefix.table(units) for prefix, (_, units) in groups.items()]
     table = empty_table(len(ids), max(own.shape[1] for own in tables))
     orientations = np.zeros(len(ids), np.uint8)
@@ -178,7 +178,7 @@ def begin_field(
 
 
 def as_tensors(value: Any) -> Any:
-    """Arrays as tensors: of an image, its views, its geometry, or a list of images."""
+    """Convert arrays to tensors: an image, its views, its geometry, or a list of images."""
     if isinstance(value, Geometry):
         return Geometry(*map(torch.as_tensor, value))
     if isinstance(value, list):
@@ -187,15 +187,14 @@ def as_tensors(value: Any) -> Any:
 
 
 def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
-    """The pixels or the geometry of a field, of all samples.
+    """Collate the pixels or the geometry of a field.
 
     Args:
-        values: Those of each sample, ``None`` if it has none.
-        image: What decoded them.
+        values: The value of each sample, ``None`` if it has none.
+        image: The decoder.
 
-    Returns:
-        A tensor or a Geometry, or one of each view, if each sample has one image of one size; else
-        a list with tensors. ``None`` if these are other values.
+    Returns: A tensor or a Geometry, or one per view, if each sample has one image and all have the
+        same size; otherwise a list of tensors. ``None`` if the values are not images.
     """
     if not any(map(has_pictures, values)):
         return None
@@ -208,14 +207,14 @@ def picture_column(values: Sequence[Any], image: ImageDecoder) -> Any:
 
 
 def has_pictures(value: Any) -> bool:
-    """Whether a value of a sample is pixels or their geometry, or a list of such."""
+    """Tell whether a sample's value is pixels, a geometry, or a list of either."""
     if isinstance(value, list):
         return any(map(has_pictures, value))
     return isinstance(value, np.ndarray | Geometry)
 
 
 def _stack(values: Sequence[Any]) -> Any:
-    """Along a new first dimension, view by view."""
+    """Stack along a new first dimension, view by view."""
     if isinstance(values[0], torch.Tensor):
         return torch.stack(list(values))
     parts = [_stack(part) for part in zip(*values, strict=True)]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .collate import Collator
     from .dataset import PCRDataset
 
-# Samples of a rank that are grouped at a time: enough for whole batches of rare shapes, and few
-# enough that their shards fit in memory. At least so many batches.
+# Samples of a rank to group at a time: enough for whole batches of rare shapes, and few enough for
+# their shards to fit in memory. At least this many batches.
 _WINDOW_SAMPLES = 8192
 _WINDOW_BATCHES = 32
 
@@ -29,25 +29,25 @@ class Buckets:
     """How a :class:`PCRLoader` groups images of different shapes.
 
     ``Buckets(area=512 * 512)``: each batch has one (height, width) of at most ``area`` pixels, both
-    multiples of ``multiple``, which replaces the decoder's size. The largest centered box of this
-    shape is decoded from each image; with ``crop="random"`` a random box of this shape. The number
-    and the size of batches are those without buckets. At each step the batches of all ranks have
-    nearly the same number of pixels, and mostly the same shape.
+    multiples of ``multiple``, which replaces the decoder's size. The decoder crops the largest
+    centered box of this shape from each image, or with ``crop="random"`` a random box of this
+    shape. The number and the size of batches are the same as without buckets. At each step the
+    batches of all ranks have nearly the same number of pixels, and usually the same shape.
 
     ``Buckets(pixels=2_000_000)``: images keep their own sizes, and a batch has at most this many
-    pixels and ``batch_size`` images. Every sample comes once, and all ranks have the same number of
-    batches, whose sizes differ.
+    pixels and ``batch_size`` images. Every sample appears once, and all ranks have the same number
+    of batches, of different sizes.
 
     Both orders are pure functions of seed and epoch, and resume exactly.
 
     Attributes:
         area: Maximum number of pixels of an image.
-        multiple: Divides all heights and widths.
-        max_ratio: Maximum ratio of the longer to the shorter side; longer images lose their ends.
+        multiple: Divisor of all heights and widths.
+        max_ratio: Maximum ratio of the longer to the shorter side; longer images are cropped.
         pixels: Maximum number of pixels of a batch; at least twice those of the largest image.
 
     Raises:
-        ValueError: Not one of ``area`` and ``pixels`` is given, or they are too small.
+        ValueError: Not exactly one of ``area`` and ``pixels`` is given, or a value is too small.
 
     >>> Buckets(area=256 * 256, multiple=64).shapes
     [(320, 192), (256, 256), (192, 320)]
@@ -71,7 +71,7 @@ class Buckets:
 
     @property
     def numbers(self) -> list[float | None]:
-        """Its attributes, as a state of a loader has them."""
+        """The attributes, as stored in a loader's state."""
         return list(astuple(self))
 
     @cached_property
@@ -92,10 +92,10 @@ class Buckets:
         geometry: Geometry,
         weights: Sequence[float] | None,
     ) -> None:
-        """Refuse what does not go with these buckets.
+        """Check that a dataset and options work with these buckets.
 
         Raises:
-            ValueError: A sample has no size or too many pixels, or an option does not fit.
+            ValueError: A sample has no size or too many pixels, or an option conflicts.
         """
         image = collator.image
         if self.area is not None:
@@ -113,18 +113,18 @@ class Buckets:
             self.num_batches(dataset.sizes, geometry)
 
     def size_of(self, sizes: Ints) -> tuple[int, int]:
-        """The (height, width) of a batch of (n, 2) sizes: the bucket of its middle sample."""
+        """Return the (height, width) for a batch of (n, 2) sizes: its median sample's bucket."""
         return self.shapes[int(np.median(self._bucket(sizes)))]
 
     def _bucket(self, sizes: Ints) -> Ints:
-        """(n,) the bucket of each of (n, 2) heights and widths: that of the nearest ratio."""
+        """Return the (n,) buckets of (n, 2) heights and widths, by nearest aspect ratio."""
         ratios = np.log([width / height for height, width in self.shapes])
         middles = (ratios[1:] + ratios[:-1]) / 2
         found: Ints = np.searchsorted(middles, np.log(sizes[:, 1] / sizes[:, 0])).astype(np.int64)
         return found
 
     def num_batches(self, sizes: Ints, geometry: Geometry) -> int:
-        """Batches of each rank that (n, 2) heights and widths make with ``pixels``.
+        """Return the number of batches per rank for (n, 2) heights and widths with ``pixels``.
 
         Raises:
             ValueError: An image has more than half of the pixels of a batch.
@@ -136,17 +136,17 @@ class Buckets:
             raise ValueError(
                 f"expected pixels of at least twice the largest image, {2 * largest}, got {limit}"
             )
-        # A batch of less than limit - largest pixels may get one image more.
+        # A batch below limit - largest pixels may get one more image.
         return math.ceil(int(costs.sum()) / (geometry.max_world_size * (limit - largest)))
 
     def _costs(self, sizes: Ints, geometry: Geometry) -> Ints:
-        """Pixels of each image, and at least its part of a batch of the most images."""
+        """Return the pixels of each image, but at least its fraction of a batch of maximum size."""
         batch = geometry.global_batch // geometry.max_world_size
         found: Ints = np.maximum(sizes.prod(axis=1), -(-(self.pixels or 0) // batch))
         return found
 
     def regroup(self, sizes: Ints, rules: Rules) -> Regroup:
-        """What ``epoch_order`` calls to move samples between steps.
+        """Return the function that ``epoch_order`` calls to move samples between steps.
 
         Args:
             sizes: (N, 2) height and width of each sample.
@@ -171,8 +171,8 @@ class Buckets:
     ) -> tuple[Ints, None]:
         """Sort the samples of each rank by bucket, window by window, and shuffle the steps.
 
-        Ranks keep their samples, so that each shard is still read by one rank. They are sorted
-        alike, so that most steps have one shape on all ranks.
+        Ranks keep their samples, so each shard is still read by one rank. All ranks sort the same
+        way, so most steps have one shape on all ranks.
         """
         world = geometry.max_world_size
         steps = len(sizes) // geometry.global_batch
@@ -197,7 +197,7 @@ class Buckets:
         rules: Rules,
         key: tuple[int, int],
     ) -> tuple[Ints, Ints]:
-        """Cut the samples, rank after rank, into runs of nearly equally many pixels."""
+        """Cut the samples of each rank into runs of nearly equal numbers of pixels."""
         world = geometry.max_world_size
         rest = len(sizes) % geometry.global_batch
         full, last = np.split(np.arange(len(sizes)), [len(sizes) - rest])

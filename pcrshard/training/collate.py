@@ -1,4 +1,4 @@
-"""Make a batch of samples: a column for each field, images decoded at once where possible."""
+"""Make batches of samples: one column per field, with images decoded together where possible."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .shard_set import Row
 # Seed and epoch.
 Key = tuple[int, int]
 Rows = list[Row]
-# The images of a batch, by field.
+# Images of a batch by field.
 Images = dict[str, FieldImages]
-# A size is a decoder of whole images.
+# A size stands for a decoder of whole images at that size.
 OneImage = ImageDecoder | int | tuple[int, int] | None
 ImageChoice = Annotated[
     OneImage | Callable[[int], OneImage],
@@ -38,14 +38,16 @@ ImageChoice = Annotated[
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes batches of (id, prefix, row) of their samples.
+    """Makes batches from the (id, prefix, row) of their samples.
 
     Attributes:
-        image: Decodes image fields; without it they stay bytes.
-        fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all.
-        transform: Called with each sample, whose images are arrays; torch collates what it returns.
-        seed: Seed of the draws of crops, with the epoch and the sample's id.
-        image_of: Tells the decoder of each epoch; ``image`` is that of epoch 0 then.
+        image: Decoder of image fields; ``None`` leaves them as bytes.
+        fields: Fields of a batch, which is then a tuple; by default a batch is a dict of all
+            fields.
+        transform: Called with each sample, with images as arrays; torch collates the results.
+        seed: Seed of crops and flips, combined with the epoch and the sample's id.
+        image_of: Function from an epoch's number to its decoder; ``image`` is then the decoder of
+            epoch 0.
     """
 
     image: ImageDecoder | None
@@ -55,7 +57,7 @@ class Collator:
     image_of: Callable[[int], OneImage] | None = None
 
     def of_epoch(self, epoch: int) -> Collator:
-        """What makes the batches of an epoch."""
+        """Return the collator of an epoch."""
         if self.image_of is None:
             return self
         return replace(self, image=as_decoder(self.image_of(epoch)), image_of=None)
@@ -67,22 +69,22 @@ class Collator:
         pool: Pool | None = None,
         target: BatchMemory = BatchMemory(),
     ) -> Callable[[], Any]:
-        """Begin the batch of these rows in an epoch.
+        """Start a batch of these rows.
 
         Args:
             rows: The samples, whose prefixes must be open until the batch is finished.
             epoch: Number of the epoch.
-            pool: Decodes images meanwhile; see :meth:`open_pool`.
-            target: Where images go.
+            pool: Threads that decode in the background; see :meth:`open_pool`.
+            target: Memory for the images.
 
         Returns:
-            What finishes it, and returns it.
+            A function that finishes the batch and returns it.
         """
         key = (self.seed, epoch)
         images: Images = {}
         if pool is not None and self.image is not None and self.image.is_sized:
             if self.transform is not None:
-                target = BatchMemory()  # torch copies what a transform returns
+                target = BatchMemory()  # torch copies a transform's results
             streams = dict.fromkeys(stream for _, prefix, _ in rows for stream in prefix.streams)
             images = {
                 name: begin_field(rows, name, self.image, key, pool, target)
@@ -97,7 +99,7 @@ class Collator:
         epoch: int,
         pool: Pool | None,
     ) -> Callable[[], dict[Scan, Any]]:
-        """Begin the batch of these rows at several scans."""
+        """Start a batch of these rows at several scans."""
         begun = {}
         for scan in scans:
             lower = [(sample, prefix.at(scan), row) for sample, prefix, row in rows]
@@ -105,31 +107,31 @@ class Collator:
         return lambda: {scan: finish() for scan, finish in begun.items()}
 
     def one(self, row: Row, epoch: int = 0) -> Any:
-        """One sample: what ``transform`` makes of it, or a tuple or dict with images as tensors."""
+        """Return one sample: ``transform``'s result, or a tuple or dict with images as tensors."""
         [sample] = self._samples([row], (self.seed, epoch), {})
         if self.transform is not None:
             return self.transform(sample)
         return self._chosen([row], {name: as_tensors(value) for name, value in sample.items()})
 
     def of_size(self, size: tuple[int, int]) -> Collator:
-        """What makes batches of images of (height, width): boxes of that shape, at that size."""
+        """Return a collator that crops to the shape (height, width) and resizes to that size."""
         if self.image is None:
             return self
         height, width = size
         shape = (width / height, width / height)
         box: dict[str, Any] = {"crop": "random", "ratio": shape}
         if self.image.crop != "random":
-            box["scale"] = (1.0, 1.0)  # the largest box of that shape, in the middle
+            box["scale"] = (1.0, 1.0)  # the largest centered box of that shape
         return replace(self, image=replace(self.image, size=size, **box))
 
     @property
     def is_upright(self) -> bool:
-        """Whether images are turned upright; bytes are, by whoever decodes them."""
+        """Whether images are rotated upright; true for bytes, which the user's decoder rotates."""
         return self.image is None or self.image.upright
 
     def open_pool(self, threads: int) -> AbstractContextManager[Pool | None]:
-        """Threads that decode the images of batches; ``None`` where there is no plain decoder."""
-        # A subclass may do more than decode.
+        """Return threads that decode batches; ``None`` without an unmodified ImageDecoder."""
+        # A subclass may override decoding.
         return Pool(threads) if type(self.image) is ImageDecoder else nullcontext()
 
     def _finish(self, rows: Rows, key: Key, images: Images) -> Any:
@@ -141,7 +143,7 @@ class Collator:
         return self._chosen(rows, batch)
 
     def _names(self, rows: Rows) -> list[str]:
-        """The fields that are read of these samples."""
+        """Return the fields to read for these samples."""
         prefixes = dict.fromkeys(prefix for _, prefix, _ in rows)
         found = dict.fromkeys(("__key__",))
         for prefix in prefixes:
@@ -157,7 +159,7 @@ class Collator:
         return self.fields is None or self.transform is not None or name in self.fields
 
     def _chosen(self, rows: Rows, found: dict[str, Any]) -> Any:
-        """A batch, or a sample, as ``fields`` says."""
+        """Select ``fields`` from a batch or a sample."""
         if self.fields is None:
             return found
         for name in self.fields:
@@ -166,7 +168,7 @@ class Collator:
         return tuple(found[name] for name in self.fields)
 
     def _samples(self, rows: Rows, key: Key, images: Images) -> list[Sample]:
-        """Samples with images as arrays."""
+        """Return the samples, with images as arrays."""
         columns: dict[str, list[Any]] = {}
         for name in self._names(rows):
             columns |= self._values(name, rows, key, images.get(name))
@@ -182,7 +184,7 @@ class Collator:
     def _values(
         self, name: str, rows: Rows, key: Key, images: FieldImages | None
     ) -> dict[str, list[Any]]:
-        """A field of each sample, ``None`` where it has none, and the geometry of images."""
+        """Return a field of each sample, ``None`` where absent, and the geometry of images."""
         if images is None:
             values = [self._value(name, row, key) for row in rows]
         else:
@@ -200,7 +202,7 @@ class Collator:
         return {field: [part.get(field) for part in parts] for field in names}
 
     def _value(self, name: str, row: Row, key: Key) -> Any:
-        """A field of a sample; an image is decoded here."""
+        """Return a field of a sample, decoding an image."""
         number, prefix, place = row
         if name == "__key__":
             return prefix.index.keys[place]
@@ -210,8 +212,8 @@ class Collator:
             return prefix.value(place, name)
 
         def decode(pieces: list[memoryview]) -> Any:
-            # Each image of a sample has the same draws, whichever others are read: an image and
-            # its mask are cropped alike.
+            # All images of a sample share their random numbers, whichever fields are read, so that
+            # an image and its mask are cropped alike.
             return image(pieces, draw_key(*key, number))
 
         value = prefix.value(place, name, decode)
@@ -226,7 +228,7 @@ class Collator:
     def _columns(
         self, name: str, rows: Rows, key: Key, images: FieldImages | None
     ) -> dict[str, Any]:
-        """A field of a batch, and the geometry of images, unless no sample has it."""
+        """Return the columns of a field and its geometry; empty if no sample has the field."""
         columns: dict[str, Any]
         if images is not None and not images.is_list and all(images.decoded):
             columns = images.columns
@@ -239,7 +241,7 @@ class Collator:
         return {field: column for field, column in columns.items() if self._is_wanted(field)}
 
     def _column(self, name: str, values: list[Any], rows: Rows, images: FieldImages | None) -> Any:
-        """The values of a field, by WebDataset's meaning of its last extension."""
+        """Collate the values of a field by WebDataset's meaning of its last extension."""
         missing = [row for row, value in zip(rows, values, strict=True) if value is None]
         if missing and self.fields is not None and name in self.fields:
             _refuse_missing(missing[0], name)
@@ -262,11 +264,11 @@ def make_collator(
     transform: Callable[[Sample], Any] | None,
     seed: int,
 ) -> Collator:
-    """A collator of these fields, this transform and this seed.
+    """Return a collator of these fields, this transform and this seed.
 
     Raises:
-        TypeError: ``image`` is neither a decoder, nor a size, nor ``None``, nor a function that
-            gives such a thing for an epoch.
+        TypeError: ``image`` is neither a decoder, nor a size, nor ``None``, nor a function from an
+            epoch's number to one of these.
     """
     if isinstance(image, ImageDecoder) or not callable(image):
         return Collator(as_decoder(image), fields, transform, seed)
@@ -274,7 +276,7 @@ def make_collator(
 
 
 def as_decoder(image: OneImage) -> ImageDecoder | None:
-    """The decoder that ``decoder=`` stands for.
+    """Return the decoder for an argument ``decoder=``.
 
     Raises:
         TypeError: It is neither a decoder, nor a size, nor ``None``.
@@ -291,7 +293,7 @@ def as_decoder(image: OneImage) -> ImageDecoder | None:
 
 
 def _refuse_missing(row: Row, name: str) -> NoReturn:
-    """Name a field that is asked for and not there, and why, or those that are."""
+    """Raise an error that explains why a requested field is absent, or lists the present fields."""
     _, prefix, place = row
     first = dict(prefix.index.schema.late).get(name, 0)
     if first > check_scan(prefix.scan, prefix.index.num_groups, 0):

@@ -1,4 +1,4 @@
-"""How many CPUs this process may really use."""
+"""The number of CPUs available to this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 _MEMBERSHIP = "proc/self/cgroup"
 _CGROUPS = "sys/fs/cgroup"
-# In microseconds: the quota and its period, of the second version and the first.
+# Quota and period in microseconds, of cgroup v2 and v1.
 _QUOTA_FILES = {
     "": ("cpu.max",),
     "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
@@ -21,11 +21,12 @@ def decoding_threads(
     environment: Mapping[str, str] = os.environ,
     root: str = "/",
 ) -> int:
-    """Threads that decode for one rank: the CPUs that it has, less one for training; at least one.
+    """Return the decoding threads for one rank: its CPUs minus one for training, at least one.
 
     Args:
-        environment: ``LOCAL_WORLD_SIZE``, as torchrun sets it, says how many ranks share them.
-        root: Where the files of the system are.
+        environment: Environment variables; torchrun sets ``LOCAL_WORLD_SIZE``, the number of ranks
+            that share the CPUs.
+        root: Root of the file system.
     """
     ranks = environment.get("LOCAL_WORLD_SIZE", "1")
     share = available_cpus(root) // max(int(ranks) if ranks.isdecimal() else 1, 1)
@@ -33,7 +34,7 @@ def decoding_threads(
 
 
 def available_cpus(root: str = "/") -> int:
-    """Whole CPUs that affinity and the quota of the control group give this process."""
+    """Return the whole CPUs that the affinity and the cgroup quota allow this process."""
     return max(int(min(_affinity(), cgroup_quota(root))), 1)
 
 
@@ -44,13 +45,13 @@ def _affinity() -> int:
 
 
 def cgroup_quota(root: str = "/") -> float:
-    """CPUs that the control group of this process may use, of either version; infinite for all."""
+    """Return the CPU quota of this process's cgroup, v1 or v2; infinite if unlimited."""
     quotas = [_quota(folder, files) for folder, files in _cgroups(Path(root))]
     return min(quotas, default=math.inf)
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """The folder of each group that this process is in, and which files may say its quota."""
+    """Yield the folder of each cgroup of this process, and the names of its quota files."""
     try:
         lines = (root / _MEMBERSHIP).read_text().splitlines()
     except OSError:
@@ -59,7 +60,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
         _, controllers, path = line.split(":", 2)
         for controller in set(controllers.split(",")) & _QUOTA_FILES.keys():
             top = root / _CGROUPS / controller
-            # A container sees its own group as the top, under the path that it has outside.
+            # A container mounts its own cgroup as the root but sees the host's path of it.
             for folder in [PurePosixPath(path), *PurePosixPath(path).parents]:
                 yield top / folder.relative_to("/"), _QUOTA_FILES[controller]
 
@@ -67,7 +68,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
 def _quota(folder: Path, files: tuple[str, ...]) -> float:
     with suppress(OSError, ValueError):
         text = " ".join((folder / file).read_text() for file in files)
-        quota, period = map(int, text.split())  # "max" is no number, and -1 no quota
+        quota, period = map(int, text.split())  # "max" is not a number, and -1 means no quota
         if quota > 0 and period > 0:
             return quota / period
     return math.inf

@@ -1,4 +1,4 @@
-"""``PCRDataset``: the samples of a dataset, by number or key."""
+"""``PCRDataset``: random access to the samples of a dataset, by number or key."""
 
 from __future__ import annotations
 
@@ -34,35 +34,36 @@ Numbers = Annotated[Iterable[int], "sample numbers, or a mask of True and False"
 
 
 class PCRDataset(Dataset[Any]):
-    """The samples of a PCR dataset, by number or key: a map-style dataset of torch.
+    """A map-style torch dataset of the samples of a PCR dataset, by number or key.
 
-    It holds no position. :class:`PCRLoader` makes batches of it, shard by shard, in an exact and
+    It keeps no position. :class:`PCRLoader` makes batches from it, shard by shard, in an exact and
     resumable order. Any ``torch.utils.data.DataLoader`` with any sampler works too, by random
-    access: prefixes that were used recently are held in memory.
+    access: recently used prefixes stay in memory.
 
     Args:
-        urls: Dataset folder or its ``pcr.json``, or several of them; local or any fsspec URLs. One
-            request each.
+        urls: Dataset folder or its ``pcr.json``, or several of them; local paths or any fsspec
+            URLs. Opening costs one request each.
         scan: Highest scan to read, 1-based; ``"full"``; 0 for labels without pixels; a fraction in
             (0, 1) for the highest scan that takes at most this fraction of the full bytes; or a
-            :class:`ScanLevel`, which is read at each shard.
-        decoder: Decodes image fields. Without it they stay JPEG bytes. A size, such as 224 or
+            :class:`ScanLevel`, which is consulted at each shard.
+        decoder: Decoder of image fields; by default they stay JPEG bytes. A size, such as 224 or
             (height, width), stands for ``ImageDecoder(size)``: the whole image at that size,
-            without crop or flip. A function of the epoch's number returns one of these for each
-            epoch, such as smaller images first.
-        fields: Fields of a sample, which is then a tuple; by default a sample is a dict of all.
-        transform: Called with each sample, a dict whose images are arrays if there is a decoder.
-        cache_dir: Folder on local disk that keeps the prefixes that were read.
+            without crop or flip. A function from the epoch's number to one of these can, for
+            example, start with smaller images.
+        fields: Fields of a sample, which is then a tuple; by default a sample is a dict of all
+            fields.
+        transform: Called with each sample, a dict whose images are arrays if ``decoder`` is given.
+        cache_dir: Local folder that caches the prefixes read.
         cache_bytes: Upper bound of that folder, in bytes, or a size such as ``"50GB"``.
         storage_options: fsspec storage options.
-        retry: What to do about a bad network.
-        check: Whether to compare each image with its CRC-32C.
-        held_bytes: Upper bound of the prefixes that random access holds in memory, per process,
+        retry: Retry policy for failed requests.
+        check: Whether to verify the CRC-32C of each image.
+        held_bytes: Upper bound of the prefixes that random access keeps in memory, per process,
             written like ``cache_bytes``.
 
     Raises:
         ScanUnavailable: The dataset has no such scan.
-        StorageError: There is no dataset.
+        StorageError: The dataset does not exist or cannot be read.
         TypeError: An argument is unknown or of another type.
         ValueError: An argument is out of range.
     """
@@ -110,34 +111,34 @@ class PCRDataset(Dataset[Any]):
         # The ids of a view's samples in the whole dataset, ascending.
         self._ids: Ints | None = None
         self._recent = RecentPrefixes(self.shards, num_bytes("held_bytes", held_bytes))
-        self.collator(0)  # raises if the decoder or the fields are none
+        self.collator(0)  # validates the decoder and the fields
 
     def collator(self, seed: int) -> Collator:
-        """What makes batches of rows; crops and flips are drawn from a seed."""
+        """Return the collator of rows; crops and flips are drawn from this seed."""
         return make_collator(self.decoder, self.fields, self.transform, seed)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, by ``cls``."""
+        """Names of the classes, indexed by ``cls``."""
         return self.shards.classes
 
     @property
     def num_classes(self) -> int:
-        """How many classes ``cls`` counts; 0 if the dataset index does not say."""
+        """The number of classes; 0 if the dataset index does not tell."""
         return self.shards.num_classes
 
     @property
     def num_samples(self) -> int:
-        """Samples of this dataset or view."""
+        """The number of samples of this dataset or view."""
         return self.shards.num_samples if self._ids is None else len(self._ids)
 
     @property
     def max_scan(self) -> Scan:
-        """The highest scan that can be read: ``"full"``, or of a staged copy what it holds."""
+        """The highest readable scan: ``"full"``, or for a staged copy the highest it holds."""
         return self.shards.scans.highest
 
     def cache_stats(self) -> CacheStats:
-        """Bytes that came from ``cache_dir``, and bytes that were fetched, workers included."""
+        """Bytes read from ``cache_dir`` and bytes fetched, including workers."""
         cache = self.shards.options.cache
         return CacheStats(0, 0) if cache is None else cache.stats
 
@@ -149,10 +150,10 @@ class PCRDataset(Dataset[Any]):
 
     @cached_property
     def labels(self) -> Ints:
-        """(N,) int64, ``cls`` of each sample. Reads the index of each shard once, in parallel.
+        """The ``cls`` of each sample, (N,) int64. Reads the index of each shard once, in parallel.
 
         Raises:
-            ValueError: A sample has no ``cls``, or it is no integer.
+            ValueError: A sample has no integer ``cls``.
         """
         found = self.shards.columns.labels
         values = found if self._ids is None else [found[sample] for sample in self._ids]
@@ -163,9 +164,9 @@ class PCRDataset(Dataset[Any]):
 
     @property
     def sizes(self) -> Ints:
-        """(N, 2) int64, height and width in pixels of each sample's first image; 0, 0 if unknown.
+        """The height and width in pixels of first images, (N, 2) int64; 0, 0 if unknown.
 
-        They are those of the upright picture, unless the decoder has ``upright=False``. Reads the
+        Sizes are after rotation to upright unless the decoder has ``upright=False``. Reads the
         index of each shard once, in parallel.
         """
         found: Ints = self.shards.columns.sizes[int(self.collator(0).is_upright)]
@@ -173,18 +174,18 @@ class PCRDataset(Dataset[Any]):
 
     @cached_property
     def shard_sizes(self) -> Ints:
-        """(shards,) int64, samples of this dataset or view in each shard."""
+        """The number of samples of this dataset or view in each shard, (shards,) int64."""
         starts = self.shards.starts
         return np.diff(starts if self._ids is None else np.searchsorted(self._ids, starts))
 
     @property
     def fingerprint(self) -> tuple[int, int | None]:
-        """Checksums of the shards, and of a view's samples: others mean other sample numbers."""
+        """A checksum of the shards and a view's samples; if it differs, so do sample numbers."""
         ids = self._ids
         return self.shards.fingerprint, None if ids is None else crc32c(ids.astype("<i8").tobytes())
 
     def sample_ids(self, numbers: Ints) -> Ints:
-        """The ids in the whole dataset of (n,) sample numbers of this dataset or view."""
+        """Return the ids in the whole dataset for (n,) sample numbers of this dataset or view."""
         return numbers if self._ids is None else self._ids[numbers]
 
     def __repr__(self) -> str:
@@ -199,19 +200,18 @@ class PCRDataset(Dataset[Any]):
         return self.num_samples
 
     def __getitem__(self, sample: Any) -> Any:
-        """One sample, by its number, which may be negative, or by its key.
+        """Return a sample by its number, which may be negative, or by its key.
 
-        The random numbers of crops and flips come from torch's generator, as torchvision's do.
+        Random crops and flips use torch's generator, as in torchvision.
 
-        Returns:
-            What ``transform`` makes of it; otherwise a tuple of ``fields``, or a dict: images as
+        Returns: The result of ``transform``; otherwise a tuple of ``fields``, or a dict: images as
             uint8 tensors, or bytes without a decoder; ``cls`` an int, ``json`` parsed, ``txt`` a
             str.
 
         Raises:
-            IndexError, KeyError: There is no such sample.
-            TypeError: It is neither an integer nor a key.
-            FormatError, StorageError: It cannot be read.
+            IndexError, KeyError: The sample does not exist.
+            TypeError: The argument is neither an integer nor a key.
+            FormatError, StorageError: The sample cannot be read.
         """
         if isinstance(sample, str):
             number = self._numbers[sample]
@@ -236,7 +236,7 @@ class PCRDataset(Dataset[Any]):
 
     @checked()
     def at(self, scan: ScanOrFraction) -> Self:
-        """The same samples at another scan.
+        """Return the same samples at another scan.
 
         Raises:
             ScanUnavailable: The dataset has no such scan.
@@ -247,14 +247,14 @@ class PCRDataset(Dataset[Any]):
 
     @checked()
     def subset(self, numbers: Numbers) -> Self:
-        """A view of some samples, in the order of this dataset; it shares the shards.
+        """Return a view of some samples, in the order of this dataset; it shares the shards.
 
         Args:
-            numbers: (n,) their numbers, or a (len,) bool mask.
+            numbers: (n,) sample numbers, or a (len,) bool mask.
 
         Raises:
-            IndexError: There is no such sample.
-            ValueError: A sample comes twice, or there is none.
+            IndexError: A number is out of range.
+            ValueError: A sample appears twice, or the selection is empty.
         """
         chosen = np.asarray(numbers if hasattr(numbers, "__array__") else list(numbers))
         if chosen.dtype != bool:
@@ -276,11 +276,11 @@ class PCRDataset(Dataset[Any]):
         stratify: bool = True,
         seed: Natural = 0,
     ) -> list[Self]:
-        """Views that divide the samples among them at random, such as for training and validation.
+        """Split the samples at random into views, for example for training and validation.
 
         Args:
             fractions: Fraction of the samples of each view; they sum to 1.
-            stratify: Whether to divide each class by these fractions, as nearly as possible.
+            stratify: Whether to split each class by these fractions, as nearly as possible.
             seed: The same seed always gives the same views.
 
         Raises:
@@ -291,7 +291,7 @@ class PCRDataset(Dataset[Any]):
             raise ValueError(f"expected fractions that sum to 1, got {list(fractions)}")
         draws = random_words(len(self), Rules(seed), SPLIT, (0, 0))
         labels = self.labels if stratify else np.zeros(len(self), np.int64)
-        # By class, shuffled: the samples of each view are then spread evenly.
+        # Sorted by class and shuffled within; each view then takes its samples at even spacing.
         order = np.lexsort((draws, labels))
         counts = np.array(share_out(fractions, len(self)))
         due = [(np.arange(count) + 0.5) / count for count in counts]
@@ -300,5 +300,5 @@ class PCRDataset(Dataset[Any]):
         return [self.subset(order[views == view]) for view in range(len(counts))]
 
     def __getstate__(self) -> dict[str, Any]:
-        cached = ("keys", "_numbers")  # large, and made again where they are needed
+        cached = ("keys", "_numbers")  # large, and recomputed on demand
         return {name: value for name, value in vars(self).items() if name not in cached}

@@ -1,4 +1,4 @@
-"""Which epoch begins now: a number that the workers of a loader find out together."""
+"""A count of epochs, shared by the workers of a loader."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _TAG = 1 << 32
 class EpochCounter:
     """Counts epochs for a pipeline that only its DataLoader workers iterate.
 
-    Nothing in the parent process is called when an epoch begins, and workers that are started anew
-    forget what they counted. So the count lies in shared memory, and the first worker that begins
-    an epoch advances it for all. Workers of one loader know each other by its base seed and size;
-    one that has begun this epoch already, as a persistent worker, begins the next.
+    The parent process is not notified when an epoch begins, and restarted workers lose their
+    counts. The count is therefore in shared memory, and the first worker to begin an epoch advances
+    it for all. Workers identify their loader by its base seed and number of workers; a persistent
+    worker that has already begun this epoch begins the next one.
 
-    Two workers that find an epoch new at the same time write the same number, so there is no lock.
-    The shared numbers are the last few epochs that were begun, each with its loader in the low 32
-    bits, and for each worker the one that it began last.
+    Lock-free: two workers that begin a new epoch at the same time write the same number. Shared
+    memory holds the last few epochs begun, each with its loader in the low 32 bits, and for each
+    worker the last epoch that it began.
     """
 
     def __init__(self) -> None:
         self._recent = SharedIntegers([0] * _RECENT)
         self._begun_by = SharedIntegers([0] * _MAX_WORKERS)
-        # What to add to the count, since the next epoch may be set.
+        # Offset added to the count, because the next epoch may be set.
         self._offset = SharedIntegers([0])
 
     @property
     def next_epoch(self) -> int:
-        """Number of the epoch that begins next, from 0."""
+        """Number of the next epoch, from 0."""
         return int(self._offset[0] + self._count())
 
     @next_epoch.setter
@@ -42,7 +42,7 @@ class EpochCounter:
         self._offset[0] = epoch - self._count()
 
     def begin(self) -> int:
-        """Begin an epoch, in this process or together with the other workers of its loader."""
+        """Begin an epoch, possibly jointly with other workers of the loader; return its number."""
         worker = _worker()
         count = self._count() + 1
         if worker is None:
@@ -59,7 +59,7 @@ class EpochCounter:
         return int(self._offset[0] + count - 1)
 
     def _count(self) -> int:
-        """Epochs that have begun."""
+        """The number of epochs begun."""
         return int(max(self._recent[:]) // _TAG)
 
     def _note(self, count: int, loader: int) -> None:
@@ -67,7 +67,7 @@ class EpochCounter:
 
 
 def _worker() -> Any:
-    """What torch says of this DataLoader worker; ``None`` in any other process."""
-    # Looked up, not imported: a worker has imported it, and `import pcrshard` shall not.
+    """Return torch's description of this DataLoader worker; ``None`` in any other process."""
+    # Looked up, not imported: workers have imported it, and `import pcrshard` must not.
     data = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()

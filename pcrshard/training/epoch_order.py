@@ -1,20 +1,20 @@
-"""Who reads which samples, and in which order: pure functions of numbers.
+"""Assign samples to ranks and workers, in order: pure functions of numbers.
 
 A sample's id is its shard's first id plus its row in the shard; ``sizes`` holds the number of
-samples of each shard. An epoch is made in three steps, the first one by
-``epoch_sequence``:
+samples of each shard. An epoch is laid out in three steps, the first in ``epoch_sequence``:
 
 1. **Sequence**: every sample once, shard after shard in a seeded order, and the samples of each
    shard in a seeded order (``mixture`` makes a sequence from several datasets).
-2. **Lanes**: the sequence is cut into ``max_world_size * lanes_per_rank`` runs whose lengths follow
-   from the batch geometry alone, so each cut splits at most one shard. Inside a lane a sliding
-   window mixes at most ``shuffle_shards`` neighboring shards at a time.
-3. **Rows**: row t is the global batch of step t. Slot c, which is rank c of the largest world,
-   gives the columns [c, c + 1) * global_batch / max_world_size, from its lane t % lanes_per_rank.
+2. **Lanes**: the sequence is cut into ``max_world_size * lanes_per_rank`` runs whose lengths depend
+   only on the batch geometry, so each cut splits at most one shard. Inside a lane a sliding window
+   mixes at most ``shuffle_shards`` neighboring shards at a time.
+3. **Rows**: row t is the global batch of step t. Slot c, which is rank c at the largest world size,
+    contributes the columns [c, c + 1) * global_batch / max_world_size, from its lane t %
+    lanes_per_rank.
 
-The number of DataLoader workers and the world size play no part in this, so they cannot change the
-order. A loader hands out the batches of W workers in turn: worker w makes the steps t % W == w,
-which are whole lanes where W divides ``lanes_per_rank``.
+The order depends on neither the number of DataLoader workers nor the world size. A loader takes
+batches from W workers in turn: worker w makes the steps t % W == w, which are whole lanes if W
+divides ``lanes_per_rank``.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ __all__ = [
 ]
 
 Segment = Sequence[int]
-# Called with the (samples,) ids of a layout, its geometry and its (epoch, stage); returns the order
-# of their places, and ``Order.cuts``.
+# Called with the (samples,) ids of a layout, its geometry and its (epoch, stage); returns a
+# permutation of the ids and ``Order.cuts``.
 Regroup = Callable[[Ints, "Geometry", tuple[int, int]], tuple[Ints, Ints | None]]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How an epoch is cut up; fixed while a job runs, and in an elastic job for all of its runs.
+    """How an epoch is divided; fixed while a job runs, and in an elastic job for all of its runs.
 
     Attributes:
         global_batch: Samples per step over all ranks; a multiple of ``max_world_size``.
         max_world_size: The world size, or in an elastic job a multiple of all its world sizes.
-        lanes_per_rank: Lanes per slot. A number of workers that divides it reads each lane in one
-            worker.
+        lanes_per_rank: Lanes per slot. If the number of workers divides it, each lane is read by
+            one worker.
     """
 
     global_batch: int
@@ -85,13 +85,13 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The steps of an epoch that are still to be done.
+    """The remaining steps of an epoch.
 
     Attributes:
         ids: (samples,) int64, step after step; the last step may be short with ``last="short"``.
         geometry: How the steps were laid out.
-        cuts: (steps * max_world_size + 1,) int64 where each slot's batch of each step begins, if
-            the batches differ in size; the world size is then fixed.
+        cuts: (steps * max_world_size + 1,) int64 start of each slot's batch of each step, if
+            batches differ in size; the world size is then fixed.
     """
 
     ids: Ints
@@ -106,13 +106,13 @@ class Order:
         return -(-len(self.ids) // self.geometry.global_batch)
 
     def start(self, step: int) -> int:
-        """Where a step begins in :attr:`ids`; ``step`` in [0, steps]."""
+        """Return the position in :attr:`ids` where a step begins; ``step`` in [0, steps]."""
         if self.cuts is not None:
             return int(self.cuts[step * self.geometry.max_world_size])
         return min(step * self.geometry.global_batch, len(self.ids))
 
     def step(self, index: int) -> Ints:
-        """The ids of one step, of all ranks; ``index`` in [0, steps)."""
+        """Return the ids of one step, for all ranks; ``index`` in [0, steps)."""
         return self.ids[self.start(index) : self.start(index + 1)]
 
 
@@ -126,23 +126,22 @@ def epoch_order(
     sequence: Ints | None = None,
     regroup: Regroup | None = None,
 ) -> Order:
-    """Lay out an epoch, or what is left of it.
+    """Lay out an epoch, or the rest of it.
 
     Args:
         sizes: (shards,) samples per shard.
-        geometry: How the steps to come are cut up.
+        geometry: Geometry of the remaining steps.
         rules: Seed, window and last batch; the same in every segment of an epoch.
         epoch: Number of the epoch, from 0.
         history: Segments ``(global_batch, max_world_size, lanes_per_rank, steps)`` done in this
             epoch, oldest first. If the last one has this geometry, its order continues unchanged.
-            Otherwise what no step has delivered is laid out again, and ``rules.last`` applies to
-            the rest again.
-        sequence: (samples,) int64 ids that the epoch consists of, from ``mixture``; by default
-            every sample once.
-        regroup: Moves samples between the steps, such as :class:`Buckets` does.
+            Otherwise the samples not yet delivered are laid out again, and ``rules.last`` applies
+            to them again.
+        sequence: (samples,) int64 ids that make up the epoch, from ``mixture``; by default every
+            sample once.
+        regroup: Function that moves samples between steps; see :class:`Buckets`.
 
-    Returns:
-        The steps still to be done.
+    Returns: The remaining steps.
 
     Raises:
         ValueError: An argument is out of range, or the history has more steps than the epoch.
@@ -183,7 +182,7 @@ def advance(
     geometry: Geometry,
     steps: int,
 ) -> list[list[int]]:
-    """The history with some more steps done: plain integers for JSON, neighbors of a kind joined.
+    """Append completed steps to the history, as plain integers; merge equal neighbors.
 
     >>> advance([[8, 2, 4, 10]], Geometry(8, 2), 5)
     [[8, 2, 4, 15]]
@@ -210,18 +209,17 @@ def worker_batches(
     workers: int = 1,
     worker: int = 0,
 ) -> list[Ints]:
-    """The batches that one worker of one rank makes, in order.
+    """Return the batches of one worker of one rank, in order.
 
     Args:
-        order: The steps to do; worker w makes the rows w, w + workers, and so on.
+        order: The remaining steps; worker w makes the rows w, w + workers, and so on.
         world: Number of ranks; divides the global batch.
         rank: In [0, world); takes the columns [rank, rank + 1) * global_batch / world of a row.
         workers: Number of DataLoader workers.
         worker: In [0, workers).
 
-    Returns:
-        Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank that
-        gets none of it has one batch fewer.
+    Returns: Views of (global_batch / world,) int64 ids. A short last row is spread evenly; a rank
+        without any of it has one fewer batch.
     """
     check_whole("rank", rank, 0, check_whole("world", world, 1) - 1)
     check_whole("worker", worker, 0, check_whole("workers", workers, 1) - 1)
@@ -245,7 +243,7 @@ def worker_batches(
 
 
 def last_share(length: int, world: int, rank: int) -> range:
-    """The columns of a short last row that a rank gets."""
+    """Return a rank's columns of a short last row."""
     return range(rank * length // world, (rank + 1) * length // world)
 
 
@@ -255,7 +253,7 @@ def _whole_sequence(
     epoch: int,
     given: Ints | None,
 ) -> Ints:
-    """The given ids, if there are such, or every sample once."""
+    """Return the given ids, validated, or by default every sample once."""
     check_whole("epoch", epoch, 0, MAX_EPOCH)
     if given is None:
         given = shuffled_passes(sizes, rules, 0, epoch, epoch + 1)
@@ -271,13 +269,13 @@ def _lay_out(
     rules: Rules,
     key: tuple[int, int],
 ) -> Ints:
-    """Which entry of the sequence stands at each place, row after row.
+    """Return the entry of the sequence at each position, row by row.
 
     Args:
         shards: (samples,) shard of each entry of the sequence.
-        geometry: How rows are cut up.
+        geometry: How rows are divided.
         rules: Seed, window and last batch.
-        key: Epoch and stage, which choose the random numbers.
+        key: Epoch and stage, which seed the random numbers.
     """
     samples = len(shards)
     size = geometry.global_batch
@@ -289,7 +287,7 @@ def _lay_out(
     entries = np.arange(samples + fill[rules.last]) % max(samples, 1)
     lanes = _lanes(len(entries), geometry)
     if rules.shuffle_shards and len(entries):
-        # Not bincount, which takes memory for every lane, and there may be more than samples.
+        # Not bincount, which allocates for every lane; there may be more lanes than samples.
         counts = np.unique(lanes, return_counts=True)[1]
         entries = _mix(entries, shards, counts, rules, key)
 
@@ -299,7 +297,7 @@ def _lay_out(
 
 
 def _lanes(total: int, geometry: Geometry) -> NDArray[Any]:
-    """(total,) lane of each place of the rows; lanes count by slot, then by their turn.
+    """Return the (total,) lane of each position; lanes are numbered by slot, then by turn.
 
     A short last row is spread evenly over the slots.
     """
@@ -323,9 +321,9 @@ def _mix(
     rules: Rules,
     key: tuple[int, int],
 ) -> Ints:
-    """Shuffle each lane's entries by a window that slides over its pieces (runs of one shard).
+    """Shuffle each lane with a window that slides over its pieces (runs of one shard).
 
-    ``counts`` (lanes,) says how many of the entries belong to each lane that has any.
+    ``counts`` (lanes,) is the number of entries of each nonempty lane.
     """
     stops = counts.cumsum()
     begins = run_begins(shards[entries])
@@ -333,7 +331,7 @@ def _mix(
     piece = begins.cumsum() - 1
     pieces = np.add.reduceat(begins, stops - counts, dtype=np.int64)
 
-    # In place where possible: a temporary array of an epoch of ImageNet takes 10 MB.
+    # In place where possible: for ImageNet each temporary array takes 10 MB.
     time = (random_words(len(entries), rules, WINDOWS, key) >> np.uint64(32)).astype(np.int64)
     width, start, period, lane = _windows(pieces, rules.shuffle_shards)
     time *= width[piece]
@@ -348,23 +346,23 @@ def _mix(
 
 
 def _windows(pieces: Ints, shuffle_shards: int) -> tuple[Ints, ...]:
-    """When the pieces of all lanes spread their samples; ``pieces`` (lanes,) is their number.
+    """Return when each piece spreads its samples; ``pieces`` (lanes,) is the number per lane.
 
-    Gives four arrays (pieces,) int64, times in units of 2**-32 piece: the width of a piece's window
-    in whole pieces, the time when it starts, the period after which a reflected lane repeats, and
-    the time when the lane begins, which keeps lanes apart.
+    Four (pieces,) int64 arrays, with times in units of 2**-32 piece: the width of a piece's window
+    in whole pieces, its start, the period after which a reflected lane repeats, and the start of
+    the lane, which separates lanes.
 
-    Piece i of a lane of n pieces spreads its samples evenly over the times
-    [i + 1/2 - w/2, i + 1/2 + w/2), reflected at 0 and n. So at any time at most w pieces are open,
-    and the first and last batches are mixed from w/2 and more, where a plain window would begin and
-    end with one. Every other lane runs backwards: the two parts of a split shard are then needed at
-    the same end of the epoch, and a worker or rank that has both lanes reads it once.
+    Piece i of a lane of n pieces spreads its samples evenly over the times [i + 1/2 - w/2, i + 1/2
+    + w/2), reflected at 0 and n. So at most w pieces are open at any time, and the first and last
+    batches mix at least w/2 pieces, where a plain window would begin and end with one. Every other
+    lane runs backwards: the two parts of a split shard are then needed at the same end of the
+    epoch, and a worker or rank with both lanes reads it once.
     """
     lane = np.repeat(np.arange(len(pieces)), pieces)
     first = (pieces.cumsum() - pieces)[lane]
     length = pieces[lane]
     place = np.arange(len(lane)) - first
     place = np.where(lane % 2, length - 1 - place, place)
-    # From width 2n on, the reflected window is uniform over the whole lane.
+    # At width 2n or more, the reflected window is uniform over the whole lane.
     width = np.minimum(length * 2, shuffle_shards)
     return width, (2 * place + 1 - width) << 31, length << 33, first << 32

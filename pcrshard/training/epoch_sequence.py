@@ -1,4 +1,4 @@
-"""Which samples an epoch consists of, before it is cut into batches: pure functions of numbers.
+"""The samples of an epoch, before they are divided into batches: pure functions of numbers.
 
 Randomness is the raw output of Philox 4x64, a counter-based generator whose values NumPy guarantees
 (the values of NumPy's distributions may change).
@@ -18,14 +18,14 @@ Ints = NDArray[np.int64]
 Counts = Sequence[int] | Ints
 # Sample ids of each batch.
 Batches = Sequence[Ints]
-# Purposes are words of the generator's counter, so that no two uses ever share a number.
-# Changing them changes every order.
+# Purposes are words of the generator's counter, so that no two uses share a random number. Changing
+# them changes every order.
 SHARDS, ROWS, WINDOWS, MERGE, BUCKETS, SPLIT = range(6)
 MAX_EPOCH = 2**32 - 1
 
 
 def check_counts(name: str, values: Counts) -> Ints:
-    """The values as (shards,) int64, if they are whole numbers of at least 0."""
+    """Return the values as (shards,) int64; raise if they are not nonnegative integers."""
     array = np.asarray(values)
     if not _are_counts(array):
         raise ValueError(f"expected {name} to be whole numbers of at least 0, got {values!r}")
@@ -44,7 +44,7 @@ def check_whole(
     least: int,
     most: float = math.inf,
 ) -> int:
-    """The value, if it is a whole number in [least, most]."""
+    """Return the value; raise if it is not an integer in [least, most]."""
     if isinstance(value, int | np.integer) and least <= value <= most:
         return int(value)
     limit = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
@@ -52,12 +52,12 @@ def check_whole(
 
 
 def shards_of(ids: Ints, sizes: Ints) -> Ints:
-    """The shard of each id."""
+    """Return the shard of each id."""
     return np.searchsorted(sizes.cumsum(), ids, side="right")
 
 
 def run_begins(values: Ints) -> NDArray[np.bool_]:
-    """Where a run of one value begins, (len(values),) bool."""
+    """Return a (len(values),) bool mask of the first entry of each run of equal values."""
     begins = np.ones(len(values), bool)
     begins[1:] = values[1:] != values[:-1]
     return begins
@@ -65,15 +65,16 @@ def run_begins(values: Ints) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Rules:
-    """What must not change during an epoch.
+    """Rules of the order that must not change during an epoch.
 
     Attributes:
-        seed: Any number in [0, 2**64).
-        shuffle_shards: Shards that are mixed at any time in a lane; 0 keeps the order of the
-            dataset. A lane is shuffled completely from twice its number of shards on.
-        last: What happens to the samples that fill no global batch. "drop": they are left out,
-            different ones in each epoch. "pad": the sequence wraps to its own beginning. "short":
-            the last step is smaller and spread evenly over the ranks, some of which may get none.
+        seed: Integer in [0, 2**64).
+        shuffle_shards: Number of shards mixed at a time in a lane; 0 keeps the order of the
+            dataset. Twice a lane's number of shards or more shuffles it completely.
+        last: What happens to the samples that do not fill a global batch. "drop": they are left
+            out, different ones in each epoch. "pad": the sequence wraps around to its beginning.
+            "short": the last step is smaller and spread evenly over the ranks, some of which may
+            get none.
     """
 
     seed: int = 0
@@ -97,22 +98,21 @@ def mixture(
 ) -> Ints:
     """Draw one epoch from several datasets.
 
-    Pass it to ``epoch_order`` as ``sequence``, with the concatenated sizes. Dataset d gives exactly
-    n_d samples (``samples`` shared out by weight, largest remainders first) from an endless row of
-    seeded passes, each of which has every sample of d once. Epoch k continues where epoch k - 1
-    stopped, as long as weights and ``samples`` stay the same, so a sample comes twice in an epoch
-    only if a new pass begins in it.
+    Pass it to ``epoch_order`` as ``sequence``, with the concatenated sizes. Dataset d contributes
+    exactly n_d samples (``samples`` apportioned by weight, largest remainders first) from an
+    endless sequence of seeded passes, each of which has every sample of d once. Epoch k continues
+    where epoch k - 1 stopped, as long as weights and ``samples`` stay the same, so a sample appears
+    twice in an epoch only if a new pass begins in it.
 
     Args:
         sizes: Per dataset, (shards,) samples per shard.
-        weights: Per dataset, its share of the epoch, on any scale.
+        weights: Per dataset, its fraction of the epoch, on any scale.
         samples: Samples per epoch.
         rules: Seed, and whether to shuffle.
         epoch: Number of the epoch, from 0.
 
-    Returns:
-        (samples,) int64 ids over the concatenation of the datasets, spread so that every stretch
-        has about the right shares.
+    Returns: (samples,) int64 ids over the concatenation of the datasets, spread so that every
+        stretch has about the right proportions.
 
     >>> mixture([[4], [2, 2]], [1, 1], 4, Rules(shuffle_shards=0)).tolist()
     [0, 1, 4, 5]
@@ -146,7 +146,7 @@ def _stretch(
     begin: int,
     count: int,
 ) -> Ints:
-    """(count,) ids: the stretch from ``begin`` on of the endless row of passes over a dataset."""
+    """Return (count,) ids from position ``begin`` of the endless passes over a dataset."""
     samples = int(sizes.sum())
     if not samples:
         raise ValueError(f"expected samples in dataset {dataset}, got none")
@@ -160,7 +160,7 @@ def _places(
     rules: Rules,
     key: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """Where in [0, 1) of the epoch each sample belongs: all of a shard's run at one place."""
+    """Return each sample's position in the epoch, in [0, 1); a shard's run shares one."""
     starts = np.flatnonzero(run_begins(shards))
     lengths = np.diff(starts, append=len(shards))
     jitter: Any = 0.5
@@ -176,7 +176,7 @@ def shuffled_passes(
     first: int,
     stop: int,
 ) -> Ints:
-    """((stop - first) * samples,) ids: passes [first, stop) over a dataset, each shuffled."""
+    """Return ((stop - first) * samples,) ids: shuffled passes [first, stop) over a dataset."""
     passes = stop - first
     shards = len(sizes)
     samples = int(sizes.sum())
@@ -187,7 +187,7 @@ def shuffled_passes(
     draws = random_words(passes * shards, rules, SHARDS, key, first * shards).reshape(passes, -1)
     rank = draws.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
     rank += np.arange(passes)[:, None] * shards
-    # One sort by shard, then by row: the rank of the shard above 32 random bits.
+    # One sort by shard, then by row: the shard's rank in the bits above 32 random bits.
     keys = np.repeat(rank.ravel(), np.tile(sizes, passes)).astype(np.uint64) << np.uint64(32)
     keys |= random_words(passes * samples, rules, ROWS, key, first * samples) >> np.uint64(32)
     order = keys.argsort(kind="stable")
@@ -202,9 +202,9 @@ def random_words(
     key: tuple[int, int],
     start: int = 0,
 ) -> NDArray[np.uint64]:
-    """(count,) uint64: values [start, start + count) of the stream of a seed, purpose and key."""
+    """Return (count,) uint64: values [start, start + count) of a seed, purpose and key."""
     major, minor = key
-    counter, skipped = divmod(start, 4)  # a counter gives four values
+    counter, skipped = divmod(start, 4)  # four values per counter
     stream = np.random.Philox(
         key=int(rules.seed) | purpose << 64, counter=counter | minor << 64 | major << 128
     )
@@ -213,7 +213,7 @@ def random_words(
 
 
 def share_out(weights: Sequence[float], total: int) -> list[int]:
-    """Whole shares of ``total`` by weight: rounded down, the rest to the largest remainders."""
+    """Apportion ``total`` by weight in whole numbers, by the largest remainders."""
     given = np.asarray(weights, np.float64)
     if given.ndim != 1 or not (given >= 0).all() or not 0 < given.sum() < math.inf:
         raise ValueError(f"expected weights of at least 0 with a positive sum, got {weights!r}")

@@ -1,4 +1,4 @@
-"""``PCRLoader``: batches of a dataset, in an exact order that can be resumed anywhere."""
+"""``PCRLoader``: batches of a dataset, in an exact order that can resume anywhere."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from .epoch_order import (
 from .epoch_sequence import MAX_EPOCH, Batches, check_whole
 from .shard_set import Row, ShardSet, read_batches, sample_sizes
 
-# What JSON can hold of a job.
+# JSON values in a loader's state.
 State = dict[str, Any]
 _VERSION = 1
 _SHUFFLE_SHARDS = 4
 _LANES = 4
 _MAX_SEGMENTS = 64
-# Batches of a state may be larger than those of this job, but not so large that an order of a
-# small dataset takes gigabytes.
+# A state's batches may be larger than this job's, but not so large that the order of a small
+# dataset takes gigabytes.
 _MAX_STATE_BATCH = 1 << 20
 _MAX_STATE_LANES = 1 << 31
 _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short", "pad": "pad"}
@@ -50,16 +50,16 @@ _LAST: dict[Any, Literal["drop", "short", "pad"]] = {True: "drop", False: "short
 
 @dataclass
 class _Cursor:
-    """The position of a job. An iteration takes it over, or replaces it by that of the next epoch.
+    """The position of a job. An iteration takes it over or replaces it with the next epoch's.
 
     Attributes:
         epoch: Number of the epoch.
-        segments: Steps of it before this iteration, as in ``epoch_order``'s ``history``.
-        given: Batches that this iteration has handed to the loop.
-        steps: Steps that are left when it begins, of which this rank may not have the last one;
-            ``None`` before.
+        segments: Steps of the epoch before this iteration, as in ``epoch_order``'s ``history``.
+        given: Batches that this iteration has yielded.
+        steps: Steps remaining when the iteration begins, the last of which may be empty on this
+            rank; ``None`` before that.
         is_loaded: Whether this position was loaded from a state.
-        is_over: Whether nothing is left of the epoch.
+        is_over: Whether the epoch is complete.
     """
 
     epoch: int = 0
@@ -79,45 +79,46 @@ BucketChoice = Annotated[Buckets | None, "pcrshard.Buckets(area=...), Buckets(pi
 
 
 class PCRLoader:
-    """Batches of a :class:`PCRDataset`, in an order that is a pure function of its arguments.
+    """An iterable over batches of a :class:`PCRDataset`, in an order fixed by its arguments.
 
-    Each ``for`` loop over it is the next epoch, also after ``break``: every sample once, in another
-    order with other crops, and the same number of equal batches on each rank. :meth:`state_dict`
-    returns the position of the loop, and :meth:`load_state_dict` continues at the exact next batch,
-    also with other numbers of threads, workers and ranks. Lightning's ``Trainer.fit`` calls both.
+    Each ``for`` loop is the next epoch, even after ``break``: every sample once, with a new order
+    and new crops, and the same number of equal batches on each rank. :meth:`state_dict` returns the
+    position of the loop, and :meth:`load_state_dict` continues at the exact next batch, even with a
+    different number of threads, workers or ranks. Lightning's ``Trainer.fit`` calls both.
 
     Args:
-        dataset: The samples; an epoch of a view has the samples of the view.
-        batch_size: Samples per rank and batch; with ``Buckets(pixels=...)`` their maximum.
-        shuffle: Whether each epoch has another order. ``True`` mixes the samples of 4 shards at a
-            time, a number those of that many shards; ``False`` keeps the order of the dataset.
+        dataset: The dataset, or a view of one.
+        batch_size: Samples per rank and batch; with ``Buckets(pixels=...)`` the maximum.
+        shuffle: Whether to shuffle each epoch. ``True`` mixes the samples of 4 shards at a time, an
+            integer those of that many shards; ``False`` keeps the order of the dataset.
         seed: Seed of orders and crops, in [0, 2**64).
         drop_last: What happens to the samples that do not fill a batch on all ranks. ``True``
             leaves them out, different ones in each epoch; ``False`` spreads them over the ranks as
-            a smaller last batch, which some ranks may not get; ``"pad"`` repeats other samples to
-            fill the batch.
-        threads: Threads that decode in this process, without the GIL; 0 decodes in the training
-            loop's own thread. By default one fewer than the CPUs of this rank.
-        num_workers: Worker processes in place of threads, for a ``transform=`` in Python.
-        prefetch: Batches that are decoded ahead, per worker if there are any.
-        pin_memory: Whether batches are made in pinned memory, if CUDA is there.
+            a smaller last batch, which some ranks may lack; ``"pad"`` repeats other samples to fill
+            the batch.
+        threads: Decoding threads in this process, which release the GIL; 0 decodes in the training
+            loop's thread. By default one fewer than the CPUs of this rank.
+        num_workers: Worker processes instead of threads, for a ``transform=`` in Python.
+        prefetch: Batches decoded ahead, per worker if there are any.
+        pin_memory: Whether to decode into pinned memory, if CUDA is available.
         weights: Fraction of an epoch from each of several datasets, on any scale; by default each
-            sample comes once.
-        num_samples: Samples per epoch with ``weights``; by default as many as the datasets have.
+            sample appears once.
+        num_samples: Samples per epoch with ``weights``; by default the size of the datasets.
         buckets: Groups images by aspect ratio, or bounds the pixels of a batch.
-        rank: Number of this rank; by default that of ``torch.distributed`` when an iteration
-            begins, or of ``RANK`` and ``WORLD_SIZE``, or of ``SLURM_PROCID`` and ``SLURM_NTASKS``.
+        rank: Rank of this process; by default taken, when an iteration begins, from
+            ``torch.distributed``, or from ``RANK`` and ``WORLD_SIZE``, or from ``SLURM_PROCID`` and
+            ``SLURM_NTASKS``.
         world_size: Number of ranks; given together with ``rank``.
         max_world_size: Largest number of ranks of an elastic job. The order is then the same for
             any number of ranks at the same global batch size.
-        lanes_per_rank: Positions of an epoch that a rank reads in turn; best a multiple of
-            ``num_workers``, which then share no shard. 1 holds the fewest shards in memory. By
-            default 4, and 1 without ``shuffle``.
-        shards_ahead: Shards that are fetched while another is used.
-        multiprocessing_context: How workers are started: ``fork``, ``spawn`` or ``forkserver``.
+        lanes_per_rank: Lanes of the epoch that a rank reads in turn; preferably a multiple of
+            ``num_workers``, so that workers share no shards. 1 keeps the fewest shards in memory.
+            By default 4, and 1 without ``shuffle``.
+        shards_ahead: Shards to fetch while another is in use.
+        multiprocessing_context: Start method of workers: ``fork``, ``spawn`` or ``forkserver``.
 
     Raises:
-        ValueError: The numbers do not fit together, or the dataset does not fill one batch.
+        ValueError: Arguments conflict, or the dataset does not fill one batch.
         TypeError: An argument is unknown or of another type.
     """
 
@@ -200,7 +201,7 @@ class PCRLoader:
                 raise ValueError("expected no max_world_size with buckets")
             buckets.check(dataset, self.collator, geometry, weights)
         if weights is not None:
-            self._order(self._cursor)  # raises if the weights make no sense
+            self._order(self._cursor)  # validates the weights
         elif not len(self) and self.rules.last == "drop":
             raise ValueError(
                 f"expected at least one global batch of {geometry.global_batch} samples, "
@@ -209,17 +210,17 @@ class PCRLoader:
 
     @property
     def collator(self) -> Collator:
-        """What makes batches, by the decoder and the fields that the dataset has now."""
+        """The collator, for the dataset's current decoder and fields."""
         return self.dataset.collator(self.rules.seed)
 
     @property
     def rank(self) -> ranks.Rank:
-        """(rank, world): of this process, as it is now."""
+        """The current (rank, world) of this process."""
         return ranks.current(self._given_rank)
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that is being read; before its first batch, the one to read next."""
+        """Number of the current epoch; before its first batch, of the epoch to read next."""
         return self._cursor.epoch
 
     @property
@@ -235,7 +236,7 @@ class PCRLoader:
         )
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank; the same in every epoch."""
+        """Return the number of batches of a whole epoch on this rank; the same in every epoch."""
         rank, world = self.rank
         if self.buckets is not None and self.buckets.pixels is not None:
             return self.buckets.num_batches(self.dataset.sizes, self._geometry)
@@ -249,9 +250,9 @@ class PCRLoader:
     def set_epoch(self, epoch: Natural) -> None:
         """Read this epoch next, from its beginning.
 
-        If a state was loaded and the iteration has not begun, the epoch of the state keeps its
-        place: loops that resume may call both. If the state was saved after the last batch of this
-        epoch, nothing is left of it, and the next iteration is empty.
+        If a state was loaded and the iteration has not begun, setting the state's epoch keeps its
+        position, so that resuming loops may call both. If the state was saved after the last batch
+        of this epoch, the next iteration is empty.
         """
         cursor = self._cursor
         if cursor.steps is None and cursor.epoch == epoch:
@@ -260,10 +261,10 @@ class PCRLoader:
         self._cursor = _Cursor(epoch, is_over=ended and epoch == cursor.epoch - 1)
 
     def state_dict(self) -> State:
-        """Return the position after the batches that the loop got; the same on all ranks.
+        """Return the position after the batches yielded so far; the same on all ranks.
 
-        A few integers that JSON can hold. After the last batch of an epoch it is the start of the
-        next one.
+        The state is a few integers that JSON can store. After the last batch of an epoch it is the
+        start of the next epoch.
         """
         cursor = self._cursor
         place: State = {"epoch": cursor.epoch, "segments": cursor.segments}
@@ -274,11 +275,11 @@ class PCRLoader:
         return self._fixed() | place
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a position, also at another scan, or with other workers or ranks.
+        """Continue from a position, possibly at another scan or with other workers or ranks.
 
         Raises:
-            ValueError: The state is of other samples, other options or a newer version, or is
-                malformed; nothing changes then.
+            ValueError: The state belongs to other samples, other options or a newer version, or is
+                malformed; the loader is then unchanged.
         """
         if not isinstance(state, Mapping):
             kind = type(state).__name__
@@ -300,12 +301,12 @@ class PCRLoader:
             check_whole("lanes of a state", lanes, 1, _MAX_STATE_LANES)
         epoch = check_whole("epoch", state.get("epoch", -1), 0, MAX_EPOCH)
         cursor = _Cursor(epoch, list(map(list, segments)), is_loaded=True)
-        if not self._order(cursor).steps:  # raises if the epoch has no such steps
+        if not self._order(cursor).steps:  # raises if the epoch lacks these steps
             cursor = _Cursor(cursor.epoch + 1, is_loaded=True)
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: Lightning calls iter() once more than it reads, which must change nothing.
+        # A generator, because Lightning calls iter() one extra time, which must have no effect.
         cursor = self._cursor
         if cursor.steps is not None:
             cursor = _Cursor(cursor.epoch + 1)
@@ -334,15 +335,15 @@ class PCRLoader:
         epoch: int = 0,
         shards: ShardSet | None = None,
     ) -> Iterator[dict[Scan, Any]]:
-        """Given samples at several scans with the same crops, for comparisons of scans.
+        """Yield given samples at several scans with the same crops, to compare scans.
 
         Each shard is read once, at the highest scan.
 
         Args:
             batches: (samples,) sample numbers of each batch.
             scans: The scans to compare, 1-based or ``"full"``.
-            epoch: Number that the crops are drawn for; another one draws other crops.
-            shards: The same shards at another place, where there are more scans.
+            epoch: Epoch whose crops to use; each epoch has different crops.
+            shards: The same shards at another location, with more scans.
 
         Yields:
             The batch at each scan.
@@ -360,7 +361,7 @@ class PCRLoader:
         return Geometry(self.batch_size * world, self.max_world_size or world, self._lanes)
 
     def _order(self, cursor: _Cursor) -> Order:
-        """The steps from a cursor's start on."""
+        """Return the steps from a cursor's start."""
         dataset = self.dataset
         sizes = dataset.shard_sizes
         sequence = None
@@ -382,7 +383,7 @@ class PCRLoader:
         )
 
     def _read(self, batches: Batches, epoch: int) -> Generator[Any]:
-        """The batches of sample numbers, read and decoded here or by workers."""
+        """Yield the batches of these sample numbers, read and decoded here or by workers."""
         reading = _Reading(self, batches, epoch)
         if not self.num_workers:
             yield from reading
@@ -397,7 +398,7 @@ class PCRLoader:
         )
 
     def _fixed(self) -> State:
-        """What must be the same for a state to mean the same samples; lanes and ranks need not."""
+        """The values that must match for a state to mean the same samples; not lanes or ranks."""
         rules = self.rules
         shards, view = self.dataset.fingerprint
         return {
@@ -415,11 +416,11 @@ class PCRLoader:
 
 @dataclass(eq=False)
 class _Reading(IterableDataset[Any]):
-    """The batches of one iteration; a worker of a ``DataLoader`` makes its share of them.
+    """The batches of one iteration; a ``DataLoader`` worker makes its part of them.
 
     Attributes:
-        loader: How they are read.
-        batches: Sample numbers of each.
+        loader: The loader, with its options.
+        batches: Sample numbers of each batch.
         epoch: Number of the epoch.
     """
 
@@ -434,7 +435,7 @@ class _Reading(IterableDataset[Any]):
         batches = self.batches[info.id :: info.num_workers] if info else self.batches
         collate = loader.collator.of_epoch(self.epoch)
         target = BatchMemory(loader.pin_memory)
-        # The threads are started with the first batch, and end with this generator.
+        # The threads start with the first batch and end with this generator.
         with collate.open_pool(loader.threads) as pool:
 
             def begin(rows: list[Row]) -> Callable[[], Any]:
@@ -458,6 +459,6 @@ class _Reading(IterableDataset[Any]):
 
 
 def _are_segments(value: Any) -> TypeGuard[Sequence[Sequence[Any]]]:
-    """Whether a value, which may come from outside, has the form of a state's segments."""
+    """Tell whether an untrusted value has the form of a state's segments."""
     is_list = isinstance(value, list | tuple) and len(value) <= _MAX_SEGMENTS
     return is_list and all(isinstance(each, list | tuple) and len(each) == 4 for each in value)

@@ -1,4 +1,4 @@
-"""Which of the processes of a job this one is."""
+"""The rank of this process, and the world size."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ log = get_logger(__name__)
 
 
 class Rank(NamedTuple):
-    """This process's number, from 0, and the number of processes that share an epoch."""
+    """The rank of this process, from 0, and the number of processes that share an epoch."""
 
     rank: int
     world: int
 
 
-# In the order of trust. torchrun sets the first pair. srun sets the second one, also where nothing
-# else is set: splitters that only know the first pair give every task of a plain
-# `srun python train.py` the same data. IDRIS's idr_torch reads the second pair, too.
+# In order of precedence. torchrun sets the first pair, srun the second, even if nothing else is
+# set: splitters that know only the first pair give every task of a plain `srun python train.py` the
+# same data. IDRIS's idr_torch also reads the second pair.
 _PAIRS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
 
 def from_environment(environment: Mapping[str, str]) -> Rank | None:
-    """The rank that a launcher gave, if one did: a pure function of the variables.
+    """Return the rank set by a launcher, if any: a pure function of the variables.
 
     Raises:
-        ValueError: The variables make no sense.
+        ValueError: The variables are inconsistent.
 
     >>> from_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
     Rank(rank=3, world=8)
@@ -54,16 +54,16 @@ def from_environment(environment: Mapping[str, str]) -> Rank | None:
 
 
 def current(given: tuple[int, int] | None = None) -> Rank:
-    """The rank of this process.
+    """Return the rank of this process.
 
-    It is the first of: the given one, that of an initialized ``torch.distributed``, that of the
-    environment, and 0 of 1.
+    The argument takes precedence, then an initialized ``torch.distributed``, then the environment;
+    the default is rank 0 of 1.
 
     Args:
         given: (rank, world), if the caller knows it.
 
     Raises:
-        ValueError: What was given, or the environment, makes no sense.
+        ValueError: The argument or the environment is inconsistent.
     """
     if given is not None:
         rank, world = given
@@ -72,8 +72,8 @@ def current(given: tuple[int, int] | None = None) -> Rank:
                 f"expected a rank from 0 to below the number of ranks, got {rank} of {world}"
             )
         return Rank(rank, world)
-    # Looked up, not imported: a job that uses torch.distributed has imported it, and the data side
-    # does without torch.
+    # Looked up, not imported: a job that uses torch.distributed has imported it, and reading data
+    # does not require torch.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Rank(distributed.get_rank(), distributed.get_world_size())

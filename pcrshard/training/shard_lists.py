@@ -1,4 +1,4 @@
-"""Shard lists for WebDataset pipelines: who takes which shards, and in which order."""
+"""Shard lists for WebDataset pipelines: the order of shards, and their split by rank."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ def shards(
     seed: int = 0,
     epoch: int | None = None,
 ) -> list[str] | ShardOrder:
-    """The shards in an order that changes with each epoch, as the first stage of WebDataset.
+    """Return shards in an order that changes every epoch, as WebDataset's first stage.
 
-    ``wds.WebDataset(pcrshard.shards(urls), shardshuffle=False).pcr_scan(5)`` has another order in
-    each epoch, by itself: in this process, in DataLoader workers that are started anew for each
-    epoch, and in persistent ones. WebDataset's own ``shardshuffle`` starts from the same seed in
-    each epoch, and ``detshuffle=True`` in each worker that is started, so that epochs repeat one
-    order.
+    ``wds.WebDataset(pcrshard.shards(urls), shardshuffle=False).pcr_scan(5)`` has a new order in
+    each epoch automatically: in this process, in DataLoader workers restarted for each epoch, and
+    in persistent ones. WebDataset's own ``shardshuffle`` restarts from the same seed in each epoch,
+    and ``detshuffle=True`` in each new worker, so that epochs repeat one order.
 
     Args:
         urls: Brace pattern, or URLs.
-        seed: Any number, the same on all ranks; another one gives other orders.
-        epoch: Number of an epoch, whose order is then returned as a list.
+        seed: Any integer, the same on all ranks; it selects the orders.
+        epoch: Number of an epoch, to return its order as a list.
 
     Returns:
         A :class:`ShardOrder`, or the list of one epoch if ``epoch`` is given.
@@ -41,11 +40,11 @@ def shards(
 
 
 class ShardOrder(Sequence[str]):
-    """Shards in the order of an epoch that advances each time that a pipeline reads them.
+    """Shards in an epoch's order; each pass of a pipeline advances the epoch.
 
-    It may stand wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, and is the first stage
-    of a ``wds.DataPipeline``. As a sequence it is the list of the next epoch, and does not advance.
-    Each rank counts for itself: start as many epochs on all of them, or set :attr:`epoch`.
+    Use it wherever WebDataset takes URLs, if ``.pcr_scan()`` follows, or as the first stage of a
+    ``wds.DataPipeline``. As a sequence it is the list of the next epoch, and does not advance. Each
+    rank counts its own epochs: start the same number on all ranks, or set :attr:`epoch`.
 
     >>> order = ShardOrder("a{0..3}.tar", seed=1)
     >>> [item["url"] for item in order()], order.epoch
@@ -53,7 +52,7 @@ class ShardOrder(Sequence[str]):
 
     Args:
         urls: Brace pattern, or URLs.
-        seed: Any number, the same on all ranks.
+        seed: Any integer, the same on all ranks.
     """
 
     def __init__(self, urls: storage.Urls, seed: int = 0) -> None:
@@ -63,7 +62,7 @@ class ShardOrder(Sequence[str]):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that is read next; may be set between epochs, to resume."""
+        """Number of the next epoch; to resume, set it between epochs."""
         return self._counter.next_epoch
 
     @epoch.setter
@@ -71,13 +70,13 @@ class ShardOrder(Sequence[str]):
         self._counter.next_epoch = epoch
 
     def of_epoch(self, epoch: int) -> list[str]:
-        """The shards in the order of an epoch."""
+        """Return the shards in the order of an epoch."""
         shuffled = list(self.urls)
         random.Random(f"{self.seed} {epoch}").shuffle(shuffled)
         return shuffled
 
     def __call__(self) -> Iterator[dict[str, str]]:
-        """Begin the next epoch: ``{"url": ...}`` of each shard, as WebDataset's stages want it."""
+        """Begin the next epoch: yield ``{"url": ...}`` for each shard, as WebDataset expects."""
         yield from ({"url": url} for url in self.of_epoch(self._counter.begin()))
 
     def __len__(self) -> int:
@@ -97,9 +96,9 @@ class ShardOrder(Sequence[str]):
 
 
 class OrderedUrl(str):
-    """A URL that knows its order: ``wds.WebDataset`` keeps a list of the URLs that it was given.
+    """A URL with a reference to its order, which ``.pcr_scan()`` follows.
 
-    By it ``.pcr_scan()`` finds the order.
+    ``wds.WebDataset`` stores only a list of the URLs.
     """
 
     __slots__ = ("order",)
@@ -107,11 +106,11 @@ class OrderedUrl(str):
 
 
 class SplitByNode:
-    """``nodesplitter=`` for WebDataset, also in spawned workers and under a plain ``srun``.
+    """A ``nodesplitter=`` for WebDataset that works in spawned workers and under plain ``srun``.
 
-    A spawned worker knows nothing of its parent's ``torch.distributed``, and ``srun`` sets no RANK:
-    WebDataset's own splitter then gives each rank all shards, without a word. This one takes the
-    rank along when it is pickled, and knows SLURM's variables.
+    A spawned worker does not inherit ``torch.distributed``, and ``srun`` sets no RANK; WebDataset's
+    own splitter then silently gives all shards to each rank. This one stores the rank when pickled
+    and reads SLURM's variables.
 
     Args:
         rank: Rank of this process; by default looked up when the splitter is used or pickled.
@@ -121,7 +120,7 @@ class SplitByNode:
         self.rank = rank
 
     def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        """Every ``world``-th item from the ``rank``-th on; WebDataset's ``group`` is not used."""
+        """Yield every ``world``-th item, starting at ``rank``; WebDataset's ``group`` is unused."""
         rank, world = self.rank or ranks.current()
         yield from itertools.islice(source, rank, None, world)
 

@@ -1,4 +1,4 @@
-"""When a worker needs each shard, and what it reads and holds: pure functions of numbers."""
+"""When a worker needs each shard, and how much it reads and keeps: pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .epoch_sequence import (
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """When one worker needs which shards; one entry per request, in the order of first use.
+    """The shard requests of one worker, in order of first use.
 
     Attributes:
         shards: (requests,) int64 index of the shard.
-        first: (requests,) int64 index of the worker's batch that needs the shard first.
+        first: (requests,) int64 index of the worker's first batch that needs the shard.
         last: (requests,) int64 index of the batch after which it can be released.
     """
 
@@ -33,9 +33,9 @@ class Schedule:
     last: Ints
 
     def peak(self, weights: Counts | None = None) -> int:
-        """The largest number of shards held in one batch.
+        """Return the largest number of shards held in one batch.
 
-        With ``weights`` (shards,), such as prefix sizes, the largest number of bytes.
+        With ``weights`` (shards,), such as prefix sizes, return the largest sum of weights.
         """
         each = 1 if weights is None else np.asarray(weights)[self.shards]
         change = np.zeros(int(self.last.max(initial=-1)) + 2, np.int64)
@@ -44,7 +44,7 @@ class Schedule:
         return int(change.cumsum().max())
 
     def figures(self, prefix_bytes: Ints) -> list[int]:
-        """Shards, requests, bytes read, most shards and most bytes held: as in :class:`Account`."""
+        """Return shards, requests, bytes read, peak shards and peak bytes; see :class:`Account`."""
         return [
             len(np.unique(self.shards)),
             len(self.shards),
@@ -56,15 +56,15 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """What an epoch reads; arrays are (world, workers) int64 unless noted.
+    """I/O totals of an epoch; arrays are (world, workers) int64 unless noted.
 
     Attributes:
-        shards: Different shards that each worker reads.
-        requests: Times that each worker asks for a shard.
+        shards: Distinct shards that each worker reads.
+        requests: Requests for shards by each worker.
         read_bytes: Bytes that each worker reads.
-        open_shards: Most shards that each worker holds in one batch.
-        open_bytes: Most bytes that each worker holds in one batch.
-        rank_bytes: (world,) bytes that each rank reads if its workers share what they read.
+        open_shards: Maximum number of shards that each worker holds in one batch.
+        open_bytes: Maximum number of bytes that each worker holds in one batch.
+        rank_bytes: (world,) bytes that each rank reads if its workers share them.
         once_bytes: Bytes of the shards that the epoch needs, each counted once.
     """
 
@@ -78,7 +78,7 @@ class Account:
 
     @property
     def repeated_bytes(self) -> int:
-        """Bytes that are read although some worker reads them too, or this one already did."""
+        """Bytes read more than once, by the same or another worker."""
         return int(self.read_bytes.sum()) - self.once_bytes
 
 
@@ -87,14 +87,13 @@ def schedule(
     sizes: Counts,
     keep: int | None = None,
 ) -> Schedule:
-    """When one worker first needs each shard, and when it can release it.
+    """Compute when a worker first needs each shard and when it can release it.
 
     Args:
         batches: Sample ids of each batch, from ``worker_batches``.
         sizes: (shards,) samples per shard.
-        keep: Batches that a shard may lie unused before it is released, to be read again later; by
-            default each shard is read once. Set it for a ``mixture`` in which a dataset comes
-            several times.
+        keep: Batches for which a shard may go unused before it is released, to be read again later;
+            by default each shard is read once. Set it for a ``mixture`` that repeats a dataset.
 
     Returns:
         The requests, in the order of first use.
@@ -118,7 +117,7 @@ def schedule(
 
 
 def _order_of(shards: Ints, num_shards: int) -> Ints:
-    """Where the samples of each shard are, in their order."""
+    """Return the positions of each shard's samples, in order."""
     # NumPy sorts 16 bits by counting, several times faster than 64.
     return shards.astype(np.min_scalar_type(num_shards)).argsort(kind="stable")
 
@@ -131,10 +130,10 @@ def account(
     workers: int = 1,
     keep: int | None = None,
 ) -> Account:
-    """Count what each worker of each rank reads and holds.
+    """Compute what each worker of each rank reads and holds.
 
     Args:
-        order: The steps to do.
+        order: The remaining steps.
         sizes: (shards,) samples per shard.
         prefix_bytes: (shards,) bytes that one request for a shard moves.
         world: Number of ranks; divides the global batch.

@@ -1,4 +1,4 @@
-"""The shards of a dataset, and batches of their samples: read ahead, held while needed, closed."""
+"""The shards of a dataset, and batches of their samples, with read-ahead of prefixes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..storage import Urls
 from .epoch_sequence import Batches, Ints
 from .shard_schedule import schedule
 
-# How long the last batch that is decoded waits for a shard with which the next could be begun.
+# How long to delay the last batch being decoded for a shard that lets the next batch start.
 _GRACE_SECONDS = 0.01
 _INDEX_THREADS = 16
 _AHEAD_BYTES = 1 << 28
@@ -38,18 +38,18 @@ _KEEP_BATCHES = 64
 Row = tuple[int, Prefix, int]
 Result = TypeVar("Result")
 Loads = Generator[tuple[tuple[int, int], Future[Prefix]], None, None]
-# Finishes what was begun.
+# Finishes a started batch.
 Finish = Callable[[], Result]
 
 
 class Columns(NamedTuple):
-    """What the indexes of all shards say of each sample, without its image.
+    """Metadata of all samples, from the shard indexes.
 
     Attributes:
-        keys: The key of each.
-        labels: ``cls`` of each, as bytes, or ``None``.
-        sizes: (2, N, 2) int64, height and width in pixels of its first image, as stored and
-            upright; 0, 0 if it has no JPEG.
+        keys: The key of each sample.
+        labels: ``cls`` of each sample, as bytes, or ``None``.
+        sizes: (2, N, 2) int64, height and width in pixels of each sample's first image, as stored
+            and upright; 0, 0 without a JPEG.
     """
 
     keys: list[str]
@@ -58,21 +58,21 @@ class Columns(NamedTuple):
 
 
 class ShardSet:
-    """The shards of one or several datasets; sample ids run on from shard to shard.
+    """The shards of one or several datasets, with consecutive sample ids.
 
     Args:
-        datasets: Folder or its ``pcr.json``, or several; local or any fsspec URLs. Each costs one
-            request.
-        options: How shards are read.
+        datasets: Folder or its ``pcr.json``, or several; local paths or any fsspec URLs. Each costs
+            one request.
+        options: Read options.
 
     Attributes:
         urls: URL of each shard.
-        entries: What the dataset indexes know of each shard.
+        entries: Entry of each shard in its dataset index.
         starts: (shards + 1,) int64 id of each shard's first sample, then the number of samples.
         datasets: (datasets + 1,) position of each dataset's first shard, then their number.
         classes: Names of the first dataset's classes.
-        num_classes: How many classes it has; 0 if its index does not say.
-        name: The datasets, in messages.
+        num_classes: Its number of classes; 0 if its index does not tell.
+        name: Name of the datasets in messages.
     """
 
     def __init__(self, datasets: Urls, options: ReadOptions) -> None:
@@ -94,23 +94,23 @@ class ShardSet:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all shards."""
+        """The number of samples in all shards."""
         return int(self.starts[-1])
 
     @property
     def scans(self) -> ScanRange:
-        """The scans that every shard has."""
+        """The scans available in every shard."""
         return ScanRange.of(self.entries, self.name)
 
     @cached_property
     def fingerprint(self) -> int:
-        """A checksum of the shards and their order; another one means other sample ids."""
+        """A checksum of the shards and their order; if it differs, so do sample ids."""
         lines = ["{} {} {}".format(*identity) for identity in _identities(self.entries)]
         return crc32c("\n".join(lines).encode())
 
     @cached_property
     def columns(self) -> Columns:
-        """Keys, labels and sizes of all samples: one request per shard, of its index.
+        """Read the keys, labels and sizes of all samples: one request per shard, for its index.
 
         Raises:
             FormatError, StorageError: A shard cannot be read.
@@ -133,34 +133,34 @@ class ShardSet:
         return {name: value for name, value in vars(self).items() if name != "columns"}
 
     def places(self, samples: Ints) -> Iterator[tuple[int, int, int]]:
-        """(sample, shard, row) of each of (samples,) int64 ids."""
+        """Return the (sample, shard, row) of each of (samples,) int64 ids."""
         shards = np.searchsorted(self.starts, samples, side="right") - 1
         rows = samples - self.starts[shards]
         return zip(samples.tolist(), shards.tolist(), rows.tolist(), strict=True)
 
     def origin(self, url: str) -> ShardSet:
-        """The same shards where these were staged from, with all of their scans.
+        """Open the same shards at the source of a staged copy, with all scans.
 
         Raises:
-            ValueError: There are other shards.
+            ValueError: The source has different shards.
         """
         found = ShardSet(url, self.options)
         check_same_shards(self.entries, found.entries, url)
         return found
 
     def check_scan(self, scan: ScanOrFraction) -> ScanChoice:
-        """The scan, if every shard has it; a fraction of the full bytes becomes a scan.
+        """Check that every shard has a scan, and return it; convert a fraction of the full bytes.
 
-        A level remembers what it may be set to.
+        A level records its allowed values.
 
         Raises:
-            ScanUnavailable: There is no such scan, or a staged copy does not hold it.
-            TypeError: It is neither an integer, nor a fraction, nor ``"full"``.
+            ScanUnavailable: The scan does not exist, or a staged copy does not hold it.
+            TypeError: The scan is neither an integer, nor a fraction, nor ``"full"``.
         """
         return resolve_choice(self.entries, scan, self.name)
 
     def open(self, shard: int) -> Shard:
-        """One of the shards."""
+        """Open a shard."""
         return self.options.open(self.urls[shard], self.entries[shard])
 
 
@@ -169,10 +169,10 @@ def sample_sizes(index: ShardIndex, upright: bool) -> Ints:
 
     Args:
         index: The shard's index.
-        upright: Whether they are those of pictures that are turned upright, or as stored.
+        upright: Whether sizes are after rotation to upright, or as stored.
     """
     found = upright_sizes(index.dims, index.orientation) if upright else index.dims
-    # A row more, for samples at the end that have no image.
+    # One extra row, for samples at the end without an image.
     dims = np.concatenate([found.astype(np.int64), np.zeros((1, 2), np.int64)])
     sizes = dims[index.first_units[:-1]]
     sizes[np.diff(index.first_units) == 0] = 0
@@ -192,7 +192,7 @@ def check_same_shards(
 
 
 def _identities(entries: Sequence[ShardEntry]) -> list[tuple[Any, ...]]:
-    """What tells shards from others."""
+    """Return values that identify the shards."""
     return [(entry.name, entry.num_samples, entry.head_crc32c) for entry in entries]
 
 
@@ -207,13 +207,13 @@ def _open(url: str | os.PathLike[str], options: ReadOptions) -> Opened:
 
 
 class RecentPrefixes:
-    """The prefixes that were used last, held for random access.
+    """A cache of recently used prefixes, for random access.
 
-    Threads that need the same shard read it once. A copy in another process starts without any.
+    Threads that need the same shard read it once. A copy in another process starts empty.
 
     Args:
-        shards: What they are prefixes of.
-        max_bytes: Their bound; the last one is always held.
+        shards: The shards.
+        max_bytes: Upper bound of their total size; the last prefix is always kept.
     """
 
     def __init__(self, shards: ShardSet, max_bytes: int) -> None:
@@ -227,7 +227,7 @@ class RecentPrefixes:
         return RecentPrefixes, (self._shards, self._max_bytes)
 
     def get(self, shard: int, scan: Scan) -> Prefix:
-        """The prefix of a shard at a scan."""
+        """Return the prefix of a shard at a scan."""
         with self._gates[shard]:
             with self._lock:
                 held = self._held.get(shard)
@@ -248,7 +248,7 @@ class RecentPrefixes:
 
 
 class HeldPrefixes:
-    """Prefixes in memory by shard, each until the last batch that needs it."""
+    """Prefixes in memory by shard, each held until the last batch that needs it."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Prefix, int]] = {}
@@ -260,34 +260,34 @@ class HeldPrefixes:
         prefix: Prefix,
         scan: Scan,
     ) -> None:
-        """Hold a prefix, changed to a scan, until batch ``last`` is released."""
+        """Hold a prefix at a scan until batch ``last`` is released."""
         self._held[shard] = (prefix, last)  # first, so that it is closed if the change fails
         self._held[shard] = (prefix.shard.change_scan(prefix, scan), last)
 
     def rows(self, places: Iterable[tuple[int, int, int]]) -> list[Row]:
-        """(id, prefix, row) of each (id, shard, row)."""
+        """Return the (id, prefix, row) of each (id, shard, row)."""
         return [(sample, self._held[shard][0], row) for sample, shard, row in places]
 
     def release(self, batch: int) -> None:
-        """Close what no later batch needs."""
+        """Close the prefixes that no later batch needs."""
         for shard, (prefix, last) in list(self._held.items()):
             if last <= batch:
                 prefix.close()
                 del self._held[shard]
 
     def close(self) -> None:
-        """Close all."""
+        """Close all prefixes."""
         for prefix, _ in self._held.values():
             prefix.close()
 
 
 class _Turns(Generic[Result]):
-    """Batches whose turn to be begun has come.
+    """Batches due to start.
 
     Attributes:
-        scans: Of those that are not begun, because their shards are late: the scan of that moment,
-            so that a job that is run again changes it at the same batch.
-        begun: The others, until they are finished.
+        scans: For each batch that waits for its shards, the scan when it was due, so that a
+            repeated run changes the scan at the same batch.
+        begun: Started batches, until they are finished.
     """
 
     def __init__(self) -> None:
@@ -300,7 +300,7 @@ class _Turns(Generic[Result]):
         count: int,
         scan: ScanChoice,
     ) -> None:
-        """Begin what can be begun, until there are so many."""
+        """Start batches until this many have started."""
         missing = count - len(self.begun)
         self.scans.extend([current_scan(scan)] * (missing - len(self.scans)))
         while len(self.begun) < count and (finish := next(coming, None)) is not None:
@@ -316,21 +316,21 @@ def read_batches(
     ahead: int = 0,
     shards_ahead: int = 2,
 ) -> Iterator[Result]:
-    """Read batches of samples in the order of a plan.
+    """Read batches of samples in a planned order.
 
-    If a batch fails, its error is raised in its turn, after the batches before it.
+    If a batch fails, its error is raised after the batches before it.
 
     Args:
-        shards: What the ids mean.
+        shards: The shards that the ids refer to.
         batches: Ids of each batch, (samples,) int64.
-        scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is read when a shard
-            is fetched, and again when a batch is to be begun.
-        begin: Begins a batch of the (id, prefix, row) of its samples; what it returns finishes it.
-            The prefixes may be closed after that.
-        ahead: Batches to begin before the one before them is finished, if their shards are there,
+        scan: Highest scan to read, 1-based, or ``"full"``, or a level, which is consulted when a
+            shard is fetched, and again when a batch is due to start.
+        begin: Starts a batch from the (id, prefix, row) of its samples and returns a function that
+            finishes it. The prefixes may be closed after that.
+        ahead: Batches to start before the preceding one is finished, if their shards are available,
             at the scan of that moment. It starts at zero to keep the first batch fast, and grows by
             one per batch.
-        shards_ahead: Shards that are fetched while another is used; 0 fetches in this thread.
+        shards_ahead: Shards to fetch while another is in use; 0 fetches in this thread.
 
     Yields:
         The finished batches.
@@ -339,8 +339,8 @@ def read_batches(
         ScanUnavailable, FormatError, StorageError: A shard cannot be read.
     """
     sizes = np.diff(shards.starts)
-    # Only padding, mixtures and buckets leave a shard unused for longer than four shards take. It
-    # is then closed, and read again later.
+    # Only padding, mixtures and buckets leave a shard unused for longer than four shards take. Such
+    # a shard is closed and read again later.
     keep = _KEEP_BATCHES + 4 * sizes.max() // max(map(len, batches), default=1)
     needed = schedule(batches, sizes, keep)
     starting = np.bincount(needed.first, minlength=len(batches)).tolist()
@@ -366,9 +366,9 @@ def _begin_batches(
     held: HeldPrefixes,
     turns: _Turns[Result],
 ) -> Iterator[Finish[Result] | None]:
-    """Begin batches of (ids, shards that they are the first to need).
+    """Start batches of (ids, shards that they are the first to need).
 
-    ``None`` while a shard is not there, and others are begun that can be finished meanwhile.
+    Yield ``None`` while a shard is missing and other started batches can be finished.
     """
     try:
         for ids, starting in scheduled:
@@ -378,12 +378,12 @@ def _begin_batches(
                 held.add(shard, last, future.result(), turns.scans[0])
             turns.scans.popleft()
             yield begin(held.rows(shards.places(ids)))
-    except Exception as error:  # whatever it is, the batches before this one come first
+    except Exception as error:  # any error waits for the batches before this one
         yield partial(_fail, error)
 
 
 def _comes(future: Future[Prefix], begun: int) -> bool:
-    """Whether a shard is there; while nothing else would be decoded, some milliseconds later."""
+    """Tell whether a shard has arrived; if nothing else is decoding, wait a few milliseconds."""
     if begun == 1:
         wait((future,), _GRACE_SECONDS)
     return future.done()

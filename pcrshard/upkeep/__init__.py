@@ -1,1 +1,1 @@
-"""What is done with finished datasets: verify, export, stage."""
+"""Operations on finished datasets: verify, export, stage."""

@@ -1,6 +1,6 @@
-"""The card of a dataset on the Hub: a ``README.md`` whose header says which files are data.
+"""The dataset card for the Hub: a ``README.md`` whose header lists the data files.
 
-Without a card, the Hub and ``datasets`` take ``pcr.json`` for the data.
+Without a card, the Hub and ``datasets`` treat ``pcr.json`` as the data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..format.dataset_index import DatasetIndex
 from ..format.scan import FULL
 from ..format.schema import Schema
 
-# A size category holds fewer samples than its limit.
+# Size categories of the Hub with their exclusive upper bounds.
 _SIZES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),
@@ -23,16 +23,16 @@ _SIZES = (
     (10**8, "10M<n<100M"),
     (10**9, "100M<n<1B"),
 )
-# The columns that the stock `webdataset` loader makes of preview fields.
+# Column types that the stock `webdataset` loader gives preview fields.
 _KINDS = {"cls": "int64", "txt": "string"}
 
 
 class About(NamedTuple):
-    """What a card says about a dataset.
+    """The metadata of a dataset card.
 
     Attributes:
         name: Title of the card.
-        url: URL that jobs will read the dataset from.
+        url: URL from which jobs will read the dataset.
         license: An identifier such as ``cc-by-4.0``, or empty.
     """
 
@@ -52,14 +52,14 @@ def dataset_card(
         splits: The index of each split, in the folder of its name; ``{"": index}`` for a folder
             that is itself a dataset.
         schema: The schema of the first shard.
-        about: The names of the dataset.
+        about: The dataset's title, URL and license.
     """
     header = [f"{key}: {_as_yaml(value)}" for key, value in _header(splits, schema, about).items()]
     return "\n".join(["---", *header, "---", _body(splits, schema, about)])
 
 
 def _as_yaml(value: object) -> str:
-    """JSON, which is YAML except for characters that YAML wants escaped."""
+    """Return JSON with non-printable characters escaped, which makes it valid YAML."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\U{ord(char):08X}" for char in text)
 
@@ -86,7 +86,7 @@ def _header(
     ]
     header["configs"] = [{"config_name": "default", "data_files": files}]
     if set(schema.preview_fields) <= set(_KINDS):
-        # The columns that the stock loader finds, in its order, so that labels have names.
+        # The stock loader's columns, in its order, so that labels get names.
         names = {str(label): name for label, name in enumerate(first.classes)}
         kinds: dict[str, Any] = {name: _KINDS[name] for name in schema.preview_fields}
         if "cls" in kinds and names:

@@ -1,4 +1,4 @@
-"""Shards back to ordinary files: an image folder, or stock WebDataset tars, at any scan."""
+"""Export of shards to ordinary files: an image folder or stock WebDataset tars, at any scan."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ def export_shard(
 ) -> int:
     """Write a shard's samples as ordinary files.
 
-    Nothing is written through a link in ``dst``, and the shard itself is never replaced.
+    Symbolic links in ``dst`` are never followed, and the shard itself is never replaced.
 
     Args:
-        shard: The shard, which is read once.
+        shard: The shard; it is read once.
         dst: Target folder.
         scan: Highest scan to read, 1..N or ``"full"``.
         form: ``folder`` writes ``KEY.jpg`` (under the class name if there is one and the key does
             not start with it); ``wds`` writes a tar of the shard's name with all fields.
         baseline: Rearrange images losslessly into baseline JPEGs, for hardware decoders.
         classes: Class names of the dataset index.
-        taken: Keys already written by earlier calls, so that no image overwrites another; those of
-            this call are added.
+        taken: Paths written by earlier calls, so that no image overwrites another; this call adds
+            its own.
         on_error: Called with the error of a sample that is damaged, that libjpeg-turbo cannot
-            rearrange, or whose key no file can have, or of a shard that is cut or damaged as a
-            whole; True leaves it out. By default the error is raised.
-        overwrite: Whether files of the same names are replaced.
+            rearrange, or whose key is not a valid file name, or of a shard that is truncated or
+            damaged as a whole; returning True skips it. By default the error is raised.
+        overwrite: Whether to replace existing files.
         options: fsspec storage options of ``dst``.
 
     Returns:
         Number of samples.
 
     Raises:
-        As :meth:`Shard.samples`; EncodeError for an unknown form, or where a file is there.
+        As :meth:`Shard.samples`; EncodeError for an unknown form, or if a file exists.
     """
     if form not in FORMATS:
-        raise EncodeError(f"expected a form of {FORMATS}, got {form!r}")
+        raise EncodeError(f"expected a form among {FORMATS}, got {form!r}")
     prefix = _load(shard, scan, on_error)
     if prefix is None:
         return 0
@@ -83,7 +83,7 @@ def _load(
     scan: Scan,
     on_error: OnError | None,
 ) -> Prefix | None:
-    """The prefix of a scan; ``None`` if the shard is damaged and is to be left out."""
+    """Load the prefix of a scan; return ``None`` to skip a damaged shard."""
     try:
         return shard.load(scan)
     except PCRError as error:
@@ -93,16 +93,16 @@ def _load(
 
 
 def _is_bad_shard(error: PCRError) -> bool:
-    """A store that fails, or a scan that is not there, is not the fault of one shard."""
+    """Return whether the shard is at fault, not a failing store or an unavailable scan."""
     return isinstance(error, FormatError) or isinstance(error.__cause__, FileNotFoundError)
 
 
 class _Folder:
-    """A target folder: nothing in it is replaced unasked, and no link leads out of it.
+    """A target folder that protects existing files and refuses links out of it.
 
     Args:
         url: The folder.
-        overwrite: Whether files of the same names are replaced.
+        overwrite: Whether to replace existing files.
         options: fsspec storage options of the folder.
     """
 
@@ -119,10 +119,10 @@ class _Folder:
 
     @contextmanager
     def write(self, target: str) -> Iterator[BinaryIO]:
-        """Write a file that appears whole or not at all.
+        """Write a file that appears complete or not at all.
 
         Raises:
-            EncodeError: It is there, or behind a link.
+            EncodeError: The file exists, or a link leads to its folder.
         """
         self._check(target)
         with storage.atomic_write(target, options=self._options) as file:
@@ -132,7 +132,7 @@ class _Folder:
         if storage.is_local(target):
             self._check_links(os.path.dirname(storage.plain_path(target)))
         if not self._overwrite and self._is_there(target):
-            raise EncodeError("expected no such file, it is there: use another folder", url=target)
+            raise EncodeError("the file exists: use another folder", url=target)
 
     def _is_there(self, target: str) -> bool:
         if storage.is_local(target):
@@ -140,19 +140,19 @@ class _Folder:
         return storage.exists(target, options=self._options)
 
     def _check_links(self, parent: str) -> None:
-        """Make sure that no folder between the target folder and a file is a link."""
+        """Check that no folder between the target folder and a file is a link."""
         if parent in self._sound:
             return
         root = storage.plain_path(self.url)
         inside = os.path.relpath(parent, root)
         expected = os.path.join(os.path.realpath(root), inside)
         if os.path.realpath(parent) != os.path.normpath(expected):
-            raise EncodeError("expected a folder of its own, got a link to another", url=parent)
+            raise EncodeError("expected a folder, got a link to another folder", url=parent)
         self._sound.add(parent)
 
 
 def _true_name(url: str) -> str:
-    """A URL as far as it tells which file it is: the real path of a local one."""
+    """Return a name to compare files by: the real path if local, otherwise the URL."""
     return os.path.realpath(storage.plain_path(url)) if storage.is_local(url) else url
 
 
@@ -177,7 +177,7 @@ def _write_folder(
 
 
 def _is_bad_name(error: PCRError) -> bool:
-    """Whether the name of a file is to blame, and not the disk."""
+    """Return whether a file's name caused the error, as opposed to the disk."""
     bad = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
     return isinstance(error, EncodeError) or getattr(error.__cause__, "errno", None) in bad
 
@@ -189,7 +189,7 @@ def _write_wds(
 ) -> int:
     target = storage.join(folder.url, storage.file_name(shard.url))
     if _true_name(target) == _true_name(shard.url):
-        raise EncodeError("expected another folder than the shard's own", url=folder.url)
+        raise EncodeError("expected another folder, not the shard's own", url=folder.url)
     with folder.write(target) as file:
         return _write_tar(samples, file)
 
@@ -228,7 +228,7 @@ def _to_baseline(
 
 
 def _baseline(jpeg: bytes, may_be_kept: bool) -> bytes:
-    """A JPEG as baseline; a file that was kept because it cannot be rearranged as it is."""
+    """Return a JPEG as baseline, and a passthrough file that cannot be rearranged unchanged."""
     try:
         return make_baseline(jpeg)
     except FormatError:
@@ -246,9 +246,9 @@ def _path(
     classes: Sequence[str],
     taken: set[str],
 ) -> str:
-    """The sample's path without extension: its key under its class's name.
+    """Return the sample's path without extension: its key under its class name.
 
-    If another sample has this path, a number is added.
+    If another sample has this path, append a number.
     """
     key = f"{_class_folder(sample, classes)}{sample['__key__']}"
     numbered = (f"{key}_{count}" for count in itertools.count(1))
@@ -258,7 +258,7 @@ def _path(
 
 
 def _class_folder(sample: Sample, classes: Sequence[str]) -> str:
-    """The folder of the sample's class; none where the key has it, or there is no class."""
+    """Return the folder of the sample's class; empty without one, or if the key starts with it."""
     label = sample.get("cls", b"").strip()
     number = int(label) if label.isdigit() and len(label) < 10 else len(classes)
     if number >= len(classes) or sample["__key__"].startswith(classes[number] + "/"):

@@ -22,7 +22,7 @@ def advise_script(
     *,
     storage_options: storage.Options = None,
 ) -> str:
-    """What another scan script would give a dataset; empty if its script is the best one.
+    """Return the benefit of a better scan script for a dataset; empty if there is none.
 
     Reads scan 1 of the first shard.
     """

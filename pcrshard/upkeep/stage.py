@@ -1,6 +1,6 @@
-"""Copy prefixes of a dataset to fast local disk, and later the difference to a higher scan.
+"""Staging: copy prefixes of a dataset to fast local disk, and extend them to a higher scan later.
 
-A staged shard is a file like that of a prefix cache: the first bytes of the shard, which grow by
+A staged shard has the same form as a prefix cache file: the first bytes of the shard, which grow by
 appending. The dataset index is written last.
 """
 
@@ -29,13 +29,13 @@ from ..reading.shard import Shard
 from ..redaction import get_logger
 from ..storage.locks import hold_lock
 
-# What is read into memory at once.
+# Bytes read into memory at once.
 _CHUNK_BYTES = 16 << 20
 log = get_logger(__name__)
 
 
 class Staged(NamedTuple):
-    """The result for one shard: its entry, bytes copied now, and bytes that were there."""
+    """The result for one shard: its entry, bytes copied now, and bytes already present."""
 
     entry: ShardEntry
     copied_bytes: int
@@ -54,31 +54,31 @@ def stage(
 ) -> DatasetIndex:
     """Copy the prefixes of a scan to a local folder.
 
-    Sound bytes of an earlier or broken run are kept, and only the rest is fetched: after
-    ``scan=2``, ``scan=5`` moves the difference. Every piece of a prefix is compared with its
-    checksum, a whole shard with that of the file; damaged bytes are fetched once more. Processes
-    with the same ``dst`` copy one at a time. The dataset index is written last, so that readers of
-    an earlier stage are not disturbed.
+    Intact bytes of an earlier or interrupted run are kept, and only the rest is fetched: after
+    ``scan=2``, ``scan=5`` copies the difference. Every piece of a prefix is verified against its
+    checksum, a whole shard against the file's; damaged bytes are fetched once more. Processes with
+    the same ``dst`` copy one at a time. The dataset index is written last, so readers of an earlier
+    stage are not disturbed.
 
     Args:
         src: Dataset folder or its ``pcr.json``, local or any fsspec URL.
         dst: Local folder.
-        scan: Highest scan to copy, 1..N; ``"full"`` copies the shards whole, and a fraction in
-            (0, 1) the highest scan that takes at most that fraction of the full bytes.
-        workers: Shards that are copied at a time, by threads.
+        scan: Highest scan to copy, 1..N; ``"full"`` copies whole shards, and a fraction in (0, 1)
+            selects the highest scan that takes at most that fraction of the full bytes.
+        workers: Number of threads, each of which copies one shard at a time.
         storage_options: fsspec storage options of the source.
-        retry: What to do about a bad network.
+        retry: When to retry failed requests and when to give up.
         on_shard: Called after each shard.
 
     Returns:
-        The index written to ``dst``: a reader that asks it for more than is there gets
+        The index written to ``dst``; reading a higher scan through it raises
         :class:`ScanUnavailable`.
 
     Raises:
         ScanUnavailable: The source has no such scan.
-        EncodeError: ``dst`` holds another dataset.
+        EncodeError: ``dst`` is not local or holds another dataset.
         CorruptPiece, CorruptIndex, TruncatedShard, StorageError: A shard could not be copied; the
-            copies of others are kept for the next run.
+            other copies are kept for the next run.
     """
     source, urls = open_dataset(src, storage_options=storage_options, retry=retry)
     if not storage.is_local(dst):
@@ -104,12 +104,12 @@ def stage(
                 if on_shard:
                     on_shard(staged)
         except BaseException as error:
-            # Copies under way are finished after an error, but not after Ctrl-C.
+            # After an error, finish the copies in flight; after Ctrl-C, abandon them.
             if not isinstance(error, PCRError):
                 cancel.set()
             pool.shutdown(cancel_futures=True)
             done = [f.result().entry for f in futures if not (f.cancelled() or f.exception())]
-            # A disk that is full or gone must not hide why the copy ended.
+            # A full or missing disk must not mask the error that ended the copy.
             with suppress(PCRError):
                 _note_grown(dst, {entry.name: entry for entry in done})
             raise
@@ -124,7 +124,7 @@ def _write_index(dst: str, index: DatasetIndex) -> None:
 
 
 def _note_grown(dst: str, grown: Mapping[str, ShardEntry]) -> None:
-    """Write into the index of an earlier stage, if there is one, how far its shards have grown."""
+    """Record how far the shards have grown in the index of an earlier stage, if there is one."""
     if grown and os.path.exists(os.path.join(dst, DATASET_INDEX)):
         there, _ = open_dataset(dst)
         entries = tuple(grown.get(entry.name, entry) for entry in there.shards)
@@ -151,7 +151,7 @@ def _check_destination(dst: str, source: DatasetIndex) -> None:
 
 
 def _is_foreign(path: str, heads: Container[int]) -> bool:
-    """Whether a file is a sound tar of something else; earlier runs leave damaged ones."""
+    """Return whether a file is a valid tar of other data, not a damaged copy of an earlier run."""
     try:
         with open(path, "rb") as file:
             start = file.read(HEAD_STOP)
@@ -163,7 +163,7 @@ def _is_foreign(path: str, heads: Container[int]) -> bool:
 
 
 class _Copy(NamedTuple):
-    """One shard to copy up to a position: scan 1..N, or N + 1 for the whole file."""
+    """A shard to copy up to a position: scan 1..N, or N + 1 for the whole file."""
 
     entry: ShardEntry
     position: int
@@ -171,7 +171,7 @@ class _Copy(NamedTuple):
     read: Callable[[int, int], NDArray[np.uint8]]
 
     def run(self) -> Staged:
-        """Bring the file to its position."""
+        """Copy until the file has reached its position."""
         entry = self.entry
         # Bytes of the file at each position, and 0 at position 0.
         stops = (0, *entry.prefix_stops[:-1], entry.shard_bytes)
@@ -184,8 +184,8 @@ class _Copy(NamedTuple):
                 try:
                     self._grow(kept, stop)
                 except FormatError as error:
-                    # What was kept may be at fault, too: only the checksum of the whole file covers
-                    # headers and padding.
+                    # Kept bytes may be damaged, too: headers and padding are covered only by the
+                    # checksum of the whole file.
                     log.warning("%s; fetching it once more", error)
                     kept = 0
                     copied += stop
@@ -200,7 +200,7 @@ class _Copy(NamedTuple):
         return Staged(entry._replace(scan=scan), copied, kept)
 
     def _sound_position(self, stops: Sequence[int]) -> int:
-        """The highest position that is there and sound; 0 for none, or for another version."""
+        """Return the highest intact position; 0 for none, or for another version."""
         size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
         *prefixes, whole = stops
         position = len(prefixes) if size == whole else sum(stop <= size for stop in prefixes) - 1
@@ -212,10 +212,11 @@ class _Copy(NamedTuple):
         return position
 
     def _grow(self, kept: int, stop: int) -> None:
-        """Bring the file from its first ``kept`` bytes to ``stop``, and check it.
+        """Extend the file from its first ``kept`` bytes to ``stop``, and verify it.
 
-        A file is appended to, and cut again if that fails. A new one appears whole and sound or not
-        at all, and so does one that is a link or has another name: the other name keeps its bytes.
+        An existing file is appended to, and truncated to its old size on failure. A new file
+        appears complete and verified or not at all. A symbolic or hard link is replaced the same
+        way, which leaves the file under its other name unchanged.
         """
         if kept and not (os.path.islink(self.path) or os.stat(self.path).st_nlink > 1):
             with open(self.path, "r+b") as file:
@@ -244,7 +245,7 @@ class _Copy(NamedTuple):
         os.fsync(file.fileno())
 
     def _check(self, path: str, position: int) -> None:
-        """Raise an error with the key of what is damaged; a sound whole file is read once."""
+        """Raise an error with the key of damaged data; an intact whole file is read once."""
         entry = self.entry
         is_whole = position > entry.num_groups
         if is_whole and crc32c(storage.read(path, 0, entry.shard_bytes)) == entry.shard_crc32c:

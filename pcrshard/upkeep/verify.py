@@ -1,4 +1,4 @@
-"""Prove that a dataset is whole, and that it shows the same pixels as its source."""
+"""Verification that a dataset is intact and shows the same pixels as its source."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     storage_options: storage.Options = None,
 ) -> list[str]:
-    """Check every byte of a dataset or shard; with a source, prove that all pixels equal its own.
+    """Check every byte of a dataset or shard, and optionally all pixels against the source.
 
     Args:
         url: A dataset folder, its ``pcr.json``, or one shard.
-        against: The source that was encoded. It is listed as ``encode`` did, by the options that
-            the dataset's journal has.
+        against: The source that was encoded. It is listed as by ``encode``, with the options in
+            the dataset's journal.
         prefix_keys: As given to ``encode``, for a dataset without a journal.
         workers: Number of worker processes; by default one per core.
-        progress: Called with (samples checked, samples in all) after each shard.
+        progress: Called with (samples checked, total samples) after each shard.
         storage_options: fsspec storage options of the dataset and the source.
 
     Returns:
-        One line per problem; empty for a dataset that is exactly what its indexes say.
+        One line per problem; empty if the dataset matches its indexes exactly.
 
     Raises:
         EncodeError: The source cannot be compared with this dataset.
@@ -78,7 +78,7 @@ def verify(
         options = listing_options(folder, options=storage_options)
         options = replace(options, prefix_keys=options.prefix_keys or prefix_keys, classes=classes)
         if options.split not in (None, NO_SPLIT):
-            # The split itself may be given as well as the folder of all splits.
+            # The source may be the split itself or the folder of all splits.
             splits = list_source(against, options=storage_options).splits
             options = replace(options, split=options.split if splits else None)
         samples = list_samples(against, options, storage_options).samples
@@ -98,7 +98,7 @@ def verify(
     with closing(run_tasks(verify_shard, tasks, workers=workers)) as results:
         for number, result in results:
             problems += result.problems
-            # What is missing from a shard that could not be read is unknown.
+            # If a shard is unreadable, it is unknown which samples are missing.
             missing = missing.difference(result.keys) if result.keys else set()
             entry = shards[number][1]
             done += entry.num_samples if entry else 1
@@ -114,7 +114,7 @@ def _sources_of(
     sources: dict[str, SampleRef],
     storage_options: storage.Options,
 ) -> dict[str, SampleRef]:
-    """Only the sources of a shard's samples, so that a task stays small."""
+    """Return only the sources of a shard's samples, to keep the task small."""
     try:
         keys = Shard(url, storage_options=storage_options).index.keys
     except PCRError:
@@ -123,7 +123,7 @@ def _sources_of(
 
 
 class VerifyTask(NamedTuple):
-    """One shard to verify; with ``sources``, also against these samples by key."""
+    """A shard to verify; with ``sources``, also against these samples by key."""
 
     url: str
     entry: ShardEntry | None
@@ -132,7 +132,7 @@ class VerifyTask(NamedTuple):
 
 
 class VerifyResult(NamedTuple):
-    """Samples seen, and one line for each problem."""
+    """The number of samples seen, and one line per problem."""
 
     num_samples: int
     problems: tuple[str, ...]
@@ -140,13 +140,13 @@ class VerifyResult(NamedTuple):
 
 
 def verify_shard(task: VerifyTask) -> VerifyResult:
-    """Check every byte of a shard: index, checksums, and all that they do not cover.
+    """Check every byte of a shard: index, checksums, and bytes not covered by checksums.
 
-    Reads head, index, the whole shard, and its samples once more as a job would (four requests),
-    and their sources if given.
+    Reads the head, the index, the whole shard, and its samples again as a job would (four
+    requests), and their sources if given.
 
     Returns:
-        The problems; none for a shard that is exactly what its index says.
+        The problems; none if the shard matches its index exactly.
     """
     shard = Shard(task.url, entry=task.entry, storage_options=task.storage_options)
     problems: list[str] = []
@@ -172,7 +172,7 @@ def _result(
     problems: list[str],
     keys: tuple[str, ...],
 ) -> VerifyResult:
-    """The result, with what may be shown of the problems."""
+    """Return the result, with secrets redacted from the problems."""
     shown = tuple(redact(problem, task.url) for problem in problems)
     return VerifyResult(num_samples, shown, keys)
 
@@ -180,7 +180,7 @@ def _result(
 def _check_size(task: VerifyTask, expected: int) -> Iterator[str]:
     size = storage.file_bytes(task.url, options=task.storage_options)
     if size not in (expected, None):
-        yield f"expected {expected} bytes, the file has {size} (shard={task.url})"
+        yield f"expected a file of {expected} bytes, got {size} (shard={task.url})"
 
 
 def _check_entry(
@@ -200,7 +200,7 @@ def _check_layout(
     scan: Scan,
     view: memoryview,
 ) -> Iterator[str]:
-    """Compare headers, padding and trailer with what index and tables say (SPEC.md section 5)."""
+    """Compare headers, padding and trailer with the index and tables (SPEC.md section 5)."""
     name = storage.file_name(url).removesuffix(".tar")
     stem = _written_stem(index, view) or name
     if stem != name:
@@ -211,7 +211,7 @@ def _check_layout(
         for place in index.table_places(0, last)
     ]
     for start, expected, complaint in _free_regions(index, tables, stem):
-        # A staged copy ends after any group.
+        # A staged copy may end after any group.
         if start < len(view) and view[start : start + len(expected)] != expected:
             yield f"{complaint} (shard={url}, offset={start})"
 
@@ -221,7 +221,7 @@ def _index_header(index: ShardIndex, name: str) -> bytes:
 
 
 def _written_stem(index: ShardIndex, view: memoryview) -> str | None:
-    """The shard's name as its first member says it, where that header is sound and has the name."""
+    """Return the shard's name from its first member, if that header is valid and includes it."""
     name = bytes(view[:100]).rstrip(b"\0").decode(errors="replace")
     is_name = index.schema.layout == "compact" and name.endswith(".pcr")
     if is_name and view[:BLOCK] == _index_header(index, name):
@@ -234,7 +234,7 @@ def _free_regions(
     tables: Sequence[GroupTable],
     stem: str,
 ) -> Iterator[tuple[int, bytes, str]]:
-    """(start, expected bytes, complaint) of all that the checksums leave free, in order."""
+    """Yield (start, expected bytes, complaint) of regions without checksums, in order."""
     differs = "differs from what the index says"
     header = _index_header(index, index_name(index.schema, stem))
     yield 0, header, f"the index member's header {differs}"
@@ -257,7 +257,7 @@ def _check_samples(
     task: VerifyTask,
     scan: Scan,
 ) -> list[str]:
-    """Check each piece's CRC, each image's size, and that pixels equal the source's."""
+    """Check each piece's CRC, each image's size, and pixels against the source."""
     problems = []
 
     def note(error: PCRError) -> bool:
@@ -274,7 +274,7 @@ def _check_samples(
 
 
 def _image_sizes(prefix: Prefix, row: int) -> dict[str, list[list[int]]]:
-    """Height and width of each image of a sample, by field."""
+    """Return the height and width of each image of a sample, by field."""
     dims = prefix.index.dims
     return {field: [dims[unit].tolist() for unit in units] for field, units in prefix.units(row)}
 
@@ -351,9 +351,9 @@ def _compare_pixels(
     mode: Literal["cmyk", "rgb"] = "cmyk" if parts.color in ("cmyk", "ycck") else "rgb"
     try:
         got, expected = decode(jpeg, mode), decode(mended, mode)
-    except MissingDependency:  # the core compares what it made itself
+    except MissingDependency:  # fall back to the native core's own decoder
         got, expected = (decode_image(image, upright=False) for image in (jpeg, mended))
-    except UnsupportedJpeg:  # its pixels take too much memory for its bytes
+    except UnsupportedJpeg:  # its pixels need too much memory relative to its bytes
         if make_baseline(jpeg) != make_baseline(mended):
             yield f"coefficients of {field} differ from the source"
         return

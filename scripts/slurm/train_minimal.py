@@ -177,7 +177,7 @@ def main():
             stop = torch.tensor(len(asked), device=device)
             dist.all_reduce(
                 stop, dist.ReduceOp.MAX
-            )  # all ranks stop after the same step, whoever was told first
+            )  # all ranks stop after the same step, whichever got the signal first
             if stop or step % args.save_every == 0:
                 parts = {
                     "model": model.state_dict(),

@@ -8,7 +8,7 @@ PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def gpu_of(local, visible):
-    """The number of a task's GPU among those that it sees.
+    """Return the index of a task's GPU among its visible GPUs.
 
     SLURM may show each task its own GPU (--gpus-per-task), which is then number 0, or all GPUs of
     the node to all its tasks; CUDA_VISIBLE_DEVICES is counted in ``visible`` already.

@@ -19,7 +19,7 @@ SMALL = ActivationOptions(min_bytes=1024)
 
 @pytest.fixture(autouse=True)
 def compilers():
-    """Each test compiles anew."""
+    """Reset the compiler so that each test compiles from scratch."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -190,8 +190,9 @@ def test_the_bound_holds_and_outliers_are_exact(bound, codec, dtype):
     assert row.stored_bytes < row.raw_bytes / (3.5 if dtype == torch.float32 else 1.8)
 
 
+@pytest.mark.long
 def test_other_batch_sizes_and_autocast():
-    """A short last batch and bfloat16 compile anew and are packed, too."""
+    """A short last batch and bfloat16 recompile the model, and are packed too."""
     model = make()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
     saver = compress_activations(compiled, 0.05, "int8", SMALL)

@@ -28,7 +28,7 @@ def test_a_run_is_compressed_by_one_setting(dataset, tmp_path):
 
 
 def test_an_unknown_setting_is_refused(dataset, tmp_path):
-    """With those that there are."""
+    """The error lists the valid settings."""
     result = train(dataset, tmp_path, "memory=small")
     assert result.returncode != 0
     assert "expected memory=plain or memory=compressed, got 'small'" in result.stderr

@@ -46,7 +46,7 @@ def test_a_gain_of_accuracy_is_no_loss():
 
 @pytest.mark.parametrize("accuracy", [math.nan, math.inf])
 def test_no_number_is_no_accuracy(accuracy):
-    """The default stays, and the reason is told."""
+    """A NaN or infinite accuracy keeps the default bound and reports the reason."""
     choice = run(lambda network: accuracy)
     assert choice.is_default
     assert "evaluate returned" in choice.reason

@@ -66,7 +66,7 @@ def test_a_sound_manifest_is_not_replaced(tmp_path):
 
 
 def test_what_is_lost_is_named(tmp_path):
-    """A damaged payload takes its version, and those that need it, along; only on request."""
+    """A damaged payload drops its version and all that depend on it, and only on request."""
     records = make(tmp_path, count=6)
     lose(tmp_path)
     victim = tmp_path / records[1].file

@@ -81,7 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(writer=st.integers(0, 1))
     def save(self, writer):
-        """One of two writers saves; if it is told of the other one, it saves again."""
+        """One of two writers saves; if it detects the other writer, it retries."""
         seed = next(self.seeds)
         try:
             number = self.writers[writer].save(random_state(seed), blocking=True)
@@ -107,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 0.15))
     def kill(self, seconds):
-        """kill -9 while versions are saved: those that were there stay, none is half there."""
+        """kill -9 during saves keeps every earlier version and leaves no partial one."""
         seed = 1000 * next(self.seeds)
         child, connection = start(save_forever, self.url, seed, self.options)
         assert connection.recv() == "ready"

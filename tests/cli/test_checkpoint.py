@@ -126,7 +126,7 @@ def test_export_writes_safetensors(run, store, tmp_path):
     [(["--keep", 1, 4], [1, 4]), (["--keep-every", 2], [2, 4, 5]), (["--keep-last", 2], [4, 5])],
 )
 def test_delete_removes_the_other_versions(run, store, options, kept):
-    """Those that stay are as they were."""
+    """Deleting versions leaves the remaining ones unchanged."""
     before = {record.number: record.id for record in store.versions()}
     status, figures = run("delete", store.url, *options, "--json")
     assert status == 0
@@ -135,7 +135,7 @@ def test_delete_removes_the_other_versions(run, store, options, kept):
 
 
 def test_recover_writes_a_lost_manifest(run, refused, store, tmp_path):
-    """The versions are those that were there; files that are of no use are named."""
+    """Recovery restores all previous versions and names the unusable files."""
     lose_manifests(tmp_path / "run")
     (tmp_path / "run" / "000001-0000000000000000.pcd").write_bytes(b"x")
     status, figures = run("recover", store.url, "--json")

@@ -25,7 +25,7 @@ def test_skipped_images_are_told(tmp_path, capsys):
 
 
 def test_files_left_out_are_told(tmp_path, capsys):
-    """Files beside the images are not encoded, and the user is told so."""
+    """Files beside the images are not encoded, and the output says so."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a.jpg").write_bytes(make_jpeg())
     (tmp_path / "src" / "README.md").write_text("x")
@@ -149,9 +149,7 @@ def test_an_interrupted_encode_is_resumed(tmp_path):
 
 
 def test_advice_for_ranks(synthetic_folder, tmp_path, capsys):
-    """A number of shards that ranks cannot share is told, with the option that helps; and the
-    option helps.
-    """
+    """If ranks cannot split the shards evenly, the output suggests an option that fixes it."""
     command = ["encode", str(synthetic_folder), "--workers", "1"]
     assert main([*command, str(tmp_path / "a"), "--num-shards", "3"]) == 0
     assert "25% on 2, 25% on 4, 62% on 8; --for-ranks R" in capsys.readouterr().out

@@ -104,7 +104,7 @@ def test_errors_are_one_line(synthetic_folder, dataset, tmp_path, fails):
     fails("encode", folder, tmp_path / "out", "--layout", "preview", "--base", "11", words=["11"])
     fails("encode", folder, tmp_path / "out", "--layout", "preview", "--base", "0", words=["got 0"])
     fails("encode", folder, tmp_path / "out", "--base", "3", words=["--layout preview"])
-    fails("encode", folder, f"file://{folder}", words=["apart from the source"])
+    fails("encode", folder, f"file://{folder}", words=["outside the source"])
     fails("info", "http://127.0.0.1:1/x", words=["127.0.0.1:1"])
     fails("encode", folder, tmp_path / "out", "--preview-fields", "cls", words=["--layout preview"])
     fails("encode", data, tmp_path / "out", words=["PCR shards", "pcrshard export"])
@@ -175,7 +175,7 @@ def test_an_interrupt_is_one_line(tmp_path):
         try:
             _, err = process.communicate(timeout=20)
         finally:
-            process.kill()  # or a failure would wait for ever
+            process.kill()  # otherwise a failure would hang
     os.close(opened[0])
     assert process.returncode == 130
     assert err == "pcrshard encode: stopped; the same command with --resume goes on from here\n"

@@ -28,7 +28,7 @@ def test_a_slow_storage_is_as_fast_as_its_bytes(dataset, capsys):
 
 
 def test_more_samples_than_there_are_cost_more(dataset, capsys):
-    """A sample of a dataset stands for all of it: requests and dollars of so many images."""
+    """Simulating more images than the dataset holds scales up requests and dollars."""
     one = ("--scan", "2", "--decode", "1000", "--prices", "0.4,0.09")
     few = plan(capsys, dataset, *one)[0]
     many = plan(capsys, dataset, *one, "--samples", "2400", "--ranks", "4")[0]

@@ -158,8 +158,8 @@ def test_a_dask_scheduler_that_is_not_there():
 
 @pytest.mark.long
 def test_dask_clusters_that_fail(larger_folder, tmp_path):
-    """A scheduler that dies, a task that kills its workers, a cluster without workers: each is an
-    error that says so, and nobody waits for ever.
+    """A dead scheduler, a task that kills its workers, and a cluster without workers each raise a
+    clear error instead of hanging.
     """
     with dask_cluster(tmp_path) as (address, _):
         pids = [

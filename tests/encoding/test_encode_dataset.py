@@ -89,7 +89,7 @@ def test_a_dataset_is_its_source(synthetic_folder, dataset):
 
 
 def test_progress_reaches_the_end(synthetic_folder, tmp_path):
-    """Progress is told in samples, rising to all of them."""
+    """Progress counts samples and rises to the total."""
     calls = []
     run_encode(synthetic_folder, tmp_path, num_shards=4, progress=lambda *call: calls.append(call))
     assert [total for _, total in calls] == [24] * 4
@@ -136,7 +136,7 @@ def test_remote_destination(synthetic_folder, dataset):
 def test_shards_do_not_go_into_their_source(synthetic_folder, tmp_path):
     """Shards below the images would be taken for sources by the next run."""
     shutil.copytree(synthetic_folder, tmp_path / "photos")
-    with pytest.raises(EncodeError, match="apart from the source"):
+    with pytest.raises(EncodeError, match="outside the source"):
         run_encode(tmp_path / "photos", tmp_path / "photos" / "shards")
     run_encode(tmp_path / "photos", tmp_path / "photos-pcr")
 

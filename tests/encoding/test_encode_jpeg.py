@@ -62,8 +62,8 @@ def test_sampling_factors_of_one_component_mean_nothing(sampling):
 
 
 def test_damage_is_judged_once(jpegtran):
-    """Of 400 damaged JPEGs, those that are encoded are whole for jpegtran too, which makes the same
-    bytes of them; with and without AVX2 the judgment and its reason are the same.
+    """Of 400 damaged JPEGs, jpegtran accepts every one that is encoded and produces the same bytes;
+    the verdict and its reason are the same with and without AVX2.
     """
     assert jpegtran(make_jpeg(), "-copy", "none")
     damaged = list(mutants.mutants(400))

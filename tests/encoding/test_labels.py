@@ -102,7 +102,7 @@ def test_names_for_numbers(tar, tmp_path, capsys):
 
 def test_a_label_without_a_name_is_named(tar, tmp_path):
     """Fewer names than labels is a mistake that is found while encoding, not in training."""
-    with pytest.raises(EncodeError, match=r"labels of 0 to 1, one for each of the 2.*got \d"):
+    with pytest.raises(EncodeError, match=r"labels from 0 to 1, one for each of the 2.*got \d"):
         run_encode(tar, tmp_path / "pcr", classes=("cat", "dog"))
 
 
@@ -113,7 +113,7 @@ def test_names_set_the_numbers_of_folders(synthetic_folder, tmp_path):
     assert (index.classes, index.num_classes) == (names, 3)
     for key, sample in read_samples(tmp_path / "pcr", 1).items():
         assert names[int(sample["cls"])] == key.partition("/")[0]
-    with pytest.raises(EncodeError, match="the source has 'dog'"):
+    with pytest.raises(EncodeError, match="got 'dog' in the source"):
         run_encode(synthetic_folder, tmp_path / "other", classes=("cat", "bird"))
 
 
@@ -122,7 +122,7 @@ def test_names_set_the_numbers_of_folders(synthetic_folder, tmp_path):
     [(b"cat\n\ndog\n", "class 1"), (b"cat\ndog\ncat\n", "0 and 2"), (b"\xff", "UTF-8"), (b"", "0")],
 )
 def test_a_bad_file_of_names_is_named(tmp_path, data, word):
-    """A gap, a name that comes twice or another encoding is told with the file."""
+    """A gap, a duplicate name, or a wrong text encoding raises an error that names the file."""
     (tmp_path / "names.txt").write_bytes(data)
     with pytest.raises(EncodeError, match=rf"{word}.*names\.txt"):
         read_classes(str(tmp_path / "names.txt"))

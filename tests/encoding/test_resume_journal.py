@@ -189,7 +189,7 @@ def test_tars_that_are_there_are_not_replaced(synthetic_folder, tmp_path, resume
     before = (tmp_path / "data-000000.tar").read_bytes()
     with pytest.raises(EncodeError, match=r"already holds data-000000\.tar"):
         run_encode(synthetic_folder, tmp_path, resume=resume)
-    with pytest.raises(EncodeError, match="apart from the source"):
+    with pytest.raises(EncodeError, match="outside the source"):
         run_encode(tmp_path, tmp_path, resume=resume)
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tar"] == [
         "data-000000.tar"

@@ -24,7 +24,7 @@ def test_keys_are_the_paths():
 
 
 def numbered_samples(*counts, name="images"):
-    """Samples of a tar with so many numbered images each, the last one first."""
+    """Return samples of a tar with these counts of numbered images each, the last one first."""
     label = FieldRef("cls", "t.tar", 90, 91)
     images = [FieldRef(f"{name}.{i}.jpg", "t.tar", i, i + 1) for i in range(max(counts))]
     return [

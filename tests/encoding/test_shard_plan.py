@@ -110,14 +110,16 @@ def test_ranks_and_workers_divide_the_shards(ranks, workers, most):
 
 def test_a_number_of_shards_that_cannot_be_shared_out():
     """It is refused with the next number that can, and so are more ranks than samples."""
-    with pytest.raises(EncodeError, match=r"4 ranks x 2 workers divide, such as 16, got 10"):
+    with pytest.raises(EncodeError, match=r"divisible by 4 ranks x 2 workers, such as 16, got 10"):
         plan_shards(SAMPLES, EncodeOptions(num_shards=10, for_ranks=4, for_workers=2))
-    with pytest.raises(EncodeError, match=r"at most 3 shards for 3 samples, got 4 that 4 ranks"):
+    with pytest.raises(
+        EncodeError, match=r"at most 3 shards for 3 samples, got 4, divisible by 4 ranks"
+    ):
         plan_shards(SAMPLES[:3], EncodeOptions(for_ranks=4))
 
 
 def test_advice_only_where_ranks_are_idle():
-    """A number that few ranks divide is told with the cost; 128 shards need no word."""
+    """A shard count that few world sizes divide is reported with its cost; 128 shards are not."""
     assert "17% on 4, 38% on 8" in advise(10)
     assert advise(1).startswith("1 shard leaves")
     assert [advise(number) for number in (8, 16, 128, 1252)] == [""] * 4

@@ -132,7 +132,7 @@ def test_the_entry_describes_the_file(tmp_path):
 def test_a_key_twice_in_a_shard(tmp_path):
     """Two samples of one key could not be told apart; the file is not written."""
     sample = encode_sample({"__key__": "k", "jpg": make_jpeg()})
-    with pytest.raises(EncodeError, match="'k' is there more than once"):
+    with pytest.raises(EncodeError, match="got 'k' more than once"):
         write_shard(str(tmp_path / "a.tar"), [sample, sample], ShardFormat())
     assert list(tmp_path.iterdir()) == []
 

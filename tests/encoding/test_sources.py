@@ -1,6 +1,4 @@
-"""Where samples come from: what a user points at is what is encoded, and the rest is an error that
-names it.
-"""
+"""Sources of samples: the user's whole selection is encoded, or an error names the exception."""
 
 import contextlib
 import functools
@@ -259,7 +257,7 @@ def test_the_same_key_in_two_tars(tmp_path):
     ],
 )
 def test_damaged_tars(tmp_path, damage):
-    """A tar that is not whole is an error that names it, never a shorter dataset."""
+    """A truncated or damaged tar raises an error that names it, never a shorter dataset."""
     path = tmp_path / "a.tar"
     make_tar(path, [(f"{i}.jpg", JPEG) for i in range(4)])
     data = path.read_bytes()
@@ -288,7 +286,7 @@ def with_size(tar, size):
 
 @pytest.mark.parametrize("size", [-512, -1024, -1536, -(1 << 40)])
 def test_a_tar_that_leads_back_is_refused_at_once(tmp_path, size):
-    """A member of negative size would be read for ever."""
+    """A tar member of negative size is refused instead of causing an endless loop."""
     path = tmp_path / "a.tar"
     make_tar(path, [("0.jpg", JPEG), ("1.jpg", JPEG)])
     claimed = b"\xff" + (size % (1 << 88)).to_bytes(11, "big")
@@ -405,7 +403,7 @@ def test_a_key_twice_in_a_tar_is_named_as_that(tmp_path):
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         for name in ("a.jpg", "b.jpg", "a.jpg"):
             tar.addfile(tarfile.TarInfo(name))
-    with pytest.raises(EncodeError, match=r"'a' is in .*x\.tar, which holds it twice"):
+    with pytest.raises(EncodeError, match=r"'a' occurs twice in .*x\.tar"):
         list_source(str(tmp_path))
 
 
@@ -449,7 +447,7 @@ def test_patterns_of_tars(tmp_path):
 
 
 def test_a_pattern_that_matches_nothing(make_folder):
-    """It is an error that repeats the pattern."""
+    """A pattern without matches raises an error that repeats the pattern."""
     with pytest.raises(EncodeError, match=r"x\*\.jpg, found none"):
         list_source(make_folder("a.jpg") + "/x*.jpg")
 
@@ -495,7 +493,7 @@ def test_a_web_server_that_lists_nothing(tmp_path, web_server, path):
 
 
 def test_a_file_that_nobody_answers_for(tmp_path):
-    """A file that cannot even be opened, as on a dead network drive, is an error that names it."""
+    """A file whose open call hangs, as on a dead network drive, raises an error that names it."""
     os.mkfifo(tmp_path / "a.tar")
     with pytest.raises(StorageError, match=r"nothing came for 0\.2 s after 0 entries.*a\.tar"):
         list_source(str(tmp_path / "a.tar"), retry=Retry(deadline=0.2))
@@ -587,7 +585,7 @@ def test_a_tar_without_end_and_without_samples(tmp_path):
 def test_a_tar_without_end(tmp_path):
     """A petabyte of samples is refused at a number that is in the message."""
     with endless_tar("{}.jpg".format) as url:
-        with pytest.raises(EncodeError, match=r"more than 4194304 members.*endless\.tar"):
+        with pytest.raises(EncodeError, match=r"at most 4194304 members.*endless\.tar"):
             list_source(url)
 
 

@@ -26,7 +26,7 @@ def root(tmp_path):
 
 
 def test_splits_are_not_mixed(root, tmp_path):
-    """Training images do not end up beside those that measure them, and the next step is named."""
+    """Encoding never mixes training and test images, and the error names the next step."""
     with pytest.raises(EncodeError, match=r"splits test, train, val.*--split all .*root DST"):
         encode(root, tmp_path / "pcr")
     assert not (tmp_path / "pcr").exists()
@@ -83,7 +83,7 @@ def test_one_split_from_python(root, tmp_path):
 
 
 def test_folders_may_be_classes_all_the_same(root, tmp_path):
-    """Who has classes of such names says so."""
+    """``split="none"`` treats folders with split names as classes."""
     assert run_encode(root, tmp_path / "pcr", split="none").classes == ("test", "train", "val")
 
 

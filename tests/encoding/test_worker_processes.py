@@ -48,7 +48,7 @@ def test_a_killed_worker_leaves_no_file(synthetic_folder, dataset, tmp_path):
 
 
 def test_a_task_that_always_kills_its_worker_ends_the_run():
-    """It is tried a few times, not for ever, and the message says how to go on."""
+    """Such a task is retried a few times, and then the error says how to resume."""
     with pytest.raises(EncodeError, match=r"a worker process died.*--resume"):
         list(run_tasks(die, {0: 0, 1: 1}, workers=2))
 

@@ -42,7 +42,7 @@ def test_throughput_is_theorem_4_1_until_decoding_is_the_limit():
 
 
 def test_the_table_has_a_line_for_each_scan():
-    """With images a second only where a bandwidth is given."""
+    """The table shows images per second only if a bandwidth is given."""
     rows = [row(1, 10, 0.8), row(10, 99, 1.0)]
     text = advice.fidelity_table(rows)
     assert text.count("\n") == 2

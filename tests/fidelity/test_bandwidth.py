@@ -15,7 +15,7 @@ from pcrshard.reading.scan_level import ScanRange
 
 SIZES = [1273, 2729, 3022, 3374, 4589, 6758, 6956, 7330, 7771, 11404, 11427]
 BATCH, SHARD, USED = 16, 64, 0.02
-SPEED = BATCH / USED  # images a second when nothing is waited for
+SPEED = BATCH / USED  # images per second without stalls
 AHEAD = 2  # shards
 
 

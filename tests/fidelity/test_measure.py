@@ -111,7 +111,7 @@ def test_the_same_seed_measures_the_same_images(large_dataset):
 
 
 def test_unknown_scans_are_refused(large_dataset, tmp_path):
-    """Also those that a staged copy does not hold."""
+    """Scans that do not exist, or that a staged copy lacks, raise ``ScanUnavailable``."""
     with pytest.raises(ScanUnavailable, match="11"):
         m.measure(large_dataset, [11])
     pcrshard.stage(large_dataset, str(tmp_path / "staged"), 5)

@@ -53,7 +53,7 @@ def test_the_full_scan_agrees_with_itself(dataset):
 
 
 def test_views_are_compared_with_the_same_views(dataset):
-    """Who trains on several views of an image is told what the gradient of all of them needs."""
+    """Training on several views of an image compares the gradient over all of them."""
 
     def loss_of_views(model, batch):
         (large, small), labels = batch
@@ -87,7 +87,7 @@ def test_nothing_of_the_training_changes(dataset):
 
 
 def test_it_tunes_when_it_is_due_and_remembers(dataset):
-    """None in the first epochs, then every so many; a checkpoint keeps what was found."""
+    """Tuning starts after the first epochs, repeats at an interval, and survives a checkpoint."""
     level = ScanLevel("full")
     tuner = ScanTuner(
         make_loader(dataset),

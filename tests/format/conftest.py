@@ -15,7 +15,7 @@ def keep_bad(_, file):
 
 @pytest.fixture(scope="module", params=["compact", "preview"])
 def table_shard(request, tmp_path_factory):
-    """Colour and gray images, a stream that some samples lack, a list, late fields, a kept file."""
+    """Color and gray images, a stream that some samples lack, a list, late fields, a kept file."""
     samples = []
     for i, mode in enumerate(["RGB", "L", "RGB", "CMYK"]):
         sample = {"__key__": f"k{i}", "jpg": make_jpeg(i, 30 + i, 41, mode), "npy": b"n" * i}

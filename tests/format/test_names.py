@@ -60,7 +60,7 @@ def test_keys_stay_inside_a_folder_and_split_as_joined(key, valid):
     ],
 )
 def test_field_names(name, valid):
-    """Field names are those that WebDataset would give."""
+    """Valid field names are exactly the ones that WebDataset produces."""
     assert valid_field(name) is valid
 
 

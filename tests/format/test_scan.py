@@ -25,7 +25,7 @@ def test_full_comes_after_the_last_scan(num_groups):
 
 @pytest.mark.parametrize("scan", [0, -1, 11, 1 << 40])
 def test_scans_out_of_range(scan):
-    """A scan that is not there is an error that says what is."""
+    """A missing scan raises an error that lists the available scans."""
     with pytest.raises(ScanUnavailable, match="1 to 10"):
         check_scan(scan, 10)
 

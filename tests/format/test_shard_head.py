@@ -20,7 +20,7 @@ def first_bytes(url: str) -> bytes:
 
 
 def test_the_head_is_read_from_the_first_kilobyte(dataset):
-    """Head and checksum are those that the dataset index has, so that a replaced shard is found."""
+    """Head and checksum match the dataset index, so a replaced shard is detected."""
     index, urls = open_dataset(str(dataset))
     for entry, url in zip(index.shards, urls, strict=True):
         head = read_head(first_bytes(url))

@@ -40,7 +40,7 @@ def tables_of(shard):
 
 
 def test_the_plan_is_what_tar_lists(shard):
-    """Names, sizes and ends of members are those that Python's tarfile finds in the file."""
+    """Member names, sizes, and ends match what Python's ``tarfile`` finds in the file."""
     planned = list(plan_members(shard.index, tables_of(shard), "data-000000"))
     with tarfile.open(shard.url) as tar:
         index, *listed = tar.getmembers()

@@ -440,7 +440,7 @@ def test_the_arrow_cache_is_made_once_per_scan_and_content(dataset, tmp_path):
 
 
 def test_the_builder_is_public(dataset, tmp_path):
-    """Who wants `datasets`' own steps gets them: prepare in processes, as Parquet, or streamed."""
+    """The builder supports the steps of `datasets` itself: multiprocess, Parquet, or streamed."""
     builder = PcrBuilder(data_dir=str(dataset), scan=2, cache_dir=str(tmp_path))
     assert keys(builder.as_streaming_dataset(split="train")) == keys(expected(dataset))
     builder.download_and_prepare(str(tmp_path / "parquet"), file_format="parquet", num_proc=2)

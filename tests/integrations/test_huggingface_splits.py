@@ -95,7 +95,7 @@ def test_slices_are_for_map_style_datasets(load):
 
 @pytest.mark.parametrize("split", ["tests", ["train", "holdout"], "train+bonus", "dev2"])
 def test_a_split_that_is_not_there_is_an_error(split, load):
-    """It lists those that are there; nothing is streamed under another name."""
+    """The error lists the available splits; no other split is streamed in its place."""
     with pytest.raises(ValueError, match=r"splits of \['train', 'validation', 'test'\], got"):
         load(split=split)
 
@@ -127,7 +127,7 @@ def test_splits_are_found_over_http(root):
     ("scan", "error"),
     [
         (11, ScanUnavailable),
-        (-1, ValueError),
+        (-1, ScanUnavailable),
         ("5", TypeError),
         (2.0, TypeError),
         (pcrshard.ScanLevel(11), ScanUnavailable),

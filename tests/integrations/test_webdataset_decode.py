@@ -66,8 +66,8 @@ def test_pictures_of_pillow(spec, mode):
 
 
 def test_a_shard_without_pcr_scan_is_pointed_out(shard_urls):
-    """A PCR shard is a legal tar, whose one sample is a whole shard: who decodes it is told what is
-    missing.
+    """Stock WebDataset reads a PCR shard as one sample; decoding it raises an error that names the
+    missing stage.
     """
     plain = wds.WebDataset(shard_urls[:1], shardshuffle=False)
     for stage in (

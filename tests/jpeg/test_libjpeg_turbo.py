@@ -1,4 +1,4 @@
-"""The door to libturbojpeg, and machines that do not have it."""
+"""The libturbojpeg wrapper, with and without the library installed."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from pcrshard.errors import CorruptJpeg
 from pcrshard.jpeg import libjpeg_turbo
 from pcrshard.testing import make_jpeg
 
-# Decodes what nothing but libjpeg decodes, encodes it, and says what came of both.
+# Decodes an image that only libjpeg supports, encodes it, and reports both outcomes.
 PROGRAM = """
 import json, pathlib, sys
 sys.modules.update(dict.fromkeys(sys.argv[2].split(","), None))  # as if it were not installed

@@ -44,7 +44,7 @@ def test_the_parts_are_the_whole_file(options):
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_frame_and_color_are_pillows(options):
-    """Size, sampling and color space are those that another decoder sees."""
+    """Size, sampling, and color space match what Pillow reports."""
     jpeg = make_jpeg(2, 50, 70, **options)
     found = map_jpeg(jpeg)
     picture = Image.open(io.BytesIO(jpeg))

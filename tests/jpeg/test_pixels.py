@@ -123,7 +123,7 @@ def test_system_names_the_decoder():
 
 @pytest.mark.parametrize("path", ["photo.jpg", pathlib.Path("photo.jpg")])
 def test_a_path_is_no_jpeg(path):
-    """Who names a file is told to read it, by the line that does."""
+    """Passing a file name raises an error that shows the line to read the file."""
     advice = r"pathlib\.Path\('photo\.jpg'\)\.read_bytes\(\)"
     with pytest.raises(TypeError, match=advice):
         decode_image(path)

@@ -111,7 +111,7 @@ def test_wrong_views_are_refused(options, error, match):
 
 
 def test_geometry_says_where_pixels_are_from():
-    """Crop, flip and size are those that the pixels were made by."""
+    """The returned crop, flip, and size are the ones that produced the pixels."""
     decoder = ImageDecoder(32, "random", flip=0.5, return_geometry=True)
     flips = set()
     for number in range(8):

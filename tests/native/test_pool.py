@@ -100,7 +100,7 @@ def test_many_batches_are_decoded_in_their_order() -> None:
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_what_cannot_be_decoded_does_not_stop_the_others(threads: int) -> None:
-    """A damaged or empty image is told; the others of the batch are there."""
+    """A damaged or empty image is reported; the rest of the batch is decoded."""
     cmyk = make_jpeg(7, 30, 30, "CMYK")
     images = [JPEGS[0], JPEGS[0][:200], b"", cmyk, JPEGS[1]]
     table = piece_table([[image] for image in images])
@@ -160,7 +160,7 @@ def test_threads_end_with_the_pool() -> None:
 
 
 def test_a_closed_pool_says_so() -> None:
-    """Nobody waits for ever for threads that have ended."""
+    """Using a closed pool raises an error instead of waiting for threads that have exited."""
     pool = Pool(1)
     start(pool)
     batch = pool.decode(TABLE, [np.empty((6, 64, 64, 3), np.uint8)])

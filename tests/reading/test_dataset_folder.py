@@ -48,7 +48,7 @@ def test_what_is_no_dataset_is_an_error(tmp_path):
 
 
 def test_a_folder_of_datasets_says_which_there_are(dataset, tmp_path):
-    """Who names the folder of train and val is told so, in Python as in the commands."""
+    """Opening the parent folder of train and val names both, in Python and on the command line."""
     for name in ("train", "val"):
         (tmp_path / name).symlink_to(dataset)
     (tmp_path / "other").mkdir()

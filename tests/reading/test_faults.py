@@ -47,7 +47,7 @@ KINDS = (*WIRE, "replaced", "cache files", "cache small", "kill reader", "kill s
 
 
 def make_fault(kind, rng, num_bytes):
-    """One fault of a kind for an answer of so many bytes."""
+    """Return one fault of this kind for a response of ``num_bytes``."""
     place = rng.randrange(max(num_bytes, 1))
     if kind == "mixed":
         kind = rng.choice(WIRE[:-1])
@@ -313,9 +313,7 @@ def test_some_trials(world, tmp_path):
 
 @pytest.mark.long
 def test_campaign(world, tmp_path, capsys):
-    """Hundreds of random jobs against everything that can go wrong; prints what became of each
-    (``pytest -s``).
-    """
+    """Hundreds of random jobs survive random faults; ``pytest -s`` prints the outcome of each."""
     world.outcomes.clear()
     with capsys.disabled():
         print()

@@ -23,7 +23,7 @@ EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0
 
 @pytest.fixture(scope="module", params=["compact", "preview"])
 def url(request, tmp_path_factory):
-    """Colour, gray and CMYK images, a second stream that some samples lack, optional fields,
+    """Color, gray and CMYK images, a second stream that some samples lack, optional fields,
     metadata in some.
     """
     samples = []

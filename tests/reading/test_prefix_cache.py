@@ -615,7 +615,7 @@ def test_lock_files_of_killed_processes_are_swept(source, tmp_path):
 
 
 def test_a_stage_of_webdataset_keeps_its_half_over_epochs(dataset, tmp_path):
-    """A pipeline makes its options anew in each epoch and worker; it is one job all the same."""
+    """A pipeline that creates its options in each epoch and worker still counts as one job."""
     index, urls = open_dataset(str(dataset))
     memory = fsspec.filesystem("memory")
     memory.put(str(dataset), "/half-on-disk", recursive=True)

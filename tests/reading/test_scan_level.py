@@ -47,7 +47,7 @@ def test_refuses_what_is_not_a_scan(scan):
 
 
 def test_a_level_knows_the_scans_of_its_dataset():
-    """A scan that is not there is refused where it is set, with those that are."""
+    """Setting a missing scan raises an error that lists the available ones."""
     level = ScanLevel(1)
     level.follow(ScanRange(10, "full", "s3://photos"))
     level.value = 10

@@ -22,7 +22,7 @@ from pcrshard.simulation.cluster import Cluster, Job, Node, Storage, Work
     ],
 )
 def test_machines_that_cannot_be_are_refused(make):
-    """A wrong number is an error that names it, not a result that nobody notices."""
+    """An impossible number raises an error that names it instead of a silent wrong result."""
     with pytest.raises(PCRError, match="expected"):
         make()
 

@@ -44,7 +44,7 @@ def _remove(path, ended):
 
 
 def test_a_lock_that_is_removed_again_and_again_still_lets_in_one(tmp_path):
-    """Who had opened a lock's file before it was removed does not hold the lock of nothing."""
+    """A waiter that opened the lock file before its removal does not lock an unlinked file."""
     log = tmp_path / "log"
     path = str(tmp_path / "lock")
     context = multiprocessing.get_context("fork")
@@ -114,7 +114,7 @@ def test_a_killed_holder_leaves_nothing(tmp_path):
 
 
 def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
-    """A folder that is not there is told as such."""
+    """Locking in a missing folder raises ``FileNotFoundError``."""
     with pytest.raises(FileNotFoundError), hold_lock(str(tmp_path / "no" / "lock")):
         pass
 

@@ -1,4 +1,4 @@
-"""The one door to bytes: exact ranges, and failures that name the file."""
+"""Range reads: exact bytes, and failures that name the file."""
 
 import pathlib
 import threading

@@ -1,4 +1,4 @@
-"""Where a server sends a reader on, the next one is told nothing that was for the first."""
+"""After a redirect, the new server receives nothing meant only for the first, such as keys."""
 
 import http.server
 import threading

@@ -585,7 +585,7 @@ def test_many_cuts_are_survived_as_long_as_there_is_progress(raw):
 
 
 def test_little_bites_are_given_up(raw):
-    """A server that cuts after a few bytes, always, is not asked for ever."""
+    """Retries end if a server cuts every response after a few bytes."""
     with servers.faulty(raw, lambda ask: Fault(cut_after=3)) as server, within(10):
         with pytest.raises(StorageError, match="0 of 100000 came in 4 requests"):
             read(server.url("a.bin"), 0, 100_000)
@@ -688,7 +688,7 @@ def outcome(make, truth):
     return "ok"
 
 
-# Without those that a range of its own covers, and those that do not fit into small shards.
+# Excludes faults covered by their own range tests and faults too large for small shards.
 _RANGES_ONLY = (
     "an earlier range",
     "stall before the answer",
@@ -1031,7 +1031,7 @@ def test_an_error_in_a_worker_arrives_as_itself(dataset, index):
 
 
 def test_buffers_come_back(dataset, index):
-    """Epochs over HTTP, also those that are left early, use the same memory again and again."""
+    """Epochs over HTTP reuse the same buffers, even after an early exit."""
     with servers.nginx(dataset) as server:
         urls = [server.url(entry.name) for entry in index.shards]
         for _ in range(20):

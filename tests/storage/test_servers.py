@@ -469,7 +469,7 @@ def test_status(faulted, status):
 
 
 def test_redirect_to_itself(folder):
-    """A 302 leads to the same URL, for ever if the policy says so."""
+    """A bare 302 fault redirects to the same URL on every request."""
     with servers.faulty(folder, lambda ask: Fault(status=302)) as server:
         assert ask(server.url("sub dir/b.txt")).headers["Location"] == server.url("sub dir/b.txt")
         assert curl("--location", "--max-redirs", "5", server.url("a.tar")) == (47, b"")

@@ -1,4 +1,4 @@
-"""The door to fsspec: which store, and errors that are ours and name the file."""
+"""The fsspec layer: store selection, and our own errors that name the file."""
 
 import multiprocessing
 import time
@@ -38,7 +38,7 @@ def test_secrets_of_other_libraries_stay_out_of_errors(call, monkeypatch):
 
 
 def test_an_unknown_protocol_says_so():
-    """A typing error in a URL is told with the URL."""
+    """A typo in a URL's protocol raises an error that quotes the URL."""
     with pytest.raises(StorageError, match="s4://bucket"):
         storage.exists("s4://bucket/a")
 

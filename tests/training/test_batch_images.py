@@ -85,7 +85,7 @@ def plain(value):
 
 
 def batches(folder, threads, epochs=1, **options):
-    """All batches of some epochs, by so many threads."""
+    """Return all batches of these epochs, decoded by this number of threads."""
     choices = {"scan": 3, "decoder": ImageDecoder(16, "random", flip=0.5)} | options
     loader = loader_of(folder, 5, threads=threads, **OPTIONS, **choices)
     return [plain(batch) for _ in range(epochs) for batch in loader]
@@ -137,7 +137,7 @@ def test_a_staged_copy_goes_on_where_it_stopped(folders, kind, tmp_path):
     ],
 )
 def test_every_decoder_works_with_threads(folders, image):
-    """Those that the core cannot do in batches, too."""
+    """Threads work with every decoder, including those without batched decoding in the core."""
     expected = batches(folders["images"], 0, decoder=image)
     assert batches(folders["images"], 2, decoder=image) == expected
 
@@ -159,13 +159,13 @@ def shrink(sample):
     ],
 )
 def test_options_work_with_threads(folders, options):
-    """A transform gets pixels that threads have decoded; fields that nobody wants are left out."""
+    """Transforms get pixels that threads decoded, and unrequested fields are omitted."""
     expected = alone(folders["images"], **options)
     assert batches(folders["images"], 2, **options) == expected
 
 
 def test_a_batch_that_is_kept_is_not_written_to(folders):
-    """Memory is used again, but only when nothing refers to the batch any more."""
+    """Memory is reused only after the last reference to its batch is gone."""
     how = {"threads": 2, "prefetch": 3} | OPTIONS
     loader = loader_of(folders["images"], 4, scan=2, decoder=16, fields=("jpg",), **how)
     expected = [images.clone() for (images,) in loader]
@@ -185,7 +185,7 @@ def test_a_batch_that_is_kept_is_not_written_to(folders):
 
 
 def test_memory_is_used_again(folders):
-    """A loop that keeps nothing goes round in a few batches of memory."""
+    """A loop that keeps no batches reuses the memory of a few batches."""
     how = {"threads": 2, "prefetch": 2} | OPTIONS
     loader = loader_of(folders["images"], 4, scan=2, decoder=64, fields=("jpg",), **how)
     gc.collect()  # earlier tests' memory is not given back in between
@@ -222,8 +222,8 @@ def test_an_error_comes_with_its_batch(folders, tmp_path):
 
 
 def test_a_level_counts_from_the_batches_that_are_not_begun(folders):
-    """A scan that changes while the loop runs holds from so many batches on as are decoded ahead,
-    for any number of threads.
+    """A scan changed during the loop applies after the batches already decoded ahead, for any
+    number of threads.
     """
     seen = set()
     for threads in (1, 3):
@@ -323,7 +323,7 @@ def test_geometry_is_a_field_like_others(folders):
 
 
 def test_a_transform_gets_the_geometry(folders):
-    """A function of the user's can crop what belongs to an image as the image is cropped."""
+    """A user's transform can apply an image's crop to the other fields of its sample."""
     decoder = ImageDecoder(16, "random", return_geometry=True)
     loader = loader_of(
         folders["images"],
@@ -361,6 +361,6 @@ def test_sizes_may_change_from_epoch_to_epoch(folders, options):
 
 
 def test_a_function_that_gives_no_decoder_is_refused(folders):
-    """A function of images is none of epochs, and is told where it belongs."""
+    """A per-image function passed as the decoder raises an error that points to ``transform``."""
     with pytest.raises(TypeError, match=r"got 'pixels'; functions of your own go to transform="):
         PCRDataset(folders["images"], decoder=lambda _: "pixels")

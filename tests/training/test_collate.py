@@ -84,7 +84,7 @@ def stored(folder, key, scan):
 
 
 def test_ragged_images_come_in_a_list(dataset):
-    """Without a size each image keeps its own."""
+    """Without a target size, images keep their own sizes and come in a list."""
     batch = next(iter(loader_of(str(dataset), 6, decoder=ImageDecoder())))
     for key, pixels in zip(batch["__key__"], batch["jpg"], strict=True):
         number = int(key.split("/")[1])
@@ -92,7 +92,7 @@ def test_ragged_images_come_in_a_list(dataset):
 
 
 def test_without_a_decoder_images_stay_jpegs(dataset):
-    """Whoever decodes elsewhere gets the bytes of the scan."""
+    """Without a decoder, a batch holds the JPEG bytes at the scan."""
     batch = next(iter(loader_of(str(dataset), 6, scan=2)))
     assert batch["jpg"] == [stored(dataset, key, 2)["jpg"] for key in batch["__key__"]]
 
@@ -124,7 +124,7 @@ class Counting(ImageDecoder):
 
 
 def test_a_field_that_is_not_there(dataset):
-    """A field that no sample has is an error that names it, and those that are there."""
+    """A field that no sample has raises an error that names it and the existing fields."""
     with pytest.raises(KeyError, match="'caption', it has __key__, jpg, cls"):
         next(iter(loader_of(str(dataset), 6, fields=("jpg", "caption"))))
     with pytest.raises(TypeError, match="expected fields to be a sequence of field names"):
@@ -196,7 +196,7 @@ def test_missing_fields_of_a_tuple_are_an_error(odd):
 
 
 def test_values_that_do_not_fit_are_named(tmp_path):
-    """A class that is no number is an error that names the sample and the field."""
+    """A non-numeric class raises an error that names the sample and the field."""
     samples = [
         sample | {"cls": b"cat"} if sample["__key__"] == "k002" else sample
         for sample in numbered(4)
@@ -276,7 +276,7 @@ def test_datasets_of_other_fields_mix(tmp_path, folder, seed):
     ids=lambda value: repr(value[:12]),
 )
 def test_a_value_that_cannot_be_converted_names_its_sample(tmp_path, name, value):
-    """A field of a crafted shard is an error of ours, with the sample's key, not one of torch."""
+    """An unconvertible field of a crafted shard raises our error with the sample's key."""
     samples = numbered(2)
     for sample in samples:
         sample.pop("cls")
@@ -287,7 +287,7 @@ def test_a_value_that_cannot_be_converted_names_its_sample(tmp_path, name, value
 
 @pytest.mark.parametrize("number", [-(1 << 63), (1 << 63) - 1])
 def test_the_largest_labels_are_kept(tmp_path, number):
-    """Every number that int64 holds is a label."""
+    """Any integer that fits int64 is a valid label."""
     samples = [sample | {"cls": number} for sample in numbered(2)]
     (batch,) = loader_of(write(tmp_path, samples), 2, **KEPT)
     assert batch["cls"].tolist() == [number, number]

@@ -30,13 +30,13 @@ def system(folder, membership, **quotas):
     ],
 )
 def test_the_quota_of_a_control_group_counts(tmp_path, membership, quotas, expected):
-    """A container with two CPUs of a large machine has two, whatever the machine has."""
+    """A container limited to two CPUs counts two, whatever the machine has."""
     assert cgroup_quota(system(tmp_path, membership, **quotas)) == expected
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("250000\n", 2.5), ("-1\n", math.inf)])
 def test_the_first_version_of_control_groups_counts(tmp_path, quota, expected):
-    """Clusters still have it."""
+    """The quota of cgroup v1, which clusters still use, counts as well."""
     root = system(tmp_path, "4:cpu,cpuacct:/slurm/job\n2:memory:/slurm/job\n")
     group = tmp_path / "sys/fs/cgroup/cpu/slurm/job"
     group.mkdir(parents=True)
@@ -46,7 +46,7 @@ def test_the_first_version_of_control_groups_counts(tmp_path, quota, expected):
 
 
 def test_affinity_counts(tmp_path):
-    """A task that SLURM has bound to one CPU has one; the default is never no thread."""
+    """A task bound to one CPU counts one, and the default is at least one thread."""
     root = system(tmp_path, "0::/\n")
     mine = os.sched_getaffinity(0)
     assert available_cpus(root) == len(mine)
@@ -59,7 +59,7 @@ def test_affinity_counts(tmp_path):
 
 
 def test_ranks_of_a_node_share_its_cpus(tmp_path):
-    """Eight ranks of torchrun do not start all threads of the node eight times."""
+    """Ranks of one node divide its CPUs instead of each starting a thread per CPU."""
     root = system(tmp_path, "0::/\n")
     cpus = available_cpus(root)
     assert decoding_threads({}, root) == max(cpus - 1, 1)

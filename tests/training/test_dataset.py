@@ -61,13 +61,13 @@ def test_samples_by_number_and_key(folder):
     [(60, IndexError), (-61, IndexError), ("k060", KeyError), (1.0, TypeError), (None, TypeError)],
 )
 def test_samples_that_are_not_there(folder, wrong, error):
-    """What is not there is an IndexError or a KeyError, as of a list and a dict."""
+    """A missing sample raises IndexError or KeyError, like a list or a dict."""
     with pytest.raises(error):
         PCRDataset(folder)[wrong]
 
 
 def test_iteration_ends(folder):
-    """``for sample in dataset`` has each sample once."""
+    """``for sample in dataset`` yields each sample once and then ends."""
     assert [sample["cls"] for sample in PCRDataset(folder, scan=1)] == list(range(SAMPLES))
 
 
@@ -136,13 +136,13 @@ def test_a_fraction_is_the_highest_scan_within_it(folder):
 
 @pytest.mark.parametrize("scan", [11, ScanLevel(11), "5", 2.0, lambda: 11])
 def test_bad_scans_are_refused_at_construction(folder, scan):
-    """Not by the first worker that reads."""
+    """A bad scan is refused at construction, not by the first worker that reads."""
     with pytest.raises((ScanUnavailable, TypeError, ValueError), match=r"expected .*'full'"):
         PCRDataset(folder, scan=scan)
 
 
 def test_a_level_beyond_the_dataset_is_refused(folder):
-    """The message names the dataset and its scans."""
+    """A level above the dataset's scans raises an error that names the dataset and its scans."""
     level = ScanLevel(1)
     PCRDataset(folder, scan=level)
     with pytest.raises(ScanUnavailable, match=f"1 to 10 or 'full' for {folder}, got 12"):
@@ -150,7 +150,7 @@ def test_a_level_beyond_the_dataset_is_refused(folder):
 
 
 def test_a_level_is_read_at_each_sample(folder):
-    """A ScanLevel that changes counts from the next sample on, up and down."""
+    """A changed ScanLevel applies from the next sample on, up or down."""
     level = ScanLevel(1)
     dataset = PCRDataset(folder, scan=level)
     for scan in (2, "full", 1):
@@ -176,7 +176,7 @@ def test_staged_copies_and_lists(folder, tmp_path):
 
 
 def test_another_dataset_is_no_origin(folder, dataset):
-    """Sample ids would mean other samples."""
+    """A dataset with other samples is refused as an origin, because its sample ids differ."""
     with pytest.raises(ValueError, match="that the staged copy comes from"):
         PCRDataset(folder).shards.origin(str(dataset))
 
@@ -202,7 +202,7 @@ def test_damage_is_named_and_harms_nothing_else(folder, tmp_path):
 
 @pytest.mark.parametrize("size", [24, (16, 32), [16, 32], np.int64(24)])
 def test_a_size_is_a_decoder(folder, size):
-    """The whole image at that size, as by ImageDecoder(size)."""
+    """``decoder=size`` returns the whole image at that size, like ``ImageDecoder(size)``."""
     decoder = ImageDecoder(tuple(size) if isinstance(size, tuple | list) else int(size))
     made, expected = (PCRDataset(folder, decoder=each)[0]["jpg"] for each in (size, decoder))
     assert torch.equal(made, expected)
@@ -210,7 +210,7 @@ def test_a_size_is_a_decoder(folder, size):
 
 @pytest.mark.parametrize("decoder", ["224", True, 2.5, (1, 2, 3), lambda jpeg: "jpeg"])
 def test_what_is_no_decoder_is_refused(folder, decoder):
-    """At once, and not in a worker."""
+    """An invalid decoder is refused at once, not in a worker."""
     with pytest.raises(TypeError, match="ImageDecoder, a size such as 224"):
         PCRDataset(folder, decoder=decoder)
 
@@ -220,7 +220,7 @@ def test_what_is_no_decoder_is_refused(folder, decoder):
     [("image", "decoder"), ("batch_size", "PCRLoader"), ("decodr", "decoder"), ("xyz", "scan")],
 )
 def test_unknown_arguments_name_the_right_one(folder, name, hint):
-    """A wrong or an old name is a TypeError that says what to write."""
+    """A wrong or old argument name raises a TypeError that names the right one."""
     with pytest.raises(TypeError, match=f"'{name}'.*{hint}"):
         PCRDataset(folder, **{name: 1})
 
@@ -266,7 +266,7 @@ def test_labels_come_from_the_cache(folder, tmp_path):
 
 
 def test_samples_without_labels_or_images(tmp_path):
-    """A missing label is an error that says so; the size of an image that is no JPEG is 0, 0."""
+    """A missing label raises a clear error; a non-JPEG image has the size 0, 0."""
     file = io.BytesIO()
     Image.new("RGB", (5, 4)).save(file, "PNG")
     samples = [
@@ -310,13 +310,13 @@ def test_views_share_shards_and_keep_exact_epochs(folder):
     [([1, 1], ValueError), ([], ValueError), ([60], IndexError), ([1.5], TypeError)],
 )
 def test_views_that_make_no_sense(folder, numbers, error):
-    """A sample twice, none at all, or one that is not there is an error."""
+    """A view with a duplicate sample, a missing sample, or none at all raises an error."""
     with pytest.raises(error):
         PCRDataset(folder).subset(numbers)
 
 
 def test_splits_divide_each_class(tmp_path):
-    """A split has each sample once, each class by the same shares, by its seed alone."""
+    """A split has each sample once, in equal fractions per class, and depends only on its seed."""
     jpeg = make_jpeg(1, 16, 16)
     samples = [{"__key__": f"{i}", "jpg": jpeg, "cls": int(i >= 150)} for i in range(200)]
     dataset = PCRDataset(write(tmp_path, samples, 25))
@@ -365,14 +365,14 @@ def test_a_weighted_sampler_draws_from_it(folder):
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_any_start_method_reads_it(folder, context):
-    """A dataset, or torch's Subset of it, goes to workers of any start method."""
+    """A dataset, or torch's Subset of it, works with every worker start method."""
     dataset = Subset(PCRDataset(folder, scan=ScanLevel(2)), range(10, 20))
     loader = DataLoader(dataset, 5, num_workers=1, multiprocessing_context=context)
     assert ids(loader) == [list(range(10, 15)), list(range(15, 20))]
 
 
 def test_torchdata_resumes_over_it(folder):
-    """torchdata's StatefulDataLoader over it goes on at its next batch."""
+    """torchdata's StatefulDataLoader over a dataset resumes at its next batch."""
     reason = "TORCHDATA IS NOT INSTALLED: pip install torchdata"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -426,7 +426,7 @@ def test_neighbors_cost_one_read(folder):
 
 
 def test_cache_stats_count_workers(folder, tmp_path):
-    """What DataLoader workers fetch and find counts, on a cold cache, too."""
+    """Cache statistics include reads and hits of DataLoader workers, even on a cold cache."""
     dataset = PCRDataset(folder, cache_dir=str(tmp_path), transform=lambda sample: sample["cls"])
     for epoch in range(2):
         loader = PCRLoader(dataset, 5, shuffle=False, num_workers=2, lanes_per_rank=2)
@@ -437,7 +437,7 @@ def test_cache_stats_count_workers(folder, tmp_path):
 
 
 def test_changes_of_a_dataset_count(folder):
-    """A decoder that is set later is the one that decodes; what makes no sense is refused."""
+    """Replacing the decoder takes effect at once, and invalid values are refused."""
     dataset = PCRDataset(folder, decoder=16)
     loader = PCRLoader(dataset, 4)
     dataset.decoder = 24

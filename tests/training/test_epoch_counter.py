@@ -59,7 +59,7 @@ def test_a_pipeline_has_a_new_order_each_epoch(workers, many_shards, monkeypatch
 
 
 def test_a_new_loader_for_each_epoch_goes_on(many_shards):
-    """Loaders that are made anew, with other numbers of workers, never repeat or lose a shard."""
+    """Recreated loaders with different worker counts never repeat or lose a shard."""
     dataset = of_order(many_shards)
     orders = []
     for workers in (2, 1, 0, 2, 1, 0):

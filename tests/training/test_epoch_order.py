@@ -1,4 +1,4 @@
-"""Who reads which samples: partitions, resumes, windows, accounts."""
+"""The order and assignment of samples: partitions, resumes, windows, and accounting."""
 
 import collections
 import dataclasses

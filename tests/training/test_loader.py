@@ -74,7 +74,7 @@ def test_each_loop_is_the_next_epoch(folder, options, taken):
 
 
 def test_looking_changes_nothing(folder):
-    """``iter()`` without a batch, ``len`` and a state that is saved begin no epoch."""
+    """Calling ``iter()`` without taking a batch, ``len``, or ``state_dict`` starts no epoch."""
     loader = loader_of(folder, 4)
     for _ in range(3):
         iter(loader)
@@ -114,7 +114,7 @@ def test_two_loaders_do_not_disturb_each_other(folder):
 
 
 def test_an_older_iteration_counts_no_more(folder):
-    """Of two iterations of one loader the later one is where the loader is."""
+    """Of two iterations over one loader, the newer one determines the loader's position."""
     loader = loader_of(folder, 4)
     old = iter(loader)
     next(old)
@@ -128,8 +128,8 @@ def test_an_older_iteration_counts_no_more(folder):
 
 
 def test_set_epoch_and_loaded_states(folder):
-    """``set_epoch`` begins an epoch anew, but keeps the place of a state of it that was loaded just
-    now; of an epoch that was finished in that state nothing is left.
+    """``set_epoch`` restarts an epoch, except that it keeps the position of a state just loaded for
+    that epoch; if the state had finished the epoch, no batches remain.
     """
     loader = loader_of(folder, 4)
     for _ in zip(range(2), loader, strict=False):
@@ -306,7 +306,7 @@ def test_options_that_make_no_sense(two, options, message):
 
 @pytest.mark.parametrize("size", [0, -1, 37])
 def test_batch_sizes_that_make_no_sense(two, size):
-    """So is a batch that the dataset cannot fill."""
+    """A batch size that the dataset cannot fill is refused when the loader is made."""
     with pytest.raises(ValueError, match="expected"):
         loader_of(two, size)
 
@@ -316,13 +316,13 @@ def test_batch_sizes_that_make_no_sense(two, size):
     [("shuffle_shards", "shuffle"), ("prefetch_factor", "prefetch"), ("bach_size", "batch_size")],
 )
 def test_unknown_arguments_name_the_right_one(folder, name, hint):
-    """A wrong or an old name is a TypeError that says what to write."""
+    """A wrong or old argument name raises a TypeError that names the right one."""
     with pytest.raises(TypeError, match=f"'{name}'; use {hint}"):
         PCRLoader(PCRDataset(folder), 4, **{name: 1})
 
 
 def test_a_loader_describes_itself(dataset):
-    """What comes next, on which rank."""
+    """The loader's repr shows its next position and its rank."""
     made = loader_of(str(dataset), 4, rank=1, world_size=2, epoch=3)
     first = repr(made).splitlines()[0]
     assert first == "<PCRLoader: 3 batches of 4 per epoch, next epoch 3, rank 1 of 2"
@@ -356,7 +356,7 @@ def test_weights_of_a_view(two):
 
 
 def test_several_datasets_without_weights(two):
-    """Without weights the datasets are one: each sample comes once."""
+    """Without weights, several datasets act as one, and each sample comes once per epoch."""
     assert sorted(flat(ids(loader_of(two, 4)))) == list(range(36))
 
 
@@ -401,7 +401,7 @@ def test_draws_depend_on_seed_epoch_and_sample_only(folder, scan):
 
 
 def test_crops_differ_after_break(folder):
-    """Loops that end early have other crops each time, too."""
+    """Loops that end early also draw different crops each time."""
     loader = loader_of(folder, SAMPLES, decoder=ImageDecoder(8, "random"), shuffle=False)
     batches = []
     for _ in range(3):
@@ -440,7 +440,7 @@ def test_damage_is_named(folder, tmp_path, workers, decoder):
 
 
 def test_a_missing_shard_is_named(folder, tmp_path):
-    """A shard that is gone ends the epoch; it is never a shorter one."""
+    """A missing shard raises an error that names it, instead of shortening the epoch."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "data-000003.tar").unlink()
     with pytest.raises(Exception, match=r"data-000003\.tar"):
@@ -475,8 +475,8 @@ def forked_reads(loader, batches, sent):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_fork_in_the_middle_of_an_epoch(folder, threads):
-    """A child that is forked in the middle of an epoch is told to begin its own iteration, can do
-    so, and leaves its parent's alone.
+    """A child forked in mid-epoch gets an error that asks it to start its own iteration, which then
+    works and leaves the parent's undisturbed.
     """
     loader = loader_of(folder, 4, decoder=8, threads=threads)
     batches = iter(loader)

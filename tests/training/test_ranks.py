@@ -89,7 +89,7 @@ def test_a_batch_script_without_srun_is_told(environment, warned, caplog):
     ],
 )
 def test_nonsense_is_refused(environment):
-    """A rank that cannot be is an error that names the variables, not a silent 0 of 1."""
+    """An impossible rank raises an error that names the variables, not a silent 0 of 1."""
     with pytest.raises(
         ValueError, match=r"expected (RANK|SLURM_PROCID) below (WORLD_SIZE|SLURM_NTASKS), got '"
     ):
@@ -123,7 +123,7 @@ def test_torch_without_a_process_group_says_nothing(monkeypatch, state):
 
 @pytest.mark.parametrize("given", [(1, 1), (-1, 2), (0, 0), (5, 2)])
 def test_a_given_rank_must_be_one(given):
-    """A wrong explicit rank is refused where it is given."""
+    """An invalid explicit rank is refused where it is passed."""
     with pytest.raises(ValueError, match="expected a rank from 0"):
         ranks.current(given)
 
@@ -143,7 +143,7 @@ def test_agrees_with_the_helper_of_idris(monkeypatch):
 
 
 def test_asking_does_not_import_torch():
-    """The data side stays free of torch."""
+    """Looking up the rank does not import torch."""
     program = (
         "import sys; from pcrshard.training import ranks; ranks.current(); "
         "sys.exit('torch' in sys.modules)"

@@ -185,7 +185,7 @@ def test_workers_do_not_matter(folder, before, after):
 
 
 def test_a_state_of_something_else_is_refused(folder, two):
-    """Other samples, options or versions would mean other samples: the error names what differs."""
+    """A state saved with other samples, options, or versions is refused, naming the difference."""
     loader = loader_of(folder, 8, seed=1)
     next(iter(loader))
     state = loader.state_dict()
@@ -232,7 +232,7 @@ def test_a_state_of_something_else_is_refused(folder, two):
 
 
 def test_a_state_of_the_first_format_is_read(folder):
-    """A state that was saved by the dataset of version 1 goes on here."""
+    """A state saved by a dataset of format version 1 still resumes."""
     loader = loader_of(folder, 8, seed=1)
     new = {"view", "buckets"}
     state = {name: value for name, value in loader.state_dict().items() if name not in new}
@@ -278,7 +278,7 @@ def test_a_state_that_was_never_one_changes_nothing(dataset, segment):
 
 @pytest.mark.parametrize("state", [None, [], "state", {"epoch": 1}], ids=str)
 def test_what_is_no_state_is_refused(dataset, state):
-    """Anything else than a state is a ValueError."""
+    """Loading anything other than a state raises a ValueError."""
     with pytest.raises(ValueError, match="expected a state"):
         loader_of(str(dataset), 8).load_state_dict(state)
 
@@ -410,7 +410,7 @@ def test_killed_jobs_lose_and_repeat_nothing(folder, tmp_path, check):
 @pytest.mark.long
 @pytest.mark.parametrize("check", [check_elastic, check_any])
 def test_a_hundred_kills(folder, tmp_path, check):
-    """So it does a hundred times in a row."""
+    """A job killed a hundred times in a row still loses and repeats no sample."""
     check(folder, tmp_path, kills=100, epochs=20, seed=2)
 
 
@@ -461,8 +461,8 @@ dist.destroy_process_group()
 
 
 def test_losses_are_bit_equal_after_a_resume(folder, tmp_path):
-    """Two ranks under torchrun that begin again in the middle, with threads in place of
-    workers, have the losses of those that ran through, bit for bit.
+    """Two torchrun ranks that resume in mid-epoch with threads instead of workers reproduce the
+    losses of an uninterrupted run bit for bit.
     """
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]

@@ -150,7 +150,7 @@ def test_each_worker_reads_its_shards_once(folder, workers, prefetch):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_memory_is_bounded(folder, held, prefetch):
-    """No more prefixes are in memory than the plan's peak and those that are fetched ahead."""
+    """Memory holds at most the plan's peak number of prefixes plus the prefetched ones."""
     batches = plan()
     shards = ShardSet([str(folder)], ReadOptions())
     for _ in read_batches(shards, batches, 1, at_once(classes), shards_ahead=prefetch):
@@ -181,9 +181,8 @@ def test_samples_that_come_twice_are_read_again_not_held(folder):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_a_level_counts_from_the_next_shard(folder, prefetch):
-    """Shards that begin after the change are at the new scan, even those fetched ahead.
-
-    Those that are open stay as they are.
+    """A changed level applies to shards that start later, even prefetched ones; open shards keep
+    their scan.
     """
     level, batches = ScanLevel(2), plan()
     begun, change, expected = {}, 5, {}
@@ -325,7 +324,7 @@ def test_leaving_early_leaves_nothing(folder, prefetch, leave):
 
 
 def test_memory_is_used_again(folder, monkeypatch):
-    """An epoch takes its buffers from those that the last one gave back."""
+    """An epoch reuses the buffers that the previous epoch released."""
     allocated = []
     take = mmap.mmap
 

@@ -367,7 +367,7 @@ def test_nothing_is_replaced_unasked(dataset, tmp_path, form):
     export_shard(shard, str(tmp_path), form=form)
     path = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file())
     path.write_bytes(b"mine")
-    with pytest.raises(EncodeError, match="it is there"):
+    with pytest.raises(EncodeError, match="the file exists"):
         export_shard(shard, str(tmp_path), form=form)
     assert path.read_bytes() == b"mine"
     export_shard(shard, str(tmp_path), form=form, overwrite=True)
@@ -376,7 +376,7 @@ def test_nothing_is_replaced_unasked(dataset, tmp_path, form):
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"]])
 def test_nothing_is_written_through_a_link(dataset, tmp_path, options):
-    """A sub-folder that leads elsewhere is refused: what it leads to may be anybody's."""
+    """A subfolder that is a symlink is refused, since it may lead to someone else's files."""
     target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
     target.mkdir()
     elsewhere.mkdir()

@@ -104,7 +104,7 @@ def test_grows_by_the_difference(dataset, index, tmp_path):
 
 
 def test_more_than_is_there_names_both_numbers(dataset, index, tmp_path):
-    """A job that asks a staged copy for too much is told what is there and what it asked for."""
+    """Asking a staged copy for too high a scan raises an error with both scan numbers."""
     stage(str(dataset), str(tmp_path), 2)
     copy, urls = open_dataset(str(tmp_path))
     for read in (
@@ -240,7 +240,7 @@ def test_replaced_source_is_noticed(dataset, index, tmp_path):
 
 
 def test_garbage_index_in_the_destination_is_named(dataset, tmp_path):
-    """A damaged ``pcr.json`` in the destination is an error that names it."""
+    """A damaged ``pcr.json`` in the destination raises an error that names it."""
     (tmp_path / "pcr.json").write_text("{}")
     with pytest.raises(CorruptIndex, match=r"pcr\.json"):
         stage(str(dataset), str(tmp_path), 2)

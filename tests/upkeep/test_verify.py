@@ -77,7 +77,7 @@ def test_every_member_header_is_checked(copy):
 
 @pytest.mark.parametrize("where", ["padding", "trailer start", "trailer end"])
 def test_padding_and_trailer_are_checked(copy, where):
-    """Bytes between and after members must be zero, and the offset is told."""
+    """Nonzero bytes between or after members are reported with their offset."""
     folder, index = copy
     infos = list(members_of(folder).values())
     padded = next(i for i in infos if i.size % 512)
@@ -104,7 +104,7 @@ def test_every_part_of_the_index_is_checked(copy, offset):
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_a_damaged_piece_is_named(copy, scan):
-    """A flipped bit in any scan group of any sample is told with the sample's key and the scan."""
+    """A flipped bit in any scan group is reported with the sample's key and the scan."""
     folder, index = copy
     row = SCANS.index(scan)
     starts, sizes = pieces(Shard(str(next(folder.glob("*.tar")))))
@@ -164,7 +164,7 @@ def test_a_shard_of_another_size(copy, change):
 
 
 def test_a_renamed_shard(whole, copy):
-    """A shard's members carry its name: in the compact layout a renamed shard is told as such."""
+    """A renamed shard is reported as renamed, by the shard name that its members carry."""
     if whole[2] == "preview":
         pytest.skip("the preview layout does not have the shard's name in it")
     folder, _ = copy
@@ -254,7 +254,7 @@ def test_against_other_labels(whole, tmp_path, capsys):
     assert (
         main(["verify", str(whole[1]), "--against", str(source), "--json", "--workers", "1"]) == 1
     )
-    assert "expected classes of the 2 names given" in capsys.readouterr().err
+    assert "expected classes among the 2 given names" in capsys.readouterr().err
 
 
 def test_a_damaged_shard_does_not_hide_the_others(copy, whole, capsys):
